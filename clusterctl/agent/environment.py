@@ -1,0 +1,69 @@
+"""The environment that a started process gets (design section 6), as a pure function.
+
+The control machine calls it for `start --plan`, with words in place of what only the node knows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+
+class NodeFacts(NamedTuple):
+    """What the node adds to the plan. `pservers` is empty while pservers are being started."""
+
+    job_dir: str
+    lib_dir: str
+    cores: int
+    pservers: tuple[str, ...]
+    control_fd: str
+    inherited: Mapping[str, str]
+
+
+def environment(spec: Mapping[str, Any], process: Mapping[str, Any], facts: NodeFacts) -> dict[str, str]:
+    """Everything the process of `spec` finds in its environment; conf.py's ENV wins over what was inherited."""
+    user = {**spec["env"], **process.get("env", {})}
+    values = {**facts.inherited, **_threads(spec, facts), **user}
+    if spec["ld_library_path"]:
+        values["LD_LIBRARY_PATH"] = spec["ld_library_path"]
+    values["PYTHONPATH"] = ":".join(filter(None, (facts.lib_dir, values.get("PYTHONPATH", ""))))
+    values.update(_ours(spec, process, facts), **_old_launcher(spec, process))
+    return values
+
+
+def _threads(spec: Mapping[str, Any], facts: NodeFacts) -> dict[str, str]:
+    share = str(max(1, facts.cores // max(1, len(spec["processes"]))))
+    unset = (name for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS") if name not in facts.inherited)
+    return dict.fromkeys(unset, share)
+
+
+def _ours(spec: Mapping[str, Any], process: Mapping[str, Any], facts: NodeFacts) -> dict[str, str]:
+    return {
+        "CLUSTERCTL_JOB": spec["job"],
+        "CLUSTERCTL_JOB_DIR": facts.job_dir,
+        "CLUSTERCTL_RUN": spec["run"],
+        "CLUSTERCTL_NODE_ID": str(spec["node"]),
+        "CLUSTERCTL_ROLE": process["role"],
+        "CLUSTERCTL_RANK": str(process["rank"]),
+        "CLUSTERCTL_TRAINERS": str(spec["trainers"]),
+        "CLUSTERCTL_PSERVERS": ",".join(facts.pservers),
+        "CLUSTERCTL_ATTEMPT": "1",
+        "CLUSTERCTL_OUTPUT_DIR": f"{facts.job_dir}/output",
+        "CLUSTERCTL_CONTROL_FD": facts.control_fd,
+        "PYTHONUNBUFFERED": "1",
+    }
+
+
+def _old_launcher(spec: Mapping[str, Any], process: Mapping[str, Any]) -> dict[str, str]:
+    return {
+        "PADDLE_INIT_USE_GPU": str(int(spec["use_gpu"])),
+        "PADDLE_INIT_TRAINER_COUNT": "1",
+        "PADDLE_INIT_PORT": str(spec["port"]),
+        "PADDLE_INIT_PORTS_NUM": str(spec["ports_num"]),
+        "PADDLE_INIT_PORTS_NUM_FOR_SPARSE": str(spec["ports_num_for_sparse"]),
+        "PADDLE_INIT_NUM_GRADIENT_SERVERS": str(spec["trainers"]),
+        "PADDLE_INIT_TRAINER_ID": str(process["rank"]),
+        "PADDLE_INIT_PSERVERS": ",".join(spec["pserver_hosts"]),
+        "PADDLE_CLUSTER_TRAIN": "True",
+        "TRAINING_ROLE": process["role"].upper(),
+    }

@@ -1,0 +1,124 @@
+"""What is on this node: jobs, their runs, and what is true of them now."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+from clusterctl.agent.files import read_json, write_json
+from clusterctl.agent.paths import JobPaths, RunPaths, expand, find_jobs
+from clusterctl.agent.processes import Identity, is_alive
+from clusterctl.agent.protocol import AgentError
+
+STARTING, RUNNING, LOST, DISPATCHED = "starting", "running", "lost", "dispatched"
+LIVE_PROCESS = ("starting", "ready", "running")
+
+
+def find_job(root: Path, ref: str | None) -> JobPaths:
+    """The job that `ref` names: an id, its unique prefix or its directory; the newest one for None."""
+    if ref is None:
+        newest = next(find_jobs(root), None)
+        if newest is None:
+            raise AgentError("there is no job", kind="no_job", hint="clusterctl dispatch sends a workspace")
+        return newest
+    if "/" in ref or ref.startswith("~"):
+        job = JobPaths(expand(ref))
+        if not job.record.is_file():
+            raise AgentError(f"{ref} is not a job directory", kind="no_job", hint="clusterctl jobs lists them")
+        return job
+    found = [job for job in find_jobs(root) if job.dir.name.startswith(ref)]
+    exact = [job for job in found if job.dir.name == ref]
+    if len(exact or found) == 1:
+        return (exact or found)[0]
+    if found:
+        names = ", ".join(job.dir.name for job in found)
+        raise AgentError(f"{ref} means more than one job: {names}", kind="usage")
+    raise AgentError(f"there is no job {ref}", kind="no_job", hint="clusterctl jobs lists them")
+
+
+def pick_run(job: JobPaths, run: str | None = None) -> RunPaths | None:
+    """The named run, else the newest; None when the job was never started."""
+    name = run or job.newest_run()
+    return job.run(name) if name else None
+
+
+def read_state(run: RunPaths) -> dict[str, Any]:
+    return read_json(run.state) or {"processes": [], "supervisor": None}
+
+
+def supervisor_of(state: dict[str, Any]) -> Identity | None:
+    who = state.get("supervisor")
+    return Identity(*who) if who else None
+
+
+def run_state(state: dict[str, Any]) -> str:
+    """This node's view of a run, from its state file and from what really lives."""
+    if state.get("ended"):
+        return str(state["ended"]["state"])
+    if not is_alive(supervisor_of(state)):
+        return LOST
+    if state.get("phase") is None:
+        waiting = any(p["state"] in ("waiting", "starting") for p in state["processes"])
+        return STARTING if waiting else RUNNING
+    return STARTING if state["phase"] in ("gathering", "pservers", "trainers") else RUNNING
+
+
+def processes_now(state: dict[str, Any]) -> list[dict[str, Any]]:
+    """The recorded processes, those that are said to live checked against /proc."""
+    lost = run_state(state) == LOST
+    checked = []
+    for recorded in state["processes"]:
+        process = {key: value for key, value in recorded.items() if key != "identity"}
+        who = recorded.get("identity")
+        gone = process["state"] in LIVE_PROCESS and not (who and is_alive(Identity(*who)))
+        if gone or (lost and process["state"] == "waiting"):
+            process.update(state=LOST, cpu=None, memory=None)
+        checked.append(process)
+    return checked
+
+
+def describe(job: JobPaths, run_name: str | None = None) -> dict[str, Any]:
+    """Everything `status` needs from this node."""
+    run = pick_run(job, run_name)
+    about: dict[str, Any] = {"job": job.dir.name, "dir": str(job.dir), "record": read_json(job.record)}
+    if run is None or not run.spec.is_file():
+        return {**about, "run": None, "state": DISPATCHED, "processes": []}
+    state = read_state(run)
+    spec = read_json(run.spec)
+    return {
+        **about,
+        "run": run.run,
+        "state": run_state(state),
+        "started": spec["t"],
+        "mode": spec["mode"],
+        "phase": state.get("phase"),
+        "ended": state.get("ended"),
+        "last_event": state.get("last_event"),
+        "processes": processes_now(state),
+        "supervisor": supervisor_of(state),
+        "now": time.time(),
+    }
+
+
+def list_jobs(root: Path) -> list[dict[str, Any]]:
+    """All jobs of this node, newest first, each with its runs."""
+    found = []
+    for job in find_jobs(root):
+        names = sorted((p.name for p in job.runs.iterdir() if p.name.isdigit()), key=int) if job.runs.is_dir() else []
+        runs = [{"run": name, "state": run_state(read_state(job.run(name)))} for name in names]
+        found.append({"job": job.dir.name, "dir": str(job.dir), "record": read_json(job.record), "runs": runs})
+    return found
+
+
+def mark_ended(run: RunPaths, state: str, message: str) -> None:
+    """Writes the final word on a run whose supervisor could not."""
+    event = {"v": 1, "t": time.time(), "event": "ended", "state": state, "cause": {"kind": state, "message": message}}
+    with run.events.open("ab") as f:
+        f.write(json.dumps(event).encode() + b"\n")
+    known = read_state(run)
+    for process in known["processes"]:
+        if process["state"] in LIVE_PROCESS or process["state"] == "waiting":
+            process["state"] = "stopped"
+    write_json(run.state, {**known, "ended": event})

@@ -1,0 +1,219 @@
+"""The lead decides for the whole run. A pure state machine: what supervisors say and the time go in, actions come out.
+
+    gathering -> pservers -> trainers -> running -> finishing -> ended
+         any of them -> stopping -> ended
+
+The first fatal failure stops everybody; a process that ends because of that is no cause of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, NamedTuple, Optional, Union
+
+SUSPECT_S = 3.0
+STOP_MARGIN_S = 20.0
+Message = dict[str, Any]
+
+
+class Tell(NamedTuple):
+    """Say `message` to a node's supervisor, or to all (None)."""
+
+    message: Message
+    node: Optional[int] = None  # noqa: UP045 - evaluated at run time on python 3.9
+
+
+class Note(NamedTuple):
+    """Record an event in the lead's log."""
+
+    event: Message
+
+
+class WriteManifest(NamedTuple):
+    """Every pserver has written its pieces of `tag`: make it a whole."""
+
+    tag: str
+    receipts: list[Message]
+
+
+class Finish(NamedTuple):
+    """The run has ended."""
+
+    state: str
+
+
+Action = Union[Tell, Note, WriteManifest, Finish]
+
+
+class Lead:
+    """`processes` are all (role, rank, node) of the run."""
+
+    def __init__(
+        self,
+        processes: Iterable[tuple[str, int, int]],
+        nodes: int,
+        *,
+        now: float,
+        node_grace_s: float,
+        grace_s: float,
+    ) -> None:
+        self.phase = "gathering"
+        self._node_of = {(role, rank): node for role, rank, node in processes}
+        self._waiting = set(self._node_of)  # for this phase's news of each
+        self._heard = dict.fromkeys(range(nodes), now)
+        self._here: set[int] = set()
+        self._idle: set[int] = set()
+        self._suspect: set[int] = set()
+        self._lost: set[int] = set()
+        self._ended_well: set[int] = set()
+        self._endpoints: dict[int, str] = {}
+        self._receipts: dict[str, dict[int, Message]] = {}
+        self._cause: Message | None = None
+        self._outcome = "succeeded"
+        self._node_grace_s = node_grace_s
+        self._stop_limit_s = grace_s + STOP_MARGIN_S
+        self._stop_deadline: float | None = None
+
+    def _of_role(self, role: str) -> set[tuple[str, int]]:
+        return {key for key in self._node_of if key[0] == role}
+
+    def alive(self, node: int, now: float) -> list[Action]:
+        """A sign of life of a node's supervisor."""
+        self._heard[node] = now
+        if node in self._suspect:
+            self._suspect.discard(node)
+            return [Note({"event": "rejoined", "node": node})]
+        return []
+
+    def handle(self, node: int, message: Message, now: float) -> list[Action]:
+        """What a supervisor said."""
+        handler = getattr(self, f"_on_{message['do']}", None)
+        if handler is None or self.phase == "ended":
+            return []
+        actions: list[Action] = handler(node, message, now)
+        return actions
+
+    def tick(self, now: float) -> list[Action]:
+        """What the passing of time means."""
+        actions: list[Action] = []
+        for node, heard in self._heard.items():
+            if node in self._lost or node in self._idle or self.phase == "ended":
+                continue
+            if now - heard > self._node_grace_s:
+                actions += self.lose(node, f"nothing heard of it for {now - heard:.0f} s", now)
+            elif now - heard > SUSPECT_S and node not in self._suspect and node in self._here:
+                self._suspect.add(node)
+                actions.append(Note({"event": "suspect", "node": node, "silent_s": round(now - heard, 1)}))
+        if self._stop_deadline is not None and now > self._stop_deadline:
+            actions += self._end()
+        return actions
+
+    def lose(self, node: int, why: str, now: float) -> list[Action]:
+        """A supervisor is gone for good."""
+        if node in self._lost or node in self._idle or self.phase == "ended":
+            return []
+        self._lost.add(node)
+        actions: list[Action] = [Note({"event": "lost", "node": node, "message": why})]
+        cause = {"kind": "node_lost", "node": node, "message": f"node{node} is lost: {why}"}
+        return actions + self._fail(cause, now) + self._end_if_idle()
+
+    # What supervisors say.
+
+    def _on_hello(self, node: int, message: Message, now: float) -> list[Action]:
+        self._here.add(node)
+        if self.phase != "gathering" or len(self._here) < len(self._heard):
+            return []
+        return self._spawn("pserver") if self._of_role("pserver") else self._spawn("trainer")
+
+    def _spawn(self, role: str) -> list[Action]:
+        self.phase = f"{role}s"
+        self._waiting = self._of_role(role)
+        endpoints = [self._endpoints[rank] for rank in sorted(self._endpoints)]
+        return [self._phase_note(), Tell({"do": "spawn", "role": role, "pservers": endpoints})]
+
+    def _phase_note(self) -> Note:
+        return Note({"event": "phase", "phase": self.phase})
+
+    def _on_ready(self, node: int, message: Message, now: float) -> list[Action]:
+        self._endpoints[message["rank"]] = message["endpoint"]
+        self._waiting.discard(("pserver", message["rank"]))
+        if self.phase != "pservers" or self._waiting:
+            return []
+        return self._spawn("trainer")
+
+    def _on_running(self, node: int, message: Message, now: float) -> list[Action]:
+        self._waiting.discard((message["role"], message["rank"]))
+        if self.phase != "trainers" or self._waiting:
+            return []
+        self.phase = "running"
+        return [self._phase_note(), *self._finish_if_trained()]
+
+    def _on_exited(self, node: int, message: Message, now: float) -> list[Action]:
+        key = (message["role"], message["rank"])
+        if self.phase in ("stopping", "ended") or message["stopping"]:
+            return []
+        if message["exit_code"] != 0 or (key[0] == "pserver" and self.phase != "finishing"):
+            return self._fail({"kind": "exit", **_without_order(message), "node": node}, now)
+        if key[0] == "trainer":
+            self._ended_well.add(key[1])
+            return self._finish_if_trained()
+        return []
+
+    def _finish_if_trained(self) -> list[Action]:
+        if self.phase != "running" or len(self._ended_well) < len(self._of_role("trainer")):
+            return []
+        self.phase = "finishing"
+        return [self._phase_note(), Tell({"do": "finish"})]
+
+    def _on_failed(self, node: int, message: Message, now: float) -> list[Action]:
+        return self._fail({"kind": "node", **_without_order(message), "node": node}, now)
+
+    def _on_stop_wanted(self, node: int, message: Message, now: float) -> list[Action]:
+        if self.phase == "stopping":
+            return []
+        return self._stop("stopped", {"kind": "stopped", "message": "stopped by the user"}, now)
+
+    def _on_saved(self, node: int, message: Message, now: float) -> list[Action]:
+        receipts = self._receipts.setdefault(message["tag"], {})
+        receipts[message["rank"]] = message
+        if len(receipts) < len(self._of_role("pserver")):
+            return []
+        whole = [receipts[rank] for rank in sorted(receipts)]
+        del self._receipts[message["tag"]]
+        note = Note({"event": "saved", "tag": message["tag"], "step": message.get("step"), "complete": True})
+        return [WriteManifest(message["tag"], whole), note]
+
+    def _on_idle(self, node: int, message: Message, now: float) -> list[Action]:
+        self._idle.add(node)
+        return self._end_if_idle()
+
+    # Endings.
+
+    def _fail(self, cause: Message, now: float) -> list[Action]:
+        if self.phase in ("stopping", "ended"):
+            return []
+        return self._stop("failed", cause, now)
+
+    def _stop(self, outcome: str, cause: Message, now: float) -> list[Action]:
+        self.phase, self._outcome, self._cause = "stopping", outcome, cause
+        self._stop_deadline = now + self._stop_limit_s
+        self._lost |= set(self._heard) - self._here  # nothing was started there; who comes yet is told to end
+        note = Note({"event": "phase", "phase": "stopping", "cause": cause})
+        return [note, Tell({"do": "stop", "cause": cause}), *self._end_if_idle()]
+
+    def _end_if_idle(self) -> list[Action]:
+        if self.phase not in ("stopping", "finishing") or self._idle | self._lost < set(self._heard):
+            return []
+        return self._end()
+
+    def _end(self) -> list[Action]:
+        if self.phase == "ended":
+            return []
+        self.phase, self._stop_deadline = "ended", None
+        missing = sorted(set(self._heard) - self._idle)
+        ended = {"event": "ended", "state": self._outcome, "cause": self._cause, "not_heard_of": missing}
+        return [Note(ended), Tell({"do": "end", "state": self._outcome, "cause": self._cause}), Finish(self._outcome)]
+
+
+def _without_order(message: Message) -> Message:
+    return {key: value for key, value in message.items() if key != "do"}

@@ -1,0 +1,231 @@
+"""The supervisor's two ways to the lead: it is the lead itself (node 0), or it reaches it over TLS."""
+
+from __future__ import annotations
+
+import errno
+import socket
+import ssl
+from typing import Any, Callable, Protocol
+
+from clusterctl.agent.lead import Action, Finish, Lead, Note, Tell, WriteManifest
+from clusterctl.agent.link import Channel, Link, dial, tls_context
+from clusterctl.agent.paths import RunPaths
+from clusterctl.agent.reactor import WRITE, Reactor
+
+RETRY_S = 0.5
+DIAL_S = 5.0
+REFUSALS = 4  # in a row: the node answers, the lead's port does not
+REPLY_S = 3.0
+Message = dict[str, Any]
+
+
+class ToLead(Protocol):
+    def say(self, message: Message) -> None: ...
+
+
+class RemoteLead:
+    """The lead is on another node. `on_order` gets its orders; `on_lost(why)` is called when it stays away."""
+
+    def __init__(
+        self,
+        reactor: Reactor,
+        run: RunPaths,
+        spec: dict[str, Any],
+        on_order: Callable[[Message], None],
+        on_lost: Callable[[str], None],
+    ) -> None:
+        self._reactor = reactor
+        self._address = (spec["lead"]["host"], int(spec["lead"]["port"]))
+        self._node_grace_s = float(spec["node_grace_s"])
+        self._context = tls_context(run, server=False)
+        self._on_order = on_order
+        self._on_lost = on_lost
+        self._channel = Channel()
+        self._link: Link | None = None
+        self._heard = reactor.now()
+        self._refusals = 0
+        self._over = False
+        reactor.every(float(spec["heartbeat_s"]), self._beat)
+        self._dial()
+
+    def say(self, message: Message) -> None:
+        frame = self._channel.wrap(message)
+        if self._link is not None:
+            self._link.send(frame)
+
+    def let_go(self) -> None:
+        """The run is over: what happens to the connection from here on is of no interest."""
+        self._over = True
+
+    def _beat(self) -> None:
+        if self._link is not None:
+            self._link.send(self._channel.heartbeat())
+        silent_s = self._reactor.now() - self._heard
+        if silent_s > self._node_grace_s:
+            self._lose(f"nothing heard of the lead for {silent_s:.0f} s")
+
+    def _lose(self, why: str) -> None:
+        if not self._over:
+            self._over = True
+            self._on_lost(why)
+
+    def _dial(self) -> None:
+        if self._over:
+            return
+        sock = dial(self._address)
+
+        def connected() -> None:
+            timer.cancel()
+            self._reactor.unwatch(sock)
+            self._dialled(sock, sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR))
+
+        timer = self._reactor.after(DIAL_S, connected)
+        self._reactor.watch(sock, connected, WRITE)
+
+    def _dialled(self, sock: socket.socket, error: int) -> None:
+        try:
+            tls = None if error else self._context.wrap_socket(sock, do_handshake_on_connect=False)
+        except OSError:
+            tls = None
+        if tls is not None and tls.fileno() >= 0:
+            Link(self._reactor, tls, self._opened, self._frame, self._closed)
+            return
+        sock.close()
+        self._refusals = self._refusals + 1 if error == errno.ECONNREFUSED else 0
+        if self._refusals >= REFUSALS:
+            self._lose("its supervisor is gone (connection refused)")
+        self._reactor.after(RETRY_S, self._dial)
+
+    def _opened(self, link: Link, node: int) -> None:
+        if node != 0:
+            link.close(OSError(f"node{node} answers in the lead's place"))
+            return
+        self._link, self._refusals, self._heard = link, 0, self._reactor.now()
+        for frame in self._channel.repeat():
+            link.send(frame)
+
+    def _frame(self, frame: Message) -> None:
+        self._heard = self._reactor.now()
+        message = self._channel.accept(frame)
+        if message is not None:
+            self._on_order(message)
+
+    def _closed(self, error: OSError | None) -> None:
+        self._link = None
+        self._reactor.after(RETRY_S, self._dial)
+
+
+class LocalLead:
+    """This node leads. Carries out what the `Lead` decides."""
+
+    def __init__(
+        self,
+        reactor: Reactor,
+        run: RunPaths,
+        spec: dict[str, Any],
+        listener: socket.socket,
+        on_order: Callable[[Message], None],
+        note: Callable[[Message], None],
+        write_manifest: Callable[[str, list[Message]], None],
+    ) -> None:
+        self._reactor = reactor
+        self._on_order = on_order
+        self._note = note
+        self._write_manifest = write_manifest
+        self._listener = listener
+        self._context = tls_context(run, server=True)
+        self._channels = {node: Channel() for node in range(1, spec["nodes"])}
+        self._links: dict[int, Link] = {}
+        self._broken_at: dict[int, float] = {}
+        self._lead = Lead(
+            [(p["role"], p["rank"], p["node"]) for p in spec["all_processes"]],
+            spec["nodes"],
+            now=reactor.now(),
+            node_grace_s=float(spec["node_grace_s"]),
+            grace_s=float(spec["grace_s"]),
+        )
+        reactor.watch(listener, self._accept)
+        reactor.every(float(spec["heartbeat_s"]), self._beat)
+
+    def say(self, message: Message) -> None:
+        """This node's own supervisor says something; answered in a later turn of the loop."""
+        self._reactor.after(0, lambda: self._do(self._lead.handle(0, message, self._reactor.now())))
+
+    def let_go(self) -> None:
+        """Nothing to do: the lead ends the run itself."""
+
+    def quiet(self) -> bool:
+        """Whether every supervisor has what it was told."""
+        return all(not channel.repeat() for node, channel in self._channels.items() if node in self._links)
+
+    def _beat(self) -> None:
+        now = self._reactor.now()
+        self._do(self._lead.alive(0, now))
+        for node, link in list(self._links.items()):
+            link.send(self._channels[node].heartbeat())
+        for node, since in list(self._broken_at.items()):
+            if now - since > REPLY_S:
+                del self._broken_at[node]
+                self._do(self._lead.lose(node, "its supervisor is gone", now))
+        self._do(self._lead.tick(now))
+
+    def _do(self, actions: list[Action]) -> None:
+        for action in actions:
+            if isinstance(action, Tell):
+                self._tell(action)
+            elif isinstance(action, Note):
+                self._note(action.event)
+            elif isinstance(action, WriteManifest):
+                self._write_manifest(action.tag, action.receipts)
+            else:
+                assert isinstance(action, Finish)
+
+    def _tell(self, action: Tell) -> None:
+        targets = [action.node] if action.node is not None else [0, *self._channels]
+        for node in targets:
+            if node == 0:
+                self._reactor.after(0, lambda: self._on_order(action.message))
+                continue
+            frame = self._channels[node].wrap(action.message)
+            if node in self._links:
+                self._links[node].send(frame)
+
+    def _accept(self) -> None:
+        try:
+            sock, _ = self._listener.accept()
+        except OSError:
+            return
+        sock.setblocking(False)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        try:
+            tls = self._context.wrap_socket(sock, server_side=True, do_handshake_on_connect=False)
+        except (OSError, ssl.SSLError):
+            sock.close()
+            return
+        Link(self._reactor, tls, self._opened, lambda frame: None, lambda error: None)
+
+    def _opened(self, link: Link, node: int) -> None:
+        if node not in self._channels:
+            link.close(OSError(f"node{node} is not of this run"))
+            return
+        old = self._links.pop(node, None)
+        if old is not None:
+            old.close()
+        self._links[node] = link
+        self._broken_at.pop(node, None)
+        link.on_frame = lambda frame: self._frame(node, frame)
+        link.on_closed = lambda error: self._closed(node, link)
+        for frame in self._channels[node].repeat():
+            link.send(frame)
+
+    def _frame(self, node: int, frame: Message) -> None:
+        now = self._reactor.now()
+        self._do(self._lead.alive(node, now))
+        message = self._channels[node].accept(frame)
+        if message is not None:
+            self._do(self._lead.handle(node, message, now))
+
+    def _closed(self, node: int, link: Link) -> None:
+        if self._links.get(node) is link:
+            del self._links[node]
+            self._broken_at[node] = self._reactor.now()

@@ -1,0 +1,183 @@
+"""Supervisors talk to the lead: JSON lines over mutually authenticated TLS, and nothing lost when a connection breaks.
+
+`Link` is one TLS connection. `Channel` is what outlives it: it numbers messages, keeps them until the other side says
+that it has them, and repeats them over the next connection. Frames are `{"s": number, "a": acknowledged, "m": ...}`,
+heartbeats have no `s`.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+import ssl
+from collections import deque
+from typing import Any, Callable
+
+from clusterctl.agent.paths import RunPaths
+from clusterctl.agent.reactor import READ, WRITE, Reactor
+
+MAX_FRAME = 16 << 20
+HANDSHAKE_S = 10.0
+Message = dict[str, Any]
+
+
+def tls_context(run: RunPaths, *, server: bool) -> ssl.SSLContext:
+    """Both sides show a certificate of this run's own authority; names are checked by `peer_node`."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER if server else ssl.PROTOCOL_TLS_CLIENT)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_REQUIRED
+    context.load_verify_locations(str(run.tls_authority))
+    context.load_cert_chain(str(run.tls))
+    return context
+
+
+def peer_node(sock: ssl.SSLSocket) -> int:
+    """The node id in the other side's verified certificate (its common name is `nodeN`)."""
+    subject = (sock.getpeercert() or {}).get("subject", ())
+    names = {key: value for part in subject for key, value in part}  # type: ignore[str-unpack]
+    return int(str(names["commonName"])[len("node") :])
+
+
+class Channel:
+    """Exactly-once, in-order messages over links that come and go. Pure: no clock, no socket."""
+
+    def __init__(self) -> None:
+        self._sent = 0
+        self._received = 0
+        self._unacknowledged: deque[Message] = deque()
+
+    def wrap(self, message: Message) -> Message:
+        self._sent += 1
+        frame = {"s": self._sent, "a": self._received, "m": message}
+        self._unacknowledged.append(frame)
+        return frame
+
+    def heartbeat(self) -> Message:
+        return {"a": self._received}
+
+    def accept(self, frame: Message) -> Message | None:
+        """The message of a frame, or None for a heartbeat or a repetition."""
+        while self._unacknowledged and self._unacknowledged[0]["s"] <= frame["a"]:
+            self._unacknowledged.popleft()
+        if "s" not in frame or frame["s"] != self._received + 1:
+            return None
+        self._received += 1
+        message: Message = frame["m"]
+        return message
+
+    def repeat(self) -> list[Message]:
+        """What a new link must carry first."""
+        return list(self._unacknowledged)
+
+
+class Link:
+    """One non-blocking TLS connection. `on_open(node)` comes first, `on_closed(error)` last and once."""
+
+    def __init__(
+        self,
+        reactor: Reactor,
+        sock: ssl.SSLSocket,
+        on_open: Callable[[Link, int], None],
+        on_frame: Callable[[Message], None],
+        on_closed: Callable[[OSError | None], None],
+    ) -> None:
+        self._reactor = reactor
+        self._sock = sock
+        self._on_open = on_open
+        self.on_frame = on_frame
+        self.on_closed = on_closed
+        self._open = False
+        self._closed = False
+        self._incoming = b""
+        self._outgoing = bytearray()
+        reactor.watch(sock, self._pump, READ | WRITE)
+        reactor.after(HANDSHAKE_S, self._give_up_handshake)
+
+    def send(self, frame: Message) -> None:
+        if not self._closed:
+            self._outgoing += json.dumps(frame, separators=(",", ":")).encode() + b"\n"
+            self._pump()
+
+    def idle(self) -> bool:
+        """Whether everything has been handed to the kernel."""
+        return self._closed or not self._outgoing
+
+    def close(self, error: OSError | None = None) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        self._reactor.unwatch(self._sock)
+        self._sock.close()
+        self.on_closed(error)
+
+    def _give_up_handshake(self) -> None:
+        if not self._open:
+            self.close(TimeoutError("no TLS handshake"))
+
+    def _pump(self) -> None:
+        events = READ
+        try:
+            if not self._open:
+                self._handshake()
+            self._read()
+            self._write()
+        except ssl.SSLWantReadError:
+            pass
+        except ssl.SSLWantWriteError:
+            events |= WRITE
+        except (OSError, ValueError, KeyError) as exc:
+            self.close(exc if isinstance(exc, OSError) else OSError(str(exc)))
+        if not self._closed:
+            self._reactor.watch(self._sock, self._pump, events)
+
+    def _handshake(self) -> None:
+        self._sock.do_handshake()
+        self._open = True
+        self._on_open(self, peer_node(self._sock))
+
+    def _write(self) -> None:
+        while self._outgoing:
+            count = self._sock.send(self._outgoing)
+            del self._outgoing[:count]
+
+    def _read(self) -> None:
+        while not self._closed:
+            try:
+                data = self._sock.recv(1 << 16)
+            except ssl.SSLWantReadError:
+                return
+            if not data:
+                raise ConnectionResetError("closed by the other side")
+            self._incoming += data
+            *lines, self._incoming = self._incoming.split(b"\n")
+            if len(self._incoming) > MAX_FRAME:
+                raise ValueError("a frame is too long")
+            for line in lines:
+                self.on_frame(json.loads(line))
+
+
+def listen(address: str, ports: range) -> socket.socket:
+    """A listening socket on the first free port; raises OSError when there is none."""
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    for port in ports:
+        sock = socket.socket(family, socket.SOCK_STREAM)
+        try:
+            sock.bind(("::" if family == socket.AF_INET6 else "0.0.0.0", port))
+            sock.listen(1024)
+        except OSError:
+            sock.close()
+            continue
+        sock.setblocking(False)
+        return sock
+    raise OSError(f"no free port in {ports.start}..{ports[-1]}")
+
+
+def dial(address: tuple[str, int]) -> socket.socket:
+    """A connection under way."""
+    family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
+    sock = socket.socket(family, socket.SOCK_STREAM)
+    sock.setblocking(False)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    sock.connect_ex(address)
+    return sock

@@ -1,0 +1,194 @@
+"""Log files of a run's processes, and the index by which they are read in time order.
+
+`log/train.log` holds a process's output as it came, byte for byte. `log/.train.idx` holds (offset, time) pairs, at most
+one per 50 ms; offsets count from the first byte of the run, across rotation. A full file is renamed to `train.log.1`,
+the next one to `train.log.2`: lower is older, and nothing is thrown away.
+"""
+
+from __future__ import annotations
+
+import bisect
+import os
+import struct
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import BinaryIO, Callable, NamedTuple
+
+INDEX_ENTRY = struct.Struct("<Qd")
+INDEX_EVERY_S = 0.05
+ROTATE_BYTES = 256 << 20
+READ_BYTES = 256 << 10
+LONGEST_LINE = 64 << 10
+
+
+class LogWriter:
+    """Writes one process's output. Not thread-safe. Raises OSError when the disk is full."""
+
+    def __init__(
+        self,
+        directory: Path,
+        stem: str,
+        rotate_bytes: int = ROTATE_BYTES,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._path = directory / f"{stem}.log"
+        self._clock = clock
+        self._rotate_bytes = rotate_bytes
+        self._file = self._open(self._path)
+        self._index = self._open(directory / f".{stem}.idx")
+        self._offset = 0
+        self._in_file = 0
+        self._rotations = 0
+        self._indexed_at = 0.0
+
+    @staticmethod
+    def _open(path: Path) -> BinaryIO:
+        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        return os.fdopen(fd, "ab", buffering=0)
+
+    def write(self, data: bytes) -> None:
+        now = self._clock()
+        if now - self._indexed_at >= INDEX_EVERY_S or now < self._indexed_at:
+            self._index.write(INDEX_ENTRY.pack(self._offset, now))
+            self._indexed_at = now
+        view = memoryview(data)
+        while view:
+            count = self._file.write(view) or 0
+            self._offset += count
+            self._in_file += count
+            view = view[count:]
+        if self._in_file >= self._rotate_bytes:
+            self._rotate()
+
+    def _rotate(self) -> None:
+        self._rotations += 1
+        self._path.rename(self._path.with_name(f"{self._path.name}.{self._rotations}"))
+        self._file.close()
+        self._file = self._open(self._path)
+        self._in_file = 0
+
+    def close(self) -> None:
+        self._file.close()
+        self._index.close()
+
+
+class Line(NamedTuple):
+    """One line of a log: when its first byte came, its bytes without the newline, and the offset behind it."""
+
+    t: float
+    text: bytes
+    end: int
+
+
+class LogReader:
+    """Reads one process's log from an offset, across rotation, while it grows."""
+
+    def __init__(self, directory: Path, stem: str, offset: int = 0) -> None:
+        self._directory = directory
+        self._stem = stem
+        self._offset = offset
+        self._rest = b""
+        self._offsets: list[int] = []
+        self._times: list[float] = []
+
+    def files(self) -> list[tuple[int, Path]]:
+        """(first offset, path) of every file of this log, oldest first."""
+        name = f"{self._stem}.log"
+        numbered = [p for p in self._directory.glob(f"{name}.*") if p.suffix[1:].isdigit()]
+        paths = [*sorted(numbered, key=lambda p: int(p.suffix[1:])), self._directory / name]
+        found, first = [], 0
+        for path in paths:
+            try:
+                size = path.stat().st_size
+            except FileNotFoundError:
+                continue
+            found.append((first, path))
+            first += size
+        return found
+
+    def seek_tail(self, lines: int) -> None:
+        """Moves to the start of the last `lines` lines."""
+        files = self.files()
+        if not files:
+            return
+        end = files[-1][0] + files[-1][1].stat().st_size
+        span = 4096
+        while True:
+            start = max(0, end - span)
+            data = self._read_between(start, end)
+            if data.count(b"\n") > lines or start == 0:
+                break
+            span *= 4
+        body = data[:-1] if data.endswith(b"\n") else data
+        cut = len(body)
+        for _ in range(lines):
+            cut = body.rfind(b"\n", 0, cut)
+            if cut < 0:
+                break
+        self._offset = start + cut + 1 if lines else end
+
+    def _read_between(self, start: int, end: int) -> bytes:
+        parts, at = [], start
+        while at < end:
+            data = self._read_at(at, end - at)
+            if not data:
+                break
+            parts.append(data)
+            at += len(data)
+        return b"".join(parts)
+
+    def _read_at(self, offset: int, count: int) -> bytes:
+        for first, path in reversed(self.files()):
+            if offset >= first:
+                with path.open("rb") as f:
+                    f.seek(offset - first)
+                    return f.read(count)
+        return b""
+
+    def _time_of(self, offset: int) -> float:
+        if not self._offsets or offset >= self._offsets[-1]:
+            self._read_index()
+        at = bisect.bisect_right(self._offsets, offset) - 1
+        return self._times[at] if at >= 0 else 0.0
+
+    def _read_index(self) -> None:
+        try:
+            with (self._directory / f".{self._stem}.idx").open("rb") as f:
+                f.seek(len(self._offsets) * INDEX_ENTRY.size)
+                data = f.read()
+        except FileNotFoundError:
+            return
+        whole = len(data) - len(data) % INDEX_ENTRY.size
+        for offset, t in INDEX_ENTRY.iter_unpack(data[:whole]):
+            self._offsets.append(offset)
+            self._times.append(t)
+
+    def lines(self, *, final: bool) -> Iterator[Line]:
+        """The complete lines from here to the present end; with `final` also a last one without newline."""
+        while True:
+            data = self._read_at(self._offset + len(self._rest), READ_BYTES)
+            if not data:
+                break
+            yield from self._split(self._rest + data)
+        if final and self._rest:
+            text, self._rest = self._rest, b""
+            yield self._line(text, len(text))
+
+    def _split(self, data: bytes) -> Iterator[Line]:
+        start = 0
+        while True:
+            end = data.find(b"\n", start)
+            if end < 0:
+                if len(data) - start < LONGEST_LINE:
+                    break
+                end = start + LONGEST_LINE - 1
+            text = data[start : end + 1]
+            yield self._line(text.rstrip(b"\n"), len(text))
+            start = end + 1
+        self._rest = data[start:]
+
+    def _line(self, text: bytes, length: int) -> Line:
+        t = self._time_of(self._offset)
+        self._offset += length
+        return Line(t, text, self._offset)

@@ -1,0 +1,60 @@
+"""The agent: one SSH command, one request, its answer."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import traceback
+from importlib import import_module
+from pathlib import Path
+from typing import Any, Callable
+
+from clusterctl.agent.protocol import AgentError, Gone, Peer, describe_os_error, standard_peer
+
+OPERATIONS = {
+    "dispatch": ("receive", "receive"),
+    "start": ("start", "start"),
+    "stop": ("stop", "stop"),
+    "logs": ("watch", "logs"),
+    "follow": ("watch", "follow"),
+    "collect": ("collect", "collect"),
+}
+
+
+def main(root: str, request: bytes) -> None:
+    """Serves one request, more of which may come on standard input; `root` is ROOT_DIR, absolute."""
+    peer = standard_peer()
+    code = 0
+    try:
+        peer.send({"done": _answer(Path(root), json.loads(request), peer)})
+    except Gone:
+        code = 1
+    except Exception as exc:  # noqa: BLE001 - whatever it is, the control machine must hear of it
+        code = 1
+        _report(peer, exc)
+    os._exit(code)  # nothing is buffered; interpreter shutdown costs a node 10 ms
+
+
+def _report(peer: Peer, exc: Exception) -> None:
+    if isinstance(exc, OSError):
+        exc = describe_os_error(exc, "the agent could not go on")
+    if not isinstance(exc, AgentError):
+        exc = AgentError(f"the agent failed: {exc!r}", traceback=traceback.format_exc())
+    with contextlib.suppress(Gone):
+        peer.send({"error": exc.to_json()})
+
+
+def _answer(root: Path, request: dict[str, Any], peer: Peer) -> dict[str, Any]:
+    operation = request["op"]
+    if operation in OPERATIONS:
+        module, name = OPERATIONS[operation]
+        function: Callable[..., dict[str, Any]] = getattr(import_module(f"clusterctl.agent.{module}"), name)
+        return function(root, request, peer)
+    from clusterctl.agent import jobs
+
+    if operation == "status":
+        return jobs.describe(jobs.find_job(root, request["ref"]), request.get("run"))
+    if operation == "jobs":
+        return {"jobs": jobs.list_jobs(root)}
+    raise AgentError(f"the agent does not know {operation!r}", kind="usage")

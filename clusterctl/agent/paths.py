@@ -1,0 +1,100 @@
+"""Every path on a node, in one place.
+
+ROOT_DIR/
+  .clusterctl/lib/DIGEST/        agent and runtime, content-addressed
+  .clusterctl/incoming/JOB/      a dispatch under way, renamed to ROOT_DIR/JOB when it is verified
+  JOB/                           the job directory: the user's files, nodefile, log/, output/
+    .clusterctl/job.json         what was dispatched
+    .clusterctl/lock             locked while a run is alive
+    .clusterctl/runs/0001/       spec.json, events.jsonl, state.json, keys/, and log/ and output/ of older runs
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+META = ".clusterctl"
+RESERVED = ("nodefile", "log", "output", META)  # ours at the top of a job directory
+JOB_ID = re.compile(r"JOB\d{8}-\d{6}(-\d+)?")
+LOG_STEMS = {"pserver": "server", "trainer": "train"}
+
+
+def expand(path: str) -> Path:
+    """The absolute path on this node of `path`, in which a leading `~` is this account's home."""
+    return Path(os.path.abspath(os.path.expanduser(path)))  # noqa: PTH100, PTH111 - resolve() follows links
+
+
+def lib_dir(root: Path, digest: str) -> Path:
+    return root / META / "lib" / digest
+
+
+def incoming_dir(root: Path) -> Path:
+    return root / META / "incoming"
+
+
+def job_key(job: str) -> tuple[str, int]:
+    """Sorts job ids by time, then by suffix."""
+    parts = job.split("-")
+    return "-".join(parts[:2]), int(parts[2]) if len(parts) > 2 else 0
+
+
+def log_stem(role: str, index: int) -> str:
+    """`train`, `train.1`, `server`, `server.1`: the log's name without its ending; `index` counts on the node."""
+    stem = LOG_STEMS[role]
+    return f"{stem}.{index}" if index else stem
+
+
+class JobPaths:
+    """The paths of one job directory."""
+
+    def __init__(self, job_dir: Path) -> None:
+        self.dir = job_dir
+        self.meta = job_dir / META
+        self.record = self.meta / "job.json"
+        self.lock = self.meta / "lock"
+        self.runs = self.meta / "runs"
+        self.nodefile = job_dir / "nodefile"
+        self.log = job_dir / "log"
+        self.output = job_dir / "output"
+
+    def run(self, run: str) -> RunPaths:
+        return RunPaths(self, run)
+
+    def newest_run(self) -> str | None:
+        names = [p.name for p in self.runs.iterdir() if p.name.isdigit()] if self.runs.is_dir() else []
+        return max(names, key=int, default=None)
+
+
+class RunPaths:
+    """The paths of one run of a job."""
+
+    def __init__(self, job: JobPaths, run: str) -> None:
+        self.job = job
+        self.run = run
+        self.dir = job.runs / run
+        self.spec = self.dir / "spec.json"
+        self.events = self.dir / "events.jsonl"
+        self.state = self.dir / "state.json"
+        self.keys = self.dir / "keys"
+        self.tls = self.keys / "tls.pem"
+        self.tls_authority = self.keys / "ca.pem"
+
+    @property
+    def log(self) -> Path:
+        """Logs of the newest run are in the job directory, of an older one beside its events."""
+        older = self.dir / "log"
+        return older if older.is_dir() else self.job.log
+
+
+def find_jobs(root: Path) -> Iterator[JobPaths]:
+    """The job directories below `root`, newest first."""
+    if not root.is_dir():
+        return
+    names = [p.name for p in root.iterdir() if JOB_ID.fullmatch(p.name)]
+    for name in sorted(names, key=job_key, reverse=True):
+        job = JobPaths(root / name)
+        if job.record.is_file():
+            yield job

@@ -1,0 +1,127 @@
+"""Processes of this node: who they are beyond a number, and how they are ended.
+
+A pid alone names nobody: it is used again. A process is named by (pid, start ticks, boot id), and what belongs to a
+run is found by this account's uid and by the environment that every process of a run carries.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+from collections.abc import Mapping
+from functools import lru_cache
+from pathlib import Path
+from typing import Callable, NamedTuple
+
+PROC = Path("/proc")
+POLL_S = 0.02
+
+
+class Identity(NamedTuple):
+    """One process, for good: `ticks` is its start time in clock ticks since boot."""
+
+    pid: int
+    ticks: int
+    boot: str
+
+
+@lru_cache(maxsize=1)
+def boot_id() -> str:
+    return (PROC / "sys/kernel/random/boot_id").read_text().strip()
+
+
+def _stat_fields(pid: int) -> list[str] | None:
+    """The fields of /proc/PID/stat from the state on, or None when there is no such process."""
+    try:
+        text = (PROC / str(pid) / "stat").read_text(errors="replace")
+    except OSError:
+        return None
+    return text.rpartition(")")[2].split()  # the command's name may hold spaces and brackets
+
+
+def identify(pid: int) -> Identity | None:
+    """Who `pid` is now; None for nobody, and for a zombie, which runs no more."""
+    fields = _stat_fields(pid)
+    if fields is None or fields[0] in "ZX":
+        return None
+    return Identity(pid, int(fields[19]), boot_id())
+
+
+def is_alive(who: Identity | None) -> bool:
+    return who is not None and identify(who.pid) == who
+
+
+def cpu_and_memory(pid: int) -> tuple[float, int] | None:
+    """(CPU seconds used so far, resident bytes) of a process, or None."""
+    fields = _stat_fields(pid)
+    if fields is None:
+        return None
+    ticks = int(fields[11]) + int(fields[12])
+    return ticks / os.sysconf("SC_CLK_TCK"), int(fields[21]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def find_by_environment(wanted: Mapping[str, str]) -> list[Identity]:
+    """Every live process of this account whose environment holds all of `wanted`."""
+    entries = {f"{name}={value}".encode(errors="surrogateescape") for name, value in wanted.items()}
+    uid = os.getuid()
+    found = []
+    for entry in os.scandir(PROC):
+        if not entry.name.isdigit():
+            continue
+        try:
+            if entry.stat().st_uid != uid:
+                continue
+            environment = Path(entry.path, "environ").read_bytes()
+        except OSError:
+            continue
+        if entries <= set(environment.split(b"\0")):
+            who = identify(int(entry.name))
+            if who is not None:
+                found.append(who)
+    return found
+
+
+def send_signal(who: Identity, number: int) -> None:
+    """Signals this very process, never another that got its number."""
+    if is_alive(who):
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.kill(who.pid, number)
+
+
+def wait_until(condition: Callable[[], bool], limit_s: float) -> bool:
+    """Whether `condition` came true within `limit_s`."""
+    deadline = time.monotonic() + limit_s
+    while not condition():
+        if time.monotonic() >= deadline:
+            return False
+        time.sleep(POLL_S)
+    return True
+
+
+def end_all(find: Callable[[], list[Identity]], grace_s: float) -> tuple[int, int, int]:
+    """TERM, a grace, then KILL until `find` finds nothing: (found, killed by KILL, survivors)."""
+    seen: set[Identity] = set()
+
+    def none_left(number: int) -> bool:
+        left = find()
+        for who in left:
+            if number == signal.SIGKILL or who not in seen:
+                send_signal(who, number)
+        seen.update(left)
+        return not left
+
+    if wait_until(lambda: none_left(signal.SIGTERM), grace_s):
+        return len(seen), 0, 0
+    stubborn = len(find())
+    wait_until(lambda: none_left(signal.SIGKILL), 5.0)
+    return len(seen), stubborn, len(find())
+
+
+def run_environment(job_dir: Path, run: str | None = None) -> dict[str, str]:
+    """The variables by which every process of a run, or of any run of the job, is found."""
+    marks = {"CLUSTERCTL_JOB_DIR": str(job_dir)}
+    if run is not None:
+        marks["CLUSTERCTL_RUN"] = run
+    return marks

@@ -1,0 +1,82 @@
+"""How the control machine and the agent talk: JSON lines over one SSH command's stdin and stdout.
+
+The agent reads one request `{"op": ..., ...}` and answers with JSON lines. Bulk data follows the line that announces
+it, as raw bytes. The last line is `{"done": {...}}` or `{"error": {"kind", "message", "hint"}}`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from typing import Any, BinaryIO
+
+MAX_LINE = 64 << 20
+
+
+class AgentError(Exception):
+    """Something the user must read. `kind` is one of the kinds of `clusterctl.errors`."""
+
+    def __init__(self, message: str, *, kind: str = "node", hint: str | None = None, **details: Any) -> None:
+        super().__init__(message)
+        self.kind = kind
+        self.hint = hint
+        self.details = details
+
+    def to_json(self) -> dict[str, Any]:
+        return {"kind": self.kind, "message": str(self), "hint": self.hint, "details": self.details}
+
+
+class Gone(Exception):  # noqa: N818 - an ordinary end, not an error
+    """The other side of the SSH command is gone."""
+
+
+class Peer:
+    """The control machine, seen from the agent."""
+
+    def __init__(self, incoming: BinaryIO, outgoing: int) -> None:
+        self.incoming = incoming
+        self._outgoing = outgoing
+
+    def receive(self) -> dict[str, Any]:
+        """The next JSON line; raises `Gone` at end of file."""
+        line = self.incoming.readline(MAX_LINE)
+        if not line.endswith(b"\n"):
+            raise Gone
+        value = json.loads(line)
+        if not isinstance(value, dict):
+            raise AgentError("a request must be a JSON object", kind="usage")
+        return value
+
+    def send(self, value: dict[str, Any]) -> None:
+        """Raises `Gone` when nobody listens any more."""
+        self.send_bytes(json.dumps(value, separators=(",", ":")).encode() + b"\n")
+
+    def send_bytes(self, data: bytes) -> None:
+        view = memoryview(data)
+        try:
+            while view:
+                view = view[os.write(self._outgoing, view) :]
+        except (BrokenPipeError, ConnectionResetError):
+            raise Gone from None
+
+
+def standard_peer() -> Peer:
+    return Peer(sys.stdin.buffer, sys.stdout.fileno())
+
+
+def describe_os_error(exc: OSError, doing: str) -> AgentError:
+    """An operating system error as the user should read it, with the remedy where there is one."""
+    import errno
+
+    remedies = {
+        errno.ENOSPC: "free some space on that file system, or set ROOT_DIR to a larger one",
+        errno.EDQUOT: "the quota is used up: free some space, or set ROOT_DIR elsewhere",
+        errno.EACCES: "this account may not write there: set ROOT_DIR to a directory it owns",
+        errno.EPERM: "this account may not do that: set ROOT_DIR to a directory it owns",
+        errno.EROFS: "the file system is read-only: set ROOT_DIR elsewhere",
+        errno.ENOTDIR: "a file is in the way: remove it, or set ROOT_DIR elsewhere",
+    }
+    where = f" {exc.filename}" if exc.filename else ""
+    message = f"{doing}: {exc.strerror or exc}{where}"
+    return AgentError(message, hint=remedies.get(exc.errno or 0))

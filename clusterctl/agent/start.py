@@ -1,0 +1,168 @@
+"""Starts this node's part of a run: looks first, waits for the word, then leaves a supervisor behind.
+
+Nothing is started anywhere before every node has said that it can: the control machine sends `go` only then. The job's
+lock is taken here and handed to the supervisor, so that it lives exactly as long as the run does.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import shutil
+import socket
+import struct
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from clusterctl.agent.files import read_json, write_atomic, write_json
+from clusterctl.agent.jobs import find_job
+from clusterctl.agent.paths import JobPaths, RunPaths
+from clusterctl.agent.protocol import AgentError, Peer
+
+MODULES = ("numpy", "zmq")
+SIOCGIFADDR = 0x8915
+PROBE = "import sys, numpy, zmq; print(sys.version.split()[0], numpy.__version__, zmq.__version__)"
+PLAIN_PROBE = "import sys; print(sys.version.split()[0])"
+
+
+def start(root: Path, request: dict[str, Any], peer: Peer) -> dict[str, Any]:
+    job = find_job(root, request["ref"])
+    _check_identity(job, request)
+    with JobLock(job) as lock:
+        versions = _probe_python(request["python"], request["runtime"])
+        ready = {
+            "job": job.dir.name,
+            "dir": str(job.dir),
+            "address": find_address(request.get("address"), request.get("nic")),
+            "newest_run": job.newest_run() or "0",
+            "versions": versions,
+            "cores": os.cpu_count() or 1,
+        }
+        peer.send({"ready": ready})
+        go = peer.receive()
+        if "spec" not in go:
+            raise AgentError("the start was given up")
+        run = _prepare(job, go)
+        return {"dir": str(job.dir), **_launch(run, lock)}
+
+
+def _check_identity(job: JobPaths, request: dict[str, Any]) -> None:
+    record = read_json(job.record)
+    if record["node"] != request["node"] or record["nodes"] != request["nodes"]:
+        raise AgentError(
+            f"{job.dir.name} was dispatched to this host as node {record['node']} of {record['nodes']}, "
+            f"and conf.py now calls it node {request['node']} of {request['nodes']}",
+            kind="refused",
+            hint="HOSTS has changed since: dispatch again, or use the conf.py of that time",
+        )
+
+
+class JobLock:
+    """The job's lock for one live run; `AgentError` when another holds it."""
+
+    def __init__(self, job: JobPaths) -> None:
+        self._job = job
+
+    def __enter__(self) -> int:
+        self._fd = os.open(self._job.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            os.close(self._fd)
+            raise AgentError(
+                f"{self._job.dir.name} is running already (run {self._job.newest_run()})",
+                kind="refused",
+                hint=f"clusterctl stop {self._job.dir.name} ends it; a new dispatch makes a directory of its own",
+            ) from None
+        return self._fd
+
+    def __exit__(self, *_: object) -> None:
+        os.close(self._fd)  # a supervisor that was left behind holds the lock by its own descriptor
+
+
+def find_address(address: str | None, nic: str | None) -> str:
+    """Where the other nodes reach this one: as told, the interface's, or the one that SSH came to."""
+    if address:
+        return address
+    if nic:
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+            try:
+                answer = fcntl.ioctl(sock.fileno(), SIOCGIFADDR, struct.pack("256s", nic.encode()[:15]))
+            except OSError:
+                names = ", ".join(name for _, name in socket.if_nameindex())
+                raise AgentError(f"there is no interface {nic!r} with an IPv4 address", hint=f"NIC: {names}") from None
+        return socket.inet_ntoa(answer[20:24])
+    connection = os.environ.get("SSH_CONNECTION", "").split()
+    if len(connection) != 4:
+        raise AgentError("the address of this node is not known", hint="Host(address=...) or NIC in conf.py tells")
+    return connection[2].split("%")[0]
+
+
+def _probe_python(python: str, runtime: bool) -> dict[str, str]:
+    """The versions that processes will find; errors name what is missing and how to install it."""
+    command = os.path.expanduser(python)  # noqa: PTH111
+    try:
+        probe = subprocess.run(
+            [command, "-c", PROBE if runtime else PLAIN_PROBE], capture_output=True, text=True, timeout=60, check=False
+        )
+    except OSError as exc:
+        raise AgentError(f"cannot run {python!r}: {exc.strerror}", hint="PYTHON in conf.py names the one") from exc
+    except subprocess.TimeoutExpired as exc:
+        raise AgentError(f"{python!r} did not answer within 60 s") from exc
+    if probe.returncode:
+        missing = [name for name in MODULES if f"'{name}'" in probe.stderr]
+        if missing:
+            packages = " ".join({"zmq": "pyzmq"}.get(name, name) for name in MODULES)
+            raise AgentError(f"{python} has no {missing[0]}", hint=f"{python} -m pip install --user {packages}")
+        raise AgentError(f"{python} does not work: {probe.stderr.strip()[-300:]}")
+    return dict(zip(("python", "numpy", "pyzmq"), probe.stdout.split()))
+
+
+def _prepare(job: JobPaths, go: dict[str, Any]) -> RunPaths:
+    """Makes the run's directory; logs and outputs of an older run move beside its events."""
+    run = job.run(go["spec"]["run"])
+    previous = job.newest_run()
+    run.dir.mkdir(0o700)
+    run.keys.mkdir(0o700)
+    if previous is not None:
+        for place in (job.log, job.output):
+            if place.is_dir() and any(place.iterdir()):
+                place.rename(job.run(previous).dir / place.name)
+    for place in (job.log, job.output):
+        place.mkdir(0o700, exist_ok=True)
+    for name, text in go["keys"].items():
+        write_atomic(run.keys / Path(name).name, text.encode())
+    write_json(run.spec, {**go["spec"], "t": time.time()})
+    return run
+
+
+def _launch(run: RunPaths, lock: int) -> dict[str, Any]:
+    """Leaves a supervisor behind, and returns what it reports when it is up."""
+    read_end, write_end = os.pipe()
+    entry = Path(__file__).with_name("entry.py")
+    arguments = ["supervisor", str(run.job.dir), run.run, str(lock), str(write_end)]
+    with (run.job.log / "supervisor.log").open("ab") as log:
+        process = subprocess.Popen(
+            [sys.executable, "-I", "-S", str(entry), *arguments],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            pass_fds=(lock, write_end),
+            cwd="/",
+            start_new_session=True,
+        )
+    os.close(write_end)
+    with os.fdopen(read_end) as report:
+        text = report.read()
+    answer: dict[str, Any] = json.loads(text) if text else {"error": "it died at once; see log/supervisor.log"}
+    if "error" in answer:
+        process.wait()
+        shutil.rmtree(run.keys, ignore_errors=True)
+        kind = "refused" if "no free port" in answer["error"] else "node"
+        raise AgentError(f"the supervisor did not start: {answer['error']}", kind=kind)
+    up: dict[str, Any] = answer["up"]
+    return up

@@ -1,0 +1,369 @@
+"""The supervisor: owns one node's processes of one run, from the lead's first word to the last process's end.
+
+It is a session of its own and needs nobody: not the SSH command that started it, not the control machine.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import sys
+import time
+import traceback
+from pathlib import Path
+from typing import Any
+
+from clusterctl.agent import guardian
+from clusterctl.agent.child import LIVE_STATES, Child, describe_exit
+from clusterctl.agent.environment import NodeFacts, environment
+from clusterctl.agent.files import read_json, write_json
+from clusterctl.agent.leading import LocalLead, RemoteLead
+from clusterctl.agent.link import listen
+from clusterctl.agent.paths import JobPaths, RunPaths
+from clusterctl.agent.processes import find_by_environment, identify, run_environment, send_signal
+from clusterctl.agent.reactor import Reactor, Timer
+
+LEAD_PORTS = 1000
+SNAPSHOT_S = 1.0
+RUNNING_AFTER_S = 1.0  # a program that never speaks to us counts as running when it has lived this long
+READY_LIMIT_S = 60.0
+FINISH_LIMIT_S = 300.0
+LEFTOVER_POLL_S = 0.05
+NOT_OURS = ("SSH_CONNECTION", "SSH_CLIENT", "SSH_TTY", "SSH_AUTH_SOCK", "PWD", "OLDPWD", "SHLVL", "_")
+Message = dict[str, Any]
+
+
+class Supervisor:
+    """`spec` is the contents of runs/RUN/spec.json; `lock_fd` holds the lock of the job directory."""
+
+    def __init__(self, run: RunPaths, spec: Message, lock_fd: int, reactor: Reactor) -> None:
+        self.run = run
+        self.spec = spec
+        self.reactor = reactor
+        self.stopping = False
+        self._lock_fd = lock_fd
+        self._seq = 0
+        self._events = run.events.open("ab", buffering=0)
+        self._me = identify(os.getpid())
+        self._told: Message = {"phase": None, "ended": None, "last_event": None, "killed": 0}
+        self._idle = False
+        self._leftovers_seen = 0
+        self._pserver_endpoints: tuple[str, ...] = ()
+        self._timers: list[Timer] = []
+        self._facts_cores = os.cpu_count() or 1
+        self.children = [Child(plan, reactor, self._on_message, self._on_log_error) for plan in spec["processes"]]
+        self._guardian, self._lifeline = self._new_guardian()
+        reactor.on_signals((signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP), self._on_signal)
+        reactor.every(SNAPSHOT_S, self._write_state)
+
+    def _new_guardian(self) -> tuple[Any, int]:
+        grace_s = float(self.spec["grace_s"])
+        return guardian.spawn(self.run.job.dir, self.run.run, grace_s, self._lock_fd)
+
+    def begin(self, listener: socket.socket | None) -> None:
+        """Joins the run. The lead's node gives its listening socket."""
+        self.lead: LocalLead | RemoteLead
+        if listener is not None:
+            self.lead = LocalLead(
+                self.reactor, self.run, self.spec, listener, self._on_order, self.note, self._write_manifest
+            )
+        else:
+            self.lead = RemoteLead(self.reactor, self.run, self.spec, self._on_order, self._on_lead_lost)
+        self._write_state()
+        self.lead.say({"do": "hello"})
+
+    # Events and state: what others read.
+
+    def note(self, event: Message, child: Child | None = None) -> None:
+        """Appends to this node's event log."""
+        self._seq += 1
+        whole: Message = {"v": 1, "t": time.time(), "node": self.spec["node"], "seq": self._seq, **event}
+        if child is not None:
+            whole.update(role=child.role, rank=child.rank, attempt=1)
+        with contextlib.suppress(OSError):  # a full disk: the lead hears of it by other means
+            self._events.write(json.dumps(whole, separators=(",", ":")).encode() + b"\n")
+        if event["event"] != "step":
+            self._tell_state(whole)
+
+    def _tell_state(self, event: Message) -> None:
+        self._told["last_event"] = event
+        if event["event"] == "ended":
+            self._told["ended"] = event
+        elif event["event"] == "phase":
+            self._told["phase"] = event["phase"]
+        self._write_state()
+
+    def _write_state(self) -> None:
+        now = self.reactor.now()
+        state = {
+            "v": 1,
+            "t": time.time(),
+            "supervisor": self._me,
+            **self._told,
+            "processes": [child.snapshot(now) for child in self.children],
+        }
+        with contextlib.suppress(OSError):
+            write_json(self.run.state, state, durable=False)
+
+    def _write_manifest(self, tag: str, receipts: list[Message]) -> None:
+        from clusterctl.runtime.manifest import build_manifest, write_manifest
+
+        try:
+            manifest = build_manifest(self.spec["job"], self.spec["run"], receipts)
+            directory = self.run.job.output / Path(tag).name
+            directory.mkdir(0o700, parents=True, exist_ok=True)
+            if manifest is not None:
+                write_manifest(directory, manifest)
+        except (OSError, ValueError) as exc:
+            self._fail_node(f"cannot write the manifest of {tag}: {exc}")
+
+    # What the lead orders.
+
+    def _on_order(self, message: Message) -> None:
+        order = message["do"]
+        if order == "spawn" and not self.stopping:
+            self._pserver_endpoints = tuple(message["pservers"])
+            self._spawn(message["role"])
+        elif order == "finish":
+            self._finish()
+        elif order == "stop":
+            self.stop()
+        elif order == "end":
+            self._end(message)
+
+    def _spawn(self, role: str) -> None:
+        for child in self.children:
+            if child.role == role and not self.stopping:
+                self._start(child)
+
+    def _start(self, child: Child) -> None:
+        try:
+            child.start(self.run.job.dir, self.run.job.log, lambda fd: self._environment(child, fd), time.time())
+        except OSError as exc:
+            child.state = "failed"
+            command = child.plan["argv"][0]
+            self._fail_node(f"cannot start {command!r}: {exc.strerror or exc}", child)
+            return
+        self.note({"event": "spawned", "pid": child.identity.pid if child.identity else None}, child)
+        if child.role == "pserver" and child.plan["ours"]:
+            self.reactor.after(READY_LIMIT_S, lambda: self._expect_ready(child))
+        elif child.role == "pserver":
+            self._ready(child, self.spec["port"] + child.plan["index"])
+        else:
+            self.reactor.after(RUNNING_AFTER_S, lambda: self._running(child))
+
+    def _environment(self, child: Child, control_fd: str) -> dict[str, str]:
+        inherited = {key: value for key, value in os.environ.items() if key not in NOT_OURS}
+        facts = NodeFacts(
+            str(self.run.job.dir),
+            str(Path(__file__).parents[2]),
+            self._facts_cores,
+            self._pserver_endpoints,
+            control_fd,
+            inherited,
+        )
+        return environment(self.spec, child.plan, facts)
+
+    def _expect_ready(self, child: Child) -> None:
+        if child.state == "starting" and child.alive and not self.stopping:
+            self._fail_node(f"did not become ready within {READY_LIMIT_S:.0f} s", child)
+
+    def _ready(self, child: Child, port: int) -> None:
+        host = self.spec["address"]
+        endpoint = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        child.state = "ready"
+        child.progress["port"] = port
+        self.note({"event": "ready", "endpoint": endpoint}, child)
+        self.lead.say({"do": "ready", "rank": child.rank, "endpoint": endpoint})
+
+    def _running(self, child: Child) -> None:
+        if child.state == "starting" and child.exit_code in (None, 0):
+            child.state = "running"
+            self.lead.say({"do": "running", "role": child.role, "rank": child.rank})
+
+    def _finish(self) -> None:
+        """All trainers are done: our pservers are asked to end, others are ended, and that is success."""
+        for child in self.children:
+            if child.role == "pserver" and child.alive:
+                if child.plan["ours"]:
+                    child.tell({"cmd": "finish"})
+                else:
+                    child.state = "stopped"
+                    child.signal(signal.SIGTERM)
+        self._timers.append(self.reactor.after(FINISH_LIMIT_S, self._finish_took_too_long))
+        self._settle()
+
+    def _finish_took_too_long(self) -> None:
+        for child in self.children:
+            if child.alive and not self.stopping:
+                self._fail_node(f"did not end within {FINISH_LIMIT_S:.0f} s after the last trainer", child)
+
+    def stop(self) -> None:
+        """TERM to everything, KILL after the grace."""
+        if self.stopping:
+            return
+        self.stopping = True
+        for child in self.children:
+            if child.alive:
+                child.signal(signal.SIGTERM)
+            elif child.state == "waiting":
+                child.state = "stopped"
+        self.reactor.after(float(self.spec["grace_s"]), self._kill)
+        self._settle()
+
+    def _kill(self) -> None:
+        for child in self.children:
+            if child.alive:
+                self._told["killed"] += 1
+                self.note({"event": "log", "message": f"{child.name} ignored TERM: KILL"}, child)
+                child.signal(signal.SIGKILL)
+
+    # What processes do.
+
+    def _on_message(self, child: Child, message: Message) -> None:
+        event = message["event"]
+        if child.role == "trainer":
+            self._running(child)
+        if event == "ready" and child.role == "pserver":
+            if child.state == "starting":
+                self._ready(child, int(message["ports"][0]))
+            return
+        if event in ("step", "pass"):
+            numbers = ("pass", "step", "loss", "samples_per_s", "compute", "wait", "wire")
+            child.progress.update({name: message[name] for name in numbers if name in message})
+        elif event == "log":
+            child.progress["values"] = message.get("values")
+        self.note(message, child)
+        if event == "saved":
+            self.lead.say({**message, "do": "saved", "rank": child.rank, "node": self.spec["node"]})
+
+    def _on_log_error(self, child: Child, exc: OSError) -> None:
+        self._fail_node(f"cannot write its log: {exc.strerror}", child)
+
+    def _fail_node(self, message: str, child: Child | None = None) -> None:
+        """Something other than a process's exit that ends the run."""
+        who = {"role": child.role, "rank": child.rank, "tail": child.tail()} if child else {}
+        self.note({"event": "log", "level": "error", "message": message}, child)
+        self.lead.say({"do": "failed", "message": message, "t": time.time(), **who})
+
+    def _on_signal(self, number: int) -> None:
+        if number == signal.SIGCHLD:
+            self._reap()
+        elif number != signal.SIGHUP:
+            self.lead.say({"do": "stop_wanted"})
+            self.stop()
+
+    def _reap(self) -> None:
+        if self._guardian.poll() is not None and not self._idle:
+            os.close(self._lifeline)
+            self._guardian, self._lifeline = self._new_guardian()
+        for child in self.children:
+            if child.poll():
+                self._ended(child)
+        self._settle()
+
+    def _ended(self, child: Child) -> None:
+        assert child.exit_code is not None
+        if child.role == "trainer" and child.exit_code == 0:
+            self._running(child)
+        expected = self.stopping or child.state == "stopped"
+        child.state = "stopped" if expected else ("failed" if child.exit_code else "succeeded")
+        news = {
+            "exit_code": child.exit_code,
+            "stopping": expected,
+            "message": describe_exit(child.exit_code),
+            "tail": child.tail() if child.exit_code and not expected else [],
+        }
+        self.note({"event": "exited", **news}, child)
+        self.lead.say({"do": "exited", "role": child.role, "rank": child.rank, "t": time.time(), **news})
+
+    # Endings.
+
+    def _settle(self) -> None:
+        """When the last process has ended, see to what it may have left behind."""
+        waiting = any(child.alive or child.state in ("waiting", *LIVE_STATES) for child in self.children)
+        if not waiting and not self._idle:
+            self._idle = True
+            self._clear_leftovers(self.reactor.now() + float(self.spec["grace_s"]))
+
+    def _clear_leftovers(self, kill_at: float) -> None:
+        left = find_by_environment(run_environment(self.run.job.dir, self.run.run))
+        if not left:
+            for child in self.children:
+                child.close()
+            self.lead.say({"do": "idle"})
+            return
+        if len(left) > self._leftovers_seen:
+            self._leftovers_seen = len(left)
+            pids = [who.pid for who in left]
+            self.note({"event": "log", "message": "ending processes left behind", "pids": pids})
+            for who in left:
+                send_signal(who, signal.SIGTERM)
+        if self.reactor.now() > kill_at:
+            self._told["killed"] += len(left)
+            for who in left:
+                send_signal(who, signal.SIGKILL)
+        self.reactor.after(LEFTOVER_POLL_S, lambda: self._clear_leftovers(kill_at))
+
+    def _on_lead_lost(self, why: str) -> None:
+        cause = {"kind": "node_lost", "node": 0, "message": f"the lead on node0 is lost: {why}"}
+        self.note({"event": "lost", "node": self.spec["node"], "lost_node": 0, "message": cause["message"]})
+        self.stop()
+        self._end_when_idle({"do": "end", "state": "failed", "cause": cause})
+
+    def _end_when_idle(self, message: Message) -> None:
+        if self._idle and not find_by_environment(run_environment(self.run.job.dir, self.run.run)):
+            self._end(message)
+        else:
+            self.reactor.after(LEFTOVER_POLL_S, lambda: self._end_when_idle(message))
+
+    def _end(self, message: Message) -> None:
+        self.lead.let_go()
+        if isinstance(self.lead, LocalLead):  # which has noted the end itself, and waits until all have heard it
+            self._leave_when_quiet(self.reactor.now() + 3.0)
+            return
+        self.note({"event": "ended", "state": message["state"], "cause": message["cause"]})
+        self.reactor.after(LEFTOVER_POLL_S, self._leave)
+
+    def _leave_when_quiet(self, deadline: float) -> None:
+        assert isinstance(self.lead, LocalLead)
+        if self.lead.quiet() or self.reactor.now() > deadline:
+            self._leave()
+        else:
+            self.reactor.after(LEFTOVER_POLL_S, lambda: self._leave_when_quiet(deadline))
+
+    def _leave(self) -> None:
+        self._write_state()
+        os.write(self._lifeline, b"!")
+        self.reactor.stop()
+
+
+def main(argv: list[str]) -> None:
+    """`JOB_DIR RUN LOCK_FD REPORT_FD`: reports `{"up": {...}}` or `{"error": ...}` and lives until the run ends."""
+    job_dir, run_name, lock_fd, report_fd = argv
+    run = JobPaths(Path(job_dir)).run(run_name)
+    spec = read_json(run.spec)
+    report = os.fdopen(int(report_fd), "w")
+    os.set_inheritable(int(lock_fd), False)
+    os.set_inheritable(report.fileno(), False)
+    try:
+        listener = None
+        if spec["node"] == 0:
+            top = spec["port"] + LEAD_PORTS
+            listener = listen(spec["address"], range(top - 1, spec["port"] - 1, -1))
+        reactor = Reactor()
+        supervisor = Supervisor(run, spec, int(lock_fd), reactor)
+        port = listener.getsockname()[1] if listener else None
+        json.dump({"up": {"pid": os.getpid(), "port": port}}, report)
+        report.close()
+        supervisor.begin(listener)
+        reactor.run()
+    except BaseException as exc:
+        traceback.print_exc(file=sys.stderr)
+        if not report.closed:
+            json.dump({"error": str(exc)}, report)
+            report.close()
+        raise

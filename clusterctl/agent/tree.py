@@ -1,0 +1,117 @@
+"""A directory tree as a list of entries: what the control machine sends, and what a node verifies and builds.
+
+Paths travel as JSON strings in which bytes that are not UTF-8 are lone surrogates, so that any name arrives as it was.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import posixpath
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, Callable, NamedTuple
+
+from clusterctl.agent.protocol import AgentError
+
+FILE, DIRECTORY, LINK = "f", "d", "l"
+COPY_BYTES = 1 << 20
+
+
+class Entry(NamedTuple):
+    """One path of a tree: `mode` is the permission bits, `digest` a file's sha256, `target` a link's."""
+
+    path: str
+    kind: str
+    mode: int
+    mtime_ns: int
+    size: int = 0
+    digest: str = ""
+    target: str = ""
+
+
+def encode(entries: Iterable[Entry]) -> list[list[Any]]:
+    return [list(entry) for entry in entries]
+
+
+def decode(rows: Any) -> list[Entry]:
+    """The entries of a manifest from elsewhere; raises `AgentError` for anything that could leave the tree."""
+    try:
+        entries = [Entry(*row) for row in rows]
+        check(entries)
+    except (TypeError, ValueError, AttributeError) as exc:
+        raise AgentError(f"the list of files is malformed: {exc}", kind="refused") from exc
+    return entries
+
+
+def check(entries: Iterable[Entry]) -> None:
+    """Refuses absolute paths, `..`, links that lead outside, paths through links, duplicates and strange kinds."""
+    kinds: dict[str, str] = {"": DIRECTORY}
+    for entry in entries:
+        parts = entry.path.split("/")
+        if not entry.path or "\0" in entry.path or any(part in ("", ".", "..") for part in parts):
+            raise _refused(entry, "is not a path inside the workspace")
+        if entry.path in kinds:
+            raise _refused(entry, "is listed twice")
+        if kinds.get(posixpath.dirname(entry.path)) != DIRECTORY:
+            raise _refused(entry, "is not below a directory of the workspace")
+        if entry.kind not in (FILE, DIRECTORY, LINK) or not 0 <= entry.mode <= 0o777 or entry.size < 0:
+            raise _refused(entry, "is neither a plain file, a directory nor a link")
+        if entry.kind == LINK and leads_outside(entry.path, entry.target):
+            raise _refused(entry, f"is a link to {entry.target}, outside the workspace")
+        kinds[entry.path] = entry.kind
+
+
+def leads_outside(path: str, target: str) -> bool:
+    """Whether the link at `path` points out of the tree; going up and back in by name counts as outside."""
+    if not target or target.startswith("/") or "\0" in target:
+        return True
+    depth = path.count("/")
+    for part in target.split("/"):
+        depth += -1 if part == ".." else part not in ("", ".")
+        if depth < 0:
+            return True
+    return False
+
+
+def _refused(entry: Entry, why: str) -> AgentError:
+    return AgentError(f"{entry.path!r} {why}", kind="refused", hint="remove it from the workspace")
+
+
+def build(top: Path, entries: list[Entry], read: Callable[[int], bytes]) -> None:
+    """Makes the tree below `top`, an empty directory, from the files' bytes in the order of `entries`.
+
+    `read(n)` gives up to n bytes. Raises `AgentError` when the bytes are not those that the entries promise.
+    """
+    for entry in entries:
+        path = top / entry.path
+        if entry.kind == DIRECTORY:
+            path.mkdir(0o700)
+        elif entry.kind == LINK:
+            path.symlink_to(entry.target)
+        else:
+            _write_file(path, entry, read)
+    for entry in reversed(entries):  # children first: making a child changes its directory's time
+        path = top / entry.path
+        if entry.kind == DIRECTORY:
+            path.chmod(entry.mode)
+        os.utime(path, ns=(entry.mtime_ns, entry.mtime_ns), follow_symlinks=False)
+
+
+def _write_file(path: Path, entry: Entry, read: Callable[[int], bytes]) -> None:
+    digest = hashlib.sha256()
+    left = entry.size
+    with path.open("xb") as f:
+        os.fchmod(f.fileno(), entry.mode)
+        while left:
+            data = read(min(left, COPY_BYTES))
+            if not data:
+                raise AgentError(f"the stream ended within {entry.path!r}")
+            f.write(data)
+            digest.update(data)
+            left -= len(data)
+    if digest.hexdigest() != entry.digest:
+        raise AgentError(
+            f"{entry.path!r} arrived with other contents than announced",
+            hint="it changed while it was being read: dispatch again when nothing writes to the workspace",
+        )

@@ -1,0 +1,109 @@
+"""What of the command line is ours, and what is the training program's. Pure functions on argument lists.
+
+Global options are accepted before and after the command. After `--`, and as any unknown `--key=value`, arguments of
+`start` reach the training program, as the old launcher passed them.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+
+from clusterctl.errors import UsageError
+
+VALUE_OPTIONS = {"--conf": "conf", "--only": "only"}
+FLAGS = {"--json": "json", "--quiet": "quiet", "-q": "quiet", "--verbose": "verbose", "-v": "verbose"}
+
+
+@dataclass
+class GlobalOptions:
+    conf: str | None = None
+    only: str | None = None
+    json: bool = False
+    quiet: bool = False
+    verbose: bool = False
+
+
+@dataclass
+class Arguments:
+    """`ours` goes to the option parser, `program` to the training program or to the command of `exec`."""
+
+    options: GlobalOptions = field(default_factory=GlobalOptions)
+    ours: list[str] = field(default_factory=list)
+    program: list[str] = field(default_factory=list)
+
+
+def split(argv: Sequence[str]) -> Arguments:
+    """Takes global options out, wherever they stand before `--`."""
+    found = Arguments()
+    rest = list(argv)
+    while rest:
+        word = rest.pop(0)
+        name, equals, value = word.partition("=")
+        if word == "--":
+            found.program = rest
+            break
+        if name in VALUE_OPTIONS:
+            if not equals:
+                if not rest:
+                    raise UsageError(f"{name} needs a value", hint=f"{name} VALUE")
+                value = rest.pop(0)
+            setattr(found.options, VALUE_OPTIONS[name], value)
+        elif word in FLAGS:
+            setattr(found.options, FLAGS[word], True)
+        else:
+            found.ours.append(word)
+    return found
+
+
+def take_program_options(words: Sequence[str], known: Collection[str]) -> tuple[list[str], list[str]]:
+    """Splits the words behind `start`: (ours, the training program's unknown `--key=value`).
+
+    Raises UsageError for an unknown option without `=`, and for one that is a letter away from one of ours.
+    """
+    ours: list[str] = []
+    program: list[str] = []
+    for word in words:
+        name, equals, _ = word.partition("=")
+        if not word.startswith("--") or name in known:
+            ours.append(word)
+            continue
+        near = _one_edit_away(name, known)
+        if near:
+            raise UsageError(f"{name} is not an option; did you mean {near}?", hint="after -- it reaches the program")
+        if not equals:
+            raise UsageError(
+                f"{name} is not an option of start",
+                hint=f"{suggest(name, known)}for the training program write {name}=VALUE, or put it after --",
+            )
+        program.append(word)
+    return ours, program
+
+
+def suggest(word: str, known: Collection[str]) -> str:
+    near = difflib.get_close_matches(word, list(known), n=1)
+    return f"did you mean {near[0]}? " if near else ""
+
+
+def _one_edit_away(name: str, known: Collection[str]) -> str | None:
+    return next((option for option in sorted(known) if edit_distance_is_one(_plain(name), _plain(option))), None)
+
+
+def _plain(name: str) -> str:
+    return name.lstrip("-").replace("_", "-")
+
+
+def edit_distance_is_one(a: str, b: str) -> bool:
+    """Whether one insertion, deletion, substitution or swap of neighbours makes `a` into `b`."""
+    if a == b:
+        return False
+    if len(a) > len(b):
+        a, b = b, a
+    if len(b) - len(a) > 1:
+        return False
+    start = next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), len(a))
+    if len(a) < len(b):
+        return a[start:] == b[start + 1 :]
+    swapped = a[start : start + 2] == b[start : start + 2][::-1] and a[start + 2 :] == b[start + 2 :]
+    return a[start + 1 :] == b[start + 1 :] or swapped

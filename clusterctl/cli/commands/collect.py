@@ -1,0 +1,46 @@
+"""`clusterctl collect`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from clusterctl.cli.console import human_bytes
+from clusterctl.cli.session import Session, job_ref
+
+if TYPE_CHECKING:
+    from clusterctl.cluster import Cluster
+    from clusterctl.collect import Collection
+
+
+def collect(session: Session, job: str | None, output: Path | None) -> None:
+    with session.cluster() as cluster:
+        collect_job(session, cluster, job_ref(cluster.settings, job), output)
+
+
+def collect_job(session: Session, cluster: Cluster, ref: str | None, output: Path | None) -> Collection:
+    """Collects, shows what came, and raises when a node failed."""
+    from clusterctl.cluster import combined, failures
+    from clusterctl.collect import collect as run
+    from clusterctl.observe.status import newest_everywhere
+
+    found = newest_everywhere(cluster, {"op": "status"}, ref)
+    job = str(next(outcome.get()["job"] for outcome in found if outcome.ok))
+    target = output or Path(job)
+    collection = run(cluster, job, target, lambda file: None)
+    session.console.say(
+        f"{len(collection.files)} files, {human_bytes(sum(file.bytes for file in collection.files))}, "
+        f"from {sum(o.ok for o in collection.outcomes)}/{len(collection.outcomes)} nodes are in {target}/, all checked"
+    )
+    if collection.model is not None:
+        session.console.say(f"model of {collection.tag}: {collection.model}")
+    elif collection.files:
+        session.console.say("no complete model among them (none was saved yet, or it is not ours to merge)")
+    errors = [outcome.error for outcome in failures(collection.outcomes) if outcome.error]
+    document = {
+        "job": job,
+        "files": [vars(file) for file in collection.files],
+        "model": str(collection.model) if collection.model else None,
+    }
+    session.console.finish(document, combined(errors, len(collection.outcomes), "collect") if errors else None)
+    return collection

@@ -1,0 +1,158 @@
+"""`clusterctl logs`."""
+
+from __future__ import annotations
+
+import datetime
+import re
+import time
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+from clusterctl.cli.console import Console, clean
+from clusterctl.cli.session import Session, job_ref
+
+if TYPE_CHECKING:
+    from clusterctl.cluster import Cluster
+    from clusterctl.observe.follow import LogLine
+
+AGO = re.compile(r"(\d+(?:\.\d+)?)([smhd])")
+UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+FOLD_WINDOW = 2000
+
+
+def logs(session: Session, job: str | None, *, follow: bool, node: str | None, fold: bool, **wanted: Any) -> None:
+    from clusterctl.observe.logs import read_logs
+
+    if node is not None:
+        session.options.only = node
+    _check(wanted)
+    wanted["since"] = parse_since(wanted["since"])
+    with session.cluster() as cluster:
+        ref = _newest(cluster, job_ref(cluster.settings, job))
+        printer = LinePrinter(session.console, cluster)
+        if follow:
+            _follow(session, cluster, ref, printer, wanted)
+            return
+        lines = read_logs(cluster, ref, **wanted)
+        if fold:
+            printer.folded(lines)
+            return
+        for line in lines:
+            printer.line(line)
+
+
+def _check(wanted: dict[str, Any]) -> None:
+    from clusterctl.errors import UsageError
+
+    if wanted["role"] not in (None, "pserver", "trainer"):
+        raise UsageError(f"--role {wanted['role']}: there are pserver and trainer")
+    try:
+        re.compile(wanted["grep"] or "")
+    except re.error as exc:
+        raise UsageError(f"--grep {wanted['grep']!r} is not a regular expression: {exc}") from exc
+
+
+def parse_since(text: str | None) -> float | None:
+    """`90s`, `5m`, `2h`, `1d` ago, or an ISO date and time: seconds since the epoch."""
+    from clusterctl.errors import UsageError
+
+    if text is None:
+        return None
+    ago = AGO.fullmatch(text)
+    if ago:
+        return time.time() - float(ago[1]) * UNITS_S[ago[2]]
+    try:
+        return datetime.datetime.fromisoformat(text).timestamp()
+    except ValueError:
+        raise UsageError(f"--since {text}: write 90s, 5m, 2h, 1d or 2026-11-21T08:15") from None
+
+
+def _newest(cluster: Cluster, ref: str | None) -> str:
+    """The id of the job, the same for all nodes."""
+    from clusterctl.observe.status import newest_everywhere
+
+    found = newest_everywhere(cluster, {"op": "status"}, ref)
+    return str(next(outcome.get()["job"] for outcome in found if outcome.ok))
+
+
+def _follow(session: Session, cluster: Cluster, ref: str, printer: LinePrinter, wanted: dict[str, Any]) -> None:
+    from clusterctl.observe.follow import Follower
+
+    ends: list[dict[str, Any]] = []
+    with Follower(cluster, ref, None, **wanted) as follower:
+        for news in follower:
+            if news is None:
+                continue
+            for line in news.lines:
+                printer.line(line)
+            if news.error is not None:
+                session.console.warn(f"{news.error}; trying again")
+            elif news.back:
+                session.console.warn(f"{news.node.label}: back")
+            if news.ended is not None:
+                ends.append(news.ended["node"])
+    _tell_end(session, ref, ends)
+
+
+def _tell_end(session: Session, ref: str, ends: list[dict[str, Any]]) -> None:
+    from clusterctl.errors import JobFailedError
+    from clusterctl.observe.status import worst
+
+    if not ends:
+        return
+    state = worst(end["state"] for end in ends)
+    if state in ("failed", "lost"):
+        raise JobFailedError(f"{ref} has {state}", hint=f"clusterctl status {ref}")
+    session.console.warn(f"{ref} has {state}")
+
+
+class LinePrinter:
+    """Prints lines with the process they are from, coloured by process on a terminal."""
+
+    def __init__(self, console: Console, cluster: Cluster) -> None:
+        self._console = console
+        ranks = [f"trainer{rank}@{node.label}" for node in cluster.nodes for rank in node.trainer_ranks or (0,)]
+        self._width = max(len(name) for name in ranks) + 1
+        self._color = console.live
+
+    def label(self, line: LogLine) -> str:
+        return f"{line.role}{line.rank}@{line.node.label}"
+
+    def line(self, line: LogLine) -> None:
+        if self._console.json:
+            self._console.record(
+                {"t": line.t, "node": line.node.id, "role": line.role, "rank": line.rank, "line": line.text}
+            )
+            return
+        for part in line.text.split("\r"):
+            if part:
+                self._print(line, part)
+        if not line.text:
+            self._print(line, "")
+
+    def _print(self, line: LogLine, text: str) -> None:
+        moment = datetime.datetime.fromtimestamp(line.t).strftime("%H:%M:%S.%f")[:-3]
+        label = f"{self.label(line):<{self._width}}"
+        if self._color:
+            label = f"\x1b[{31 + (line.rank + 3 * (line.role == 'pserver')) % 6}m{label}\x1b[0m"
+        print(f"{moment} {label} {clean(text)}", flush=not self._color)
+
+    def folded(self, lines: Iterable[LogLine]) -> None:
+        """Lines with equal text, numbers apart, that stand near each other are shown once, with who wrote them."""
+        groups: dict[str, list[LogLine]] = {}
+        for line in lines:
+            key = f"{line.role} {line.text}"
+            groups.setdefault(key, []).append(line)
+            if len(groups) >= FOLD_WINDOW:
+                self._print_group(groups.pop(next(iter(groups))))
+        for group in groups.values():
+            self._print_group(group)
+
+    def _print_group(self, group: list[LogLine]) -> None:
+        from clusterctl.inventory import fold
+
+        first = group[0]
+        ranks = fold({line.rank for line in group})
+        times = f" (x{len(group)})" if len(group) > len({line.rank for line in group}) else ""
+        moment = datetime.datetime.fromtimestamp(first.t).strftime("%H:%M:%S.%f")[:-3]
+        self._console.say(f"{moment} {first.role}[{ranks}]{times} {clean(first.text)}")

@@ -1,0 +1,216 @@
+"""`clusterctl start`: dispatches if asked to, starts, and follows the run to its end."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import select
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from clusterctl.cli.console import clean, human_time
+from clusterctl.cli.live import Display, PassFormat, default_pass_line
+from clusterctl.cli.session import Session, job_name, job_ref
+
+if TYPE_CHECKING:
+    from clusterctl.cluster import Cluster
+    from clusterctl.launch import LaunchPlan, Run
+    from clusterctl.observe.run_view import RunView
+
+LINES_PER_S = 20
+AFTER_END_S = 5.0
+
+
+class _Detach(Exception):  # noqa: N818 - a wish, not an error
+    """The user has pressed d."""
+
+
+def start(session: Session, job_workspace: str | None, package: Path | None, *, detach: bool, plan: bool) -> None:
+    from clusterctl.errors import UsageError
+    from clusterctl.launch import plan as make_plan
+
+    if (job_workspace is None) == (package is None):
+        raise UsageError(
+            "start needs a job to start: --job_workspace DIR, or --job_dispatch_package WORKSPACE to send one first",
+            hint="clusterctl jobs lists what is on the nodes",
+        )
+    with session.whole_cluster() as cluster:
+        launch = make_plan(cluster.settings, cluster.inventory, session.program_args)
+        ref = job_ref(cluster.settings, job_workspace)
+        if plan:
+            _show_plan(session, launch, ref or "JOB...")
+            return
+        if package is not None:
+            ref = _dispatch(session, cluster, package)
+        run = launch_run(session, cluster, launch, ref)
+        if detach:
+            _detached(session, cluster, run)
+        else:
+            follow_run(session, cluster, run)
+
+
+def _dispatch(session: Session, cluster: Cluster, package: Path) -> str:
+    from clusterctl.cli.commands.dispatch import partial_failure, send
+
+    done = send(session, cluster, package)
+    error = partial_failure(done, len(cluster.nodes))
+    if error is not None:
+        raise error
+    return done.job
+
+
+def _show_plan(session: Session, launch: LaunchPlan, job: str) -> None:
+    described = launch.describe(job)
+    session.console.document({"job": job, "processes": described})
+    if session.console.json:
+        return
+    for process in described:
+        session.console.say(f"node{process['node']} {process['host']}  {process['role']}{process['rank']}")
+        session.console.say(f"  cd {process['cwd']}")
+        session.console.say(f"  {_shell_words(process['argv'])}")
+        for name in sorted(process["env"]):
+            session.console.say(f"    {name}={process['env'][name]}")
+
+
+def _shell_words(argv: list[str]) -> str:
+    import shlex
+
+    return shlex.join(argv)
+
+
+def launch_run(session: Session, cluster: Cluster, launch: LaunchPlan, ref: str | None) -> Run:
+    from clusterctl.launch import start as begin
+
+    run = begin(cluster, launch, ref)
+    name = job_name(cluster.settings, cluster.inventory, run.job)
+    session.console.say(f"{name} run {int(run.run)}: supervisors are up on {len(cluster.nodes)} nodes")
+    return run
+
+
+def _title(cluster: Cluster, run: Run) -> str:
+    inventory = cluster.inventory
+    counts = f"{inventory.pserver_count} pservers, {inventory.trainer_count} trainers"
+    return f"{run.job} run {int(run.run)} · {cluster.settings.mode} · {counts}"
+
+
+def _detached(session: Session, cluster: Cluster, run: Run) -> None:
+    """Returns when all processes run; raises when the run has failed before."""
+    from clusterctl.observe.follow import Follower
+    from clusterctl.observe.run_view import RunView
+
+    view = RunView(cluster.inventory)
+    with _stop_on_interrupt(session, cluster, run), Follower(cluster, run.job, run.run, budget=0) as follower:
+        for news in follower:
+            for event in news.events if news is not None else ():
+                view.take(event)
+            if view.phase in ("running", "finishing") or view.ended is not None:
+                break
+    if view.phase not in ("running", "finishing") and (view.ended or {}).get("state") != "succeeded":
+        raise_failed(session, cluster, run, view, 0.0)
+    name = job_name(cluster.settings, cluster.inventory, run.job)
+    session.console.document({"job": run.job, "job_workspace": name, "run": run.run, "state": "running"})
+    session.console.say(f"all processes run; follow: clusterctl logs -f {run.job}   stop: clusterctl stop {run.job}")
+
+
+def follow_run(session: Session, cluster: Cluster, run: Run, pass_line: PassFormat = default_pass_line) -> RunView:
+    """Shows the run to its end. Raises when it failed; Ctrl-C stops it everywhere first."""
+    from clusterctl.observe.follow import Follower
+    from clusterctl.observe.run_view import RunView
+
+    view = RunView(cluster.inventory)
+    started = time.monotonic()
+    display = Display(session.console, view, _title(cluster, run), pass_line)
+    try:
+        with (
+            _stop_on_interrupt(session, cluster, run),
+            display,
+            _keys(session) as pressed,
+            Follower(cluster, run.job, run.run, budget=LINES_PER_S) as follower,
+        ):
+            _watch(follower, display, view, pressed)
+    except _Detach:
+        session.console.say(f"{run.job} goes on; follow: clusterctl logs -f {run.job}")
+        return view
+    seconds = time.monotonic() - started
+    if view.ended is None or view.ended["state"] != "succeeded":
+        raise_failed(session, cluster, run, view, seconds)
+    saved = f" · saved {view.saved[-1]}" if view.saved else ""
+    session.console.record({"job": run.job, "run": run.run, "state": "succeeded"})
+    session.console.say(f"succeeded after {human_time(seconds)} · step {view.step:,}{saved}")
+    session.console.say(f"next: clusterctl collect {run.job}")
+    return view
+
+
+def _watch(follower: Any, display: Display, view: RunView, pressed: Any) -> None:
+    """Until all nodes have told their end, or the lead has and the others take too long."""
+    deadline = None
+    for news in follower:
+        display.news(news)
+        if pressed() == "d":
+            raise _Detach
+        if view.ended is not None and deadline is None:
+            deadline = time.monotonic() + AFTER_END_S
+        if deadline is not None and time.monotonic() > deadline:
+            return
+
+
+@contextlib.contextmanager
+def _keys(session: Session) -> Iterator[Any]:
+    """A function that gives the key pressed since, or None."""
+    if not session.console.live or not sys.stdin.isatty():
+        yield lambda: None
+        return
+    import termios
+    import tty
+
+    fd = sys.stdin.fileno()
+    before = termios.tcgetattr(fd)
+    tty.setcbreak(fd)
+    try:
+        yield lambda: sys.stdin.read(1) if select.select([fd], [], [], 0)[0] else None
+    finally:
+        termios.tcsetattr(fd, termios.TCSADRAIN, before)
+
+
+@contextlib.contextmanager
+def _stop_on_interrupt(session: Session, cluster: Cluster, run: Run) -> Iterator[None]:
+    from clusterctl.cli.commands.stop import stop_quietly, uninterrupted
+    from clusterctl.errors import InterruptedRun
+
+    try:
+        yield
+    except KeyboardInterrupt:
+        with uninterrupted(session):
+            stop_quietly(session, cluster, run.job)
+        raise InterruptedRun(f"{run.job} was interrupted, and is stopped on all nodes") from None
+
+
+def raise_failed(session: Session, cluster: Cluster, run: Run, view: RunView, seconds: float) -> None:
+    """Says how the run ended, with its first cause and that cause's last words."""
+    from clusterctl.errors import JobFailedError
+
+    ended = view.ended or {"state": "lost", "cause": None}
+    state, cause = ended["state"], ended["cause"] or (view.causes[0] if view.causes else {})
+    session.console.record({"job": run.job, "run": run.run, "state": state, "cause": cause})
+    lines = [f"{state} after {human_time(seconds)}, pass {view.pass_}, step {view.step:,}"]
+    lines += cause_lines(cluster, cause) if cause else []
+    if state == "lost":
+        lines.append("the lead on node0 is gone without a last word; the other nodes stop by themselves")
+    missing = ended.get("not_heard_of")
+    if missing == []:
+        total = len(cluster.nodes)
+        lines.append(f"then: the other processes were stopped; nothing is left running on {total}/{total} nodes")
+    elif missing:
+        lines.append(f"no word from node {json.dumps(missing)}: it ends its processes by itself within NODE_GRACE_S")
+    raise JobFailedError("\n".join(lines), hint=f"clusterctl logs {run.job}", details={"state": state, "cause": cause})
+
+
+def cause_lines(cluster: Cluster, cause: dict[str, Any]) -> list[str]:
+    node = cluster.inventory.nodes[cause["node"]] if cause.get("node") is not None else None
+    who = f"{cause['role']}{cause['rank']}@{node.label} ({node.where}) " if node and cause.get("role") else ""
+    where = f"{node.label} ({node.where}): " if node and not who and cause.get("kind") != "node_lost" else ""
+    lines = [f"first cause: {who}{where}{cause.get('message', '')}"]
+    return lines + [f"  | {clean(line)}" for line in cause.get("tail") or ()]

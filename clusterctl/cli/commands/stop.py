@@ -1,0 +1,99 @@
+"""`clusterctl stop`, and the stop that Ctrl-C asks for."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from clusterctl.cli.session import Session, job_ref
+
+if TYPE_CHECKING:
+    from clusterctl.cluster import Cluster, NodeOutcome
+    from clusterctl.errors import ClusterctlError
+
+STOP_S = 300.0  # two graces and their margins, on a node that swaps
+
+
+def stop(session: Session, job: str | None) -> None:
+    with session.whole_cluster() as cluster:
+        stop_job(session, cluster, job_ref(cluster.settings, job))
+
+
+def stop_job(session: Session, cluster: Cluster, ref: str | None) -> None:
+    """Stops a job on all nodes and says what is left; raises unless that is nothing, everywhere."""
+    from clusterctl.observe.status import newest_everywhere
+
+    if ref is None:
+        found = newest_everywhere(cluster, {"op": "status"}, None)
+        ref = next(outcome.get()["job"] for outcome in found if outcome.ok)
+    session.console.say(f"stopping {ref} on {len(cluster.nodes)} nodes")
+    outcomes = cluster.ask({"op": "stop", "ref": ref}, answer_s=STOP_S)
+    _report(session, ref, outcomes)
+
+
+def stop_quietly(session: Session, cluster: Cluster, ref: str) -> None:
+    """The stop of a Ctrl-C: in words only, since the command's document is another."""
+    session.console.warn(f"stopping {ref} on {len(cluster.nodes)} nodes")
+    outcomes = cluster.ask({"op": "stop", "ref": ref}, answer_s=STOP_S)
+    survivors = sum(outcome.get()["survivors"] for outcome in outcomes if outcome.ok)
+    problem = _problem(outcomes, survivors)
+    if problem is not None:
+        raise problem
+    session.console.warn(f"stopped: {len(outcomes)}/{len(outcomes)} nodes, 0 processes left")
+
+
+def _report(session: Session, ref: str, outcomes: list[NodeOutcome[dict[str, Any]]]) -> None:
+    answers = [outcome.get() for outcome in outcomes if outcome.ok]
+    survivors = sum(answer["survivors"] for answer in answers)
+    busy = sorted({port for answer in answers for port in answer["ports_busy"]})
+    for outcome in outcomes:
+        if outcome.ok and outcome.get()["killed"]:
+            session.console.say(f"KILL was needed for {outcome.get()['killed']} processes on {outcome.node.label}")
+    document = {
+        "job": answers[0]["job"] if answers else ref,
+        "survivors": survivors,
+        "nodes": [_node(outcome) for outcome in outcomes],
+    }
+    session.console.finish(document, _problem(outcomes, survivors))
+    ports = "ports free" if not busy else f"ports {', '.join(map(str, busy))} are used by others"
+    session.console.say(f"stopped: {len(answers)}/{len(outcomes)} nodes, {survivors} processes left, {ports}")
+
+
+def _problem(outcomes: list[NodeOutcome[dict[str, Any]]], survivors: int) -> ClusterctlError | None:
+    from clusterctl.cluster import combined, failures
+    from clusterctl.errors import NodeError
+
+    errors = [outcome.error for outcome in failures(outcomes) if outcome.error]
+    if errors:
+        return combined(errors, len(outcomes), "stop")
+    if survivors:
+        labels = [o.node.label for o in outcomes if o.get()["survivors"]]
+        hint = "they cannot be killed (stuck in the kernel?); clusterctl stop tries again"
+        return NodeError(f"{survivors} processes are left on {', '.join(labels)}", hint=hint)
+    return None
+
+
+def _node(outcome: NodeOutcome[dict[str, Any]]) -> dict[str, Any]:
+    from clusterctl.cluster import describe_error
+
+    view: dict[str, Any] = {"node": outcome.node.id, "host": outcome.node.where, "ok": outcome.ok}
+    if outcome.error is not None:
+        return {**view, "error": describe_error(outcome.error)}
+    answer = outcome.get()
+    return {**view, **{key: answer[key] for key in ("dir", "run", "was", "killed", "survivors", "ports_busy")}}
+
+
+@contextlib.contextmanager
+def uninterrupted(session: Session) -> Iterator[None]:
+    """Within, Ctrl-C is answered with a word: a stop that is half done is worse than a slow one."""
+
+    def patience(*_: object) -> None:
+        session.console.warn("still stopping; kill -9 would leave the rest to the nodes themselves")
+
+    old = signal.signal(signal.SIGINT, patience)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, old)

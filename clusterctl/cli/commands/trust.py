@@ -1,0 +1,82 @@
+"""`clusterctl trust`."""
+
+from __future__ import annotations
+
+import sys
+from collections import defaultdict
+from typing import TYPE_CHECKING, Any
+
+from clusterctl.cli.session import Session
+
+if TYPE_CHECKING:
+    from clusterctl.inventory import Node
+    from clusterctl.transport import HostKey, Verdict
+
+
+def trust(session: Session, *, yes: bool) -> None:
+    from clusterctl.cluster import raise_failures
+
+    with session.cluster() as cluster:
+
+        def look(node: Node) -> tuple[Node, HostKey, Verdict]:
+            key = cluster.transport.scan_host_key(node)
+            return node, key, cluster.transport.host_key_verdict(node, key)
+
+        outcomes = cluster.map(look)
+        seen = [outcome.get() for outcome in outcomes if outcome.ok]
+        _refuse_changed(seen)
+        unknown = [(node, key) for node, key, verdict in seen if verdict.state == "unknown"]
+        _show(session, seen, unknown)
+        recorded = bool(unknown) and (yes or _ask(session, len(unknown)))
+        if recorded:
+            for node, key in unknown:
+                cluster.transport.record_host_key(node, key)
+            session.console.say(f"recorded {len(unknown)} keys")
+        session.console.document({"nodes": [_view(*one, recorded) for one in seen]})
+        raise_failures(outcomes, "trust")
+        if unknown and not recorded:
+            from clusterctl.errors import RefusedError
+
+            raise RefusedError(f"{len(unknown)} host keys were not accepted")
+
+
+def _show(session: Session, seen: list[Any], unknown: list[tuple[Node, HostKey]]) -> None:
+    from clusterctl.inventory import fold
+
+    by_key: dict[tuple[str, str], list[Node]] = defaultdict(list)
+    for node, key in unknown:
+        by_key[key.type, key.fingerprint].append(node)
+    known = len(seen) - len(unknown)
+    if known:
+        session.console.say(f"{known} hosts are known already")
+    for (kind, fingerprint), nodes in by_key.items():
+        where = nodes[0].where if len(nodes) == 1 else f"{len(nodes)} hosts with one key"
+        session.console.say(f"node {fold(node.id for node in nodes)}  {where}  {kind}  {fingerprint}")
+
+
+def _ask(session: Session, count: int) -> bool:
+    from clusterctl.errors import UsageError
+
+    if session.console.json or not sys.stdin.isatty():
+        raise UsageError(f"{count} host keys are unknown, and nobody is here to accept them", hint="trust --yes does")
+    answer = input(f"Compare with what the machines' owners tell you. Record {count} keys? [y/N] ")
+    return answer.strip().lower() in ("y", "yes")
+
+
+def _refuse_changed(seen: list[tuple[Node, HostKey, Verdict]]) -> None:
+    from clusterctl.errors import RefusedError
+
+    changed = [(node, key, verdict) for node, key, verdict in seen if verdict.state in ("changed", "revoked")]
+    if changed:
+        node, key, verdict = changed[0]
+        raise RefusedError(
+            f"the host key of {node.where} is {verdict.state}: it shows {key.fingerprint}, and another is on record",
+            node=node.label,
+            hint="if the machine was really reinstalled, remove the old line (ssh-keygen -R) and run trust again",
+            details={"nodes": [node.id for node, _, _ in changed]},
+        )
+
+
+def _view(node: Node, key: HostKey, verdict: Verdict, recorded: bool) -> dict[str, Any]:
+    state = "recorded" if recorded and verdict.state == "unknown" else verdict.state
+    return {"node": node.id, "host": node.where, "type": key.type, "fingerprint": key.fingerprint, "state": state}

@@ -1,0 +1,152 @@
+"""Where words go: documents for programs to stdout, words for people to stdout, or to stderr beside a document."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any, TextIO
+
+from clusterctl.cli.arguments import GlobalOptions
+from clusterctl.errors import ClusterctlError
+
+if TYPE_CHECKING:
+    from rich.console import Console as RichConsole
+
+SCHEMA = "clusterctl/1"
+FOLD_AT = 80
+
+
+class Console:
+    """Knows `--json` and `--quiet`; nothing else of the program does."""
+
+    def __init__(self, options: GlobalOptions) -> None:
+        self.json = options.json
+        self.quiet = options.quiet
+        self.verbose = options.verbose
+
+    @property
+    def people(self) -> TextIO:
+        return sys.stderr if self.json else sys.stdout
+
+    @property
+    def live(self) -> bool:
+        """Whether a display that redraws itself has a place to be."""
+        return not (self.json or self.quiet or "NO_COLOR" in os.environ) and sys.stdout.isatty()
+
+    def rich(self) -> RichConsole:
+        from rich.console import Console as RichConsole
+
+        return RichConsole(file=self.people, highlight=False, emoji=False, markup=False)
+
+    def say(self, text: str = "") -> None:
+        """A line for people; none with `--quiet`."""
+        if not self.quiet:
+            print(text, file=self.people, flush=True)
+
+    def warn(self, text: str) -> None:
+        print(text, file=sys.stderr, flush=True)
+
+    def document(self, value: dict[str, Any]) -> None:
+        """The one JSON document of a command; nothing without `--json`."""
+        if self.json:
+            print(json.dumps({"schema": SCHEMA, **value}, indent=1), flush=True)
+
+    def record(self, value: dict[str, Any]) -> None:
+        """One line of a JSON stream; nothing without `--json`."""
+        if self.json:
+            print(json.dumps({"schema": SCHEMA, **value}), flush=True)
+
+    def error(self, error: ClusterctlError) -> None:
+        """What went wrong, as a document or in words, with what to do about it."""
+        if not isinstance(error, ReportedError):
+            self.document({"error": _describe(error)})
+        self.warn(clean(str(error), keep_newlines=True))
+        if error.hint:
+            self.warn(f"  {clean(error.hint)}")
+
+    def finish(self, value: dict[str, Any], error: ClusterctlError | None) -> None:
+        """The document of a command that may have failed in part; raises the error, which stands in it."""
+        described = {"error": _describe(error)} if error is not None else {}
+        self.document({**value, **described})
+        if error is not None:
+            raise ReportedError(error)
+
+    def table(self, headings: Sequence[str], rows: Iterable[Sequence[str]], numeric: Sequence[str] = ()) -> None:
+        """Aligned columns, without lines; `numeric` ones to the right. Narrow terminals drop nothing, they wrap."""
+        if not self.quiet:
+            for line in align(headings, rows, numeric):
+                print(line, file=self.people, flush=True)
+
+
+class ReportedError(ClusterctlError):
+    """An error that the JSON document of its command holds already."""
+
+    def __init__(self, error: ClusterctlError) -> None:
+        super().__init__(error.message, node=error.node, hint=error.hint, details=error.details)
+        self.code = error.exit_code
+
+
+def _describe(error: ClusterctlError) -> dict[str, Any]:
+    described = {"kind": error.kind, "message": error.message, "node": error.node, "hint": error.hint}
+    return {**described, **({"details": error.details} if error.details else {})}
+
+
+def exit_code(error: ClusterctlError) -> int:
+    return error.code if isinstance(error, ReportedError) else error.exit_code
+
+
+def align(headings: Sequence[str], rows: Iterable[Sequence[str]], numeric: Sequence[str] = ()) -> list[str]:
+    body = [list(row) for row in rows]
+    widths = [max(len(cell) for cell in column) for column in zip(headings, *body, strict=True)]
+    right = [heading in numeric for heading in headings]
+    return [
+        "  ".join(
+            cell.rjust(width) if to_right else cell.ljust(width)
+            for cell, width, to_right in zip(row, widths, right, strict=True)
+        ).rstrip()
+        for row in ([list(headings)] if any(headings) else []) + body
+    ]
+
+
+def clean(text: str, *, keep_newlines: bool = False) -> str:
+    """Text from a node, harmless on a terminal: control characters and escape sequences made visible."""
+    return "".join(_harmless(char, keep_newlines) for char in text)
+
+
+def _harmless(char: str, keep_newlines: bool) -> str:
+    code = ord(char)
+    if char == "\t" or (char == "\n" and keep_newlines):
+        return char
+    if code < 0x20:
+        return chr(0x2400 + code)  # the Unicode pictures of control characters
+    if code == 0x7F or 0x80 <= code < 0xA0 or 0xD800 <= code < 0xE000 or 0x202A <= code <= 0x202E:
+        return "\ufffd"
+    return char
+
+
+def human_bytes(count: float | None) -> str:
+    if count is None:
+        return "-"
+    for unit in ("B", "kB", "MB", "GB"):
+        if count < 999.5 or unit == "GB":
+            return f"{count:.0f} {unit}" if unit == "B" or count >= 99.5 else f"{count:.1f} {unit}"
+        count /= 1000
+    raise AssertionError("unreachable")
+
+
+def human_count(count: float | None) -> str:
+    """1,204 and 41.2k."""
+    if count is None:
+        return "-"
+    return f"{count / 1000:.1f}k" if count >= 10000 else f"{count:,.0f}"
+
+
+def human_time(seconds: float) -> str:
+    whole = int(seconds)
+    return f"{whole // 3600:02d}:{whole // 60 % 60:02d}:{whole % 60:02d}"
+
+
+def percent(share: float | None) -> str:
+    return "-" if share is None else f"{100 * share:.0f}%"

@@ -1,0 +1,73 @@
+"""One invocation: its options, its console, and the way from conf.py to a cluster."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from clusterctl.cli.arguments import GlobalOptions
+from clusterctl.cli.console import Console
+
+if TYPE_CHECKING:
+    from clusterctl.cluster import Cluster
+    from clusterctl.config import Settings
+    from clusterctl.inventory import Inventory
+
+
+class Session:
+    def __init__(self, options: GlobalOptions, program_args: list[str]) -> None:
+        self.options = options
+        self.program_args = program_args
+        self.console = Console(options)
+
+    def settings(self) -> Settings:
+        from clusterctl.config import load
+
+        return load(Path(self.options.conf) if self.options.conf else None, os.environ)
+
+    def cluster(self, settings: Settings | None = None) -> Cluster:
+        """The nodes of conf.py that `--only` selects."""
+        from clusterctl.cluster import Cluster
+        from clusterctl.inventory import build, select
+
+        settings = settings or self.settings()
+        inventory = build(settings)
+        nodes = select(inventory, self.options.only) if self.options.only else inventory.nodes
+        return Cluster(settings, inventory, nodes)
+
+    def whole_cluster(self) -> Cluster:
+        """All nodes; for commands that make no sense on a part."""
+        from clusterctl.errors import UsageError
+
+        if self.options.only:
+            raise UsageError("--only does not go with this command: a job runs on all its nodes or not at all")
+        return self.cluster()
+
+
+def job_name(settings: Settings, inventory: Inventory, job: str) -> str:
+    """The job directory in a form that holds on every node; the bare id when ROOT_DIR differs between hosts."""
+    roots = {node.root_dir for node in inventory.nodes}
+    return f"{roots.pop()}/{job}" if len(roots) == 1 else job
+
+
+def job_ref(settings: Settings, ref: str | None) -> str | None:
+    """What to ask the nodes for: a job directory below ROOT_DIR becomes its id, which holds on every node.
+
+    The local shell may have expanded the `~` of ROOT_DIR to this machine's home, which means nothing on the nodes.
+    """
+    if ref is None or "/" not in ref:
+        return ref
+    path = ref.rstrip("/")
+    if settings.root_dir.startswith("~/"):
+        home = str(Path.home())
+        if path.startswith(home + "/"):
+            path = "~" + path[len(home) :]
+    parent, _, name = path.rpartition("/")
+    return name if parent == settings.root_dir.rstrip("/") else path
+
+
+def fail_on_broken_pipe() -> None:
+    """`clusterctl logs | head`: the reader has seen enough; end quietly, and let no flush at exit complain."""
+    sys.stdout = open(os.devnull, "w")  # noqa: PTH123, SIM115 - until the process is gone, which is now

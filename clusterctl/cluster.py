@@ -1,0 +1,221 @@
+"""The nodes of a conf.py, and conversations with their agents."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import TracebackType
+from typing import Any, TypeVar
+
+from clusterctl.bundle import boot_code, bundle
+from clusterctl.config import Settings
+from clusterctl.errors import ClusterctlError, NodeError, RefusedError, UsageError
+from clusterctl.inventory import Inventory, Node
+from clusterctl.transport import Command, Outcome, RemotePath, RemoteProcess, Transport
+
+T = TypeVar("T")
+Message = dict[str, Any]
+NodeOutcome = Outcome[Node, T]
+
+FIRST_LINE = "import sys;i=sys.stdin.buffer;exec(i.read(int(i.readline())))"
+ANSWER_S = 60.0
+MAX_LINE = 64 << 20
+ERROR_KINDS: Mapping[str, type[ClusterctlError]] = {
+    "refused": RefusedError,
+    "usage": UsageError,
+}
+
+
+class AgentCall:
+    """One agent at work on one node. Every wait has a deadline; errors name the node."""
+
+    def __init__(self, node: Node, process: RemoteProcess) -> None:
+        self.node = node
+        self._process = process
+
+    def begin(self, request: Message) -> None:
+        """Boots the agent with its request, and installs it first where it is missing."""
+        code = boot_code()
+        self.write(f"{len(code)}\n".encode() + code + _line(request))
+        if "need" in self.receive():
+            data = bundle().data
+            self.write(f"{len(data)}\n".encode() + data)
+
+    def send(self, message: Message) -> None:
+        self.write(_line(message))
+
+    def write(self, data: bytes) -> None:
+        """Raises what the agent had to say when it has ended instead of reading."""
+        try:
+            self._process.write(data)
+        except NodeError as exc:
+            if exc.details.get("reason") == "input_closed":
+                self._explain_end()
+            raise
+
+    def _explain_end(self) -> None:
+        while True:
+            self.receive()  # lines on the way to the last one, which is raised when it is an error
+
+    def receive(self, deadline_s: float | None = ANSWER_S) -> Message:
+        """The agent's next line. Raises the error that it reports, or says why it ended without one."""
+        line = self._process.readline(MAX_LINE, deadline_s=deadline_s)
+        try:
+            message = json.loads(line)
+        except ValueError:
+            raise self._broken(line) from None
+        if "error" in message:
+            raise self._error(message["error"])
+        return dict(message)
+
+    def result(self, deadline_s: float | None = ANSWER_S) -> Message:
+        """What the agent says last; lines before it are passed over."""
+        while True:
+            message = self.receive(deadline_s)
+            if "done" in message:
+                return dict(message["done"])
+
+    def read(self, count: int) -> bytes:
+        """At least one and at most `count` bytes of bulk data."""
+        data = self._process.read(count, deadline_s=ANSWER_S)
+        if not data:
+            raise self._broken(b"")
+        return data
+
+    def _error(self, error: Message) -> ClusterctlError:
+        kind = ERROR_KINDS.get(error["kind"], NodeError)
+        details = {"reason": error["kind"], **error.get("details", {})}
+        return kind(error["message"], node=self.node.label, hint=error.get("hint"), details=details)
+
+    def _broken(self, line: bytes) -> ClusterctlError:
+        """The program on the node ended, or something there prints what is not ours."""
+        if line:
+            text = line.decode(errors="replace").strip()[:200]
+            hint = "does a start-up file of the shell print something? It must not without a terminal"
+            return NodeError(f"the agent answered with {text!r}", node=self.node.label, hint=hint)
+        code = self._process.wait(ANSWER_S)
+        said = self._process.stderr_tail().decode(errors="replace").strip()[-400:]
+        if code == 127:
+            hint = "python3 (3.9 or later) must be on the node, or PYTHON in conf.py name it"
+            return NodeError(f"python was not found: {said}", node=self.node.label, hint=hint)
+        return NodeError(f"the agent ended with code {code}: {said}", node=self.node.label)
+
+    def close(self) -> None:
+        self._process.close()
+
+    def __enter__(self) -> AgentCall:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def _line(message: Message) -> bytes:
+    return json.dumps(message, separators=(",", ":")).encode() + b"\n"
+
+
+class Cluster:
+    """The nodes that a command is about, and a transport to them. A context manager."""
+
+    def __init__(self, settings: Settings, inventory: Inventory, nodes: Sequence[Node]) -> None:
+        self.settings = settings
+        self.inventory = inventory
+        self.nodes = tuple(nodes)
+        self.transport = Transport(settings)
+
+    def call(self, node: Node, request: Message) -> AgentCall:
+        """Starts the agent on a node with a request. The caller closes the call."""
+        process = self.transport.open(node, self._agent_command(node))
+        call = AgentCall(node, process)
+        try:
+            call.begin(request)
+        except BaseException:
+            call.close()
+            raise
+        return call
+
+    def _agent_command(self, node: Node) -> Command:
+        python = self.settings.python
+        program = RemotePath(python) if "/" in python else python
+        return Command((program, "-I", "-S", "-c", FIRST_LINE, bundle().digest, node.root_dir))
+
+    def ask(
+        self,
+        request: Message | Callable[[Node], Message],
+        nodes: Sequence[Node] | None = None,
+        *,
+        answer_s: float = ANSWER_S,
+    ) -> list[NodeOutcome[Message]]:
+        """Every node's answer to a request, in node order."""
+
+        def one(node: Node) -> Message:
+            with self.call(node, request(node) if callable(request) else request) as call:
+                return call.result(answer_s)
+
+        return self.map(one, nodes)
+
+    def map(self, work: Callable[[Node], T], nodes: Sequence[Node] | None = None) -> list[NodeOutcome[T]]:
+        return self.transport.map(self.nodes if nodes is None else nodes, work)
+
+    def __enter__(self) -> Cluster:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.transport.close()
+
+
+def failures(outcomes: Iterable[NodeOutcome[T]]) -> list[NodeOutcome[T]]:
+    return [outcome for outcome in outcomes if not outcome.ok]
+
+
+def raise_failures(outcomes: Sequence[NodeOutcome[T]], doing: str) -> list[T]:
+    """The values of all nodes; raises one error that names every node that failed.
+
+    An error that all nodes share, and one of which there is only one, is raised as it is.
+    """
+    failed = failures(outcomes)
+    if not failed:
+        return [outcome.get() for outcome in outcomes]
+    raise combined([outcome.error for outcome in failed if outcome.error], len(outcomes), doing)
+
+
+def combined(errors: Sequence[ClusterctlError], of: int, doing: str) -> ClusterctlError:
+    """One error for several nodes' errors: the gravest exit code, every node and its remedy."""
+    reasons = {error.details.get("reason") for error in errors}
+    if reasons == {"no_job"} and len(errors) == of:
+        return UsageError(errors[0].message, hint=errors[0].hint)
+    details = {"nodes": [describe_error(error) for error in errors]}
+    if len(errors) == 1:
+        only = errors[0]
+        only.details = {**only.details, **details}
+        return only
+    kinds = {type(error) for error in errors}
+    kind = kinds.pop() if len(kinds) == 1 else (RefusedError if RefusedError in kinds else NodeError)
+    if kind is UsageError:
+        return UsageError(errors[0].message, hint=errors[0].hint, details=details)
+    lines = fold_errors(errors)
+    return kind(f"{doing} failed on {len(errors)} of {of} nodes\n" + "\n".join(lines), details=details)
+
+
+def fold_errors(errors: Sequence[ClusterctlError]) -> list[str]:
+    """A line per distinct message, with the nodes that it is about, and its remedy."""
+    from clusterctl.inventory import fold
+
+    groups: dict[tuple[str, str | None], list[str]] = {}
+    for error in errors:
+        groups.setdefault((error.message, error.hint), []).append(error.node or "?")
+    lines = []
+    for (message, hint), labels in groups.items():
+        ids = [int(label[4:]) for label in labels if label[4:].isdigit()]
+        who = f"node{fold(ids)}" if len(ids) == 1 else f"node[{fold(ids)}]"
+        lines.append(f"  {who if ids else ', '.join(labels)}  {message}" + (f"\n      {hint}" if hint else ""))
+    return lines
+
+
+def describe_error(error: ClusterctlError) -> Message:
+    """An error as `--json` shows it."""
+    return {"kind": error.kind, "message": error.message, "node": error.node, "hint": error.hint}

@@ -1,0 +1,8 @@
+"""conf.py, from a file of Python to validated, frozen `Settings`."""
+
+from clusterctl.config.hosts import Host
+from clusterctl.config.loader import from_values, load
+from clusterctl.config.settings import Settings
+from clusterctl.config.values import Best, Every, Mode
+
+__all__ = ["Best", "Every", "Host", "Mode", "Settings", "from_values", "load"]

@@ -1,0 +1,185 @@
+"""Small parsers from what a person may write in conf.py to the one form that the rest of the code sees.
+
+Each takes any object and returns the parsed value or raises ValueError, whose text goes on after
+`PORT = 99999: `, for example `must be from 1 to 65535`. None of them touches the disk or the network.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+import reprlib
+import shlex
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TypeVar
+
+T = TypeVar("T")
+Parser = Callable[[object], T]
+
+_REPR = reprlib.Repr()
+_REPR.maxstring = 60
+_SHELL_WORDS = frozenset({"&&", "||", "|", ";", "&", ">", ">>", "<", "2>&1"})
+
+
+def shown(value: object) -> str:
+    """` = 99999`, as a message continues the name of a setting; cut when it is long."""
+    return f" = {_REPR.repr(value)}"
+
+
+def optional(parser: Parser[T]) -> Parser[T | None]:
+    """None stays None, everything else goes to `parser`."""
+    return lambda value: None if value is None else parser(value)
+
+
+def text(value: object) -> str:
+    """A string of at least one visible character, on one line."""
+    if not isinstance(value, str):
+        raise ValueError("must be a string")
+    if not value.strip():
+        raise ValueError("must not be empty")
+    if not value.isprintable():
+        raise ValueError("must not hold control characters")
+    return value
+
+
+def whole(minimum: int, maximum: int | None = None) -> Parser[int]:
+    """An int (not a bool, not a string) from `minimum` to `maximum`, both included."""
+
+    def parse(value: object) -> int:
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise ValueError("must be a whole number" + (", without quotes" if _numeric(value) else ""))
+        if maximum is not None and not minimum <= value <= maximum:
+            raise ValueError(f"must be from {minimum} to {maximum}")
+        if value < minimum:
+            raise ValueError(f"must be {minimum} or more")
+        return value
+
+    return parse
+
+
+def _numeric(value: object) -> bool:
+    return isinstance(value, str) and value.strip().isdecimal()
+
+
+def seconds(minimum: float) -> Parser[float]:
+    """A finite number of seconds, `minimum` or more."""
+
+    def parse(value: object) -> float:
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise ValueError("must be a number of seconds")
+        if not math.isfinite(value) or value < minimum:
+            raise ValueError(f"must be {minimum:g} s or more")
+        return float(value)
+
+    return parse
+
+
+def flag(value: object) -> bool:
+    """True or False, or the strings `"True"` and `"False"`, which is how the old launcher wrote them."""
+    if isinstance(value, bool):
+        return value
+    if isinstance(value, str) and value.lower() in ("true", "false"):
+        return value.lower() == "true"
+    raise ValueError("must be True or False")
+
+
+def choice(*words: str) -> Parser[str]:
+    """One of `words`, to the letter."""
+
+    def parse(value: object) -> str:
+        if isinstance(value, str) and value in words:
+            return value
+        raise ValueError("must be " + " or ".join(f'"{word}"' for word in words))
+
+    return parse
+
+
+def command(value: object) -> tuple[str, ...]:
+    """An argv: a list of strings, or one string that is split as a shell would split words.
+
+    No shell runs it, so a string with `&&`, a pipe or a redirection is refused instead of misunderstood.
+    """
+    if isinstance(value, str):
+        argv = shlex.split(value)
+        if not _SHELL_WORDS.isdisjoint(argv):
+            raise ValueError('is run without a shell; for shell syntax write ["sh", "-c", "..."]')
+    elif isinstance(value, list | tuple) and all(isinstance(word, str) for word in value):
+        argv = list(value)
+    else:
+        raise ValueError("must be a string or a list of strings")
+    if not argv or not argv[0]:
+        raise ValueError("must not be empty")
+    if any("\0" in word for word in argv):
+        raise ValueError("must not hold NUL characters")
+    return tuple(argv)
+
+
+def environment(value: object) -> dict[str, str]:
+    """Names and values of environment variables; numbers become strings, names of our own are refused."""
+    if not isinstance(value, Mapping):
+        raise ValueError('must be a dictionary, such as {"NAME": "value"}')
+    return {_variable(name): _variable_value(name, content) for name, content in value.items()}
+
+
+def _variable(name: object) -> str:
+    if not isinstance(name, str) or not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
+        raise ValueError(f"{name!r} is not a name of an environment variable")
+    if name.startswith("CLUSTERCTL_"):
+        raise ValueError(f"{name} is set by clusterctl itself")
+    return name
+
+
+def _variable_value(name: object, content: object) -> str:
+    if isinstance(content, bool) or not isinstance(content, str | int | float):
+        raise ValueError(f"the value of {name} must be a string")
+    if "\0" in str(content):
+        raise ValueError(f"the value of {name} must not hold NUL characters")
+    return str(content)
+
+
+def local_path(value: object) -> Path:
+    """A path on this machine, as written; the loader resolves `~` and relative paths."""
+    if isinstance(value, os.PathLike):
+        value = os.fspath(value)
+    return Path(text(value))
+
+
+def remote_root(value: object) -> str:
+    """A directory on every node: absolute, or beginning with `~/`, which each node expands for itself."""
+    path = text(os.fspath(value) if isinstance(value, os.PathLike) else value)
+    parts = [part for part in path.split("/") if part not in ("", ".")]
+    if not path.startswith("/") and parts[:1] != ["~"]:
+        raise ValueError("must be an absolute path or begin with ~/")
+    if ".." in parts:
+        raise ValueError("must not hold ..")
+    if not parts:
+        raise ValueError("must not be the root of the file system")
+    return ("/" if path.startswith("/") else "") + "/".join(parts)
+
+
+def strings(value: object) -> tuple[str, ...]:
+    """A list of strings; a single string counts as a list of one."""
+    if isinstance(value, str):
+        value = (value,)
+    if not isinstance(value, list | tuple) or not all(isinstance(word, str) for word in value):
+        raise ValueError("must be a list of strings")
+    return tuple(text(word) for word in value)
+
+
+def globs(value: object) -> tuple[str, ...]:
+    """Patterns of files inside the workspace, relative to it."""
+    patterns = strings(value)
+    for pattern in patterns:
+        if pattern.startswith("/") or ".." in pattern.split("/"):
+            raise ValueError(f"{pattern!r} must be relative to the workspace and stay inside it")
+    return patterns
+
+
+def interface(value: object) -> str:
+    """The name of a network interface."""
+    name = text(value)
+    if "/" in name or re.search(r"\s", name):
+        raise ValueError("must be the name of a network interface, such as eth0")
+    return name

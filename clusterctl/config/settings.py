@@ -1,0 +1,72 @@
+"""The validated settings that the rest of the program sees."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from clusterctl.config.hosts import Host
+from clusterctl.config.values import Best, Every, Mode
+
+
+@dataclass(frozen=True)
+class Settings:
+    """One field per setting of conf.py, in lower case; meanings and defaults are in `table.py`.
+
+    Paths on this machine (`ssh_config`, `identity_file`, `known_hosts`, a host's `identity`) are absolute
+    with `~` expanded; paths on nodes (`root_dir`) keep their `~`. `source` is the conf.py, or None when the
+    values came from elsewhere; `lines` tells where in it a setting stands. Mappings are not to be changed.
+    """
+
+    hosts: tuple[Host, ...]
+    root_dir: str
+    python: str
+    trainer_command: tuple[str, ...]
+    pserver_command: tuple[str, ...] | None
+    env: Mapping[str, str] = field(hash=False, repr=False)
+    ld_library_path: str | None
+    use_gpu: bool
+    shards: tuple[str, ...]
+    pservers: int | tuple[str, ...] | None
+    trainers: int | tuple[str, ...] | None
+    pservers_per_node: int
+    trainers_per_node: int
+    nic: str | None
+    port: int
+    ports_num: int
+    ports_num_for_sparse: int
+    ssh_config: Path | None
+    identity_file: Path | None
+    known_hosts: Path | None
+    strict_host_keys: bool
+    mode: Mode
+    seed: int
+    engine: str
+    ps_security: str
+    relay: str
+    heartbeat_s: float
+    node_grace_s: float
+    grace_s: float
+    restarts: int
+    on_trainer_loss: str
+    save_every: Every
+    keep: int
+    keep_best: Best | None
+    stall_s: float
+    on_stall: str
+    on_nan: str
+    time_limit_s: float | None
+    memory_limit_mb: int | None
+    open_files: int | None
+    wire: str
+    key_cache: bool
+    source: Path | None = None
+    lines: Mapping[str, int] = field(default_factory=dict, compare=False, repr=False)
+
+    def place(self, name: str) -> str:
+        """Where the setting `name` stands, for messages: `conf.py:12: `, or nothing when it is nowhere."""
+        if self.source is None:
+            return ""
+        line = self.lines.get(name)
+        return f"{self.source}: " if line is None else f"{self.source}:{line}: "

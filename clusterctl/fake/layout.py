@@ -1,0 +1,194 @@
+"""Every path and text of a fake cluster's directory, and which of them are ours to remove."""
+
+from __future__ import annotations
+
+import contextlib
+import getpass
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from clusterctl.errors import RefusedError
+from clusterctl.fake.processes import Process
+
+ADDRESS = "127.0.0.1"
+ENVIRONMENT_NAME = "CLUSTERCTL_FAKE"
+NODE_ENVIRONMENT_NAME = "CLUSTERCTL_FAKE_NODE"
+_MARK = "# Written by `clusterctl fake up`. sha256 of what follows: "
+
+
+@dataclass(frozen=True)
+class FakeNode:
+    """One node of a fake cluster."""
+
+    index: int
+    port: int
+    home: Path
+    fingerprint: str
+
+    @property
+    def host(self) -> str:
+        """Its HOSTS entry."""
+        return f"{getpass.getuser()}@{ADDRESS}:{self.port}"
+
+
+@dataclass(frozen=True)
+class State:
+    """What fake.json says: the server process, None while it is starting, and its nodes."""
+
+    server: Process | None
+    boot_id: str
+    nodes: tuple[FakeNode, ...] = ()
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The paths of one fake cluster. `directory` is absolute and without symbolic links."""
+
+    directory: Path
+
+    @classmethod
+    def of(cls, directory: Path) -> Layout:
+        return cls(Path(directory).expanduser().resolve())
+
+    @property
+    def conf(self) -> Path:
+        return self.directory / "conf.py"
+
+    @property
+    def known_hosts(self) -> Path:
+        return self.directory / "known_hosts"
+
+    @property
+    def ssh_config(self) -> Path:
+        return self.directory / "ssh_config"
+
+    @property
+    def keys(self) -> Path:
+        return self.directory / "keys"
+
+    @property
+    def identity(self) -> Path:
+        return self.keys / "client"
+
+    @property
+    def nodes(self) -> Path:
+        return self.directory / "nodes"
+
+    @property
+    def log(self) -> Path:
+        return self.directory / "server.log"
+
+    @property
+    def state(self) -> Path:
+        return self.directory / "fake.json"
+
+    def home(self, index: int) -> Path:
+        return self.nodes / f"node{index}"
+
+    def read_state(self) -> State | None:
+        """What fake.json says, or None if there is none that makes sense."""
+        try:
+            document = json.loads(self.state.read_bytes())
+            server = document["server"]
+            return State(
+                server=Process(**server) if server else None,
+                boot_id=document["boot_id"],
+                nodes=tuple(FakeNode(**{**node, "home": Path(node["home"])}) for node in document["nodes"]),
+            )
+        except (OSError, ValueError, KeyError, TypeError):
+            return None
+
+    def write_state(self, state: State) -> None:
+        document: dict[str, Any] = asdict(state)
+        write(self.state, json.dumps(document, default=str, indent=1) + "\n")
+
+    def refuse_foreign_files(self) -> None:
+        """Raise RefusedError if `up` would overwrite something that is not a fake cluster's."""
+        if self.conf.exists() and not conf_is_ours(self.conf):
+            raise RefusedError(
+                f"{self.conf} is not as `fake up` wrote it, and would be overwritten",
+                hint="move it away, or choose another directory",
+            )
+        mine = (self.known_hosts, self.ssh_config, self.keys, self.nodes, self.log)
+        foreign = [path.name for path in mine if path.exists()]
+        if foreign and not self.state.exists():
+            raise RefusedError(
+                f"{self.directory} has {', '.join(foreign)}, but not from a fake cluster",
+                hint="choose another directory",
+            )
+
+    def remove(self) -> None:
+        """Remove what we made and nothing else; an edited conf.py stays. The directory goes if it is empty."""
+        if not self.state.exists():
+            return
+        for tree in (self.nodes, self.keys):
+            if tree.is_dir() and not tree.is_symlink():
+                shutil.rmtree(tree, onerror=_make_removable)
+        if self.conf.exists() and conf_is_ours(self.conf):
+            self.conf.unlink()
+        for file in (self.known_hosts, self.ssh_config, self.log, self.state):
+            file.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            self.directory.rmdir()
+
+
+def conf_text(layout: Layout, nodes: Sequence[FakeNode]) -> str:
+    """The conf.py of a fake cluster, headed by its own checksum."""
+    hosts = "".join(f"    {node.host!r},\n" for node in nodes)
+    body = (
+        f"HOSTS = [\n{hosts}]\n"
+        'ROOT_DIR = "~/clusterctl"\n'
+        f"IDENTITY_FILE = {str(layout.identity)!r}\n"
+        f"KNOWN_HOSTS = {str(layout.known_hosts)!r}\n"
+        f"SSH_CONFIG = {str(layout.ssh_config)!r}\n"
+    )
+    return f"{_MARK}{_digest(body)}\n{body}"
+
+
+def conf_is_ours(conf: Path) -> bool:
+    """Whether a conf.py is one of ours that nobody has edited."""
+    try:
+        head, _, body = conf.read_text(encoding="utf-8").partition("\n")
+    except (OSError, UnicodeDecodeError):
+        return False
+    return head == _MARK + _digest(body)
+
+
+def ssh_config_text(layout: Layout, nodes: Sequence[FakeNode]) -> str:
+    """For people: `ssh -F DIR/ssh_config node0` opens the fake node 0."""
+    blocks = [f"Host node{n.index}\n  HostName {ADDRESS}\n  Port {n.port}\n" for n in nodes]
+    common = (
+        f'Host node*\n  User {getpass.getuser()}\n  IdentityFile "{layout.identity}"\n  IdentitiesOnly yes\n'
+        f'  UserKnownHostsFile "{layout.known_hosts}"\n'
+    )
+    return "".join([*blocks, common])
+
+
+def write(path: Path, text: str, mode: int = 0o600) -> None:
+    """Write a file beside its place, then rename it there."""
+    beside = path.with_name(f".{path.name}.{os.getpid()}")
+    fd = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
+    with os.fdopen(fd, "w", encoding="utf-8") as file:
+        file.write(text)
+    beside.replace(path)
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _make_removable(function: Callable[..., Any], path: str, _: object) -> None:
+    """Jobs may leave directories without write permission; they are ours all the same."""
+    Path(path).parent.chmod(0o700)
+    if Path(path).is_dir() and not Path(path).is_symlink():
+        Path(path).chmod(0o700)
+        shutil.rmtree(path, ignore_errors=True)
+        return
+    with contextlib.suppress(FileNotFoundError):
+        function(path)

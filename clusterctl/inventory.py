@@ -1,0 +1,279 @@
+"""The nodes of the job: which host is which node, what runs there, and how people name nodes."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from clusterctl.config import Host, Settings
+from clusterctl.config.endpoint import host_and_port, parse_endpoint
+from clusterctl.config.findings import Finding, config_error
+from clusterctl.errors import UsageError
+
+
+@dataclass(frozen=True)
+class Node:
+    """A host as a member of the job, ready for the transport and the launch plan.
+
+    `where` is for messages: the host, with its port when that is not 22. `ssh_user`, `ssh_port`, `identity`
+    None: left to ~/.ssh/config and SSH's defaults. `address` None: the agent finds out. `root_dir` is a
+    path on the node and may begin with `~`. `env` is ENV with the host's own variables over it, not to be
+    changed.
+    """
+
+    id: int
+    host: Host
+    label: str
+    where: str
+    ssh_user: str | None
+    ssh_host: str
+    ssh_port: int | None
+    address: str | None
+    root_dir: str
+    identity: Path | None
+    tags: tuple[str, ...]
+    env: Mapping[str, str] = field(hash=False, repr=False)
+    pserver_ranks: tuple[int, ...]
+    trainer_ranks: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Inventory:
+    """All nodes in the order of HOSTS: `nodes[i].id == i`. Each role's ranks 0, 1, ... ascend with the id."""
+
+    nodes: tuple[Node, ...]
+
+    @property
+    def pserver_count(self) -> int:
+        """Pservers of the whole job."""
+        return sum(len(node.pserver_ranks) for node in self.nodes)
+
+    @property
+    def trainer_count(self) -> int:
+        """Trainers of the whole job."""
+        return sum(len(node.trainer_ranks) for node in self.nodes)
+
+
+def build(settings: Settings) -> Inventory:
+    """Make the hosts of `settings` nodes and give each its roles and ranks.
+
+    PSERVERS and TRAINERS choose among the hosts that may run the role (by their `roles` and counts): a number
+    takes the first ones, a list those that it names, in any order. Raises ConfigError with every mistake.
+    """
+    findings: list[Finding] = []
+    pservers = _ranks(_counts(settings, "pserver", findings))
+    trainers = _ranks(_counts(settings, "trainer", findings))
+    if findings:
+        raise config_error(findings)
+    nodes = (
+        _node(settings, number, host, pservers[number], trainers[number]) for number, host in enumerate(settings.hosts)
+    )
+    return Inventory(tuple(nodes))
+
+
+def _node(settings: Settings, number: int, host: Host, pservers: tuple[int, ...], trainers: tuple[int, ...]) -> Node:
+    return Node(
+        id=number,
+        host=host,
+        label=f"node{number}",
+        where=host_and_port(host.hostname, host.port) if host.port not in (None, 22) else host.hostname,
+        ssh_user=host.user,
+        ssh_host=host.hostname,
+        ssh_port=host.port,
+        address=host.address,
+        root_dir=host.root_dir or settings.root_dir,
+        identity=host.identity or settings.identity_file,
+        tags=host.tags,
+        env={**settings.env, **host.env},
+        pserver_ranks=pservers,
+        trainer_ranks=trainers,
+    )
+
+
+def _counts(settings: Settings, role: str, findings: list[Finding]) -> list[int]:
+    """How many processes of `role` each host runs; 0 for those that PSERVERS or TRAINERS leaves out."""
+    setting = f"{role.upper()}S"
+    per_node, wanted = (
+        (settings.pservers_per_node, settings.pservers)
+        if role == "pserver"
+        else (settings.trainers_per_node, settings.trainers)
+    )
+    able = [_count(host, role, per_node) for host in settings.hosts]
+    chosen, problems = _chosen(settings.hosts, able, role, wanted)
+    if not chosen and not problems and (role == "trainer" or settings.engine == "clusterctl"):
+        problems = [f"leaves no host to run a {role} (the roles and counts of Host(...) matter too)"]
+    file, line = str(settings.source or "settings"), settings.lines.get(setting)
+    findings += [Finding(file, line, setting, f"{setting} {problem}") for problem in problems]
+    return [count if number in chosen else 0 for number, count in enumerate(able)]
+
+
+def _count(host: Host, role: str, per_node: int) -> int:
+    own = host.pservers if role == "pserver" else host.trainers
+    if role not in host.roles:
+        return 0
+    return per_node if own is None else own
+
+
+def _chosen(
+    hosts: tuple[Host, ...], able: list[int], role: str, wanted: int | tuple[str, ...] | None
+) -> tuple[set[int], list[str]]:
+    """The node ids that run `role`, and what is wrong with the PSERVERS or TRAINERS that is `wanted`."""
+    eligible = [number for number, count in enumerate(able) if count]
+    if wanted is None:
+        return set(eligible), []
+    if isinstance(wanted, int):
+        short = [f"= {wanted}: only {len(eligible)} of the {len(able)} hosts may run a {role}"]
+        return set(eligible[:wanted]), short if wanted > len(eligible) else []
+    chosen: set[int] = set()
+    problems = []
+    for word in wanted:
+        found = _hosts_called(hosts, word)
+        if not found:
+            problems.append(f"names {word!r}, which is not in HOSTS{_did_you_mean(word, _host_names(hosts))}")
+        elif not any(able[number] for number in found):
+            problems.append(f"names {word!r}, whose Host(...) excludes being a {role}")
+        chosen.update(number for number in found if able[number])
+    return chosen, problems
+
+
+def _ranks(counts: list[int]) -> list[tuple[int, ...]]:
+    starts = [sum(counts[:number]) for number in range(len(counts))]
+    return [tuple(range(start, start + count)) for start, count in zip(starts, counts, strict=True)]
+
+
+def _hosts_called(hosts: Iterable[Host], word: str) -> set[int]:
+    """The ids of the hosts that `word` names: by Host(name=), else by `user@host:port` or a part of it."""
+    by_name = {number for number, host in enumerate(hosts) if host.name == word}
+    return by_name or {number for number, host in enumerate(hosts) if _is_endpoint_of(host, word)}
+
+
+def _is_endpoint_of(host: Host, word: str) -> bool:
+    try:
+        meant = parse_endpoint(word)
+    except ValueError:
+        return word.lower() == host.hostname.lower()  # an IPv6 address without brackets
+    return (
+        meant.host.lower() == host.hostname.lower()
+        and meant.user in (None, host.user)
+        and meant.port in (None, host.port or 22)
+    )
+
+
+def _host_names(hosts: Iterable[Host]) -> list[str]:
+    return list(dict.fromkeys(host.name or host.hostname for host in hosts))
+
+
+def _did_you_mean(word: str, known: Iterable[str]) -> str:
+    near = difflib.get_close_matches(word, list(known), n=1)
+    return f"; did you mean {near[0]}?" if near else ""
+
+
+def select(inventory: Inventory, nodeset: str, failed_last: Collection[int] = ()) -> tuple[Node, ...]:
+    """The nodes that a `--only` value names, in order of id: at least one, each once.
+
+    `nodeset` is a comma-separated list of `node3`, `node[0-3,7]`, host names (`host`, `user@host:port`, or
+    Host(name=)), tags, and `failed@last`, which stands for the ids `failed_last` of the previous operation.
+    Raises UsageError on an unknown word, with a hint of what exists, and when nothing is selected.
+    """
+    chosen: set[int] = set()
+    for word in _words(nodeset):
+        chosen |= _ids(inventory, word, failed_last)
+    if not chosen:
+        raise UsageError(f"--only {nodeset}: selects no node", hint=_existing(inventory))
+    return tuple(node for node in inventory.nodes if node.id in chosen)
+
+
+def _words(nodeset: str) -> Iterator[str]:
+    """The parts between the commas that are outside brackets."""
+    parts = re.findall(r"(?:[^,\[\]]|\[[^\[\]]*\])+|[\[\]]", nodeset)
+    if {"[", "]"} & set(parts):
+        raise UsageError(f"--only {nodeset}: a bracket is missing", hint="write node[0-3,7]")
+    return (part.strip() for part in parts if part.strip())
+
+
+def _ids(inventory: Inventory, word: str, failed_last: Collection[int]) -> set[int]:
+    if word == "failed@last":
+        found = {node.id for node in inventory.nodes if node.id in failed_last}
+        if not found:
+            raise UsageError("--only failed@last: no node failed last time")
+        return found
+    if match := re.fullmatch(r"node\[(.*)\]", word):
+        return set().union(*(_range(inventory, part, word) for part in match[1].split(",")))
+    by_host = _hosts_called([node.host for node in inventory.nodes], word)
+    by_tag = {node.id for node in inventory.nodes if word in node.tags}
+    if match := re.fullmatch(r"node([0-9]+)", word):
+        return _labelled(inventory, word, match[1], by_host)
+    if not by_host | by_tag:
+        known = [*_host_names(node.host for node in inventory.nodes), *_tags(inventory)]
+        raise _unknown(inventory, word, _did_you_mean(word, known))
+    return by_host | by_tag
+
+
+def _labelled(inventory: Inventory, word: str, digits: str, by_host: set[int]) -> set[int]:
+    """The node of a label; a machine whose host name is the label of another node must be named otherwise."""
+    by_label = {int(digits)} if int(digits) < len(inventory.nodes) else set()
+    if by_label and by_host and by_label != by_host:
+        raise UsageError(
+            f"--only {word} is ambiguous: it is the label of one node and the host name of another",
+            hint=f"write node[{int(digits)}] for the label, or node[{fold(by_host)}] for the host",
+        )
+    if not by_label | by_host:
+        raise _unknown(inventory, word)
+    return by_label or by_host
+
+
+def _range(inventory: Inventory, part: str, word: str) -> set[int]:
+    """The ids of `3` or `0-3`; both ends must exist."""
+    match = re.fullmatch(r"([0-9]+)(?:-([0-9]+))?", part.strip())
+    if not match:
+        raise UsageError(f"--only {word}: {part!r} is not a node id or a range of them", hint="write node[0-3,7]")
+    first, last = int(match[1]), int(match[2] or match[1])
+    if first > last:
+        raise UsageError(f"--only {word}: the range {part} runs backwards")
+    if last >= len(inventory.nodes):
+        raise _unknown(inventory, f"node{max(first, len(inventory.nodes))}")
+    return set(range(first, last + 1))
+
+
+def _unknown(inventory: Inventory, word: str, suggestion: str = "") -> UsageError:
+    return UsageError(f"--only: there is no node {word!r}{suggestion}", hint=_existing(inventory))
+
+
+def _existing(inventory: Inventory) -> str:
+    names = _host_names(node.host for node in inventory.nodes)
+    shown = ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
+    tags = ", ".join(_tags(inventory))
+    ids = nodeset(node.id for node in inventory.nodes)
+    return f"there are {ids}; hosts {shown}" + (f"; tags {tags}" if tags else "")
+
+
+def _tags(inventory: Inventory) -> list[str]:
+    return sorted({tag for node in inventory.nodes for tag in node.tags})
+
+
+def nodeset(ids: Iterable[int]) -> str:
+    """What selects just these nodes in `--only`: `node3` or `node[0-3,7]`; empty for none."""
+    folded = fold(ids)
+    if folded.isdigit() or not folded:
+        return folded and f"node{folded}"
+    return f"node[{folded}]"
+
+
+def fold(ids: Iterable[int]) -> str:
+    """Node ids for people: `0-13,15`; ascending, each once, empty for none."""
+    runs: list[list[int]] = []
+    for number in sorted(set(ids)):
+        if runs and number == runs[-1][1] + 1:
+            runs[-1][1] = number
+        else:
+            runs.append([number, number])
+    return ",".join(_run(first, last) for first, last in runs)
+
+
+def _run(first: int, last: int) -> str:
+    if last - first >= 2:
+        return f"{first}-{last}"
+    return str(first) if first == last else f"{first},{last}"

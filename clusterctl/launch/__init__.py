@@ -1,0 +1,6 @@
+"""From a dispatched job to a running one: a pure plan, the run's keys, and the start on all nodes."""
+
+from clusterctl.launch.plan import LaunchPlan, plan
+from clusterctl.launch.start import Run, start
+
+__all__ = ["LaunchPlan", "Run", "plan", "start"]

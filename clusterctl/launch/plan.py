@@ -1,0 +1,140 @@
+"""The launch plan: which process runs where, with what command and environment. A pure function of the settings.
+
+It becomes the spec of a run (`runs/0001/spec.json`): the plan's part for one node, completed by what only the start
+can know. `start --plan` prints the plan itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from clusterctl.agent.environment import NodeFacts, environment
+from clusterctl.config import Settings
+from clusterctl.errors import ConfigError
+from clusterctl.inventory import Inventory, Node
+
+GENERIC_PSERVER = ("python", "-m", "clusterctl.runtime.pserver")
+OUR_ENGINE = "clusterctl"
+
+
+@dataclass(frozen=True)
+class Process:
+    """One process of the plan. `index` counts a role's processes on their node; `ours` speaks our control protocol."""
+
+    node: int
+    role: str
+    rank: int
+    index: int
+    argv: tuple[str, ...]
+    ours: bool
+
+    def to_json(self) -> dict[str, Any]:
+        return {"role": self.role, "rank": self.rank, "index": self.index, "argv": self.argv, "ours": self.ours}
+
+
+@dataclass(frozen=True)
+class LaunchPlan:
+    settings: Settings
+    inventory: Inventory
+    processes: tuple[Process, ...]
+
+    @property
+    def needs_runtime(self) -> bool:
+        """Whether nodes must have numpy and pyzmq."""
+        return self.settings.engine == OUR_ENGINE
+
+    def count(self, role: str) -> int:
+        return sum(process.role == role for process in self.processes)
+
+    def on(self, node: Node) -> list[Process]:
+        return [process for process in self.processes if process.node == node.id]
+
+    def spec(
+        self, node: Node, *, job: str, run: str, addresses: dict[int, str], lead: dict[str, Any] | None
+    ) -> dict[str, Any]:
+        """What the supervisor of `node` works from; `addresses` are the nodes' in the cluster, by node id."""
+        settings = self.settings
+        return {
+            "v": 1,
+            "job": job,
+            "run": run,
+            "node": node.id,
+            "nodes": len(self.inventory.nodes),
+            "address": addresses[node.id],
+            "pserver_hosts": [addresses[p.node] for p in self.processes if p.role == "pserver"],
+            "lead": lead,
+            "mode": str(settings.mode),
+            "seed": settings.seed,
+            "engine": settings.engine,
+            "security": settings.ps_security,
+            "trainers": self.count("trainer"),
+            "pservers": self.count("pserver"),
+            "port": settings.port,
+            "ports_num": settings.ports_num,
+            "ports_num_for_sparse": settings.ports_num_for_sparse,
+            "use_gpu": settings.use_gpu,
+            "ld_library_path": settings.ld_library_path,
+            "heartbeat_s": settings.heartbeat_s,
+            "node_grace_s": settings.node_grace_s,
+            "grace_s": settings.grace_s,
+            "load": None,
+            "env": dict(node.env),
+            "processes": [process.to_json() for process in self.on(node)],
+            "all_processes": [{"role": p.role, "rank": p.rank, "node": p.node} for p in self.processes],
+        }
+
+    def describe(self, job: str) -> list[dict[str, Any]]:
+        """Every process with its command and environment, with words for what only the start knows."""
+        addresses = {node.id: node.address or node.ssh_host for node in self.inventory.nodes}
+        servers = [p for p in self.processes if p.role == "pserver"]
+        endpoints = tuple(f"{addresses[p.node]}:{self.settings.port}+{p.index} (chosen at start)" for p in servers)
+        described = []
+        for process in self.processes:
+            node = self.inventory.nodes[process.node]
+            job_dir = f"{node.root_dir}/{job}"
+            facts = NodeFacts(job_dir, f"{node.root_dir}/.clusterctl/lib/...", 1, endpoints, "(chosen at start)", {})
+            spec = self.spec(node, job=job, run="(chosen at start)", addresses=addresses, lead=None)
+            env = environment(spec, process.to_json(), facts._replace(pservers=()) if _serves(process) else facts)
+            for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
+                if name not in node.env:
+                    env[name] = f"(cores of {node.label} / {len(self.on(node))})"
+            described.append(
+                {
+                    "node": node.id,
+                    "host": node.where,
+                    "role": process.role,
+                    "rank": process.rank,
+                    "argv": list(process.argv),
+                    "cwd": job_dir,
+                    "env": env,
+                }
+            )
+        return described
+
+
+def _serves(process: Process) -> bool:
+    return process.role == "pserver"
+
+
+def plan(settings: Settings, inventory: Inventory, program_args: Sequence[str] = ()) -> LaunchPlan:
+    """Places every process. `program_args` go to the training program. Raises ConfigError when nothing would run."""
+    server = settings.pserver_command or (GENERIC_PSERVER if settings.engine == OUR_ENGINE else None)
+    trainer = (*settings.trainer_command, *program_args)
+    processes = []
+    for node in inventory.nodes:
+        if server is not None:
+            generic = settings.pserver_command is None
+            argv = _command(server, settings.python)
+            processes += [Process(node.id, "pserver", r, i, argv, generic) for i, r in enumerate(node.pserver_ranks)]
+        argv = _command(trainer, settings.python)
+        processes += [Process(node.id, "trainer", r, i, argv, False) for i, r in enumerate(node.trainer_ranks)]
+    if not any(process.role == "trainer" for process in processes):
+        raise ConfigError("no host runs a trainer", hint="TRAINERS and Host(roles=...) in conf.py choose them")
+    return LaunchPlan(settings, inventory, tuple(processes))
+
+
+def _command(argv: Sequence[str], python: str) -> tuple[str, ...]:
+    """A leading `python` means the interpreter of the nodes."""
+    return (python, *argv[1:]) if argv[0] == "python" else tuple(argv)

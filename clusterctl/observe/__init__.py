@@ -1,0 +1,1 @@
+"""What is going on: status of jobs, their logs and events, from all nodes."""

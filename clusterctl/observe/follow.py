@@ -1,0 +1,153 @@
+"""Events and log lines of all nodes as they come, across broken connections.
+
+A thread per node listens; what they hear comes out of one iterator. A node that cannot be reached is tried again from
+the byte where it stopped, without gap or repeat, until the caller has had enough.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from clusterctl.cluster import Cluster, Message
+from clusterctl.errors import ClusterctlError, UnreachableError
+from clusterctl.inventory import Node
+
+QUEUE_NEWS = 1000
+SILENCE_S = 20.0  # the agent speaks every two seconds
+RETRY_S = 1.0
+TICK_S = 0.25
+
+
+@dataclass(frozen=True)
+class LogLine:
+    """One line of a process's output. `t` is the node's clock, in seconds since the epoch."""
+
+    t: float
+    node: Node
+    role: str
+    rank: int
+    text: str
+
+
+@dataclass(frozen=True)
+class News:
+    """What one node had to say: events, or log lines, or that it has ended, was lost, or is back."""
+
+    node: Node
+    events: tuple[Message, ...] = ()
+    lines: tuple[LogLine, ...] = ()
+    ended: Message | None = None
+    error: ClusterctlError | None = None
+    back: bool = False
+
+
+@dataclass
+class _Cursor:
+    at: int = 0
+    offsets: dict[str, int] = field(default_factory=dict)
+
+
+class Follower:
+    """Follows run `run` of `job`. A context manager and an iterator of `News`; None once every quarter second."""
+
+    def __init__(self, cluster: Cluster, job: str, run: str | None, **wanted: Any) -> None:
+        self._cluster = cluster
+        self._request = {"op": "follow", "ref": job, "run": run, **wanted}
+        self._news: queue.Queue[News] = queue.Queue(QUEUE_NEWS)
+        self._over = threading.Event()
+        self._threads = [
+            threading.Thread(target=self._listen, args=(node,), daemon=True, name=f"follow-{node.label}")
+            for node in cluster.nodes
+        ]
+
+    def __enter__(self) -> Follower:
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+
+    def __iter__(self) -> Iterator[News | None]:
+        """Ends when every node's run has ended."""
+        left = len(self._threads)
+        while left:
+            try:
+                news = self._news.get(timeout=TICK_S)
+            except queue.Empty:
+                yield None
+                continue
+            if news.ended is not None or (news.error is not None and not isinstance(news.error, UnreachableError)):
+                left -= 1
+            yield news
+
+    def _listen(self, node: Node) -> None:
+        cursor = _Cursor()
+        broken = False
+        while not self._over.is_set():
+            try:
+                ended = self._hear(node, cursor, broken)
+            except UnreachableError as exc:
+                if not broken:
+                    self._put(News(node, error=exc))
+                broken = True
+                self._over.wait(RETRY_S)
+                continue
+            except ClusterctlError as exc:
+                self._put(News(node, error=exc))
+                return
+            if ended is not None:
+                self._put(News(node, ended=ended))
+                return
+
+    def _hear(self, node: Node, cursor: _Cursor, broken: bool) -> Message | None:
+        request = {**self._request, "at": cursor.at, "offsets": cursor.offsets}
+        with self._cluster.call(node, request) as call:
+            streams = call.receive()["streams"]
+            if broken:
+                self._put(News(node, back=True))
+            while not self._over.is_set():
+                message = call.receive(SILENCE_S)
+                if "done" in message:
+                    return dict(message["done"])
+                if "events" in message:
+                    self._put(News(node, events=tuple(message["events"])))
+                    cursor.at = message["at"]
+                elif "lines" in message:
+                    self._put(News(node, lines=_lines(node, streams, message["lines"])))
+                    for _, stream, _, end in message["lines"]:
+                        cursor.offsets[_name(streams[stream])] = end
+        return None
+
+    def _put(self, news: News) -> None:
+        while not self._over.is_set():
+            try:
+                self._news.put(news, timeout=TICK_S)
+                return
+            except queue.Full:
+                continue
+
+
+def _name(stream: Message) -> str:
+    return f"{stream['role']}{stream['rank']}"
+
+
+def _lines(node: Node, streams: list[Message], rows: list[list[Any]]) -> tuple[LogLine, ...]:
+    return tuple(
+        LogLine(t, node, streams[stream]["role"], streams[stream]["rank"], text) for t, stream, text, _ in rows
+    )
+
+
+def wait_for_end(follower: Follower, limit_s: float) -> Iterator[News]:
+    """The rest of the news, for at most `limit_s`."""
+    deadline = time.monotonic() + limit_s
+    for news in follower:
+        if news is not None:
+            yield news
+        if time.monotonic() > deadline:
+            return

@@ -1,0 +1,159 @@
+"""What is known of a run while it is followed: a pure fold of its events."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from clusterctl.cluster import Message
+from clusterctl.inventory import Inventory, Node
+
+PROGRESS = ("pass", "step", "loss", "samples_per_s", "compute", "wait", "wire")
+CURVE_POINTS = 4000
+
+
+@dataclass
+class ProcessView:
+    node: Node
+    role: str
+    rank: int
+    state: str = "waiting"
+    exit_code: int | None = None
+    numbers: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        return f"{self.role}{self.rank}"
+
+
+@dataclass(frozen=True)
+class PassNumbers:
+    """What trainers logged in a pass, averaged over them by weight."""
+
+    pass_: int
+    values: dict[str, float]
+    trainers: int
+
+
+class RunView:
+    """Takes events in any order between nodes; `ended` is the lead's last word."""
+
+    def __init__(self, inventory: Inventory) -> None:
+        self.phase = "gathering"
+        self.ended: Message | None = None
+        self.causes: list[Message] = []
+        self.failures: list[Message] = []
+        self.curve: list[tuple[int, float]] = []
+        self.saved: list[str] = []
+        self.processes: dict[tuple[str, int], ProcessView] = {}
+        for role in ("pserver", "trainer"):
+            for node in inventory.nodes:
+                for rank in node.pserver_ranks if role == "pserver" else node.trainer_ranks:
+                    self.processes[role, rank] = ProcessView(node, role, rank)
+        self._logged: dict[int, dict[int, Message]] = {}
+        self._told_passes: set[int] = set()
+
+    @property
+    def trainers(self) -> list[ProcessView]:
+        return [process for process in self.processes.values() if process.role == "trainer"]
+
+    @property
+    def samples_per_s(self) -> float:
+        return sum(t.numbers.get("samples_per_s") or 0.0 for t in self.trainers if t.state == "running")
+
+    @property
+    def loss(self) -> float | None:
+        losses = [t.numbers["loss"] for t in self.trainers if t.numbers.get("loss") is not None]
+        return sum(losses) / len(losses) if losses else None
+
+    @property
+    def step(self) -> int:
+        return max((t.numbers.get("step") or 0 for t in self.trainers), default=0)
+
+    @property
+    def pass_(self) -> int:
+        return max((t.numbers.get("pass") or 0 for t in self.trainers), default=0)
+
+    def take(self, event: Message) -> None:
+        handler = getattr(self, f"_on_{event['event']}", None)
+        if handler is not None:
+            handler(event)
+
+    def _process(self, event: Message) -> ProcessView | None:
+        return self.processes.get((str(event.get("role")), int(event.get("rank", -1))))
+
+    def _on_phase(self, event: Message) -> None:
+        self.phase = event["phase"]
+        if event.get("cause"):
+            self.causes.append(event["cause"])
+        if self.phase == "running":
+            for process in self.processes.values():
+                if process.state == "starting":
+                    process.state = "running"
+
+    def _on_spawned(self, event: Message) -> None:
+        self._set_state(event, "starting")
+
+    def _on_ready(self, event: Message) -> None:
+        self._set_state(event, "ready")
+
+    def _set_state(self, event: Message, state: str) -> None:
+        process = self._process(event)
+        if process is not None and process.exit_code is None:
+            process.state = state
+
+    def _on_step(self, event: Message) -> None:
+        process = self._process(event)
+        if process is None:
+            return
+        if process.exit_code is None:
+            process.state = "running"
+        process.numbers.update({name: event[name] for name in PROGRESS if event.get(name) is not None})
+        loss = self.loss
+        if process.role == "trainer" and loss is not None:
+            self.curve.append((self.step, loss))
+            if len(self.curve) > CURVE_POINTS:
+                del self.curve[::2]
+
+    def _on_exited(self, event: Message) -> None:
+        process = self._process(event)
+        if process is None:
+            return
+        process.exit_code = event["exit_code"]
+        process.state = "stopped" if event["stopping"] else ("failed" if event["exit_code"] else "succeeded")
+        if process.state == "failed":
+            self.failures.append(event)
+
+    def _on_saved(self, event: Message) -> None:
+        if event.get("complete"):
+            self.saved.append(event["tag"])
+
+    def _on_log(self, event: Message) -> None:
+        if event.get("values") is not None and event.get("pass") is not None:
+            self._logged.setdefault(int(event["pass"]), {})[int(event["rank"])] = event
+
+    def _on_ended(self, event: Message) -> None:
+        if "not_heard_of" in event or event.get("node") == 0:
+            self.ended = event
+
+    def new_passes(self) -> list[PassNumbers]:
+        """Passes of which every trainer has logged its numbers, once each."""
+        whole = [
+            number
+            for number, by_rank in self._logged.items()
+            if len(by_rank) == len(self.trainers) and number not in self._told_passes
+        ]
+        self._told_passes.update(whole)
+        return [_average(number, list(self._logged[number].values())) for number in sorted(whole)]
+
+
+def _average(number: int, events: list[Message]) -> PassNumbers:
+    sums: dict[str, float] = {}
+    weights: dict[str, float] = {}
+    for event in events:
+        weight = float(event.get("weight") or 1)
+        for name, value in event["values"].items():
+            if isinstance(value, int | float):
+                sums[name] = sums.get(name, 0.0) + weight * value
+                weights[name] = weights.get(name, 0.0) + weight
+    return PassNumbers(number, {name: sums[name] / weights[name] for name in sums}, len(events))

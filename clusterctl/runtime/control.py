@@ -1,0 +1,66 @@
+"""The line to the supervisor: events out, commands in, and the end of this process when the supervisor is gone."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import threading
+from typing import Any, Callable
+
+from clusterctl.runtime.errors import ProcessError
+
+#: The exit status of a process whose supervisor is gone.
+ORPHANED = 70
+
+_MAX_LINE_BYTES = 1 << 20
+
+
+class Control:
+    """JSON lines over the control socket; without one (local mode) events go nowhere. `send` is thread-safe."""
+
+    def __init__(self, fd: int | None, on_command: Callable[[str], None] = lambda command: None) -> None:
+        self._lock = threading.Lock()
+        self._on_command = on_command
+        self._socket: socket.socket | None = None
+        if fd is None:
+            return
+        try:
+            os.set_inheritable(fd, False)
+            self._socket = socket.socket(fileno=fd)
+        except OSError as exc:
+            raise ProcessError(f"CLUSTERCTL_CONTROL_FD={fd} is not an open socket ({exc})") from exc
+        self._socket.settimeout(None)
+        threading.Thread(target=self._watch, name="clusterctl-control", daemon=True).start()
+
+    def send(self, event: str, **fields: Any) -> None:
+        """Sends one event. A supervisor that is gone is noticed by the watching thread, which ends the process."""
+        if self._socket is None:
+            return
+        line = json.dumps({"event": event, **fields}).encode() + b"\n"
+        with self._lock:
+            try:
+                self._socket.sendall(line)
+            except OSError:
+                os._exit(ORPHANED)
+
+    def _watch(self) -> None:
+        pending = b""
+        while True:
+            try:
+                data = self._socket.recv(65_536) if self._socket else b""
+            except OSError:
+                data = b""
+            if not data:
+                os._exit(ORPHANED)
+            *lines, pending = (pending + data).split(b"\n")
+            pending = pending[:_MAX_LINE_BYTES]
+            for line in lines:
+                self._command(line)
+
+    def _command(self, line: bytes) -> None:
+        try:
+            command = json.loads(line)["cmd"]
+        except (ValueError, TypeError, KeyError):
+            return
+        self._on_command(str(command))

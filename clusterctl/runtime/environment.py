@@ -1,0 +1,123 @@
+"""What a process finds in its environment: the only module of the runtime that reads os.environ.
+
+| variable                 | meaning                                                             |
+|--------------------------|---------------------------------------------------------------------|
+| `CLUSTERCTL_ROLE`        | `pserver` or `trainer`; unset means local mode, all in this process |
+| `CLUSTERCTL_JOB`, `_RUN` | names of the job and of its run                                     |
+| `CLUSTERCTL_JOB_DIR`     | absolute; spec and keys are under `.clusterctl/runs/RUN/`           |
+| `CLUSTERCTL_NODE_ID`     | number of the node                                                  |
+| `CLUSTERCTL_RANK`        | rank within the role                                                |
+| `CLUSTERCTL_TRAINERS`    | how many trainers                                                   |
+| `CLUSTERCTL_PSERVERS`    | `host:port,...` of every pserver by rank                            |
+| `CLUSTERCTL_ATTEMPT`     | how often this process was started, from 1                          |
+| `CLUSTERCTL_OUTPUT_DIR`  | where saves go; `./output` in local mode                            |
+| `CLUSTERCTL_CONTROL_FD`  | a connected unix socket to the supervisor                           |
+| `CLUSTERCTL_SEED`        | the seed in local mode; otherwise it is in spec.json                |
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from clusterctl.runtime.errors import ProcessError
+
+
+@dataclass(frozen=True)
+class Environment:
+    role: str
+    rank: int
+    trainers: int
+    job: str
+    run: str
+    job_dir: Path
+    output_dir: Path
+    seed: int
+    attempt: int = 1
+    pservers: tuple[str, ...] = ()
+    control_fd: int | None = None
+    spec: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def local(self) -> bool:
+        return self.role == "local"
+
+    @property
+    def secure(self) -> bool:
+        return bool(self.spec.get("security", "curve") != "none")
+
+    def keys(self) -> dict[str, Any]:
+        """This process's CURVE keys and those of its peers; raises ProcessError when they are not there."""
+        path = self._run_dir() / "keys" / f"{self.role}-{self.rank}.json"
+        return _read_json(path, "the keys of this run were not delivered: start the job again")
+
+    def _run_dir(self) -> Path:
+        return self.job_dir / ".clusterctl" / "runs" / self.run
+
+
+def read_environment(environ: Mapping[str, str] | None = None) -> Environment:
+    """The process's place in a run; raises ProcessError for a variable that is missing or not understood."""
+    env = os.environ if environ is None else environ
+    role = env.get("CLUSTERCTL_ROLE")
+    if not role:
+        return _local(env)
+    if role not in ("pserver", "trainer"):
+        raise ProcessError(f"CLUSTERCTL_ROLE={role!r} is neither pserver nor trainer")
+    job_dir, run = Path(_text(env, "CLUSTERCTL_JOB_DIR")), _text(env, "CLUSTERCTL_RUN")
+    spec = _read_json(
+        job_dir / ".clusterctl" / "runs" / run / "spec.json", "start the job with clusterctl start"
+    )
+    pservers = tuple(p for p in env.get("CLUSTERCTL_PSERVERS", "").split(",") if p)
+    control = env.get("CLUSTERCTL_CONTROL_FD")
+    return Environment(
+        role=role,
+        rank=_number(env, "CLUSTERCTL_RANK"),
+        trainers=_number(env, "CLUSTERCTL_TRAINERS"),
+        job=_text(env, "CLUSTERCTL_JOB"),
+        run=run,
+        job_dir=job_dir,
+        output_dir=Path(_text(env, "CLUSTERCTL_OUTPUT_DIR")),
+        seed=int(spec.get("seed", 0)),
+        attempt=_number(env, "CLUSTERCTL_ATTEMPT"),
+        pservers=pservers,
+        control_fd=_number(env, "CLUSTERCTL_CONTROL_FD") if control else None,
+        spec=spec,
+    )
+
+
+def _local(env: Mapping[str, str]) -> Environment:
+    here = Path.cwd()
+    output = Path(env.get("CLUSTERCTL_OUTPUT_DIR") or here / "output")
+    seed = _number(env, "CLUSTERCTL_SEED") if env.get("CLUSTERCTL_SEED") else 0
+    return Environment("local", 0, 1, "local", "local", here, output, seed)
+
+
+def _text(env: Mapping[str, str], name: str) -> str:
+    value = env.get(name)
+    if not value:
+        raise ProcessError(
+            f"{name} is not set", remedy="run by clusterctl, or unset CLUSTERCTL_ROLE to run alone"
+        )
+    return value
+
+
+def _number(env: Mapping[str, str], name: str) -> int:
+    text = _text(env, name)
+    try:
+        return int(text)
+    except ValueError as exc:
+        raise ProcessError(f"{name}={text!r} is not a whole number") from exc
+
+
+def _read_json(path: Path, remedy: str) -> dict[str, Any]:
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as exc:
+        raise ProcessError(f"{path} cannot be read ({exc})", remedy=remedy) from exc
+    if not isinstance(data, dict):
+        raise ProcessError(f"{path} does not hold a JSON object", remedy=remedy)
+    return data

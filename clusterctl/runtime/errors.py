@@ -1,0 +1,60 @@
+"""The runtime's own error tree: what went wrong, with table, rank and step, and what to do about it.
+
+| class               | when                                                                     |
+|---------------------|--------------------------------------------------------------------------|
+| `UseError`          | the training program calls the runtime wrongly (shape, dtype, ids, order) |
+| `NotAvailableError` | an option that this version does not have                                 |
+| `TableError`        | trainers disagree about a table, or a table is unknown                    |
+| `WireError`         | a message is malformed                                                    |
+| `RefusedError`      | a pserver refuses: wrong rank for the key, old epoch or attempt, too early |
+| `UnreachableError`  | a pserver has not answered within the node's grace                        |
+| `ModelError`        | a model file is damaged, incomplete or of another shape                   |
+| `ProcessError`      | the process environment or the control socket is wrong                    |
+"""
+
+from __future__ import annotations
+
+
+class RuntimeFailure(Exception):  # noqa: N818 - the base; what is raised is named ...Error
+    """Base of every error that the runtime raises on purpose. `str(error)` ends with the remedy."""
+
+    def __init__(self, message: str, *, remedy: str = "") -> None:
+        super().__init__(f"{message}; {remedy}" if remedy else message)
+
+
+class UseError(RuntimeFailure):
+    pass
+
+
+class NotAvailableError(UseError):
+    pass
+
+
+class TableError(RuntimeFailure):
+    pass
+
+
+class WireError(RuntimeFailure):
+    pass
+
+
+class RefusedError(RuntimeFailure):
+    pass
+
+
+class UnreachableError(RuntimeFailure):
+    pass
+
+
+class ModelError(RuntimeFailure):
+    pass
+
+
+class ProcessError(RuntimeFailure):
+    pass
+
+
+#: What may travel in an error reply, by class name.
+BY_NAME: dict[str, type[RuntimeFailure]] = {
+    cls.__name__: cls for cls in (UseError, TableError, WireError, RefusedError, ModelError)
+}

@@ -1,0 +1,94 @@
+"""`manifest.json`: what says that a saved directory is whole. Standard library only, so that agents can import it.
+
+Schema, version 1::
+
+    {"v": 1, "job": "JOB...", "run": "0001", "tag": "pass-00000", "pass": 0, "step": 35, "mode": "sync", "seed": 0,
+     "pservers": 4,
+     "tables": {NAME: {"kind": "dense" | "sparse", "shape": [...], "rows": null | n, "held": elements or rows saved}},
+     "files": [{"file": "pserver-00000.safetensors", "pserver": 0, "bytes": n, "sha256": hex}, ...]}
+
+It is built from the receipts of all pservers, each the fields of a `saved` event:
+`tag, pass, step, mode, seed, pserver, pservers, file, bytes, sha256, tables`. It is written last, when every file is
+in place; files are listed by pserver.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+NAME = "manifest.json"
+VERSION = 1
+
+_PIECE = re.compile(r"pserver-\d{5}\.safetensors")
+_COMMON = ("tag", "pass", "step", "mode", "seed", "pservers")
+
+
+def piece_name(pserver: int) -> str:
+    return f"pserver-{pserver:05d}.safetensors"
+
+
+def build_manifest(job: str, run: str, receipts: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
+    """The manifest of one tag, or None while receipts of some pservers are missing.
+
+    Raises ValueError when the receipts are not of one cut (their tag, step or number of pservers differ).
+    """
+    by_pserver = {int(r["pserver"]): r for r in receipts}
+    if not by_pserver or len(by_pserver) < int(receipts[0]["pservers"]):
+        return None
+    ordered = [by_pserver[p] for p in sorted(by_pserver)]
+    if any(r[k] != ordered[0][k] for r in ordered for k in _COMMON):
+        raise ValueError(f"receipts of tag {ordered[0]['tag']!r} are not of one cut")
+    tables: dict[str, Any] = {}
+    for receipt in ordered:
+        for name, table in receipt["tables"].items():
+            total = tables.setdefault(name, {**table, "held": 0})
+            total["held"] += table["held"]
+    files = [{key: r[key] for key in ("file", "pserver", "bytes", "sha256")} for r in ordered]
+    common = {key: ordered[0][key] for key in _COMMON}
+    return {"v": VERSION, "job": job, "run": run, **common, "tables": tables, "files": files}
+
+
+def write_manifest(directory: Path, manifest: Mapping[str, Any]) -> Path:
+    """Writes `manifest.json` beside its place, syncs and renames it; a reader never sees half of one."""
+    path = directory / NAME
+    handle, beside = tempfile.mkstemp(dir=directory, prefix=".manifest-")
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            json.dump(manifest, file, indent=1, sort_keys=True)
+            file.flush()
+            os.fsync(file.fileno())
+        Path(beside).replace(path)
+    except BaseException:
+        Path(beside).unlink(missing_ok=True)
+        raise
+    sync_directory(directory)
+    return path
+
+
+def read_manifest(directory: Path) -> dict[str, Any] | None:
+    """The manifest in `directory`, None if there is none. Raises ValueError when it is not one of this version."""
+    try:
+        data = json.loads((directory / NAME).read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return None
+    if not isinstance(data, dict) or data.get("v") != VERSION or not isinstance(data.get("files"), list):
+        raise ValueError(f"{directory / NAME} is not a manifest of version {VERSION}")
+    for entry in data["files"]:
+        if not isinstance(entry, dict) or not _PIECE.fullmatch(str(entry.get("file"))):
+            raise ValueError(f"{directory / NAME} lists a file that is not a piece: {entry!r}")
+    return data
+
+
+def sync_directory(directory: Path) -> None:
+    """Makes a rename in `directory` survive a power cut."""
+    handle = os.open(directory, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

@@ -1,0 +1,71 @@
+"""Which saves were asked for, by whom, and which are done: the bookkeeping of one pserver."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+
+from clusterctl.runtime import wire
+from clusterctl.runtime.errors import UseError
+
+_TAG = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,99}")
+
+
+def check_tag(tag: str) -> str:
+    """Returns a tag that is safe as a directory name; raises UseError otherwise."""
+    if not _TAG.fullmatch(tag):
+        raise UseError(
+            f"tag {tag!r} is not usable",
+            remedy="use up to 100 letters, digits and ._- , not starting with a dot",
+        )
+    return tag
+
+
+@dataclass
+class SaveBook:
+    """A tag is saved once: at the end of a pass when all trainers have asked, otherwise at the first call."""
+
+    writing: list[str] = field(default_factory=list)
+    saved_step: int = 0
+    _asked: dict[str, set[int]] = field(default_factory=dict)
+    _at_once: set[str] = field(default_factory=set)
+    _done: set[str] = field(default_factory=set)
+    _waiters: dict[str, list[wire.Message]] = field(default_factory=dict)
+
+    def ask(self, tag: str, message: wire.Message, at_pass_end: bool) -> bool:
+        """Notes that a trainer asks for `tag`; True when it is saved already."""
+        if check_tag(tag) in self._done:
+            return True
+        self._asked.setdefault(tag, set()).add(message.rank)
+        if not at_pass_end:
+            self._at_once.add(tag)
+        return False
+
+    def due(self, active: set[int], force: bool) -> list[str]:
+        """The tags to write now, which are `writing` until `finish`; with `force` also what only some asked for."""
+        self.writing = [
+            t for t, ranks in self._asked.items() if force or t in self._at_once or active <= ranks
+        ]
+        return list(self.writing)
+
+    def wait(self, tag: str, message: wire.Message) -> None:
+        """`message` is answered when `tag` is saved; a repeat of it replaces the earlier one."""
+        others = [m for m in self._waiters.get(tag, []) if m.rank != message.rank]
+        self._waiters[tag] = [*others, message]
+
+    def waiting(self) -> list[wire.Message]:
+        return [message for messages in self._waiters.values() for message in messages]
+
+    def unfinished_pass(self, passes: int) -> str:
+        """The tag for what is not saved yet when everyone has left after `passes` whole passes."""
+        last, partial = f"pass-{max(0, passes - 1):05d}", f"pass-{passes:05d}"
+        return partial if last in self._done else last
+
+    def finish(self, tag: str, step: int) -> list[wire.Message]:
+        """Marks `tag` as saved at `step`; returns who waited for it."""
+        self.writing = [t for t in self.writing if t != tag]
+        self._asked.pop(tag, None)
+        self._at_once.discard(tag)
+        self._done.add(tag)
+        self.saved_step = max(self.saved_step, step)
+        return self._waiters.pop(tag, [])

@@ -1,0 +1,77 @@
+"""ZeroMQ sockets as both sides open them: bounded queues, bounded frames, keys, finite closing."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Mapping
+from typing import Any
+
+import zmq
+
+from clusterctl.runtime import wire
+from clusterctl.runtime.errors import ProcessError
+
+PORTS_TRIED = 1_000
+
+_CLOSE_MS = 2_000
+
+
+def open_context() -> zmq.Context[zmq.Socket[bytes]]:
+    return zmq.Context(io_threads=1)
+
+
+def open_router(context: zmq.Context[zmq.Socket[bytes]], keys: Mapping[str, Any] | None) -> zmq.Socket[bytes]:
+    """A pserver's socket; with keys it speaks CURVE only, and `zap.Gate` must run in the same context."""
+    socket = context.socket(zmq.ROUTER)
+    _bound(socket)
+    socket.setsockopt(zmq.RCVHWM, 16)
+    socket.setsockopt(zmq.SNDHWM, 64)
+    if keys is not None:
+        socket.setsockopt(zmq.CURVE_SERVER, 1)
+        socket.setsockopt(zmq.CURVE_SECRETKEY, str(keys["secret"]).encode())
+        socket.setsockopt(zmq.ZAP_DOMAIN, b"clusterctl")
+    return socket
+
+
+def open_dealer(
+    context: zmq.Context[zmq.Socket[bytes]], address: str, keys: Mapping[str, Any] | None, server_key: str
+) -> zmq.Socket[bytes]:
+    """A trainer's socket to one pserver at `host:port`."""
+    socket = context.socket(zmq.DEALER)
+    _bound(socket)
+    socket.setsockopt(zmq.IPV6, 1)
+    socket.setsockopt(zmq.SNDHWM, 64)
+    socket.setsockopt(zmq.RECONNECT_IVL, 100)
+    socket.setsockopt(zmq.RECONNECT_IVL_MAX, 2_000)
+    if keys is not None:
+        socket.setsockopt(zmq.CURVE_PUBLICKEY, str(keys["public"]).encode())
+        socket.setsockopt(zmq.CURVE_SECRETKEY, str(keys["secret"]).encode())
+        socket.setsockopt(zmq.CURVE_SERVERKEY, server_key.encode())
+    socket.connect(f"tcp://{address}")
+    return socket
+
+
+def bind_first_free(socket: zmq.Socket[bytes], port: int) -> int:
+    """Binds the first free port from `port` on all IPv4 addresses; raises ProcessError when none is free."""
+    last = min(port + PORTS_TRIED, 65_536)
+    for candidate in range(port, last):
+        try:
+            socket.bind(f"tcp://0.0.0.0:{candidate}")
+        except zmq.ZMQError as exc:
+            if exc.errno not in (errno.EADDRINUSE, errno.EACCES):
+                raise ProcessError(f"port {candidate} cannot be bound ({exc})") from exc
+        else:
+            return candidate
+    raise ProcessError(
+        f"no free port in {port}..{last - 1}", remedy="set PORT to a range that is free on this node"
+    )
+
+
+def _bound(socket: zmq.Socket[bytes]) -> None:
+    socket.setsockopt(zmq.MAXMSGSIZE, wire.MAX_FRAME_BYTES)
+    socket.setsockopt(zmq.LINGER, _CLOSE_MS)
+    socket.setsockopt(zmq.SNDTIMEO, 10_000)
+    socket.setsockopt(zmq.TCP_KEEPALIVE, 1)
+    socket.setsockopt(zmq.TCP_KEEPALIVE_IDLE, 10)
+    socket.setsockopt(zmq.TCP_KEEPALIVE_INTVL, 5)
+    socket.setsockopt(zmq.TCP_KEEPALIVE_CNT, 3)

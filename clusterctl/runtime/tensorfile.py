@@ -1,0 +1,143 @@
+"""The safetensors file format, written and read with numpy alone.
+
+Eight bytes of header length, a JSON header (`name -> dtype, shape, data_offsets`, and `__metadata__` of strings),
+padded with spaces to a multiple of 8, then the arrays without gaps, little-endian
+(https://github.com/huggingface/safetensors#format).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import mmap
+import os
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO, Callable
+
+import numpy as np
+import numpy.typing as npt
+
+from clusterctl.runtime.errors import ModelError
+from clusterctl.runtime.manifest import sync_directory
+
+Array = npt.NDArray[Any]
+
+_DTYPES: dict[str, np.dtype[Any]] = {"F32": np.dtype("<f4"), "I64": np.dtype("<i8")}
+_MAX_HEADER_BYTES = 256 * 2**20
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A tensor to write: `read()` is called once, when its turn comes, so that a file needs no second copy of all."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    read: Callable[[], Array]
+
+
+def write_tensors(path: Path, entries: Sequence[Entry], metadata: Mapping[str, str]) -> tuple[int, str]:
+    """Writes a file beside its place, syncs and renames it; returns its size and sha256."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, beside = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}-")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            digest = _write(file, entries, metadata)
+            size = file.tell()
+            file.flush()
+            os.fsync(file.fileno())
+        Path(beside).chmod(0o644 & ~_umask())
+        Path(beside).replace(path)
+    except BaseException:
+        Path(beside).unlink(missing_ok=True)
+        raise
+    sync_directory(path.parent)
+    return size, digest
+
+
+def _write(file: BinaryIO, entries: Sequence[Entry], metadata: Mapping[str, str]) -> str:
+    header: dict[str, Any] = {"__metadata__": dict(metadata)}
+    offset = 0
+    for entry in entries:
+        size = int(np.prod(entry.shape, dtype=np.int64)) * _DTYPES[entry.dtype].itemsize
+        place = [offset, offset + size]
+        header[entry.name] = {"dtype": entry.dtype, "shape": list(entry.shape), "data_offsets": place}
+        offset += size
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    digest = hashlib.sha256()
+    for piece in _pieces(len(text).to_bytes(8, "little") + text, entries):
+        digest.update(piece)
+        file.write(piece)
+    return digest.hexdigest()
+
+
+def _pieces(head: bytes, entries: Sequence[Entry]) -> Any:
+    yield head
+    for entry in entries:
+        array = np.ascontiguousarray(entry.read(), _DTYPES[entry.dtype])
+        if array.shape != entry.shape:
+            raise ModelError(f"tensor {entry.name!r} has shape {array.shape}, not {entry.shape}")
+        if array.size:
+            yield array.reshape(-1).view(np.uint8).data
+
+
+def _umask() -> int:
+    mask = os.umask(0o022)
+    os.umask(mask)
+    return mask
+
+
+class TensorFile:
+    """A safetensors file, mapped for reading. Raises ModelError for anything but a whole and sane file."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        try:
+            with path.open("rb") as file:
+                self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        except (OSError, ValueError) as exc:
+            raise ModelError(f"{path} cannot be read ({exc})") from exc
+        self._header = self._read_header()
+        metadata = self._header.pop("__metadata__", {})
+        self.metadata: dict[str, str] = metadata if isinstance(metadata, dict) else {}
+
+    @property
+    def names(self) -> list[str]:
+        return list(self._header)
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._header
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return tuple(int(n) for n in self._header[name]["shape"])
+
+    def tensor(self, name: str) -> Array:
+        """A read-only view of the tensor in the file."""
+        info = self._header.get(name)
+        if info is None:
+            raise ModelError(f"{self.path} lacks tensor {name!r}")
+        try:
+            dtype, shape, (first, last) = _DTYPES[info["dtype"]], self.shape(name), info["data_offsets"]
+            if not 0 <= first <= last <= len(self._map) - self._data:
+                raise ValueError("outside the file")
+            count = (last - first) // dtype.itemsize
+            return np.frombuffer(self._map, dtype, count, self._data + first).reshape(shape)
+        except (KeyError, TypeError, ValueError) as exc:
+            raise ModelError(f"{self.path}: tensor {name!r} is damaged ({exc})") from exc
+
+    def _read_header(self) -> dict[str, Any]:
+        length = int.from_bytes(self._map[:8], "little")
+        if len(self._map) < 8 or length > min(_MAX_HEADER_BYTES, len(self._map) - 8):
+            raise ModelError(f"{self.path} is not a whole safetensors file")
+        self._data = 8 + length
+        try:
+            header = json.loads(self._map[8 : self._data])
+        except ValueError as exc:
+            raise ModelError(f"{self.path}: the header does not parse") from exc
+        if not isinstance(header, dict):
+            raise ModelError(f"{self.path}: the header is not an object")
+        return header

@@ -1,0 +1,41 @@
+"""Commands on nodes over SSH: the only package that quotes, connects and retries.
+
+Importing it is cheap; paramiko is imported by the first connection.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from clusterctl.transport.command import Command, Raw, RemotePath, command, quote
+from clusterctl.transport.fanout import Outcome
+from clusterctl.transport.hostkeys import HostKey, Verdict
+from clusterctl.transport.session import Transport
+from clusterctl.transport.target import Node, SshSettings
+
+if TYPE_CHECKING:
+    from clusterctl.transport.process import Completed, RemoteProcess
+
+__all__ = [
+    "Command",
+    "Completed",
+    "HostKey",
+    "Node",
+    "Outcome",
+    "Raw",
+    "RemotePath",
+    "RemoteProcess",
+    "SshSettings",
+    "Transport",
+    "Verdict",
+    "command",
+    "quote",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name in ("Completed", "RemoteProcess"):
+        from clusterctl.transport import process
+
+        return getattr(process, name)
+    raise AttributeError(name)

@@ -1,0 +1,189 @@
+"""Getting an authenticated connection to one server: TCP or proxy, handshake, host key, login, retries."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import socket
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import TypeVar
+
+from paramiko.channel import Channel
+from paramiko.ssh_exception import SSHException
+
+from clusterctl.transport import failures
+from clusterctl.transport.hostkeys import HostKey, judge, known_keys
+from clusterctl.transport.identity import Attempts, authenticate
+from clusterctl.transport.link import Link, silence_paramiko
+from clusterctl.transport.target import Target
+
+ATTEMPTS = 3
+BACKOFF_S = 0.4
+TCP_DEAD_MS = 30_000
+
+T = TypeVar("T")
+# An open stream to a server, and what ends whatever it runs through.
+Path = tuple["socket.socket | Channel", Callable[[], None]]
+
+
+class Dialer:
+    """Makes links; at most `max_handshakes` at a time over all threads, so that no sshd drops us."""
+
+    def __init__(self, *, strict: bool, max_handshakes: int, timeout_s: float) -> None:
+        silence_paramiko()
+        self._strict = strict
+        self._timeout_s = timeout_s
+        self._slots = threading.BoundedSemaphore(max_handshakes)
+        self._pending: set[Link] = set()
+        self._lock = threading.Lock()
+        self._aborts = 0
+
+    def connect(self, target: Target, gateway: Link | None = None) -> Link:
+        """A link that is logged in. Raises UnreachableError, or RefusedError for its host key."""
+
+        def log_in() -> Link:
+            with self._handshake(target, gateway) as (link, deadline):
+                self._check_host_key(target, link)
+                attempts = Attempts()
+                link.auth_timeout = max(1.0, deadline - time.monotonic())
+                if not authenticate(link, target, attempts):
+                    raise failures.not_logged_in(target, attempts)
+                link.watch()
+                return link
+
+        return self._with_retries(target, log_in)
+
+    def host_key(self, target: Target, gateway: Link | None = None) -> HostKey:
+        """The key that the server shows and proves to have; nothing is checked and nobody logs in."""
+
+        def look() -> HostKey:
+            with self._handshake(target, gateway) as (link, _):
+                key = _key_of(link, target)
+                link.close()
+                return key
+
+        return self._with_retries(target, look)
+
+    def abort(self) -> None:
+        """Make every handshake that is under way fail now."""
+        with self._lock:
+            self._aborts += 1
+            pending = list(self._pending)
+        for link in pending:
+            link.close()
+
+    def _with_retries(self, target: Target, attempt: Callable[[], T]) -> T:
+        """Sshd drops connections at random when too many are unauthenticated (MaxStartups): try again."""
+        aborts = self._aborts
+        for left in reversed(range(ATTEMPTS)):
+            try:
+                with self._slots:
+                    return attempt()
+            except (OSError, EOFError, SSHException) as exc:
+                if self._aborts != aborts:
+                    raise failures.interrupted(target.label) from exc
+                cause = EOFError() if _is_hang_up(exc) else exc
+                if not left or not (_is_hang_up(exc) or _is_busy_name_server(exc)):
+                    raise failures.unreachable(target, cause, self._timeout_s) from exc
+            time.sleep(random.uniform(0.25, 1) * BACKOFF_S * (ATTEMPTS - left))
+        raise AssertionError("the last attempt returns or raises")
+
+    @contextlib.contextmanager
+    def _handshake(self, target: Target, gateway: Link | None) -> Iterator[tuple[Link, float]]:
+        """A link after key exchange, and the deadline of the whole connection; closed on failure."""
+        deadline = time.monotonic() + self._timeout_s
+        known = known_keys(target.known_hosts, target.key_name)
+        stream, close_stream = _reach(target, gateway, self._timeout_s)
+        # Asking for the kind of key that is on file spares a host with several the word "changed".
+        link = Link(
+            stream, key_types=[key.type for key in known if not key.revoked], after_close=close_stream
+        )
+        with self._lock:
+            self._pending.add(link)
+        try:
+            link.banner_timeout = link.handshake_timeout = self._timeout_s + 5
+            link.start_client(timeout=max(0.1, deadline - time.monotonic()))
+            if not link.initial_kex_done:
+                raise TimeoutError
+            yield link, deadline
+        except BaseException:
+            link.close()
+            raise
+        finally:
+            with self._lock:
+                self._pending.discard(link)
+
+    def _check_host_key(self, target: Target, link: Link) -> None:
+        if not self._strict:
+            return
+        key = _key_of(link, target)
+        verdict = judge(known_keys(target.known_hosts, target.key_name), key)
+        if verdict.state != "known":
+            raise failures.untrusted(target, key, verdict)
+
+
+def _key_of(link: Link, target: Target) -> HostKey:
+    key = link.get_remote_server_key()
+    return HostKey(target.key_name, key.get_name(), key.asbytes())
+
+
+def _is_hang_up(exc: BaseException) -> bool:
+    """Whether the server ended the connection within the handshake, in the words that paramiko has for it."""
+    if isinstance(exc, SSHException):
+        words = ("Error reading SSH protocol banner", "Negotiation failed", "No existing session")
+        return str(exc).startswith(words)
+    return isinstance(exc, (EOFError, ConnectionResetError, BrokenPipeError))
+
+
+def _is_busy_name_server(exc: BaseException) -> bool:
+    return isinstance(exc, socket.gaierror) and exc.errno == socket.EAI_AGAIN
+
+
+def _reach(target: Target, gateway: Link | None, timeout_s: float) -> Path:
+    if gateway is not None:
+        where = (target.host, target.port)
+        return gateway.open_channel("direct-tcpip", where, ("", 0), timeout=timeout_s), lambda: None
+    if target.proxy_command:
+        return _through_command(target.proxy_command)
+    return _tcp(target.host, target.port, timeout_s), lambda: None
+
+
+def _tcp(host: str, port: int, timeout_s: float) -> socket.socket:
+    sock = socket.create_connection((host, port), timeout=timeout_s)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for option, value in (
+        ("TCP_KEEPIDLE", 10),
+        ("TCP_KEEPINTVL", 5),
+        ("TCP_KEEPCNT", 4),
+        ("TCP_USER_TIMEOUT", TCP_DEAD_MS),
+    ):
+        if hasattr(socket, option):
+            sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
+    return sock
+
+
+def _through_command(proxy_command: str) -> Path:
+    ours, theirs = socket.socketpair()
+    with theirs:
+        process = subprocess.Popen(
+            f"exec {proxy_command}",
+            shell=True,
+            stdin=theirs.fileno(),
+            stdout=theirs.fileno(),
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+
+    def end() -> None:
+        process.terminate()
+        try:
+            process.wait(2)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+    return ours, end

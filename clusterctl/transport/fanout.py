@@ -1,0 +1,131 @@
+"""The same work for many nodes at once, with every node's outcome."""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from clusterctl.errors import ClusterctlError, NodeError
+from clusterctl.transport import failures
+from clusterctl.transport.target import Node
+
+N = TypeVar("N", bound=Node)
+T = TypeVar("T")
+INTERRUPT_WAIT_S = 3.0
+POLL_S = 0.5
+
+
+@dataclass(frozen=True)
+class Outcome(Generic[N, T]):
+    """What became of one node's work: a value or an error, and how long it took."""
+
+    node: N
+    value: T | None
+    error: ClusterctlError | None
+    seconds: float
+
+    @property
+    def ok(self) -> bool:
+        return self.error is None
+
+    def get(self) -> T:
+        """The value; raises the error if there is one."""
+        if self.error is not None:
+            raise self.error
+        return self.value  # type: ignore[return-value]  # T itself may be None
+
+
+class Cancellation(threading.local):
+    """Tells the threads of a fan-out that they were told to end."""
+
+    event: threading.Event | None = None
+
+    def check(self, label: str) -> None:
+        if self.event is not None and self.event.is_set():
+            raise failures.interrupted(label)
+
+
+def fan_out(
+    nodes: Sequence[N],
+    work: Callable[[N], T],
+    *,
+    max_workers: int,
+    cancellation: Cancellation,
+    on_interrupt: Callable[[], None],
+) -> list[Outcome[N, T]]:
+    """Every node's outcome, in the order of the nodes.
+
+    ClusterctlError and OSError of the work become outcomes; any other exception is a mistake in the program
+    and is raised after all have ended. An exception in the waiting thread, such as KeyboardInterrupt, calls
+    `on_interrupt`, which must make running work fail, waits for it a moment, and goes on its way.
+    """
+    todo: queue.SimpleQueue[int] = queue.SimpleQueue()
+    done: queue.SimpleQueue[tuple[int, Outcome[N, T], BaseException | None]] = queue.SimpleQueue()
+    stop = threading.Event()
+    for index in range(len(nodes)):
+        todo.put(index)
+
+    def worker() -> None:
+        cancellation.event = stop
+        while not stop.is_set():
+            try:
+                index = todo.get_nowait()
+            except queue.Empty:
+                return
+            done.put((index, *_attempt(nodes[index], work)))
+
+    # Daemons: work that cannot be interrupted must not hold up the end of the process.
+    threads = [
+        threading.Thread(target=worker, daemon=True, name=f"fan-out-{number}")
+        for number in range(min(max_workers, len(nodes)))
+    ]
+    try:
+        for thread in threads:
+            thread.start()
+        finished = [_take(done) for _ in nodes]
+    except BaseException:
+        stop.set()
+        on_interrupt()
+        _join(threads, INTERRUPT_WAIT_S)
+        raise
+    for _, _, mistake in finished:
+        if mistake is not None:
+            raise mistake
+    return [outcome for _, outcome, _ in sorted(finished, key=lambda item: item[0])]
+
+
+def _attempt(node: N, work: Callable[[N], T]) -> tuple[Outcome[N, T], BaseException | None]:
+    began = time.monotonic()
+    value: T | None = None
+    error: ClusterctlError | None = None
+    mistake: BaseException | None = None
+    try:
+        value = work(node)
+    except ClusterctlError as exc:
+        error = exc
+    except OSError as exc:
+        error = NodeError(str(exc), node=node.label)
+        error.__cause__ = exc
+    except BaseException as exc:  # noqa: BLE001 - handed to the waiting thread, which raises it
+        mistake = exc
+    return Outcome(node, value, error, time.monotonic() - began), mistake
+
+
+def _take(done: queue.SimpleQueue[T]) -> T:
+    # With a timeout, so that a Ctrl-C is seen at once on every platform.
+    while True:
+        try:
+            return done.get(timeout=POLL_S)
+        except queue.Empty:
+            continue
+
+
+def _join(threads: Sequence[threading.Thread], timeout_s: float) -> None:
+    deadline = time.monotonic() + timeout_s
+    for thread in threads:
+        if thread.ident is not None:
+            thread.join(max(0.0, deadline - time.monotonic()))

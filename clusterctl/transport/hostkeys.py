@@ -1,0 +1,169 @@
+"""Known host keys as OpenSSH keeps them: reading, matching, recording. Needs no SSH library."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import fcntl
+import fnmatch
+import hashlib
+import hmac
+import os
+import secrets
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+HostKeyState = Literal["known", "unknown", "changed", "revoked"]
+
+
+@dataclass(frozen=True)
+class HostKey:
+    """A server's public key: `name` as known_hosts has it (`host` or `[host]:port`), key type, wire blob."""
+
+    name: str
+    type: str
+    blob: bytes
+
+    @property
+    def fingerprint(self) -> str:
+        """As `ssh-keygen -l` prints it: SHA256:..."""
+        return fingerprint(self.blob)
+
+    @property
+    def line(self) -> str:
+        """The plain known_hosts line, without a line end."""
+        return f"{self.name} {self.type} {base64.b64encode(self.blob).decode()}"
+
+
+@dataclass(frozen=True)
+class KnownKey:
+    """One entry of a known_hosts file that applies to a host, with the place where it stands."""
+
+    type: str
+    blob: bytes
+    revoked: bool
+    file: Path
+    line: int
+
+    @property
+    def fingerprint(self) -> str:
+        return fingerprint(self.blob)
+
+    @property
+    def where(self) -> str:
+        return f"{self.file}:{self.line}"
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What is known of a server's key; `against` holds the entries that speak against it."""
+
+    state: HostKeyState
+    against: tuple[KnownKey, ...] = ()
+
+
+def fingerprint(blob: bytes) -> str:
+    return "SHA256:" + base64.b64encode(hashlib.sha256(blob).digest()).decode().rstrip("=")
+
+
+def known_hosts_name(host: str, port: int) -> str:
+    """The name under which a server is filed: the bare host for port 22, else `[host]:port`."""
+    host = host.lower()
+    return host if port == 22 else f"[{host}]:{port}"
+
+
+def known_keys(files: Iterable[Path], name: str) -> list[KnownKey]:
+    """The entries for a host of all these files; those that are missing or unreadable count as empty."""
+    found: list[KnownKey] = []
+    for file in files:
+        try:
+            text = file.read_text(encoding="utf-8", errors="replace")
+        except OSError:
+            continue
+        for number, line in enumerate(text.splitlines(), 1):
+            entry = _parse(line, name, file, number)
+            if entry is not None:
+                found.append(entry)
+    return found
+
+
+def judge(keys: Sequence[KnownKey], offered: HostKey) -> Verdict:
+    """Whether the offered key is the recorded one. A host filed with other keys only has changed."""
+    revoked = tuple(key for key in keys if key.revoked and key.blob == offered.blob)
+    if revoked:
+        return Verdict("revoked", revoked)
+    trusted = tuple(key for key in keys if not key.revoked)
+    if any(key.blob == offered.blob for key in trusted):
+        return Verdict("known")
+    return Verdict("changed", trusted) if trusted else Verdict("unknown")
+
+
+def record(file: Path, key: HostKey, *, hashed: bool = False) -> bool:
+    """Append a key to a known_hosts file (0600, its directory 0700 if new); False if it was there already.
+
+    One write under a lock: writers at the same time lose nothing, and a reader never sees half a line.
+    """
+    file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    name = _hash_name(key.name) if hashed else key.name
+    line = f"{name} {key.type} {base64.b64encode(key.blob).decode()}\n"
+    fd = os.open(file, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX)
+        if any(known.blob == key.blob and not known.revoked for known in known_keys([file], key.name)):
+            return False
+        size = os.fstat(fd).st_size
+        torn = size > 0 and os.pread(fd, 1, size - 1) != b"\n"
+        os.write(fd, (b"\n" if torn else b"") + line.encode())
+        os.fsync(fd)
+        return True
+    finally:
+        os.close(fd)
+
+
+def _parse(line: str, name: str, file: Path, number: int) -> KnownKey | None:
+    fields = line.split()
+    if not fields or fields[0].startswith("#"):
+        return None
+    marker = fields.pop(0) if fields[0].startswith("@") else ""
+    # A certificate authority's line says nothing of the plain keys that we ask servers for.
+    if len(fields) < 3 or marker not in ("", "@revoked") or not _matches(fields[0], name):
+        return None
+    try:
+        blob = base64.b64decode(fields[2], validate=True)
+    except (binascii.Error, ValueError):
+        return None
+    return KnownKey(fields[1], blob, marker == "@revoked", file, number)
+
+
+def _matches(patterns: str, name: str) -> bool:
+    if patterns.startswith("|1|"):
+        return _matches_hash(patterns, name)
+    matched = False
+    for pattern in patterns.lower().split(","):
+        if pattern.startswith("!"):
+            if _glob(pattern[1:], name):
+                return False
+        else:
+            matched = matched or _glob(pattern, name)
+    return matched
+
+
+def _glob(pattern: str, name: str) -> bool:
+    # Brackets stand for themselves in known_hosts ("[host]:port"), unlike in fnmatch.
+    return pattern == name or fnmatch.fnmatchcase(name, pattern.replace("[", "[[]"))
+
+
+def _matches_hash(entry: str, name: str) -> bool:
+    try:
+        salt, digest = (base64.b64decode(part) for part in entry[3:].split("|"))
+    except (binascii.Error, ValueError):
+        return False
+    return hmac.compare_digest(hmac.new(salt, name.encode(), hashlib.sha1).digest(), digest)
+
+
+def _hash_name(name: str) -> str:
+    salt = secrets.token_bytes(20)
+    digest = hmac.new(salt, name.encode(), hashlib.sha1).digest()
+    return f"|1|{base64.b64encode(salt).decode()}|{base64.b64encode(digest).decode()}"

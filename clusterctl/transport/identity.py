@@ -1,0 +1,152 @@
+"""Proving who we are: keys from files and from ssh-agent, in the order of `ssh`."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import paramiko
+from paramiko.ssh_exception import BadAuthenticationType, SSHException
+
+from clusterctl.transport.target import Target
+
+if TYPE_CHECKING:
+    from clusterctl.transport.link import Link
+
+_OPENSSH_MAGIC = b"openssh-key-v1\0"
+
+
+@dataclass
+class Attempts:
+    """What was tried to log in, for the message when nothing worked."""
+
+    tried: list[str] = field(default_factory=list)
+    encrypted: list[Path] = field(default_factory=list)
+    unusable: list[str] = field(default_factory=list)
+    allowed: list[str] = field(default_factory=list)
+
+    @property
+    def text(self) -> str:
+        parts = [f"tried {', '.join(self.tried)}" if self.tried else "there was no key to try"]
+        parts += [f"{path} is encrypted and not in ssh-agent" for path in self.encrypted]
+        return "; ".join(parts + self.unusable)
+
+
+def authenticate(link: Link, target: Target, attempts: Attempts) -> bool:
+    """Log in with the first key that the server takes; `attempts` tells what was tried.
+
+    False when the server took none, or hung up after it had refused some; EOFError when it hung up at
+    once, TimeoutError when it did not answer.
+    """
+    with _agent_keys(target) as agent_keys:
+        for name, key in _candidates(target, agent_keys, attempts):
+            attempts.tried.append(name)
+            try:
+                if not link.auth_publickey(target.user, key):
+                    return True
+                attempts.unusable.append(f"{target.host} accepted the key but asks for a second factor")
+            except BadAuthenticationType as exc:
+                attempts.allowed = list(exc.allowed_types)
+                return False
+            except SSHException as exc:
+                if "timeout" in str(exc).lower():
+                    raise TimeoutError from exc
+                if not link.is_active():
+                    return _hung_up(attempts)
+    return False
+
+
+def _hung_up(attempts: Attempts) -> bool:
+    if len(attempts.tried) == 1:
+        raise EOFError("the server hung up at the first key")
+    attempts.unusable.append("then the server hung up (MaxAuthTries)")
+    return False
+
+
+def _candidates(
+    target: Target, agent_keys: tuple[paramiko.AgentKey, ...], attempts: Attempts
+) -> Iterator[tuple[str, paramiko.PKey]]:
+    by_blob = {key.asbytes(): key for key in agent_keys}
+    for path in target.identities:
+        yield from _of_file(path, target.explicit, by_blob, attempts)
+    for key in by_blob.values():
+        yield f"ssh-agent key {key.comment or key.get_name()}", key
+
+
+def _of_file(
+    path: Path, explicit: bool, by_blob: dict[bytes, paramiko.AgentKey], attempts: Attempts
+) -> Iterator[tuple[str, paramiko.PKey]]:
+    try:
+        data = path.read_bytes()
+    except OSError as exc:
+        held = by_blob.pop(_public_blob(path), None)
+        if held is not None:  # the private half may live in the agent alone
+            yield f"ssh-agent key {path}", held
+        elif explicit:
+            attempts.unusable.append(f"cannot read {path}: {exc.strerror}")
+        return
+    held = by_blob.pop(_public_blob(path, data), None)
+    if held is not None:
+        yield f"ssh-agent key {path}", held
+    elif _is_encrypted(data):
+        attempts.encrypted.append(path)
+    else:
+        try:
+            yield str(path), paramiko.PKey.from_path(path)
+        except (SSHException, ValueError, TypeError, paramiko.pkey.UnknownKeyType) as exc:
+            attempts.unusable.append(f"{path} is not a usable private key ({exc})")
+
+
+@contextlib.contextmanager
+def _agent_keys(target: Target) -> Iterator[tuple[paramiko.AgentKey, ...]]:
+    if not target.use_agent:
+        yield ()
+        return
+    try:
+        agent = paramiko.Agent()
+        keys = tuple(agent.get_keys())
+    except (SSHException, OSError):  # a stale SSH_AUTH_SOCK is no agent
+        yield ()
+        return
+    try:
+        yield keys
+    finally:
+        agent.close()
+
+
+def _is_encrypted(data: bytes) -> bool:
+    opened = _open_openssh(data)
+    return opened[0] != b"none" if opened else b"ENCRYPTED" in data
+
+
+def _public_blob(path: Path, data: bytes = b"") -> bytes:
+    """The public key of a private key file, without its passphrase; empty if it cannot be told."""
+    opened = _open_openssh(data)
+    if opened:
+        return opened[1]
+    try:
+        fields = Path(f"{path}.pub").read_text(encoding="utf-8", errors="replace").split()
+        return base64.b64decode(fields[1])
+    except (OSError, IndexError, binascii.Error, ValueError):
+        return b""
+
+
+def _open_openssh(data: bytes) -> tuple[bytes, bytes] | None:
+    """Cipher name and public blob of a key in OpenSSH's own format (PROTOCOL.key), else None."""
+    body = b"".join(line for line in data.splitlines() if not line.startswith(b"-----"))
+    try:
+        packed = base64.b64decode(body)
+    except (binascii.Error, ValueError):
+        return None
+    if not packed.startswith(_OPENSSH_MAGIC):
+        return None
+    message = paramiko.Message(packed[len(_OPENSSH_MAGIC) :])
+    cipher, _kdf, _options, _count, public = (
+        message.get_string(), message.get_string(), message.get_string(), message.get_int(), message.get_string()
+    )  # fmt: skip
+    return cipher, public

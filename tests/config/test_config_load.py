@@ -1,0 +1,331 @@
+"""Running conf.py: what counts, what is reported, and on which line."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from clusterctl.config import Settings, load
+from clusterctl.errors import ConfigError
+
+OLD_CONF = """\
+HOSTS = [
+    "root@192.168.100.17",
+    "root@192.168.100.18",
+]
+\'\'\'
+workspace configuration
+\'\'\'
+#root dir for workspace
+ROOT_DIR = "/home/paddle"
+\'\'\'
+network configuration
+\'\'\'
+#pserver nics
+PADDLE_NIC = "eth0"
+#pserver port
+PADDLE_PORT = 7164
+#pserver ports num
+PADDLE_PORTS_NUM = 2
+#pserver sparse ports num
+PADDLE_PORTS_NUM_FOR_SPARSE = 2
+#trainer whether use gpu
+PADDLE_USE_GPU = "False"
+#environments setting for all processes in cluster job
+LD_LIBRARY_PATH = "/usr/local/cuda/lib64:/usr/lib64"
+"""
+
+
+@pytest.fixture
+def conf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The path `conf.py` in an empty current directory."""
+    monkeypatch.chdir(tmp_path)
+    return Path("conf.py")
+
+
+def write_and_load(path: Path, text: str, **overrides: object) -> Settings:
+    path.write_text(text)
+    return load(path, {"HOME": "/home/me"}, overrides=overrides)
+
+
+def findings_of(path: Path, text: str, **overrides: object) -> list[str]:
+    with pytest.raises(ConfigError) as raised:
+        write_and_load(path, text, **overrides)
+    return str(raised.value).split("\n")
+
+
+def test_the_conf_of_the_old_launcher_loads_unchanged(conf: Path) -> None:
+    settings = write_and_load(conf, OLD_CONF)
+    assert [host.spec for host in settings.hosts] == ["root@192.168.100.17", "root@192.168.100.18"]
+    assert settings.root_dir == "/home/paddle"
+    assert settings.nic == "eth0"
+    assert (settings.port, settings.ports_num, settings.ports_num_for_sparse) == (7164, 2, 2)
+    assert settings.use_gpu is False
+    assert settings.ld_library_path == "/usr/local/cuda/lib64:/usr/lib64"
+
+
+def test_all_mistakes_of_a_file_are_reported_together_in_the_order_of_its_lines(conf: Path) -> None:
+    text = (
+        "import os\n\nHOSTS = [\n    'root@10.0.0.7',\n    'root@10.0.0.8',\n    'x',\n"
+        "    'root@10.0.0.9:99999',\n]\nMODE = 'ssp(4)'\nPORT = '7164'\n\nPROTS_NUM = 3\n"
+    )
+    assert findings_of(conf, text) == [
+        "conf.py:7: HOSTS[3] 'root@10.0.0.9:99999': port must be 1 to 65535",
+        "conf.py:9: MODE = 'ssp(4)' is not available in this version",
+        "conf.py:10: PORT = '7164': must be a whole number, without quotes",
+        "conf.py:12: PROTS_NUM is not a setting; did you mean PORTS_NUM?",
+    ]
+
+
+def test_the_details_hold_every_finding_for_programs(conf: Path) -> None:
+    conf.write_text("HOSTS = ['h:0']\nPORT = 0\n")
+    with pytest.raises(ConfigError) as raised:
+        load(conf, {})
+    assert raised.value.exit_code == 2
+    assert raised.value.details["findings"] == [
+        {
+            "file": "conf.py",
+            "line": 1,
+            "key": "HOSTS[0]",
+            "message": "HOSTS[0] 'h:0': port must be 1 to 65535",
+        },
+        {"file": "conf.py", "line": 2, "key": "PORT", "message": "PORT = 0: must be from 1 to 65535"},
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("HOSTS = ['a',\n  'b:0']", 2),
+        ("HOSTS = ['a']\nHOSTS += ['b:0']", 2),
+        ("HOSTS: list[str] = [\n'a',\n'b:0']", 3),
+        ("if True:\n    HOSTS = (\n  'a',\n  'b:0')", 4),
+        ("HOSTS = [\n 'a',\n Host(\n  'b:0')]", 3),
+        ("HOSTS = ['a']\n\nHOSTS.append('b:0')", 1),
+        ("names = ['a', 'b:0']\nHOSTS = [name for name in names]", 2),
+        ("HOSTS = ['a'] + [\n 'b:0']", 1),
+        ("try:\n  HOSTS = [1/0]\nexcept ArithmeticError:\n  HOSTS = ['a',\n  'b:0']", 5),
+    ],
+)
+def test_a_wrong_host_is_reported_on_its_own_line_or_that_of_the_assignment(
+    conf: Path, text: str, line: int
+) -> None:
+    assert findings_of(conf, text) == [f"conf.py:{line}: HOSTS[1] 'b:0': port must be 1 to 65535"]
+
+
+def test_only_upper_case_names_count(conf: Path) -> None:
+    text = (
+        "import os as OS\nfrom socket import AF_INET\nfrom typing import IO\n_PRIVATE = 1\nport = 1\n"
+        "class GPU: pass\ndef N(): return 'h'\nHOSTS = [N() + str(n) for n in range(2)]\n"
+    )
+    assert [host.spec for host in write_and_load(conf, text).hosts] == ["h0", "h1"]
+
+
+def test_names_from_a_star_import_are_not_taken_for_mistakes_and_own_ones_are(conf: Path) -> None:
+    text = "from errno import *\nHOSTS = ['h']\nMY_OWN = 3\n"
+    assert findings_of(conf, text) == ["conf.py:3: MY_OWN is not a setting"]
+
+
+def test_an_unknown_name_set_without_an_assignment_is_still_found(conf: Path) -> None:
+    assert findings_of(conf, "HOSTS = ['h']\nglobals()['PROT'] = 3\n") == [
+        "conf.py: PROT is not a setting; did you mean PORT?"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "nearest"),
+    [
+        ("PADDLE_PORT_NUM", "PADDLE_PORTS_NUM"),
+        ("PADDLE_ENV", "ENV"),
+        ("TRAINER", "TRAINERS"),
+        ("HEARTBEAT", "HEARTBEAT_S"),
+        ("HOST", "HOSTS"),
+    ],
+)
+def test_an_unknown_name_gets_the_nearest_known_one_as_suggestion(
+    conf: Path, name: str, nearest: str
+) -> None:
+    assert findings_of(conf, f"HOSTS = ['h']\n{name} = 1\n") == [
+        f"conf.py:2: {name} is not a setting; did you mean {nearest}?"
+    ]
+
+
+def test_a_name_like_no_other_gets_a_hint_and_no_suggestion(conf: Path) -> None:
+    conf.write_text("HOSTS = ['h']\nXYZZY = 1\n")
+    with pytest.raises(ConfigError, match=r"conf\.py:2: XYZZY is not a setting$") as raised:
+        load(conf, {})
+    assert raised.value.hint == "conf.py.example lists all settings; names of your own go in lower case"
+
+
+def test_a_setting_whose_value_is_a_class_is_a_mistake_and_not_ignored(conf: Path) -> None:
+    assert findings_of(conf, "HOSTS = ['h']\nPYTHON = str\n")[0].startswith("conf.py:2: PYTHON = <class")
+
+
+def test_old_and_new_name_may_both_be_given_if_they_agree(conf: Path) -> None:
+    text = "HOSTS = ['h']\nPADDLE_USE_GPU = 'False'\nUSE_GPU = False\nPORT = 7000\nPADDLE_PORT = 7000\n"
+    assert write_and_load(conf, text).port == 7000
+
+
+def test_old_and_new_name_with_different_values_are_an_error_at_the_later_line(conf: Path) -> None:
+    text = "HOSTS = ['h']\nPORT = 7000\n\nPADDLE_PORT = 7001\n"
+    assert findings_of(conf, text) == ["conf.py:4: PADDLE_PORT = 7001 contradicts PORT = 7000"]
+
+
+def test_a_syntax_error_is_reported_with_file_and_line(conf: Path) -> None:
+    [finding] = findings_of(conf, "HOSTS = ['h']\nPORT = = 3\n")
+    assert finding.startswith("conf.py:2: SyntaxError: ")
+    [finding] = findings_of(conf, "HOSTS = ['h']\nprint 'python 2'\n")
+    assert finding.startswith("conf.py:2: SyntaxError: ")
+    [finding] = findings_of(conf, "HOSTS = ['h']\nreturn 3\n")
+    assert finding == "conf.py:2: SyntaxError: 'return' outside function"
+
+
+def test_bytes_that_are_not_python_are_reported(conf: Path) -> None:
+    for content in (b"HOSTS = []\0", b"HOSTS = ['\xff']", b"((((" * 5000):
+        conf.write_bytes(content)
+        with pytest.raises(ConfigError, match=r"^conf\.py(:\d+)?: "):
+            load(conf, {})
+
+
+@pytest.mark.parametrize(
+    ("text", "finding"),
+    [
+        ("\nHOSTS = [1 / 0]", "conf.py:2: ZeroDivisionError: division by zero"),
+        ("def f():\n    raise OSError('a\\nb')\nf()", "conf.py:2: OSError: a b"),
+        (
+            "import json\njson.loads('')",
+            "conf.py:2: JSONDecodeError: Expecting value: line 1 column 1 (char 0)",
+        ),
+        ("raise SystemExit", "conf.py:1: SystemExit"),
+        ("HOSTS = [\n  Host('h', role='x')]", "conf.py:2: Host(...) has no role; did you mean roles?"),
+        ("HOSTS = [Host('h', xyzzy=1)]", "conf.py:1: Host(...) has no xyzzy"),
+    ],
+)
+def test_an_exception_in_the_file_is_reported_with_the_line_of_the_file(
+    conf: Path, text: str, finding: str
+) -> None:
+    assert findings_of(conf, text) == [finding]
+
+
+def test_a_missing_file_tells_how_to_make_one_and_how_to_name_another(conf: Path) -> None:
+    with pytest.raises(ConfigError, match=r"^conf\.py: there is no such file$") as raised:
+        load(None, {})
+    assert "clusterctl init" in str(raised.value.hint)
+    assert "--conf" in str(raised.value.hint)
+
+
+def test_a_directory_in_place_of_the_file_is_a_configuration_error(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="cannot be read"):
+        load(tmp_path, {})
+
+
+def test_without_a_path_the_environment_names_the_file_and_else_it_is_conf_py_here(
+    conf: Path, tmp_path: Path
+) -> None:
+    conf.write_text("HOSTS = ['here']\n")
+    other = tmp_path / "other.py"
+    other.write_text("HOSTS = ['there']\n")
+    assert load(None, {}).hosts[0].hostname == "here"
+    assert load(None, {"CLUSTERCTL_CONF": ""}).source == Path("conf.py")
+    assert load(None, {"CLUSTERCTL_CONF": str(other)}).hosts[0].hostname == "there"
+    assert load(conf, {"CLUSTERCTL_CONF": str(other)}).hosts[0].hostname == "here"
+
+
+def test_the_file_runs_in_a_namespace_of_its_own(conf: Path) -> None:
+    text = (
+        "from clusterctl.config import Host as Imported\nassert Imported is Host\n"
+        "assert __file__.endswith('conf.py')\nassert 'load' not in globals()\n"
+        "def f(x: undefined_name_is_evaluated_without_future_annotations = 1): pass\n"
+    )
+    [finding] = findings_of(conf, text)
+    assert finding.startswith("conf.py:5: NameError")
+    write_and_load(conf, "HOSTS = ['h']\nhelper = 1\n")
+    [finding] = findings_of(conf, "HOSTS = [helper]\n")
+    assert finding.startswith("conf.py:1: NameError")
+
+
+def test_what_the_file_prints_does_not_reach_stdout(conf: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_and_load(conf, "HOSTS = ['h']\nprint('hello')\n")
+    captured = capsys.readouterr()
+    assert (captured.out, captured.err) == ("", "hello\n")
+
+
+def test_overrides_win_over_the_file_and_over_old_names(conf: Path) -> None:
+    settings = write_and_load(conf, "HOSTS = ['h']\nPADDLE_PORT = 7000\nSEED = 1\n", PORT=8000, MODE="async")
+    assert (settings.port, settings.seed, str(settings.mode)) == (8000, 1, "async")
+
+
+def test_a_wrong_override_is_reported_as_of_the_command_line(conf: Path) -> None:
+    assert findings_of(conf, "PORT = 5\nHOSTS = ['h']", PORT=0, SEDE=1, MODE="geo(25)", HOSTS=["x:0"]) == [
+        "command line: SEDE is not a setting; did you mean SEED?",
+        "command line: PORT = 0: must be from 1 to 65535",
+        "command line: MODE = 'geo(25)' is not available in this version",
+        "command line: HOSTS[0] 'x:0': port must be 1 to 65535",
+    ]
+
+
+def test_paths_of_this_machine_are_absolute_and_root_dir_keeps_its_tilde(tmp_path: Path) -> None:
+    folder = tmp_path / "project"
+    folder.mkdir()
+    text = (
+        "HOSTS = [Host('h', identity='~/.ssh/other')]\nIDENTITY_FILE = '~/.ssh/id'\n"
+        "KNOWN_HOSTS = 'known_hosts'\nSSH_CONFIG = '/etc/ssh/ssh_config'\nROOT_DIR = '~/jobs/'\n"
+    )
+    settings = write_and_load(folder / "conf.py", text)
+    assert settings.identity_file == Path("/home/me/.ssh/id")
+    assert settings.hosts[0].identity == Path("/home/me/.ssh/other")
+    assert settings.known_hosts == folder / "known_hosts"
+    assert settings.ssh_config == Path("/etc/ssh/ssh_config")
+    assert settings.root_dir == "~/jobs"
+
+
+def test_odd_paths_of_this_machine_do_no_harm(conf: Path, tmp_path: Path) -> None:
+    assert write_and_load(conf, "HOSTS = ['h']\nIDENTITY_FILE = '.'\n").identity_file == tmp_path
+    [finding] = findings_of(conf, "HOSTS = ['h']\nIDENTITY_FILE = '~nobody-at-all/id'\n")
+    assert finding.startswith("conf.py:2: IDENTITY_FILE = '~nobody-at-all/id': ")
+
+
+def test_settings_know_their_source_and_the_lines_of_what_was_set(conf: Path) -> None:
+    settings = write_and_load(conf, "HOSTS = ['h']\nPADDLE_PORT = 7000\n")
+    assert settings.source == conf
+    assert dict(settings.lines) == {"HOSTS": 1, "PORT": 2}
+    assert settings.place("PORT") == "conf.py:2: "
+    assert settings.place("SEED") == "conf.py: "
+
+
+def test_settings_can_be_compared_and_hashed_and_hide_the_environment_of_the_job(conf: Path) -> None:
+    first = write_and_load(conf, "HOSTS = ['h']\nENV = {'TOKEN': 's3cret'}\n")
+    second = write_and_load(conf, "\nHOSTS = ['h']\nENV = {'TOKEN': 's3cret'}\n")
+    assert first == second
+    assert hash(first) == hash(second)
+    assert "s3cret" not in repr(first)
+
+
+def test_a_wrong_environment_is_reported_without_its_secrets(conf: Path) -> None:
+    assert findings_of(conf, "HOSTS = ['h']\nENV = {'TOKEN': 's3cret', 'N': True}\n") == [
+        "conf.py:2: ENV: the value of N must be a string"
+    ]
+    assert "s3cret" not in str(findings_of(conf, "HOSTS = ['h']\nENV = ['TOKEN=s3cret']\n"))
+    assert "s3cret" not in str(findings_of(conf, "HOSTS = [Host('h', env='TOKEN=s3cret')]\n"))
+
+
+def test_loading_needs_none_of_the_heavy_libraries(tmp_path: Path) -> None:
+    (tmp_path / "conf.py").write_text("HOSTS = ['h']\n")
+    program = (
+        "import sys; from clusterctl.config import load; from clusterctl.inventory import build\n"
+        "build(load(None, {}))\n"
+        "heavy = {'paramiko', 'fabric', 'numpy', 'zmq', 'rich', 'typer', 'cryptography'} & set(sys.modules)\n"
+        "sys.exit(f'imported {heavy}' if heavy else 0)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, "")

@@ -1,0 +1,291 @@
+"""Every setting: what it takes, what it refuses, and that nothing is accepted without effect."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import math
+import re
+from collections.abc import Mapping
+from pathlib import Path, PurePosixPath
+
+import pytest
+
+from clusterctl.config import Best, Every, Host, Mode, Settings, from_values, load
+from clusterctl.config.table import BY_SPELLING, NOT_YET, TABLE, YES, Setting
+from clusterctl.errors import ConfigError
+
+EXAMPLE = Path(__file__).parents[2] / "conf.py.example"
+CHECKED_BY_HAND = {"HOSTS"}
+
+
+def setting(name: str, value: object) -> object:
+    return getattr(from_values({"HOSTS": ["h"], name: value}), name.lower())
+
+
+def finding(name: str, value: object) -> str:
+    with pytest.raises(ConfigError) as raised:
+        setting(name, value)
+    return str(raised.value).removeprefix(f"settings: {name}").strip()
+
+
+def test_settings_has_one_field_for_each_setting_of_the_table_and_its_origin() -> None:
+    fields = {field.name for field in dataclasses.fields(Settings)}
+    assert fields == {entry.field for entry in TABLE} | {"source", "lines"}
+
+
+def test_no_two_settings_share_a_name() -> None:
+    assert len(BY_SPELLING) == sum(len(entry.spellings) for entry in TABLE)
+
+
+def test_the_old_names_are_those_of_the_old_launcher() -> None:
+    assert {entry.old for entry in TABLE if entry.old} == {
+        "PADDLE_NIC",
+        "PADDLE_PORT",
+        "PADDLE_PORTS_NUM",
+        "PADDLE_PORTS_NUM_FOR_SPARSE",
+        "PADDLE_USE_GPU",
+    }
+
+
+@pytest.mark.parametrize("entry", TABLE, ids=lambda entry: entry.name)
+def test_the_default_of_every_setting_can_be_written_out(entry: Setting) -> None:
+    if entry.name not in CHECKED_BY_HAND:
+        assert setting(entry.name, entry.default) == getattr(from_values({"HOSTS": ["h"]}), entry.field)
+
+
+@pytest.mark.parametrize("entry", TABLE, ids=lambda entry: entry.name)
+@pytest.mark.parametrize("value", [object(), 1j, b"x", [[]], {1: object()}, math.nan, "\0", [None]])
+def test_no_setting_takes_nonsense_or_breaks_on_it(entry: Setting, value: object) -> None:
+    values: dict[str, object] = {"HOSTS": ["h"]}
+    with pytest.raises(ConfigError, match=f"^settings: {entry.name}"):
+        from_values({**values, entry.name: value})
+
+
+ACCEPTED: list[tuple[str, object, object]] = [
+    ("ROOT_DIR", "/data//jobs/", "/data/jobs"),
+    ("ROOT_DIR", "~", "~"),
+    ("ROOT_DIR", "~/x/./y", "~/x/y"),
+    ("ROOT_DIR", PurePosixPath("/a b"), "/a b"),
+    ("PYTHON", "/opt/py/bin/python3", "/opt/py/bin/python3"),
+    ("TRAINER_COMMAND", "python train.py --name 'a b'", ("python", "train.py", "--name", "a b")),
+    ("TRAINER_COMMAND", ["sh", "-c", "a && b"], ("sh", "-c", "a && b")),
+    ("PSERVER_COMMAND", "python server.py", ("python", "server.py")),
+    ("PSERVER_COMMAND", None, None),
+    ("ENV", {"A": "x y\nz", "N": 3, "F": 0.5, "E": ""}, {"A": "x y\nz", "N": "3", "F": "0.5", "E": ""}),
+    ("LD_LIBRARY_PATH", "/a:/b", "/a:/b"),
+    ("USE_GPU", True, True),
+    ("USE_GPU", "True", True),
+    ("USE_GPU", "false", False),
+    ("SHARDS", "data/*.txt-*", ("data/*.txt-*",)),
+    ("SHARDS", ["a-*", "b-*"], ("a-*", "b-*")),
+    ("PSERVERS", 1, 1),
+    ("PSERVERS", 0, 0),
+    ("TRAINERS", ["h"], ("h",)),
+    ("TRAINERS", [Host("root@h")], ("root@h",)),
+    ("NIC", "eth0", "eth0"),
+    ("PORT", 1, 1),
+    ("PORTS_NUM", 8, 8),
+    ("PORTS_NUM_FOR_SPARSE", 0, 0),
+    ("PS_SECURITY", "none", "none"),
+    ("RELAY", "never", "never"),
+    ("STRICT_HOST_KEYS", False, False),
+    ("MODE", "async", Mode("async")),
+    ("SEED", 7, 7),
+    ("ENGINE", "none", "none"),
+    ("HEARTBEAT_S", 0.2, 0.2),
+    ("NODE_GRACE_S", 5, 5.0),
+    ("GRACE_S", 0, 0.0),
+    ("RESTARTS", 0, 0),
+    ("RESTARTS", 3, 3),
+    ("SAVE_EVERY", "1 pass", Every(1, "pass")),
+    ("ON_NAN", "warn", "warn"),
+]
+
+
+@pytest.mark.parametrize(("name", "value", "parsed"), ACCEPTED)
+def test_a_right_value_is_parsed_to_one_form(name: str, value: object, parsed: object) -> None:
+    assert setting(name, value) == parsed
+    assert type(setting(name, value)) is type(parsed)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("ROOT_DIR", "jobs", "= 'jobs': must be an absolute path or begin with ~/"),
+        ("ROOT_DIR", "~me/jobs", "= '~me/jobs': must be an absolute path or begin with ~/"),
+        ("ROOT_DIR", "/a/../..", "= '/a/../..': must not hold .."),
+        ("ROOT_DIR", "//", "= '//': must not be the root of the file system"),
+        ("ROOT_DIR", "", "= '': must not be empty"),
+        ("TRAINER_COMMAND", "", "= '': must not be empty"),
+        ("TRAINER_COMMAND", None, "= None: must be a string or a list of strings"),
+        ("TRAINER_COMMAND", "python 'train.py", '= "python \'train.py": No closing quotation'),
+        (
+            "TRAINER_COMMAND",
+            "a && b",
+            '= \'a && b\': is run without a shell; for shell syntax write ["sh", "-c", "..."]',
+        ),
+        ("ENV", {"1A": "x"}, ": '1A' is not a name of an environment variable"),
+        ("ENV", {"CLUSTERCTL_RANK": "1"}, ": CLUSTERCTL_RANK is set by clusterctl itself"),
+        ("ENV", ["A=1"], ': must be a dictionary, such as {"NAME": "value"}'),
+        ("USE_GPU", 1, "= 1: must be True or False"),
+        (
+            "SHARDS",
+            ["/data/*"],
+            "= ['/data/*']: '/data/*' must be relative to the workspace and stay inside it",
+        ),
+        ("SHARDS", ["../x"], "= ['../x']: '../x' must be relative to the workspace and stay inside it"),
+        ("PSERVERS", -1, "= -1: must be 0 or more"),
+        ("PSERVERS", True, "= True: must be a whole number"),
+        ("TRAINERS", "h", "= 'h': must be a number of hosts or a list of them"),
+        ("PSERVERS_PER_NODE", 0, "= 0: must be 1 or more"),
+        ("NIC", "eth 0", "= 'eth 0': must be the name of a network interface, such as eth0"),
+        ("PORT", 65536, "= 65536: must be from 1 to 65535"),
+        ("PORT", 7164.0, "= 7164.0: must be a whole number"),
+        ("PORT", None, "= None: must be a whole number"),
+        ("PORT", 65535, "= 65535 leaves no room for the 2 ports of a node's pservers"),
+        ("STRICT_HOST_KEYS", None, "= None: must be True or False"),
+        ("MODE", "ssp", '= \'ssp\': must be "sync", "async", "ssp(4)" or "geo(25)" (with any number)'),
+        ("MODE", "geo(0)", '= \'geo(0)\': must be "sync", "async", "ssp(4)" or "geo(25)" (with any number)'),
+        ("SEED", -1, "= -1: must be from 0 to 9223372036854775807"),
+        ("HEARTBEAT_S", 0, "= 0: must be 0.05 s or more"),
+        ("HEARTBEAT_S", 30, "= 30.0 must be less than NODE_GRACE_S"),
+        ("GRACE_S", math.inf, "= inf: must be 0 s or more"),
+        ("GRACE_S", "10", "= '10': must be a number of seconds"),
+        ("SAVE_EVERY", "0 steps", "must be like"),
+        ("SAVE_EVERY", "1 passs", "must be like"),
+        ("SAVE_EVERY", True, "must be like"),
+        ("KEEP_BEST", "auc", '= \'auc\': must be like "auc:max" or "loss:min"'),
+        ("RELAY", "always", '= \'always\': must be "auto" or "never"'),
+    ],
+)
+def test_a_wrong_value_is_refused_with_the_reason(name: str, value: object, message: str) -> None:
+    assert message.lstrip(": ") in finding(name, value)
+
+
+NOT_BUILT: list[tuple[str, object]] = [
+    ("MODE", "ssp(4)"),
+    ("MODE", "geo(25)"),
+    ("ENGINE", "paddle"),
+    ("ENGINE", "torch"),
+    ("ENGINE", "dmlc"),
+    ("ENGINE", "tensorflow"),
+    ("ENGINE", "mpi"),
+    ("SAVE_EVERY", "2 passes"),
+    ("SAVE_EVERY", "500 steps"),
+    ("SAVE_EVERY", "600 s"),
+    ("SAVE_EVERY", 500),
+    ("KEEP", 4),
+    ("KEEP_BEST", "auc:max"),
+    ("RESTARTS", 1),
+    ("ON_TRAINER_LOSS", "wait"),
+    ("ON_TRAINER_LOSS", "shrink"),
+    ("STALL_S", 60),
+    ("ON_STALL", "fail"),
+    ("ON_NAN", "fail"),
+    ("TIME_LIMIT_S", 3600),
+    ("MEMORY_LIMIT_MB", 1000),
+    ("OPEN_FILES", 4096),
+    ("WIRE", "float16"),
+    ("KEY_CACHE", True),
+]
+
+
+@pytest.mark.parametrize(("name", "value"), NOT_BUILT)
+def test_a_value_that_is_not_built_yet_is_refused_and_never_ignored(name: str, value: object) -> None:
+    assert finding(name, value) == f"= {value!r} is not available in this version"
+
+
+def test_every_setting_that_is_not_available_is_among_those_examined() -> None:
+    limited = {entry.name for entry in TABLE if entry.available is not YES}
+    assert limited == {name for name, _ in NOT_BUILT}
+
+
+def test_making_a_setting_available_changes_one_word() -> None:
+    entry = next(entry for entry in TABLE if entry.available is NOT_YET)
+    assert not entry.works("anything but the default")
+    assert dataclasses.replace(entry, available=YES).works("anything but the default")
+
+
+def test_restarts_default_to_none_at_all_for_other_engines() -> None:
+    assert from_values({"HOSTS": ["h"]}).restarts == 3
+    assert from_values({"HOSTS": ["h"], "ENGINE": "none"}).restarts == 0
+
+
+@pytest.mark.parametrize("text", ["sync", "async", "ssp(0)", "ssp(4)", "geo(25)"])
+def test_a_mode_prints_as_it_is_written(text: str) -> None:
+    assert str(Mode.parse(text)) == text
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        ("1 pass", "1 pass"),
+        ("2 passes", "2 pass"),
+        (500, "500 steps"),
+        ("1 step", "1 steps"),
+        ("600s", "600 s"),
+    ],
+)
+def test_save_every_takes_passes_steps_and_seconds(value: object, text: str) -> None:
+    assert str(Every.parse(value)) == text
+    assert Every.parse(text) == Every.parse(value)
+
+
+def test_the_best_checkpoint_is_named_by_metric_and_direction() -> None:
+    assert Best.parse("auc:max") == Best("auc", "max")
+    assert str(Best.parse("loss:min")) == "loss:min"
+
+
+def _passages() -> dict[str, tuple[str, str]]:
+    """Of the example: the comment above each commented-out setting, and its default as written."""
+    found = re.findall(r"^# (.+)\n# ([A-Z_]+) = (.+)$", EXAMPLE.read_text(), flags=re.MULTILINE)
+    return {name: (comment, default) for comment, name, default in found}
+
+
+def test_the_example_documents_every_setting_with_its_default_and_nothing_else() -> None:
+    passages = _passages()
+    assert set(passages) == {entry.name for entry in TABLE} - CHECKED_BY_HAND
+    for entry in TABLE:
+        if entry.name in CHECKED_BY_HAND:
+            assert f"# {entry.doc}\n{entry.name} = [" in EXAMPLE.read_text()
+            continue
+        comment, default = passages[entry.name]
+        assert comment.startswith(entry.doc), entry.name
+        assert entry.parse(ast.literal_eval(default)) == entry.parse(entry.default), entry.name
+        assert not entry.old or f"(old name: {entry.old})" in comment
+
+
+def test_the_example_separates_what_is_not_in_this_version() -> None:
+    _, _, later = EXAMPLE.read_text().partition("Not in this version")
+    named = set(re.findall(r"^# ([A-Z_]+) = ", later, flags=re.MULTILINE))
+    assert named == {entry.name for entry in TABLE if entry.available is not YES} - {"MODE", "ENGINE"}
+
+
+def test_the_example_loads_as_it_is_and_gives_the_defaults() -> None:
+    settings = load(EXAMPLE, {})
+    assert len(settings.hosts) == 2
+    plain = from_values({"HOSTS": ["root@10.0.0.10", "root@10.0.0.11"]})
+    assert settings == dataclasses.replace(plain, source=EXAMPLE)
+
+
+def test_the_example_loads_with_every_line_uncommented(tmp_path: Path) -> None:
+    path = tmp_path / "conf.py"
+    path.write_text(re.sub(r"^# ([A-Z_]+ = )", r"\1", EXAMPLE.read_text(), flags=re.MULTILINE))
+    assert dataclasses.replace(load(path, {}), source=None) == dataclasses.replace(
+        load(EXAMPLE, {}), source=None
+    )
+
+
+def test_the_host_that_the_example_shows_is_a_right_one(tmp_path: Path) -> None:
+    shown = re.search(r"^#   (Host\(.*?\n#.*?\))$", EXAMPLE.read_text(), flags=re.MULTILINE)
+    assert shown
+    path = tmp_path / "conf.py"
+    path.write_text(f"HOSTS = [{shown[1].replace('#', '')}]")
+    host = load(path, {"HOME": "/home/me"}).hosts[0]
+    assert all(getattr(host, field.name) for field in dataclasses.fields(host) if field.name != "pservers")
+
+
+def test_values_may_be_given_as_any_mapping() -> None:
+    values: Mapping[str, object] = {"HOSTS": ("h",)}
+    assert from_values(values).source is None

@@ -1,0 +1,396 @@
+from __future__ import annotations
+
+import json
+import os
+import resource
+import runpy
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+from support.nodes import TestNode, TestSettings
+from support.processes import assert_none_left, is_alive, processes_with_environment, wait_until
+
+from clusterctl import fake
+from clusterctl.errors import ClusterctlError, RefusedError, UsageError
+from clusterctl.fake.cluster import FakeCluster
+from clusterctl.transport import Completed, Transport, command
+
+DAEMON = "setsid sh -c 'trap \"\" TERM; sleep 300' </dev/null >/dev/null 2>&1 & echo started"
+
+
+def ssh_settings(cluster: FakeCluster) -> TestSettings:
+    return TestSettings(cluster.ssh_config, cluster.identity, cluster.known_hosts)
+
+
+def run(cluster: FakeCluster, index: int, script: str) -> Completed:
+    with Transport(ssh_settings(cluster)) as transport:
+        node = TestNode(f"node{index}", cluster.nodes[index].port)
+        return transport.run(node, command("sh", "-c", script))
+
+
+def of(directory: Path) -> list[object]:
+    return list(processes_with_environment("CLUSTERCTL_FAKE", str(directory)))
+
+
+def test_a_cluster_comes_up_works_and_leaves_nothing(directory: Path) -> None:
+    cluster = fake.up(directory, 3)
+    try:
+        for index in range(3):
+            done = run(cluster, index, "pwd; echo $HOME; echo $CLUSTERCTL_FAKE_NODE")
+            home = str(directory / f"nodes/node{index}")
+            assert done.stdout.decode().split() == [home, home, str(index)]
+    finally:
+        assert fake.down(directory) == 0
+    assert not directory.exists()
+    assert not of(directory)
+    assert not is_alive(cluster.pid)
+
+
+def test_conf_and_known_hosts_say_how_to_get_there(directory: Path) -> None:
+    cluster = fake.up(directory, 2)
+    conf = runpy.run_path(str(cluster.conf))
+    assert conf["HOSTS"] == list(cluster.hosts)
+    assert conf["ROOT_DIR"] == "~/clusterctl"
+    for name in ("IDENTITY_FILE", "KNOWN_HOSTS", "SSH_CONFIG"):
+        path = Path(conf[name])
+        assert path.is_absolute()
+        assert path.is_relative_to(directory)
+        assert path.stat().st_mode & 0o077 == 0
+    state = json.loads((directory / "fake.json").read_text())
+    assert state["server"]["pid"] == cluster.pid
+    for node in cluster.nodes:
+        assert node.fingerprint.startswith("SHA256:")
+        assert f"[127.0.0.1]:{node.port} ssh-ed25519 " in cluster.known_hosts.read_text()
+
+
+def test_the_ssh_program_gets_in_with_the_files_we_write(directory: Path) -> None:
+    fake.up(directory, 2)
+    done = subprocess.run(
+        ["ssh", "-F", directory / "ssh_config", "node1", "echo $CLUSTERCTL_FAKE_NODE; exit 5"],
+        capture_output=True,
+        check=False,
+        timeout=30,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (5, b"1\n", b"")
+
+
+def test_a_command_finds_a_clean_environment_and_this_python(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("STRAY", "1")
+    cluster = fake.up(directory, 1)
+    names = run(cluster, 0, "env").stdout.decode()
+    found = dict(line.split("=", 1) for line in names.splitlines())
+    assert set(found) - {"PWD", "OLDPWD", "SHLVL", "_"} == {
+        "HOME", "USER", "LOGNAME", "SHELL", "PATH", "SSH_CLIENT", "SSH_CONNECTION", "CLUSTERCTL_FAKE",
+        "CLUSTERCTL_FAKE_NODE",
+    }  # fmt: skip
+    client, client_port, server, server_port = found["SSH_CONNECTION"].split()
+    assert (client, server, int(server_port)) == ("127.0.0.1", "127.0.0.1", cluster.nodes[0].port)
+    assert client_port.isdigit()
+    python = run(cluster, 0, "python3 -c 'import numpy, zmq, sys; print(sys.prefix)'").stdout.decode().strip()
+    assert python == sys.prefix
+
+
+def test_a_command_is_the_leader_of_a_session_of_its_own(directory: Path) -> None:
+    cluster = fake.up(directory, 1)
+    pid, session = run(cluster, 0, "ps -o pid=,sid= -p $$").stdout.split()
+    assert pid == session
+
+
+def test_an_idle_cluster_does_not_come_up_twice(directory: Path) -> None:
+    first = fake.up(directory, 1)
+    with pytest.raises(RefusedError, match=f"is up in .* \\(pid {first.pid}\\)"):
+        fake.up(directory, 1)
+    assert run(first, 0, "echo fine").stdout == b"fine\n"
+
+
+def test_going_down_twice_or_where_nothing_is_does_no_harm(directory: Path, tmp_path: Path) -> None:
+    assert fake.down(directory) == 0
+    fake.up(directory, 1)
+    assert fake.down(directory) == 0
+    assert fake.down(directory) == 0
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other/conf.py").write_text("HOSTS = []\n")
+    (tmp_path / "other/nodes").mkdir()
+    fake.down(tmp_path / "other")
+    assert sorted(path.name for path in (tmp_path / "other").iterdir()) == ["conf.py", "nodes"]
+
+
+def test_a_daemon_outlives_its_channel_and_is_ended_by_down(directory: Path) -> None:
+    cluster = fake.up(directory, 2)
+    assert run(cluster, 1, DAEMON).stdout == b"started\n"
+    states = fake.status(directory).nodes
+    assert [state.processes > 0 for state in states] == [False, True]
+    assert fake.down(directory) == 2  # the shell, which ignores TERM, and its sleep
+    assert_none_left("CLUSTERCTL_FAKE", str(directory))
+
+
+def test_processes_that_keep_multiplying_are_ended(directory: Path) -> None:
+    cluster = fake.up(directory, 1)
+    script = "setsid sh -c 'while :; do (setsid sleep 100 &) ; sleep 0.02; done' </dev/null >/dev/null 2>&1 &"
+    run(cluster, 0, script)
+    assert wait_until(lambda: len(of(directory)) > 10)
+    assert fake.down(directory) >= 10
+    assert not of(directory)
+
+
+def test_a_cluster_whose_server_was_killed_comes_up_anew(directory: Path) -> None:
+    old = fake.up(directory, 2)
+    run(old, 0, DAEMON)
+    os.kill(old.pid, signal.SIGKILL)
+    assert wait_until(lambda: not is_alive(old.pid))
+    dead = fake.status(directory)
+    assert (dead.alive, [state.answers for state in dead.nodes]) == (False, [False, False])
+    new = fake.up(directory, 3)
+    assert run(new, 2, "echo fine").stdout == b"fine\n"
+    assert [state.processes for state in fake.status(directory).nodes] == [0, 0, 0]
+
+
+def test_down_cleans_up_after_a_server_that_was_killed(directory: Path) -> None:
+    cluster = fake.up(directory, 1)
+    run(cluster, 0, DAEMON)
+    os.kill(cluster.pid, signal.SIGKILL)
+    assert fake.down(directory) == 2
+    assert not directory.exists()
+
+
+def test_term_makes_the_server_clean_up_by_itself(directory: Path) -> None:
+    cluster = fake.up(directory, 1)
+    run(cluster, 0, DAEMON)
+    os.kill(cluster.pid, signal.SIGTERM)
+    assert wait_until(lambda: not is_alive(cluster.pid), 15)
+    assert not of(directory)
+    assert not (directory / "nodes").exists()
+
+
+def test_two_clusters_side_by_side_leave_each_other_alone(tmp_path: Path) -> None:
+    with fake.up(tmp_path / "a", 2) as one, fake.up(tmp_path / "b", 2) as two:
+        run(one, 0, DAEMON)
+        run(two, 0, DAEMON)
+        assert fake.down(tmp_path / "a") == 2
+        assert run(two, 1, "echo fine").stdout == b"fine\n"
+        assert fake.status(tmp_path / "b").nodes[0].processes == 2
+
+
+def test_a_conf_that_someone_edited_is_never_lost(directory: Path) -> None:
+    cluster = fake.up(directory, 1)
+    edited = cluster.conf.read_text() + 'MODE = "async"\n'
+    cluster.conf.write_text(edited)
+    fake.down(directory)
+    assert [path.name for path in directory.iterdir()] == ["conf.py"]
+    with pytest.raises(RefusedError, match="not as `fake up` wrote it"):
+        fake.up(directory, 1)
+    assert (directory / "conf.py").read_text() == edited
+
+
+def test_a_directory_with_files_of_someone_else_is_refused(directory: Path) -> None:
+    directory.mkdir()
+    (directory / "keys").mkdir()
+    with pytest.raises(RefusedError, match="has keys, but not from a fake cluster"):
+        fake.up(directory, 1)
+    assert [path.name for path in directory.iterdir()] == ["keys"]
+
+
+def test_other_files_in_the_directory_stay(directory: Path) -> None:
+    directory.mkdir()
+    (directory / "train.py").write_text("")
+    fake.up(directory, 1)
+    fake.down(directory)
+    assert [path.name for path in directory.iterdir()] == ["train.py"]
+
+
+def test_homes_that_jobs_have_locked_are_removed_without_following_links(
+    directory: Path, tmp_path: Path
+) -> None:
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (outside / "kept").write_text("")
+    cluster = fake.up(directory, 1)
+    run(cluster, 0, f"ln -s {outside} link; mkdir -p a/b; touch a/b/c; chmod 500 a/b; chmod 0 a")
+    fake.down(directory)
+    assert not directory.exists()
+    assert (outside / "kept").exists()
+
+
+@pytest.mark.parametrize("stranger", ["key", "user"])
+def test_only_our_key_gets_in_and_only_for_this_user(directory: Path, tmp_path: Path, stranger: str) -> None:
+    cluster = fake.up(directory, 1)
+    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", tmp_path / "other"], check=True)
+    config = tmp_path / "config"
+    text = cluster.ssh_config.read_text()
+    config.write_text(
+        text.replace(str(cluster.identity), str(tmp_path / "other")) if stranger == "key" else text
+    )
+    user = ["-l", "somebody"] if stranger == "user" else []
+    done = subprocess.run(
+        ["ssh", "-F", config, "-o", "BatchMode=yes", *user, "node0", "true"],
+        check=False,
+        capture_output=True,
+        timeout=30,
+    )
+    assert done.returncode == 255
+    assert b"Permission denied" in done.stderr
+
+
+def test_files_travel_by_sftp_but_not_out_of_the_home(directory: Path, tmp_path: Path) -> None:
+    (tmp_path / "secret").write_text("secret")
+    (tmp_path / "up").write_bytes(bytes(range(256)))
+    cluster = fake.up(directory, 1)
+    run(cluster, 0, f"ln -s {tmp_path} escape; ln -s {tmp_path}/secret leak")
+
+    def sftp(*lines: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            ["sftp", "-q", "-F", directory / "ssh_config", "-b", "-", "node0"],
+            input="\n".join(lines),
+            text=True,
+            capture_output=True,
+            check=False,
+            cwd=tmp_path,
+            timeout=30,
+        )
+
+    assert sftp("put up copy", "mkdir d", "rename copy d/copy", "get d/copy back", "ls -l").returncode == 0
+    assert (tmp_path / "back").read_bytes() == bytes(range(256))
+    for attempt in (
+        "get leak stolen",
+        "get escape/secret stolen",
+        "get ../../../secret stolen",
+        f"get {tmp_path}/secret stolen",
+        "put up escape/planted",
+        f"symlink {tmp_path}/secret other",
+        "rm escape/secret",
+    ):
+        assert sftp(attempt).returncode != 0, attempt
+    assert not (tmp_path / "stolen").exists()
+    assert not (tmp_path / "planted").exists()
+    assert (tmp_path / "secret").exists()
+
+
+def test_a_terminal_and_a_shell_are_refused_politely(directory: Path) -> None:
+    fake.up(directory, 1)
+    done = subprocess.run(
+        ["ssh", "-tt", "-F", directory / "ssh_config", "node0", "echo ran"],
+        capture_output=True,
+        check=False,
+        timeout=30,
+    )
+    assert b"PTY allocation request failed" in done.stderr
+    shell = subprocess.run(
+        ["ssh", "-T", "-F", directory / "ssh_config", "node0"],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        check=False,
+        timeout=30,
+    )
+    assert shell.returncode != 0
+
+
+@pytest.mark.parametrize("remove", [False, True])
+def test_with_a_lifeline_the_cluster_dies_with_its_maker(directory: Path, remove: bool) -> None:
+    script = (
+        "import sys, time; from pathlib import Path; from clusterctl import fake\n"
+        f"c = fake.up(Path({str(directory)!r}), 2, lifeline=True, remove={remove})\n"
+        "print(c.pid, flush=True); time.sleep(300)\n"
+    )
+    with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True) as maker:
+        assert maker.stdout is not None
+        server = int(maker.stdout.readline())
+        state = fake.status(directory)
+        cluster = FakeCluster(directory, server, tuple(node.node for node in state.nodes))
+        run(cluster, 0, DAEMON)
+        maker.kill()
+    assert wait_until(lambda: not is_alive(server), 15)
+    assert_none_left("CLUSTERCTL_FAKE", str(directory))
+    assert directory.exists() != remove
+
+
+def test_without_a_lifeline_the_cluster_outlives_its_maker(directory: Path) -> None:
+    script = f"from pathlib import Path; from clusterctl import fake; fake.up(Path({str(directory)!r}), 1)"
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=60)
+    status = fake.status(directory)
+    assert status.alive
+    assert status.nodes[0].answers
+
+
+def test_of_two_who_come_up_at_the_same_time_one_is_refused(directory: Path) -> None:
+    results: list[object] = []
+
+    def up() -> None:
+        try:
+            results.append(fake.up(directory, 1))
+        except RefusedError as exc:
+            results.append(exc)
+
+    threads = [threading.Thread(target=up) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert sorted(type(result).__name__ for result in results) == ["FakeCluster", "RefusedError"]
+
+
+def test_a_user_without_asyncssh_is_told_what_to_install(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(UsageError) as caught:
+        fake.up(directory, 1)
+    assert caught.value.hint == "pip install 'clusterctl[fake]'"
+
+
+def test_a_cluster_of_no_nodes_is_a_usage_error(directory: Path) -> None:
+    with pytest.raises(UsageError, match="at least one node"):
+        fake.up(directory, 0)
+
+
+def test_the_state_of_what_never_was_is_refused(directory: Path) -> None:
+    with pytest.raises(RefusedError, match="there is no fake cluster"):
+        fake.status(directory)
+
+
+def test_more_nodes_than_open_files_allow_is_told_with_the_limit(directory: Path) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    script = (
+        "import resource, sys; from pathlib import Path; from clusterctl import fake\n"
+        "resource.setrlimit(resource.RLIMIT_NOFILE, (128, 128))\n"
+        f"fake.up(Path({str(directory)!r}), 64)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert done.returncode != 0
+    assert "64 nodes need" in done.stderr
+    assert "limit is 128" in done.stderr
+    assert not directory.exists()
+    assert (soft, hard) == resource.getrlimit(resource.RLIMIT_NOFILE)
+
+
+def test_a_start_that_fails_leaves_nothing(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "executable", "/bin/false")
+    with pytest.raises(ClusterctlError, match="did not start"):
+        fake.up(directory, 1)
+    assert not directory.exists()
+
+
+def test_memory_stays_modest_under_a_large_stream(directory: Path) -> None:
+    cluster = fake.up(directory, 1)
+    before = _peak_kb(cluster.pid)
+    with Transport(ssh_settings(cluster)) as transport:
+        node = TestNode("node0", cluster.nodes[0].port)
+        with transport.open(node, command("cat", "/dev/zero")):  # nobody reads: it must not pile up
+            transport.run(node, command("sleep", "1"))
+        with transport.open(node, command("sh", "-c", "sleep 1; wc -c")) as process:
+            block = bytes(1024 * 1024)
+            for _ in range(100):
+                process.write(block, deadline_s=30)
+            process.close_stdin()
+            assert process.readline(deadline_s=30).strip() == str(100 * len(block)).encode()
+    assert _peak_kb(cluster.pid) - before < 40_000
+
+
+def _peak_kb(pid: int) -> int:
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM"))

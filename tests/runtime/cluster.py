@@ -1,0 +1,247 @@
+"""Pservers and trainers for tests: real ZeroMQ sockets, in threads of this process or as processes of their own."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import zmq
+
+from clusterctl.runtime.control import Control
+from clusterctl.runtime.core import ServerCore
+from clusterctl.runtime.environment import Environment
+from clusterctl.runtime.members import Save
+from clusterctl.runtime.models import open_model
+from clusterctl.runtime.pieces import Cut, write_piece
+from clusterctl.runtime.remote import RemoteLink
+from clusterctl.runtime.server import Server
+from clusterctl.runtime.session import Session
+from clusterctl.runtime.sockets import bind_first_free, open_context, open_router
+from clusterctl.runtime.zap import Gate
+
+RUN = "0001"
+DEADLINE_S = 60.0
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def make_job(
+    root: Path, pservers: int, trainers: int, *, mode: str = "sync", security: str = "none", **spec: Any
+) -> Path:
+    """A job directory as the supervisors leave it: spec.json, and keys when security is "curve"."""
+    run_dir = root / ".clusterctl" / "runs" / RUN
+    (run_dir / "keys").mkdir(parents=True)
+    facts: dict[str, Any] = {"v": 1, "job": "JOB", "run": RUN, "mode": mode, "seed": 7, "trainers": trainers}
+    facts.update(pservers=pservers, port=free_port(), security=security, node_grace_s=30, load=None)
+    facts.update(spec)
+    (run_dir / "spec.json").write_text(json.dumps(facts))
+    if security == "curve":
+        write_keys(run_dir / "keys", pservers, trainers)
+    return root
+
+
+def write_keys(directory: Path, pservers: int, trainers: int) -> None:
+    pairs = {("pserver", p): zmq.curve_keypair() for p in range(pservers)}
+    pairs.update({("trainer", t): zmq.curve_keypair() for t in range(trainers)})
+    allow = {pairs["trainer", t][0].decode(): f"trainer-{t}" for t in range(trainers)}
+    servers = [pairs["pserver", p][0].decode() for p in range(pservers)]
+    for (role, rank), (public, secret) in pairs.items():
+        extra: dict[str, Any] = {"allow": allow} if role == "pserver" else {"servers": servers}
+        keys = {"public": public.decode(), "secret": secret.decode(), **extra}
+        (directory / f"{role}-{rank}.json").write_text(json.dumps(keys))
+
+
+def environment(
+    root: Path, role: str, rank: int, addresses: tuple[str, ...] = (), attempt: int = 1
+) -> Environment:
+    spec = json.loads((root / ".clusterctl" / "runs" / RUN / "spec.json").read_text())
+    output = root / "output"
+    return Environment(
+        role, rank, spec["trainers"], "JOB", RUN, root, output, spec["seed"], attempt, addresses, None, spec
+    )
+
+
+class ThreadCluster:
+    """Pservers as threads around real sockets, trainers as threads with their own sessions."""
+
+    def __init__(self, root: Path, pservers: int, trainers: int, **spec: Any) -> None:
+        self.root = make_job(root, pservers, trainers, **spec)
+        self.trainers = trainers
+        self.probe_every_s = 1.0
+        self.servers: list[Server] = []
+        self.cores: list[ServerCore] = []
+        self.receipts: list[dict[str, Any]] = []
+        self._contexts: list[zmq.Context[zmq.Socket[bytes]]] = []
+        self._routers: list[zmq.Socket[bytes]] = []
+        self._threads: list[threading.Thread] = []
+        ports = [self._start(rank) for rank in range(pservers)]
+        self.addresses = tuple(f"127.0.0.1:{port}" for port in ports)
+
+    def _start(self, rank: int) -> int:
+        env = environment(self.root, "pserver", rank)
+        spec, keys = env.spec, env.keys() if env.secure else None
+        context = open_context()
+        if keys is not None:
+            Gate(context, keys["allow"])
+        router = open_router(context, keys)
+        port = bind_first_free(router, spec["port"])
+        core = ServerCore(
+            rank,
+            spec["pservers"],
+            spec["trainers"],
+            env.seed,
+            spec["mode"],
+            lambda path: open_model(self.root / path),
+        )
+
+        def write(save: Save) -> None:
+            cut = Cut("JOB", RUN, save.tag, save.pass_, save.step, core.mode, core.seed, rank, core.pservers)
+            self.receipts.append(write_piece(env.output_dir, cut, core.tables.values()))
+
+        server = Server(core, router, write, env.secure)
+        thread = threading.Thread(target=server.run, daemon=True)
+        thread.start()
+        self.cores.append(core)
+        self.servers.append(server)
+        self._contexts.append(context)
+        self._routers.append(router)
+        self._threads.append(thread)
+        return port
+
+    def session(self, rank: int, *, attempt: int = 1, load: str | None = None) -> Session:
+        env = environment(self.root, "trainer", rank, self.addresses, attempt)
+        return Session(
+            env, RemoteLink(env), Control(None), load if load is not None else env.spec.get("load")
+        )
+
+    def train(self, program: Callable[[Session], Any], *, load: str | None = None) -> list[Any]:
+        """Runs `program(ps)` as every trainer at once; returns the results by rank, raises the first error."""
+        results: list[Any] = [None] * self.trainers
+        errors: list[BaseException] = []
+
+        def run(rank: int) -> None:
+            try:
+                with self.session(rank, load=load) as ps:
+                    results[rank] = program(ps)
+            except Exception as error:  # noqa: BLE001 - raised below, in the test's own thread
+                errors.append(error)
+
+        threads = [threading.Thread(target=run, args=(rank,), daemon=True) for rank in range(self.trainers)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(DEADLINE_S)
+        if errors:
+            raise errors[0]
+        assert not any(thread.is_alive() for thread in threads), "a trainer hangs"
+        return results
+
+    def stop(self) -> None:
+        for server, thread in zip(self.servers, self._threads, strict=True):
+            server.finish()
+            thread.join(DEADLINE_S)
+            assert not thread.is_alive(), "a pserver hangs"
+        for server, router, context in zip(self.servers, self._routers, self._contexts, strict=True):
+            server.close()
+            router.close(linger=0)
+            context.term()
+
+
+@contextlib.contextmanager
+def thread_cluster(root: Path, pservers: int, trainers: int, **spec: Any) -> Iterator[ThreadCluster]:
+    cluster = ThreadCluster(root, pservers, trainers, **spec)
+    try:
+        yield cluster
+    finally:
+        cluster.stop()
+
+
+class Process:
+    """A pserver or trainer process with the supervisor's end of its control socket."""
+
+    def __init__(self, root: Path, role: str, rank: int, argv: list[str], addresses: tuple[str, ...]) -> None:
+        self.control, theirs = socket.socketpair()
+        self.control.settimeout(DEADLINE_S)
+        spec = json.loads((root / ".clusterctl" / "runs" / RUN / "spec.json").read_text())
+        environ = {
+            **os.environ,
+            "CLUSTERCTL_JOB": "JOB",
+            "CLUSTERCTL_JOB_DIR": str(root),
+            "CLUSTERCTL_RUN": RUN,
+            "CLUSTERCTL_NODE_ID": "0",
+            "CLUSTERCTL_ROLE": role,
+            "CLUSTERCTL_RANK": str(rank),
+            "CLUSTERCTL_TRAINERS": str(spec["trainers"]),
+            "CLUSTERCTL_PSERVERS": ",".join(addresses),
+            "CLUSTERCTL_ATTEMPT": "1",
+            "CLUSTERCTL_OUTPUT_DIR": str(root / "output"),
+            "CLUSTERCTL_CONTROL_FD": str(theirs.fileno()),
+            "OPENBLAS_NUM_THREADS": "1",
+        }
+        self.process = subprocess.Popen(
+            [sys.executable, *argv],
+            env=environ,
+            cwd=root,
+            pass_fds=[theirs.fileno()],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        theirs.close()
+        self._lines = self.control.makefile("r")
+        self.events: list[dict[str, Any]] = []
+
+    def until(self, event: str) -> dict[str, Any]:
+        """The next event of this name; those before it are kept in `events`."""
+        for line in self._lines:
+            self.events.append(json.loads(line))
+            if self.events[-1]["event"] == event:
+                return self.events[-1]
+        raise AssertionError(f"ended without {event!r}: {self.process.communicate()}")
+
+    def send(self, command: str) -> None:
+        self.control.sendall(json.dumps({"cmd": command}).encode() + b"\n")
+
+    def wait(self) -> tuple[int, str, str]:
+        """Exit status, standard output and error; collects the remaining events."""
+        out, err = self.process.communicate(timeout=DEADLINE_S)
+        self.events += [json.loads(line) for line in self._lines]
+        return self.process.returncode, out, err
+
+    def reap(self) -> None:
+        if self.process.poll() is None:
+            self.process.kill()
+        self.process.communicate()
+        self._lines.close()
+        self.control.close()
+
+
+@contextlib.contextmanager
+def process_cluster(
+    root: Path, pservers: int, trainers: int, script: str, **spec: Any
+) -> Iterator[tuple[list[Process], list[Process]]]:
+    """Starts pserver processes, waits until they are ready, and starts `script` as every trainer."""
+    make_job(root, pservers, trainers, **spec)
+    (root / "train.py").write_text(script)
+    with contextlib.ExitStack() as stack:
+
+        def start(role: str, rank: int, argv: list[str], addresses: tuple[str, ...] = ()) -> Process:
+            process = Process(root, role, rank, argv, addresses)
+            stack.callback(process.reap)
+            return process
+
+        servers = [start("pserver", p, ["-m", "clusterctl.runtime.pserver"]) for p in range(pservers)]
+        addresses = tuple(f"127.0.0.1:{server.until('ready')['ports'][0]}" for server in servers)
+        yield servers, [start("trainer", t, ["train.py"], addresses) for t in range(trainers)]

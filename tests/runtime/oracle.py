@@ -1,0 +1,78 @@
+"""An independent statement of sync training: plain float64 numpy and dictionaries, none of the runtime's code.
+
+It follows the rules' papers step by step over whole tables, with lazy rows: what nobody pushed does not move.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+Array = Any
+
+
+class Lazy:
+    """One value and its state under one rule; `kind` is (name, numbers)."""
+
+    def __init__(self, value: Array, kind: tuple[str, dict[str, float]]) -> None:
+        self.value = np.array(value, np.float64)
+        self.name, self.numbers = kind
+        self.first = np.zeros_like(self.value)
+        self.second = np.zeros_like(self.value)
+
+    def apply(self, grad: Array, t: int) -> None:
+        p = self.numbers
+        grad = grad + p.get("l2", 0.0) * self.value
+        lr = p["lr"]
+        if self.name == "SGD":
+            self.value = self.value - lr * grad
+        elif self.name == "Momentum":
+            self.first = p["momentum"] * self.first + grad
+            self.value = self.value - lr * self.first
+        elif self.name == "Adagrad":
+            self.first = self.first + grad**2
+            self.value = self.value - lr * grad / (np.sqrt(self.first) + 1e-10)
+        elif self.name == "Adam":
+            b1, b2 = 0.9, 0.999
+            self.first = b1 * self.first + (1 - b1) * grad
+            self.second = b2 * self.second + (1 - b2) * grad**2
+            mean, square = self.first / (1 - b1**t), self.second / (1 - b2**t)
+            self.value = self.value - lr * mean / (np.sqrt(square) + 1e-8)
+        else:
+            raise AssertionError(self.name)
+
+
+class Oracle:
+    """Sync training of one dense and one sparse table. `rows` gives the initial row of an id."""
+
+    def __init__(self, dense: Array, rows: Any, kind: tuple[str, dict[str, float]]) -> None:
+        self.kind = kind
+        self.dense = Lazy(dense, kind)
+        self.sparse: dict[int, Lazy] = {}
+        self._rows = rows
+        self.t = 0
+
+    def step(self, pushes: list[dict[str, Any]]) -> None:
+        """`pushes` by rank: samples, and perhaps dense, ids and rows."""
+        self.t += 1
+        total = sum(push["samples"] for push in pushes)
+        if total == 0:
+            return
+        dense = [
+            p["samples"] / total * p["dense"] for p in pushes if p["samples"] and p.get("dense") is not None
+        ]
+        if dense:
+            self.dense.apply(np.sum(dense, axis=0), self.t)
+        sums: dict[int, Array] = {}
+        for push in pushes:
+            if push["samples"] and push.get("ids") is not None:
+                for key, row in zip(push["ids"].tolist(), push["rows"], strict=True):
+                    sums[key] = sums.get(key, 0) + push["samples"] / total * row.astype(np.float64)
+        for key, row in sums.items():
+            if key not in self.sparse:
+                self.sparse[key] = Lazy(self._rows(key), self.kind)
+            self.sparse[key].apply(row, self.t)
+
+    def row(self, key: int) -> Array:
+        return self.sparse[key].value if key in self.sparse else np.array(self._rows(key), np.float64)

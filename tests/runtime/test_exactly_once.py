@@ -1,0 +1,227 @@
+"""Lost, repeated and reordered messages: every push counts once, and waits are explained."""
+
+from __future__ import annotations
+
+import itertools
+import random
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from clusterctl.runtime import SGD, wire
+from clusterctl.runtime.control import Control
+from clusterctl.runtime.core import ServerCore
+from clusterctl.runtime.errors import RefusedError, UnreachableError
+from clusterctl.runtime.initial import zeros
+from clusterctl.runtime.members import Output, Reply
+from clusterctl.runtime.remote import RemoteLink
+from clusterctl.runtime.session import Session
+from clusterctl.runtime.spec import TableSpec
+from tests.runtime.cluster import DEADLINE_S, environment, free_port, make_job, thread_cluster
+
+SPEC = TableSpec("w", "dense", (4,), SGD(1.0), zeros())
+
+
+def made_core(trainers: int, mode: str = "sync") -> ServerCore:
+    core = ServerCore(0, 1, trainers, mode=mode)
+    for rank in range(trainers):
+        core.handle(rank, hello(rank, trainers))
+        core.handle(rank, wire.Message(wire.CREATE, rank, 2, parts=[wire.json_part(SPEC.to_json())]))
+    return core
+
+
+def hello(rank: int, trainers: int, attempt: int = 1) -> wire.Message:
+    return wire.Message(wire.HELLO, rank, 1, attempt=attempt, parts=[wire.json_part({"trainers": trainers})])
+
+
+def push(rank: int, step: int, value: float = -1.0, **fields: Any) -> wire.Message:
+    part = wire.Part(wire.DENSE, np.full(4, value, np.float32), SPEC.key)
+    return wire.Message(wire.PUSH, rank, 100 + step, step=step, samples=1, parts=[part], **fields)
+
+
+def pull(rank: int, version: int) -> wire.Message:
+    part = wire.Part(wire.DENSE, np.empty(0, np.float32), SPEC.key)
+    return wire.Message(wire.PULL, rank, 900 + version, version=version, parts=[part])
+
+
+def replies(outputs: Sequence[Output]) -> list[wire.Message]:
+    return [output.message for output in outputs if isinstance(output, Reply)]
+
+
+def value(core: ServerCore) -> float:
+    [reply] = replies(core.handle(0, pull(0, wire.NEWEST)))
+    return float(reply.parts[0].array[0])
+
+
+def test_a_repeated_push_is_answered_and_not_applied() -> None:
+    core = made_core(1)
+    first, again = replies(core.handle(0, push(0, 0))), replies(core.handle(0, push(0, 0)))
+    assert (first[0].flags, again[0].flags) == (0, wire.REPEATED)
+    np.testing.assert_array_equal(first[0].parts[0].array, again[0].parts[0].array)
+    assert (core.step, value(core)) == (1, 1.0)
+
+
+def test_a_push_repeated_while_its_step_waits_counts_once_and_the_newest_is_answered() -> None:
+    core = made_core(2)
+    assert core.handle(0, push(0, 0)) == []
+    repeat = push(0, 0)
+    repeat.request = 555
+    assert core.handle(0, repeat) == []
+    answered = replies(core.handle(1, push(1, 0)))
+    assert [reply.request for reply in answered] == [555, 100]
+    assert value(core) == 1.0
+
+
+@pytest.mark.parametrize("order", list(itertools.permutations(range(3))))
+def test_the_order_of_arrival_does_not_show_in_the_bits(order: tuple[int, ...]) -> None:
+    core, reference = made_core(3), made_core(3)
+    for rank in order:
+        core.handle(rank, push(rank, 0, value=0.1 * (rank + 1)))
+    for rank in range(3):
+        reference.handle(rank, push(rank, 0, value=0.1 * (rank + 1)))
+    assert value(core) == value(reference)
+
+
+def test_random_repeats_and_late_copies_apply_every_push_once() -> None:
+    for mode in ("sync", "async"):
+        chance = random.Random(5)
+        core = made_core(3, mode)
+        sent: list[wire.Message] = []
+        for step in range(20):
+            for rank in chance.sample(range(3), 3):
+                sent.append(push(rank, step))
+                core.handle(rank, push(rank, step))
+                for late in chance.sample(sent, min(len(sent), 3)):
+                    core.handle(late.rank, late)
+        assert value(core) == pytest.approx(20.0 if mode == "sync" else 60.0)
+
+
+def test_a_successor_gets_the_values_that_its_step_started_from() -> None:
+    """Trainer 0 died after this pserver applied step 1: another pserver has not, so step 1 is computed again."""
+    core = made_core(1)
+    core.handle(0, push(0, 0))
+    core.handle(0, push(0, 1))
+    before, after = (replies(core.handle(0, pull(0, version)))[0].parts[0].array[0] for version in (1, 2))
+    assert (before, after) == (1.0, 2.0)
+    [old] = replies(core.handle(0, pull(0, 0)))
+    assert old.kind == wire.ERROR
+
+
+def test_a_pull_for_a_later_step_waits_for_the_update() -> None:
+    core = made_core(2)
+    core.handle(0, push(0, 0))
+    assert core.handle(1, pull(1, 1)) == []
+    answered = replies(core.handle(1, push(1, 0)))
+    assert answered[-1].parts[0].array[0] == 1.0
+
+
+def test_old_attempts_and_other_epochs_are_refused() -> None:
+    core = made_core(1)
+    assert replies(core.handle(0, push(0, 0, attempt=2)))[0].kind == wire.ERROR
+    assert replies(core.handle(0, hello(0, 1, attempt=2)))[0].kind == wire.OK
+    assert replies(core.handle(0, push(0, 0, attempt=1)))[0].kind == wire.ERROR
+    assert replies(core.handle(0, push(0, 0, attempt=2, epoch=3)))[0].kind == wire.ERROR
+    assert replies(core.handle(0, push(0, 0, attempt=2, piece=1)))[0].kind == wire.ERROR
+    assert core.step == 0
+    assert replies(core.handle(0, push(0, 0, attempt=2)))[0].kind == wire.OK
+
+
+def test_the_cursor_of_the_last_applied_push_greets_a_successor() -> None:
+    core = made_core(1)
+    core.handle(0, push(0, 0, pass_=0, batch=7))
+    facts = replies(core.handle(0, hello(0, 1, attempt=2)))[0].json()
+    assert (facts["step"], facts["pass"], facts["batch"]) == (1, 0, 8)
+
+
+@pytest.mark.parametrize("mode", ["sync", "async"])
+def test_half_of_all_messages_lost_changes_nothing(tmp_path: Path, mode: str) -> None:
+    """Replies and requests are dropped at random by the pservers' own sockets."""
+
+    def program(ps: Session) -> float:
+        w = ps.dense("w", 4, SGD(1.0))
+        for _ in ps.steps(lambda pass_, rng: range(8), passes=1):
+            ps.push({w: -np.ones(4)}, samples=1)
+        w.pull()
+        return float(w.value[0])
+
+    with thread_cluster(tmp_path, 2, 2, mode=mode) as cluster:
+        chance = random.Random(9)
+        for server in cluster.servers:
+            read, answer = server._read, server._answer
+
+            def lossy_read(frames: Any, read: Any = read) -> Any:
+                return None if chance.random() < 0.25 else read(frames)
+
+            def lossy_answer(route: bytes, message: wire.Message, answer: Any = answer) -> None:
+                if chance.random() > 0.25:
+                    answer(route, message)
+
+            server._read, server._answer = lossy_read, lossy_answer  # type: ignore[method-assign]
+        cluster.probe_every_s = 0.02
+        results = cluster.train(program)
+        assert [core.step for core in cluster.cores] == [8 if mode == "sync" else 16] * 2
+    assert max(results) == (8.0 if mode == "sync" else 16.0)
+
+
+def test_a_connection_that_breaks_is_made_again(tmp_path: Path) -> None:
+    with thread_cluster(tmp_path, 2, 1) as cluster:
+
+        def program(ps: Session) -> int:
+            w = ps.dense("w", 4, SGD(1.0))
+            for batch in ps.steps(lambda pass_, rng: range(6), passes=1):
+                if batch % 2:
+                    ps._link._reopen(batch % 2)  # type: ignore[attr-defined]
+                ps.push({w: np.ones(4)}, samples=1)
+            return ps.step
+
+        assert cluster.train(program) == [6]
+
+
+def test_a_silent_pserver_is_an_error_after_the_grace(tmp_path: Path) -> None:
+    make_job(tmp_path, 1, 1, node_grace_s=0.5)
+    env = environment(tmp_path, "trainer", 0, (f"127.0.0.1:{free_port()}",))
+    began = time.monotonic()
+    link = RemoteLink(env, probe_every_s=0.05)
+    try:
+        with pytest.raises(UnreachableError, match=r"pserver 0 .* has not answered"):
+            Session(env, link, Control(None), None)
+    finally:
+        link.close()
+    assert time.monotonic() - began < 10
+
+
+def test_a_long_wait_names_the_missing_trainers(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("clusterctl.runtime.remote._NOTICES_S", (0.2, 60.0))
+    said = threading.Event()
+    lines: list[str] = []
+    monkeypatch.setattr("clusterctl.runtime.remote.say", lambda line: (lines.append(line), said.set()))
+    with thread_cluster(tmp_path, 2, 3) as cluster:
+        cluster.probe_every_s = 0.05
+
+        def program(ps: Session) -> None:
+            w = ps.dense("w", 4, SGD(1.0))
+            for _ in ps.steps(lambda pass_, rng: range(1), passes=1):
+                if ps.rank == 2:
+                    assert said.wait(DEADLINE_S)
+                ps.push({w: np.ones(4)}, samples=1)
+
+        cluster.train(program)
+    assert lines[0].startswith("waiting for trainers [2] at step 0 for ")
+
+
+def test_a_trainer_of_another_count_is_refused(tmp_path: Path) -> None:
+    with thread_cluster(tmp_path, 1, 2) as cluster:
+        env = environment(cluster.root, "trainer", 0, cluster.addresses)
+        link = RemoteLink(env)
+        try:
+            with pytest.raises(RefusedError, match="counts 3 trainers"):
+                link.exchange({0: hello(0, 3)})
+        finally:
+            link.close()

@@ -1,0 +1,192 @@
+"""Passes end for everyone together: uneven data, empty readers, early leaving, on_pass, the cursor."""
+
+from __future__ import annotations
+
+import json
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from clusterctl.runtime import SGD, connect, constant
+from clusterctl.runtime.loop import pass_rng
+from clusterctl.runtime.session import Session
+from tests.runtime.cluster import ThreadCluster, thread_cluster
+
+
+def counting(lengths: list[int], passes: int, *, shard: bool = False) -> Any:
+    def program(ps: Session) -> tuple[float, int, list[Any]]:
+        w = ps.dense("w", 1, SGD(1.0))
+        seen = []
+        reader = lambda pass_, rng: range(lengths[0] if shard else lengths[ps.rank])  # noqa: E731
+        for batch in ps.steps(reader, passes=passes, shard=shard):
+            seen.append(batch)
+            ps.push({w: -np.ones(1)}, samples=1)
+        return float(w.value[0]), ps.step, seen
+
+    return program
+
+
+def saved_tags(cluster: ThreadCluster) -> list[str]:
+    return sorted({receipt["tag"] for receipt in cluster.receipts})
+
+
+@pytest.mark.parametrize(
+    ("lengths", "steps"),
+    [([4, 4, 4], 8), ([1, 5, 3], 10), ([0, 0, 0], 2), ([0, 3, 0], 6), ([2, 2, 3], 6)],
+)
+def test_uneven_data_takes_as_many_steps_as_the_longest_and_no_more(
+    tmp_path: Path, lengths: list[int], steps: int
+) -> None:
+    with thread_cluster(tmp_path, 2, 3) as cluster:
+        results = cluster.train(counting(lengths, passes=2))
+        assert saved_tags(cluster) == ["pass-00000", "pass-00001"]
+    assert [(value, step) for value, step, _ in results] == [(2.0 * max(lengths), steps)] * 3
+
+
+def test_shard_deals_the_batches_out(tmp_path: Path) -> None:
+    with thread_cluster(tmp_path, 1, 3) as cluster:
+        results = cluster.train(counting([8], passes=1, shard=True))
+    assert [seen for _, _, seen in results] == [[0, 3, 6], [1, 4, 7], [2, 5]]
+
+
+def test_every_trainer_has_its_own_numbers_unless_the_data_is_shared() -> None:
+    own = [pass_rng(0, rank, 1, shard=False).integers(2**60) for rank in range(3)]
+    shared = {int(pass_rng(0, rank, 1, shard=True).integers(2**60)) for rank in range(3)}
+    other_pass = pass_rng(0, 0, 2, shard=False).integers(2**60)
+    assert len({*own, other_pass, *shared}) == 5
+
+
+def test_trainers_with_fewer_passes_leave_and_the_others_go_on(tmp_path: Path) -> None:
+    with thread_cluster(tmp_path, 2, 3) as cluster:
+        results = cluster.train(lambda ps: counting([2, 2, 2], passes=1 + ps.rank)(ps))
+        assert saved_tags(cluster) == ["pass-00000", "pass-00001", "pass-00002"]
+    assert [step for _, step, _ in results] == [2, 4, 6]
+
+
+def test_one_trainer_breaking_out_early_hangs_nobody(tmp_path: Path) -> None:
+    def program(ps: Session) -> int:
+        w = ps.dense("w", 1, SGD(1.0))
+        for batch in ps.steps(lambda pass_, rng: range(6), passes=2):
+            ps.push({w: np.ones(1)}, samples=1)
+            if ps.rank == 1 and batch == 2:
+                break
+        return ps.step
+
+    with thread_cluster(tmp_path, 3, 3) as cluster:
+        assert cluster.train(program) == [12, 3, 12]
+        assert saved_tags(cluster) == ["pass-00000", "pass-00001"]
+
+
+@pytest.mark.parametrize("push_first", [True, False])
+def test_when_all_break_out_the_unsaved_steps_are_saved(tmp_path: Path, push_first: bool) -> None:
+    def program(ps: Session) -> None:
+        w = ps.dense("w", 1, SGD(1.0))
+        for batch in ps.steps(lambda pass_, rng: range(6), passes=9):
+            if not push_first and batch == 4:
+                break
+            ps.push({w: np.ones(1)}, samples=1)
+            if batch == 4:
+                break
+
+    with thread_cluster(tmp_path, 2, 2) as cluster:
+        cluster.train(program)
+        assert saved_tags(cluster) == ["pass-00000"]
+        assert {r["step"] for r in cluster.receipts} == {5 if push_first else 4}
+
+
+def test_a_second_loop_continues_the_passes_even_after_a_break(tmp_path: Path) -> None:
+    def program(ps: Session) -> list[int]:
+        w = ps.dense("w", 1, SGD(1.0))
+        passes: list[int] = []
+        for batch in ps.steps(lambda pass_, rng: range(3), passes=1, on_pass=passes.append):
+            ps.push({w: np.ones(1)}, samples=1)
+            if batch == 1 and ps.rank == 0:
+                break
+        for _ in ps.steps(lambda pass_, rng: range(2), passes=2, on_pass=passes.append):
+            ps.push({w: np.ones(1)}, samples=1)
+        return passes
+
+    with thread_cluster(tmp_path, 2, 2) as cluster:
+        assert cluster.train(program) == [[1, 2], [0, 1, 2]]
+        assert saved_tags(cluster) == ["pass-00000", "pass-00001", "pass-00002"]
+
+
+def test_batches_without_a_push_make_no_step(tmp_path: Path) -> None:
+    def program(ps: Session) -> int:
+        w = ps.dense("w", 1, SGD(1.0))
+        for batch in ps.steps(lambda pass_, rng: range(6), passes=1):
+            if batch % 2 == 0:
+                ps.push({w: np.ones(1)}, samples=1)
+        return ps.step
+
+    with thread_cluster(tmp_path, 2, 2) as cluster:
+        assert cluster.train(program) == [4, 4]  # three pushes, and an empty one that ends the pass
+
+
+def test_on_pass_runs_everywhere_after_the_last_update_and_before_the_save(tmp_path: Path) -> None:
+    calls: list[tuple[int, float, bool]] = []
+    barrier = threading.Barrier(2, timeout=30)
+
+    def program(ps: Session) -> None:
+        w = ps.dense("w", 1, SGD(1.0), constant(0.0))
+
+        def on_pass(pass_: int) -> None:
+            barrier.wait()
+            calls.append((pass_, float(w.value[0]), (tmp_path / "output" / f"pass-{pass_:05d}").exists()))
+            barrier.wait()
+
+        for _ in ps.steps(lambda pass_, rng: range(2), passes=2, on_pass=on_pass):
+            ps.push({w: -np.ones(1)}, samples=1)
+
+    with thread_cluster(tmp_path, 1, 2) as cluster:
+        cluster.train(program)
+    assert sorted(calls) == [(0, 2.0, False)] * 2 + [(1, 4.0, False)] * 2
+
+
+def test_a_trainer_that_fails_does_not_say_goodbye(tmp_path: Path) -> None:
+    with thread_cluster(tmp_path, 1, 1) as cluster:
+
+        def program(ps: Session) -> None:
+            raise RuntimeError("broken")
+
+        with pytest.raises(RuntimeError, match="broken"):
+            cluster.train(program)
+        assert cluster.cores[0].active() == {0}
+
+
+def test_local_mode_saves_each_pass_with_a_manifest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with connect() as ps:
+        counting([3], passes=2)(ps)
+        ps.save("mine")
+    manifest = json.loads((tmp_path / "output" / "pass-00001" / "manifest.json").read_text())
+    assert (manifest["step"], manifest["pservers"], manifest["tables"]["w"]["held"]) == (6, 1, 1)
+    assert sorted(p.name for p in (tmp_path / "output").iterdir()) == ["mine", "pass-00000", "pass-00001"]
+
+
+def test_each_pass_prints_one_line_of_figures(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with connect() as ps:
+        w = ps.dense("w", 1, SGD(1.0))
+        for _ in ps.steps(lambda pass_, rng: range(3), passes=1):
+            ps.push({w: np.ones(1)}, samples=1000, loss=2.5)
+    out = capsys.readouterr().out
+    assert out.startswith("pass 0: 3 steps, 3,000 samples, ")
+    assert "loss 2.5; compute " in out
+    assert out.count("\n") == 1
+
+
+def test_a_loss_that_is_not_finite_is_told_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with connect() as ps:
+        w = ps.dense("w", 2, SGD(1.0))
+        for _ in ps.steps(lambda pass_, rng: range(3), passes=1):
+            ps.push({w: np.array([1.0, np.inf])}, samples=1, loss=float("nan"))
+    assert capsys.readouterr().out.count("not finite") == 1

@@ -1,0 +1,27 @@
+"""The least that the transport wants to know of settings and nodes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class TestSettings:
+    __test__ = False
+
+    ssh_config: Path | None
+    identity_file: Path | None
+    known_hosts: Path | None
+    strict_host_keys: bool = True
+
+
+@dataclass(frozen=True)
+class TestNode:
+    __test__ = False
+
+    label: str
+    ssh_port: int | None
+    ssh_host: str = "127.0.0.1"
+    ssh_user: str | None = None
+    identity: Path | None = None

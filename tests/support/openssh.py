@@ -1,0 +1,194 @@
+"""Real OpenSSH daemons on loopback, run by the current user, one per node, each with a home of its own."""
+
+from __future__ import annotations
+
+import contextlib
+import getpass
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from support.processes import assert_none_left, descendants, kill_all, processes_with_environment, wait_until
+
+ADDRESS = "127.0.0.1"
+MARK = "CLUSTERCTL_TEST_SSHD"
+
+
+@dataclass(frozen=True)
+class Daemon:
+    port: int
+    home: Path
+    host_key: Path  # the .pub beside it is the line for known_hosts
+    process: subprocess.Popen[bytes]
+
+
+@dataclass(frozen=True)
+class OpenSshCluster:
+    """What a conf.py needs to use the daemons, and the daemons."""
+
+    directory: Path
+    hosts: tuple[str, ...]
+    identity: Path
+    known_hosts: Path
+    ssh_config: Path
+    daemons: tuple[Daemon, ...]
+
+
+def find_sshd() -> str:
+    """The path of sshd. Skips the test without one, but fails where CI is set, which must have it."""
+    found = shutil.which("sshd", path=os.environ.get("PATH", "") + ":/usr/sbin:/usr/local/sbin:/sbin")
+    if found is None or shutil.which("ssh-keygen") is None:
+        reason = "needs sshd and ssh-keygen (apt-get install openssh-server)"
+        if os.environ.get("CI"):
+            pytest.fail(reason)
+        pytest.skip(reason)
+    return found
+
+
+@contextlib.contextmanager
+def openssh_cluster(directory: Path, n: int, *extra_options: str) -> Iterator[OpenSshCluster]:
+    """Run `n` daemons with everything they need under `directory`; afterwards nothing of theirs is left.
+
+    `extra_options` are further lines of sshd_config. As in sshd always, a command starts in the real home
+    of the user, while $HOME is the node's own.
+    """
+    sshd = find_sshd()
+    if os.getuid() == 0:
+        Path("/run/sshd").mkdir(mode=0o755, exist_ok=True)  # privilege separation demands it
+    directory = directory.resolve()
+    directory.mkdir(parents=True, exist_ok=True)
+    identity = make_key(directory / "client")
+    started: list[Daemon] = []
+    try:
+        for index in range(n):
+            started.append(_start(sshd, directory, index, identity, extra_options))
+        yield _describe(directory, identity, tuple(started))
+    finally:
+        _end(directory, started)
+
+
+def free_port() -> int:
+    """A port that is free now. Whoever binds it next must be ready to try another."""
+    with socket.socket() as sock:
+        sock.bind((ADDRESS, 0))
+        port: int = sock.getsockname()[1]
+        return port
+
+
+def make_key(path: Path, kind: str = "ed25519", passphrase: str = "") -> Path:
+    """A private key file, with its public half beside it."""
+    subprocess.run(
+        ["ssh-keygen", "-q", "-t", kind, "-N", passphrase, "-C", path.name, "-f", str(path)], check=True
+    )
+    return path
+
+
+def _start(sshd: str, directory: Path, index: int, identity: Path, extra: tuple[str, ...]) -> Daemon:
+    node = directory / f"node{index}"
+    home = node / "home"
+    home.mkdir(parents=True)
+    host_key = make_key(node / "host_key")
+    for _ in range(5):
+        port = free_port()
+        config = node / "sshd_config"
+        config.write_text(_config(directory, node, port, identity, extra))
+        with (node / "sshd.log").open("ab") as log:
+            process = subprocess.Popen(
+                [sshd, "-D", "-e", "-f", str(config)],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+        if _comes_up(process, port):
+            return Daemon(port, home, host_key, process)
+        process.kill()
+        process.wait()
+    raise RuntimeError("sshd does not start:\n" + (node / "sshd.log").read_text())
+
+
+def _config(directory: Path, node: Path, port: int, identity: Path, extra: tuple[str, ...]) -> str:
+    path = f"{Path(sys.executable).parent}:/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin"
+    lines = [
+        *extra,
+        f"Port {port}",
+        f"ListenAddress {ADDRESS}",
+        f"HostKey {node / 'host_key'}",
+        f"PidFile {node / 'sshd.pid'}",
+        f"AuthorizedKeysFile {identity}.pub",
+        f'SetEnv HOME="{node / "home"}" PATH="{path}" {MARK}="{directory}"',
+        "StrictModes no",
+        "UsePAM no",
+        "PasswordAuthentication no",
+        "KbdInteractiveAuthentication no",
+        "MaxStartups 100:30:200",
+        "MaxSessions 100",
+        "PrintMotd no",
+        "LogLevel VERBOSE",
+        "Subsystem sftp internal-sftp",
+    ]
+    if _openssh_version() >= (9, 8):
+        lines.append("PerSourcePenalties no")
+    return "\n".join(lines) + "\n"
+
+
+def _openssh_version() -> tuple[int, int]:
+    text = subprocess.run(["ssh", "-V"], capture_output=True, text=True, check=True).stderr
+    match = re.search(r"OpenSSH_(\d+)\.(\d+)", text)
+    return (int(match[1]), int(match[2])) if match else (0, 0)
+
+
+def _comes_up(process: subprocess.Popen[bytes], port: int) -> bool:
+    wait_until(lambda: process.poll() is not None or _answers(port))
+    return process.poll() is None
+
+
+def _answers(port: int) -> bool:
+    try:
+        with socket.create_connection((ADDRESS, port), timeout=2) as sock:
+            return sock.recv(4) == b"SSH-"
+    except OSError:
+        return False
+
+
+def _describe(directory: Path, identity: Path, daemons: tuple[Daemon, ...]) -> OpenSshCluster:
+    lines = [
+        f"[{ADDRESS}]:{daemon.port} {' '.join(daemon.host_key.with_suffix('.pub').read_text().split()[:2])}\n"
+        for daemon in daemons
+    ]
+    known_hosts = directory / "known_hosts"
+    known_hosts.write_text("".join(lines))
+    ssh_config = directory / "ssh_config"
+    ssh_config.write_text("")  # so that the user's own does not count
+    return OpenSshCluster(
+        directory=directory,
+        hosts=tuple(f"{getpass.getuser()}@{ADDRESS}:{daemon.port}" for daemon in daemons),
+        identity=identity,
+        known_hosts=known_hosts,
+        ssh_config=ssh_config,
+        daemons=daemons,
+    )
+
+
+def _end(directory: Path, daemons: list[Daemon]) -> None:
+    for daemon in daemons:
+        # Its sessions do not end with it, and are found by their parent only while that lives.
+        below = descendants(daemon.process.pid)
+        daemon.process.send_signal(signal.SIGTERM)
+        kill_all(below)
+        try:
+            daemon.process.wait(10)
+        except subprocess.TimeoutExpired:
+            daemon.process.kill()
+            daemon.process.wait()
+    kill_all(process.pid for process in processes_with_environment(MARK, str(directory)))
+    assert_none_left(MARK, str(directory))

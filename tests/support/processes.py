@@ -1,0 +1,98 @@
+"""Finding and ending what a test may have left behind, by environment and by parentage."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Proc:
+    pid: int
+    command: str
+
+
+def processes_with_environment(name: str, value: str) -> list[Proc]:
+    """The living processes of this user, other than this one, that were started with this variable."""
+    wanted = f"{name}={value}".encode()
+    found: list[Proc] = []
+    for pid in _pids():
+        if pid == os.getpid() or _is_zombie(pid):
+            continue
+        with contextlib.suppress(OSError):
+            if wanted in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
+                found.append(Proc(pid, _command(pid)))
+    return found
+
+
+def assert_none_left(name: str, value: str, *, deadline_s: float = 5.0) -> None:
+    """Fail, naming them, if such processes are still there at the deadline."""
+    wait_until(lambda: not processes_with_environment(name, value), deadline_s)
+    left = processes_with_environment(name, value)
+    assert not left, f"processes left with {name}={value}: {left}"
+
+
+def wait_until(condition: Callable[[], bool], deadline_s: float = 10.0) -> bool:
+    """Whether the condition came true in time."""
+    end = time.monotonic() + deadline_s
+    while not condition():
+        if time.monotonic() > end:
+            return False
+        time.sleep(0.02)
+    return True
+
+
+def is_alive(pid: int) -> bool:
+    """Whether there is such a process, zombies not counted."""
+    return Path(f"/proc/{pid}").exists() and not _is_zombie(pid)
+
+
+def descendants(root: int) -> list[int]:
+    """All processes below one, itself not counted."""
+    children: dict[int, list[int]] = {}
+    for pid in _pids():
+        stat = _stat(pid)
+        if stat:
+            children.setdefault(int(stat[1]), []).append(pid)
+    found: list[int] = []
+    todo = [root]
+    while todo:
+        below = children.get(todo.pop(), [])
+        found += below
+        todo += below
+    return found
+
+
+def kill_all(pids: Iterable[int]) -> None:
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+
+
+def _pids() -> list[int]:
+    return [int(entry) for entry in os.listdir("/proc") if entry.isdigit()]  # noqa: PTH208 - names only
+
+
+def _stat(pid: int) -> list[bytes]:
+    """The fields of /proc/PID/stat after the name: state, parent, ..."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_bytes()
+    except OSError:
+        return []
+    return stat[stat.rindex(b")") + 2 :].split()
+
+
+def _is_zombie(pid: int) -> bool:
+    stat = _stat(pid)
+    return not stat or stat[0] in (b"Z", b"X")
+
+
+def _command(pid: int) -> str:
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
+    return "?"

@@ -1,0 +1,33 @@
+"""The transport is tested against embedded servers and real OpenSSH daemons alike."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from support.clusters import KINDS, Cluster, make_cluster
+from support.nodes import TestNode
+
+from clusterctl.transport import Transport
+
+
+@pytest.fixture(scope="session", params=KINDS)
+def cluster(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    with make_cluster(request.param, tmp_path_factory.mktemp(request.param), 3) as made:
+        yield made
+
+
+@pytest.fixture
+def transport(cluster: Cluster) -> Iterator[Transport]:
+    with Transport(cluster.settings) as made:
+        yield made
+
+
+@pytest.fixture
+def node(cluster: Cluster) -> TestNode:
+    return cluster.nodes[0]

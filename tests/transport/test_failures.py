@@ -1,0 +1,247 @@
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import signal
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from support.clusters import Cluster, make_cluster
+from support.nodes import TestNode
+from support.openssh import free_port, make_key
+from support.processes import descendants
+
+from clusterctl.errors import ConfigError, UnreachableError
+from clusterctl.transport import Transport, command
+
+TRUE = command("true")
+
+
+@contextlib.contextmanager
+def listening(answer: bytes | None = None, *, hang_up: bool = False) -> Iterator[int]:
+    """A port that accepts connections and says nothing, or one thing, or hangs up."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        taken: list[socket.socket] = []
+
+        def serve() -> None:
+            with contextlib.suppress(OSError):
+                while True:
+                    sock, _ = server.accept()
+                    taken.append(sock)
+                    if answer:
+                        sock.sendall(answer)
+                    if hang_up:
+                        sock.close()
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        try:
+            yield server.getsockname()[1]
+        finally:
+            server.shutdown(socket.SHUT_RDWR)
+            thread.join()
+            for sock in taken:
+                sock.close()
+
+
+def test_a_closed_port_is_named_with_the_question_whether_sshd_runs(cluster: Cluster) -> None:
+    port = free_port()
+    with Transport(cluster.settings) as transport, pytest.raises(UnreachableError, match="refused") as caught:
+        transport.run(TestNode("node7", port), TRUE)
+    assert caught.value.node == "node7"
+    assert caught.value.hint == f"is sshd running on 127.0.0.1:{port}?"
+
+
+def test_a_host_name_that_does_not_resolve_is_named(cluster: Cluster) -> None:
+    node = TestNode("node7", 22, ssh_host="no-such-host.invalid")
+    with Transport(cluster.settings) as transport, pytest.raises(UnreachableError) as caught:
+        transport.run(node, TRUE)
+    assert "cannot resolve the host name no-such-host.invalid" in str(caught.value)
+    assert caught.value.exit_code == 3
+
+
+def test_a_host_that_listens_but_never_answers_is_given_up_at_the_deadline(cluster: Cluster) -> None:
+    with listening() as port, Transport(cluster.settings, connect_timeout_s=1) as transport:
+        began = time.monotonic()
+        with pytest.raises(UnreachableError, match=r"no SSH answer from .* within 1 s"):
+            transport.run(TestNode("node7", port), TRUE)
+        assert time.monotonic() - began < 3
+
+
+def test_a_host_that_falls_silent_within_the_handshake_is_given_up_too(cluster: Cluster) -> None:
+    banner = b"SSH-2.0-OpenSSH_9.2\r\n"
+    with listening(banner) as port, Transport(cluster.settings, connect_timeout_s=1) as transport:
+        began = time.monotonic()
+        with pytest.raises(UnreachableError, match="no SSH answer"):
+            transport.run(TestNode("node7", port), TRUE)
+        assert time.monotonic() - began < 3
+    assert not [thread for thread in threading.enumerate() if isinstance(thread, threading.Timer)]
+
+
+def test_something_that_is_no_ssh_server_is_told_so(cluster: Cluster) -> None:
+    with (
+        listening(b"220 mail ready\r\n", hang_up=True) as port,
+        Transport(cluster.settings) as transport,
+        pytest.raises(UnreachableError, match="hung up during the SSH handshake") as caught,
+    ):
+        transport.run(TestNode("node7", port), TRUE)
+    assert "is it an SSH server?" in str(caught.value.hint)
+
+
+class Hangup(threading.Thread):
+    """In front of a server: drops the first connections before a word is said, as MaxStartups does."""
+
+    def __init__(self, target_port: int, drops: int) -> None:
+        super().__init__(daemon=True)
+        self._server = socket.create_server(("127.0.0.1", 0))
+        self._target_port = target_port
+        self._drops = drops
+        self.port: int = self._server.getsockname()[1]
+        self.connections = 0
+
+    def run(self) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                sock, _ = self._server.accept()
+                self.connections += 1
+                if self.connections <= self._drops:
+                    sock.close()
+                    continue
+                there = socket.create_connection(("127.0.0.1", self._target_port))
+                for ends in ((sock, there), (there, sock)):
+                    threading.Thread(target=self._copy, args=ends, daemon=True).start()
+
+    def stop(self) -> None:
+        self._server.shutdown(socket.SHUT_RDWR)
+        self._server.close()
+
+    @staticmethod
+    def _copy(source: socket.socket, sink: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            while data := source.recv(65536):
+                sink.sendall(data)
+        for sock in (source, sink):
+            with contextlib.suppress(OSError):
+                sock.shutdown(socket.SHUT_RDWR)
+
+
+@pytest.mark.parametrize(("drops", "works"), [(2, True), (3, False)])
+def test_a_server_that_drops_connections_is_tried_three_times(
+    cluster: Cluster, node: TestNode, drops: int, works: bool
+) -> None:
+    assert node.ssh_port is not None
+    front = Hangup(node.ssh_port, drops)
+    front.start()
+    settings = replace(cluster.settings, strict_host_keys=False)
+    with Transport(settings) as transport:
+        try:
+            if works:
+                assert transport.run(TestNode("node7", front.port), TRUE).exit_code == 0
+            else:
+                with pytest.raises(UnreachableError, match="hung up"):
+                    transport.run(TestNode("node7", front.port), TRUE)
+        finally:
+            front.stop()
+    assert front.connections == 3
+
+
+def test_a_connection_lost_during_a_command_is_told(cluster: Cluster, node: TestNode) -> None:
+    assert node.ssh_port is not None
+    front = Hangup(node.ssh_port, 0)
+    front.start()
+    settings = replace(cluster.settings, strict_host_keys=False)
+    via = TestNode("node7", front.port)
+    with Transport(settings) as transport:
+        process = transport.open(via, command("sh", "-c", "echo started; exec sleep 20"))
+        assert process.readline(deadline_s=10) == b"started\n"
+        for link in transport._pool()._links.values():  # cut it without a word, as a dying machine would
+            link.result().wire.hang_up()
+        with pytest.raises(UnreachableError, match="lost the connection") as caught:
+            process.read(deadline_s=10)
+        assert caught.value.node == "node7"
+        with pytest.raises(UnreachableError, match="lost the connection"):
+            process.wait(10)
+        with pytest.raises(UnreachableError, match="lost the connection"):
+            process.write(b"x")
+        assert transport.run(via, TRUE).exit_code == 0, "the next command connects anew"
+    front.stop()
+
+
+def test_a_server_that_dies_during_a_command_is_told(tmp_path: Path) -> None:
+    with make_cluster("openssh", tmp_path, 1) as cluster, Transport(cluster.settings) as transport:
+        process = transport.open(cluster.nodes[0], command("sh", "-c", "echo $$; exec sleep 20"))
+        shell = int(process.readline(deadline_s=10))
+        for pid in _sessions_above(shell):
+            os.kill(pid, signal.SIGKILL)
+        with pytest.raises(UnreachableError, match="lost the connection"):
+            process.read(deadline_s=10)
+
+
+def _sessions_above(pid: int) -> list[int]:
+    parent = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    assert pid in descendants(parent)
+    return [parent]
+
+
+def test_a_wrong_key_is_named_with_what_to_do(cluster: Cluster, node: TestNode, tmp_path: Path) -> None:
+    key = make_key(tmp_path / "other")
+    settings = replace(cluster.settings, identity_file=key)
+    with (
+        Transport(settings) as transport,
+        pytest.raises(UnreachableError, match="did not accept us") as caught,
+    ):
+        transport.run(node, TRUE)
+    assert str(key) in str(caught.value)
+    assert "IDENTITY_FILE" in str(caught.value.hint)
+    assert caught.value.details["reason"] == "authentication"
+
+
+def test_a_key_file_that_is_missing_is_named(cluster: Cluster, node: TestNode, tmp_path: Path) -> None:
+    settings = replace(cluster.settings, identity_file=tmp_path / "nowhere")
+    with Transport(settings) as transport, pytest.raises(UnreachableError, match=r"cannot read .*nowhere"):
+        transport.run(node, TRUE)
+
+
+def test_a_public_key_in_place_of_the_private_one_is_named(
+    cluster: Cluster, node: TestNode, tmp_path: Path
+) -> None:
+    make_key(tmp_path / "key")
+    settings = replace(cluster.settings, identity_file=tmp_path / "key.pub")
+    with Transport(settings) as transport, pytest.raises(UnreachableError, match="not a usable private key"):
+        transport.run(node, TRUE)
+
+
+def test_an_encrypted_key_asks_for_ssh_add(
+    cluster: Cluster, node: TestNode, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("SSH_AUTH_SOCK", raising=False)
+    key = make_key(tmp_path / "locked", passphrase="secret words")
+    settings = replace(cluster.settings, identity_file=key)
+    with Transport(settings) as transport, pytest.raises(UnreachableError, match="is encrypted") as caught:
+        transport.run(node, TRUE)
+    assert caught.value.hint == f"unlock the key for this session: ssh-add {key}"
+
+
+def test_an_ssh_config_that_is_not_there_is_a_configuration_error(cluster: Cluster, tmp_path: Path) -> None:
+    settings = replace(cluster.settings, ssh_config=tmp_path / "none")
+    with Transport(settings) as transport, pytest.raises(ConfigError, match="SSH_CONFIG"):
+        transport.run(cluster.nodes[0], TRUE)
+
+
+def test_paramiko_writes_nothing_on_the_terminal(
+    cluster: Cluster, node: TestNode, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    settings = replace(cluster.settings, identity_file=make_key(tmp_path / "other"))
+    with listening(b"rubbish\r\n", hang_up=True) as port, Transport(settings) as transport:
+        for bad in (TestNode("node7", port), node):
+            with pytest.raises(UnreachableError):
+                transport.run(bad, TRUE)
+    assert logging.getLogger("paramiko").propagate is False
+    captured = capfd.readouterr()
+    assert captured.out + captured.err == ""

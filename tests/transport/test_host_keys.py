@@ -1,0 +1,192 @@
+from __future__ import annotations
+
+import base64
+import shutil
+import subprocess
+import threading
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from support.clusters import Cluster, make_cluster
+from support.nodes import TestNode
+from support.openssh import make_key
+
+from clusterctl.errors import RefusedError
+from clusterctl.transport import HostKey, Transport, command
+from clusterctl.transport.hostkeys import judge, known_hosts_name, known_keys, record
+
+TRUE = command("true")
+
+
+def host_key(path: Path, name: str = "[127.0.0.1]:2201", kind: str = "ed25519") -> HostKey:
+    key_type, text, *_ = make_key(path, kind).with_suffix(".pub").read_text().split()
+    return HostKey(name, key_type, base64.b64decode(text))
+
+
+def test_an_unknown_host_key_is_refused_with_its_fingerprint(cluster: Cluster, tmp_path: Path) -> None:
+    settings = replace(cluster.settings, known_hosts=tmp_path / "known_hosts")
+    node = cluster.nodes[0]
+    with Transport(settings) as transport, pytest.raises(RefusedError, match="is not known") as caught:
+        transport.run(node, TRUE)
+    with Transport(settings) as transport:
+        shown = transport.scan_host_key(node).fingerprint
+    assert caught.value.exit_code == 4
+    assert caught.value.node == node.label
+    assert shown.startswith("SHA256:")
+    assert shown in caught.value.message
+    assert "clusterctl trust" in str(caught.value.hint)
+    assert not (tmp_path / "known_hosts").exists()
+
+
+def test_a_recorded_host_key_is_accepted_and_recorded_once(cluster: Cluster, tmp_path: Path) -> None:
+    file = tmp_path / "new" / "known_hosts"
+    settings = replace(cluster.settings, known_hosts=file)
+    node = cluster.nodes[0]
+    with Transport(settings) as transport:
+        key = transport.scan_host_key(node)
+        assert transport.host_key_verdict(node, key).state == "unknown"
+        assert transport.record_host_key(node, key)
+        assert not transport.record_host_key(node, key)
+        assert transport.host_key_verdict(node, key).state == "known"
+        assert transport.run(node, TRUE).exit_code == 0
+    assert file.stat().st_mode & 0o777 == 0o600
+    assert file.parent.stat().st_mode & 0o777 == 0o700
+    assert len(file.read_text().splitlines()) == 1
+
+
+def test_a_changed_host_key_is_refused_with_both_fingerprints_and_the_line(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    node = cluster.nodes[0]
+    file = tmp_path / "known_hosts"
+    recorded = host_key(tmp_path / "other", known_hosts_name("127.0.0.1", node.ssh_port or 22))
+    file.write_text(f"# a comment\n\n{recorded.line}\n")
+    with Transport(replace(cluster.settings, known_hosts=file)) as transport:
+        shown = transport.scan_host_key(node)
+        with pytest.raises(RefusedError, match="CHANGED") as caught:
+            transport.run(node, TRUE)
+        assert transport.host_key_verdict(node, shown).state == "changed"
+    for part in (recorded.fingerprint, shown.fingerprint, f"{file}:3"):
+        assert part in caught.value.message
+    assert f"ssh-keygen -R '[127.0.0.1]:{node.ssh_port}' -f {file}" in str(caught.value.hint)
+
+
+def test_a_revoked_host_key_is_refused_although_it_is_known(cluster: Cluster, tmp_path: Path) -> None:
+    node = cluster.nodes[0]
+    file = tmp_path / "known_hosts"
+    with Transport(replace(cluster.settings, known_hosts=file)) as transport:
+        key = transport.scan_host_key(node)
+        file.write_text(f"{key.line}\n@revoked * {key.line.split(maxsplit=1)[1]}\n")
+        with pytest.raises(RefusedError, match="revoked"):
+            transport.run(node, TRUE)
+
+
+def test_checks_that_are_switched_off_accept_any_key_and_record_none(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    settings = replace(cluster.settings, known_hosts=tmp_path / "known_hosts", strict_host_keys=False)
+    with Transport(settings) as transport:
+        assert transport.run(cluster.nodes[0], TRUE).exit_code == 0
+    assert not (tmp_path / "known_hosts").exists()
+
+
+def test_hashed_entries_are_understood_and_written(cluster: Cluster, tmp_path: Path) -> None:
+    node = cluster.nodes[0]
+    file = tmp_path / "known_hosts"
+    with Transport(replace(cluster.settings, known_hosts=file)) as transport:
+        transport.record_host_key(node, transport.scan_host_key(node), hashed=True)
+        assert file.read_text().startswith("|1|")
+        assert transport.run(node, TRUE).exit_code == 0
+    name = known_hosts_name("127.0.0.1", node.ssh_port or 22)
+    subprocess.run(["ssh-keygen", "-F", name, "-f", file], check=True, capture_output=True)
+
+
+def test_entries_that_openssh_has_hashed_are_understood(cluster: Cluster, tmp_path: Path) -> None:
+    assert cluster.settings.known_hosts is not None
+    file = tmp_path / "known_hosts"
+    shutil.copy(cluster.settings.known_hosts, file)
+    subprocess.run(["ssh-keygen", "-H", "-f", file], check=True, capture_output=True)
+    assert "127.0.0.1" not in file.read_text()
+    with Transport(replace(cluster.settings, known_hosts=file)) as transport:
+        assert transport.run(cluster.nodes[0], TRUE).exit_code == 0
+
+
+@pytest.mark.parametrize("kind", ["ed25519", "ecdsa", "rsa"])
+def test_a_host_with_several_kinds_of_key_is_asked_for_the_recorded_one(tmp_path: Path, kind: str) -> None:
+    keys = {name: make_key(tmp_path / name, name) for name in ("ecdsa", "rsa")}
+    extra = [f"HostKey {path}" for path in keys.values()]
+    with make_cluster("openssh", tmp_path, 1, *extra) as cluster:
+        node = cluster.nodes[0]
+        public = keys[kind].with_suffix(".pub") if kind in keys else cluster.directory / "node0/host_key.pub"
+        file = tmp_path / "chosen"
+        file.write_text(f"[127.0.0.1]:{node.ssh_port} {public.read_text()}")
+        with Transport(replace(cluster.settings, known_hosts=file)) as transport:
+            assert transport.run(node, TRUE).exit_code == 0
+
+
+@pytest.mark.parametrize(
+    ("patterns", "name", "matches"),
+    [
+        ("10.0.0.1", "10.0.0.1", True),
+        ("10.0.0.*", "10.0.0.1", True),
+        ("10.0.0.?,!10.0.0.1", "10.0.0.1", False),
+        ("a,b,c", "b", True),
+        ("[10.0.0.1]:2201", "[10.0.0.1]:2201", True),
+        ("[10.0.0.1]:2201", "10.0.0.1", False),
+        ("[10.0.0.*]:22*", "[10.0.0.9]:2202", True),
+        ("HOST", "host", True),
+        ("*", "[10.0.0.1]:2201", True),
+    ],
+)
+def test_patterns_match_as_in_openssh(tmp_path: Path, patterns: str, name: str, matches: bool) -> None:
+    key = host_key(tmp_path / "key")
+    file = tmp_path / "known_hosts"
+    file.write_text(f"{patterns} {key.line.split(maxsplit=1)[1]}\n")
+    found = subprocess.run(["ssh-keygen", "-F", name, "-f", file], check=False, capture_output=True)
+    assert (found.returncode == 0) == matches, "this is what OpenSSH says"
+    assert bool(known_keys([file], name)) == matches
+
+
+def test_rubbish_in_known_hosts_is_passed_over(tmp_path: Path) -> None:
+    key = host_key(tmp_path / "key")
+    file = tmp_path / "known_hosts"
+    file.write_bytes(
+        b"\xff\xfe\none\ntwo fields\n|1|x|y ssh-ed25519 AAAA\nh ssh-ed25519 !!!\n" + key.line.encode() + b"\n"
+    )
+    assert judge(known_keys([file, tmp_path / "missing"], key.name), key).state == "known"
+
+
+def test_a_file_without_a_last_line_end_loses_no_key(tmp_path: Path) -> None:
+    first, second = host_key(tmp_path / "one", "one"), host_key(tmp_path / "two", "two")
+    file = tmp_path / "known_hosts"
+    file.write_text(first.line)
+    record(file, second)
+    assert file.read_text() == f"{first.line}\n{second.line}\n"
+
+
+def test_keys_recorded_at_the_same_time_are_all_kept(tmp_path: Path) -> None:
+    key = host_key(tmp_path / "key")
+    file = tmp_path / "known_hosts"
+    names = [f"host{number}" for number in range(40)]
+    threads = [
+        threading.Thread(target=record, args=(file, HostKey(name, key.type, key.blob))) for name in names
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(line.split()[0] for line in file.read_text().splitlines()) == sorted(names)
+
+
+def test_a_key_scan_of_a_host_says_what_ssh_keygen_says(cluster: Cluster, node: TestNode) -> None:
+    assert cluster.settings.known_hosts is not None
+    with Transport(cluster.settings) as transport:
+        shown = transport.scan_host_key(node)
+    listed = subprocess.run(
+        ["ssh-keygen", "-l", "-F", shown.name, "-f", cluster.settings.known_hosts],
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    assert shown.fingerprint in listed.stdout

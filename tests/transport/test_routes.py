@@ -1,0 +1,199 @@
+"""Ways to a node other than straight there: ssh_config, jump hosts, proxy commands, and the agent."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from support.clusters import Cluster
+from support.nodes import TestNode, TestSettings
+from support.openssh import make_key
+
+from clusterctl.errors import ConfigError, UnreachableError
+from clusterctl.transport import Transport, command
+from clusterctl.transport.target import Resolver
+
+ASK = command("sh", "-c", "echo $SSH_CONNECTION")
+
+
+def resolved(tmp_path: Path, text: str, **node: object) -> object:
+    config = tmp_path / "ssh_config"
+    config.write_text(text)
+    settings = TestSettings(config, None, None)
+    return Resolver(settings).resolve(TestNode("node0", **{"ssh_port": None, "ssh_host": "alpha", **node}))
+
+
+def test_ssh_config_completes_what_conf_leaves_open(tmp_path: Path) -> None:
+    text = "Host alpha\n HostName 10.0.0.1\n Port 2201\n User ann\n IdentityFile ~/.ssh/special\n"
+    target = resolved(tmp_path, text)
+    assert (target.host, target.port, target.user) == ("10.0.0.1", 2201, "ann")
+    assert target.identities == (Path("~/.ssh/special").expanduser(),)
+    assert target.key_name == "[10.0.0.1]:2201"
+
+
+def test_conf_wins_over_ssh_config(tmp_path: Path) -> None:
+    text = "Host alpha\n Port 2201\n User ann\n IdentityFile ~/.ssh/special\n"
+    target = resolved(tmp_path, text, ssh_port=22, ssh_user="bob", identity=tmp_path / "key")
+    assert (target.port, target.user, target.identities) == (22, "bob", (tmp_path / "key",))
+
+
+def test_included_files_count_and_end_at_their_end(tmp_path: Path) -> None:
+    (tmp_path / "more").mkdir()
+    (tmp_path / "more/a.conf").write_text("Host beta\n User carol\n")
+    (tmp_path / "more/b.conf").write_text("Host alpha\n User ann\n")
+    target = resolved(tmp_path, "Host alpha\n Include more/*.conf\n Port 2201\nHost *\n Port 99\n")
+    assert (target.user, target.port) == ("ann", 2201)
+
+
+def test_an_include_that_includes_itself_is_a_configuration_error(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="too deeply"):
+        resolved(tmp_path, "Include ssh_config\n")
+
+
+def test_a_host_key_alias_names_the_known_key(tmp_path: Path) -> None:
+    assert resolved(tmp_path, "Host *\n HostKeyAlias Stable\n Port 2201\n").key_name == "stable"
+
+
+def test_a_jump_host_pattern_that_covers_the_jump_host_itself_is_no_loop(tmp_path: Path) -> None:
+    target = resolved(tmp_path, "Host *\n ProxyJump ann@gate:2200\n")
+    assert (target.via.host, target.via.port, target.via.user) == ("gate", 2200, "ann")
+    assert target.via.via is None
+
+
+def test_a_loop_of_jump_hosts_is_a_configuration_error(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="through itself"):
+        resolved(tmp_path, "Host alpha\n ProxyJump beta\nHost beta\n ProxyJump alpha\n")
+
+
+def test_a_port_that_is_no_number_is_a_configuration_error(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="port"):
+        resolved(tmp_path, "Host alpha\n Port many\n")
+
+
+def jump_config(cluster: Cluster, tmp_path: Path) -> Path:
+    gate, *inner = cluster.nodes
+    config = tmp_path / "ssh_config"
+    blocks = [f"Host inner{n}\n Port {node.ssh_port}\n" for n, node in enumerate(inner)]
+    config.write_text(
+        f"Host gate\n HostName 127.0.0.1\n Port {gate.ssh_port}\n"
+        f"{''.join(blocks)}Host inner*\n HostName 127.0.0.1\n ProxyJump gate\n"
+    )
+    return config
+
+
+def test_a_jump_host_carries_us_to_the_node(cluster: Cluster, tmp_path: Path) -> None:
+    settings = replace(cluster.settings, ssh_config=jump_config(cluster, tmp_path))
+    with Transport(settings) as transport:
+        done = transport.run(TestNode("node1", None, ssh_host="inner0"), ASK)
+        assert int(done.stdout.split()[3]) == cluster.nodes[1].ssh_port
+        big = transport.run(
+            TestNode("node1", None, ssh_host="inner0"), command("wc", "-c"), bytes(10_000_000)
+        )
+        assert big.stdout.strip() == b"10000000"
+
+
+def test_nodes_behind_one_jump_host_share_the_connection_to_it(cluster: Cluster, tmp_path: Path) -> None:
+    settings = replace(cluster.settings, ssh_config=jump_config(cluster, tmp_path))
+    nodes = [TestNode(f"node{n}", None, ssh_host=f"inner{n}") for n in range(2)]
+    with Transport(settings, max_handshakes=1) as transport:
+        assert all(outcome.ok for outcome in transport.map(nodes, lambda node: transport.run(node, ASK)))
+        assert len(transport._pool()._links) == 3
+
+
+def test_a_jump_host_that_is_down_is_named_together_with_the_node(cluster: Cluster, tmp_path: Path) -> None:
+    config = tmp_path / "ssh_config"
+    config.write_text("Host inner\n ProxyJump 127.0.0.1:1\n")
+    settings = replace(cluster.settings, ssh_config=config)
+    with Transport(settings) as transport, pytest.raises(UnreachableError, match="refused") as caught:
+        transport.run(TestNode("node1", 22, ssh_host="inner"), ASK)
+    assert caught.value.node == "node1 (jump host 127.0.0.1)"
+
+
+def test_a_proxy_command_carries_us_to_the_node_and_ends_with_the_connection(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    relay = tmp_path / "relay.py"
+    relay.write_text(
+        "import os, socket, sys, threading\n"
+        "s = socket.create_connection((sys.argv[1], int(sys.argv[2])))\n"
+        "def up():\n"
+        "    while data := os.read(0, 65536): s.sendall(data)\n"
+        "    os._exit(0)\n"
+        "threading.Thread(target=up, daemon=True).start()\n"
+        "while data := s.recv(65536): os.write(1, data)\n"
+    )
+    config = tmp_path / "ssh_config"
+    config.write_text(f"Host *\n ProxyCommand {sys.executable} {relay} %h %p\n")
+    with Transport(replace(cluster.settings, ssh_config=config)) as transport:
+        assert transport.run(cluster.nodes[0], command("echo", "hi")).stdout == b"hi\n"
+    listing = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, check=True).stdout
+    assert str(relay) not in listing
+
+
+@pytest.fixture
+def agent(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
+    """An ssh-agent of our own, ended afterwards."""
+    sock = tmp_path / "agent"
+    with subprocess.Popen(["ssh-agent", "-D", "-a", sock], stdout=subprocess.DEVNULL) as process:
+        monkeypatch.setenv("SSH_AUTH_SOCK", str(sock))
+        from support.processes import wait_until
+
+        assert wait_until(sock.exists)
+        yield
+        process.terminate()
+
+
+@pytest.mark.usefixtures("agent")
+def test_an_encrypted_key_works_once_the_agent_has_it(cluster: Cluster, tmp_path: Path) -> None:
+    assert cluster.settings.identity_file is not None
+    key = tmp_path / "locked"
+    key.write_bytes(Path(cluster.settings.identity_file).read_bytes())
+    key.chmod(0o600)
+    subprocess.run(["ssh-add", "-q", key], check=True, stderr=subprocess.DEVNULL)
+    subprocess.run(
+        ["ssh-keygen", "-q", "-p", "-N", "secret words", "-f", key], check=True, stdout=subprocess.DEVNULL
+    )
+    settings = replace(cluster.settings, identity_file=key)
+    with Transport(settings) as transport:
+        assert transport.run(cluster.nodes[0], ASK).exit_code == 0
+
+
+@pytest.mark.usefixtures("agent")
+def test_the_agent_is_asked_after_the_named_key_unless_only_that_counts(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    if cluster.kind == "embedded":
+        pytest.skip("asyncssh ends a connection at paramiko's second request to log in")
+    subprocess.run(
+        ["ssh-add", "-q", str(cluster.settings.identity_file)], check=True, stderr=subprocess.DEVNULL
+    )
+    other = make_key(tmp_path / "other")
+    settings = replace(cluster.settings, identity_file=other)
+    with Transport(settings) as transport:
+        assert transport.run(cluster.nodes[0], ASK).exit_code == 0
+    config = tmp_path / "ssh_config"
+    config.write_text("Host *\n IdentitiesOnly yes\n")
+    with Transport(replace(settings, ssh_config=config)) as transport, pytest.raises(UnreachableError):
+        transport.run(cluster.nodes[0], ASK)
+
+
+def test_a_stale_agent_socket_is_no_hindrance(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SSH_AUTH_SOCK", os.devnull)
+    with Transport(cluster.settings) as transport:
+        assert transport.run(cluster.nodes[0], ASK).exit_code == 0
+
+
+@pytest.mark.parametrize("kind", ["ecdsa", "rsa"])
+def test_keys_of_every_kind_log_us_in(tmp_path: Path, kind: str) -> None:
+    from support.clusters import make_cluster
+
+    key = make_key(tmp_path / kind, kind)
+    with make_cluster("openssh", tmp_path, 1) as cluster:
+        (cluster.directory / "client.pub").write_text(key.with_suffix(".pub").read_text())
+        with Transport(replace(cluster.settings, identity_file=key)) as transport:
+            assert transport.run(cluster.nodes[0], ASK).exit_code == 0

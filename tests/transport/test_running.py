@@ -1,0 +1,223 @@
+from __future__ import annotations
+
+import hashlib
+import os
+import threading
+import time
+
+import pytest
+from support.nodes import TestNode
+from support.processes import wait_until
+
+from clusterctl.errors import NodeError, UnreachableError
+from clusterctl.transport import Command, Raw, RemotePath, Transport, command
+
+MB = 1024 * 1024
+
+
+def sh(script: str) -> Command:
+    return command("sh", "-c", script)
+
+
+@pytest.mark.parametrize("code", [0, 1, 3, 126, 127, 255])
+def test_the_exit_code_of_a_command_comes_back(transport: Transport, node: TestNode, code: int) -> None:
+    assert transport.run(node, sh(f"exit {code}")).exit_code == code
+
+
+@pytest.mark.parametrize(("signal", "code"), [("KILL", 137), ("TERM", 143), ("SEGV", 139)])
+def test_a_signalled_command_exits_with_128_and_the_signal(
+    transport: Transport, node: TestNode, signal: str, code: int
+) -> None:
+    assert transport.run(node, sh(f"kill -{signal} $$")).exit_code == code
+
+
+def test_a_missing_program_is_told_by_127_and_by_standard_error(transport: Transport, node: TestNode) -> None:
+    done = transport.run(node, command("no-such-program-here"))
+    assert done.exit_code == 127
+    assert b"no-such-program-here" in done.stderr
+
+
+def test_output_and_errors_come_apart_and_byte_for_byte(transport: Transport, node: TestNode) -> None:
+    done = transport.run(node, sh(r"printf 'a\0\377\r\n'; printf 'b\0\376' >&2"))
+    assert (done.stdout, done.stderr) == (b"a\0\xff\r\n", b"b\0\xfe")
+
+
+def test_nasty_arguments_arrive_untouched(transport: Transport, node: TestNode) -> None:
+    nasty = [
+        "",
+        " ",
+        "a'b\"c",
+        "$HOME `id`",
+        "a\nb\r\n",
+        "-n",
+        "*?[a]",
+        "~",
+        "!!",
+        "ü 🦉",
+        "\\n\\\\",
+        "\udcff",
+    ]
+    expected = b"".join(argument.encode("utf-8", "surrogateescape") + b"\0" for argument in nasty)
+    assert transport.run(node, command("printf", "%s\\0", *nasty)).stdout == expected
+
+
+def test_the_tilde_of_a_remote_path_is_the_home_of_the_node(transport: Transport, node: TestNode) -> None:
+    done = transport.run(node, command("printf", "%s\\n", RemotePath("~/x y"), Raw('"$HOME"')))
+    path, home = done.stdout.decode().splitlines()
+    assert path == f"{home}/x y"
+
+
+def test_standard_input_arrives_and_ends(transport: Transport, node: TestNode) -> None:
+    assert transport.run(node, command("cat"), b"one\0two").stdout == b"one\0two"
+    assert transport.run(node, command("cat")).stdout == b""
+
+
+def test_fifty_megabytes_go_both_ways_at_once(transport: Transport, node: TestNode) -> None:
+    data = os.urandom(MB) * 50
+    done = transport.run(node, command("cat"), data, deadline_s=60)
+    assert hashlib.sha256(done.stdout).digest() == hashlib.sha256(data).digest()
+
+
+def test_a_command_that_ignores_its_input_does_not_hold_us_up(transport: Transport, node: TestNode) -> None:
+    began = time.monotonic()
+    assert transport.run(node, sh("exit 4"), bytes(20 * MB)).exit_code == 4
+    assert time.monotonic() - began < 10
+
+
+def test_a_flood_of_errors_blocks_neither_side(transport: Transport, node: TestNode) -> None:
+    script = "head -c 20000000 /dev/zero >&2; echo last >&2; echo out"
+    with transport.open(node, sh(script)) as process:
+        assert process.readline(deadline_s=30) == b"out\n"
+        assert process.wait(10) == 0
+        assert wait_until(lambda: process.stderr_tail().endswith(b"last\n"))
+        assert len(process.stderr_tail()) == 64 * 1024
+
+
+def test_writing_goes_on_while_errors_flood(transport: Transport, node: TestNode) -> None:
+    script = "head -c 20000000 /dev/zero >&2; wc -c"
+    assert transport.run(node, sh(script), bytes(10 * MB)).stdout.strip() == str(10 * MB).encode()
+
+
+def test_lines_and_blocks_can_be_read_in_turn(transport: Transport, node: TestNode) -> None:
+    with transport.open(node, sh(r"printf 'head\nbody-body\n\ntail'")) as process:
+        assert process.readline() == b"head\n"
+        assert process.read(4) == b"body"
+        assert process.readline() == b"-body\n"
+        assert process.readline() == b"\n"
+        assert process.readline() == b"tail"
+        assert process.readline() == b""
+        assert process.read() == b""
+        assert process.wait(10) == 0
+
+
+def test_a_line_is_cut_at_its_limit(transport: Transport, node: TestNode) -> None:
+    with transport.open(node, sh("printf 0123456789")) as process:
+        assert [process.readline(4) for _ in range(4)] == [b"0123", b"4567", b"89", b""]
+
+
+def test_a_conversation_goes_back_and_forth(transport: Transport, node: TestNode) -> None:
+    with transport.open(node, command("cat")) as process:
+        for line in (b"one\n", b"two\n"):
+            process.write(line)
+            assert process.readline(deadline_s=10) == line
+        process.close_stdin()
+        assert process.read() == b""
+        assert process.wait(10) == 0
+
+
+def test_one_thread_reads_while_another_writes(transport: Transport, node: TestNode) -> None:
+    block = os.urandom(MB)
+    with transport.open(node, command("cat")) as process:
+
+        def write() -> None:
+            for _ in range(20):
+                process.write(memoryview(block))
+            process.close_stdin()
+
+        writer = threading.Thread(target=write)
+        writer.start()
+        total, digest = 0, hashlib.sha256()
+        while piece := process.read(deadline_s=30):
+            total += len(piece)
+            digest.update(piece)
+        writer.join(10)
+    assert total == 20 * MB
+    assert digest.digest() == hashlib.sha256(block * 20).digest()
+
+
+def test_a_deadline_ends_a_run_and_names_the_node(transport: Transport, node: TestNode) -> None:
+    began = time.monotonic()
+    with pytest.raises(NodeError, match=r"no end within 0\.5 s") as caught:
+        transport.run(node, command("sleep", "20"), deadline_s=0.5)
+    assert time.monotonic() - began < 3
+    assert caught.value.node == node.label
+    assert not isinstance(caught.value, UnreachableError)
+    assert transport.run(node, command("true")).exit_code == 0
+
+
+def test_a_read_has_a_deadline_of_its_own(transport: Transport, node: TestNode) -> None:
+    with transport.open(node, command("cat")) as process:
+        with pytest.raises(NodeError, match="no end within"):
+            process.read(deadline_s=0.3)
+        with pytest.raises(NodeError, match="no end within"):
+            process.wait(0.1)
+        process.write(b"still there\n")
+        assert process.readline(deadline_s=10) == b"still there\n"
+
+
+def test_writing_to_a_command_that_has_ended_is_an_error(transport: Transport, node: TestNode) -> None:
+    with transport.open(node, command("true")) as process:
+        process.wait(10)
+        assert process.read() == b""
+        with pytest.raises(NodeError) as caught:
+            process.write(bytes(200 * MB), deadline_s=20)
+        assert caught.value.details["reason"] == "input_closed"
+
+
+def test_a_daemon_that_lets_go_of_its_streams_does_not_hold_us_up(
+    transport: Transport, node: TestNode
+) -> None:
+    script = "setsid sleep 30 </dev/null >/dev/null 2>&1 & echo $!"
+    began = time.monotonic()
+    pid = transport.run(node, sh(script)).stdout.strip().decode()
+    assert time.monotonic() - began < 5
+    assert transport.run(node, sh(f"kill {pid}")).exit_code == 0
+
+
+def test_a_daemon_that_keeps_its_streams_keeps_the_command_open(transport: Transport, node: TestNode) -> None:
+    with transport.open(node, sh("sleep 1 & echo started")) as process:
+        assert process.readline(deadline_s=10) == b"started\n"
+        began = time.monotonic()
+        assert process.read(deadline_s=10) == b""
+        assert time.monotonic() - began > 0.5
+        assert process.wait(10) == 0
+
+
+def test_one_connection_carries_all_commands_of_a_node(transport: Transport, node: TestNode) -> None:
+    ports = {
+        transport.run(node, command("sh", "-c", "echo $SSH_CONNECTION")).stdout.split()[1] for _ in range(5)
+    }
+    assert len(ports) == 1
+
+
+def test_commands_of_several_threads_share_one_connection(transport: Transport, node: TestNode) -> None:
+    ports: list[bytes] = []
+
+    def ask() -> None:
+        ports.append(transport.run(node, command("sh", "-c", "echo $SSH_CONNECTION")).stdout.split()[1])
+
+    threads = [threading.Thread(target=ask) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(20)
+    assert len(ports) == 8
+    assert len(set(ports)) == 1
+
+
+def test_closing_lets_the_command_see_the_end_of_its_input(transport: Transport, node: TestNode) -> None:
+    process = transport.open(node, sh("echo $$; cat; echo over >$HOME/over.$$"))
+    pid = process.readline(deadline_s=10).decode().strip()
+    process.close()
+    over = command("cat", RemotePath(f"~/over.{pid}"))
+    assert wait_until(lambda: transport.run(node, over).stdout == b"over\n")
