@@ -1,66 +1,77 @@
-"""A neural n-gram language model (Bengio et al. 2003): the four words before a word predict it.
+"""A neural n-gram language model (Bengio et al., 2003): the four words before a word predict it.
 
-    x = [e(w1) e(w2) e(w3) e(w4)],  h = tanh(x W + b),  p(word) = softmax(h V + c)
+    x = [e(w1) e(w2) e(w3) e(w4)]     h = tanh(x W + b)     p(word) = softmax(h V + c)
 
-Plain numpy, float32, one batch at a time. It knows nothing of clusters: parameters come in, gradients go out.
+Plain numpy, float32. It knows nothing of clusters: parameters come in, gradients go out.
 """
 
 from typing import NamedTuple
 
 import numpy as np
 
-CONTEXT = 4  # words before the predicted one
-EMBEDDING = 32  # width of a word's vector
-HIDDEN = 256  # width of the hidden layer
+CONTEXT = 4  # words that predict the next one
+EMBEDDING = 32  # width of a word's vector e(w)
+HIDDEN = 256  # width of h
 
 
 class Weights(NamedTuple):
-    """The dense parameters, or their gradients."""
+    """One thing for each dense parameter: its values, its gradient, or its table."""
 
-    hidden_w: np.ndarray  # (CONTEXT * EMBEDDING, HIDDEN)
-    hidden_b: np.ndarray  # (HIDDEN,)
-    output_w: np.ndarray  # (HIDDEN, words)
-    output_b: np.ndarray  # (words,)
+    hidden_w: np.ndarray  # W: (CONTEXT * EMBEDDING, HIDDEN)
+    hidden_b: np.ndarray  # b: (HIDDEN,)
+    output_w: np.ndarray  # V: (HIDDEN, words)
+    output_b: np.ndarray  # c: (words,)
 
 
 class NgramModel:
-    """The mathematics for up to `batch_size` samples over a dictionary of `words`.
+    """The mathematics, for batches of up to `batch_size` samples over a dictionary of `words` entries.
 
-    The large buffers are made once and used again by every call, so gradients hold only until the next call.
+    A batch of n samples is `vectors` (n, CONTEXT, EMBEDDING), the word vectors of the contexts, and `targets` (n,),
+    the ids to predict. The large arrays are made once and used again, so gradients hold until the next call.
     """
 
     def __init__(self, batch_size, words):
         self._hidden = np.empty((batch_size, HIDDEN), np.float32)
-        self._scores = np.empty((batch_size, words), np.float32)
-        self._output_w = np.empty((HIDDEN, words), np.float32)
+        self._output = np.empty((batch_size, words), np.float32)
+        self._d_output_w = np.empty((HIDDEN, words), np.float32)
 
-    def loss(self, rows, targets, weights):
-        """The mean negative log-likelihood of `targets` (n,), whose contexts have the word vectors `rows` (n * CONTEXT, EMBEDDING)."""
-        return self._forward(rows, targets, weights)[0]
+    def loss(self, vectors, targets, weights):
+        """The mean of -log p(target)."""
+        _, p = self._forward(vectors, weights)
+        return mean_nll(p, targets)
 
-    def gradients(self, rows, targets, weights):
-        """Returns (loss, gradients of `weights`, gradients of `rows`), of the mean loss over the batch."""
-        loss, inputs, hidden, scores = self._forward(rows, targets, weights)
-        count = len(targets)
-        scores[np.arange(count), targets] -= 1  # softmax and logarithm together: p - 1 at the target, p elsewhere
-        scores /= count
-        output_w = np.matmul(hidden.T, scores, out=self._output_w)
-        output_b = scores.sum(axis=0)
-        d_hidden = scores @ weights.output_w.T
+    def gradients(self, vectors, targets, weights):
+        """Returns the loss and its gradients: (loss, Weights, the gradient of `vectors`)."""
+        hidden, p = self._forward(vectors, weights)
+        loss = mean_nll(p, targets)
+        d_scores = p  # the gradient of the scores is p, less 1 at the target
+        d_scores[np.arange(len(targets)), targets] -= 1
+        d_scores /= len(targets)
+        d_output_w = np.matmul(hidden.T, d_scores, out=self._d_output_w)
+        d_hidden = d_scores @ weights.output_w.T
         d_hidden *= 1 - hidden * hidden
-        d_rows = (d_hidden @ weights.hidden_w.T).reshape(rows.shape)
-        return loss, Weights(inputs.T @ d_hidden, d_hidden.sum(axis=0), output_w, output_b), d_rows
+        d_hidden_w = flat(vectors).T @ d_hidden
+        d_vectors = (d_hidden @ weights.hidden_w.T).reshape(vectors.shape)
+        return loss, Weights(d_hidden_w, d_hidden.sum(axis=0), d_output_w, d_scores.sum(axis=0)), d_vectors
 
-    def _forward(self, rows, targets, weights):
-        count = len(targets)
-        inputs = rows.reshape(count, CONTEXT * EMBEDDING)
-        hidden = np.matmul(inputs, weights.hidden_w, out=self._hidden[:count])
+    def _forward(self, vectors, weights):
+        count = len(vectors)
+        hidden = np.matmul(flat(vectors), weights.hidden_w, out=self._hidden[:count])
         hidden += weights.hidden_b
         np.tanh(hidden, out=hidden)
-        scores = np.matmul(hidden, weights.output_w, out=self._scores[:count])
-        scores += weights.output_b
-        scores -= scores.max(axis=1, keepdims=True)  # so that exp cannot overflow
-        np.exp(scores, out=scores)
-        scores /= scores.sum(axis=1, keepdims=True)
-        chosen = scores[np.arange(count), targets]
-        return -float(np.log(np.maximum(chosen, 1e-30)).mean()), inputs, hidden, scores
+        p = np.matmul(hidden, weights.output_w, out=self._output[:count])
+        p += weights.output_b
+        p -= p.max(axis=1, keepdims=True)  # so that exp does not overflow
+        np.exp(p, out=p)
+        p /= p.sum(axis=1, keepdims=True)
+        return hidden, p
+
+
+def flat(vectors):
+    """The word vectors of each context side by side: x of the formula."""
+    return vectors.reshape(len(vectors), CONTEXT * EMBEDDING)
+
+
+def mean_nll(p, targets):
+    chosen = p[np.arange(len(targets)), targets]
+    return -float(np.log(np.maximum(chosen, 1e-30)).mean())

@@ -8,6 +8,7 @@ import hashlib
 import json
 import os
 import shutil
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -129,7 +130,7 @@ class Layout:
             return
         for tree in (self.nodes, self.keys):
             if tree.is_dir() and not tree.is_symlink():
-                shutil.rmtree(tree, onerror=_make_removable)
+                _remove_tree(tree)
         if self.conf.exists() and conf_is_ours(self.conf):
             self.conf.unlink()
         for file in (self.known_hosts, self.ssh_config, self.log, self.state):
@@ -181,6 +182,13 @@ def write(path: Path, text: str, mode: int = 0o600) -> None:
 
 def _digest(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _remove_tree(tree: Path) -> None:
+    if sys.version_info >= (3, 12):
+        shutil.rmtree(tree, onexc=_make_removable)
+    else:
+        shutil.rmtree(tree, onerror=_make_removable)
 
 
 def _make_removable(function: Callable[..., Any], path: str, _: object) -> None:

@@ -161,7 +161,8 @@ class CommandSession(asyncssh.SSHServerSession[bytes]):
         except OSError:
             data = b""
         if data:
-            self._chan.write(data, flow.kind)
+            with contextlib.suppress(OSError):  # the channel may be closing; `connection_lost` follows
+                self._chan.write(data, flow.kind)
         else:
             self._close_out(flow)
             self._end_if_over()

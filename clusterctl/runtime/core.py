@@ -104,7 +104,7 @@ class ServerCore:
             raise RefusedError(
                 f"attempt {message.attempt} of trainer {rank} was replaced by attempt {member.attempt}"
             )
-        if message.attempt > member.attempt and message.kind != wire.HELLO:
+        if message.attempt > member.attempt and message.kind not in (wire.HELLO, wire.PROBE):
             raise RefusedError(f"attempt {message.attempt} of trainer {rank} has not said hello")
 
     def _hello(self, message: wire.Message) -> list[Output]:

@@ -114,15 +114,14 @@ class RemoteLink:
             out = waiting.get(pserver)
             if reply is None or out is None:
                 continue
-            if reply.kind == wire.STATE:
+            if reply.request == out.probe:
                 self._learn(pserver, out, reply)
             elif reply.request == out.request.request:
                 replies[pserver] = reply
                 del waiting[pserver]
 
     def _learn(self, pserver: int, out: Outstanding, reply: wire.Message) -> None:
-        if reply.request != out.probe:
-            return
+        raise_for_error(reply)
         state = reply.json()
         out.heard_s = self._clock()
         out.waiting = [int(rank) for rank in state.get("waiting", [])]

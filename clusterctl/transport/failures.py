@@ -6,6 +6,8 @@ import errno
 import shlex
 import socket
 
+from paramiko.ssh_exception import ChannelException
+
 from clusterctl.errors import InterruptedRun, NodeError, RefusedError, UnreachableError
 from clusterctl.transport.hostkeys import HostKey, Verdict
 from clusterctl.transport.identity import Attempts
@@ -16,7 +18,7 @@ _NO_ROUTE = {errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN, errno.ENETD
 
 def unreachable(target: Target, exc: BaseException, timeout_s: float) -> UnreachableError:
     """The error for a connection that could not be made, from what the socket or paramiko raised."""
-    address = f"{target.host}:{target.port}"
+    address = target.address
     if isinstance(exc, socket.gaierror):
         message = f"cannot resolve the host name {target.host} ({exc.strerror})"
         hint = "correct the name in HOSTS, or give an address; try: getent hosts " + shlex.quote(target.host)
@@ -25,13 +27,16 @@ def unreachable(target: Target, exc: BaseException, timeout_s: float) -> Unreach
         hint = "is the machine up, the address right, and the port open in the firewall?"
     elif isinstance(exc, ConnectionRefusedError):
         message = f"connection to {address} refused"
-        hint = f"is sshd running on {address}?"
+        hint = f"is sshd running on {target.host}:{target.port}?"
     elif isinstance(exc, OSError) and exc.errno in _NO_ROUTE:
         message = f"no route to {address} ({exc.strerror})"
         hint = "is the machine up, and are you on its network (VPN)?"
     elif isinstance(exc, (EOFError, ConnectionResetError, BrokenPipeError)):
         message = f"{address} hung up during the SSH handshake"
         hint = "is it an SSH server? if so, it may be overloaded: see MaxStartups and PerSourcePenalties in sshd_config"
+    elif isinstance(exc, ChannelException) and target.via is not None:
+        message = f"{target.via.address} cannot open a connection to {address}: {exc.text}"
+        hint = "can the jump host reach it, and does its sshd_config allow TCP forwarding?"
     else:
         message = f"cannot connect to {address}: {exc or type(exc).__name__}"
         hint = f"try: ssh -v -p {target.port} {shlex.quote(f'{target.user}@{target.host}')}"
@@ -40,7 +45,7 @@ def unreachable(target: Target, exc: BaseException, timeout_s: float) -> Unreach
 
 def not_logged_in(target: Target, attempts: Attempts) -> UnreachableError:
     """The error for a server that took none of our keys."""
-    message = f"{target.where} did not accept us: {attempts.text}"
+    message = f"{target.address} did not let {target.user} in: {attempts.text}"
     if attempts.allowed and "publickey" not in attempts.allowed:
         message += f"; the server only allows {', '.join(attempts.allowed)}"
     if attempts.encrypted:

@@ -64,6 +64,13 @@ class Target:
     known_hosts: tuple[Path, ...]  # the first one is where keys are recorded
     via: Target | None = None
     proxy_command: str | None = None
+    is_jump: bool = field(default=False, compare=False)
+
+    @property
+    def address(self) -> str:
+        """Host and port for messages, called a jump host if it is one."""
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{'jump host ' if self.is_jump else ''}{host}:{self.port}"
 
     @property
     def where(self) -> str:
@@ -112,6 +119,7 @@ class Resolver:
             known_hosts=self._known_hosts(options),
             via=via,
             proxy_command=proxy_command,
+            is_jump=bool(seen),
         )
 
     def _known_hosts(self, options: dict[str, Any]) -> tuple[Path, ...]:
@@ -142,7 +150,7 @@ class Resolver:
         via: Target | None = None
         for hop in hops:
             user, host, port = _split_hop(hop)
-            target = self._target(f"{label} (jump host {host})", host, user, port, None, seen=seen)
+            target = self._target(label, host, user, port, None, seen=seen)
             via = replace(target, via=via) if via is not None else target
         assert via is not None
         return via

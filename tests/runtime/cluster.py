@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -122,9 +123,8 @@ class ThreadCluster:
 
     def session(self, rank: int, *, attempt: int = 1, load: str | None = None) -> Session:
         env = environment(self.root, "trainer", rank, self.addresses, attempt)
-        return Session(
-            env, RemoteLink(env), Control(None), load if load is not None else env.spec.get("load")
-        )
+        link = RemoteLink(env, probe_every_s=self.probe_every_s)
+        return Session(env, link, Control(None), load if load is not None else env.spec.get("load"))
 
     def train(self, program: Callable[[Session], Any], *, load: str | None = None) -> list[Any]:
         """Runs `program(ps)` as every trainer at once; returns the results by rank, raises the first error."""
@@ -141,8 +141,10 @@ class ThreadCluster:
         threads = [threading.Thread(target=run, args=(rank,), daemon=True) for rank in range(self.trainers)]
         for thread in threads:
             thread.start()
-        for thread in threads:
-            thread.join(DEADLINE_S)
+        deadline = time.monotonic() + DEADLINE_S
+        while not errors and time.monotonic() < deadline and any(thread.is_alive() for thread in threads):
+            for thread in threads:
+                thread.join(0.05)
         if errors:
             raise errors[0]
         assert not any(thread.is_alive() for thread in threads), "a trainer hangs"

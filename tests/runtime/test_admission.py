@@ -194,7 +194,7 @@ def test_3000_damaged_messages_over_a_socket_leave_a_pserver_working(tmp_path: P
         try:
             for _ in range(3_000):
                 frames = mutated(chance, chance.choice(good))
-                socket.send_multipart([b"x" if not frame else frame for frame in frames] or [b""])
+                socket.send_multipart([frame or b"x" for frame in frames] or [b""])
                 while socket.poll(0):
                     socket.recv_multipart()
             assert cluster.train(small_training) == [3.0, 3.0]

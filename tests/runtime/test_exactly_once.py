@@ -139,7 +139,7 @@ def test_the_cursor_of_the_last_applied_push_greets_a_successor() -> None:
 
 
 @pytest.mark.parametrize("mode", ["sync", "async"])
-def test_half_of_all_messages_lost_changes_nothing(tmp_path: Path, mode: str) -> None:
+def test_a_quarter_of_all_messages_lost_changes_nothing(tmp_path: Path, mode: str) -> None:
     """Replies and requests are dropped at random by the pservers' own sockets."""
 
     def program(ps: Session) -> float:

@@ -3,6 +3,7 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -95,3 +96,12 @@ def test_what_no_process_can_have_as_argument_is_refused(bad: object) -> None:
 
 def test_the_login_shell_never_sees_more_than_one_line() -> None:
     assert "\n" not in quote(command("echo", "a\nb", Raw("x\ny")))
+
+
+def test_importing_the_transport_and_the_fake_cluster_is_cheap() -> None:
+    script = "import sys, clusterctl.transport, clusterctl.fake; print(*sys.modules)"
+    modules = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True
+    ).stdout
+    heavy = {"paramiko", "fabric", "asyncssh", "cryptography", "numpy", "zmq", "rich"}
+    assert not heavy & set(modules.split())

@@ -12,12 +12,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from support.clusters import Cluster, make_cluster
+from support.clusters import KINDS, Cluster, make_cluster
 from support.nodes import TestNode
 from support.openssh import free_port, make_key
 from support.processes import descendants
 
-from clusterctl.errors import ConfigError, UnreachableError
+from clusterctl.errors import ConfigError, NodeError, UnreachableError
 from clusterctl.transport import Transport, command
 
 TRUE = command("true")
@@ -194,7 +194,7 @@ def test_a_wrong_key_is_named_with_what_to_do(cluster: Cluster, node: TestNode, 
     settings = replace(cluster.settings, identity_file=key)
     with (
         Transport(settings) as transport,
-        pytest.raises(UnreachableError, match="did not accept us") as caught,
+        pytest.raises(UnreachableError, match="did not let") as caught,
     ):
         transport.run(node, TRUE)
     assert str(key) in str(caught.value)
@@ -245,3 +245,25 @@ def test_paramiko_writes_nothing_on_the_terminal(
     assert logging.getLogger("paramiko").propagate is False
     captured = capfd.readouterr()
     assert captured.out + captured.err == ""
+
+
+def test_a_peer_that_falls_silent_is_noticed_and_one_that_is_idle_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from clusterctl.transport import link
+
+    monkeypatch.setattr(link, "KEEPALIVE_S", 0.2)
+    monkeypatch.setattr(link, "DEAD_AFTER_S", 1.5)
+    for kind in KINDS:
+        with make_cluster(kind, tmp_path / kind, 1) as cluster, Transport(cluster.settings) as transport:
+            node = cluster.nodes[0]
+            process = transport.open(node, command("sh", "-c", "echo $PPID; exec sleep 30"))
+            server = int(process.readline(deadline_s=10))
+            with pytest.raises(NodeError, match="no end within"):
+                process.read(deadline_s=3)  # longer than a silent peer would be allowed
+            os.kill(server, signal.SIGSTOP)
+            try:
+                with pytest.raises(UnreachableError, match="lost the connection"):
+                    process.read(deadline_s=10)
+            finally:
+                os.kill(server, signal.SIGCONT)

@@ -109,9 +109,19 @@ def test_a_jump_host_that_is_down_is_named_together_with_the_node(cluster: Clust
     config = tmp_path / "ssh_config"
     config.write_text("Host inner\n ProxyJump 127.0.0.1:1\n")
     settings = replace(cluster.settings, ssh_config=config)
-    with Transport(settings) as transport, pytest.raises(UnreachableError, match="refused") as caught:
+    with Transport(settings) as transport, pytest.raises(UnreachableError) as caught:
         transport.run(TestNode("node1", 22, ssh_host="inner"), ASK)
-    assert caught.value.node == "node1 (jump host 127.0.0.1)"
+    assert str(caught.value) == "node1: connection to jump host 127.0.0.1:1 refused"
+
+
+def test_a_node_that_its_jump_host_cannot_reach_is_named_with_the_jump_host(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    settings = replace(cluster.settings, ssh_config=jump_config(cluster, tmp_path))
+    with Transport(settings) as transport, pytest.raises(UnreachableError) as caught:
+        transport.run(TestNode("node1", 1, ssh_host="inner0"), ASK)
+    gate = f"jump host 127.0.0.1:{cluster.nodes[0].ssh_port}"
+    assert f"{gate} cannot open a connection to 127.0.0.1:1" in str(caught.value)
 
 
 def test_a_proxy_command_carries_us_to_the_node_and_ends_with_the_connection(

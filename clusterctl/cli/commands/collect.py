@@ -18,7 +18,9 @@ def collect(session: Session, job: str | None, output: Path | None) -> None:
         collect_job(session, cluster, job_ref(cluster.settings, job), output)
 
 
-def collect_job(session: Session, cluster: Cluster, ref: str | None, output: Path | None) -> Collection:
+def collect_job(
+    session: Session, cluster: Cluster, ref: str | None, output: Path | None, *, document: bool = True
+) -> Collection:
     """Collects, shows what came, and raises when a node failed."""
     from clusterctl.cluster import combined, failures
     from clusterctl.collect import collect as run
@@ -37,10 +39,11 @@ def collect_job(session: Session, cluster: Cluster, ref: str | None, output: Pat
     elif collection.files:
         session.console.say("no complete model among them (none was saved yet, or it is not ours to merge)")
     errors = [outcome.error for outcome in failures(collection.outcomes) if outcome.error]
-    document = {
-        "job": job,
-        "files": [vars(file) for file in collection.files],
-        "model": str(collection.model) if collection.model else None,
-    }
-    session.console.finish(document, combined(errors, len(collection.outcomes), "collect") if errors else None)
+    error = combined(errors, len(collection.outcomes), "collect") if errors else None
+    if document:
+        model = str(collection.model) if collection.model else None
+        files = [vars(file) for file in collection.files]
+        session.console.finish({"job": job, "files": files, "model": model}, error)
+    elif error is not None:
+        raise error
     return collection

@@ -177,14 +177,14 @@ def _keys(session: Session) -> Iterator[Any]:
 
 @contextlib.contextmanager
 def _stop_on_interrupt(session: Session, cluster: Cluster, run: Run) -> Iterator[None]:
-    from clusterctl.cli.commands.stop import stop_quietly, uninterrupted
+    from clusterctl.cli.commands.stop import stop_job, uninterrupted
     from clusterctl.errors import InterruptedRun
 
     try:
         yield
     except KeyboardInterrupt:
         with uninterrupted(session):
-            stop_quietly(session, cluster, run.job)
+            stop_job(session, cluster, run.job, document=False)
         raise InterruptedRun(f"{run.job} was interrupted, and is stopped on all nodes") from None
 
 

@@ -21,42 +21,28 @@ def stop(session: Session, job: str | None) -> None:
         stop_job(session, cluster, job_ref(cluster.settings, job))
 
 
-def stop_job(session: Session, cluster: Cluster, ref: str | None) -> None:
+def stop_job(session: Session, cluster: Cluster, ref: str | None, *, document: bool = True) -> None:
     """Stops a job on all nodes and says what is left; raises unless that is nothing, everywhere."""
     from clusterctl.observe.status import newest_everywhere
 
     if ref is None:
         found = newest_everywhere(cluster, {"op": "status"}, None)
-        ref = next(outcome.get()["job"] for outcome in found if outcome.ok)
+        ref = str(next(outcome.get()["job"] for outcome in found if outcome.ok))
     session.console.say(f"stopping {ref} on {len(cluster.nodes)} nodes")
     outcomes = cluster.ask({"op": "stop", "ref": ref}, answer_s=STOP_S)
-    _report(session, ref, outcomes)
-
-
-def stop_quietly(session: Session, cluster: Cluster, ref: str) -> None:
-    """The stop of a Ctrl-C: in words only, since the command's document is another."""
-    session.console.warn(f"stopping {ref} on {len(cluster.nodes)} nodes")
-    outcomes = cluster.ask({"op": "stop", "ref": ref}, answer_s=STOP_S)
-    survivors = sum(outcome.get()["survivors"] for outcome in outcomes if outcome.ok)
-    problem = _problem(outcomes, survivors)
-    if problem is not None:
-        raise problem
-    session.console.warn(f"stopped: {len(outcomes)}/{len(outcomes)} nodes, 0 processes left")
-
-
-def _report(session: Session, ref: str, outcomes: list[NodeOutcome[dict[str, Any]]]) -> None:
     answers = [outcome.get() for outcome in outcomes if outcome.ok]
     survivors = sum(answer["survivors"] for answer in answers)
-    busy = sorted({port for answer in answers for port in answer["ports_busy"]})
     for outcome in outcomes:
         if outcome.ok and outcome.get()["killed"]:
             session.console.say(f"KILL was needed for {outcome.get()['killed']} processes on {outcome.node.label}")
-    document = {
-        "job": answers[0]["job"] if answers else ref,
-        "survivors": survivors,
-        "nodes": [_node(outcome) for outcome in outcomes],
-    }
-    session.console.finish(document, _problem(outcomes, survivors))
+    problem = _problem(outcomes, survivors)
+    if document:
+        job = answers[0]["job"] if answers else ref
+        nodes = [_node(outcome) for outcome in outcomes]
+        session.console.finish({"job": job, "survivors": survivors, "nodes": nodes}, problem)
+    elif problem is not None:
+        raise problem
+    busy = sorted({port for answer in answers for port in answer["ports_busy"]})
     ports = "ports free" if not busy else f"ports {', '.join(map(str, busy))} are used by others"
     session.console.say(f"stopped: {len(answers)}/{len(outcomes)} nodes, {survivors} processes left, {ports}")
 

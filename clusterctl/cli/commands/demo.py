@@ -1,0 +1,164 @@
+"""`clusterctl demo`: a real model, trained on a fake cluster, from nothing to a collected model."""
+
+from __future__ import annotations
+
+import math
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from clusterctl.cli.session import Session
+
+if TYPE_CHECKING:
+    from clusterctl.cluster import Cluster
+    from clusterctl.observe.run_view import PassNumbers, RunView
+
+HOME = Path("clusterctl-demo")
+SHARDS = ["data/train.txt-*", "data/test.txt-*"]
+
+
+def demo(session: Session, nodes: int, passes: int, directory: Path | None) -> None:
+    from clusterctl.config import load
+
+    started = time.monotonic()
+    target = _make_target(directory)
+    workspace = _prepare_workspace(session, target, nodes)
+    with _fake_cluster(session, target / "cluster", nodes) as conf:
+        settings = load(conf, os.environ, overrides={"SHARDS": SHARDS})
+        with session.cluster(settings) as cluster:
+            scores, view = _train(session, cluster, workspace, passes)
+            model = _bring_home(session, cluster, target)
+            _prove_stopped(session, cluster)
+    _show_results(session, target, workspace, model, view)
+    _close(session, target, nodes, scores, time.monotonic() - started, model)
+
+
+def _make_target(directory: Path | None) -> Path:
+    """A new directory for everything that this demo makes: two demos never meet."""
+    from clusterctl.errors import RefusedError
+
+    if directory is not None:
+        if directory.exists() and any(directory.iterdir()):
+            raise RefusedError(f"{directory} is not empty", hint="choose another --dir")
+        directory.mkdir(parents=True, exist_ok=True)
+        return directory
+    stamp = datetime.now().strftime("%Y%m%d-%H%M%S")
+    for suffix in ("", *(f"-{number}" for number in range(2, 100))):
+        target = HOME / (stamp + suffix)
+        try:
+            target.mkdir(parents=True)
+        except FileExistsError:
+            continue
+        return target
+    raise RefusedError(f"{HOME} is full of demos", hint="remove it")
+
+
+def _prepare_workspace(session: Session, target: Path, shards: int) -> Path:
+    from clusterctl.errors import ConfigError
+    from clusterctl.templates import copy_workspace
+
+    workspace = target / "workspace"
+    copy_workspace(workspace)
+    command = [sys.executable, "prepare_data.py", "--shards", str(shards)]
+    prepared = subprocess.run(command, cwd=workspace, capture_output=True, text=True, check=False)
+    if prepared.returncode:
+        raise ConfigError(f"prepare_data.py failed: {prepared.stderr.strip()[-500:]}")
+    session.console.say(prepared.stdout.strip())
+    return workspace
+
+
+@contextmanager
+def _fake_cluster(session: Session, directory: Path, nodes: int) -> Iterator[Path]:
+    """A cluster that goes down with this process, however it ends."""
+    from clusterctl import fake
+
+    with fake.up(directory, nodes, lifeline=True, remove=True) as cluster:
+        session.console.say(f"fake cluster: {nodes} nodes, each with its own SSH server, key and home")
+        yield cluster.conf
+
+
+def _train(
+    session: Session, cluster: Cluster, workspace: Path, passes: int
+) -> tuple[list[tuple[float, float]], RunView]:
+    """Trains, and returns (held-out perplexity, unigram perplexity) of every pass."""
+    from clusterctl.cli.commands.dispatch import send
+    from clusterctl.cli.commands.start import follow_run, launch_run
+    from clusterctl.cluster import raise_failures
+    from clusterctl.launch import plan
+
+    sent = send(session, cluster, workspace)
+    raise_failures(sent.outcomes, "dispatch")
+    launch = plan(cluster.settings, cluster.inventory, [f"--num_passes={passes}"])
+    run = launch_run(session, cluster, launch, sent.job)
+    scores: list[tuple[float, float]] = []
+
+    def pass_line(numbers: PassNumbers) -> str:
+        scores.append((math.exp(numbers.values["held_out_nll"]), math.exp(numbers.values["unigram_nll"])))
+        held_out, unigram = scores[-1]
+        times = f"{unigram / held_out:.1f} times better"
+        return f"pass {numbers.pass_}: held-out perplexity {held_out:.1f}, unigram {unigram:.1f} ({times})"
+
+    view = follow_run(session, cluster, run, pass_line)
+    return scores, view
+
+
+def _bring_home(session: Session, cluster: Cluster, target: Path) -> Path:
+    from clusterctl.cli.commands.collect import collect_job
+    from clusterctl.errors import JobFailedError
+
+    collection = collect_job(session, cluster, None, target / "results", document=False)
+    if collection.model is None:
+        raise JobFailedError("the training saved no complete model")
+    return collection.model
+
+
+def _prove_stopped(session: Session, cluster: Cluster) -> None:
+    from clusterctl.cli.commands.stop import stop_job
+
+    stop_job(session, cluster, None, document=False)
+
+
+def _show_results(session: Session, target: Path, workspace: Path, model: Path, view: RunView) -> None:
+    from clusterctl.cli.chart import svg_chart, terminal_chart
+
+    points = [(float(step), loss) for step, loss in view.curve]
+    for line in terminal_chart(points):
+        session.console.say(line)
+    title = "training loss, mean over the trainers"
+    (target / "loss.svg").write_text(svg_chart(points, title, "step", "loss (nats per word)"))
+    command = [sys.executable, "neighbours.py", str(model.resolve())]
+    found = subprocess.run(command, cwd=workspace, capture_output=True, text=True, check=False)
+    session.console.say("\n".join(["", "nearest neighbours:", found.stdout.rstrip() or found.stderr.rstrip()]))
+
+
+def _close(
+    session: Session, target: Path, nodes: int, scores: list[tuple[float, float]], seconds: float, model: Path
+) -> None:
+    held_out, unigram = scores[-1]
+    document: dict[str, Any] = {
+        "nodes": nodes,
+        "perplexity": held_out,
+        "unigram_perplexity": unigram,
+        "passes": [{"held_out": ours, "unigram": baseline} for ours, baseline in scores],
+        "seconds": seconds,
+        "model": str(model),
+        "curve": str(target / "loss.svg"),
+    }
+    session.console.document(document)
+    say = session.console.say
+    say()
+    say(f"done in {seconds:.0f} s: held-out perplexity {held_out:.1f} against {unigram:.1f} of the unigram baseline")
+    say(f"model {model}   curve {target / 'loss.svg'}   logs {target / 'results'}/node-*/log")
+    say("the fake cluster is down, and nothing of it is left")
+    say()
+    say("next: the same by hand, then with machines of your own in HOSTS")
+    say("  clusterctl init try && cd try && clusterctl fake up -n 4")
+    say("  python3 workspace/prepare_data.py --shards 4 --out workspace/data")
+    say("  export CLUSTERCTL_CONF=fake/conf.py")
+    say("  clusterctl start --job_dispatch_package workspace")

@@ -1,0 +1,141 @@
+"""Real pserver and trainer processes under a control socket, as a supervisor runs them."""
+
+from __future__ import annotations
+
+import signal
+import socket
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from clusterctl.runtime import load_model
+from clusterctl.runtime.manifest import build_manifest, write_manifest
+from tests.runtime.cluster import DEADLINE_S, Process, make_job, process_cluster
+
+TRAIN = """
+import numpy as np
+from clusterctl.runtime import Adagrad, connect, uniform
+
+def reader(pass_, rng):
+    for _ in range(4 + ps.rank):
+        yield rng.integers(-50, 50, size=30)
+
+with connect() as ps:
+    w = ps.dense("w", shape=(300, 70), rule=Adagrad(0.05), init=uniform(0.1))
+    emb = ps.embedding("word", dim=4, rule=Adagrad(0.05))
+    for ids in ps.steps(reader, passes=2):
+        rows = emb.pull(ids)
+        ps.push({w: w.value * rows.mean(), emb: (ids, rows)}, samples=len(ids), loss=float((rows ** 2).sum()))
+        ps.log(norm=float(np.abs(w.value).sum()), weight=len(ids))
+"""
+
+WAIT = """
+import sys, threading
+from clusterctl.runtime import connect
+with connect() as ps:
+    print("in", flush=True)
+    threading.Event().wait()
+"""
+
+
+@pytest.mark.parametrize(("security", "mode"), [("curve", "sync"), ("none", "async")])
+def test_a_job_of_processes_runs_to_its_end(tmp_path: Path, security: str, mode: str) -> None:
+    with process_cluster(tmp_path, 2, 2, TRAIN, security=security, mode=mode) as (servers, trainers):
+        for trainer in trainers:
+            status, out, err = trainer.wait()
+            assert (status, err) == (0, "")
+            assert [line[:7] for line in out.splitlines()] == ["pass 0:", "pass 1:"]
+            names = [event["event"] for event in trainer.events]
+            assert names.count("pass") == 2
+            assert {"step", "log"} <= set(names)
+        for server in servers:
+            server.send("unknown command")
+            server.send("finish")
+            status, out, err = server.wait()
+            assert (status, err) == (0, "")
+        receipts = [
+            e for s in servers for e in s.events if e["event"] == "saved" and e["tag"] == "pass-00001"
+        ]
+        manifest = build_manifest("JOB", "0001", receipts)
+        assert manifest is not None
+        write_manifest(tmp_path / "output" / "pass-00001", manifest)
+    model: Any = load_model(tmp_path / "output" / "pass-00001")
+    assert model["w"].shape == (300, 70)
+    assert manifest["tables"]["word"]["held"] == len(model["word"][0])
+    assert np.isfinite(model["w"]).all()
+
+
+def test_step_events_carry_what_status_shows(tmp_path: Path) -> None:
+    with process_cluster(tmp_path, 1, 1, TRAIN) as (_, [trainer]):
+        assert trainer.wait()[0] == 0
+    last = [event for event in trainer.events if event["event"] == "step"][-1]
+    assert {"pass", "step", "loss", "samples", "samples_per_s", "compute", "wait", "wire"} <= set(last)
+    assert last["compute"] + last["wait"] + last["wire"] == pytest.approx(1, abs=1e-4)
+    assert sum(e["samples"] for e in trainer.events if e["event"] == "step") == 8 * 30
+
+
+def test_processes_end_at_once_when_their_supervisor_is_gone(tmp_path: Path) -> None:
+    with process_cluster(tmp_path, 1, 1, WAIT) as ([server], [trainer]):
+        assert trainer.process.stdout is not None
+        assert trainer.process.stdout.readline() == "in\n"
+        for process in (trainer, server):
+            process.control.shutdown(socket.SHUT_RDWR)
+            assert process.process.wait(DEADLINE_S) == 70
+
+
+def test_a_trainer_waiting_for_others_ends_when_its_supervisor_is_gone(tmp_path: Path) -> None:
+    with process_cluster(tmp_path, 1, 2, TRAIN) as (_, [waiting, other]):
+        other.process.kill()
+        waiting.control.shutdown(socket.SHUT_RDWR)
+        assert waiting.process.wait(DEADLINE_S) == 70
+
+
+def test_sigterm_ends_a_pserver_promptly(tmp_path: Path) -> None:
+    with process_cluster(tmp_path, 1, 0, "", trainers=1) as ([server], _):
+        server.process.send_signal(signal.SIGTERM)
+        began = time.monotonic()
+        assert server.process.wait(DEADLINE_S) == 128 + signal.SIGTERM
+        assert time.monotonic() - began < 5
+
+
+def test_a_taken_port_is_passed_over_and_no_free_port_is_an_error(tmp_path: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("0.0.0.0", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        with process_cluster(tmp_path / "a", 1, 0, "", port=port) as ([server], _):
+            assert server.events[-1]["ports"][0] > port
+    make_job(tmp_path / "b", 1, 1, port=65_536)
+    process = Process(tmp_path / "b", "pserver", 0, ["-m", "clusterctl.runtime.pserver"], ())
+    try:
+        status, _, err = process.wait()
+    finally:
+        process.reap()
+    assert status == 1
+    assert err.startswith("pserver: no free port in ")
+    assert "Traceback" not in err
+
+
+def test_a_save_that_fails_ends_the_pserver_with_one_clear_line(tmp_path: Path) -> None:
+    with process_cluster(tmp_path, 1, 1, TRAIN) as ([server], [trainer]):
+        (tmp_path / "output").write_text("a file where the directory should be")
+        status, _, err = server.wait()
+        assert status == 1
+        assert err.startswith("pserver: a save failed: ")
+        assert "Traceback" not in err
+        trainer.reap()
+
+
+def test_missing_keys_are_an_error_that_names_the_file(tmp_path: Path) -> None:
+    make_job(tmp_path, 1, 1, security="curve")
+    (tmp_path / ".clusterctl/runs/0001/keys/pserver-0.json").unlink()
+    process = Process(tmp_path, "pserver", 0, ["-m", "clusterctl.runtime.pserver"], ())
+    try:
+        status, _, err = process.wait()
+    finally:
+        process.reap()
+    assert status == 1
+    assert "keys/pserver-0.json cannot be read" in err

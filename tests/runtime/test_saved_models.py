@@ -1,0 +1,245 @@
+"""Saving, loading onto another number of pservers, merging, and every way in which a saved model can be bad."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+from clusterctl.runtime import SGD, Adagrad, connect, load_model, merge_model, normal, uniform
+from clusterctl.runtime.errors import ModelError, UseError
+from clusterctl.runtime.manifest import build_manifest, piece_name, read_manifest, write_manifest
+from clusterctl.runtime.placement import BLOCK_ELEMENTS
+from clusterctl.runtime.session import Session
+from clusterctl.runtime.tensorfile import Entry, TensorFile, write_tensors
+from tests.runtime.cluster import thread_cluster
+
+IDS = np.array([-(2**63), -3, -2, 5, 6, 7, 900, 2**63 - 1])
+
+
+def tables(ps: Session) -> tuple[Any, ...]:
+    wide = ps.dense("net/wide", (3, BLOCK_ELEMENTS), Adagrad(0.1), uniform(0.1))
+    one = ps.dense("one", (), SGD(0.1), normal(1.0))
+    free = ps.embedding("free", 3, Adagrad(0.1))
+    none = ps.embedding("untouched", 4, SGD(0.1), rows=10)
+    return wide, one, free, none
+
+
+def train(ps: Session) -> dict[str, Any]:
+    wide, one, free, none = tables(ps)
+    for _ in ps.steps(lambda pass_, rng: range(2), passes=1):
+        ps.push({wide: wide.value, one: one.value, free: (IDS, free.pull(IDS) + 1)}, samples=3)
+    ps.save("extra")
+    return values(wide, one, free, none)
+
+
+def values(wide: Any, one: Any, free: Any, none: Any) -> dict[str, Any]:
+    return {
+        "net/wide": wide.value.copy(),
+        "one": one.value.copy(),
+        "free": free.pull(IDS),
+        "none": none.pull([1]),
+    }
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
+    """A pass saved by three pservers, each in a directory of its own as on three nodes, and what trainers saw."""
+    root = tmp_path_factory.mktemp("saved")
+    with thread_cluster(root, 3, 2) as cluster:
+        seen = cluster.train(train)[0]
+        receipts = [r for r in cluster.receipts if r["tag"] == "pass-00000"]
+        assert {r["tag"] for r in cluster.receipts} == {"pass-00000", "extra"}
+        assert len(cluster.receipts) == 6
+    for rank in range(3):
+        node = root / f"node-{rank}"
+        node.mkdir()
+        shutil.copy(root / "output" / "pass-00000" / piece_name(rank), node)
+    manifest = build_manifest("JOB", "0001", receipts)
+    assert manifest is not None
+    write_manifest(root / "node-0", manifest)
+    return root, seen
+
+
+def assert_same(model: dict[str, Any], seen: dict[str, Any]) -> None:
+    np.testing.assert_array_equal(model["net/wide"], seen["net/wide"])
+    np.testing.assert_array_equal(model["one"], seen["one"])
+    np.testing.assert_array_equal(model["free"][0], IDS)
+    np.testing.assert_array_equal(model["free"][1], seen["free"])
+    assert (model["untouched"][0].shape, model["untouched"][1].shape) == ((0,), (0, 4))
+
+
+def test_pieces_load_as_plain_arrays(saved: tuple[Path, dict[str, Any]]) -> None:
+    root, seen = saved
+    assert_same(load_model(root / "output" / "pass-00000"), seen)
+
+
+def test_pieces_of_several_nodes_merge_into_a_file_that_the_safetensors_library_reads(
+    saved: tuple[Path, dict[str, Any]], tmp_path: Path
+) -> None:
+    root, seen = saved
+    out = tmp_path / "model" / "model.safetensors"
+    merge_model([root / f"node-{rank}" for rank in range(3)], out)
+    theirs = load_file(out)
+    assert sorted(theirs) == ["free/ids", "free/rows", "net/wide", "one", "untouched/ids", "untouched/rows"]
+    np.testing.assert_array_equal(theirs["net/wide"], seen["net/wide"])
+    np.testing.assert_array_equal(theirs["free/ids"], IDS)
+    assert_same(load_model(out.parent), seen)
+    assert_same(load_model(out), seen)
+    assert [p.name for p in out.parent.iterdir()] == ["model.safetensors"]
+
+
+def test_the_safetensors_library_reads_pieces(saved: tuple[Path, dict[str, Any]]) -> None:
+    root, seen = saved
+    pieces = [load_file(root / "output" / "pass-00000" / piece_name(rank)) for rank in range(3)]
+    blocks = {name: array for piece in pieces for name, array in piece.items() if "/block/" in name}
+    assert sorted(blocks) == ["net/wide/block/0", "net/wide/block/1", "net/wide/block/2", "one/block/0"]
+    np.testing.assert_array_equal(blocks["net/wide/block/1"], seen["net/wide"][1])
+
+
+@pytest.mark.parametrize("pservers", [1, 2, 5])
+@pytest.mark.parametrize("merged", [True, False])
+def test_a_saved_model_loads_onto_any_number_of_pservers_bit_for_bit(
+    saved: tuple[Path, dict[str, Any]], tmp_path: Path, pservers: int, merged: bool
+) -> None:
+    root, seen = saved
+    (tmp_path / "start").mkdir()
+    for rank in range(3):
+        shutil.copy(root / f"node-{rank}" / piece_name(rank), tmp_path / "start")
+    if merged:
+        merge_model([tmp_path / "start"], tmp_path / "model.safetensors")
+    with thread_cluster(tmp_path, pservers, 1) as cluster:
+        load = "model.safetensors" if merged else "start"
+        [loaded] = cluster.train(lambda ps: values(*tables(ps)), load=load)
+    for name, array in seen.items():
+        np.testing.assert_array_equal(loaded[name], array)
+
+
+def test_saving_what_was_loaded_gives_the_same_model(
+    saved: tuple[Path, dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root, seen = saved
+    monkeypatch.chdir(tmp_path)
+    with connect(load=str(root / "output" / "pass-00000")) as ps:
+        tables(ps)
+        ps.save("copy")
+    assert_same(load_model(tmp_path / "output" / "copy"), seen)
+
+
+def test_a_table_that_the_model_lacks_starts_fresh_and_that_is_said(
+    saved: tuple[Path, dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    root, _ = saved
+    monkeypatch.chdir(tmp_path)
+    with connect(load=str(root / "output" / "pass-00000")) as ps:
+        ps.dense("head", 3, SGD(0.1))
+        with pytest.raises(ModelError, match=r"'one' is dense \(2,\), in .* it is dense \(\)"):
+            ps.dense("one", 2, SGD(0.1))
+    assert "table 'head' is not in" in capsys.readouterr().out
+
+
+def copied(saved: tuple[Path, dict[str, Any]], tmp_path: Path) -> list[Path]:
+    root, _ = saved
+    return [Path(shutil.copytree(root / f"node-{rank}", tmp_path / f"node-{rank}")) for rank in range(3)]
+
+
+def test_a_missing_piece_is_named_with_and_without_a_manifest(
+    saved: tuple[Path, dict[str, Any]], tmp_path: Path
+) -> None:
+    nodes = copied(saved, tmp_path)
+    with pytest.raises(ModelError, match=r"pserver-00002\.safetensors is missing, the manifest lists it"):
+        merge_model(nodes[:2], tmp_path / "m")
+    (nodes[0] / "manifest.json").unlink()
+    with pytest.raises(ModelError, match=r"missing: pserver-00002\.safetensors"):
+        merge_model(nodes[:2], tmp_path / "m")
+    with pytest.raises(ModelError, match="no pieces"):
+        merge_model([tmp_path], tmp_path / "m")
+    assert not (tmp_path / "m").exists()
+
+
+def test_a_flipped_byte_is_found_by_the_manifest(saved: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
+    nodes = copied(saved, tmp_path)
+    path = nodes[1] / piece_name(1)
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(ModelError, match="is damaged: it differs from the manifest"):
+        merge_model(nodes, tmp_path / "m")
+
+
+def test_a_truncated_piece_is_found_without_a_manifest(
+    saved: tuple[Path, dict[str, Any]], tmp_path: Path
+) -> None:
+    nodes = copied(saved, tmp_path)
+    (nodes[0] / "manifest.json").unlink()
+    for keep in (0, 4, 100, 20_000):
+        path = nodes[0] / piece_name(0)
+        path.write_bytes(path.read_bytes()[:keep])
+        with pytest.raises(ModelError):
+            merge_model(nodes, tmp_path / "m")
+        shutil.copy(saved[0] / "node-0" / piece_name(0), path)
+
+
+def test_pieces_of_different_moments_are_not_mixed(
+    saved: tuple[Path, dict[str, Any]], tmp_path: Path
+) -> None:
+    nodes = copied(saved, tmp_path)
+    (nodes[0] / "manifest.json").unlink()
+    shutil.copy(saved[0] / "output" / "extra" / piece_name(1), nodes[1])
+    with pytest.raises(ModelError, match=r"is of another cut than .* \(tag differ\)"):
+        merge_model(nodes, tmp_path / "m")
+    with pytest.raises(ModelError, match="differ; give the pieces of one run"):
+        merge_model([*nodes, saved[0] / "node-1"], tmp_path / "m")
+
+
+def test_a_manifest_waits_for_all_receipts_and_refuses_mixed_ones() -> None:
+    receipt = {"tag": "t", "pass": 0, "step": 4, "mode": "sync", "seed": 0, "pserver": 0, "pservers": 2}
+    receipt.update(file=piece_name(0), bytes=1, sha256="x", tables={})
+    assert build_manifest("J", "1", []) is None
+    assert build_manifest("J", "1", [receipt]) is None
+    other = {**receipt, "pserver": 1, "file": piece_name(1)}
+    assert len(build_manifest("J", "1", [other, receipt])["files"]) == 2  # type: ignore[index]
+    with pytest.raises(ValueError, match="not of one cut"):
+        build_manifest("J", "1", [receipt, {**other, "step": 5}])
+
+
+def test_a_manifest_cannot_name_files_elsewhere(tmp_path: Path) -> None:
+    (tmp_path / "manifest.json").write_text(json.dumps({"v": 1, "files": [{"file": "../../etc/passwd"}]}))
+    with pytest.raises(ValueError, match="not a piece"):
+        read_manifest(tmp_path)
+
+
+def test_the_manifest_module_needs_no_numpy() -> None:
+    import subprocess
+    import sys
+
+    code = "import sys; sys.modules['numpy'] = sys.modules['zmq'] = None; import clusterctl.runtime.manifest"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=30)
+
+
+def test_a_failed_write_leaves_the_old_file(tmp_path: Path) -> None:
+    path = tmp_path / "f.safetensors"
+    good = Entry("a", "F32", (2,), lambda: np.ones(2, np.float32))
+    write_tensors(path, [good], {})
+
+    def broken() -> Any:
+        raise OSError("disk full")
+
+    with pytest.raises(OSError, match="disk full"):
+        write_tensors(path, [good, Entry("b", "F32", (2,), broken)], {})
+    assert [p.name for p in tmp_path.iterdir()] == ["f.safetensors"]
+    assert TensorFile(path).names == ["a"]
+
+
+@pytest.mark.parametrize("tag", ["", ".", "../up", "a/b", "pass-00001", "x" * 101])
+def test_tags_that_are_no_directory_names_are_refused(
+    tag: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with connect() as ps, pytest.raises(UseError, match="tag"):
+        ps.save(tag)

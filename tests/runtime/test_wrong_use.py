@@ -1,0 +1,194 @@
+"""What a training program can do wrong, and what it is told."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from clusterctl.runtime import SGD, Adagrad, Adam, Momentum, connect, constant, uniform
+from clusterctl.runtime.environment import read_environment
+from clusterctl.runtime.errors import NotAvailableError, ProcessError, TableError, UseError
+from clusterctl.runtime.session import Session
+from tests.runtime.cluster import thread_cluster
+
+
+@pytest.fixture
+def ps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Session]:
+    monkeypatch.chdir(tmp_path)
+    with connect() as session:
+        yield session
+
+
+def push_once(ps: Session, gradients: Callable[[Any, Any, Any], Any], **kwargs: Any) -> None:
+    w = ps.dense("w", (2, 3), SGD(0.1))
+    e = ps.embedding("e", 2, SGD(0.1), rows=10)
+    free = ps.embedding("free", 2, SGD(0.1))
+    for _ in ps.steps(lambda pass_, rng: range(1), passes=1):
+        ps.push(gradients(w, e, free), **{"samples": 1, **kwargs})
+
+
+@pytest.mark.parametrize(
+    ("gradients", "message"),
+    [
+        (
+            lambda w, e, f: {w: np.ones(6)},
+            r"gradient of table 'w' from trainer 0 has shape \(6,\), expected \(2, 3\)",
+        ),
+        (lambda w, e, f: {w: np.ones((2, 3), int)}, "has dtype int64; give float32"),
+        (lambda w, e, f: {w: np.ones((2, 3), complex)}, "has dtype complex128"),
+        (lambda w, e, f: {w: [["a"] * 3] * 2}, "has dtype <U1"),
+        (lambda w, e, f: {e: np.ones((2, 2))}, r"is not a pair; push \{embedding: \(ids, gradients\)\}"),
+        (lambda w, e, f: {e: ([1, 2], np.ones((3, 2)))}, r"has shape \(3, 2\), expected \(2, 2\)"),
+        (
+            lambda w, e, f: {e: ([1, 10], np.ones((2, 2)))},
+            r"go from 1 to 10, it has rows=10; give ids in 0..9",
+        ),
+        (lambda w, e, f: {e: ([-1], np.ones((1, 2)))}, "go from -1 to -1, it has rows=10"),
+        (
+            lambda w, e, f: {f: ([1.5], np.ones((1, 2)))},
+            "ids for table 'free' have dtype float64; give whole numbers",
+        ),
+        (lambda w, e, f: {f: ([True], np.ones((1, 2)))}, "have dtype bool"),
+        (
+            lambda w, e, f: {f: (np.array([2**63], np.uint64), np.ones((1, 2)))},
+            r"ids are int64, below 2\*\*63",
+        ),
+        (lambda w, e, f: {"w": np.ones(6)}, "is no table of this session"),
+    ],
+)
+def test_a_wrong_gradient_is_named(ps: Session, gradients: Any, message: str) -> None:
+    with pytest.raises(UseError, match=message):
+        push_once(ps, gradients)
+
+
+@pytest.mark.parametrize("samples", [-1, 1.5, float("nan"), None, "3", True])
+def test_samples_must_be_a_whole_number(ps: Session, samples: Any) -> None:
+    with pytest.raises(UseError, match="is not a whole number from 0 up; give the number of examples"):
+        push_once(ps, lambda w, e, f: {}, samples=samples)
+
+
+def test_numpy_numbers_and_other_floats_are_fine(ps: Session) -> None:
+    push_once(ps, lambda w, e, f: {w: np.ones((2, 3), np.float16)}, samples=np.int64(3), loss=np.float32(1))
+
+
+def test_push_belongs_into_steps_and_once_per_batch(ps: Session) -> None:
+    with pytest.raises(UseError, match=r"push outside of ps.steps\(...\)"):
+        ps.push({}, samples=1)
+    for _ in ps.steps(lambda pass_, rng: range(1), passes=1):
+        ps.push({}, samples=1)
+        with pytest.raises(UseError, match="a second push for batch 0 of pass 0"):
+            ps.push({}, samples=1)
+    with pytest.raises(UseError, match="push outside"):
+        ps.push({}, samples=1)
+
+
+def test_a_push_that_was_refused_can_be_done_right(ps: Session) -> None:
+    w = ps.dense("w", 2, SGD(1.0))
+    for _ in ps.steps(lambda pass_, rng: range(1), passes=1):
+        with pytest.raises(UseError):
+            ps.push({w: np.ones(3)}, samples=1)
+        ps.push({w: np.ones(2)}, samples=1)
+    np.testing.assert_array_equal(w.value, [-1, -1])
+
+
+@pytest.mark.parametrize("options", [{"accumulate": 2}, {"prefetch": 1}, {"ids": {1: 2}}])
+def test_options_of_later_versions_say_so(ps: Session, options: Any) -> None:
+    with pytest.raises(NotAvailableError, match="not available in this version"):
+        ps.steps(lambda pass_, rng: [], passes=1, **options)
+
+
+def test_readers_and_passes_are_checked(ps: Session) -> None:
+    with pytest.raises(UseError, match="cannot be called"):
+        ps.steps([1, 2], passes=1)  # type: ignore[arg-type]
+    with pytest.raises(UseError, match="passes=-1"):
+        ps.steps(lambda pass_, rng: [], passes=-1)
+    with pytest.raises(UseError, match="returned NoneType; yield batches"):
+        list(ps.steps(lambda pass_, rng: None, passes=1))  # type: ignore[arg-type,return-value]
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: SGD(0),
+        lambda: SGD(-1),
+        lambda: Adagrad(float("nan")),
+        lambda: Adagrad("0.1"),  # type: ignore[arg-type]
+        lambda: Momentum(0.1, momentum=float("inf")),
+        lambda: Adam(beta1=1.0),
+        lambda: SGD(0.1, l2=-1),
+        lambda: uniform(float("inf")),
+        lambda: constant("x"),  # type: ignore[arg-type]
+    ],
+)
+def test_rules_and_initial_values_take_sane_numbers_only(make: Any) -> None:
+    with pytest.raises(UseError):
+        make()
+
+
+@pytest.mark.parametrize("name", ["", "__metadata__", "a\nb", "x" * 300, "a/", "/a"])
+def test_table_names_that_files_cannot_carry_are_refused(ps: Session, name: str) -> None:
+    with pytest.raises(UseError, match="is not usable"):
+        ps.dense(name, 3, SGD(0.1))
+
+
+@pytest.mark.parametrize("shape", [(0,), (3, -1), (2**30, 2**30)])
+def test_impossible_shapes_are_refused(ps: Session, shape: Any) -> None:
+    with pytest.raises(UseError, match="shape"):
+        ps.dense("w", shape, SGD(0.1))
+
+
+def test_rule_and_init_must_be_ours(ps: Session) -> None:
+    with pytest.raises(UseError, match="give such as Adagrad"):
+        ps.dense("w", 3, rule=0.1)  # type: ignore[arg-type]
+
+
+def test_trainers_that_disagree_about_a_table_are_told_the_difference(tmp_path: Path) -> None:
+    def program(ps: Session) -> None:
+        ps.dense("same", 3, SGD(0.1))
+        ps.dense("w", 3 + ps.rank, Adagrad(0.1 * (1 + ps.rank)))
+
+    with (
+        thread_cluster(tmp_path, 1, 2) as cluster,
+        pytest.raises(
+            TableError,
+            match=r"table 'w' differs from what trainer . declares \(shape: .* rule: .*declare it alike",
+        ),
+    ):
+        cluster.train(program)
+
+
+def test_making_a_table_twice_is_fine(ps: Session) -> None:
+    first = ps.dense("w", 3, SGD(0.1), uniform(1.0))
+    second = ps.dense("w", 3, SGD(0.1), uniform(1.0))
+    np.testing.assert_array_equal(first.value, second.value)
+
+
+def test_ids_of_more_dimensions_give_rows_of_more_dimensions(ps: Session) -> None:
+    e = ps.embedding("e", 2, SGD(1.0), init=constant(0.0))
+    ids = np.array([[1, 2, 1], [3, -4, 1]])
+    for _ in ps.steps(lambda pass_, rng: range(1), passes=1):
+        ps.push({e: (ids, np.ones((2, 3, 2)))}, samples=1)
+    np.testing.assert_array_equal(e.pull(ids)[..., 0], [[-3, -1, -3], [-1, -1, -3]])
+    assert e.pull([]).shape == (0, 2)
+
+
+def test_logged_values_are_numbers(ps: Session) -> None:
+    ps.log(accuracy=np.float32(0.5), weight=10)
+    with pytest.raises(UseError, match=r"ps.log takes numbers"):
+        ps.log(accuracy="good")  # type: ignore[arg-type]
+
+
+def test_a_broken_environment_is_named(tmp_path: Path) -> None:
+    env = {"CLUSTERCTL_ROLE": "trainer", "CLUSTERCTL_JOB_DIR": str(tmp_path), "CLUSTERCTL_RUN": "0001"}
+    with pytest.raises(ProcessError, match=r"spec\.json cannot be read"):
+        read_environment(env)
+    with pytest.raises(ProcessError, match="neither pserver nor trainer"):
+        read_environment({"CLUSTERCTL_ROLE": "boss"})
+    with pytest.raises(ProcessError, match="CLUSTERCTL_JOB_DIR is not set"):
+        read_environment({"CLUSTERCTL_ROLE": "trainer"})
+    with pytest.raises(ProcessError, match="CLUSTERCTL_SEED='x' is not a whole number"):
+        read_environment({"CLUSTERCTL_SEED": "x"})

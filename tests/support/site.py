@@ -1,0 +1,173 @@
+"""A cluster and the `clusterctl` program, as a user has them."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from support.clusters import make_cluster
+from support.processes import Proc, processes_with_environment, wait_until
+
+GRACE_S = 2
+
+
+@dataclass(frozen=True)
+class Result:
+    code: int
+    out: str
+    err: str
+
+    def json(self) -> Any:
+        return json.loads(self.out)
+
+
+class Site:
+    """Four nodes with a home each. `conf` writes a conf.py for them; every call of the program is a real process."""
+
+    def __init__(self, directory: Path, nodes_directory: Path, hosts: list[str], paths: dict[str, Path]) -> None:
+        self.directory = directory
+        self.nodes_directory = nodes_directory
+        self.hosts = hosts
+        self.paths = paths
+        self.conf_path = directory / "conf.py"
+        self.conf()
+
+    def conf(self, **settings: Any) -> Path:
+        """Writes conf.py anew: short graces, plus `settings`."""
+        values: dict[str, Any] = {"HOSTS": self.hosts, "GRACE_S": GRACE_S, **self.paths, **settings}
+        plain = {name: str(value) if isinstance(value, Path) else value for name, value in values.items()}
+        self.conf_path.write_text("".join(f"{name} = {value!r}\n" for name, value in plain.items()))
+        return self.conf_path
+
+    def home(self, node: int) -> Path:
+        embedded = self.nodes_directory / "nodes" / f"node{node}"
+        return embedded if embedded.is_dir() else self.nodes_directory / f"node{node}" / "home"
+
+    def job_dir(self, job: str, node: int) -> Path:
+        return self.home(node) / "clusterctl" / job
+
+    def popen(self, *args: str, **options: Any) -> subprocess.Popen[str]:
+        env = {**os.environ, "CLUSTERCTL_CONF": str(self.conf_path), "COLUMNS": "120", **options.pop("env", {})}
+        return subprocess.Popen(
+            [sys.executable, "-m", "clusterctl", *args],
+            cwd=options.pop("cwd", self.directory),
+            env=env,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            errors="replace",
+            **options,
+        )
+
+    def run(self, *args: str, timeout_s: float = 90, **options: Any) -> Result:
+        with self.popen(*args, **options) as process:
+            try:
+                out, err = process.communicate(timeout=timeout_s)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                out, err = process.communicate()
+                raise AssertionError(f"{args} took longer than {timeout_s} s:\n{out}\n{err}") from None
+        return Result(process.returncode, out, err)
+
+    def ok(self, *args: str, **options: Any) -> Result:
+        result = self.run(*args, **options)
+        assert result.code == 0, f"{args}: exit {result.code}\n{result.out}\n{result.err}"
+        return result
+
+    def workspace(self, train: str, name: str = "workspace", **files: str) -> Path:
+        """A workspace with this train.py."""
+        directory = self.directory / name
+        directory.mkdir(exist_ok=True)
+        (directory / "train.py").write_text(train)
+        for file, text in files.items():
+            (directory / file).write_text(text)
+        return directory
+
+    def dispatch(self, train: str) -> str:
+        job: str = self.ok("dispatch", str(self.workspace(train)), "--json").json()["job"]
+        return job
+
+    def start(self, train: str, *args: str) -> str:
+        """Dispatches and starts, detached; returns the job's id."""
+        package = str(self.workspace(train))
+        job: str = self.ok("start", "--job_dispatch_package", package, "--detach", "--json", *args).json()["job"]
+        return job
+
+    def status(self, job: str) -> Any:
+        return self.run("status", job, "--json").json()
+
+    def processes(self, job: str) -> list[Proc]:
+        """What runs of a job on all nodes, supervisors included."""
+        found: dict[int, Proc] = {}
+        for node in range(len(self.hosts)):
+            directory = str(self.job_dir(job, node))
+            for proc in processes_with_environment("CLUSTERCTL_JOB_DIR", directory):
+                found[proc.pid] = proc
+            for proc in agent_processes(directory):
+                found[proc.pid] = proc
+        return list(found.values())
+
+    def supervisor(self, job: str, node: int) -> int:
+        found = [p for p in agent_processes(str(self.job_dir(job, node))) if " supervisor " in p.command]
+        assert len(found) == 1, found
+        return found[0].pid
+
+    def assert_nothing_left(self, job: str, deadline_s: float = 15.0) -> None:
+        wait_until(lambda: not self.processes(job), deadline_s)
+        assert self.processes(job) == []
+
+    def end_everything(self) -> None:
+        """After a test that failed half-way."""
+        for node in range(len(self.hosts)):
+            for proc in self.leftovers(node):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(proc.pid, signal.SIGKILL)
+
+    def leftovers(self, node: int) -> list[Proc]:
+        """Every process of a node that is not its SSH server."""
+        home = self.home(node)
+        return [
+            p for p in processes_with_environment("HOME", str(home)) if "sshd" not in p.command and p.pid != os.getpid()
+        ]
+
+
+def agent_processes(job_dir: str) -> list[Proc]:
+    """Supervisors and guardians of a job directory; they do not carry the run's environment."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            with contextlib.suppress(OSError):
+                words = (entry / "cmdline").read_bytes().split(b"\0")
+                if any(word.endswith(b"/agent/entry.py") for word in words) and job_dir.encode() in words:
+                    found.append(Proc(int(entry.name), b" ".join(words).decode(errors="replace")))
+    return found
+
+
+@contextlib.contextmanager
+def make_site(kind: str, directory: Path, n: int = 4) -> Iterator[Site]:
+    with make_cluster(kind, directory / "cluster", n) as made:
+        assert made.settings.identity_file is not None
+        assert made.settings.known_hosts is not None
+        assert made.settings.ssh_config is not None
+        hosts = [f"{node.ssh_host}:{node.ssh_port}" for node in made.nodes]
+        paths = {
+            "IDENTITY_FILE": made.settings.identity_file,
+            "KNOWN_HOSTS": made.settings.known_hosts,
+            "SSH_CONFIG": made.settings.ssh_config,
+        }
+        work = directory / "work"
+        work.mkdir()
+        site = Site(work, made.directory, hosts, paths)
+        try:
+            yield site
+        finally:
+            site.end_everything()

@@ -1,0 +1,130 @@
+"""Trains the language model of model.py: alone, or as one of the trainers of a clusterctl job.
+
+    python train.py --num_passes 4
+
+It reads data/words.txt and this trainer's shards of data/train.txt-* and data/test.txt-*; prepare_data.py makes them.
+After each pass it prints the perplexity of its held-out text, beside that of guessing by word frequency alone.
+"""
+
+import argparse
+from pathlib import Path
+
+import numpy as np
+from clusterctl.runtime import Adagrad, connect, uniform
+from model import CONTEXT, EMBEDDING, HIDDEN, NgramModel, Weights
+
+UNKNOWN, START = 0, 1  # ids, as prepare_data.py writes the dictionary
+LOG_EVERY = 10  # steps
+
+
+class Trainer:
+    """The model's tables on the parameter servers, and what to do with a batch.
+
+    A batch is an int64 array (n, CONTEXT + 1): the ids of n contexts, each followed by the word to predict.
+    """
+
+    def __init__(self, ps, words, batch_size, learning_rate):
+        rule = Adagrad(learning_rate)
+        self.ps = ps
+        self.batch_size = batch_size
+        self.model = NgramModel(batch_size, words)
+        self.vectors = ps.embedding("word", dim=EMBEDDING, rows=words, rule=rule, init=uniform(0.1))
+        self.tables = Weights(
+            ps.dense("hidden.w", shape=(CONTEXT * EMBEDDING, HIDDEN), rule=rule, init=uniform(0.1)),
+            ps.dense("hidden.b", shape=HIDDEN, rule=rule),
+            ps.dense("output.w", shape=(HIDDEN, words), rule=rule, init=uniform(0.05)),
+            ps.dense("output.b", shape=words, rule=rule),
+        )
+
+    def weights(self):
+        return Weights(*(table.value for table in self.tables))
+
+    def learn(self, batch):
+        """One step: pull the vectors of the batch's words, push the gradients; returns the loss."""
+        contexts, targets = batch[:, :CONTEXT], batch[:, CONTEXT]
+        vectors = self.vectors.pull(contexts)
+        loss, dense, sparse = self.model.gradients(vectors, targets, self.weights())
+        gradients = dict(zip(self.tables, dense))
+        gradients[self.vectors] = (contexts, sparse)
+        self.ps.push(gradients, samples=len(batch), loss=loss)
+        return loss
+
+    def mean_loss(self, ngrams):
+        """The mean loss over any number of n-grams, with the values as they are now."""
+        total = 0.0
+        for batch in cut(ngrams, self.batch_size):
+            vectors = self.vectors.pull(batch[:, :CONTEXT])
+            total += len(batch) * self.model.loss(vectors, batch[:, CONTEXT], self.weights())
+        return total / len(ngrams)
+
+
+def train(ps, options):
+    words = read_words(options.data)
+    ngrams = read_ngrams(own_shards(options.data, "train", ps), words)
+    held_out = read_ngrams(own_shards(options.data, "test", ps), words)
+    baseline = unigram_loss(ngrams, held_out, len(words))
+    trainer = Trainer(ps, len(words), options.batch_size, options.learning_rate)
+
+    def reader(pass_, rng):
+        return cut(rng.permutation(ngrams), options.batch_size)
+
+    def evaluate(pass_):
+        loss = trainer.mean_loss(held_out)
+        print(f"pass {pass_}: held-out perplexity {np.exp(loss):.1f}, by word frequency alone {np.exp(baseline):.1f}")
+        ps.log(held_out_nll=loss, unigram_nll=baseline, weight=len(held_out))
+
+    for batch in ps.steps(reader, passes=options.num_passes, on_pass=evaluate):
+        loss = trainer.learn(batch)
+        if ps.step % LOG_EVERY == 0:
+            print(f"step {ps.step}: loss {loss:.3f}")
+
+
+def own_shards(folder, kind, ps):
+    """The shards that this trainer reads: of those on its node the ones dealt to its rank, or else all."""
+    shards = sorted(Path(folder).glob(f"{kind}.txt-*"))
+    if not shards:
+        raise SystemExit(f"there is no {folder}/{kind}.txt-*: run python prepare_data.py --shards {ps.trainers}")
+    return [shard for shard in shards if int(shard.name[-5:]) % ps.trainers == ps.rank] or shards
+
+
+def read_words(folder):
+    """The dictionary: word -> id."""
+    lines = (Path(folder) / "words.txt").read_text(encoding="utf-8").splitlines()
+    return {word: number for number, word in enumerate(lines)}
+
+
+def read_ngrams(paths, words):
+    """Every word of every line with the CONTEXT words before it: int64 (n, CONTEXT + 1)."""
+    ngrams = [np.empty((0, CONTEXT + 1), np.int64)]
+    for path in paths:
+        for line in path.read_text(encoding="utf-8").splitlines():
+            ids = [START] * CONTEXT + [words.get(word, UNKNOWN) for word in line.split()]
+            ngrams.append(np.lib.stride_tricks.sliding_window_view(np.array(ids), CONTEXT + 1))
+    return np.concatenate(ngrams)
+
+
+def unigram_loss(ngrams, held_out, words):
+    """The mean loss of predicting each word by its frequency in this trainer's own shards, with one added to counts."""
+    counts = np.bincount(ngrams[:, CONTEXT], minlength=words) + 1
+    return -float(np.log(counts / counts.sum())[held_out[:, CONTEXT]].mean())
+
+
+def cut(array, size):
+    return (array[start : start + size] for start in range(0, len(array), size))
+
+
+def read_options():
+    parser = argparse.ArgumentParser(description="Trains the language model.", allow_abbrev=False)
+    parser.add_argument("--num_passes", type=int, default=4, help="passes over the data (default 4)")
+    parser.add_argument("--batch_size", type=int, default=512, help="samples a step, per trainer (default 512)")
+    parser.add_argument("--learning_rate", type=float, default=0.05, help="of Adagrad (default 0.05)")
+    parser.add_argument("--data", default="data", help="where the shards are (default data)")
+    options, ignored = parser.parse_known_args()
+    if ignored:
+        print("ignored:", *ignored)
+    return options
+
+
+if __name__ == "__main__":
+    with connect() as session:
+        train(session, read_options())
