@@ -5,31 +5,33 @@ from __future__ import annotations
 import hashlib
 import io
 import zipfile
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from pathlib import Path
-from typing import NamedTuple
 
 HERE = Path(__file__).parent
 PARTS = ("agent", "runtime")
 DIGEST_CHARS = 16
 
 
-class Bundle(NamedTuple):
-    digest: str
-    data: bytes
+class Bundle:
+    """Read once, so that its name and its contents agree even while someone edits the sources."""
 
+    def __init__(self) -> None:
+        paths = [HERE / "__init__.py", *(path for part in PARTS for path in sorted((HERE / part).rglob("*.py")))]
+        self._files = [(f"clusterctl/{path.relative_to(HERE).as_posix()}", path.read_bytes()) for path in paths]
+        digest = hashlib.sha256()
+        for name, data in self._files:  # as agent/boot.py does it
+            digest.update(b"%s\0%d\0" % (name.encode(), len(data)) + data)
+        self.digest = digest.hexdigest()[:DIGEST_CHARS]
 
-@lru_cache(maxsize=1)
-def bundle() -> Bundle:
-    """The same bytes for the same sources, whatever the time or the file system says."""
-    sources = [HERE / "__init__.py", *(path for part in PARTS for path in sorted((HERE / part).rglob("*.py")))]
-    buffer = io.BytesIO()
-    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
-        for path in sources:
-            name = f"clusterctl/{path.relative_to(HERE).as_posix()}"
-            archive.writestr(zipfile.ZipInfo(name), path.read_bytes(), zipfile.ZIP_DEFLATED)
-    data = buffer.getvalue()
-    return Bundle(hashlib.sha256(data).hexdigest()[:DIGEST_CHARS], data)
+    @cached_property
+    def data(self) -> bytes:
+        """The zip; made only when a node lacks it."""
+        buffer = io.BytesIO()
+        with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
+            for name, data in self._files:
+                archive.writestr(zipfile.ZipInfo(name), data, zipfile.ZIP_DEFLATED)
+        return buffer.getvalue()
 
 
 @lru_cache(maxsize=1)

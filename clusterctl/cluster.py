@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, TypeVar
 
-from clusterctl.bundle import boot_code, bundle
+from clusterctl.bundle import Bundle, boot_code
 from clusterctl.config import Settings
 from clusterctl.errors import ClusterctlError, NodeError, RefusedError, UsageError
 from clusterctl.inventory import Inventory, Node
@@ -29,8 +29,9 @@ ERROR_KINDS: Mapping[str, type[ClusterctlError]] = {
 class AgentCall:
     """One agent at work on one node. Every wait has a deadline; errors name the node."""
 
-    def __init__(self, node: Node, process: RemoteProcess) -> None:
+    def __init__(self, node: Node, process: RemoteProcess, bundle: Bundle) -> None:
         self.node = node
+        self._bundle = bundle
         self._process = process
 
     def begin(self, request: Message) -> None:
@@ -38,7 +39,7 @@ class AgentCall:
         code = boot_code()
         self.write(f"{len(code)}\n".encode() + code + _line(request))
         if "need" in self.receive():
-            data = bundle().data
+            data = self._bundle.data
             self.write(f"{len(data)}\n".encode() + data)
 
     def send(self, message: Message) -> None:
@@ -124,11 +125,12 @@ class Cluster:
         self.inventory = inventory
         self.nodes = tuple(nodes)
         self.transport = Transport(settings)
+        self._bundle = Bundle()
 
     def call(self, node: Node, request: Message) -> AgentCall:
         """Starts the agent on a node with a request. The caller closes the call."""
         process = self.transport.open(node, self._agent_command(node))
-        call = AgentCall(node, process)
+        call = AgentCall(node, process, self._bundle)
         try:
             call.begin(request)
         except BaseException:
@@ -139,7 +141,7 @@ class Cluster:
     def _agent_command(self, node: Node) -> Command:
         python = self.settings.python
         program = RemotePath(python) if "/" in python else python
-        return Command((program, "-I", "-S", "-c", FIRST_LINE, bundle().digest, node.root_dir))
+        return Command((program, "-I", "-S", "-c", FIRST_LINE, self._bundle.digest, node.root_dir))
 
     def ask(
         self,

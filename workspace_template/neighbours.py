@@ -1,15 +1,19 @@
-"""Prints the words whose learnt vectors are nearest to those of some words.
+"""Prints the words whose learnt vectors are nearest to those of the words that you name.
 
     python neighbours.py model/model.safetensors
     python neighbours.py output/pass-00003 can must function
+
+The model is a merged file, or any directory of a saved model.
 """
 
 import argparse
 from pathlib import Path
 
 import numpy as np
+
 from clusterctl.runtime import load_model
 
+DICTIONARY = Path(__file__).parent / "data" / "words.txt"
 QUERIES = ["can", "must", "is", "are", "if", "function", "class", "list"]
 FREQUENT = 600  # neighbours are sought among these: rarer words were seen too seldom to have moved far
 
@@ -38,7 +42,7 @@ def main():
     parser = argparse.ArgumentParser(description="Prints the nearest neighbours of words.")
     parser.add_argument("model", help="model.safetensors, or the directory of a saved model")
     parser.add_argument("words", nargs="*", default=QUERIES, help=f"default: {' '.join(QUERIES)}")
-    parser.add_argument("--dictionary", default="data/words.txt", help="default data/words.txt")
+    parser.add_argument("--dictionary", default=DICTIONARY, help="default: data/words.txt beside this file")
     options = parser.parse_args()
     found = neighbours(options.model, options.dictionary, options.words)
     for word in options.words:

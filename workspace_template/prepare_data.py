@@ -2,7 +2,8 @@
 
     python prepare_data.py --shards 4
 
-`pydoc_data.topics` holds about 450 kB of English in every Python. Every tenth paragraph is kept for testing.
+`pydoc_data.topics` holds about 450 kB of English in every Python. Every tenth paragraph is held out for testing.
+Beside this file it writes
 
     data/words.txt         the dictionary, one word a line; a word's id is the number of its line, from 0
     data/train.txt-00000   the first training shard: one paragraph a line, its words separated by spaces
@@ -14,12 +15,14 @@ import re
 from collections import Counter
 from pathlib import Path
 
-UNKNOWN, START = "<unk>", "<s>"  # any word outside the dictionary; what stands before a paragraph's first word
+UNKNOWN = "<unk>"  # any word outside the dictionary
+START = "<s>"  # what stands before the first word of a paragraph
 WORD = re.compile(r"[a-z_][a-z0-9_]*|[.,:;()]")
 TABLE_LINE = re.compile(r"\s*[+|]")
+DATA = Path(__file__).parent / "data"
 
 
-def prepare(out="data", shards=1):
+def prepare(out=DATA, shards=1):
     """Writes the dictionary and the shards into the directory `out`; the same Python always writes the same files."""
     paragraphs = read_paragraphs()
     test = paragraphs[9::10]
@@ -76,7 +79,7 @@ def write_lines(path, lines):
 def main():
     parser = argparse.ArgumentParser(description="Makes the dictionary and the shards of text.")
     parser.add_argument("--shards", type=int, default=1, help="how many, one per trainer (default 1)")
-    parser.add_argument("--out", default="data", help="the directory to write (default data)")
+    parser.add_argument("--out", default=DATA, help="the directory to write (default: data beside this file)")
     options = parser.parse_args()
     if options.shards < 1:
         parser.error("--shards must be at least 1")

@@ -3,18 +3,21 @@
     python train.py --num_passes 4
 
 It reads data/words.txt and this trainer's shards of data/train.txt-* and data/test.txt-*; prepare_data.py makes them.
-After each pass it prints the perplexity of its held-out text, beside that of guessing by word frequency alone.
+After each pass it prints the perplexity of its held-out text, beside that of a unigram model: guessing each word by
+its frequency alone. Options that it does not know are ignored.
 """
 
 import argparse
 from pathlib import Path
 
 import numpy as np
-from clusterctl.runtime import Adagrad, connect, uniform
 from model import CONTEXT, EMBEDDING, HIDDEN, NgramModel, Weights
 
+from clusterctl.runtime import Adagrad, connect, uniform
+
+DATA = Path(__file__).parent / "data"
 UNKNOWN, START = 0, 1  # ids, as prepare_data.py writes the dictionary
-LOG_EVERY = 10  # steps
+LOG_EVERY = 20  # steps
 
 
 class Trainer:
@@ -42,10 +45,14 @@ class Trainer:
     def learn(self, batch):
         """One step: pull the vectors of the batch's words, push the gradients; returns the loss."""
         contexts, targets = batch[:, :CONTEXT], batch[:, CONTEXT]
-        vectors = self.vectors.pull(contexts)
-        loss, dense, sparse = self.model.gradients(vectors, targets, self.weights())
-        gradients = dict(zip(self.tables, dense))
-        gradients[self.vectors] = (contexts, sparse)
+        loss, dense, sparse = self.model.gradients(self.vectors.pull(contexts), targets, self.weights())
+        gradients = {
+            self.vectors: (contexts, sparse),
+            self.tables.hidden_w: dense.hidden_w,
+            self.tables.hidden_b: dense.hidden_b,
+            self.tables.output_w: dense.output_w,
+            self.tables.output_b: dense.output_b,
+        }
         self.ps.push(gradients, samples=len(batch), loss=loss)
         return loss
 
@@ -59,21 +66,21 @@ class Trainer:
 
 
 def train(ps, options):
+    """All passes over this trainer's shards; `ps` shares the tables with the other trainers, if there are any."""
+    shards, test_shards = (own_shards(options.data, kind, ps) for kind in ("train", "test"))
     words = read_words(options.data)
-    ngrams = read_ngrams(own_shards(options.data, "train", ps), words)
-    held_out = read_ngrams(own_shards(options.data, "test", ps), words)
-    baseline = unigram_loss(ngrams, held_out, len(words))
+    ngrams, held_out = read_ngrams(shards, words), read_ngrams(test_shards, words)
     trainer = Trainer(ps, len(words), options.batch_size, options.learning_rate)
 
     def reader(pass_, rng):
         return cut(rng.permutation(ngrams), options.batch_size)
 
     def evaluate(pass_):
-        loss = trainer.mean_loss(held_out)
-        print(f"pass {pass_}: held-out perplexity {np.exp(loss):.1f}, by word frequency alone {np.exp(baseline):.1f}")
+        loss, baseline = trainer.mean_loss(held_out), unigram_loss(ngrams, held_out, len(words))
+        print(f"pass {pass_}: held-out perplexity {np.exp(loss):.1f}, unigram {np.exp(baseline):.1f}")
         ps.log(held_out_nll=loss, unigram_nll=baseline, weight=len(held_out))
 
-    for batch in ps.steps(reader, passes=options.num_passes, on_pass=evaluate):
+    for batch in ps.steps(reader, passes=options.num_passes, on_pass=evaluate if len(held_out) else None):
         loss = trainer.learn(batch)
         if ps.step % LOG_EVERY == 0:
             print(f"step {ps.step}: loss {loss:.3f}")
@@ -83,8 +90,8 @@ def own_shards(folder, kind, ps):
     """The shards that this trainer reads: of those on its node the ones dealt to its rank, or else all."""
     shards = sorted(Path(folder).glob(f"{kind}.txt-*"))
     if not shards:
-        raise SystemExit(f"there is no {folder}/{kind}.txt-*: run python prepare_data.py --shards {ps.trainers}")
-    return [shard for shard in shards if int(shard.name[-5:]) % ps.trainers == ps.rank] or shards
+        raise SystemExit(f"no {kind}.txt-* in {folder}: run python prepare_data.py --shards {ps.trainers}")
+    return [shard for shard in shards if int(shard.name.split("-")[-1]) % ps.trainers == ps.rank] or shards
 
 
 def read_words(folder):
@@ -116,9 +123,11 @@ def cut(array, size):
 def read_options():
     parser = argparse.ArgumentParser(description="Trains the language model.", allow_abbrev=False)
     parser.add_argument("--num_passes", type=int, default=4, help="passes over the data (default 4)")
-    parser.add_argument("--batch_size", type=int, default=512, help="samples a step, per trainer (default 512)")
+    parser.add_argument(
+        "--batch_size", type=int, default=512, help="samples per trainer and step (default 512)"
+    )
     parser.add_argument("--learning_rate", type=float, default=0.05, help="of Adagrad (default 0.05)")
-    parser.add_argument("--data", default="data", help="where the shards are (default data)")
+    parser.add_argument("--data", default=DATA, help="where the shards are (default: data beside this file)")
     options, ignored = parser.parse_known_args()
     if ignored:
         print("ignored:", *ignored)

@@ -18,13 +18,17 @@ def install(lib, digest, source):
     import tempfile
     import zipfile
 
-    data = source.read(int(source.readline()))
-    if hashlib.sha256(data).hexdigest()[: len(digest)] != digest:
+    archive = zipfile.ZipFile(io.BytesIO(source.read(int(source.readline()))))
+    whole = hashlib.sha256()
+    for name in archive.namelist():
+        data = archive.read(name)
+        whole.update(b"%s\0%d\0" % (name.encode(), len(data)) + data)
+    if whole.hexdigest()[: len(digest)] != digest:
         raise OSError("the agent arrived damaged")
     os.makedirs(os.path.dirname(lib), 0o700, exist_ok=True)
     beside = tempfile.mkdtemp(dir=os.path.dirname(lib))
     try:
-        zipfile.ZipFile(io.BytesIO(data)).extractall(beside)
+        archive.extractall(beside)
         os.rename(beside, lib)
     except OSError:
         shutil.rmtree(beside, ignore_errors=True)

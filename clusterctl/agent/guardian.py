@@ -1,13 +1,12 @@
 """The lifeline: ends every process of a run when its supervisor dies, even by kill -9.
 
 One guardian per supervisor, in a session of its own. It waits on a pipe whose other end only the supervisor holds. A
-supervisor that ends by itself says so first (one byte); end of file without it means that it died.
+supervisor that ends by itself says so first (one byte); end of file without it means that it died (see `entry.py`).
 """
 
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -24,17 +23,13 @@ def spawn(job_dir: Path, run: str, grace_s: float, lock_fd: int) -> tuple[subpro
     entry = Path(__file__).with_name("entry.py")
     argv = [sys.executable, "-I", "-S", str(entry), "guardian", str(job_dir), run, str(grace_s)]
     try:
-        process = subprocess.Popen(argv, stdin=read_end, pass_fds=(lock_fd,), start_new_session=True)
+        process = subprocess.Popen(argv, stdin=read_end, pass_fds=(lock_fd,), cwd="/", start_new_session=True)
     finally:
         os.close(read_end)
     return process, write_end
 
 
-def main(argv: list[str]) -> None:
-    job_dir, run, grace_s = argv
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-        signal.signal(number, signal.SIG_IGN)
-    if os.read(0, 1):
-        return
+def end_run(job_dir: str, run: str, grace_s: str) -> None:
+    """TERM, the grace, KILL for every process of the run."""
     marks = run_environment(Path(job_dir), run)
     end_all(lambda: find_by_environment(marks), float(grace_s))

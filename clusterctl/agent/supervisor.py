@@ -10,9 +10,7 @@ import json
 import os
 import signal
 import socket
-import sys
 import time
-import traceback
 from pathlib import Path
 from typing import Any
 
@@ -362,7 +360,6 @@ def main(argv: list[str]) -> None:
         supervisor.begin(listener)
         reactor.run()
     except BaseException as exc:
-        traceback.print_exc(file=sys.stderr)
         if not report.closed:
             json.dump({"error": str(exc)}, report)
             report.close()

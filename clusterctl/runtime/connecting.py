@@ -20,7 +20,12 @@ def connect(load: str | None = None) -> Session:
     if env.role == "pserver":
         raise ProcessError("connect() is for trainers, this process is a pserver")
     control = Control(env.control_fd)
-    return Session(env, _make_link(env), control, load if load is not None else env.spec.get("load"))
+    link = _make_link(env)
+    try:
+        return Session(env, link, control, load if load is not None else env.spec.get("load"))
+    except BaseException:
+        link.close()
+        raise
 
 
 def _make_link(env: Environment) -> Link:

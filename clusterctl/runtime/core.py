@@ -122,6 +122,7 @@ class ServerCore:
             "mode": self.mode,
             "seed": self.seed,
             "step": self.step if self.mode == "sync" else member.pushed,
+            "passes": self.passes,
             "pass": member.cursor[0],
             "batch": member.cursor[1],
         }

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Callable
 
 from clusterctl.runtime.control import Control
+from clusterctl.runtime.logbook import Logbook
 
 _EVENT_EVERY_S = 1.0
 
@@ -48,11 +49,14 @@ class Progress:
         self._control = control
         self._clock = clock
         self._pass = 0
-        self._warned = False
+        self._warned_s = float("-inf")
+        self._step = 0
+        self._logbook = Logbook(self._send_log)
         now = clock()
         self._in_pass, self._recent = Window(now), Window(now)
 
     def begin_pass(self, pass_: int) -> None:
+        self.flush_log()
         self._pass = pass_
         now = self._clock()
         self._in_pass, self._recent = Window(now), Window(now)
@@ -101,14 +105,24 @@ class Progress:
         )
 
     def not_finite(self, step: int, what: str) -> None:
-        """Warns of a loss or gradient that is not finite: an event each time, a line the first time."""
-        self._control.send("nan", **{"pass": self._pass}, step=step, what=what)
-        if not self._warned:
-            self._warned = True
-            say(f"warning: {what} is not finite (pass {self._pass}, step {step}); training goes on")
+        """Warns of a loss or gradient that is not finite: an event at most once a second, a line the first time."""
+        now = self._clock()
+        if now - self._warned_s >= _EVENT_EVERY_S:
+            self._control.send("nan", **{"pass": self._pass}, step=step, what=what)
+            if self._warned_s < 0:
+                say(f"warning: {what} is not finite (pass {self._pass}, step {step}); training goes on")
+            self._warned_s = now
 
     def log(self, step: int, values: dict[str, float], weight: float) -> None:
-        self._control.send("log", **{"pass": self._pass}, step=step, values=values, weight=weight)
+        """Notes named numbers; they go out as weighted means, at most once a second for each set of names."""
+        self._step = step
+        self._logbook.add(values, weight, self._clock())
+
+    def flush_log(self) -> None:
+        self._logbook.flush(self._clock())
+
+    def _send_log(self, values: dict[str, float], weight: float) -> None:
+        self._control.send("log", **{"pass": self._pass}, step=self._step, values=values, weight=weight)
 
 
 def _rounded(figures: dict[str, Any]) -> dict[str, Any]:

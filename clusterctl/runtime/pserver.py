@@ -45,12 +45,12 @@ def main() -> int:
 
 def serve(env: Environment) -> None:
     """Serves one pserver of a run, from bind to `finish`."""
+    core = _make_core(env)
     context = open_context()
     keys = env.keys() if env.secure else None
     if keys is not None:
         Gate(context, keys["allow"])
     router = open_router(context, keys)
-    core = _make_core(env)
     try:
         _serve(env, core, router)
     finally:

@@ -119,7 +119,7 @@ class Server:
             return None
         rank = message.rank
         if self._secure:
-            rank = rank_of(str(frames[0].get("User-Id") or frames[-1].get("User-Id") or ""))
+            rank = rank_of(_user(frames[1]))
         if rank < 0:
             self._refuse("a sender that is not a trainer")
             return None
@@ -181,6 +181,14 @@ class Server:
         self.refused[reason] += 1
         if self.refused[reason] == 1 and len(self.refused) <= 100:
             sys.stderr.write(f"pserver {self._core.pserver}: refused {reason}\n")
+
+
+def _user(frame: zmq.Frame) -> str:
+    """The ZAP user id that libzmq attached to a frame (not to the route before it); empty when there is none."""
+    try:
+        return str(frame.get("User-Id") or "")
+    except zmq.ZMQError:
+        return ""
 
 
 def _is_refusal(outputs: Sequence[Output], message: wire.Message) -> TypeGuard[Sequence[Reply]]:

@@ -47,9 +47,11 @@ class Session:
         self._handles: dict[int, Handle] = {}
         self._dense_bytes = 0
         self._turn: Turn | None = None
-        self._open_pass: int | None = None
         self._progress = Progress(control)
         self._skip = 0
+        self._first_pass = 0
+        self._rejoins = False
+        self._open_pass: int | None = None
         self._versions: dict[int, int] = {}
         self._hello()
 
@@ -61,6 +63,7 @@ class Session:
         try:
             if clean:
                 self._progress.flush(self.step)
+                self._progress.flush_log()
                 self._ask_all(wire.BYE)
         finally:
             self._link.close()
@@ -130,10 +133,15 @@ class Session:
     def _run(
         self, reader: Reader, passes: int, shard: bool, on_pass: Callable[[int], Any] | None
     ) -> Iterator[Any]:
-        if self._open_pass is not None:  # an earlier loop was left by break
-            self._finish_pass(flagged=False)
+        if (
+            self._open_pass is not None
+        ):  # an earlier loop was left by break, or an earlier attempt died in between
+            self._finish_pass(flagged=self._rejoins)
             self._save_pass()
-        for pass_ in range(self._next_pass, self._next_pass + passes):
+            self._first_pass = self._first_pass if self._rejoins else self._next_pass
+        self._rejoins = False
+        first, self._first_pass = self._next_pass, self._first_pass + passes
+        for pass_ in range(first, self._first_pass):
             self._open_pass = pass_
             self._progress.begin_pass(pass_)
             yield from self._batches(reader, pass_, shard)
@@ -141,6 +149,14 @@ class Session:
             if on_pass is not None:
                 on_pass(pass_)
             self._save_pass()
+
+    def _close_open_pass(self) -> None:
+        """Ends the pass that an earlier loop left by break, or that an earlier attempt of this trainer had done with."""
+        self._finish_pass(flagged=self._rejoins)
+        self._save_pass()
+        if not self._rejoins:
+            self._first_pass = self._next_pass
+        self._rejoins = False
 
     def _batches(self, reader: Reader, pass_: int, shard: bool) -> Iterator[Any]:
         rng = pass_rng(self.seed, self.rank, pass_, shard)
@@ -163,6 +179,7 @@ class Session:
             flagged = True
 
     def _save_pass(self) -> None:
+        self._progress.flush_log()
         pass_ = self._open_pass or 0
         self._ask_all(wire.SAVE, flags=wire.END_OF_PASS, parts=[wire.json_part({"tag": f"pass-{pass_:05d}"})])
         self._open_pass, self._next_pass, self._batch = None, pass_ + 1, 0
@@ -275,7 +292,9 @@ class Session:
         self.mode, self.seed = str(earliest["mode"]), int(earliest["seed"])
         self.step, self._next_pass = int(earliest["step"]), int(earliest["pass"])
         self._skip = self._batch = int(earliest["batch"])
-        self._passes_done = self._next_pass
+        self._passes_done = min(int(said["passes"]) for said in facts.values())
+        self._rejoins = self._passes_done < self._next_pass
+        self._open_pass = self._next_pass - 1 if self._rejoins else None
         self._epoch = next(iter(replies.values())).epoch
         self._versions = dict.fromkeys(range(self.pservers), self.step)
 

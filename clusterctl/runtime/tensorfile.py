@@ -78,7 +78,7 @@ def _write(file: BinaryIO, entries: Sequence[Entry], metadata: Mapping[str, str]
 def _pieces(head: bytes, entries: Sequence[Entry]) -> Any:
     yield head
     for entry in entries:
-        array = np.ascontiguousarray(entry.read(), _DTYPES[entry.dtype])
+        array = np.asarray(entry.read(), _DTYPES[entry.dtype], order="C")
         if array.shape != entry.shape:
             raise ModelError(f"tensor {entry.name!r} has shape {array.shape}, not {entry.shape}")
         if array.size:

@@ -5,19 +5,22 @@ from __future__ import annotations
 import errno
 import shlex
 import socket
-
-from paramiko.ssh_exception import ChannelException
+from typing import TYPE_CHECKING
 
 from clusterctl.errors import InterruptedRun, NodeError, RefusedError, UnreachableError
 from clusterctl.transport.hostkeys import HostKey, Verdict
-from clusterctl.transport.identity import Attempts
 from clusterctl.transport.target import Target
+
+if TYPE_CHECKING:
+    from clusterctl.transport.identity import Attempts
 
 _NO_ROUTE = {errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN, errno.ENETDOWN}
 
 
 def unreachable(target: Target, exc: BaseException, timeout_s: float) -> UnreachableError:
     """The error for a connection that could not be made, from what the socket or paramiko raised."""
+    from paramiko.ssh_exception import ChannelException
+
     address = target.address
     if isinstance(exc, socket.gaierror):
         message = f"cannot resolve the host name {target.host} ({exc.strerror})"

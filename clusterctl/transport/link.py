@@ -127,7 +127,7 @@ class Link(paramiko.Transport):  # type: ignore[misc]
         if self.is_alive() and self is not threading.current_thread():
             self.join(THREAD_END_S)
         super().close()
-        # Cancels paramiko's handshake timer, a thread that would hold up the end of this process.
+        # Ends paramiko's timer of the handshake, a thread of its own.
         self.packetizer.complete_handshake()
         self.wire.close()
         self._after_close()

@@ -88,8 +88,9 @@ def test_documents_have_the_promised_fields(site: Site) -> None:
 
 
 def test_a_job_is_named_by_id_prefix_or_directory(site: Site) -> None:
+    site.conf(ROOT_DIR="~/one")  # where this job is alone
     job = site.dispatch(SLEEP)
-    spellings = (job, job[:-1], f"~/clusterctl/{job}", f"{Path.home()}/clusterctl/{job}")
+    spellings = (job, job[:8], f"~/one/{job}", f"{Path.home()}/one/{job}")
     assert {site.status(spelling)["job"] for spelling in spellings} == {job}
     missing = site.run("status", "JOB19700101-000000", "--json")
     assert missing.code == 2
@@ -103,7 +104,7 @@ def test_a_second_directory_with_the_same_conf_attaches_and_stops(site: Site, tm
     (elsewhere / "conf.py").write_text(site.conf_path.read_text())
     bare = {"CLUSTERCTL_CONF": ""}
     assert site.ok("status", "--json", cwd=elsewhere, env=bare).json()["job"] == job
-    with site.popen("logs", "-f", cwd=elsewhere, env=bare) as following:
+    with site.popen("logs", "-f", "--role=trainer", cwd=elsewhere, env=bare) as following:
         assert following.stdout is not None
         assert "up" in following.stdout.readline()
         site.ok("stop", cwd=elsewhere, env=bare)

@@ -64,7 +64,7 @@ def test_a_slow_trainer_holds_nobody_up(tmp_path: Path) -> None:
     with thread_cluster(tmp_path, 2, 3, mode="async") as cluster:
         assert cluster.train(program) == [40, 40, 40]
         assert cluster.cores[0].step == 120
-        assert max(cluster.cores[0].staleness) >= 80
+        assert max(cluster.cores[0].staleness) >= 70
 
 
 def test_one_async_trainer_gives_the_bits_of_plain_sgd(tmp_path: Path) -> None:
@@ -72,12 +72,9 @@ def test_one_async_trainer_gives_the_bits_of_plain_sgd(tmp_path: Path) -> None:
         w = ps.dense("w", 1000, SGD(0.1))
         expected = np.zeros(1000, np.float32)
         for batch in ps.steps(lambda pass_, rng: (rng.normal(size=1000) for _ in range(9)), passes=1):
-            gradient = batch.astype(np.float32)
-            expected -= np.float32(0.1) * gradient
-            ps.push({w: gradient}, samples=0 if ps.step == 4 else 7)
-            if ps.step == 5:
-                expected += np.float32(0.1) * gradient
-                expected[:] = w.value
+            gradient, samples = batch.astype(np.float32), 0 if ps.step == 4 else 7
+            expected -= np.float32(0.1) * gradient if samples else np.float32(0)
+            ps.push({w: gradient}, samples=samples)
         return w.value.copy(), expected
 
     with thread_cluster(tmp_path, 3, 1, mode="async") as cluster:

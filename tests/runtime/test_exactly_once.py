@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import random
 import threading
@@ -13,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from clusterctl.runtime import SGD, wire
+from clusterctl.runtime import SGD, Adagrad, uniform, wire
 from clusterctl.runtime.control import Control
 from clusterctl.runtime.core import ServerCore
 from clusterctl.runtime.errors import RefusedError, UnreachableError
@@ -201,7 +202,12 @@ def test_a_long_wait_names_the_missing_trainers(
     monkeypatch.setattr("clusterctl.runtime.remote._NOTICES_S", (0.2, 60.0))
     said = threading.Event()
     lines: list[str] = []
-    monkeypatch.setattr("clusterctl.runtime.remote.say", lambda line: (lines.append(line), said.set()))
+
+    def note(line: str) -> None:
+        lines.append(line)
+        said.set()
+
+    monkeypatch.setattr("clusterctl.runtime.remote.say", note)
     with thread_cluster(tmp_path, 2, 3) as cluster:
         cluster.probe_every_s = 0.05
 
@@ -225,3 +231,53 @@ def test_a_trainer_of_another_count_is_refused(tmp_path: Path) -> None:
                 link.exchange({0: hello(0, 3)})
         finally:
             link.close()
+
+
+def value_dependent(ps: Session, die_at: int | None = None) -> Any:
+    """Training whose every step depends on the one before; with `die_at`, only pserver 0 hears that step's push."""
+    link: Any = ps._link
+    w = ps.dense("w", 200_000, Adagrad(0.1), uniform(0.5))
+    e = ps.embedding("e", 3, Adagrad(0.1))
+    if die_at is not None:
+        link.exchange = functools.partial(die_in_push, link, link.exchange, die_at)
+    for batch in ps.steps(
+        lambda pass_, rng: (rng.integers(-9, 9, size=5) for _ in range(4 - ps.rank)), passes=2
+    ):
+        rows = e.pull(batch)
+        ps.push({w: w.value * rows.sum(), e: (batch, rows + w.value[:3])}, samples=1 + ps.rank)
+    return w.value.copy(), e.pull(np.arange(-9, 9))
+
+
+def die_in_push(link: RemoteLink, exchange: Any, step: int, requests: Any, reply_bytes: int) -> Any:
+    if requests and requests[min(requests)].kind == wire.PUSH and requests[0].step == step:
+        link._send(0, wire.encode(requests[0]))
+        raise InterruptedError("killed between push and reply")
+    return exchange(requests, reply_bytes)
+
+
+@pytest.mark.parametrize("die_at", [0, 2, 3, 4, 6, 7])
+def test_a_trainer_killed_between_push_and_reply_is_succeeded_bit_for_bit(
+    tmp_path: Path, die_at: int
+) -> None:
+    with thread_cluster(tmp_path / "undisturbed", 2, 2) as cluster:
+        expected = cluster.train(value_dependent)
+
+    with thread_cluster(tmp_path / "disturbed", 2, 2) as cluster:
+        results: list[Any] = [None, None]
+
+        def other() -> None:
+            with cluster.session(0) as ps:
+                results[0] = value_dependent(ps)
+
+        thread = threading.Thread(target=other, daemon=True)
+        thread.start()
+        with pytest.raises(InterruptedError), cluster.session(1) as ps:
+            value_dependent(ps, die_at)
+        with cluster.session(1, attempt=2) as ps:
+            assert ps.step == die_at
+            results[1] = value_dependent(ps)
+        thread.join(DEADLINE_S)
+        assert not thread.is_alive()
+    for mine, theirs in zip(expected, results, strict=True):
+        for a, b in zip(mine, theirs, strict=True):
+            np.testing.assert_array_equal(a, b)

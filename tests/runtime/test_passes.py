@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from clusterctl.runtime import SGD, connect, constant
+from clusterctl.runtime.logbook import Logbook
 from clusterctl.runtime.loop import pass_rng
 from clusterctl.runtime.session import Session
 from tests.runtime.cluster import ThreadCluster, thread_cluster
@@ -190,3 +191,16 @@ def test_a_loss_that_is_not_finite_is_told_once(
         for _ in ps.steps(lambda pass_, rng: range(3), passes=1):
             ps.push({w: np.array([1.0, np.inf])}, samples=1, loss=float("nan"))
     assert capsys.readouterr().out.count("not finite") == 1
+
+
+def test_logged_numbers_go_out_as_weighted_means_at_most_once_a_second() -> None:
+    sent: list[tuple[dict[str, float], float]] = []
+    book = Logbook(lambda values, weight: sent.append((values, weight)))
+    book.add({"a": 1.0}, 1, now_s=0.0)
+    book.add({"a": 2.0}, 1, now_s=0.1)
+    book.add({"a": 5.0}, 3, now_s=0.2)
+    book.add({"b": 9.0}, 2, now_s=0.3)
+    assert sent == [({"a": 1.0}, 1), ({"b": 9.0}, 2)]
+    book.flush(now_s=0.4)
+    book.flush(now_s=0.5)
+    assert sent[2:] == [({"a": 4.25}, 4)]

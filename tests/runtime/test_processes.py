@@ -94,7 +94,7 @@ def test_a_trainer_waiting_for_others_ends_when_its_supervisor_is_gone(tmp_path:
 
 
 def test_sigterm_ends_a_pserver_promptly(tmp_path: Path) -> None:
-    with process_cluster(tmp_path, 1, 0, "", trainers=1) as ([server], _):
+    with process_cluster(tmp_path, 1, 0, "") as ([server], _):
         server.process.send_signal(signal.SIGTERM)
         began = time.monotonic()
         assert server.process.wait(DEADLINE_S) == 128 + signal.SIGTERM

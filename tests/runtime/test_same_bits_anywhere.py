@@ -33,7 +33,7 @@ def program(ps: Session) -> list[Any]:
     for ids in ps.steps(reader, passes=2):
         rows, more = free.pull(ids), bounded.pull(abs(ids))
         scale = np.float32(1 + rows.sum() + ps.rank)
-        gradients = {
+        gradients: dict[Any, Any] = {
             wide: wide.value * scale,
             small: np.sin(small.value) + more.sum(),
             one: one.value * scale,

@@ -32,7 +32,9 @@ class Result:
 class Site:
     """Four nodes with a home each. `conf` writes a conf.py for them; every call of the program is a real process."""
 
-    def __init__(self, directory: Path, nodes_directory: Path, hosts: list[str], paths: dict[str, Path]) -> None:
+    def __init__(
+        self, directory: Path, nodes_directory: Path, hosts: list[str], paths: dict[str, Path]
+    ) -> None:
         self.directory = directory
         self.nodes_directory = nodes_directory
         self.hosts = hosts
@@ -55,7 +57,12 @@ class Site:
         return self.home(node) / "clusterctl" / job
 
     def popen(self, *args: str, **options: Any) -> subprocess.Popen[str]:
-        env = {**os.environ, "CLUSTERCTL_CONF": str(self.conf_path), "COLUMNS": "120", **options.pop("env", {})}
+        env = {
+            **os.environ,
+            "CLUSTERCTL_CONF": str(self.conf_path),
+            "COLUMNS": "120",
+            **options.pop("env", {}),
+        }
         return subprocess.Popen(
             [sys.executable, "-m", "clusterctl", *args],
             cwd=options.pop("cwd", self.directory),
@@ -99,7 +106,9 @@ class Site:
     def start(self, train: str, *args: str) -> str:
         """Dispatches and starts, detached; returns the job's id."""
         package = str(self.workspace(train))
-        job: str = self.ok("start", "--job_dispatch_package", package, "--detach", "--json", *args).json()["job"]
+        job: str = self.ok("start", "--job_dispatch_package", package, "--detach", "--json", *args).json()[
+            "job"
+        ]
         return job
 
     def status(self, job: str) -> Any:
@@ -136,7 +145,9 @@ class Site:
         """Every process of a node that is not its SSH server."""
         home = self.home(node)
         return [
-            p for p in processes_with_environment("HOME", str(home)) if "sshd" not in p.command and p.pid != os.getpid()
+            p
+            for p in processes_with_environment("HOME", str(home))
+            if "sshd" not in p.command and p.pid != os.getpid()
         ]
 
 

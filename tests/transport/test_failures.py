@@ -15,7 +15,7 @@ import pytest
 from support.clusters import KINDS, Cluster, make_cluster
 from support.nodes import TestNode
 from support.openssh import free_port, make_key
-from support.processes import descendants
+from support.processes import descendants, wait_until
 
 from clusterctl.errors import ConfigError, NodeError, UnreachableError
 from clusterctl.transport import Transport, command
@@ -81,7 +81,7 @@ def test_a_host_that_falls_silent_within_the_handshake_is_given_up_too(cluster: 
         with pytest.raises(UnreachableError, match="no SSH answer"):
             transport.run(TestNode("node7", port), TRUE)
         assert time.monotonic() - began < 3
-    assert not [thread for thread in threading.enumerate() if isinstance(thread, threading.Timer)]
+    assert wait_until(lambda: not [t for t in threading.enumerate() if isinstance(t, threading.Timer)])
 
 
 def test_something_that_is_no_ssh_server_is_told_so(cluster: Cluster) -> None:

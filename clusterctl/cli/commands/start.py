@@ -139,7 +139,7 @@ def follow_run(session: Session, cluster: Cluster, run: Run, pass_line: PassForm
         raise_failed(session, cluster, run, view, seconds)
     saved = f" · saved {view.saved[-1]}" if view.saved else ""
     session.console.record({"job": run.job, "run": run.run, "state": "succeeded"})
-    session.console.say(f"succeeded after {human_time(seconds)} · step {view.step:,}{saved}")
+    session.console.say(f"succeeded after {human_time(seconds)}{_progress(view)}{saved}")
     session.console.say(f"next: clusterctl collect {run.job}")
     return view
 
@@ -194,8 +194,7 @@ def raise_failed(session: Session, cluster: Cluster, run: Run, view: RunView, se
 
     ended = view.ended or {"state": "lost", "cause": None}
     state, cause = ended["state"], ended["cause"] or (view.causes[0] if view.causes else {})
-    session.console.record({"job": run.job, "run": run.run, "state": state, "cause": cause})
-    lines = [f"{state} after {human_time(seconds)}, pass {view.pass_}, step {view.step:,}"]
+    lines = [f"{state} after {human_time(seconds)}{_progress(view)}"]
     lines += cause_lines(cluster, cause) if cause else []
     if state == "lost":
         lines.append("the lead on node0 is gone without a last word; the other nodes stop by themselves")
@@ -205,7 +204,12 @@ def raise_failed(session: Session, cluster: Cluster, run: Run, view: RunView, se
         lines.append(f"then: the other processes were stopped; nothing is left running on {total}/{total} nodes")
     elif missing:
         lines.append(f"no word from node {json.dumps(missing)}: it ends its processes by itself within NODE_GRACE_S")
-    raise JobFailedError("\n".join(lines), hint=f"clusterctl logs {run.job}", details={"state": state, "cause": cause})
+    details = {"job": run.job, "run": run.run, "state": state, "cause": cause}
+    raise JobFailedError("\n".join(lines), hint=f"clusterctl logs {run.job}", details=details)
+
+
+def _progress(view: RunView) -> str:
+    return f" · pass {view.pass_}, step {view.step:,}" if view.step else ""
 
 
 def cause_lines(cluster: Cluster, cause: dict[str, Any]) -> list[str]:

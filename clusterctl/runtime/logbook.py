@@ -1,0 +1,53 @@
+"""Numbers that a training program logs, thinned out: at most one event a second for each set of names."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Callable
+
+EVERY_S = 1.0
+
+
+@dataclass
+class Group:
+    """Weighted sums of one set of names since their last event."""
+
+    sent_s: float = float("-inf")
+    weight: float = 0.0
+    sums: dict[str, float] = field(default_factory=dict)
+    count: int = 0
+
+    def add(self, values: Mapping[str, float], weight: float) -> None:
+        self.count += 1
+        self.weight += weight
+        for name, value in values.items():
+            self.sums[name] = self.sums.get(name, 0.0) + weight * value
+
+    def means(self) -> dict[str, float]:
+        return {name: total / self.weight if self.weight else 0.0 for name, total in self.sums.items()}
+
+
+class Logbook:
+    """Calls `send(means, weight)` at once for names not heard of for a second, otherwise with later ones."""
+
+    def __init__(self, send: Callable[[dict[str, float], float], None]) -> None:
+        self._send = send
+        self._groups: dict[tuple[str, ...], Group] = {}
+
+    def add(self, values: Mapping[str, float], weight: float, now_s: float) -> None:
+        group = self._groups.setdefault(tuple(sorted(values)), Group())
+        group.add(values, weight)
+        if now_s - group.sent_s >= EVERY_S:
+            self._flush(group, now_s)
+
+    def flush(self, now_s: float) -> None:
+        """Sends what is still held back; call it before the pass that events belong to changes."""
+        for group in self._groups.values():
+            if group.count:
+                self._flush(group, now_s)
+
+    def _flush(self, group: Group, now_s: float) -> None:
+        self._send(group.means(), group.weight)
+        group.sent_s, group.weight, group.count = now_s, 0.0, 0
+        group.sums.clear()

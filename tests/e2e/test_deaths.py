@@ -1,0 +1,166 @@
+"""kill -9 of what supervises: no process survives its supervisor, and nobody hangs."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+from e2e.programs import REGRESSION, SLEEP
+from support.processes import is_alive, wait_until
+from support.site import Site, agent_processes
+
+
+def test_a_dead_supervisor_takes_its_processes_along_and_fails_the_run(any_site: Site) -> None:
+    site = any_site
+    job = site.start(SLEEP)
+    mine = [p["pid"] for p in site.status(job)["processes"] if p["node"] == 2]
+    with site.popen("logs", "-f", job) as following:
+        os.kill(site.supervisor(job, 2), signal.SIGKILL)
+        assert wait_until(lambda: not any(is_alive(pid) for pid in mine), 10)
+        _, err = following.communicate(timeout=30)
+    assert following.returncode == 1, err
+    status = site.status(job)
+    assert status["state"] == "failed"
+    assert {p["state"] for p in status["processes"] if p["node"] == 2} == {"lost"}
+    site.assert_nothing_left(job)
+
+
+def test_a_dead_lead_stops_the_run_everywhere(any_site: Site) -> None:
+    site = any_site
+    job = site.start(SLEEP)
+    os.kill(site.supervisor(job, 0), signal.SIGKILL)
+    site.assert_nothing_left(job, 20)
+    assert site.status(job)["state"] == "lost"
+    assert site.ok("stop", job, "--json").json()["survivors"] == 0
+    assert site.status(job)["state"] == "stopped"
+
+
+def test_an_attached_start_tells_that_the_lead_was_lost(site: Site) -> None:
+    package = site.workspace(SLEEP)
+    with site.popen("start", "--job_dispatch_package", str(package)) as starting:
+        assert starting.stdout is not None
+        for line in starting.stdout:
+            if "all processes run" in line:
+                break
+        job = site.ok("jobs", "--json").json()["jobs"][0]["job"]
+        os.kill(site.supervisor(job, 0), signal.SIGKILL)
+        _, err = starting.communicate(timeout=40)
+    assert starting.returncode == 1
+    assert "lost" in err
+    site.assert_nothing_left(job)
+
+
+def test_every_supervisor_dead_leaves_nothing_and_the_state_is_lost(site: Site) -> None:
+    job = site.start(REGRESSION, "--num_passes=1000000")
+    for node in range(4):
+        os.kill(site.supervisor(job, node), signal.SIGKILL)
+    site.assert_nothing_left(job, 20)
+    assert site.status(job)["state"] == "lost"
+    restarted = site.run("start", "--job_workspace", job, "--detach", "--json")
+    assert restarted.code == 0, restarted.err
+    assert restarted.json()["run"] == "0002"
+    site.ok("stop", job)
+
+
+def test_a_dead_guardian_is_replaced(site: Site) -> None:
+    job = site.start(SLEEP)
+
+    def guardian() -> int:
+        found = [p.pid for p in agent_processes(str(site.job_dir(job, 1))) if " guardian " in p.command]
+        return found[0] if found else 0
+
+    first = guardian()
+    os.kill(first, signal.SIGKILL)
+    assert wait_until(lambda: guardian() not in (0, first))
+    os.kill(site.supervisor(job, 1), signal.SIGKILL)
+    site.assert_nothing_left(job, 20)
+
+
+def test_a_stopped_node_is_suspected_and_the_run_goes_on_when_it_wakes(site: Site) -> None:
+    job = site.start(SLEEP)
+    supervisor = site.supervisor(job, 3)
+    events = site.job_dir(job, 0) / ".clusterctl/runs/0001/events.jsonl"
+    os.kill(supervisor, signal.SIGSTOP)
+    assert wait_until(lambda: '"suspect"' in events.read_text(), 15)
+    os.kill(supervisor, signal.SIGCONT)
+    assert wait_until(lambda: '"rejoined"' in events.read_text(), 15)
+    assert site.status(job)["state"] == "running"
+    site.ok("stop", job)
+
+
+def test_a_node_silent_beyond_its_grace_fails_the_run(site: Site) -> None:
+    site.conf(NODE_GRACE_S=5)
+    job = site.start(SLEEP)
+    supervisor = site.supervisor(job, 3)
+    os.kill(supervisor, signal.SIGSTOP)
+    try:
+        assert wait_until(lambda: site.status(job)["state"] == "failed", 30)
+    finally:
+        os.kill(supervisor, signal.SIGCONT)
+    site.assert_nothing_left(job, 30)
+
+
+@pytest.mark.parametrize("presses", [1, 3])
+def test_ctrl_c_however_often_leaves_nothing_half_stopped(site: Site, presses: int) -> None:
+    deaf = "import signal, time\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\nprint('deaf', flush=True)\ntime.sleep(600)"
+    with site.popen("start", "--job_dispatch_package", str(site.workspace(deaf))) as starting:
+        assert starting.stdout is not None
+        for line in starting.stdout:
+            if "all processes run" in line:
+                break
+        assert starting.stderr is not None
+        starting.send_signal(signal.SIGINT)
+        assert "stopping" in starting.stdout.readline()
+        for _ in range(presses - 1):
+            starting.send_signal(signal.SIGINT)
+            assert "still stopping" in starting.stderr.readline()
+        starting.communicate(timeout=40)
+    assert starting.returncode == 130
+    job = site.ok("jobs", "--json").json()["jobs"][0]["job"]
+    assert site.status(job)["state"] == "stopped"
+    site.assert_nothing_left(job)
+
+
+def test_ctrl_c_while_sending_leaves_no_job_behind(site: Site) -> None:
+    workspace = site.workspace("")
+    (workspace / "big").write_bytes(os.urandom(200 << 20))
+    before = {job["job"] for job in site.ok("jobs", "--json").json()["jobs"]}
+    with site.popen("dispatch", str(workspace)) as sending:
+        incoming = [site.home(node) / "clusterctl/.clusterctl/incoming" for node in range(4)]
+        assert wait_until(lambda: any(list(place.glob("*/tree/big")) for place in incoming), 30)
+        sending.send_signal(signal.SIGINT)
+        sending.communicate(timeout=30)
+    assert sending.returncode == 130
+    assert wait_until(lambda: not any(_entries(place) for place in incoming), 20)
+    assert {job["job"] for job in site.ok("jobs", "--json").json()["jobs"]} == before
+
+
+def test_what_a_killed_dispatch_left_is_removed_by_the_next(site: Site) -> None:
+    place = site.home(1) / "clusterctl/.clusterctl/incoming/JOB20200101-000000"
+    place.mkdir(parents=True)
+    (place / "lock").write_text("{}")
+    (place / "tree").mkdir()
+    site.dispatch("")
+    assert not place.exists()
+
+
+def _entries(place: Path) -> list[Path]:
+    return list(place.iterdir()) if place.is_dir() else []
+
+
+def test_supervisors_stay_small(site: Site) -> None:
+    """Agent and supervisor of a node: under 30 MB resident, as the issue demands."""
+    job = site.start(SLEEP)
+    for node in range(4):
+        pids = [p.pid for p in agent_processes(str(site.job_dir(job, node)))]
+        resident = sum(_resident_kb(pid) for pid in pids)
+        assert len(pids) == 2
+        assert resident < 30_000, resident
+    site.ok("stop", job)
+
+
+def _resident_kb(pid: int) -> int:
+    status = Path(f"/proc/{pid}/status").read_text()
+    return int(next(line.split()[1] for line in status.splitlines() if line.startswith("VmRSS")))

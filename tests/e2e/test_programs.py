@@ -1,0 +1,141 @@
+"""Training programs that misbehave: the run ends as it should, says why, and leaves nothing."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+
+import pytest
+from e2e.programs import SLEEP
+from support.site import GRACE_S, Result, Site
+
+ONLY_RANK_2 = "import os, sys, time\nif os.environ['CLUSTERCTL_RANK'] != '2':\n    time.sleep(600)\n"
+
+
+def start_and_fail(site: Site, train: str, *args: str) -> Result:
+    result = site.run("start", "--job_dispatch_package", str(site.workspace(train)), *args)
+    assert result.code == 1, result.out + result.err
+    job = newest_job(site)
+    assert site.status(job)["state"] == "failed"
+    site.assert_nothing_left(job)
+    return result
+
+
+def newest_job(site: Site) -> str:
+    job: str = site.ok("jobs", "--json").json()["jobs"][0]["job"]
+    return job
+
+
+def test_a_program_that_raises_fails_the_run_and_its_last_lines_are_shown(any_site: Site) -> None:
+    result = start_and_fail(any_site, ONLY_RANK_2 + "raise ValueError('bad shard')")
+    assert "first cause: trainer2@node2" in result.err
+    assert "exit code 1" in result.err
+    assert "ValueError: bad shard" in result.err
+    assert "nothing is left running on 4/4 nodes" in result.err
+
+
+@pytest.mark.parametrize("options", [(), ("--detach",)], ids=["attached", "detached"])
+def test_a_program_that_exits_3_at_once_fails_the_start(site: Site, options: tuple[str, ...]) -> None:
+    result = start_and_fail(site, ONLY_RANK_2 + "print('no licence'); sys.exit(3)", *options)
+    assert "trainer2@node2" in result.err
+    assert "exit code 3" in result.err
+    assert "no licence" in result.err
+
+
+def test_a_command_that_cannot_be_started_names_itself(site: Site) -> None:
+    site.conf(TRAINER_COMMAND="./does-not-exist --now")
+    result = start_and_fail(site, "", "--detach")
+    assert "cannot start './does-not-exist'" in result.err
+    assert "node" in result.err
+
+
+def test_a_missing_train_py_is_told_by_its_own_last_words(site: Site) -> None:
+    site.conf(TRAINER_COMMAND="python missing.py")
+    assert "missing.py" in start_and_fail(site, "").err
+
+
+def test_a_missing_module_on_a_node_is_an_error_of_its_own(site: Site) -> None:
+    site.conf(PYTHON="/usr/bin/env")
+    result = site.run("start", "--job_dispatch_package", str(site.workspace("")))
+    assert result.code == 3
+    bare = site.directory / "bare-python"
+    bare.write_text('#!/bin/sh\ncase "$*" in *numpy*) echo "ModuleNotFoundError: No module named \'zmq\'" >&2; exit 1;; esac\n'
+                    'exec python3 "$@"\n')
+    bare.chmod(0o755)
+    site.conf(PYTHON=str(bare))
+    result = site.run("start", "--job_dispatch_package", str(site.workspace("")))
+    assert result.code == 3
+    assert "has no zmq" in result.err
+    assert f"{bare} -m pip install --user numpy pyzmq" in result.err
+
+
+def test_a_hundred_megabytes_of_output_are_all_kept(site: Site) -> None:
+    lines = 1_000_000
+    train = f"import sys\nfor i in range({lines}): sys.stdout.write('%099d\\n' % i)\n"
+    site.conf(TRAINERS=1)
+    site.ok("start", "--job_dispatch_package", str(site.workspace(train)), timeout_s=150)
+    job = newest_job(site)
+    log = site.job_dir(job, 0) / "log/train.log"
+    assert log.stat().st_size == 100 * lines
+    last = site.ok("logs", job, "--role=trainer", "--tail=2").out.splitlines()
+    assert [int(line.split()[-1]) for line in last] == [lines - 2, lines - 1]
+
+
+def test_escape_sequences_do_not_reach_the_terminal(site: Site) -> None:
+    train = "import sys; sys.stdout.buffer.write(b'\\x1b[31mred\\x1b]0;title\\x07\\xff\\x9b2J bell\\x08 end\\n')"
+    site.conf(TRAINERS=1)
+    attached = site.ok("start", "--job_dispatch_package", str(site.workspace(train)))
+    job = newest_job(site)
+    for out in (attached.out, site.ok("logs", job).out):
+        assert "red" in out
+        assert not set(out) & {"\x1b", "\x07", "\x08", "\x9b"}
+    assert (site.job_dir(job, 0) / "log/train.log").read_bytes().startswith(b"\x1b[31mred")
+
+
+def test_stop_kills_a_program_that_ignores_term(site: Site) -> None:
+    train = "import signal, time\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\nprint('deaf', flush=True)\ntime.sleep(600)"
+    job = site.start(train)
+    started = time.monotonic()
+    stopped = site.ok("stop", job, "--json").json()
+    assert time.monotonic() - started >= GRACE_S
+    assert stopped["survivors"] == 0
+    assert sum(node["killed"] for node in stopped["nodes"]) == 4
+    site.assert_nothing_left(job)
+
+
+GRANDCHILD = """
+import os, signal, subprocess, sys, time
+subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
+print("left one behind", flush=True)
+"""
+
+
+def test_a_grandchild_that_called_setsid_is_ended_with_the_run(site: Site) -> None:
+    site.ok("start", "--job_dispatch_package", str(site.workspace(GRANDCHILD)))
+    site.assert_nothing_left(newest_job(site))
+
+
+def test_stop_ends_a_grandchild_that_called_setsid(site: Site) -> None:
+    job = site.start(GRANDCHILD + "time.sleep(600)")
+    assert site.ok("stop", job, "--json").json()["survivors"] == 0
+    site.assert_nothing_left(job)
+
+
+def test_a_program_killed_by_a_signal_is_told_in_words(site: Site) -> None:
+    result = start_and_fail(site, ONLY_RANK_2 + "os.kill(os.getpid(), 11)")
+    assert "trainer2@node2" in result.err
+    assert "signal 11 (segmentation fault)" in result.err
+
+
+def test_a_pserver_that_dies_fails_the_run(site: Site) -> None:
+    job = site.start(SLEEP)
+    pserver = next(p for p in site.status(job)["processes"] if (p["role"], p["rank"]) == ("pserver", 1))
+    with site.popen("logs", "-f", job) as following:
+        os.kill(pserver["pid"], signal.SIGKILL)
+        _, err = following.communicate(timeout=30)
+    assert following.returncode == 1
+    assert "failed" in err
+    status = site.status(job)
+    assert status["state"] == "failed"
+    site.assert_nothing_left(job)

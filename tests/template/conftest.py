@@ -1,0 +1,57 @@
+"""The template as a user gets it: a copy, with data, whose programs are imported and run from there."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from clusterctl.templates import copy_workspace
+
+PROGRAMS = ("model", "neighbours", "prepare_data", "train")
+Run = Callable[..., "subprocess.CompletedProcess[str]"]
+
+
+@pytest.fixture(scope="session")
+def workspace(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    target = tmp_path_factory.mktemp("template") / "workspace"
+    copy_workspace(target)
+    return target
+
+
+@pytest.fixture(scope="session")
+def programs(workspace: Path) -> SimpleNamespace:
+    """The workspace's programs as modules; their common names do not stay in sys.modules."""
+    sys.path.insert(0, str(workspace))
+    try:
+        modules = {name: importlib.import_module(name) for name in PROGRAMS}
+    finally:
+        sys.path.remove(str(workspace))
+        for name in PROGRAMS:
+            sys.modules.pop(name, None)
+    return SimpleNamespace(**modules)
+
+
+@pytest.fixture
+def run() -> Run:
+    """Runs a program of a workspace, without a cluster, and returns how it ended."""
+
+    def run_program(directory: Path, *argv: str, **environ: str) -> subprocess.CompletedProcess[str]:
+        env = {name: value for name, value in os.environ.items() if not name.startswith("CLUSTERCTL_")}
+        return subprocess.run(
+            [sys.executable, *argv],
+            cwd=directory,
+            env={**env, "OPENBLAS_NUM_THREADS": "2", **environ},
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+
+    return run_program
