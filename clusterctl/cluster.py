@@ -191,6 +191,7 @@ def combined(errors: Sequence[ClusterctlError], of: int, doing: str) -> Clusterc
     if reasons == {"no_job"} and len(errors) == of:
         return UsageError(errors[0].message, hint=errors[0].hint)
     details = {"nodes": [describe_error(error) for error in errors]}
+    errors = [error for error in errors if error.details.get("reason") != "no_job"] or errors
     if len(errors) == 1:
         only = errors[0]
         only.details = {**only.details, **details}

@@ -102,12 +102,12 @@ def read_words(folder):
 
 def read_ngrams(paths, words):
     """Every word of every line with the CONTEXT words before it: int64 (n, CONTEXT + 1)."""
-    ngrams = [np.empty((0, CONTEXT + 1), np.int64)]
+    ngrams = []
     for path in paths:
         for line in path.read_text(encoding="utf-8").splitlines():
             ids = [START] * CONTEXT + [words.get(word, UNKNOWN) for word in line.split()]
-            ngrams.append(np.lib.stride_tricks.sliding_window_view(np.array(ids), CONTEXT + 1))
-    return np.concatenate(ngrams)
+            ngrams += [ids[start : start + CONTEXT + 1] for start in range(len(ids) - CONTEXT)]
+    return np.array(ngrams, np.int64).reshape(-1, CONTEXT + 1)
 
 
 def unigram_loss(ngrams, held_out, words):

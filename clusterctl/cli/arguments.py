@@ -87,7 +87,8 @@ def suggest(word: str, known: Collection[str]) -> str:
 
 
 def _one_edit_away(name: str, known: Collection[str]) -> str | None:
-    return next((option for option in sorted(known) if edit_distance_is_one(_plain(name), _plain(option))), None)
+    near = [option for option in sorted(known) if edit_distance_is_one(_plain(name), _plain(option))]
+    return min(near, key=lambda option: ("_" in option) != ("_" in name), default=None)
 
 
 def _plain(name: str) -> str:

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from clusterctl.agent.paths import job_key
-from clusterctl.cluster import Cluster, Message, NodeOutcome, describe_error, failures, raise_failures
-from clusterctl.errors import ClusterctlError, NodeError, UnreachableError, UsageError
+from clusterctl.cluster import Cluster, Message, NodeOutcome, combined, describe_error, failures, raise_failures
+from clusterctl.errors import ClusterctlError, UsageError
 from clusterctl.inventory import Node
 
 DISPATCHED, UNKNOWN = "dispatched", "unknown"
@@ -116,15 +116,14 @@ def jobs(cluster: Cluster) -> tuple[list[Message], list[ClusterctlError]]:
         for job in outcome.get()["jobs"] if outcome.ok else ():
             found.setdefault(job["job"], {})[outcome.node.id] = job
     errors = [outcome.error for outcome in failures(outcomes) if outcome.error]
-    unheard = [outcome.node.id for outcome in outcomes if not outcome.ok]
     names = sorted(found, key=job_key, reverse=True)
-    return [_job_view(name, found[name], unheard) for name in names], errors
+    return [_job_view(name, found[name], len(errors)) for name in names], errors
 
 
-def _job_view(name: str, by_node: dict[int, Message], unheard: Sequence[int]) -> Message:
+def _job_view(name: str, by_node: dict[int, Message], silent: int) -> Message:
     record = next(iter(by_node.values()))["record"]
     run_names = sorted({run["run"] for job in by_node.values() for run in job["runs"]}, key=int)
-    runs = [{"run": run, "state": _run_state(run, by_node, unheard)} for run in run_names]
+    runs = [{"run": run, "state": _run_state(run, by_node, silent)} for run in run_names]
     return {
         "job": name,
         "state": runs[-1]["state"] if runs else DISPATCHED,
@@ -138,15 +137,12 @@ def _job_view(name: str, by_node: dict[int, Message], unheard: Sequence[int]) ->
     }
 
 
-def _run_state(run: str, by_node: dict[int, Message], unheard: Sequence[int]) -> str:
+def _run_state(run: str, by_node: dict[int, Message], silent: int) -> str:
     views = {node: {r["run"]: r["state"] for r in job["runs"]}.get(run) for node, job in by_node.items()}
     lead = views.get(0)
-    return lead or worst([state for state in views.values() if state] + [UNKNOWN for _ in unheard])
+    return lead or worst([state for state in views.values() if state] + [UNKNOWN] * silent)
 
 
-def check_reached(errors: Sequence[ClusterctlError]) -> None:
-    """Raises exit code 3 when some nodes did not answer; what is known has been shown by then."""
-    if errors:
-        labels = ", ".join(error.node or "?" for error in errors)
-        kind = UnreachableError if all(isinstance(error, UnreachableError) for error in errors) else NodeError
-        raise kind(f"no answer from {labels}: {errors[0].message}", hint=errors[0].hint)
+def unheard(errors: Sequence[ClusterctlError], of: int) -> ClusterctlError | None:
+    """What to raise when some nodes did not answer, after what is known has been shown."""
+    return combined(errors, of, "asking") if errors else None

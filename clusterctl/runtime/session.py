@@ -151,7 +151,7 @@ class Session:
             self._save_pass()
 
     def _close_open_pass(self) -> None:
-        """Ends the pass that an earlier loop left by break, or that an earlier attempt of this trainer had done with."""
+        """Ends the pass that an earlier loop left by break, or that an earlier attempt had done with."""
         self._finish_pass(flagged=self._rejoins)
         self._save_pass()
         if not self._rejoins:

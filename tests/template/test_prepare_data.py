@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from tests.template.conftest import Run
+from template.conftest import Run
 
 
 def lines(folder: Path, kind: str) -> list[str]:

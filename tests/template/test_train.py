@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from tests.template.conftest import Run
+from template.conftest import Run
 
 
 @pytest.fixture

@@ -11,6 +11,7 @@ from clusterctl.cli.session import Session, job_name, job_ref
 
 if TYPE_CHECKING:
     from clusterctl.cluster import Cluster
+    from clusterctl.errors import ClusterctlError
     from clusterctl.observe.status import JobStatus
 
 HEADINGS = ("node", "host", "role", "rank", "state", "pass", "step", "loss", "samples/s", "wait", "cpu", "mem")
@@ -19,31 +20,31 @@ WATCH_S = 1.0
 
 
 def status(session: Session, job: str | None, *, watch: bool) -> None:
-    from clusterctl.observe.status import LIVE, check_reached
+    from clusterctl.observe.status import LIVE
     from clusterctl.observe.status import status as read
 
     with session.cluster() as cluster:
-        ref = job_ref(cluster.settings, job)
-        seen = read(cluster, ref)
+        seen = read(cluster, job_ref(cluster.settings, job))
         while watch and seen.state in LIVE:
-            _show(session, cluster, seen, redraw=True)
+            session.console.record(_document(cluster, seen))
+            _show(session.console, cluster, seen, clear=session.console.live)
             time.sleep(WATCH_S)
             seen = read(cluster, seen.job)
-        _show(session, cluster, seen, redraw=False)
-        check_reached(seen.errors)
-        if watch and seen.state in ("failed", "lost"):
-            from clusterctl.errors import JobFailedError
-
-            raise JobFailedError(f"{seen.job} has {seen.state}")
+        _show(session.console, cluster, seen, clear=False)
+        session.console.finish(_document(cluster, seen), _problem(seen, len(cluster.nodes), watch))
 
 
-def _show(session: Session, cluster: Cluster, seen: JobStatus, *, redraw: bool) -> None:
-    console = session.console
-    if redraw and console.live:
-        console.say("\x1b[H\x1b[2J" + headline(cluster, seen))
-    elif not console.json:
-        console.say(headline(cluster, seen))
-    document = {
+def _problem(seen: JobStatus, of: int, watch: bool) -> ClusterctlError | None:
+    from clusterctl.errors import JobFailedError
+    from clusterctl.observe.status import unheard
+
+    if watch and not seen.errors and seen.state in ("failed", "lost"):
+        return JobFailedError(f"{seen.job} has {seen.state}" if seen.state == "failed" else f"{seen.job} is lost")
+    return unheard(seen.errors, of)
+
+
+def _document(cluster: Cluster, seen: JobStatus) -> dict[str, Any]:
+    return {
         "job": seen.job,
         "run": seen.run,
         "state": seen.state,
@@ -51,19 +52,24 @@ def _show(session: Session, cluster: Cluster, seen: JobStatus, *, redraw: bool) 
         "processes": seen.processes,
         "nodes": seen.nodes,
     }
-    console.record(document) if redraw else console.document(document)
-    if seen.processes and not console.json:
+
+
+def _show(console: Console, cluster: Cluster, seen: JobStatus, *, clear: bool) -> None:
+    if console.json:
+        return
+    console.say(("\x1b[H\x1b[2J" if clear else "") + headline(seen))
+    if seen.processes:
         console.table(HEADINGS, [_cells(process) for process in seen.processes], NUMERIC)
-    if seen.lead and seen.lead.get("ended") and not console.json:
-        show_cause(console, seen.lead["ended"].get("cause"))
+    ended = (seen.lead or {}).get("ended")
+    show_cause(console, ended["cause"] if ended else None)
 
 
-def headline(cluster: Cluster, seen: JobStatus) -> str:
+def headline(seen: JobStatus) -> str:
     parts = [seen.job]
     if seen.run:
         parts = [f"{seen.job} run {int(seen.run)}"]
         roles = [process["role"] for process in seen.processes]
-        parts.append(str(cluster.settings.mode))
+        parts += [seen.lead["mode"]] if seen.lead else []
         parts.append(f"{roles.count('pserver')} pservers, {roles.count('trainer')} trainers")
     parts.append(seen.state)
     lead = seen.lead or {}
@@ -105,18 +111,17 @@ def show_cause(console: Console, cause: dict[str, Any] | None) -> None:
 
 
 def jobs(session: Session) -> None:
-    from clusterctl.observe.status import check_reached
     from clusterctl.observe.status import jobs as read
+    from clusterctl.observe.status import unheard
 
     with session.cluster() as cluster:
         found, errors = read(cluster)
-        session.console.document({"jobs": found})
         if not found:
             session.console.say("no jobs; clusterctl dispatch sends a workspace")
         elif not session.console.json:
             headings = ("job", "state", "runs", "workspace", "content", "files", "size", "when", "nodes")
             session.console.table(headings, [_job_cells(job, len(cluster.nodes)) for job in found], ("runs", "files"))
-        check_reached(errors)
+        session.console.finish({"jobs": found}, unheard(errors, len(cluster.nodes)))
 
 
 def _job_cells(job: dict[str, Any], of: int) -> list[str]:

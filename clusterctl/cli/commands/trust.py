@@ -14,7 +14,8 @@ if TYPE_CHECKING:
 
 
 def trust(session: Session, *, yes: bool) -> None:
-    from clusterctl.cluster import raise_failures
+    from clusterctl.cluster import combined, failures
+    from clusterctl.errors import RefusedError
 
     with session.cluster() as cluster:
 
@@ -32,12 +33,11 @@ def trust(session: Session, *, yes: bool) -> None:
             for node, key in unknown:
                 cluster.transport.record_host_key(node, key)
             session.console.say(f"recorded {len(unknown)} keys")
-        session.console.document({"nodes": [_view(*one, recorded) for one in seen]})
-        raise_failures(outcomes, "trust")
+        errors = [outcome.error for outcome in failures(outcomes) if outcome.error]
         if unknown and not recorded:
-            from clusterctl.errors import RefusedError
-
-            raise RefusedError(f"{len(unknown)} host keys were not accepted")
+            errors.append(RefusedError(f"{len(unknown)} host keys were not accepted"))
+        problem = combined(errors, len(outcomes), "trust") if errors else None
+        session.console.finish({"nodes": [_view(*one, recorded) for one in seen]}, problem)
 
 
 def _show(session: Session, seen: list[Any], unknown: list[tuple[Node, HostKey]]) -> None:

@@ -1,0 +1,264 @@
+"""The lead's decisions: histories of what supervisors say, replayed with a clock of our own."""
+
+from __future__ import annotations
+
+import pytest
+from agent.plays import GRACE_S, NODE_GRACE_S, PHASES, Play
+
+from clusterctl.agent.lead import STOP_MARGIN_S, SUSPECT_S, Tell
+
+
+def test_a_run_without_trouble_goes_through_all_phases_and_succeeds() -> None:
+    play = Play(nodes=3).reach("finishing")
+    for rank in range(3):
+        play.exits("pserver", rank)
+        play.says(rank, "idle")
+    assert play.phases() == ["pservers", "trainers", "running", "finishing"]
+    assert play.orders() == ["spawn", "spawn", "finish", "end"]
+    assert play.ended() == {"event": "ended", "state": "succeeded", "cause": None, "not_heard_of": []}
+
+
+def test_nothing_is_spawned_before_every_node_is_here() -> None:
+    play = Play(nodes=3)
+    assert play.says(2, "hello") == play.says(0, "hello") == play.says(2, "hello") == []
+    play.says(1, "hello")
+    assert play.orders() == ["spawn"]
+
+
+def test_trainers_start_only_when_every_pserver_is_ready_and_learn_their_addresses_by_rank() -> None:
+    play = Play(nodes=3).reach("pservers")
+    play.ready(2)
+    play.ready(0)
+    assert play.lead.phase == "pservers"
+    play.ready(1)
+    spawn = [action.message for action in play.actions if isinstance(action, Tell)][-1]
+    assert spawn == {"do": "spawn", "role": "trainer", "pservers": ["host:7000", "host:7001", "host:7002"]}
+
+
+def test_a_run_without_pservers_begins_with_its_trainers() -> None:
+    play = Play(nodes=2, processes=[("trainer", 0, 0), ("trainer", 1, 1)])
+    play.says(0, "hello")
+    play.says(1, "hello")
+    for rank in (0, 1):
+        play.running(rank)
+        play.exits("trainer", rank)
+        play.says(rank, "idle")
+    assert play.phases() == ["trainers", "running", "finishing"]
+    assert play.ended()["state"] == "succeeded"
+
+
+def test_a_trainer_that_is_done_before_another_has_begun_does_not_end_the_run() -> None:
+    play = Play(nodes=2).reach("trainers")
+    play.running(0)
+    play.exits("trainer", 0)
+    play.running(1)
+    assert play.lead.phase == "running"
+    play.exits("trainer", 1)
+    assert play.lead.phase == "finishing"
+
+
+def test_all_trainers_done_before_the_last_one_counts_as_running_still_finishes() -> None:
+    play = Play(nodes=2).reach("trainers")
+    play.running(0)
+    play.exits("trainer", 0)
+    play.exits("trainer", 1)
+    play.running(1)
+    assert play.phases()[-2:] == ["running", "finishing"]
+
+
+@pytest.mark.parametrize("phase", PHASES)
+def test_a_failing_process_stops_everybody_in_any_phase(phase: str) -> None:
+    play = Play().reach(phase)
+    play.exits("pserver", 1, 3)
+    assert play.orders()[-1] == "stop"
+    play.says(0, "idle")
+    play.says(1, "idle")
+    ended = play.ended()
+    assert ended["state"] == "failed"
+    cause = ended["cause"]
+    assert {key: cause[key] for key in ("kind", "node", "role", "rank", "exit_code", "tail")} == {
+        "kind": "exit",
+        "node": 1,
+        "role": "pserver",
+        "rank": 1,
+        "exit_code": 3,
+        "tail": ["last words"],
+    }
+
+
+@pytest.mark.parametrize("phase", PHASES)
+def test_what_a_node_cannot_do_stops_everybody_in_any_phase(phase: str) -> None:
+    play = Play().reach(phase)
+    play.says(1, "failed", message="cannot start 'nope'", role="trainer", rank=1)
+    play.says(0, "idle")
+    play.says(1, "idle")
+    ended = play.ended()
+    assert ended["state"] == "failed"
+    assert (ended["cause"]["node"], ended["cause"]["message"]) == (1, "cannot start 'nope'")
+
+
+@pytest.mark.parametrize("phase", PHASES)
+def test_the_user_stops_in_any_phase(phase: str) -> None:
+    play = Play().reach(phase)
+    play.says(1, "stop_wanted")
+    play.says(0, "stop_wanted")
+    assert play.orders().count("stop") == 1
+    play.exits("trainer", 0, -15, stopping=True)
+    play.says(0, "idle")
+    play.says(1, "idle")
+    ended = play.ended()
+    assert (ended["state"], ended["cause"]["kind"]) == ("stopped", "stopped")
+
+
+@pytest.mark.parametrize("phase", PHASES)
+def test_a_node_that_is_gone_fails_the_run_in_any_phase_and_is_not_waited_for(phase: str) -> None:
+    play = Play().reach(phase)
+    play.lose(1)
+    assert play.orders()[-1] == "stop"
+    play.says(0, "idle")
+    ended = play.ended()
+    assert (ended["state"], ended["not_heard_of"]) == ("failed", [1])
+    assert (ended["cause"]["kind"], ended["cause"]["node"]) == ("node_lost", 1)
+
+
+@pytest.mark.parametrize("phase", PHASES[:-1])
+def test_a_pserver_that_ends_too_early_is_a_failure_even_with_exit_code_0(phase: str) -> None:
+    play = Play().reach(phase)
+    play.exits("pserver", 0, 0)
+    assert play.lead.phase == "stopping"
+    assert play.noted("phase")[-1]["cause"]["exit_code"] == 0
+
+
+def test_a_trainer_may_end_while_others_go_on() -> None:
+    play = Play(nodes=3).reach("running")
+    assert play.exits("trainer", 0) == play.exits("trainer", 2) == []
+    assert play.lead.phase == "running"
+
+
+def test_only_the_first_failure_is_the_cause() -> None:
+    play = Play(nodes=3).reach("running")
+    play.exits("trainer", 2, 1)
+    play.exits("pserver", 0, -11)
+    play.says(1, "failed", message="later trouble")
+    play.lose(1)
+    for node in (0, 2):
+        play.says(node, "idle")
+    assert play.ended()["cause"]["rank"] == 2
+    assert play.orders().count("stop") == 1
+
+
+def test_a_failure_after_the_users_stop_does_not_make_it_failed() -> None:
+    play = Play().reach("running")
+    play.says(0, "stop_wanted")
+    play.exits("trainer", 1, 1)
+    play.lose(1)
+    play.says(0, "idle")
+    assert play.ended()["state"] == "stopped"
+
+
+def test_a_silent_node_is_suspect_then_lost() -> None:
+    play = Play(nodes=2).reach("running")
+    play.alive(0, 1)
+    play.pass_time(SUSPECT_S, alive=(0,))
+    assert play.noted("suspect") == []
+    play.pass_time(1, alive=(0,))
+    assert [note["node"] for note in play.noted("suspect")] == [1]
+    play.pass_time(NODE_GRACE_S - SUSPECT_S - 1, alive=(0,))
+    assert play.noted("lost") == []
+    play.pass_time(1, alive=(0,))
+    assert [note["node"] for note in play.noted("lost")] == [1]
+    assert play.lead.phase == "stopping"
+
+
+def test_a_suspect_node_that_speaks_again_has_rejoined_and_nothing_is_stopped() -> None:
+    play = Play().reach("running")
+    play.pass_time(10, alive=(0,))
+    play.pass_time(60, alive=(0, 1))
+    assert [note["event"] for note in play.noted("suspect") + play.noted("rejoined")] == ["suspect", "rejoined"]
+    assert play.noted("lost") == []
+    assert play.lead.phase == "running"
+
+
+def test_a_node_that_never_says_hello_is_lost_after_the_grace_and_ends_the_run() -> None:
+    play = Play(nodes=3)
+    play.says(0, "hello")
+    play.says(1, "hello")
+    play.pass_time(NODE_GRACE_S + 1, alive=(0, 1))
+    assert play.noted("suspect") == []
+    assert [note["node"] for note in play.noted("lost")] == [2]
+    play.says(0, "idle")
+    play.says(1, "idle")
+    assert play.ended()["not_heard_of"] == [2]
+
+
+def test_an_idle_node_may_fall_silent() -> None:
+    play = Play().reach("running")
+    play.exits("trainer", 1)
+    play.exits("pserver", 1, 0, stopping=True)
+    play.says(1, "idle")
+    play.pass_time(3 * NODE_GRACE_S, alive=(0,))
+    assert play.noted("lost") == play.noted("suspect") == []
+
+
+def test_who_is_told_to_stop_and_never_answers_does_not_hold_the_end_for_ever() -> None:
+    play = Play().reach("running")
+    play.says(0, "stop_wanted")
+    play.says(0, "idle")
+    play.pass_time(GRACE_S + STOP_MARGIN_S - 1, alive=(0, 1))
+    assert play.lead.phase == "stopping"
+    play.pass_time(2, alive=(0, 1))
+    ended = play.ended()
+    assert (ended["state"], ended["not_heard_of"]) == ("stopped", [1])
+
+
+def test_a_stop_before_a_node_is_here_does_not_wait_for_it() -> None:
+    play = Play(nodes=3)
+    play.says(0, "hello")
+    play.says(0, "stop_wanted")
+    play.says(0, "idle")
+    assert play.ended()["not_heard_of"] == [1, 2]
+    assert play.says(1, "hello") == []
+
+
+def test_words_after_the_end_change_nothing() -> None:
+    play = Play().reach("finishing")
+    play.says(0, "idle")
+    play.says(1, "idle")
+    count = len(play.actions)
+    play.exits("pserver", 1, 1)
+    play.says(1, "stop_wanted")
+    play.says(0, "hello")
+    play.ready(0)
+    play.lose(1)
+    play.pass_time(100)
+    assert len(play.actions) == count
+
+
+def test_words_that_nobody_knows_are_passed_over() -> None:
+    assert Play().says(0, "sing") == []
+
+
+def test_a_node_that_is_lost_has_not_rejoined_when_it_speaks_again() -> None:
+    play = Play().reach("running")
+    play.pass_time(NODE_GRACE_S + 1, alive=(0,))
+    play.alive(1)
+    assert play.noted("rejoined") == []
+
+
+def test_a_manifest_is_written_when_every_pserver_has_saved() -> None:
+    play = Play(nodes=3).reach("running")
+    for rank in (2, 0):
+        assert play.says(rank, "saved", rank=rank, tag="pass-00000", step=7) == []
+    assert play.says(0, "saved", rank=0, tag="pass-00001", step=14) == []
+    play.says(1, "saved", rank=1, tag="pass-00000", step=7)
+    (manifest,) = play.manifests()
+    assert manifest.tag == "pass-00000"
+    assert [receipt["rank"] for receipt in manifest.receipts] == [0, 1, 2]
+    assert play.noted("saved") == [{"event": "saved", "tag": "pass-00000", "step": 7, "complete": True}]
+
+
+def test_a_receipt_that_comes_twice_does_not_make_a_manifest_whole() -> None:
+    play = Play(nodes=2).reach("running")
+    play.says(0, "saved", rank=0, tag="t", step=1)
+    play.says(0, "saved", rank=0, tag="t", step=1)
+    assert play.manifests() == []

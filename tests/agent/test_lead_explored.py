@@ -1,0 +1,211 @@
+"""The lead among supervisors that live, die and speak in every order: what always holds."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Any
+
+from agent.plays import GRACE_S, NODE_GRACE_S, one_each
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from clusterctl.agent.lead import STOP_MARGIN_S, Action, Finish, Lead, Note, Tell
+
+MOVES = ("deliver", "obey", "progress", "good_exit", "bad_exit", "term", "crash", "cut_off", "time")
+WEIGHTS = {"deliver": 6, "obey": 6, "progress": 6, "good_exit": 3}
+LOTS = [move for move in MOVES for _ in range(WEIGHTS.get(move, 1))]
+Key = tuple[str, int]
+
+
+class Supervisor:
+    """What a supervisor does, without processes: messages in order, either way."""
+
+    def __init__(self, node: int, processes: list[Key]) -> None:
+        self.node = node
+        self.states: dict[Key, str] = dict.fromkeys(processes, "waiting")
+        self.orders: deque[dict[str, Any]] = deque()
+        self.words: deque[dict[str, Any]] = deque([{"do": "hello"}])
+        self.stopping = self.finishing = self.idle = self.dead = False
+        self.ends = 0
+
+    def obey(self, order: dict[str, Any]) -> None:
+        if order["do"] == "spawn" and not self.stopping:
+            for key in self.states:
+                if key[0] == order["role"]:
+                    self.states[key] = "live"
+        elif order["do"] == "stop":
+            self.stop()
+        elif order["do"] == "finish":
+            self.finishing = True
+            self.settle()
+        elif order["do"] == "end":
+            self.ends += 1
+
+    def stop(self) -> None:
+        self.stopping = True
+        self.states = {key: "over" if state == "waiting" else state for key, state in self.states.items()}
+        self.settle()
+
+    def settle(self) -> None:
+        if not self.idle and all(state == "over" for state in self.states.values()):
+            self.idle = True
+            self.words.append({"do": "idle"})
+
+    def term(self) -> None:
+        self.words.append({"do": "stop_wanted"})
+        self.stop()
+
+    def live(self) -> list[Key]:
+        return [key for key, state in self.states.items() if state in ("live", "up")]
+
+    def progress(self, key: Key) -> None:
+        self.states[key] = "up"
+        if key[0] == "pserver":
+            self.words.append({"do": "ready", "rank": key[1], "endpoint": f"h:{key[1]}"})
+        else:
+            self.words.append({"do": "running", "role": "trainer", "rank": key[1]})
+
+    def exit(self, key: Key, code: int) -> None:
+        if key[0] == "trainer" and code == 0 and self.states[key] == "live":
+            self.progress(key)
+        self.states[key] = "over"
+        news = {"exit_code": code, "stopping": self.stopping, "message": "", "tail": []}
+        self.words.append({"do": "exited", "role": key[0], "rank": key[1], **news})
+        self.settle()
+
+
+class World:
+    def __init__(self, nodes: int) -> None:
+        self.now = 0.0
+        processes = one_each(nodes)
+        self.lead = Lead(processes, nodes, now=0.0, node_grace_s=NODE_GRACE_S, grace_s=GRACE_S)
+        self.supervisors = [Supervisor(n, [(role, k) for role, k, node in processes if node == n]) for n in range(nodes)]
+        self.actions: list[Action] = []
+        self.trouble = False
+
+    def do(self, actions: list[Action]) -> None:
+        self.actions += actions
+        for action in actions:
+            if isinstance(action, Tell):
+                for supervisor in self.supervisors:
+                    if action.node in (None, supervisor.node):
+                        supervisor.orders.append(action.message)
+
+    def living(self) -> list[Supervisor]:
+        return [supervisor for supervisor in self.supervisors if not supervisor.dead]
+
+    def move(self, lot: int) -> None:
+        name, lot = LOTS[lot % len(LOTS)], lot // len(LOTS)
+        living = self.living()
+        who = living[lot % len(living)]
+        getattr(self, f"_{name}")(who, lot // len(living))
+
+    def _deliver(self, who: Supervisor, lot: int) -> None:
+        if who.words:
+            self.do(self.lead.alive(who.node, self.now))
+            self.do(self.lead.handle(who.node, who.words.popleft(), self.now))
+
+    def _obey(self, who: Supervisor, lot: int) -> None:
+        if who.orders:
+            who.obey(who.orders.popleft())
+
+    def _progress(self, who: Supervisor, lot: int) -> None:
+        waiting = [key for key, state in who.states.items() if state == "live"]
+        if waiting:
+            who.progress(waiting[lot % len(waiting)])
+
+    def _good_exit(self, who: Supervisor, lot: int) -> None:
+        live = [key for key in who.live() if key[0] == "trainer" or who.finishing or who.stopping]
+        if live:
+            who.exit(live[lot % len(live)], 0)
+
+    def _bad_exit(self, who: Supervisor, lot: int) -> None:
+        live = who.live()
+        if live:
+            self.trouble = True
+            who.exit(live[lot % len(live)], 1)
+
+    def _term(self, who: Supervisor, lot: int) -> None:
+        self.trouble = True
+        who.term()
+
+    def _crash(self, who: Supervisor, lot: int) -> None:
+        """The connection breaks, and nobody comes back."""
+        if who.node != 0:
+            self._cut_off(who, lot)
+            self.do(self.lead.lose(who.node, "its supervisor is gone", self.now))
+
+    def _cut_off(self, who: Supervisor, lot: int) -> None:
+        if who.node != 0:
+            self.trouble = who.dead = True
+
+    def _time(self, who: Supervisor, lot: int) -> None:
+        self.now += lot % 9
+        self.beat()
+
+    def beat(self) -> None:
+        for supervisor in self.living():
+            self.do(self.lead.alive(supervisor.node, self.now))
+        self.do(self.lead.tick(self.now))
+
+    def to_the_end(self) -> None:
+        """No more trouble: what was said is heard, programs come to their ends, and time passes."""
+        for _ in range(int(NODE_GRACE_S + GRACE_S + STOP_MARGIN_S) + 10):
+            for supervisor in self.living():
+                for _ in range(30):
+                    self._obey(supervisor, 0)
+                    self._progress(supervisor, 0)
+                    self._good_exit(supervisor, 0)
+                    self._deliver(supervisor, 0)
+            self.now += 1.0
+            self.beat()
+
+
+@settings(max_examples=250, deadline=None)
+@given(nodes=st.integers(1, 4), lots=st.lists(st.integers(0, 10_000), max_size=150))
+def test_every_run_ends_once_and_nothing_starts_after_a_stop(nodes: int, lots: list[int]) -> None:
+    world = World(nodes)
+    for lot in lots:
+        world.move(lot)
+    world.to_the_end()
+
+    finishes = [action for action in world.actions if isinstance(action, Finish)]
+    ended = [a.event for a in world.actions if isinstance(a, Note) and a.event["event"] == "ended"]
+    assert len(finishes) == len(ended) == 1, world.lead.phase
+    orders = [action.message["do"] for action in world.actions if isinstance(action, Tell)]
+    assert orders[-1] == "end"
+    for last in ("stop", "finish"):
+        assert orders.count(last) <= 1
+        assert "spawn" not in orders[orders.index(last) :] if last in orders else True
+    assert orders.count("spawn") <= 2
+    assert all(supervisor.ends == 1 for supervisor in world.living())
+    assert not any(supervisor.live() for supervisor in world.living()), "a process lives on after the end"
+    if finishes[0].state == "succeeded":
+        assert ended[0]["cause"] is None
+    else:
+        assert world.trouble
+        assert ended[0]["cause"]
+    if not world.trouble:
+        assert finishes[0].state == "succeeded"
+        assert ended[0]["not_heard_of"] == []
+
+
+WORDS = st.sampled_from(("hello", "ready", "running", "exited", "failed", "stop_wanted", "saved", "idle"))
+
+
+@settings(max_examples=200, deadline=None)
+@given(words=st.lists(st.tuples(st.integers(0, 2), WORDS, st.booleans(), st.sampled_from((0, 1, -9))), max_size=60))
+def test_words_in_no_sensible_order_do_no_harm(words: list[tuple[int, str, bool, int]]) -> None:
+    lead = Lead(one_each(3), 3, now=0.0, node_grace_s=NODE_GRACE_S, grace_s=GRACE_S)
+    actions: list[Action] = []
+    for now, (node, do, pserver, code) in enumerate(words):
+        role = "pserver" if pserver else "trainer"
+        news = {"role": role, "rank": node, "exit_code": code, "stopping": False, "endpoint": "h:1", "tag": "t"}
+        actions += lead.handle(node, {"do": do, **news}, float(now))
+        actions += lead.tick(float(now))
+    actions += lead.handle(0, {"do": "stop_wanted"}, 100.0)
+    actions += lead.tick(100.0 + GRACE_S + STOP_MARGIN_S + 1)
+    assert sum(isinstance(action, Finish) for action in actions) == 1
+    orders = [action.message["do"] for action in actions if isinstance(action, Tell)]
+    assert orders.count("end") == 1
+    assert "spawn" not in orders[orders.index("stop") :] if "stop" in orders else True

@@ -1,0 +1,94 @@
+"""What is dispatched arrives as it was: names, modes, times, links; and what points outside does not leave."""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+
+import pytest
+from support.site import Site
+
+ODD_NAMES = ["with space", "quote'\"", "new\nline", "-leading", "ünïcödé", "semi;colon$(x)`y`", "*", "~", "back\\slash", "..."]
+
+
+def describe(top: Path) -> dict[bytes, tuple[object, ...]]:
+    """Everything below `top` that must arrive: kind, mode, time, contents."""
+    found: dict[bytes, tuple[object, ...]] = {}
+    for folder, directories, files in os.walk(os.fsencode(top)):
+        for name in directories + files:
+            path = os.path.join(folder, name)  # noqa: PTH118 - bytes
+            status = os.lstat(path)
+            kind = stat.S_IFMT(status.st_mode)
+            content = os.readlink(path) if stat.S_ISLNK(kind) else Path(os.fsdecode(path)).read_bytes() if stat.S_ISREG(kind) else b""
+            mode = None if stat.S_ISLNK(kind) else stat.S_IMODE(status.st_mode)
+            found[os.path.relpath(path, os.fsencode(top))] = (kind, mode, status.st_mtime_ns, content)
+    return found
+
+
+def make_odd_tree(top: Path) -> None:
+    top.mkdir()
+    for number, name in enumerate(ODD_NAMES):
+        (top / name).write_text(f"{name} {number}")
+        os.utime(top / name, ns=(10**18 + number, 10**18 + number))
+    (Path(os.fsdecode(os.fsencode(top) + b"/not-utf8-\xff\xfe"))).write_bytes(b"\0\xff" * 1000)
+    (top / "empty directory" / "inside").mkdir(parents=True)
+    (top / "empty file").touch()
+    (top / "tool").write_text("#!/bin/sh\n")
+    (top / "tool").chmod(0o755)
+    (top / "secret").write_text("s")
+    (top / "secret").chmod(0o400)
+    (top / "sub").mkdir()
+    (top / "sub/up").symlink_to("../tool")
+    (top / "sub/dangling").symlink_to("nothing/there")
+    (top / "to-directory").symlink_to("sub")
+    (top / "large").write_bytes(os.urandom(3 << 20))
+    (top / "read-only directory").mkdir()
+    (top / "read-only directory/f").write_text("f")
+    (top / "read-only directory").chmod(0o555)
+
+
+def test_a_workspace_arrives_as_it_was(any_site: Site) -> None:
+    top = any_site.directory / "odd"
+    make_odd_tree(top)
+    expected = describe(top)
+    document = any_site.ok("dispatch", str(top), "--json").json()
+    for node in document["nodes"]:
+        arrived = describe(Path(node["dir"]))
+        ours = (b"log", b"output", b"nodefile", b".clusterctl")
+        assert {name: what for name, what in arrived.items() if name.split(b"/")[0] not in ours} == expected
+        assert Path(node["dir"], "nodefile").read_text() == f"{node['node']}\n"
+        assert stat.S_IMODE(Path(node["dir"]).stat().st_mode) == 0o700
+        assert stat.S_IMODE(Path(node["dir"]).parent.joinpath(".clusterctl").stat().st_mode) == 0o700
+
+
+@pytest.mark.parametrize("target", ["/etc/passwd", "../outside", "sub/../../outside"])
+def test_a_link_that_leads_outside_is_refused(site: Site, target: str) -> None:
+    workspace = site.workspace("")
+    (workspace / "link").symlink_to(target)
+    before = len(site.ok("jobs", "--json").json()["jobs"])
+    result = site.run("dispatch", str(workspace))
+    assert result.code == 4
+    assert "'link'" in result.err
+    assert "outside" in result.err
+    assert len(site.ok("jobs", "--json").json()["jobs"]) == before
+
+
+def test_a_pipe_in_the_workspace_is_refused_not_waited_for(site: Site) -> None:
+    workspace = site.workspace("")
+    os.mkfifo(workspace / "pipe")
+    result = site.run("dispatch", str(workspace), timeout_s=20)
+    assert result.code == 4
+    assert "'pipe'" in result.err
+
+
+def test_caches_and_our_own_directories_stay_at_home(site: Site) -> None:
+    workspace = site.workspace("")
+    for name in (".git/objects", "__pycache__", "pkg/__pycache__", ".venv/bin", "output/pass-00000", "log"):
+        (workspace / name).mkdir(parents=True)
+        (workspace / name / "f").write_text("x")
+    (workspace / "pkg/output").mkdir()
+    node = site.ok("dispatch", str(workspace), "--json").json()["nodes"][0]
+    arrived = {path.relative_to(node["dir"]).as_posix() for path in Path(node["dir"]).rglob("*")}
+    assert {"train.py", "pkg/output"} <= arrived
+    assert not {".git", "__pycache__", ".venv", "pkg/__pycache__", "output/pass-00000", "log/f"} & arrived

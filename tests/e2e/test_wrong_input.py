@@ -1,0 +1,202 @@
+"""Mistakes: each gets one clear error with the node, the remedy and the right exit code; nothing is left half done."""
+
+from __future__ import annotations
+
+import shutil
+import socket
+from pathlib import Path
+
+import pytest
+from e2e.programs import SLEEP
+from support.openssh import make_key
+from support.site import Result, Site
+
+
+def no_traceback(result: Result) -> None:
+    assert "Traceback" not in result.err + result.out
+
+
+def failing(site: Site, code: int, *args: str, **options: object) -> Result:
+    result = site.run(*args, **options)  # type: ignore[arg-type]
+    assert result.code == code, f"exit {result.code}\n{result.out}\n{result.err}"
+    no_traceback(result)
+    return result
+
+
+def job_count(site: Site) -> int:
+    return len(site.ok("jobs", "--json").json()["jobs"])
+
+
+def test_an_unreachable_host_is_named_and_nothing_is_sent_anywhere(any_site: Site) -> None:
+    site = any_site
+    before = job_count(site)
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        port = sock.getsockname()[1]
+        site.conf(HOSTS=[*site.hosts[:3], f"127.0.0.1:{port}"])
+        result = failing(site, 3, "dispatch", str(site.workspace("")))
+        assert "node3" in result.err
+        assert "refused" in result.err
+        assert "is sshd running" in result.err
+        error = failing(site, 3, "--json", "dispatch", str(site.workspace(""))).json()["error"]
+        assert (error["kind"], error["node"]) == ("unreachable", "node3")
+    site.conf()
+    assert job_count(site) == before
+
+
+def test_status_shows_what_is_known_when_a_node_cannot_be_reached(site: Site) -> None:
+    job = site.start(SLEEP)
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        site.conf(HOSTS=[*site.hosts[:3], f"127.0.0.1:{sock.getsockname()[1]}"])
+        result = failing(site, 3, "status", job, "--json")
+        site.conf()
+    status = result.json()
+    assert status["state"] == "running"
+    assert {p["state"] for p in status["processes"] if p["node"] == 3} == {"unknown"}
+    site.ok("stop", job)
+
+
+def test_a_wrong_key_is_told_with_what_to_do(any_site: Site) -> None:
+    site = any_site
+    stranger = make_key(site.directory / "stranger")
+    site.conf(IDENTITY_FILE=stranger)
+    error = failing(site, 3, "status", "--json").json()["error"]
+    assert "authentication" in error["message"].lower() or "key" in error["message"].lower()
+    assert "IDENTITY_FILE" in str(error)
+
+
+def test_an_unknown_host_key_is_refused_until_trust_records_it(any_site: Site) -> None:
+    site = any_site
+    known = site.directory / "known_hosts"
+    known.write_text("")
+    site.conf(KNOWN_HOSTS=known)
+    result = failing(site, 4, "jobs")
+    assert "clusterctl trust" in result.err
+    assert "SHA256:" in result.err
+    assert known.read_text() == ""
+    assert failing(site, 2, "trust", "--json").json()["error"]["kind"] == "usage"
+    assert known.read_text() == ""
+    shown = site.ok("trust", "--yes")
+    assert shown.out.count("SHA256:") == 4
+    assert "recorded 4 keys" in shown.out
+    site.ok("jobs")
+    assert "4 hosts are known already" in site.ok("trust").out
+
+
+def test_a_changed_host_key_is_refused_and_explained(any_site: Site) -> None:
+    site = any_site
+    other = make_key(site.directory / "other").with_suffix(".pub").read_text().split()[:2]
+    lines = Path(site.paths["KNOWN_HOSTS"]).read_text().splitlines()
+    name = f"[127.0.0.1]:{site.hosts[1].rpartition(':')[2]}"
+    known = site.directory / "known_hosts"
+    known.write_text("\n".join(f"{name} {' '.join(other)}" if line.startswith(name) else line for line in lines) + "\n")
+    site.conf(KNOWN_HOSTS=known)
+    error = failing(site, 4, "status", "--json").json()["error"]
+    assert error["node"] == "node1"
+    assert "changed" in str(error).lower()
+    assert failing(site, 4, "trust", "--yes").code == 4
+    assert f"{name} {' '.join(other)}" in known.read_text()
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        (["dispatch", "nowhere"], ["nowhere", "does not exist", "clusterctl init"]),
+        (["start", "--job_dispatch_package=nowhere"], ["nowhere", "does not exist"]),
+        (["start"], ["--job_workspace"]),
+        (["start", "--job_workspace", "JOB19700101-000000"], ["there is no job JOB19700101-000000", "clusterctl jobs"]),
+        (["start", "--job_workspace", "~/clusterctl/JOB19700101-000000"], ["there is no job"]),
+        (["start", "--job_workspac=JOB1"], ["did you mean --job_workspace"]),
+        (["start", "--job_workspace", "x", "--verbos"], ["did you mean --verbose"]),
+        (["start", "--job_workspace", "x", "stray"], ["stray"]),
+        (["start", "--job_workspace", "x", "--use_gpu", "0"], ["--use_gpu=VALUE"]),
+        (["stauts"], ["stauts"]),
+        (["status", "--nonsense"], ["--nonsense"]),
+        (["logs", "--grep", "("], ["--grep"]),
+        (["logs", "--since", "yesterday"], ["--since"]),
+        (["logs", "--role", "waiter"], ["pserver and trainer"]),
+        (["status", "--only", "node[7]"], ["node"]),
+        (["--conf"], ["--conf needs a value"]),
+        (["--conf", "nowhere.py", "status"], ["nowhere.py", "clusterctl init"]),
+        (["exec"], ["exec needs a command"]),
+        (["status", "--", "x"], ["takes nothing after --"]),
+    ],
+)
+def test_a_mistyped_command_is_a_usage_error_with_a_way_out(site: Site, args: list[str], words: list[str]) -> None:
+    result = failing(site, 2, *args)
+    for word in words:
+        assert word in result.err, result.err
+    assert failing(site, 2, "--json", *args).json()["error"]["kind"] in ("usage", "config")
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("HOSTS = [\n  'a'\n", ["conf.py:"]),
+        ("HOSTS = ['a']\nPROTS_NUM = 1\n", ["conf.py:2: PROTS_NUM", "PORTS_NUM"]),
+        ("HOSTS = ['root@10.0.0.9:99999']\n", ["conf.py:1: HOSTS[0]", "1 to 65535"]),
+        ("import nothing_like_this\n", ["conf.py:1", "nothing_like_this"]),
+        ("HOSTS = ['a']\nMODE = 'geo(25)'\n", ["conf.py:2: MODE", "not available"]),
+        ("", ["HOSTS"]),
+    ],
+)
+def test_a_wrong_conf_names_file_line_and_key(site: Site, text: str, words: list[str]) -> None:
+    site.conf_path.write_text(text)
+    result = failing(site, 2, "status")
+    for word in words:
+        assert word in result.err, result.err
+    assert failing(site, 2, "status", "--json").json()["error"]["kind"] == "config"
+
+
+def test_two_nodes_with_one_root_dir_are_refused(site: Site) -> None:
+    shared = site.directory / "shared"
+    site.conf(ROOT_DIR=str(shared))
+    error = failing(site, 4, "dispatch", str(site.workspace("")), "--json").json()["error"]
+    assert "same ROOT_DIR" in error["message"]
+    assert "root_dir=" in error["hint"]
+    assert not [path for path in shared.iterdir() if path.name.startswith("JOB")]
+    assert not list((shared / ".clusterctl/incoming").iterdir())
+
+
+def test_a_root_dir_that_cannot_be_written_is_told_per_node(site: Site) -> None:
+    blocked = site.directory / "file"
+    blocked.write_text("in the way")
+    site.conf(ROOT_DIR=str(blocked / "root"))
+    result = failing(site, 3, "dispatch", str(site.workspace("")))
+    assert "ROOT_DIR" in result.err
+
+
+def test_hosts_in_another_order_than_at_dispatch_are_refused(site: Site) -> None:
+    job = site.dispatch(SLEEP)
+    site.conf(HOSTS=[site.hosts[1], site.hosts[0], *site.hosts[2:]])
+    result = failing(site, 4, "start", "--job_workspace", job)
+    assert "HOSTS has changed" in result.err
+    site.conf()
+    assert site.status(job)["state"] == "dispatched"
+
+
+def test_a_job_that_is_missing_on_one_node_starts_nowhere(site: Site) -> None:
+    job = site.dispatch(SLEEP)
+    shutil.rmtree(site.job_dir(job, 2))
+    result = failing(site, 3, "start", "--job_workspace", job)
+    assert "node2" in result.err
+    site.assert_nothing_left(job)
+
+
+def test_collect_does_not_mix_into_other_files(site: Site) -> None:
+    job = site.dispatch("")
+    mine = site.directory / "mine"
+    mine.mkdir()
+    (mine / "thesis.txt").write_text("x")
+    error = failing(site, 4, "collect", job, "-o", str(mine), "--json").json()["error"]
+    assert error["kind"] == "refused"
+    assert [path.name for path in mine.iterdir()] == ["thesis.txt"]
+
+
+def test_init_overwrites_nothing(site: Site) -> None:
+    site.ok("init", "fresh")
+    assert (site.directory / "fresh/workspace/train.py").is_file()
+    before = (site.directory / "fresh/conf.py").read_text()
+    failing(site, 4, "init", "fresh")
+    assert (site.directory / "fresh/conf.py").read_text() == before
