@@ -16,4 +16,5 @@ def data_file(name: str) -> Path:
 
 def copy_workspace(target: Path) -> None:
     """A fresh copy of the template workspace at `target`, which must not exist."""
-    shutil.copytree(data_file("workspace_template"), target, ignore=shutil.ignore_patterns("__pycache__", ".*", "data"))
+    made_by_use = shutil.ignore_patterns("__pycache__", ".*", "data", "output")
+    shutil.copytree(data_file("workspace_template"), target, ignore=made_by_use)

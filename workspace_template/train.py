@@ -11,9 +11,9 @@ import argparse
 from pathlib import Path
 
 import numpy as np
-from model import CONTEXT, EMBEDDING, HIDDEN, NgramModel, Weights
 
 from clusterctl.runtime import Adagrad, connect, uniform
+from model import CONTEXT, EMBEDDING, HIDDEN, NgramModel, Weights
 
 DATA = Path(__file__).parent / "data"
 UNKNOWN, START = 0, 1  # ids, as prepare_data.py writes the dictionary
@@ -123,9 +123,7 @@ def cut(array, size):
 def read_options():
     parser = argparse.ArgumentParser(description="Trains the language model.", allow_abbrev=False)
     parser.add_argument("--num_passes", type=int, default=4, help="passes over the data (default 4)")
-    parser.add_argument(
-        "--batch_size", type=int, default=512, help="samples per trainer and step (default 512)"
-    )
+    parser.add_argument("--batch_size", type=int, default=512, help="samples per trainer and step (default 512)")
     parser.add_argument("--learning_rate", type=float, default=0.05, help="of Adagrad (default 0.05)")
     parser.add_argument("--data", default=DATA, help="where the shards are (default: data beside this file)")
     options, ignored = parser.parse_known_args()

@@ -70,6 +70,6 @@ def svg_chart(points: Sequence[Point], title: str, x_label: str, y_label: str) -
 <g>{"".join(grid[1::3])}{"".join(grid[2::3])}</g>
 <polyline points="{path}" fill="none" stroke="#1f6feb" stroke-width="2" stroke-linejoin="round"/>
 <text x="{middle}" y="{HEIGHT_PX - 12}" text-anchor="middle">{escape(x_label)}</text>
-<text x="16" y="{HEIGHT_PX / 2}" text-anchor="middle" transform="rotate(-90 16 {HEIGHT_PX / 2})">{escape(y_label)}</text>
+<text transform="translate(16 {HEIGHT_PX / 2}) rotate(-90)" text-anchor="middle">{escape(y_label)}</text>
 </svg>
 """

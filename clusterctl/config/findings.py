@@ -19,11 +19,7 @@ class Finding:
     hint: str | None = None
 
     def __str__(self) -> str:
-        return (
-            f"{self.file}: {self.message}"
-            if self.line is None
-            else f"{self.file}:{self.line}: {self.message}"
-        )
+        return f"{self.file}: {self.message}" if self.line is None else f"{self.file}:{self.line}: {self.message}"
 
 
 def config_error(findings: Sequence[Finding]) -> ConfigError:

@@ -96,9 +96,7 @@ def read_hosts(value: object, root_dir: str) -> tuple[tuple[Host, ...], list[tup
         host, wrong = _read_host(entry)
         if host is not None and not wrong:
             hosts.append(host)
-            wrong = [
-                f"is the same as HOSTS[{seen[key]}]" for key in _identities(host, root_dir) if key in seen
-            ]
+            wrong = [f"is the same as HOSTS[{seen[key]}]" for key in _identities(host, root_dir) if key in seen]
             seen.update(dict.fromkeys(_identities(host, root_dir), index))
         problems += [(index, f"{_entry(entry)}: {message}") for message in wrong]
     return tuple(hosts), problems

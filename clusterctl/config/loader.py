@@ -20,9 +20,7 @@ from clusterctl.config.table import BY_SPELLING, TABLE, Setting
 _NOTHING: Mapping[str, object] = MappingProxyType({})
 
 
-def load(
-    path: Path | None, environ: Mapping[str, str], *, overrides: Mapping[str, object] = _NOTHING
-) -> Settings:
+def load(path: Path | None, environ: Mapping[str, str], *, overrides: Mapping[str, object] = _NOTHING) -> Settings:
     """The settings of the conf.py at `path` (None: CLUSTERCTL_CONF of `environ`, else ./conf.py).
 
     `overrides` are settings given on the command line, by name, over those of the file. `environ` also
@@ -46,9 +44,7 @@ class _Reading:
         self.values: dict[str, Any] = {}
         self.findings: list[Finding] = []
 
-    def find(
-        self, file: str, key: str, message: str, line: int | None = None, hint: str | None = None
-    ) -> None:
+    def find(self, file: str, key: str, message: str, line: int | None = None, hint: str | None = None) -> None:
         self.findings.append(Finding(file, line, key, f"{key}{message}", hint))
 
     def in_conf(self, key: str, message: str, hint: str | None = None) -> None:
@@ -73,9 +69,7 @@ class _Reading:
             self.values[setting.name] = value
 
 
-def _settle(
-    conf: Source, path: Path | None, environ: Mapping[str, str], overrides: Mapping[str, object]
-) -> Settings:
+def _settle(conf: Source, path: Path | None, environ: Mapping[str, str], overrides: Mapping[str, object]) -> Settings:
     reading = _Reading(conf)
     reading.values = {setting.name: setting.parse(setting.default) for setting in TABLE}
     _report_unknown(reading, overrides)

@@ -69,9 +69,7 @@ def _read(path: Path) -> bytes:
             hint="`clusterctl init` writes one; --conf PATH (or CLUSTERCTL_CONF) names another",
         ) from exc
     except OSError as exc:
-        raise ConfigError(
-            f"{path}: cannot be read: {exc.strerror}", hint="--conf PATH names another"
-        ) from exc
+        raise ConfigError(f"{path}: cannot be read: {exc.strerror}", hint="--conf PATH names another") from exc
 
 
 def _execute(path: Path, code: CodeType) -> dict[str, object]:

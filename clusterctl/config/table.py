@@ -75,25 +75,17 @@ def _listed(value: object) -> object:
 
 TABLE: Final[tuple[Setting, ...]] = (
     Setting("HOSTS", _listed, (), '"user@host:port" (user and port may be left out), or Host(...); required'),
-    Setting(
-        "ROOT_DIR", remote_root, "~/clusterctl", "where jobs live on every node; ~ is each node's own home"
-    ),
+    Setting("ROOT_DIR", remote_root, "~/clusterctl", "where jobs live on every node; ~ is each node's own home"),
     # what runs
-    Setting(
-        "PYTHON", text, "python3", "the interpreter on the nodes; a leading `python` in a command means it"
-    ),
+    Setting("PYTHON", text, "python3", "the interpreter on the nodes; a leading `python` in a command means it"),
     Setting("TRAINER_COMMAND", command, "python train.py", "what a trainer runs, in the job directory"),
-    Setting(
-        "PSERVER_COMMAND", optional(command), None, "what a pserver runs; None: our own parameter server"
-    ),
+    Setting("PSERVER_COMMAND", optional(command), None, "what a pserver runs; None: our own parameter server"),
     Setting("ENV", environment, {}, "environment variables for every process of the job", secret=True),
     Setting("LD_LIBRARY_PATH", optional(text), None, "where every process finds shared libraries"),
     Setting("USE_GPU", flag, False, "told to the training program", old="PADDLE_USE_GPU"),
     Setting("SHARDS", globs, (), "files of which each trainer's node gets only its own, such as train.txt-*"),
     # where it runs
-    Setting(
-        "PSERVERS", optional(some_hosts), None, "a number (the first N hosts) or a list of hosts; None: all"
-    ),
+    Setting("PSERVERS", optional(some_hosts), None, "a number (the first N hosts) or a list of hosts; None: all"),
     Setting("TRAINERS", optional(some_hosts), None, "the same for trainers"),
     Setting("PSERVERS_PER_NODE", whole(1), 1, "pservers on each host that has any"),
     Setting("TRAINERS_PER_NODE", whole(1), 1, "trainers on each host that has any"),
@@ -105,9 +97,7 @@ TABLE: Final[tuple[Setting, ...]] = (
         "the network interface of pservers; None: the address at which SSH reached the node",
         old="PADDLE_NIC",
     ),
-    Setting(
-        "PORT", whole(1, 65535), 7164, "the first port of a pserver; when taken, the next", old="PADDLE_PORT"
-    ),
+    Setting("PORT", whole(1, 65535), 7164, "the first port of a pserver; when taken, the next", old="PADDLE_PORT"),
     Setting("PORTS_NUM", whole(1, 1000), 1, "ports per pserver for dense tables", old="PADDLE_PORTS_NUM"),
     Setting(
         "PORTS_NUM_FOR_SPARSE",
@@ -120,15 +110,11 @@ TABLE: Final[tuple[Setting, ...]] = (
     Setting("RELAY", choice("auto", "never"), "auto", "whether nodes pass the workspace on to each other"),
     # SSH
     Setting("SSH_CONFIG", optional(local_path), None, "the SSH configuration; None: ~/.ssh/config"),
-    Setting(
-        "IDENTITY_FILE", optional(local_path), None, "the private key; None: ssh-agent and ~/.ssh as usual"
-    ),
+    Setting("IDENTITY_FILE", optional(local_path), None, "the private key; None: ssh-agent and ~/.ssh as usual"),
     Setting("KNOWN_HOSTS", optional(local_path), None, "the known host keys; None: ~/.ssh/known_hosts"),
     Setting("STRICT_HOST_KEYS", flag, True, "False connects to hosts whose key nobody checked"),
     # training
-    Setting(
-        "MODE", Mode.parse, "sync", '"sync", "async", "ssp(4)" or "geo(25)"', available=("sync", "async")
-    ),
+    Setting("MODE", Mode.parse, "sync", '"sync", "async", "ssp(4)" or "geo(25)"', available=("sync", "async")),
     Setting("SEED", whole(0, 2**63 - 1), 0, "the seed of initial values and of the readers' random numbers"),
     Setting(
         "ENGINE",
@@ -137,9 +123,7 @@ TABLE: Final[tuple[Setting, ...]] = (
         '"none" runs the commands without our parameter server',
         available=("clusterctl", "none"),
     ),
-    Setting(
-        "WIRE", choice("float32", "float16"), "float32", "the numbers on the network", available=("float32",)
-    ),
+    Setting("WIRE", choice("float32", "float16"), "float32", "the numbers on the network", available=("float32",)),
     Setting("KEY_CACHE", flag, False, "remember lists of ids on both sides", available=NOT_YET),
     # checkpoints
     Setting(
@@ -150,9 +134,7 @@ TABLE: Final[tuple[Setting, ...]] = (
         available=("1 pass",),
     ),
     Setting("KEEP", whole(1), 3, "how many checkpoints are kept", available=NOT_YET),
-    Setting(
-        "KEEP_BEST", optional(Best.parse), None, 'and the best one, such as "auc:max"', available=NOT_YET
-    ),
+    Setting("KEEP_BEST", optional(Best.parse), None, 'and the best one, such as "auc:max"', available=NOT_YET),
     # failures
     Setting("HEARTBEAT_S", seconds(0.05), 1, "how often nodes tell that they live"),
     Setting("NODE_GRACE_S", seconds(1), 30, "how long a node may be silent before it counts as lost"),
@@ -171,9 +153,7 @@ TABLE: Final[tuple[Setting, ...]] = (
         '"fail", "shrink" or "wait", once RESTARTS are spent',
         available=("fail",),
     ),
-    Setting(
-        "STALL_S", seconds(1), 600, "after how long without a step a process is stalled", available=NOT_YET
-    ),
+    Setting("STALL_S", seconds(1), 600, "after how long without a step a process is stalled", available=NOT_YET),
     Setting(
         "ON_STALL",
         choice("warn", "fail"),

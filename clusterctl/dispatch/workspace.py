@@ -109,9 +109,14 @@ def for_node(entries: Sequence[Entry], shards: Sequence[str], node: Node, traine
         entry
         for entry in entries
         if entry.kind != FILE
-        or not any(fnmatch.fnmatchcase(entry.path, pattern) for pattern in shards)
+        or not any(_matches(entry.path, pattern) for pattern in shards)
         or shard_number(entry.path) % trainers in node.trainer_ranks
     ]
+
+
+def _matches(path: str, pattern: str) -> bool:
+    """A pattern without a slash is about the file's name, wherever it is."""
+    return fnmatch.fnmatchcase(path if "/" in pattern else posixpath.basename(path), pattern)
 
 
 def shard_number(path: str) -> int:

@@ -230,9 +230,7 @@ def _clean(layout: Layout) -> int:
         child.wait(SERVER_END_S)
     if lifeline is not None:
         os.close(lifeline)
-    ended, survivors = processes.end_all(
-        lambda: processes.with_environment(ENVIRONMENT_NAME, str(layout.directory))
-    )
+    ended, survivors = processes.end_all(lambda: processes.with_environment(ENVIRONMENT_NAME, str(layout.directory)))
     if survivors:
         pids = ", ".join(str(process.pid) for process in survivors)
         raise ClusterctlError(f"processes of the fake cluster in {layout.directory} survive KILL: {pids}")

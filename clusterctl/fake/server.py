@@ -50,9 +50,7 @@ class Request:
     @classmethod
     def parse(cls, text: str) -> Request:
         document = json.loads(text)
-        return cls(
-            Path(document["directory"]), document["count"], document["lifeline_fd"], document["remove"]
-        )
+        return cls(Path(document["directory"]), document["count"], document["lifeline_fd"], document["remove"])
 
 
 class NodeServer(asyncssh.SSHServer):

@@ -37,9 +37,7 @@ class ExecOrSftp(asyncssh.SSHServerSession[bytes]):
     asyncssh decides between its own sessions and a custom one before it knows what is asked.
     """
 
-    def __init__(
-        self, command: asyncssh.SSHServerSession[bytes], sftp_factory: Callable[[Any], HomeSftp]
-    ) -> None:
+    def __init__(self, command: asyncssh.SSHServerSession[bytes], sftp_factory: Callable[[Any], HomeSftp]) -> None:
         self._inner = command
         self._sftp_factory = sftp_factory
         self._chan: Any = None

@@ -98,9 +98,7 @@ class Dialer:
         known = known_keys(target.known_hosts, target.key_name)
         stream, close_stream = _reach(target, gateway, self._timeout_s)
         # Asking for the kind of key that is on file spares a host with several the word "changed".
-        link = Link(
-            stream, key_types=[key.type for key in known if not key.revoked], after_close=close_stream
-        )
+        link = Link(stream, key_types=[key.type for key in known if not key.revoked], after_close=close_stream)
         with self._lock:
             self._pending.add(link)
         try:

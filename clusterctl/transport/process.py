@@ -225,9 +225,7 @@ class _Tail:
             return
 
 
-def start(
-    link: Link, command: bytes, *, label: str, where: str, what: str, stderr_limit: int
-) -> RemoteProcess:
+def start(link: Link, command: bytes, *, label: str, where: str, what: str, stderr_limit: int) -> RemoteProcess:
     """Run a quoted command in a new channel of a link. Raises UnreachableError or NodeError."""
     try:
         channel = link.open_session(timeout=OPEN_CHANNEL_S)

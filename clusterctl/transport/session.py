@@ -30,9 +30,7 @@ class Transport:
     without deadlines. Connections are made at first use and kept until `close`.
     """
 
-    def __init__(
-        self, settings: SshSettings, *, max_handshakes: int = 16, connect_timeout_s: float = 10.0
-    ) -> None:
+    def __init__(self, settings: SshSettings, *, max_handshakes: int = 16, connect_timeout_s: float = 10.0) -> None:
         self._settings = settings
         self._max_handshakes = max_handshakes
         self._connect_timeout_s = connect_timeout_s
@@ -41,9 +39,7 @@ class Transport:
         self._made_pool: Pool | None = None
         self._cancellation = Cancellation()
 
-    def run(
-        self, node: Node, command: Command, stdin: bytes = b"", *, deadline_s: float | None = 30
-    ) -> Completed:
+    def run(self, node: Node, command: Command, stdin: bytes = b"", *, deadline_s: float | None = 30) -> Completed:
         """Run a command to its end: its exit code, output and errors (the last 64 MiB of these).
 
         The deadline counts from the open connection. Raises NodeError when it has passed, UnreachableError
@@ -63,9 +59,7 @@ class Transport:
         Ctrl-C closes all connections, which ends what is running, and is raised in the caller's thread;
         the transport remains usable.
         """
-        return fan_out(
-            nodes, fn, max_workers=max_workers, cancellation=self._cancellation, on_interrupt=self.abort
-        )
+        return fan_out(nodes, fn, max_workers=max_workers, cancellation=self._cancellation, on_interrupt=self.abort)
 
     def scan_host_key(self, node: Node) -> HostKey:
         """The host key that the node shows, unchecked. Raises UnreachableError."""

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections import deque
 from typing import Any
 
-from agent.plays import GRACE_S, NODE_GRACE_S, one_each
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from agent.plays import GRACE_S, NODE_GRACE_S, one_each
 from clusterctl.agent.lead import STOP_MARGIN_S, Action, Finish, Lead, Note, Tell
 
 MOVES = ("deliver", "obey", "progress", "good_exit", "bad_exit", "term", "crash", "cut_off", "time")

@@ -30,9 +30,7 @@ _USERS = st.one_of(
 
 
 @given(_USERS, _HOSTS, st.one_of(st.none(), st.integers(1, 65535)))
-def test_every_endpoint_that_is_formatted_parses_back_to_itself(
-    user: str | None, host: str, port: int | None
-) -> None:
+def test_every_endpoint_that_is_formatted_parses_back_to_itself(user: str | None, host: str, port: int | None) -> None:
     endpoint = Endpoint(user, host, port)
     assert parse_endpoint(str(endpoint)) == endpoint
 
@@ -65,9 +63,7 @@ def test_any_string_either_parses_to_something_that_formats_back_or_is_refused_w
         ("me@corp.example@host", "me@corp.example", "host", None),
     ],
 )
-def test_a_host_string_has_a_user_a_host_and_a_port(
-    text: str, user: str | None, host: str, port: int | None
-) -> None:
+def test_a_host_string_has_a_user_a_host_and_a_port(text: str, user: str | None, host: str, port: int | None) -> None:
     entry = Host(text)
     assert (entry.user, entry.hostname, entry.port) == (user, host, port)
 

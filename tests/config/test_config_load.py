@@ -110,9 +110,7 @@ def test_the_details_hold_every_finding_for_programs(conf: Path) -> None:
         ("try:\n  HOSTS = [1/0]\nexcept ArithmeticError:\n  HOSTS = ['a',\n  'b:0']", 5),
     ],
 )
-def test_a_wrong_host_is_reported_on_its_own_line_or_that_of_the_assignment(
-    conf: Path, text: str, line: int
-) -> None:
+def test_a_wrong_host_is_reported_on_its_own_line_or_that_of_the_assignment(conf: Path, text: str, line: int) -> None:
     assert findings_of(conf, text) == [f"conf.py:{line}: HOSTS[1] 'b:0': port must be 1 to 65535"]
 
 
@@ -145,9 +143,7 @@ def test_an_unknown_name_set_without_an_assignment_is_still_found(conf: Path) ->
         ("HOST", "HOSTS"),
     ],
 )
-def test_an_unknown_name_gets_the_nearest_known_one_as_suggestion(
-    conf: Path, name: str, nearest: str
-) -> None:
+def test_an_unknown_name_gets_the_nearest_known_one_as_suggestion(conf: Path, name: str, nearest: str) -> None:
     assert findings_of(conf, f"HOSTS = ['h']\n{name} = 1\n") == [
         f"conf.py:2: {name} is not a setting; did you mean {nearest}?"
     ]
@@ -204,9 +200,7 @@ def test_bytes_that_are_not_python_are_reported(conf: Path) -> None:
         ("HOSTS = [Host('h', xyzzy=1)]", "conf.py:1: Host(...) has no xyzzy"),
     ],
 )
-def test_an_exception_in_the_file_is_reported_with_the_line_of_the_file(
-    conf: Path, text: str, finding: str
-) -> None:
+def test_an_exception_in_the_file_is_reported_with_the_line_of_the_file(conf: Path, text: str, finding: str) -> None:
     assert findings_of(conf, text) == [finding]
 
 
@@ -222,9 +216,7 @@ def test_a_directory_in_place_of_the_file_is_a_configuration_error(tmp_path: Pat
         load(tmp_path, {})
 
 
-def test_without_a_path_the_environment_names_the_file_and_else_it_is_conf_py_here(
-    conf: Path, tmp_path: Path
-) -> None:
+def test_without_a_path_the_environment_names_the_file_and_else_it_is_conf_py_here(conf: Path, tmp_path: Path) -> None:
     conf.write_text("HOSTS = ['here']\n")
     other = tmp_path / "other.py"
     other.write_text("HOSTS = ['there']\n")

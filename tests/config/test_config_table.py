@@ -272,9 +272,7 @@ def test_the_example_loads_as_it_is_and_gives_the_defaults() -> None:
 def test_the_example_loads_with_every_line_uncommented(tmp_path: Path) -> None:
     path = tmp_path / "conf.py"
     path.write_text(re.sub(r"^# ([A-Z_]+ = )", r"\1", EXAMPLE.read_text(), flags=re.MULTILINE))
-    assert dataclasses.replace(load(path, {}), source=None) == dataclasses.replace(
-        load(EXAMPLE, {}), source=None
-    )
+    assert dataclasses.replace(load(path, {}), source=None) == dataclasses.replace(load(EXAMPLE, {}), source=None)
 
 
 def test_the_host_that_the_example_shows_is_a_right_one(tmp_path: Path) -> None:

@@ -241,9 +241,7 @@ def test_a_word_that_names_no_node_is_a_usage_error(four: Inventory, words: str,
 def test_an_unknown_word_is_answered_with_what_exists(four: Inventory) -> None:
     with pytest.raises(UsageError) as raised:
         select(four, "nothing-like-it")
-    assert raised.value.hint == (
-        "there are node[0-3]; hosts 10.0.0.10, 10.0.0.11, big, fe80::1; tags cpu, gpu, old"
-    )
+    assert raised.value.hint == ("there are node[0-3]; hosts 10.0.0.10, 10.0.0.11, big, fe80::1; tags cpu, gpu, old")
 
 
 def test_what_exists_is_abridged_on_large_clusters() -> None:

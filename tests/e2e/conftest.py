@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
 from support.clusters import KINDS
 from support.site import Site, make_site
 

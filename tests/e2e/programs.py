@@ -1,6 +1,6 @@
 """Training programs for tests."""
 
-REGRESSION = '''
+REGRESSION = """
 import argparse
 import numpy as np
 from clusterctl.runtime import connect, Adagrad, zeros, uniform
@@ -27,10 +27,17 @@ with connect() as ps:
         rows = emb.pull(ids)
         ps.push({w: x.T @ error / len(x), emb: (ids, rows)}, samples=len(x), loss=float((error ** 2).mean()))
 print("done with", rest)
-'''
+"""
 
-SLEEP = '''
+SLEEP = """
 import time
 print("up", flush=True)
 time.sleep(600)
-'''
+"""
+
+DEAF = """
+import signal, time
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+print("deaf", flush=True)
+time.sleep(600)
+"""

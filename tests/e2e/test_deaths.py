@@ -7,7 +7,8 @@ import signal
 from pathlib import Path
 
 import pytest
-from e2e.programs import REGRESSION, SLEEP
+
+from e2e.programs import DEAF, REGRESSION, SLEEP
 from support.processes import is_alive, wait_until
 from support.site import Site, agent_processes
 
@@ -104,8 +105,7 @@ def test_a_node_silent_beyond_its_grace_fails_the_run(site: Site) -> None:
 
 @pytest.mark.parametrize("presses", [1, 3])
 def test_ctrl_c_however_often_leaves_nothing_half_stopped(site: Site, presses: int) -> None:
-    deaf = "import signal, time\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\nprint('deaf', flush=True)\ntime.sleep(600)"
-    with site.popen("start", "--job_dispatch_package", str(site.workspace(deaf))) as starting:
+    with site.popen("start", "--job_dispatch_package", str(site.workspace(DEAF))) as starting:
         assert starting.stdout is not None
         for line in starting.stdout:
             if "all processes run" in line:

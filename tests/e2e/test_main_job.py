@@ -11,11 +11,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+
+from clusterctl.runtime import load_model
 from e2e.programs import REGRESSION, SLEEP
 from support.processes import wait_until
 from support.site import Site
-
-from clusterctl.runtime import load_model
 
 
 def test_a_job_trains_and_comes_home(any_site: Site) -> None:

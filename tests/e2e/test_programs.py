@@ -7,7 +7,8 @@ import signal
 import time
 
 import pytest
-from e2e.programs import SLEEP
+
+from e2e.programs import DEAF, SLEEP
 from support.site import GRACE_S, Result, Site
 
 ONLY_RANK_2 = "import os, sys, time\nif os.environ['CLUSTERCTL_RANK'] != '2':\n    time.sleep(600)\n"
@@ -20,6 +21,14 @@ def start_and_fail(site: Site, train: str, *args: str) -> Result:
     assert site.status(job)["state"] == "failed"
     site.assert_nothing_left(job)
     return result
+
+
+PYTHON_WITHOUT_ZMQ = """#!/bin/sh
+case "$*" in
+  *numpy*) echo "ModuleNotFoundError: No module named 'zmq'" >&2; exit 1 ;;
+esac
+exec python3 "$@"
+"""
 
 
 def newest_job(site: Site) -> str:
@@ -60,8 +69,7 @@ def test_a_missing_module_on_a_node_is_an_error_of_its_own(site: Site) -> None:
     result = site.run("start", "--job_dispatch_package", str(site.workspace("")))
     assert result.code == 3
     bare = site.directory / "bare-python"
-    bare.write_text('#!/bin/sh\ncase "$*" in *numpy*) echo "ModuleNotFoundError: No module named \'zmq\'" >&2; exit 1;; esac\n'
-                    'exec python3 "$@"\n')
+    bare.write_text(PYTHON_WITHOUT_ZMQ)
     bare.chmod(0o755)
     site.conf(PYTHON=str(bare))
     result = site.run("start", "--job_dispatch_package", str(site.workspace("")))
@@ -94,8 +102,7 @@ def test_escape_sequences_do_not_reach_the_terminal(site: Site) -> None:
 
 
 def test_stop_kills_a_program_that_ignores_term(site: Site) -> None:
-    train = "import signal, time\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\nprint('deaf', flush=True)\ntime.sleep(600)"
-    job = site.start(train)
+    job = site.start(DEAF)
     started = time.monotonic()
     stopped = site.ok("stop", job, "--json").json()
     assert time.monotonic() - started >= GRACE_S

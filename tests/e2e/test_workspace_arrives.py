@@ -7,9 +7,21 @@ import stat
 from pathlib import Path
 
 import pytest
+
 from support.site import Site
 
-ODD_NAMES = ["with space", "quote'\"", "new\nline", "-leading", "ünïcödé", "semi;colon$(x)`y`", "*", "~", "back\\slash", "..."]
+ODD_NAMES = [
+    "with space",
+    "quote'\"",
+    "new\nline",
+    "-leading",
+    "ünïcödé",
+    "semi;$(x)`y`",
+    "*",
+    "~",
+    "back\\slash",
+    "...",
+]
 
 
 def describe(top: Path) -> dict[bytes, tuple[object, ...]]:
@@ -17,13 +29,17 @@ def describe(top: Path) -> dict[bytes, tuple[object, ...]]:
     found: dict[bytes, tuple[object, ...]] = {}
     for folder, directories, files in os.walk(os.fsencode(top)):
         for name in directories + files:
-            path = os.path.join(folder, name)  # noqa: PTH118 - bytes
-            status = os.lstat(path)
-            kind = stat.S_IFMT(status.st_mode)
-            content = os.readlink(path) if stat.S_ISLNK(kind) else Path(os.fsdecode(path)).read_bytes() if stat.S_ISREG(kind) else b""
-            mode = None if stat.S_ISLNK(kind) else stat.S_IMODE(status.st_mode)
-            found[os.path.relpath(path, os.fsencode(top))] = (kind, mode, status.st_mtime_ns, content)
+            path = Path(os.fsdecode(folder), os.fsdecode(name))
+            found[os.path.relpath(os.fsencode(path), os.fsencode(top))] = describe_one(path)
     return found
+
+
+def describe_one(path: Path) -> tuple[object, ...]:
+    status = path.lstat()
+    kind, mode = stat.S_IFMT(status.st_mode), stat.S_IMODE(status.st_mode)
+    if stat.S_ISLNK(kind):
+        return kind, status.st_mtime_ns, path.readlink()
+    return kind, mode, status.st_mtime_ns, path.read_bytes() if stat.S_ISREG(kind) else b""
 
 
 def make_odd_tree(top: Path) -> None:

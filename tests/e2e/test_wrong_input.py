@@ -7,6 +7,7 @@ import socket
 from pathlib import Path
 
 import pytest
+
 from e2e.programs import SLEEP
 from support.openssh import make_key
 from support.site import Result, Site

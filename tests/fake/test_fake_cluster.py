@@ -11,13 +11,13 @@ import threading
 from pathlib import Path
 
 import pytest
-from support.nodes import TestNode, TestSettings
-from support.processes import assert_none_left, is_alive, processes_with_environment, wait_until
 
 from clusterctl import fake
 from clusterctl.errors import ClusterctlError, RefusedError, UsageError
 from clusterctl.fake.cluster import FakeCluster
 from clusterctl.transport import Completed, Transport, command
+from support.nodes import TestNode, TestSettings
+from support.processes import assert_none_left, is_alive, processes_with_environment, wait_until
 
 DAEMON = "setsid sh -c 'trap \"\" TERM; sleep 300' </dev/null >/dev/null 2>&1 & echo started"
 
@@ -78,9 +78,7 @@ def test_the_ssh_program_gets_in_with_the_files_we_write(directory: Path) -> Non
     assert (done.returncode, done.stdout, done.stderr) == (5, b"1\n", b"")
 
 
-def test_a_command_finds_a_clean_environment_and_this_python(
-    directory: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_command_finds_a_clean_environment_and_this_python(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("STRAY", "1")
     cluster = fake.up(directory, 1)
     names = run(cluster, 0, "env").stdout.decode()
@@ -204,9 +202,7 @@ def test_other_files_in_the_directory_stay(directory: Path) -> None:
     assert [path.name for path in directory.iterdir()] == ["train.py"]
 
 
-def test_homes_that_jobs_have_locked_are_removed_without_following_links(
-    directory: Path, tmp_path: Path
-) -> None:
+def test_homes_that_jobs_have_locked_are_removed_without_following_links(directory: Path, tmp_path: Path) -> None:
     outside = tmp_path / "outside"
     outside.mkdir()
     (outside / "kept").write_text("")
@@ -223,9 +219,7 @@ def test_only_our_key_gets_in_and_only_for_this_user(directory: Path, tmp_path: 
     subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", tmp_path / "other"], check=True)
     config = tmp_path / "config"
     text = cluster.ssh_config.read_text()
-    config.write_text(
-        text.replace(str(cluster.identity), str(tmp_path / "other")) if stranger == "key" else text
-    )
+    config.write_text(text.replace(str(cluster.identity), str(tmp_path / "other")) if stranger == "key" else text)
     user = ["-l", "somebody"] if stranger == "user" else []
     done = subprocess.run(
         ["ssh", "-F", config, "-o", "BatchMode=yes", *user, "node0", "true"],
@@ -334,9 +328,7 @@ def test_of_two_who_come_up_at_the_same_time_one_is_refused(directory: Path) -> 
     assert sorted(type(result).__name__ for result in results) == ["FakeCluster", "RefusedError"]
 
 
-def test_a_user_without_asyncssh_is_told_what_to_install(
-    directory: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_user_without_asyncssh_is_told_what_to_install(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(UsageError) as caught:
         fake.up(directory, 1)

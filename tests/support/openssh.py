@@ -86,9 +86,7 @@ def free_port() -> int:
 
 def make_key(path: Path, kind: str = "ed25519", passphrase: str = "") -> Path:
     """A private key file, with its public half beside it."""
-    subprocess.run(
-        ["ssh-keygen", "-q", "-t", kind, "-N", passphrase, "-C", path.name, "-f", str(path)], check=True
-    )
+    subprocess.run(["ssh-keygen", "-q", "-t", kind, "-N", passphrase, "-C", path.name, "-f", str(path)], check=True)
     return path
 
 

@@ -32,9 +32,7 @@ class Result:
 class Site:
     """Four nodes with a home each. `conf` writes a conf.py for them; every call of the program is a real process."""
 
-    def __init__(
-        self, directory: Path, nodes_directory: Path, hosts: list[str], paths: dict[str, Path]
-    ) -> None:
+    def __init__(self, directory: Path, nodes_directory: Path, hosts: list[str], paths: dict[str, Path]) -> None:
         self.directory = directory
         self.nodes_directory = nodes_directory
         self.hosts = hosts
@@ -106,9 +104,7 @@ class Site:
     def start(self, train: str, *args: str) -> str:
         """Dispatches and starts, detached; returns the job's id."""
         package = str(self.workspace(train))
-        job: str = self.ok("start", "--job_dispatch_package", package, "--detach", "--json", *args).json()[
-            "job"
-        ]
+        job: str = self.ok("start", "--job_dispatch_package", package, "--detach", "--json", *args).json()["job"]
         return job
 
     def status(self, job: str) -> Any:
@@ -145,9 +141,7 @@ class Site:
         """Every process of a node that is not its SSH server."""
         home = self.home(node)
         return [
-            p
-            for p in processes_with_environment("HOME", str(home))
-            if "sshd" not in p.command and p.pid != os.getpid()
+            p for p in processes_with_environment("HOME", str(home)) if "sshd" not in p.command and p.pid != os.getpid()
         ]
 
 

@@ -74,9 +74,7 @@ def test_the_loss_is_that_of_the_formula(programs: SimpleNamespace, point: tuple
     assert loss == pytest.approx(oracle(*point), rel=1e-5)
 
 
-def test_a_second_batch_is_not_marked_by_the_first(
-    programs: SimpleNamespace, point: tuple[Parameters, Any]
-) -> None:
+def test_a_second_batch_is_not_marked_by_the_first(programs: SimpleNamespace, point: tuple[Parameters, Any]) -> None:
     parameters, targets = point
     vectors, *weights = (array.astype(np.float32) for array in parameters)
     weights = programs.model.Weights(*weights)

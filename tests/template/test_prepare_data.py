@@ -71,9 +71,7 @@ def test_the_number_of_shards_changes_neither_the_text_nor_the_dictionary(
     assert (tmp_path / "words.txt").read_bytes() == (data / "words.txt").read_bytes()
 
 
-def test_preparing_again_with_fewer_shards_leaves_no_old_shard(
-    programs: SimpleNamespace, tmp_path: Path
-) -> None:
+def test_preparing_again_with_fewer_shards_leaves_no_old_shard(programs: SimpleNamespace, tmp_path: Path) -> None:
     programs.prepare_data.prepare(tmp_path, 5)
     programs.prepare_data.prepare(tmp_path, 2)
     assert sorted(path.name for path in tmp_path.glob("train*")) == ["train.txt-00000", "train.txt-00001"]

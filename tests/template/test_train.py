@@ -29,9 +29,7 @@ def numbers_read(programs: SimpleNamespace, folder: Path, rank: int, trainers: i
     return [int(path.name[-5:]) for path in programs.train.own_shards(folder, "train", session)]
 
 
-def test_trainers_that_share_a_node_share_its_shards_by_rank(
-    programs: SimpleNamespace, tmp_path: Path
-) -> None:
+def test_trainers_that_share_a_node_share_its_shards_by_rank(programs: SimpleNamespace, tmp_path: Path) -> None:
     shards(tmp_path, *range(7))
     assert [numbers_read(programs, tmp_path, rank, 3) for rank in range(3)] == [[0, 3, 6], [1, 4], [2, 5]]
 
@@ -46,9 +44,7 @@ def test_a_trainer_takes_what_is_on_its_node_when_none_is_dealt_to_its_rank(
     assert numbers_read(programs, shards(tmp_path, 5), 2, 4) == [5]
 
 
-def test_every_word_is_predicted_once_from_the_four_before_it(
-    programs: SimpleNamespace, tmp_path: Path
-) -> None:
+def test_every_word_is_predicted_once_from_the_four_before_it(programs: SimpleNamespace, tmp_path: Path) -> None:
     path = tmp_path / "train.txt-00000"
     path.write_text("a b c\n\nb z\n")
     ngrams = programs.train.read_ngrams([path], {"<unk>": 0, "<s>": 1, "a": 2, "b": 3, "c": 4})

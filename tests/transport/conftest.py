@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
-
+from clusterctl.transport import Transport
 from support.clusters import KINDS, Cluster, make_cluster
 from support.nodes import TestNode
-
-from clusterctl.transport import Transport
 
 
 @pytest.fixture(scope="session", params=KINDS)

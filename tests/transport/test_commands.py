@@ -65,9 +65,7 @@ def test_every_login_shell_hands_on_nasty_arguments_untouched(shell: str) -> Non
 
 
 @pytest.mark.parametrize("shell", SHELLS)
-def test_every_login_shell_leaves_the_tilde_of_a_path_to_expand_and_nothing_else(
-    shell: str, tmp_path: Path
-) -> None:
+def test_every_login_shell_leaves_the_tilde_of_a_path_to_expand_and_nothing_else(shell: str, tmp_path: Path) -> None:
     home = tmp_path / "a home"
     home.mkdir()
     paths = ["~", "~/x y", "~/$x'`", "~/", "/abs/*", "rel ative", "-rf", "a~b"]
@@ -100,8 +98,6 @@ def test_the_login_shell_never_sees_more_than_one_line() -> None:
 
 def test_importing_the_transport_and_the_fake_cluster_is_cheap() -> None:
     script = "import sys, clusterctl.transport, clusterctl.fake; print(*sys.modules)"
-    modules = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, check=True
-    ).stdout
+    modules = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout
     heavy = {"paramiko", "fabric", "asyncssh", "cryptography", "numpy", "zmq", "rich"}
     assert not heavy & set(modules.split())

@@ -12,13 +12,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+
+from clusterctl.errors import ConfigError, NodeError, UnreachableError
+from clusterctl.transport import Transport, command
 from support.clusters import KINDS, Cluster, make_cluster
 from support.nodes import TestNode
 from support.openssh import free_port, make_key
 from support.processes import descendants, wait_until
-
-from clusterctl.errors import ConfigError, NodeError, UnreachableError
-from clusterctl.transport import Transport, command
 
 TRUE = command("true")
 
@@ -208,9 +208,7 @@ def test_a_key_file_that_is_missing_is_named(cluster: Cluster, node: TestNode, t
         transport.run(node, TRUE)
 
 
-def test_a_public_key_in_place_of_the_private_one_is_named(
-    cluster: Cluster, node: TestNode, tmp_path: Path
-) -> None:
+def test_a_public_key_in_place_of_the_private_one_is_named(cluster: Cluster, node: TestNode, tmp_path: Path) -> None:
     make_key(tmp_path / "key")
     settings = replace(cluster.settings, identity_file=tmp_path / "key.pub")
     with Transport(settings) as transport, pytest.raises(UnreachableError, match="not a usable private key"):

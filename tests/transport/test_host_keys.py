@@ -8,13 +8,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from support.clusters import Cluster, make_cluster
-from support.nodes import TestNode
-from support.openssh import make_key
 
 from clusterctl.errors import RefusedError
 from clusterctl.transport import HostKey, Transport, command
 from clusterctl.transport.hostkeys import judge, known_hosts_name, known_keys, record
+from support.clusters import Cluster, make_cluster
+from support.nodes import TestNode
+from support.openssh import make_key
 
 TRUE = command("true")
 
@@ -55,9 +55,7 @@ def test_a_recorded_host_key_is_accepted_and_recorded_once(cluster: Cluster, tmp
     assert len(file.read_text().splitlines()) == 1
 
 
-def test_a_changed_host_key_is_refused_with_both_fingerprints_and_the_line(
-    cluster: Cluster, tmp_path: Path
-) -> None:
+def test_a_changed_host_key_is_refused_with_both_fingerprints_and_the_line(cluster: Cluster, tmp_path: Path) -> None:
     node = cluster.nodes[0]
     file = tmp_path / "known_hosts"
     recorded = host_key(tmp_path / "other", known_hosts_name("127.0.0.1", node.ssh_port or 22))
@@ -82,9 +80,7 @@ def test_a_revoked_host_key_is_refused_although_it_is_known(cluster: Cluster, tm
             transport.run(node, TRUE)
 
 
-def test_checks_that_are_switched_off_accept_any_key_and_record_none(
-    cluster: Cluster, tmp_path: Path
-) -> None:
+def test_checks_that_are_switched_off_accept_any_key_and_record_none(cluster: Cluster, tmp_path: Path) -> None:
     settings = replace(cluster.settings, known_hosts=tmp_path / "known_hosts", strict_host_keys=False)
     with Transport(settings) as transport:
         assert transport.run(cluster.nodes[0], TRUE).exit_code == 0
@@ -169,9 +165,7 @@ def test_keys_recorded_at_the_same_time_are_all_kept(tmp_path: Path) -> None:
     key = host_key(tmp_path / "key")
     file = tmp_path / "known_hosts"
     names = [f"host{number}" for number in range(40)]
-    threads = [
-        threading.Thread(target=record, args=(file, HostKey(name, key.type, key.blob))) for name in names
-    ]
+    threads = [threading.Thread(target=record, args=(file, HostKey(name, key.type, key.blob))) for name in names]
     for thread in threads:
         thread.start()
     for thread in threads:

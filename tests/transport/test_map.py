@@ -6,13 +6,13 @@ import time
 from pathlib import Path
 
 import pytest
+
+from clusterctl.errors import InterruptedRun, NodeError, UnreachableError
+from clusterctl.transport import Transport, command
 from support.clusters import KINDS, Cluster, make_cluster
 from support.nodes import TestNode
 from support.openssh import free_port
 from support.processes import wait_until
-
-from clusterctl.errors import InterruptedRun, NodeError, UnreachableError
-from clusterctl.transport import Transport, command
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -20,9 +20,7 @@ def test_one_bad_node_of_sixteen_hides_none_of_the_others(kind: str, tmp_path: P
     with make_cluster(kind, tmp_path, 16) as cluster, Transport(cluster.settings) as transport:
         nodes = list(cluster.nodes)
         nodes[5] = TestNode("node5", free_port())
-        outcomes = transport.map(
-            nodes, lambda node: transport.run(node, command("sh", "-c", "echo $SSH_CONNECTION"))
-        )
+        outcomes = transport.map(nodes, lambda node: transport.run(node, command("sh", "-c", "echo $SSH_CONNECTION")))
     assert [outcome.node for outcome in outcomes] == nodes
     assert [number for number, outcome in enumerate(outcomes) if not outcome.ok] == [5]
     assert isinstance(outcomes[5].error, UnreachableError)

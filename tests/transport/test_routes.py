@@ -10,13 +10,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from support.clusters import Cluster
-from support.nodes import TestNode, TestSettings
-from support.openssh import make_key
 
 from clusterctl.errors import ConfigError, UnreachableError
 from clusterctl.transport import Transport, command
 from clusterctl.transport.target import Resolver
+from support.clusters import Cluster
+from support.nodes import TestNode, TestSettings
+from support.openssh import make_key
 
 ASK = command("sh", "-c", "echo $SSH_CONNECTION")
 
@@ -91,9 +91,7 @@ def test_a_jump_host_carries_us_to_the_node(cluster: Cluster, tmp_path: Path) ->
     with Transport(settings) as transport:
         done = transport.run(TestNode("node1", None, ssh_host="inner0"), ASK)
         assert int(done.stdout.split()[3]) == cluster.nodes[1].ssh_port
-        big = transport.run(
-            TestNode("node1", None, ssh_host="inner0"), command("wc", "-c"), bytes(10_000_000)
-        )
+        big = transport.run(TestNode("node1", None, ssh_host="inner0"), command("wc", "-c"), bytes(10_000_000))
         assert big.stdout.strip() == b"10000000"
 
 
@@ -114,9 +112,7 @@ def test_a_jump_host_that_is_down_is_named_together_with_the_node(cluster: Clust
     assert str(caught.value) == "node1: connection to jump host 127.0.0.1:1 refused"
 
 
-def test_a_node_that_its_jump_host_cannot_reach_is_named_with_the_jump_host(
-    cluster: Cluster, tmp_path: Path
-) -> None:
+def test_a_node_that_its_jump_host_cannot_reach_is_named_with_the_jump_host(cluster: Cluster, tmp_path: Path) -> None:
     settings = replace(cluster.settings, ssh_config=jump_config(cluster, tmp_path))
     with Transport(settings) as transport, pytest.raises(UnreachableError) as caught:
         transport.run(TestNode("node1", 1, ssh_host="inner0"), ASK)
@@ -124,9 +120,7 @@ def test_a_node_that_its_jump_host_cannot_reach_is_named_with_the_jump_host(
     assert f"{gate} cannot open a connection to 127.0.0.1:1" in str(caught.value)
 
 
-def test_a_proxy_command_carries_us_to_the_node_and_ends_with_the_connection(
-    cluster: Cluster, tmp_path: Path
-) -> None:
+def test_a_proxy_command_carries_us_to_the_node_and_ends_with_the_connection(cluster: Cluster, tmp_path: Path) -> None:
     relay = tmp_path / "relay.py"
     relay.write_text(
         "import os, socket, sys, threading\n"
@@ -165,23 +159,17 @@ def test_an_encrypted_key_works_once_the_agent_has_it(cluster: Cluster, tmp_path
     key.write_bytes(Path(cluster.settings.identity_file).read_bytes())
     key.chmod(0o600)
     subprocess.run(["ssh-add", "-q", key], check=True, stderr=subprocess.DEVNULL)
-    subprocess.run(
-        ["ssh-keygen", "-q", "-p", "-N", "secret words", "-f", key], check=True, stdout=subprocess.DEVNULL
-    )
+    subprocess.run(["ssh-keygen", "-q", "-p", "-N", "secret words", "-f", key], check=True, stdout=subprocess.DEVNULL)
     settings = replace(cluster.settings, identity_file=key)
     with Transport(settings) as transport:
         assert transport.run(cluster.nodes[0], ASK).exit_code == 0
 
 
 @pytest.mark.usefixtures("agent")
-def test_the_agent_is_asked_after_the_named_key_unless_only_that_counts(
-    cluster: Cluster, tmp_path: Path
-) -> None:
+def test_the_agent_is_asked_after_the_named_key_unless_only_that_counts(cluster: Cluster, tmp_path: Path) -> None:
     if cluster.kind == "embedded":
         pytest.skip("asyncssh ends a connection at paramiko's second request to log in")
-    subprocess.run(
-        ["ssh-add", "-q", str(cluster.settings.identity_file)], check=True, stderr=subprocess.DEVNULL
-    )
+    subprocess.run(["ssh-add", "-q", str(cluster.settings.identity_file)], check=True, stderr=subprocess.DEVNULL)
     other = make_key(tmp_path / "other")
     settings = replace(cluster.settings, identity_file=other)
     with Transport(settings) as transport:

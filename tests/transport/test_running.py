@@ -6,11 +6,11 @@ import threading
 import time
 
 import pytest
-from support.nodes import TestNode
-from support.processes import wait_until
 
 from clusterctl.errors import NodeError, UnreachableError
 from clusterctl.transport import Command, Raw, RemotePath, Transport, command
+from support.nodes import TestNode
+from support.processes import wait_until
 
 MB = 1024 * 1024
 
@@ -174,9 +174,7 @@ def test_writing_to_a_command_that_has_ended_is_an_error(transport: Transport, n
         assert caught.value.details["reason"] == "input_closed"
 
 
-def test_a_daemon_that_lets_go_of_its_streams_does_not_hold_us_up(
-    transport: Transport, node: TestNode
-) -> None:
+def test_a_daemon_that_lets_go_of_its_streams_does_not_hold_us_up(transport: Transport, node: TestNode) -> None:
     script = "setsid sleep 30 </dev/null >/dev/null 2>&1 & echo $!"
     began = time.monotonic()
     pid = transport.run(node, sh(script)).stdout.strip().decode()
@@ -194,9 +192,7 @@ def test_a_daemon_that_keeps_its_streams_keeps_the_command_open(transport: Trans
 
 
 def test_one_connection_carries_all_commands_of_a_node(transport: Transport, node: TestNode) -> None:
-    ports = {
-        transport.run(node, command("sh", "-c", "echo $SSH_CONNECTION")).stdout.split()[1] for _ in range(5)
-    }
+    ports = {transport.run(node, command("sh", "-c", "echo $SSH_CONNECTION")).stdout.split()[1] for _ in range(5)}
     assert len(ports) == 1
 
 

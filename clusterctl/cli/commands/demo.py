@@ -159,6 +159,6 @@ def _close(
     say()
     say("next: the same by hand, then with machines of your own in HOSTS")
     say("  clusterctl init try && cd try && clusterctl fake up -n 4")
-    say("  python3 workspace/prepare_data.py --shards 4 --out workspace/data")
+    say("  python3 workspace/prepare_data.py --shards 4")
     say("  export CLUSTERCTL_CONF=fake/conf.py")
     say("  clusterctl start --job_dispatch_package workspace")

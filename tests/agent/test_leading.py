@@ -1,0 +1,201 @@
+"""The lead and a supervisor on another node, over real TLS connections on loopback."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from agent.wires import Follower, Keys, Lead, run_until
+from clusterctl.agent.link import Link, listen, tls_context
+from clusterctl.agent.reactor import Reactor
+
+
+@pytest.fixture(scope="module")
+def keys(tmp_path_factory: pytest.TempPathFactory) -> Keys:
+    return Keys(tmp_path_factory.mktemp("keys"))
+
+
+@pytest.fixture(scope="module")
+def other_keys(tmp_path_factory: pytest.TempPathFactory) -> Keys:
+    return Keys(tmp_path_factory.mktemp("other"))
+
+
+@pytest.fixture
+def reactor() -> Reactor:
+    return Reactor()
+
+
+@pytest.fixture
+def leader(reactor: Reactor, keys: Keys) -> Iterator[Lead]:
+    made = Lead(reactor, keys)
+    yield made
+    close(made)
+
+
+def close(leader: Lead) -> None:
+    """As when its process dies: the kernel closes everything."""
+    for link in list(leader.lead._links.values()):
+        leader.lead._reactor.unwatch(link._sock)
+        link._sock.close()
+    leader.lead._reactor.unwatch(leader.listener)
+    leader.listener.close()
+
+
+def begin(reactor: Reactor, leader: Lead, keys: Keys, **options: float) -> Follower:
+    """A supervisor on node 1 that has joined."""
+    follower = Follower(reactor, keys.of(1), leader.port, **options)
+    leader.lead.say({"do": "hello"})
+    follower.lead.say({"do": "hello"})
+    run_until(reactor, lambda: follower.ordered() == ["spawn"])
+    return follower
+
+
+def breaks(follower: Follower) -> None:
+    link = follower.lead._link
+    assert link is not None
+    with contextlib.suppress(OSError):
+        link._sock.shutdown(socket.SHUT_RDWR)
+
+
+def test_a_whole_run_is_talked_through(reactor: Reactor, leader: Lead, keys: Keys) -> None:
+    follower = begin(reactor, leader, keys)
+    for rank, say in ((0, leader.lead.say), (1, follower.lead.say)):
+        news = {"role": "trainer", "rank": rank}
+        say({"do": "running", **news})
+        say({"do": "exited", "exit_code": 0, "stopping": False, **news})
+        say({"do": "idle"})
+    run_until(reactor, lambda: "end" in follower.ordered() and leader.lead.quiet())
+    assert follower.ordered() == [order["do"] for order in leader.orders] == ["spawn", "finish", "end"]
+    assert leader.noted("ended")[0]["state"] == "succeeded"
+    assert follower.lost == []
+
+
+def test_nothing_is_lost_when_the_connection_breaks_again_and_again(
+    reactor: Reactor, leader: Lead, keys: Keys
+) -> None:
+    follower = begin(reactor, leader, keys)
+    for tag in range(3):
+        for n in range(20):
+            follower.lead.say({"do": "failed" if tag == 2 and n == 19 else "ignored", "message": "the last", "n": n})
+        breaks(follower)
+        run_until(reactor, lambda: follower.lead._link is not None and not follower.lead._channel.repeat())
+    run_until(reactor, lambda: follower.ordered() == ["spawn", "stop"])
+    assert [order["do"] for order in leader.orders] == ["spawn", "stop"]
+    assert leader.noted("phase")[-1]["cause"]["message"] == "the last"
+    assert leader.noted("lost") == []
+
+
+def test_orders_given_while_a_node_is_cut_off_reach_it_later(reactor: Reactor, leader: Lead, keys: Keys) -> None:
+    follower = begin(reactor, leader, keys)
+    breaks(follower)
+    run_until(reactor, lambda: 1 not in leader.lead._links)
+    leader.lead.say({"do": "stop_wanted"})
+    run_until(reactor, lambda: "stop" in follower.ordered())
+    assert leader.noted("lost") == []
+
+
+def test_a_node_that_went_away_is_lost_within_seconds(reactor: Reactor, leader: Lead, keys: Keys) -> None:
+    follower = begin(reactor, leader, keys)
+    follower.lead.let_go()
+    breaks(follower)
+    began = time.monotonic()
+    run_until(reactor, lambda: leader.noted("lost"))
+    assert time.monotonic() - began < 8
+    assert leader.noted("lost")[0]["node"] == 1
+    assert leader.noted("phase")[-1]["phase"] == "stopping"
+
+
+def test_a_lead_that_is_gone_is_noticed_by_refusals_long_before_the_grace(
+    reactor: Reactor, leader: Lead, keys: Keys
+) -> None:
+    follower = begin(reactor, leader, keys, node_grace_s=60)
+    close(leader)
+    began = time.monotonic()
+    run_until(reactor, lambda: follower.lost)
+    assert time.monotonic() - began < 8
+    assert "refused" in follower.lost[0]
+    assert len(follower.lost) == 1
+
+
+def test_a_lead_that_is_silent_is_lost_after_the_grace(reactor: Reactor, keys: Keys) -> None:
+    """Its kernel takes the connection, and nobody answers."""
+    with listen("127.0.0.1", range(20000, 30000)) as deaf:
+        follower = Follower(reactor, keys.of(1), deaf.getsockname()[1], node_grace_s=0.5)
+        run_until(reactor, lambda: follower.lost)
+        follower.lead.let_go()
+    assert "nothing heard of the lead" in follower.lost[0]
+
+
+def test_after_the_end_a_lost_lead_is_nobodys_business(reactor: Reactor, leader: Lead, keys: Keys) -> None:
+    follower = begin(reactor, leader, keys, node_grace_s=0.3)
+    follower.lead.let_go()
+    close(leader)
+    deadline = time.monotonic() + 1.0
+    run_until(reactor, lambda: time.monotonic() > deadline)
+    assert follower.lost == []
+
+
+def test_a_supervisor_of_another_run_is_not_let_in(
+    reactor: Reactor, leader: Lead, keys: Keys, other_keys: Keys
+) -> None:
+    stranger = Follower(reactor, other_keys.of(1), leader.port)
+    stranger.lead.say({"do": "stop_wanted"})
+    follower = begin(reactor, leader, keys)
+    assert leader.noted("phase")[-1]["phase"] == "trainers"
+    assert stranger.orders == []
+    stranger.lead.let_go()
+    follower.lead.let_go()
+
+
+def test_a_supervisor_does_not_follow_the_lead_of_another_run(
+    reactor: Reactor, leader: Lead, other_keys: Keys
+) -> None:
+    follower = Follower(reactor, other_keys.of(1), leader.port, node_grace_s=0.6)
+    run_until(reactor, lambda: follower.lost)
+    assert leader.lead._links == {}
+
+
+def test_a_node_that_is_not_of_the_run_is_turned_away(reactor: Reactor, leader: Lead, keys: Keys) -> None:
+    """Node 2 has keys of this authority, and this lead has only nodes 0 and 1."""
+    stranger = Follower(reactor, keys.of(2), leader.port)
+    stranger.lead.say({"do": "stop_wanted"})
+    run_until(reactor, lambda: stranger.lead._link is not None)
+    begin(reactor, leader, keys)
+    assert list(leader.lead._links) == [1]
+    stranger.lead.let_go()
+
+
+def test_another_node_in_the_leads_place_is_not_obeyed(reactor: Reactor, keys: Keys) -> None:
+    with listen("127.0.0.1", range(20000, 30000)) as listener:
+        follower = Follower(reactor, keys.of(1), listener.getsockname()[1], node_grace_s=1.5)
+
+        def impostor() -> None:
+            sock, _ = listener.accept()
+            sock.setblocking(False)
+            tls = tls_context(keys.of(2), server=True).wrap_socket(
+                sock, server_side=True, do_handshake_on_connect=False
+            )
+            link = Link(reactor, tls, lambda link, node: None, lambda frame: None, lambda error: None)
+            link.send({"s": 1, "a": 0, "m": {"do": "stop"}})
+
+        reactor.watch(listener, impostor)
+        run_until(reactor, lambda: follower.lost)
+        reactor.unwatch(listener)
+        follower.lead.let_go()
+    assert follower.orders == []
+
+
+def test_a_second_connection_of_a_node_takes_the_place_of_the_first(
+    reactor: Reactor, leader: Lead, keys: Keys
+) -> None:
+    begin(reactor, leader, keys)
+    first = leader.lead._links[1]
+    second = Follower(reactor, keys.of(1), leader.port)
+    run_until(reactor, lambda: leader.lead._links[1] is not first and second.lead._link is not None)
+    assert first.idle()
+    assert leader.noted("lost") == []
+    second.lead.let_go()

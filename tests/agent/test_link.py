@@ -1,0 +1,218 @@
+"""Words between supervisors: exactly once and in order, over real TLS connections."""
+
+from __future__ import annotations
+
+import random
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from agent.wires import Ends, Keys, in_order, run_until
+from clusterctl.agent.link import MAX_FRAME, Channel, Link, listen, tls_context
+from clusterctl.agent.reactor import Reactor
+
+
+@pytest.fixture(scope="module")
+def keys(tmp_path_factory: pytest.TempPathFactory) -> Keys:
+    return Keys(tmp_path_factory.mktemp("keys"))
+
+
+@pytest.fixture(scope="module")
+def other_keys(tmp_path_factory: pytest.TempPathFactory) -> Keys:
+    return Keys(tmp_path_factory.mktemp("other"))
+
+
+@pytest.fixture
+def reactor() -> Reactor:
+    return Reactor()
+
+
+@pytest.fixture
+def ends(reactor: Reactor, keys: Keys) -> Iterator[Ends]:
+    made = Ends(reactor, keys.of(0), keys.of(1))
+    yield made
+    made.close()
+
+
+# Channel: what outlives a connection.
+
+
+def test_a_message_is_taken_once_however_often_it_is_repeated() -> None:
+    here, there = Channel(), Channel()
+    frame = here.wrap({"do": "hello"})
+    assert there.accept(frame) == {"do": "hello"}
+    assert there.accept(frame) is None
+    assert [there.accept(again) for again in here.repeat()] == [None]
+
+
+def test_what_was_acknowledged_is_not_repeated() -> None:
+    here, there = Channel(), Channel()
+    for n in range(3):
+        there.accept(here.wrap({"n": n}))
+    assert len(here.repeat()) == 3
+    assert here.accept(there.heartbeat()) is None
+    assert here.repeat() == []
+
+
+@settings(max_examples=150, deadline=None)
+@given(seed=st.integers(0, 2**32), count=st.integers(0, 40), links=st.integers(1, 8))
+def test_over_links_that_break_anywhere_all_arrive_once_and_in_order(seed: int, count: int, links: int) -> None:
+    """Each link delivers a prefix of what it was given, either way; the last one delivers all."""
+    lots = random.Random(seed)
+    sides = Channel(), Channel()
+    heard: tuple[list[int], list[int]] = ([], [])
+    told = [0, 0]
+    for number in range(links):
+        last = number == links - 1
+        streams = [list(side.repeat()) for side in sides]
+        for side in (0, 1):
+            more = count - told[side] if last else lots.randint(0, count - told[side])
+            streams[side] += [sides[side].wrap({"n": told[side] + n}) for n in range(more)]
+            streams[side] += [sides[side].heartbeat()]
+            told[side] += more
+        for side in (0, 1):
+            whole = len(streams[side])
+            for frame in streams[side][: whole if last else lots.randint(0, whole)]:
+                message = sides[1 - side].accept(frame)
+                if message is not None:
+                    heard[1 - side].append(message["n"])
+    assert heard == (list(range(count)), list(range(count)))
+
+
+# Link: one TLS connection.
+
+
+def test_each_side_learns_the_others_node_from_its_certificate(reactor: Reactor, ends: Ends) -> None:
+    run_until(reactor, lambda: len(ends.opened) == 2)
+    assert ends.opened == {"server": 1, "client": 0}
+
+
+def test_what_was_said_before_the_handshake_arrives_after_it(reactor: Reactor, ends: Ends) -> None:
+    for n in range(5):
+        ends.links["client"].send({"n": n})
+    run_until(reactor, lambda: len(ends.frames["server"]) == 5)
+    assert in_order(ends.frames["server"]) == [0, 1, 2, 3, 4]
+
+
+def test_megabytes_go_both_ways_at_once(reactor: Reactor, ends: Ends) -> None:
+    text = "x" * 300_000
+    for n in range(10):
+        for link in ends.links.values():
+            link.send({"n": n, "text": text})
+    run_until(reactor, lambda: all(len(frames) == 10 for frames in ends.frames.values()))
+    assert all(in_order(frames) == list(range(10)) for frames in ends.frames.values())
+    assert all(link.idle() for link in ends.links.values())
+
+
+def test_the_other_side_is_told_of_a_close_once(reactor: Reactor, ends: Ends) -> None:
+    run_until(reactor, lambda: len(ends.opened) == 2)
+    ends.links["client"].close()
+    ends.links["client"].close()
+    run_until(reactor, lambda: ends.closed["server"])
+    ends.links["server"].send({"n": 1})
+    assert ends.closed["client"] == [None]
+    assert [type(error) for error in ends.closed["server"]] == [ConnectionResetError]
+
+
+def test_frames_keep_their_order_when_an_answer_is_sent_between_them(reactor: Reactor, ends: Ends) -> None:
+    """Another frame arrives while the first of two is being answered: it waits for its turn."""
+    run_until(reactor, lambda: len(ends.opened) == 2)
+    server, client = ends.links["server"], ends.links["client"]
+    heard: list[int] = []
+
+    def answer(frame: dict[str, int]) -> None:
+        if frame["n"] == 1:
+            client.send({"n": 3})
+            server.send({"n": 0})
+        heard.append(frame["n"])
+
+    server.on_frame = answer
+    client._outgoing += b'{"n": 1}\n{"n": 2}\n'  # in one piece, as a busy network delivers them
+    client._pump()
+    run_until(reactor, lambda: len(heard) == 3)
+    assert heard == [1, 2, 3]
+
+
+@pytest.mark.parametrize("liar", ["server", "client"])
+def test_a_certificate_of_another_authority_is_refused(
+    reactor: Reactor, keys: Keys, other_keys: Keys, liar: str
+) -> None:
+    """A client may think itself connected for a moment (TLS 1.3), but nothing it says is heard."""
+    runs = {"server": keys.of(0), "client": keys.of(1), liar: other_keys.of(1)}
+    ends = Ends(reactor, runs["server"], runs["client"])
+    ends.links["client"].send({"n": 1})
+    run_until(reactor, lambda: ends.closed["server"] and ends.closed["client"])
+    assert ends.frames == {"server": [], "client": []}
+    assert "server" not in ends.opened
+
+
+@pytest.mark.parametrize("noise", [b"GET / HTTP/1.0\r\n\r\n", b"\x16\x03\x01\xff\xff" + b"\0" * 9000, b""])
+def test_a_stranger_on_the_port_is_shown_the_door(reactor: Reactor, keys: Keys, noise: bytes) -> None:
+    ours, stranger = socket.socketpair()
+    ours.setblocking(False)
+    closed: list[OSError | None] = []
+    opened: list[int] = []
+    tls = tls_context(keys.of(0), server=True).wrap_socket(ours, server_side=True, do_handshake_on_connect=False)
+    Link(reactor, tls, lambda link, node: opened.append(node), lambda frame: None, closed.append)
+    with stranger:
+        stranger.sendall(noise)
+        stranger.shutdown(socket.SHUT_WR)
+        run_until(reactor, lambda: closed)
+    assert isinstance(closed[0], OSError)
+    assert opened == []
+
+
+@pytest.mark.parametrize("garbage", [b"not json\n", b"x" * (MAX_FRAME + 100)])
+def test_garbage_from_a_member_closes_its_link(reactor: Reactor, ends: Ends, garbage: bytes) -> None:
+    run_until(reactor, lambda: len(ends.opened) == 2)
+    ends.links["client"]._outgoing += garbage
+    ends.links["client"]._pump()
+    run_until(reactor, lambda: ends.closed["server"])
+    assert ends.frames["server"] == []
+
+
+def test_listening_takes_the_first_free_port_and_says_when_there_is_none() -> None:
+    with listen("127.0.0.1", range(20000, 30000)) as first:
+        port = first.getsockname()[1]
+        with listen("127.0.0.1", range(port, port + 100)) as second:
+            assert second.getsockname()[1] > port
+        with pytest.raises(OSError, match=f"no free port in {port}..{port}"):
+            listen("127.0.0.1", range(port, port + 1))
+
+
+# The loop below.
+
+
+def test_a_source_closed_by_another_ones_turn_is_not_called(reactor: Reactor) -> None:
+    """Two are ready at once, and the first to be called closes the other."""
+    calls: list[int] = []
+    pairs = [socket.socketpair() for _ in range(2)]
+
+    def turn(number: int) -> None:
+        calls.append(number)
+        for ours, _ in pairs:
+            reactor.unwatch(ours)
+            ours.close()
+
+    for number, (ours, theirs) in enumerate(pairs):
+        reactor.watch(ours, lambda number=number: turn(number))  # type: ignore[misc]
+        theirs.send(b"!")
+    try:
+        run_until(reactor, lambda: calls)
+    finally:
+        for _, theirs in pairs:
+            theirs.close()
+    assert len(calls) == 1
+
+
+def test_timers_come_in_order_and_a_cancelled_one_never(reactor: Reactor, tmp_path: Path) -> None:
+    calls: list[str] = []
+    reactor.after(0.02, lambda: calls.append("late"))
+    reactor.after(0.0, lambda: calls.append("early"))
+    reactor.after(0.01, lambda: calls.append("cancelled")).cancel()
+    run_until(reactor, lambda: "late" in calls)
+    assert calls == ["early", "late"]

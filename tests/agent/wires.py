@@ -1,0 +1,141 @@
+"""Runs' keys, TLS sockets and reactors for tests: real ones, on loopback."""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+from clusterctl.agent.leading import LocalLead, RemoteLead
+from clusterctl.agent.link import Link, listen, tls_context
+from clusterctl.agent.paths import JobPaths, RunPaths
+from clusterctl.agent.reactor import Reactor
+from clusterctl.config import from_values
+from clusterctl.inventory import build
+from clusterctl.launch import plan
+from clusterctl.launch.keys import make_keys
+
+LIMIT_S = 20.0
+Message = dict[str, Any]
+
+
+class Keys:
+    """The keys of one run, on disk for each of its nodes as a start leaves them there."""
+
+    def __init__(self, directory: Path, nodes: int = 3) -> None:
+        hosts = [f"127.0.0.{node + 1}" for node in range(nodes)]
+        settings = from_values({"HOSTS": hosts, "PS_SECURITY": "none"})
+        for node, files in make_keys(plan(settings, build(settings))).items():
+            run = self._run(directory, node)
+            run.keys.mkdir(parents=True)
+            for name, text in files.items():
+                (run.keys / name).write_text(text)
+        self._directory = directory
+
+    @staticmethod
+    def _run(directory: Path, node: int) -> RunPaths:
+        return JobPaths(directory / f"node{node}").run("0001")
+
+    def of(self, node: int) -> RunPaths:
+        return self._run(self._directory, node)
+
+
+def run_until(reactor: Reactor, condition: Callable[[], object], limit_s: float = LIMIT_S) -> None:
+    """Turns the loop until the condition holds; fails when it never does."""
+    deadline = time.monotonic() + limit_s
+    reactor._stopped = False
+
+    def look() -> None:
+        if condition() or time.monotonic() > deadline:
+            reactor.stop()
+        else:
+            reactor.after(0.005, look)
+
+    look()
+    reactor.run()
+    assert condition(), "it did not come about in time"
+
+
+class Ends:
+    """Two TLS links to each other; what arrives, in order, and why they closed."""
+
+    def __init__(self, reactor: Reactor, server: RunPaths, client: RunPaths) -> None:
+        self.opened: dict[str, int] = {}
+        self.frames: dict[str, list[Message]] = {"server": [], "client": []}
+        self.closed: dict[str, list[OSError | None]] = {"server": [], "client": []}
+        ours, theirs = socket.socketpair()
+        self.links = {
+            "server": self._link(reactor, "server", ours, server),
+            "client": self._link(reactor, "client", theirs, client),
+        }
+
+    def _link(self, reactor: Reactor, name: str, sock: socket.socket, run: RunPaths) -> Link:
+        sock.setblocking(False)
+        is_server = name == "server"
+        context = tls_context(run, server=is_server)
+        tls = context.wrap_socket(sock, server_side=is_server, do_handshake_on_connect=False)
+        return Link(
+            reactor,
+            tls,
+            lambda link, node: self.opened.__setitem__(name, node),
+            self.frames[name].append,
+            self.closed[name].append,
+        )
+
+    def close(self) -> None:
+        for link in self.links.values():
+            link.close()
+
+
+class Lead:
+    """A `LocalLead` on a free port: what it noted, ordered here, and asked to be written."""
+
+    def __init__(self, reactor: Reactor, keys: Keys, *, nodes: int = 2, heartbeat_s: float = 0.05, **spec: Any) -> None:
+        self.notes: list[Message] = []
+        self.orders: list[Message] = []
+        self.manifests: list[str] = []
+        self.listener = listen("127.0.0.1", free_ports())
+        self.port = self.listener.getsockname()[1]
+        everyone = [{"role": "trainer", "rank": node, "node": node} for node in range(nodes)]
+        values = {"nodes": nodes, "all_processes": everyone, "node_grace_s": 30, "grace_s": 1, **spec}
+        self.lead = LocalLead(
+            reactor,
+            keys.of(0),
+            {**values, "heartbeat_s": heartbeat_s},
+            self.listener,
+            self.orders.append,
+            self.notes.append,
+            lambda tag, receipts: self.manifests.append(tag),
+        )
+
+    def noted(self, event: str) -> list[Message]:
+        return [note for note in self.notes if note["event"] == event]
+
+
+class Follower:
+    """A `RemoteLead`: the orders that came, and why the lead was given up."""
+
+    def __init__(
+        self, reactor: Reactor, run: RunPaths, port: int, *, heartbeat_s: float = 0.05, node_grace_s: float = 30
+    ) -> None:
+        self.orders: list[Message] = []
+        self.lost: list[str] = []
+        spec = {"lead": {"host": "127.0.0.1", "port": port}, "node_grace_s": node_grace_s, "heartbeat_s": heartbeat_s}
+        self.lead = RemoteLead(reactor, run, spec, self.orders.append, self.lost.append)
+
+    def ordered(self) -> list[str]:
+        return [str(order["do"]) for order in self.orders]
+
+
+def free_ports() -> range:
+    """A port that is free now, and some behind it."""
+    with socket.socket() as sock:
+        sock.bind(("", 0))
+        first = sock.getsockname()[1]
+    return range(first, min(first + 50, 65536))
+
+
+def in_order(frames: Iterable[Message]) -> list[int]:
+    return [frame["n"] for frame in frames if "n" in frame]
