@@ -40,9 +40,7 @@ class ServerCore:
 
     def __post_init__(self) -> None:
         if self.mode not in ("sync", "async"):
-            raise UseError(
-                f"mode {self.mode!r} is not available in this version", remedy='use "sync" or "async"'
-            )
+            raise UseError(f"mode {self.mode!r} is not available in this version", remedy='use "sync" or "async"')
         self._members = {rank: Member() for rank in range(self.trainers)}
         self._pulls: list[wire.Message] = []
         self._book = SaveBook()
@@ -88,22 +86,14 @@ class ServerCore:
 
     def _admit(self, rank: int, message: wire.Message) -> None:
         if rank not in self._members or message.rank != rank:
-            raise RefusedError(
-                f"a message says it is of trainer {message.rank}, its key belongs to trainer {rank}"
-            )
+            raise RefusedError(f"a message says it is of trainer {message.rank}, its key belongs to trainer {rank}")
         if message.kind not in self._handlers:
-            raise RefusedError(
-                f"trainer {rank} sent a message of kind {message.kind}, which is not a request"
-            )
+            raise RefusedError(f"trainer {rank} sent a message of kind {message.kind}, which is not a request")
         member = self._members[rank]
         if message.kind != wire.HELLO and message.epoch != self.epoch:
-            raise RefusedError(
-                f"trainer {rank} speaks in epoch {message.epoch}, the job is in epoch {self.epoch}"
-            )
+            raise RefusedError(f"trainer {rank} speaks in epoch {message.epoch}, the job is in epoch {self.epoch}")
         if message.attempt < member.attempt:
-            raise RefusedError(
-                f"attempt {message.attempt} of trainer {rank} was replaced by attempt {member.attempt}"
-            )
+            raise RefusedError(f"attempt {message.attempt} of trainer {rank} was replaced by attempt {member.attempt}")
         if message.attempt > member.attempt and message.kind not in (wire.HELLO, wire.PROBE):
             raise RefusedError(f"attempt {message.attempt} of trainer {rank} has not said hello")
 
@@ -147,9 +137,7 @@ class ServerCore:
             if spec.load is not None and not self._load(table, spec.load):
                 self._initial.add(spec.key)
         except MemoryError as exc:
-            raise TableError(
-                f"table {spec.name!r} does not fit into the memory of pserver {self.pserver}"
-            ) from exc
+            raise TableError(f"table {spec.name!r} does not fit into the memory of pserver {self.pserver}") from exc
         return table
 
     def _load(self, table: Table, path: str) -> bool:
@@ -168,9 +156,7 @@ class ServerCore:
                 table.put(*rows)
             return rows is not None
         except (OSError, ValueError, KeyError) as exc:
-            raise ModelError(
-                f"pserver {self.pserver}: table {table.spec.name!r} of {path} is damaged ({exc})"
-            ) from exc
+            raise ModelError(f"pserver {self.pserver}: table {table.spec.name!r} of {path} is damaged ({exc})") from exc
 
     def _pull(self, message: wire.Message) -> list[Output]:
         if self.mode == "async" or message.version == wire.NEWEST:
@@ -201,9 +187,7 @@ class ServerCore:
             )
         push = read_push(message, self.tables, (self.pserver, self.pservers), float(message.samples))
         if member.pending is not None:
-            member.pending.message.request = (
-                message.request
-            )  # a repeat: the first one counts, the newest is answered
+            member.pending.message.request = message.request  # a repeat: the first one counts, the newest is answered
             return []
         member.pending = push
         return self._advance()
@@ -269,9 +253,7 @@ class ServerCore:
         if message.step < member.pushed:
             return [self._pushed(message, sorted(self.tables), wire.REPEATED)]
         if message.step > member.pushed or member.left:
-            raise RefusedError(
-                f"trainer {message.rank} pushes its step {message.step}, {member.pushed} is next"
-            )
+            raise RefusedError(f"trainer {message.rank} pushes its step {message.step}, {member.pushed} is next")
         push = read_push(message, self.tables, (self.pserver, self.pservers), 1.0)
         if message.version <= self.step:
             self.staleness[self.step - message.version] += 1

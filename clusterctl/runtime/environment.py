@@ -68,9 +68,7 @@ def read_environment(environ: Mapping[str, str] | None = None) -> Environment:
     if role not in ("pserver", "trainer"):
         raise ProcessError(f"CLUSTERCTL_ROLE={role!r} is neither pserver nor trainer")
     job_dir, run = Path(_text(env, "CLUSTERCTL_JOB_DIR")), _text(env, "CLUSTERCTL_RUN")
-    spec = _read_json(
-        job_dir / ".clusterctl" / "runs" / run / "spec.json", "start the job with clusterctl start"
-    )
+    spec = _read_json(job_dir / ".clusterctl" / "runs" / run / "spec.json", "start the job with clusterctl start")
     pservers = tuple(p for p in env.get("CLUSTERCTL_PSERVERS", "").split(",") if p)
     control = env.get("CLUSTERCTL_CONTROL_FD")
     return Environment(
@@ -99,9 +97,7 @@ def _local(env: Mapping[str, str]) -> Environment:
 def _text(env: Mapping[str, str], name: str) -> str:
     value = env.get(name)
     if not value:
-        raise ProcessError(
-            f"{name} is not set", remedy="run by clusterctl, or unset CLUSTERCTL_ROLE to run alone"
-        )
+        raise ProcessError(f"{name} is not set", remedy="run by clusterctl, or unset CLUSTERCTL_ROLE to run alone")
     return value
 
 

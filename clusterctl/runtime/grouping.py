@@ -22,9 +22,7 @@ def checked_ids(name: str, ids: Any, rows: int | None) -> Ids:
     if array.size == 0:
         return np.empty(array.shape, np.int64)
     if array.dtype.kind not in "iu":
-        raise UseError(
-            f"ids for table {name!r} have dtype {array.dtype}", remedy="give whole numbers, such as int64"
-        )
+        raise UseError(f"ids for table {name!r} have dtype {array.dtype}", remedy="give whole numbers, such as int64")
     if array.dtype == np.uint64 and int(array.max()) >= 2**63:
         raise UseError(f"ids for table {name!r} go up to {array.max()}", remedy="ids are int64, below 2**63")
     if rows is not None and (int(array.min()) < 0 or int(array.max()) >= rows):
@@ -76,9 +74,7 @@ def sum_by_id(ids: Ids, values: Floats) -> tuple[Ids, Floats]:
         sums[many] += values[order[starts[many] + nth]]
         nth += 1
         many = many[counts[many] > nth]
-    for (
-        at
-    ) in many.tolist():  # few ids that occur often: each one's rest in one go (accumulate keeps the order)
+    for at in many.tolist():  # few ids that occur often: each one's rest in one go (accumulate keeps the order)
         rest = values[order[starts[at] + nth : starts[at] + counts[at]]]
         sums[at] = np.add.accumulate(np.concatenate((sums[at : at + 1], rest)), axis=0)[-1]
     return ordered[starts], sums

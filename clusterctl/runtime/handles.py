@@ -80,9 +80,7 @@ class Embedding:
         asks: dict[int, list[wire.Part]] = {}
         for pserver, positions in enumerate(shares.positions):
             if len(positions):
-                asks[pserver] = [
-                    wire.Part(wire.IDS, part, self.spec.key) for part in self._cut(distinct[positions])
-                ]
+                asks[pserver] = [wire.Part(wire.IDS, part, self.spec.key) for part in self._cut(distinct[positions])]
         out = np.empty((len(distinct), self.dim), np.float32)
         for pserver, parts in self._session.pull(asks).items():
             rows = [part.array for part in parts]

@@ -38,9 +38,7 @@ class Initial:
     def __post_init__(self) -> None:
         numbers = (self.a, self.b)
         if self.kind not in ("uniform", "normal", "constant"):
-            raise UseError(
-                f"unknown initial values {self.kind!r}", remedy="use uniform, normal, zeros or constant"
-            )
+            raise UseError(f"unknown initial values {self.kind!r}", remedy="use uniform, normal, zeros or constant")
         if not all(isinstance(n, (int, float)) and math.isfinite(n) for n in numbers):
             raise UseError(f"{self.kind}{numbers} is not made of finite numbers")
 

@@ -60,9 +60,7 @@ class LocalLink:
             if isinstance(output, Save):
                 self._write(output)
                 outputs += self._core.saved(output.tag)
-        [reply] = [
-            o.message for o in outputs if isinstance(o, Reply) and o.message.request == request.request
-        ]
+        [reply] = [o.message for o in outputs if isinstance(o, Reply) and o.message.request == request.request]
         raise_for_error(reply)
         return reply
 

@@ -35,9 +35,7 @@ def pass_rng(seed: int, rank: int, pass_: int, shard: bool) -> np.random.Generat
     return np.random.Generator(np.random.Philox(key=key))
 
 
-def own_batches(
-    reader: Reader, pass_: int, rng: np.random.Generator, every: int, offset: int
-) -> Iterator[Any]:
+def own_batches(reader: Reader, pass_: int, rng: np.random.Generator, every: int, offset: int) -> Iterator[Any]:
     """What `reader` yields in this pass, or every `every`-th batch of it from `offset`."""
     batches = reader(pass_, rng)
     if not isinstance(batches, Iterable):

@@ -39,8 +39,7 @@ def load_model(directory: PathLike) -> dict[str, Value]:
     """
     model = _open([Path(directory)])
     return {
-        name: model.dense_table(name) if kind == "dense" else model.sparse_table(name)
-        for name, kind in model.kinds()
+        name: model.dense_table(name) if kind == "dense" else model.sparse_table(name) for name, kind in model.kinds()
     }
 
 
@@ -101,9 +100,7 @@ class PieceSet:
     def __init__(self, directories: Sequence[Path]) -> None:
         found = _find_pieces(directories)
         if not found:
-            raise ModelError(
-                f"no pieces of a model in {_names(directories)}", remedy="give the directories of one tag"
-            )
+            raise ModelError(f"no pieces of a model in {_names(directories)}", remedy="give the directories of one tag")
         files = [TensorFile(path) for path in found]
         self.metadata = files[0].metadata
         self.tables = _tables(files[0], FORMAT)
@@ -200,9 +197,7 @@ def _open(directories: Sequence[Path]) -> PieceSet | MergedFile:
     if path.is_file():
         return MergedFile(path)
     if not path.is_dir():
-        raise ModelError(
-            f"{path} does not exist", remedy="give a directory of saved pieces, or a merged model file"
-        )
+        raise ModelError(f"{path} does not exist", remedy="give a directory of saved pieces, or a merged model file")
     if (path / MERGED_NAME).is_file() and not list(path.glob("pserver-*.safetensors")):
         return MergedFile(path / MERGED_NAME)
     return PieceSet(directories)
@@ -229,9 +224,7 @@ def _find_pieces(directories: Iterable[Path]) -> list[Path]:
         if name not in found:
             raise ModelError(f"{name} is missing, the manifest lists it", remedy="collect it from its node")
         if _checksum(found[name]) != expected:
-            raise ModelError(
-                f"{found[name]} is damaged: it differs from the manifest", remedy="collect it again"
-            )
+            raise ModelError(f"{found[name]} is damaged: it differs from the manifest", remedy="collect it again")
     return [found[name] for name in sorted(found)]
 
 
@@ -255,9 +248,7 @@ def _by_pserver(files: Sequence[TensorFile]) -> list[TensorFile]:
             )
     sizes = (first.metadata.get("block_elements"), first.metadata.get("slots"))
     if sizes != (str(BLOCK_ELEMENTS), str(SLOTS)):
-        raise ModelError(
-            f"{first.path} has blocks and slots {sizes}, this version reads {(BLOCK_ELEMENTS, SLOTS)}"
-        )
+        raise ModelError(f"{first.path} has blocks and slots {sizes}, this version reads {(BLOCK_ELEMENTS, SLOTS)}")
     by_number = {file.metadata.get("pserver"): file for file in files}
     count = _whole(first.metadata.get("pservers"), first.path)
     missing = [piece_name(p) for p in range(count) if str(p) not in by_number]

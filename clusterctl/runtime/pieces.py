@@ -51,9 +51,7 @@ def write_piece(output_dir: Path, cut: Cut, tables: Iterable[Table]) -> dict[str
     entries.sort(key=lambda entry: entry.dtype, reverse=True)  # int64 first keeps every array aligned
     described = {t.spec.name: {**t.spec.to_json(), "held": _held(t)} for t in ordered}
     metadata = {name: str(value) for name, value in cut.to_json().items()}
-    metadata.update(
-        format=FORMAT, block_elements=str(BLOCK_ELEMENTS), slots=str(SLOTS), tables=json.dumps(described)
-    )
+    metadata.update(format=FORMAT, block_elements=str(BLOCK_ELEMENTS), slots=str(SLOTS), tables=json.dumps(described))
     path = output_dir / cut.tag / piece_name(cut.pserver)
     size, digest = write_tensors(path, entries, metadata)
     brief = {n: {k: d[k] for k in ("kind", "shape", "rows", "held")} for n, d in described.items()}
@@ -73,11 +71,7 @@ def _blocks(table: DenseTable) -> list[Entry]:
     for a in range(0, table.count, BLOCK_ELEMENTS):
         block = values[a : a + BLOCK_ELEMENTS]
         number = (table.start + a) // BLOCK_ELEMENTS
-        out.append(
-            Entry(
-                f"{table.spec.name}/block/{number}", "F32", block.shape, functools.partial(np.asarray, block)
-            )
-        )
+        out.append(Entry(f"{table.spec.name}/block/{number}", "F32", block.shape, functools.partial(np.asarray, block)))
     return out
 
 
@@ -91,7 +85,5 @@ def _slots(table: SparseTable) -> list[Entry]:
         at = order[starts[slot] : starts[slot + 1]]
         name = f"{table.spec.name}/slot/{slot}"
         out.append(Entry(f"{name}/ids", "I64", (len(at),), functools.partial(table.ids_at, at)))
-        out.append(
-            Entry(f"{name}/rows", "F32", (len(at), table.spec.dim), functools.partial(table.rows_at, at))
-        )
+        out.append(Entry(f"{name}/rows", "F32", (len(at), table.spec.dim), functools.partial(table.rows_at, at)))
     return out

@@ -100,9 +100,7 @@ class Progress:
         parts = ", ".join(f"{name} {share:.0%}" for name, share in shares.items())
         rate = f"{window.samples / seconds:,.0f} samples/s"
         say(f"pass {self._pass}: {window.steps} steps, {window.samples:,} samples, {rate}{loss}; {parts}")
-        self._control.send(
-            "pass", **{"pass": self._pass}, step=step, seconds=round(seconds, 3), **_rounded(shares)
-        )
+        self._control.send("pass", **{"pass": self._pass}, step=step, seconds=round(seconds, 3), **_rounded(shares))
 
     def not_finite(self, step: int, what: str) -> None:
         """Warns of a loss or gradient that is not finite: an event at most once a second, a line the first time."""

@@ -87,9 +87,7 @@ def _make_core(env: Environment) -> ServerCore:
 
 
 def _write(env: Environment, core: ServerCore, control: Control, save: Save) -> None:
-    cut = Cut(
-        env.job, env.run, save.tag, save.pass_, save.step, core.mode, core.seed, core.pserver, core.pservers
-    )
+    cut = Cut(env.job, env.run, save.tag, save.pass_, save.step, core.mode, core.seed, core.pserver, core.pservers)
     receipt = write_piece(env.output_dir, cut, core.tables.values())
     control.send("saved", **receipt)
     say(f"pserver {env.rank}: saved {save.tag} at step {save.step}, {receipt['bytes']:,} bytes")

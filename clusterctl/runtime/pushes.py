@@ -82,33 +82,25 @@ def _by_table(parts: list[wire.Part]) -> Iterator[tuple[int, list[wire.Part]]]:
 
 
 def _dense_grad(table: DenseTable, parts: list[wire.Part], weight: np.float32) -> DenseGrad:
-    expected = [
-        (table.start + a, min(PART_ELEMENTS, table.count - a)) for a in range(0, table.count, PART_ELEMENTS)
-    ]
+    expected = [(table.start + a, min(PART_ELEMENTS, table.count - a)) for a in range(0, table.count, PART_ELEMENTS)]
     got = [(p.offset, len(p.array)) for p in parts]
     if any(p.kind != wire.DENSE for p in parts) or got != expected:
         raise WireError(f"the gradient of table {table.spec.name!r} has parts {got[:4]}, not {expected[:4]}")
     return DenseGrad(weight, [p.array for p in parts])
 
 
-def _sparse_grad(
-    table: SparseTable, parts: list[wire.Part], place: tuple[int, int], weight: np.float32
-) -> SparseGrad:
+def _sparse_grad(table: SparseTable, parts: list[wire.Part], place: tuple[int, int], weight: np.float32) -> SparseGrad:
     spec = table.spec
     ids, rows = [p.array for p in parts[::2]], [p.array for p in parts[1::2]]
     paired = [p.kind for p in parts] == [wire.IDS, wire.ROWS] * len(rows)
     if not paired or any(r.shape != (len(i), spec.dim) for i, r in zip(ids, rows)):
-        raise WireError(
-            f"the gradient of table {spec.name!r} is not made of ids and rows of width {spec.dim}"
-        )
+        raise WireError(f"the gradient of table {spec.name!r} is not made of ids and rows of width {spec.dim}")
     all_ids, all_rows = (ids[0], rows[0]) if len(ids) == 1 else (np.concatenate(ids), np.concatenate(rows))
     check_ids(spec, all_ids, place)
     return SparseGrad(weight, all_ids, all_rows)
 
 
-def answer_pull(
-    message: wire.Message, tables: Tables, place: tuple[int, int], version: int | None
-) -> list[wire.Part]:
+def answer_pull(message: wire.Message, tables: Tables, place: tuple[int, int], version: int | None) -> list[wire.Part]:
     """The parts that a pull asks for, at `version` (None: the newest)."""
     out: list[wire.Part] = []
     for part in message.parts:

@@ -145,9 +145,7 @@ class RemoteLink:
             self._probes += 1
             out.probe = 2**63 + self._probes
             asked = out.request
-            probe = wire.Message(
-                wire.PROBE, asked.rank, out.probe, asked.epoch, asked.attempt, version=asked.request
-            )
+            probe = wire.Message(wire.PROBE, asked.rank, out.probe, asked.epoch, asked.attempt, version=asked.request)
             self._send(pserver, wire.encode(probe))
 
     def _explain(self, waiting: Mapping[int, Outstanding], waited_s: float, now: float) -> None:
@@ -159,9 +157,7 @@ class RemoteLink:
         pserver, out = min(waiting.items(), key=lambda item: item[1].heard_s)
         ranks = sorted({rank for o in waiting.values() for rank in o.waiting})
         if now - out.heard_s > 3 * self._probe_every_s:
-            say(
-                f"waiting for pserver {pserver} ({self._addresses[pserver]}), silent for {now - out.heard_s:.0f} s"
-            )
+            say(f"waiting for pserver {pserver} ({self._addresses[pserver]}), silent for {now - out.heard_s:.0f} s")
         elif ranks:
             say(f"waiting for trainers {ranks} at step {out.request.step} for {waited_s:.0f} s")
         else:

@@ -43,9 +43,7 @@ class SaveBook:
 
     def due(self, active: set[int], force: bool) -> list[str]:
         """The tags to write now, which are `writing` until `finish`; with `force` also what only some asked for."""
-        self.writing = [
-            t for t, ranks in self._asked.items() if force or t in self._at_once or active <= ranks
-        ]
+        self.writing = [t for t, ranks in self._asked.items() if force or t in self._at_once or active <= ranks]
         return list(self.writing)
 
     def wait(self, tag: str, message: wire.Message) -> None:

@@ -125,17 +125,11 @@ class Session:
         if accumulate != 1 or prefetch != 0 or ids:
             raise NotAvailableError("accumulate, prefetch and ids are not available in this version")
         if not callable(reader):
-            raise UseError(
-                f"reader={reader!r} cannot be called", remedy="give reader(pass_, rng) that yields batches"
-            )
+            raise UseError(f"reader={reader!r} cannot be called", remedy="give reader(pass_, rng) that yields batches")
         return self._run(reader, checked_passes(passes), shard, on_pass)
 
-    def _run(
-        self, reader: Reader, passes: int, shard: bool, on_pass: Callable[[int], Any] | None
-    ) -> Iterator[Any]:
-        if (
-            self._open_pass is not None
-        ):  # an earlier loop was left by break, or an earlier attempt died in between
+    def _run(self, reader: Reader, passes: int, shard: bool, on_pass: Callable[[int], Any] | None) -> Iterator[Any]:
+        if self._open_pass is not None:  # an earlier loop was left by break, or an earlier attempt died in between
             self._finish_pass(flagged=self._rejoins)
             self._save_pass()
             self._first_pass = self._first_pass if self._rejoins else self._next_pass
@@ -192,13 +186,9 @@ class Session:
         """
         turn = self._turn
         if turn is None:
-            raise UseError(
-                "push outside of ps.steps(...)", remedy="push once for each batch that ps.steps yields"
-            )
+            raise UseError("push outside of ps.steps(...)", remedy="push once for each batch that ps.steps yields")
         if turn.pushed:
-            raise UseError(
-                f"a second push for batch {turn.batch} of pass {turn.pass_}", remedy="push once per batch"
-            )
+            raise UseError(f"a second push for batch {turn.batch} of pass {turn.pass_}", remedy="push once per batch")
         count, value = checked_samples(samples, self.rank, self.step), checked_loss(loss)
         parts = self._gradient_parts(gradients)
         if value is not None and not abs(value) < float("inf"):
@@ -214,9 +204,7 @@ class Session:
                 raise UseError(f"push of {handle!r}, which is no table of this session")
             parts, finite = handle.gradient(gradient)
             if not finite:
-                self._progress.not_finite(
-                    self.step, f"the gradient of table {handle.name!r} of trainer {self.rank}"
-                )
+                self._progress.not_finite(self.step, f"the gradient of table {handle.name!r} of trainer {self.rank}")
             for pserver, more in enumerate(parts):
                 merged[pserver] += more
         return merged
@@ -253,9 +241,7 @@ class Session:
     def save(self, tag: str) -> None:
         """Saves all tables, as they are after the current step, under `output_dir/tag/`; the first call wins."""
         if check_tag(tag).startswith("pass-"):
-            raise UseError(
-                f"tag {tag!r} is kept for the saves at the end of passes", remedy="choose another name"
-            )
+            raise UseError(f"tag {tag!r} is kept for the saves at the end of passes", remedy="choose another name")
         self._ask_all(wire.SAVE, parts=[wire.json_part({"tag": tag})])
 
     def log(self, weight: float = 1, **numbers: float) -> None:
@@ -271,9 +257,7 @@ class Session:
     def pull(self, asks: Mapping[int, list[wire.Part]]) -> dict[int, list[wire.Part]]:
         """Asks each pserver for parts at the current step; dense ones refresh their handles. For handles only."""
         version = self.step if self.mode == "sync" else wire.NEWEST
-        replies = self._exchange(
-            {p: self._request(wire.PULL, version=version, parts=a) for p, a in asks.items()}
-        )
+        replies = self._exchange({p: self._request(wire.PULL, version=version, parts=a) for p, a in asks.items()})
         for pserver, reply in replies.items():
             self._versions[pserver] = reply.version
             self._refresh(reply)

@@ -62,9 +62,7 @@ def bind_first_free(socket: zmq.Socket[bytes], port: int) -> int:
                 raise ProcessError(f"port {candidate} cannot be bound ({exc})") from exc
         else:
             return candidate
-    raise ProcessError(
-        f"no free port in {port}..{last - 1}", remedy="set PORT to a range that is free on this node"
-    )
+    raise ProcessError(f"no free port in {port}..{last - 1}", remedy="set PORT to a range that is free on this node")
 
 
 def _bound(socket: zmq.Socket[bytes]) -> None:

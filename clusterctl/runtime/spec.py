@@ -36,13 +36,9 @@ class TableSpec:
         if self.kind == "sparse" and len(self.shape) != 1:
             raise UseError(f"table {self.name!r}: a sparse table has one width, not {self.shape}")
         if any(n < 1 for n in self.shape) or self.elements > _MAX_ELEMENTS:
-            raise UseError(
-                f"table {self.name!r}: shape {self.shape} is not usable", remedy="each size is at least 1"
-            )
+            raise UseError(f"table {self.name!r}: shape {self.shape} is not usable", remedy="each size is at least 1")
         if self.rows is not None and not 1 <= self.rows <= 2**62:
-            raise UseError(
-                f"table {self.name!r}: rows={self.rows} is not usable", remedy="rows=None is unbounded"
-            )
+            raise UseError(f"table {self.name!r}: rows={self.rows} is not usable", remedy="rows=None is unbounded")
 
     @property
     def elements(self) -> int:

@@ -159,9 +159,7 @@ class SparseTable:
         for kept, changed in zip(self._state, state):
             kept[positions] = changed
 
-    def _merged(
-        self, grads: Sequence[SparseGrad], places: Sequence[Ids], total: np.float32, a: int, b: int
-    ) -> Floats:
+    def _merged(self, grads: Sequence[SparseGrad], places: Sequence[Ids], total: np.float32, a: int, b: int) -> Floats:
         """The mean gradient of the rows a to b of the union: from +0.0, by ascending rank, absent ones as zero."""
         merged = np.zeros((b - a, self.spec.dim), np.float32)
         for grad, place in zip(grads, places):
@@ -198,9 +196,7 @@ Table = Union[DenseTable, SparseTable]
 Tables = dict[int, Table]
 
 
-def _merge(
-    merged: Floats, scratch: Floats, grads: Sequence[tuple[np.float32, Floats]], total: np.float32
-) -> None:
+def _merge(merged: Floats, scratch: Floats, grads: Sequence[tuple[np.float32, Floats]], total: np.float32) -> None:
     weight, first = grads[0]
     np.multiply(first, weight, out=merged)
     merged += np.float32(0)  # the sum starts from +0.0, which turns a -0.0 round

@@ -79,7 +79,9 @@ class World:
         self.now = 0.0
         processes = one_each(nodes)
         self.lead = Lead(processes, nodes, now=0.0, node_grace_s=NODE_GRACE_S, grace_s=GRACE_S)
-        self.supervisors = [Supervisor(n, [(role, k) for role, k, node in processes if node == n]) for n in range(nodes)]
+        self.supervisors = [
+            Supervisor(n, [(role, k) for role, k, node in processes if node == n]) for n in range(nodes)
+        ]
         self.actions: list[Action] = []
         self.trouble = False
 

@@ -74,9 +74,7 @@ def test_a_whole_run_is_talked_through(reactor: Reactor, leader: Lead, keys: Key
     assert follower.lost == []
 
 
-def test_nothing_is_lost_when_the_connection_breaks_again_and_again(
-    reactor: Reactor, leader: Lead, keys: Keys
-) -> None:
+def test_nothing_is_lost_when_the_connection_breaks_again_and_again(reactor: Reactor, leader: Lead, keys: Keys) -> None:
     follower = begin(reactor, leader, keys)
     for tag in range(3):
         for n in range(20):
@@ -151,9 +149,7 @@ def test_a_supervisor_of_another_run_is_not_let_in(
     follower.lead.let_go()
 
 
-def test_a_supervisor_does_not_follow_the_lead_of_another_run(
-    reactor: Reactor, leader: Lead, other_keys: Keys
-) -> None:
+def test_a_supervisor_does_not_follow_the_lead_of_another_run(reactor: Reactor, leader: Lead, other_keys: Keys) -> None:
     follower = Follower(reactor, other_keys.of(1), leader.port, node_grace_s=0.6)
     run_until(reactor, lambda: follower.lost)
     assert leader.lead._links == {}
@@ -189,9 +185,7 @@ def test_another_node_in_the_leads_place_is_not_obeyed(reactor: Reactor, keys: K
     assert follower.orders == []
 
 
-def test_a_second_connection_of_a_node_takes_the_place_of_the_first(
-    reactor: Reactor, leader: Lead, keys: Keys
-) -> None:
+def test_a_second_connection_of_a_node_takes_the_place_of_the_first(reactor: Reactor, leader: Lead, keys: Keys) -> None:
     begin(reactor, leader, keys)
     first = leader.lead._links[1]
     second = Follower(reactor, keys.of(1), leader.port)

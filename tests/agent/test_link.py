@@ -125,10 +125,10 @@ def test_frames_keep_their_order_when_an_answer_is_sent_between_them(reactor: Re
     heard: list[int] = []
 
     def answer(frame: dict[str, int]) -> None:
+        heard.append(frame["n"])
         if frame["n"] == 1:
             client.send({"n": 3})
             server.send({"n": 0})
-        heard.append(frame["n"])
 
     server.on_frame = answer
     client._outgoing += b'{"n": 1}\n{"n": 2}\n'  # in one piece, as a busy network delivers them

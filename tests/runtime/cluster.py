@@ -64,9 +64,7 @@ def write_keys(directory: Path, pservers: int, trainers: int) -> None:
         (directory / f"{role}-{rank}.json").write_text(json.dumps(keys))
 
 
-def environment(
-    root: Path, role: str, rank: int, addresses: tuple[str, ...] = (), attempt: int = 1
-) -> Environment:
+def environment(root: Path, role: str, rank: int, addresses: tuple[str, ...] = (), attempt: int = 1) -> Environment:
     spec = json.loads((root / ".clusterctl" / "runs" / RUN / "spec.json").read_text())
     output = root / "output"
     return Environment(

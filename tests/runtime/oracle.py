@@ -59,9 +59,7 @@ class Oracle:
         total = sum(push["samples"] for push in pushes)
         if total == 0:
             return
-        dense = [
-            p["samples"] / total * p["dense"] for p in pushes if p["samples"] and p.get("dense") is not None
-        ]
+        dense = [p["samples"] / total * p["dense"] for p in pushes if p["samples"] and p.get("dense") is not None]
         if dense:
             self.dense.apply(np.sum(dense, axis=0), self.t)
         sums: dict[int, Array] = {}

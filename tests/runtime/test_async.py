@@ -27,9 +27,7 @@ def regression(ps: Session) -> float:
     for x in ps.steps(reader, passes=3):
         ids = (x[:, 0] > 0).astype(np.int64)
         error = x @ w.value + bias.pull(ids)[:, 0] - (x @ TRUTH + ids)
-        ps.push(
-            {w: x.T @ error / 32, bias: (ids, error[:, None] / 32)}, samples=32, loss=float((error**2).mean())
-        )
+        ps.push({w: x.T @ error / 32, bias: (ids, error[:, None] / 32)}, samples=32, loss=float((error**2).mean()))
     w.pull()
     return float(np.abs(w.value - TRUTH).max())
 

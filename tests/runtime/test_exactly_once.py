@@ -240,9 +240,7 @@ def value_dependent(ps: Session, die_at: int | None = None) -> Any:
     e = ps.embedding("e", 3, Adagrad(0.1))
     if die_at is not None:
         link.exchange = functools.partial(die_in_push, link, link.exchange, die_at)
-    for batch in ps.steps(
-        lambda pass_, rng: (rng.integers(-9, 9, size=5) for _ in range(4 - ps.rank)), passes=2
-    ):
+    for batch in ps.steps(lambda pass_, rng: (rng.integers(-9, 9, size=5) for _ in range(4 - ps.rank)), passes=2):
         rows = e.pull(batch)
         ps.push({w: w.value * rows.sum(), e: (batch, rows + w.value[:3])}, samples=1 + ps.rank)
     return w.value.copy(), e.pull(np.arange(-9, 9))
@@ -256,9 +254,7 @@ def die_in_push(link: RemoteLink, exchange: Any, step: int, requests: Any, reply
 
 
 @pytest.mark.parametrize("die_at", [0, 2, 3, 4, 6, 7])
-def test_a_trainer_killed_between_push_and_reply_is_succeeded_bit_for_bit(
-    tmp_path: Path, die_at: int
-) -> None:
+def test_a_trainer_killed_between_push_and_reply_is_succeeded_bit_for_bit(tmp_path: Path, die_at: int) -> None:
     with thread_cluster(tmp_path / "undisturbed", 2, 2) as cluster:
         expected = cluster.train(value_dependent)
 

@@ -56,9 +56,7 @@ def test_a_job_of_processes_runs_to_its_end(tmp_path: Path, security: str, mode:
             server.send("finish")
             status, out, err = server.wait()
             assert (status, err) == (0, "")
-        receipts = [
-            e for s in servers for e in s.events if e["event"] == "saved" and e["tag"] == "pass-00001"
-        ]
+        receipts = [e for s in servers for e in s.events if e["event"] == "saved" and e["tag"] == "pass-00001"]
         manifest = build_manifest("JOB", "0001", receipts)
         assert manifest is not None
         write_manifest(tmp_path / "output" / "pass-00001", manifest)

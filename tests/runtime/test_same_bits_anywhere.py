@@ -84,9 +84,7 @@ def test_curve_gives_the_same_bits(tmp_path: Path, module_tmp: Path) -> None:
     assert_all_equal([reference(module_tmp, 2), *results])
 
 
-def test_local_mode_gives_the_same_bits(
-    tmp_path: Path, module_tmp: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_local_mode_gives_the_same_bits(tmp_path: Path, module_tmp: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("CLUSTERCTL_ROLE", raising=False)
     monkeypatch.setenv("CLUSTERCTL_SEED", "7")

@@ -172,9 +172,7 @@ def test_a_flipped_byte_is_found_by_the_manifest(saved: tuple[Path, dict[str, An
         merge_model(nodes, tmp_path / "m")
 
 
-def test_a_truncated_piece_is_found_without_a_manifest(
-    saved: tuple[Path, dict[str, Any]], tmp_path: Path
-) -> None:
+def test_a_truncated_piece_is_found_without_a_manifest(saved: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
     nodes = copied(saved, tmp_path)
     (nodes[0] / "manifest.json").unlink()
     for keep in (0, 4, 100, 20_000):
@@ -185,9 +183,7 @@ def test_a_truncated_piece_is_found_without_a_manifest(
         shutil.copy(saved[0] / "node-0" / piece_name(0), path)
 
 
-def test_pieces_of_different_moments_are_not_mixed(
-    saved: tuple[Path, dict[str, Any]], tmp_path: Path
-) -> None:
+def test_pieces_of_different_moments_are_not_mixed(saved: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
     nodes = copied(saved, tmp_path)
     (nodes[0] / "manifest.json").unlink()
     shutil.copy(saved[0] / "output" / "extra" / piece_name(1), nodes[1])
