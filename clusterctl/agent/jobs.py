@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import time
 from pathlib import Path
@@ -42,6 +43,18 @@ def pick_run(job: JobPaths, run: str | None = None) -> RunPaths | None:
     """The named run, else the newest; None when the job was never started."""
     name = run or job.newest_run()
     return job.run(name) if name else None
+
+
+def is_free(job: JobPaths) -> bool:
+    """Whether no start, supervisor or guardian holds the job's lock."""
+    try:
+        with job.lock.open() as lock:
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except FileNotFoundError:
+        return True
+    except OSError:
+        return False
+    return True
 
 
 def read_state(run: RunPaths) -> dict[str, Any]:

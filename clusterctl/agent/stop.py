@@ -8,17 +8,19 @@ from pathlib import Path
 from typing import Any
 
 from clusterctl.agent.files import read_json
-from clusterctl.agent.jobs import find_job, mark_ended, pick_run, read_state, run_state, supervisor_of
+from clusterctl.agent.jobs import find_job, is_free, mark_ended, pick_run, read_state, run_state, supervisor_of
 from clusterctl.agent.paths import JobPaths
 from clusterctl.agent.processes import end_all, find_by_environment, is_alive, run_environment, send_signal, wait_until
 from clusterctl.agent.protocol import Peer
 
 MARGIN_S = 15.0
+START_S = 30.0  # a start under way holds the job's lock before there is a supervisor to be told
 
 
 def stop(root: Path, request: dict[str, Any], peer: Peer) -> dict[str, Any]:
     """TERM, the run's grace, KILL; then whatever else carries the job's environment, whoever started it."""
     job = find_job(root, request["ref"])
+    wait_until(lambda: _has_supervisor(job) or is_free(job), START_S)
     grace_s, was, killed = _stop_supervisor(job, peer)
     found, by_kill, survivors = end_all(lambda: find_by_environment(run_environment(job.dir)), grace_s)
     run = pick_run(job)
@@ -52,6 +54,11 @@ def _stop_supervisor(job: JobPaths, peer: Peer) -> tuple[float, str, int]:
             send_signal(who, signal.SIGKILL)
             wait_until(lambda: not is_alive(who), MARGIN_S)
     return grace_s, was, int(read_state(run).get("killed", 0))
+
+
+def _has_supervisor(job: JobPaths) -> bool:
+    run = pick_run(job)
+    return run is not None and is_alive(supervisor_of(read_state(run)))
 
 
 def _busy_ports(job: JobPaths) -> list[int]:

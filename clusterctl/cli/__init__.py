@@ -1,8 +1,13 @@
 """The command line. The only package that prints, knows typer and rich, or ends the process."""
 
+import sys
+
 
 def main() -> None:
     """The `clusterctl` program."""
-    from clusterctl.cli.app import run
+    try:
+        from clusterctl.cli.app import run
 
-    run()
+        run()
+    except KeyboardInterrupt:  # while modules were being imported
+        sys.exit(130)

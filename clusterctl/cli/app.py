@@ -249,6 +249,7 @@ START_OPTIONS = (
     "--verbose",
     "--version",
 )
+INTERRUPTED = 130
 TAKES_PROGRAM = ("start", "exec")
 
 
@@ -274,6 +275,8 @@ def run(argv: list[str] | None = None) -> None:
         arguments = parse(argv)
         session = Session(arguments.options, arguments.program)
         code = app(args=arguments.ours, prog_name="clusterctl", standalone_mode=False, obj=session)
+        if code == INTERRUPTED:  # typer made it of a KeyboardInterrupt
+            raise KeyboardInterrupt
     except ClusterctlError as exc:
         console.error(exc)
         code = exit_code(exc)
@@ -282,7 +285,7 @@ def run(argv: list[str] | None = None) -> None:
         code = UsageError.exit_code
     except (KeyboardInterrupt, typer.Abort):
         console.warn("interrupted")
-        code = 130
+        code = INTERRUPTED
     except BrokenPipeError:
         fail_on_broken_pipe()
         code = 141

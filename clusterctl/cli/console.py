@@ -25,6 +25,7 @@ class Console:
         self.json = options.json
         self.quiet = options.quiet
         self.verbose = options.verbose
+        self.streaming = False
 
     @property
     def people(self) -> TextIO:
@@ -51,12 +52,16 @@ class Console:
     def document(self, value: dict[str, Any]) -> None:
         """The one JSON document of a command; nothing without `--json`."""
         if self.json:
-            print(json.dumps({"schema": SCHEMA, **value}, indent=1), flush=True)
+            print(json.dumps({"schema": SCHEMA, **value}, indent=None if self.streaming else 1), flush=True)
+
+    def stream(self) -> None:
+        """From here on `--json` means a line per event, and a last one for how it ended."""
+        self.streaming = True
 
     def record(self, value: dict[str, Any]) -> None:
-        """One line of a JSON stream; nothing without `--json`."""
-        if self.json:
-            print(json.dumps({"schema": SCHEMA, **value}), flush=True)
+        """One line of a JSON stream; nothing outside of one."""
+        if self.streaming:
+            self.document(value)
 
     def error(self, error: ClusterctlError) -> None:
         """What went wrong, as a document or in words, with what to do about it."""

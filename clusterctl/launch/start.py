@@ -7,7 +7,7 @@ word, and then, with the lead's port, the others.
 from __future__ import annotations
 
 import ipaddress
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from clusterctl.cluster import AgentCall, Cluster, Message, NodeOutcome, combined, failures, raise_failures
@@ -28,8 +28,11 @@ class Run:
     dirs: dict[int, str]
 
 
-def start(cluster: Cluster, launch: LaunchPlan, ref: str | None) -> Run:
-    """Starts job `ref` (None: the newest). Raises with every node's reason; nothing runs anywhere then."""
+def start(cluster: Cluster, launch: LaunchPlan, ref: str | None, on_go: Callable[[Run], None]) -> Run:
+    """Starts job `ref` (None: the newest). Raises with every node's reason; nothing runs anywhere then.
+
+    `on_go` is called before the first node gets the word: who interrupts from then on has something to stop.
+    """
     request = {
         "op": "start",
         "ref": ref,
@@ -48,9 +51,11 @@ def start(cluster: Cluster, launch: LaunchPlan, ref: str | None) -> Run:
         looks = raise_failures(cluster.map(look), "start")
         job = _same_job(cluster, looks)
         _check_addresses(cluster, looks)
-        run = f"{1 + max(int(found['newest_run']) for found in looks):04d}"
-        _go(cluster, launch, calls, looks, job, run)
-        return Run(job, run, {node.id: found["dir"] for node, found in zip(cluster.nodes, looks, strict=True)})
+        name = f"{1 + max(int(found['newest_run']) for found in looks):04d}"
+        run = Run(job, name, {node.id: found["dir"] for node, found in zip(cluster.nodes, looks, strict=True)})
+        on_go(run)
+        _go(cluster, launch, calls, looks, run)
+        return run
     finally:
         for call in calls.values():
             call.close()
@@ -86,20 +91,18 @@ def _is_loopback(address: str) -> bool:
         return address == "localhost"
 
 
-def _go(
-    cluster: Cluster, launch: LaunchPlan, calls: dict[int, AgentCall], looks: Sequence[Message], job: str, run: str
-) -> None:
+def _go(cluster: Cluster, launch: LaunchPlan, calls: dict[int, AgentCall], looks: Sequence[Message], run: Run) -> None:
     keys = make_keys(launch)
     addresses = {node.id: found["address"] for node, found in zip(cluster.nodes, looks, strict=True)}
-    lead = _launch_one(cluster.nodes[0], launch, calls, keys, addresses, job, run, None)
+    lead = _launch_one(cluster.nodes[0], launch, calls, keys, addresses, run, None)
     place = {"host": addresses[0], "port": lead["port"]}
 
     def launch_one(node: Node) -> Message:
-        return _launch_one(node, launch, calls, keys, addresses, job, run, place)
+        return _launch_one(node, launch, calls, keys, addresses, run, place)
 
     outcomes = cluster.map(launch_one, cluster.nodes[1:])
     if failures(outcomes):
-        _take_back(cluster, job, outcomes)
+        _take_back(cluster, run.job, outcomes)
 
 
 def _launch_one(
@@ -108,11 +111,10 @@ def _launch_one(
     calls: dict[int, AgentCall],
     keys: KeyFiles,
     addresses: dict[int, str],
-    job: str,
-    run: str,
+    run: Run,
     lead: Message | None,
 ) -> Message:
-    spec = launch.spec(node, job=job, run=run, addresses=addresses, lead=lead)
+    spec = launch.spec(node, job=run.job, run=run.run, addresses=addresses, lead=lead)
     calls[node.id].send({"spec": spec, "keys": keys[node.id]})
     return calls[node.id].result(LAUNCH_S)
 

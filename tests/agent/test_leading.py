@@ -10,8 +10,17 @@ from collections.abc import Iterator
 import pytest
 
 from agent.wires import Follower, Keys, Lead, run_until
+from clusterctl.agent import leading
 from clusterctl.agent.link import Link, listen, tls_context
 from clusterctl.agent.reactor import Reactor
+
+TRUE_TIMES = (leading.REFUSALS * leading.RETRY_S, leading.REPLY_S)
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(leading, "RETRY_S", 0.1)
+    monkeypatch.setattr(leading, "REPLY_S", 1.0)
 
 
 @pytest.fixture(scope="module")
@@ -103,6 +112,7 @@ def test_a_node_that_went_away_is_lost_within_seconds(reactor: Reactor, leader: 
     began = time.monotonic()
     run_until(reactor, lambda: leader.noted("lost"))
     assert time.monotonic() - began < 8
+    assert max(TRUE_TIMES) < 5
     assert leader.noted("lost")[0]["node"] == 1
     assert leader.noted("phase")[-1]["phase"] == "stopping"
 

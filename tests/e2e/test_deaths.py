@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from pathlib import Path
 
 import pytest
@@ -164,3 +165,17 @@ def test_supervisors_stay_small(site: Site) -> None:
 def _resident_kb(pid: int) -> int:
     status = Path(f"/proc/{pid}/status").read_text()
     return int(next(line.split()[1] for line in status.splitlines() if line.startswith("VmRSS")))
+
+
+def test_ctrl_c_at_any_moment_of_a_start_leaves_no_process(site: Site) -> None:
+    """Eight moments from the first connection to the running job."""
+    job = site.dispatch(SLEEP)
+    for moment in range(8):
+        with site.popen("start", "--job_workspace", job) as starting:
+            time.sleep(
+                0.15 + 0.15 * moment
+            )  # where it hits does not matter, that it hits somewhere else each time does
+            starting.send_signal(signal.SIGINT)
+            _, err = starting.communicate(timeout=60)
+        assert starting.returncode == 130, err
+        site.assert_nothing_left(job, 40)

@@ -17,6 +17,7 @@ from clusterctl.cli.session import Session
 
 if TYPE_CHECKING:
     from clusterctl.cluster import Cluster
+    from clusterctl.launch import Run
     from clusterctl.observe.run_view import PassNumbers, RunView
 
 HOME = Path("clusterctl-demo")
@@ -88,14 +89,13 @@ def _train(
 ) -> tuple[list[tuple[float, float]], RunView]:
     """Trains, and returns (held-out perplexity, unigram perplexity) of every pass."""
     from clusterctl.cli.commands.dispatch import send
-    from clusterctl.cli.commands.start import follow_run, launch_run
+    from clusterctl.cli.commands.start import follow_run, launch_and_follow
     from clusterctl.cluster import raise_failures
     from clusterctl.launch import plan
 
     sent = send(session, cluster, workspace)
     raise_failures(sent.outcomes, "dispatch")
     launch = plan(cluster.settings, cluster.inventory, [f"--num_passes={passes}"])
-    run = launch_run(session, cluster, launch, sent.job)
     scores: list[tuple[float, float]] = []
 
     def pass_line(numbers: PassNumbers) -> str:
@@ -104,8 +104,10 @@ def _train(
         times = f"{unigram / held_out:.1f} times better"
         return f"pass {numbers.pass_}: held-out perplexity {held_out:.1f}, unigram {unigram:.1f} ({times})"
 
-    view = follow_run(session, cluster, run, pass_line)
-    return scores, view
+    def follow(session: Session, cluster: Cluster, run: Run) -> RunView:
+        return follow_run(session, cluster, run, pass_line)
+
+    return scores, launch_and_follow(session, cluster, launch, sent.job, follow)
 
 
 def _bring_home(session: Session, cluster: Cluster, target: Path) -> Path:

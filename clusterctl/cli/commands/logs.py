@@ -26,6 +26,7 @@ def logs(session: Session, job: str | None, *, follow: bool, node: str | None, f
     if node is not None:
         session.options.only = node
     _check(wanted)
+    session.console.stream()
     wanted["since"] = parse_since(wanted["since"])
     with session.cluster() as cluster:
         ref = _newest(cluster, job_ref(cluster.settings, job))

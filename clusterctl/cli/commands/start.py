@@ -7,9 +7,9 @@ import json
 import select
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from clusterctl.cli.console import clean, human_time
 from clusterctl.cli.live import Display, PassFormat, default_pass_line
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from clusterctl.launch import LaunchPlan, Run
     from clusterctl.observe.run_view import RunView
 
+T = TypeVar("T")
 LINES_PER_S = 20
 AFTER_END_S = 5.0
 
@@ -45,11 +46,9 @@ def start(session: Session, job_workspace: str | None, package: Path | None, *, 
             return
         if package is not None:
             ref = _dispatch(session, cluster, package)
-        run = launch_run(session, cluster, launch, ref)
-        if detach:
-            _detached(session, cluster, run)
-        else:
-            follow_run(session, cluster, run)
+        if not detach:
+            session.console.stream()
+        launch_and_follow(session, cluster, launch, ref, _detached if detach else follow_run)
 
 
 def _dispatch(session: Session, cluster: Cluster, package: Path) -> str:
@@ -81,13 +80,30 @@ def _shell_words(argv: list[str]) -> str:
     return shlex.join(argv)
 
 
-def launch_run(session: Session, cluster: Cluster, launch: LaunchPlan, ref: str | None) -> Run:
+def launch_and_follow(
+    session: Session,
+    cluster: Cluster,
+    launch: LaunchPlan,
+    ref: str | None,
+    follow: Callable[[Session, Cluster, Run], T],
+) -> T:
+    """Starts the job and follows the run by `follow`. From the first word to a node on, Ctrl-C stops it everywhere."""
+    from clusterctl.cli.commands.stop import stop_job, uninterrupted
+    from clusterctl.errors import InterruptedRun
     from clusterctl.launch import start as begin
 
-    run = begin(cluster, launch, ref)
-    name = job_name(cluster.settings, cluster.inventory, run.job)
-    session.console.say(f"{name} run {int(run.run)}: supervisors are up on {len(cluster.nodes)} nodes")
-    return run
+    going: list[Run] = []
+    try:
+        run = begin(cluster, launch, ref, going.append)
+        name = job_name(cluster.settings, cluster.inventory, run.job)
+        session.console.say(f"{name} run {int(run.run)}: supervisors are up on {len(cluster.nodes)} nodes")
+        return follow(session, cluster, run)
+    except KeyboardInterrupt:
+        if not going:
+            raise
+        with uninterrupted(session):
+            stop_job(session, cluster, going[0].job, document=False)
+        raise InterruptedRun(f"{going[0].job} was interrupted, and is stopped on all nodes") from None
 
 
 def _title(cluster: Cluster, run: Run) -> str:
@@ -102,7 +118,7 @@ def _detached(session: Session, cluster: Cluster, run: Run) -> None:
     from clusterctl.observe.run_view import RunView
 
     view = RunView(cluster.inventory)
-    with _stop_on_interrupt(session, cluster, run), Follower(cluster, run.job, run.run, budget=0) as follower:
+    with Follower(cluster, run.job, run.run, budget=0) as follower:
         for news in follower:
             for event in news.events if news is not None else ():
                 view.take(event)
@@ -116,7 +132,7 @@ def _detached(session: Session, cluster: Cluster, run: Run) -> None:
 
 
 def follow_run(session: Session, cluster: Cluster, run: Run, pass_line: PassFormat = default_pass_line) -> RunView:
-    """Shows the run to its end. Raises when it failed; Ctrl-C stops it everywhere first."""
+    """Shows the run to its end. Raises when it failed."""
     from clusterctl.observe.follow import Follower
     from clusterctl.observe.run_view import RunView
 
@@ -125,7 +141,6 @@ def follow_run(session: Session, cluster: Cluster, run: Run, pass_line: PassForm
     display = Display(session.console, view, _title(cluster, run), pass_line)
     try:
         with (
-            _stop_on_interrupt(session, cluster, run),
             display,
             _keys(session) as pressed,
             Follower(cluster, run.job, run.run, budget=LINES_PER_S) as follower,
@@ -173,19 +188,6 @@ def _keys(session: Session) -> Iterator[Any]:
         yield lambda: sys.stdin.read(1) if select.select([fd], [], [], 0)[0] else None
     finally:
         termios.tcsetattr(fd, termios.TCSADRAIN, before)
-
-
-@contextlib.contextmanager
-def _stop_on_interrupt(session: Session, cluster: Cluster, run: Run) -> Iterator[None]:
-    from clusterctl.cli.commands.stop import stop_job, uninterrupted
-    from clusterctl.errors import InterruptedRun
-
-    try:
-        yield
-    except KeyboardInterrupt:
-        with uninterrupted(session):
-            stop_job(session, cluster, run.job, document=False)
-        raise InterruptedRun(f"{run.job} was interrupted, and is stopped on all nodes") from None
 
 
 def raise_failed(session: Session, cluster: Cluster, run: Run, view: RunView, seconds: float) -> None:

@@ -23,6 +23,8 @@ def status(session: Session, job: str | None, *, watch: bool) -> None:
     from clusterctl.observe.status import LIVE
     from clusterctl.observe.status import status as read
 
+    if watch:
+        session.console.stream()
     with session.cluster() as cluster:
         seen = read(cluster, job_ref(cluster.settings, job))
         while watch and seen.state in LIVE:

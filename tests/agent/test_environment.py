@@ -1,0 +1,101 @@
+"""What a started process finds in its environment, as a pure function."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from clusterctl.agent.environment import NodeFacts, environment
+
+SPEC: dict[str, Any] = {
+    "job": "JOB20261121-081530",
+    "run": "0001",
+    "node": 1,
+    "trainers": 3,
+    "port": 7164,
+    "ports_num": 2,
+    "ports_num_for_sparse": 1,
+    "use_gpu": False,
+    "pserver_hosts": ["10.0.0.1", "10.0.0.2"],
+    "ld_library_path": None,
+    "env": {},
+    "processes": [{}, {}],
+}
+TRAINER = {"role": "trainer", "rank": 2}
+FACTS = NodeFacts("/jobs/J", "/lib/D", 8, ("10.0.0.1:7164", "10.0.0.2:7164"), "7", {"PATH": "/bin"})
+
+
+def made(spec: dict[str, Any] | None = None, facts: dict[str, Any] | None = None, **process: Any) -> dict[str, str]:
+    return environment({**SPEC, **(spec or {})}, {**TRAINER, **process}, FACTS._replace(**(facts or {})))
+
+
+def test_ours_and_the_old_launchers_names_are_there() -> None:
+    env = made()
+    wanted = {
+        "CLUSTERCTL_JOB_DIR": "/jobs/J",
+        "CLUSTERCTL_OUTPUT_DIR": "/jobs/J/output",
+        "CLUSTERCTL_NODE_ID": "1",
+        "CLUSTERCTL_ROLE": "trainer",
+        "CLUSTERCTL_RANK": "2",
+        "CLUSTERCTL_TRAINERS": "3",
+        "CLUSTERCTL_PSERVERS": "10.0.0.1:7164,10.0.0.2:7164",
+        "CLUSTERCTL_CONTROL_FD": "7",
+        "PADDLE_INIT_TRAINER_ID": "2",
+        "PADDLE_INIT_PSERVERS": "10.0.0.1,10.0.0.2",
+        "PADDLE_INIT_NUM_GRADIENT_SERVERS": "3",
+        "TRAINING_ROLE": "TRAINER",
+        "PATH": "/bin",
+    }
+    assert {name: env.get(name) for name in wanted} == wanted
+    assert all(isinstance(value, str) for value in env.values())
+
+
+def test_the_users_variables_win_over_what_was_inherited_but_not_over_ours() -> None:
+    env = made({"env": {"PATH": "/mine", "CLUSTERCTL_RANK": "99", "A": "b c"}})
+    assert (env["PATH"], env["CLUSTERCTL_RANK"], env["A"]) == ("/mine", "2", "b c")
+
+
+@pytest.mark.parametrize(
+    ("inherited", "user", "path"),
+    [
+        ({}, {}, "/lib/D"),
+        ({"PYTHONPATH": "/theirs"}, {}, "/lib/D:/theirs"),
+        ({"PYTHONPATH": "/theirs"}, {"PYTHONPATH": "/mine:/more"}, "/lib/D:/mine:/more"),
+        ({"PYTHONPATH": ""}, {}, "/lib/D"),
+    ],
+)
+def test_the_shipped_runtime_is_found_first(inherited: dict[str, str], user: dict[str, str], path: str) -> None:
+    assert made({"env": user}, {"inherited": inherited})["PYTHONPATH"] == path
+
+
+@pytest.mark.parametrize(
+    ("cores", "processes", "threads"), [(8, 2, "4"), (8, 3, "2"), (1, 4, "1"), (4, 1, "4"), (4, 0, "4")]
+)
+def test_threads_share_the_nodes_cores(cores: int, processes: int, threads: str) -> None:
+    env = made({"processes": [{}] * processes}, {"cores": cores})
+    assert env["OMP_NUM_THREADS"] == env["OPENBLAS_NUM_THREADS"] == threads
+
+
+def test_threads_that_are_set_stay() -> None:
+    env = made({"env": {"OMP_NUM_THREADS": "3"}}, {"inherited": {"OPENBLAS_NUM_THREADS": "5"}})
+    assert (env["OMP_NUM_THREADS"], env["OPENBLAS_NUM_THREADS"]) == ("3", "5")
+
+
+def test_a_library_path_of_conf_py_is_passed_on_and_none_leaves_the_inherited_one() -> None:
+    inherited = {"inherited": {"LD_LIBRARY_PATH": "/theirs"}}
+    assert made({"ld_library_path": "/opt/lib"}, inherited)["LD_LIBRARY_PATH"] == "/opt/lib"
+    assert made({}, inherited)["LD_LIBRARY_PATH"] == "/theirs"
+    assert "LD_LIBRARY_PATH" not in made()
+
+
+def test_variables_that_make_other_libraries_wait_for_peers_are_not_set() -> None:
+    stray = {"RANK", "WORLD_SIZE", "MASTER_ADDR", "PADDLE_TRAINER_ID", "TF_CONFIG", "DMLC_ROLE"}
+    assert not stray & set(made())
+
+
+def test_nothing_that_was_given_is_changed() -> None:
+    facts, spec = FACTS._replace(inherited={"PATH": "/bin"}), {**SPEC, "env": {"A": "1"}}
+    environment(spec, TRAINER, facts)
+    assert facts.inherited == {"PATH": "/bin"}
+    assert spec["env"] == {"A": "1"}

@@ -1,0 +1,154 @@
+"""Files that nobody sees half written, and where this node is reached."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+import threading
+from pathlib import Path
+
+import pytest
+
+from clusterctl.agent.files import read_json, write_atomic, write_json
+from clusterctl.agent.paths import JobPaths, expand, find_jobs, job_key, log_stem
+from clusterctl.agent.protocol import AgentError
+from clusterctl.agent.start import find_address
+
+
+def test_a_file_is_written_private_and_leaves_nothing_beside_it(tmp_path: Path) -> None:
+    write_atomic(tmp_path / "f", b"one")
+    write_atomic(tmp_path / "f", b"two")
+    assert (tmp_path / "f").read_bytes() == b"two"
+    assert stat.S_IMODE((tmp_path / "f").stat().st_mode) == 0o600
+    assert [path.name for path in tmp_path.iterdir()] == ["f"]
+
+
+def test_a_write_that_fails_leaves_what_was_there(tmp_path: Path) -> None:
+    (tmp_path / "f").mkdir()
+    with pytest.raises(OSError, match="directory"):
+        write_atomic(tmp_path / "f", b"data")
+    assert [path.name for path in tmp_path.iterdir()] == ["f"]
+    with pytest.raises(FileNotFoundError):
+        write_atomic(tmp_path / "missing" / "f", b"data")
+
+
+def test_a_link_beside_the_place_is_not_written_through(tmp_path: Path) -> None:
+    victim = tmp_path / "victim"
+    victim.write_text("mine")
+    (tmp_path / f".f.{os.getpid()}").symlink_to(victim)
+    with pytest.raises(OSError, match="symbolic links"):
+        write_atomic(tmp_path / "f", b"theirs")
+    assert victim.read_text() == "mine"
+
+
+def test_a_link_in_its_place_is_replaced_and_not_followed(tmp_path: Path) -> None:
+    victim = tmp_path / "victim"
+    victim.write_text("mine")
+    (tmp_path / "f").symlink_to(victim)
+    write_atomic(tmp_path / "f", b"theirs")
+    assert victim.read_text() == "mine"
+    assert not (tmp_path / "f").is_symlink()
+
+
+def test_a_reader_beside_a_writer_always_sees_a_whole_file(tmp_path: Path) -> None:
+    path = tmp_path / "state.json"
+    write_json(path, {"n": 0, "rest": "x" * 100_000}, durable=False)
+    seen: set[int] = set()
+    done = threading.Event()
+
+    def read() -> None:
+        while not done.is_set():
+            value = read_json(path)
+            assert len(value["rest"]) == 100_000
+            seen.add(value["n"])
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    for n in range(1, 200):
+        write_json(path, {"n": n, "rest": "x" * 100_000}, durable=False)
+    done.set()
+    reader.join()
+    assert seen
+
+
+def test_json_that_is_not_there_is_none_and_a_broken_one_is_an_error(tmp_path: Path) -> None:
+    assert read_json(tmp_path / "none.json") is None
+    (tmp_path / "half.json").write_text('{"a":')
+    with pytest.raises(json.JSONDecodeError):
+        read_json(tmp_path / "half.json")
+
+
+# Where this node is reached.
+
+
+def test_an_address_of_conf_py_wins(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SSH_CONNECTION", "10.0.0.9 5000 10.0.0.1 22")
+    assert find_address("10.9.9.9", "lo") == "10.9.9.9"
+
+
+def test_an_interface_gives_its_address(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("SSH_CONNECTION", raising=False)
+    assert find_address(None, "lo") == "127.0.0.1"
+
+
+@pytest.mark.parametrize("nic", ["nope0", "a-name-that-is-far-too-long-for-an-interface"])
+def test_an_interface_that_is_not_there_is_named_beside_those_that_are(nic: str) -> None:
+    with pytest.raises(AgentError, match="there is no interface") as raised:
+        find_address(None, nic)
+    assert "lo" in str(raised.value.hint)
+
+
+@pytest.mark.parametrize(
+    ("connection", "address"),
+    [
+        ("10.0.0.9 5000 10.0.0.1 22", "10.0.0.1"),
+        ("fe80::9%eth0 5000 fe80::1%eth0 22", "fe80::1"),
+        ("::1 5000 2001:db8::1 22", "2001:db8::1"),
+    ],
+)
+def test_else_it_is_where_ssh_came_to(monkeypatch: pytest.MonkeyPatch, connection: str, address: str) -> None:
+    monkeypatch.setenv("SSH_CONNECTION", connection)
+    assert find_address(None, None) == address
+
+
+@pytest.mark.parametrize("connection", ["", "garbage"])
+def test_an_address_that_nobody_knows_is_an_error_with_a_remedy(
+    monkeypatch: pytest.MonkeyPatch, connection: str
+) -> None:
+    monkeypatch.setenv("SSH_CONNECTION", connection)
+    with pytest.raises(AgentError) as raised:
+        find_address(None, None)
+    assert "NIC" in str(raised.value.hint)
+
+
+# Paths.
+
+
+def test_a_tilde_is_this_accounts_home_and_nothing_else_is_followed(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert expand("~/a/../b") == tmp_path / "b"
+    assert expand("/x/~") == Path("/x/~")
+
+
+def test_jobs_are_found_newest_first_and_by_number_not_by_letters(tmp_path: Path) -> None:
+    names = ["JOB20261121-081530", "JOB20261121-081530-2", "JOB20261121-081530-10", "JOB20261120-235959"]
+    for name in names:
+        JobPaths(tmp_path / name).meta.mkdir(parents=True)
+        JobPaths(tmp_path / name).record.write_text("{}")
+    for other in ("JOB20261122-000000", "other", "JOBx"):
+        (tmp_path / other).mkdir()
+    assert [job.dir.name for job in find_jobs(tmp_path)] == sorted(names, key=job_key, reverse=True)
+    assert next(find_jobs(tmp_path)).dir.name == "JOB20261121-081530-10"
+    assert list(find_jobs(tmp_path / "none")) == []
+
+
+def test_runs_are_counted_and_logs_are_named_as_the_old_launcher_did(tmp_path: Path) -> None:
+    job = JobPaths(tmp_path)
+    assert job.newest_run() is None
+    for name in ("0002", "0010", "notes"):
+        (job.runs / name).mkdir(parents=True)
+    assert job.newest_run() == "0010"
+    assert [log_stem("trainer", 0), log_stem("trainer", 1), log_stem("pserver", 0)] == ["train", "train.1", "server"]

