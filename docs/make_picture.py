@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.text import Text
 
 PICTURE = Path(__file__).with_name("demo.svg")
-COLUMNS, ROWS = 116, 27
+COLUMNS, ROWS = 122, 27
 TAKE_WHEN = "pass 2: held-out perplexity"
 DEADLINE_S = 180.0
 
@@ -52,7 +52,8 @@ def capture(server: list[str], words: str) -> str:
 def draw(screen: str) -> None:
     console = Console(record=True, width=COLUMNS, file=io.StringIO(), force_terminal=True, color_system="truecolor")
     console.print(Text.from_ansi("$ clusterctl demo\n" + screen.rstrip()))
-    console.save_svg(str(PICTURE), title="clusterctl demo")
+    svg = console.export_svg(title="clusterctl demo")
+    PICTURE.write_text(svg.replace("<text ", '<text xml:space="preserve" '))  # else some viewers drop indents
 
 
 if __name__ == "__main__":

@@ -11,18 +11,38 @@ WIDTH_PX, HEIGHT_PX, MARGIN_PX = 720, 360, 56
 
 
 def resample(points: Sequence[Point], count: int) -> list[Point]:
-    """At most `count` points: means of neighbours."""
-    if len(points) <= count:
-        return list(points)
-    parts = [points[len(points) * i // count : len(points) * (i + 1) // count] for i in range(count)]
-    return [(sum(x for x, _ in part) / len(part), sum(y for _, y in part) / len(part)) for part in parts]
+    """At most `count` points in order of x: the means of what lies in equal stretches of x."""
+    if not points:
+        return []
+    left, right = min(x for x, _ in points), max(x for x, _ in points)
+    stretch = ((right - left) / count) or 1.0
+    parts: dict[int, list[Point]] = {}
+    for x, y in points:
+        parts.setdefault(min(count - 1, int((x - left) / stretch)), []).append((x, y))
+    return [
+        (sum(x for x, _ in part) / len(part), sum(y for _, y in part) / len(part)) for _, part in sorted(parts.items())
+    ]
+
+
+def interpolate(points: Sequence[Point], count: int) -> list[float]:
+    """The heights at `count` equal steps of x along the straight lines between `points`, which ascend in x."""
+    heights = []
+    right = 0
+    for i in range(count):
+        x = points[0][0] + (points[-1][0] - points[0][0]) * i / (count - 1)
+        while right < len(points) - 1 and points[right][0] < x:
+            right += 1
+        (x0, y0), (x1, y1) = points[max(0, right - 1)], points[right]
+        heights.append(y1 if x1 == x0 else y0 + (y1 - y0) * (x - x0) / (x1 - x0))
+    return heights
 
 
 def terminal_chart(points: Sequence[Point], *, width: int = 60, height: int = 8) -> list[str]:
     """Filled columns of eighth blocks with the scale at the left; nothing for fewer than two points."""
-    if len(points) < 2:
+    means = resample(points, width)
+    if len(means) < 2:
         return []
-    columns = [y for _, y in resample(points, width)]
+    columns = interpolate(means, width)
     low, high = min(columns), max(columns)
     span = (high - low) or 1.0
     levels = [1 + round((y - low) / span * (height * 8 - 1)) for y in columns]
@@ -32,12 +52,8 @@ def terminal_chart(points: Sequence[Point], *, width: int = 60, height: int = 8)
         label = f"{scale:7.2f}" if scale is not None else " " * 7
         cells = "".join(EIGHTHS[max(0, min(8, level - 8 * row))] for level in levels)
         lines.append(f"{label} ┤{cells}".rstrip())
-    last = f"{points[-1][0]:,.0f}"
-    return [
-        *lines,
-        f"{'':8}└{'─' * len(columns)}",
-        f"{'':9}step {points[0][0]:,.0f}".ljust(9 + width - len(last)) + last,
-    ]
+    first, last = f"step {means[0][0]:,.0f}", f"{means[-1][0]:,.0f}"
+    return [*lines, f"{'':8}└{'─' * width}", f"{'':9}{first}{last:>{max(1, width - len(first))}}"]
 
 
 def svg_chart(points: Sequence[Point], title: str, x_label: str, y_label: str) -> str:

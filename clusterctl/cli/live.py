@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from clusterctl.cli.chart import resample
 from clusterctl.cli.console import Console, align, clean, human_count, human_time, percent
 from clusterctl.observe.run_view import PassNumbers, RunView
 
@@ -137,7 +138,7 @@ class Display:
             else ""
         )
         rate = human_count(view.samples_per_s)
-        line = sparkline([loss for _, loss in view.curve], 24)
+        line = sparkline(view.curve, 24)
         return first, f"loss {view.loss:.3f} {line}  {rate} samples/s   step {human_count(view.step)}   {shares}"
 
     def _draw(self) -> Any:
@@ -186,17 +187,11 @@ def _slowest(trainers: list[Any]) -> Any:
     return min(trainers, key=lambda t: t.numbers["wait"])
 
 
-def sparkline(values: list[float], width: int) -> str:
-    """The course of `values` in at most `width` characters."""
-    if not values:
+def sparkline(points: list[tuple[int, float]], width: int) -> str:
+    """The course of the points in at most `width` characters."""
+    means = [y for _, y in resample(points, width)]
+    if not means:
         return ""
-    step = max(1.0, len(values) / width)
-    means = []
-    at = 0.0
-    while round(at) < len(values):
-        part = values[round(at) : max(round(at) + 1, round(at + step))]
-        means.append(sum(part) / len(part))
-        at += step
-    low, high = min(means), max(means)
-    span = (high - low) or 1.0
+    low = min(means)
+    span = (max(means) - low) or 1.0
     return "".join(BARS[min(7, int(8 * (mean - low) / span))] for mean in means)

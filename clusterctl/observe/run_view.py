@@ -109,9 +109,8 @@ class RunView:
         if process.exit_code is None:
             process.state = "running"
         process.numbers.update({name: event[name] for name in PROGRESS if event.get(name) is not None})
-        loss = self.loss
-        if process.role == "trainer" and loss is not None:
-            self.curve.append((self.step, loss))
+        if process.role == "trainer" and event.get("loss") is not None:
+            self.curve.append((int(event["step"]), float(event["loss"])))
             if len(self.curve) > CURVE_POINTS:
                 del self.curve[::2]
 

@@ -127,9 +127,10 @@ def _prove_stopped(session: Session, cluster: Cluster) -> None:
 
 
 def _show_results(session: Session, target: Path, workspace: Path, model: Path, view: RunView) -> None:
-    from clusterctl.cli.chart import svg_chart, terminal_chart
+    from clusterctl.cli.chart import resample, svg_chart, terminal_chart
 
-    points = [(float(step), loss) for step, loss in view.curve]
+    reports = [(float(step), loss) for step, loss in view.curve]  # each trainer's, once a second
+    points = resample(reports, max(2, len(reports) // len(view.trainers)))
     for line in terminal_chart(points):
         session.console.say(line)
     title = "training loss, mean over the trainers"
@@ -156,7 +157,9 @@ def _close(
     say = session.console.say
     say()
     say(f"done in {seconds:.0f} s: held-out perplexity {held_out:.1f} against {unigram:.1f} of the unigram baseline")
-    say(f"model {model}   curve {target / 'loss.svg'}   logs {target / 'results'}/node-*/log")
+    say(f"model  {model}")
+    say(f"curve  {target / 'loss.svg'}")
+    say(f"logs   {target / 'results'}/node-*/log")
     say("the fake cluster is down, and nothing of it is left")
     say()
     say("next: the same by hand, then with machines of your own in HOSTS")

@@ -1,0 +1,183 @@
+"""Processes of this node: named for good, found by their environment, ended whatever they do."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from clusterctl.agent.processes import (
+    Identity,
+    cpu_and_memory,
+    end_all,
+    find_by_environment,
+    identify,
+    is_alive,
+    run_environment,
+    send_signal,
+    wait_until,
+)
+from support.processes import assert_none_left
+
+SLEEPS = "import time; print('up', flush=True); time.sleep(600)"
+IGNORES = "import signal, time; signal.signal(15, signal.SIG_IGN); print('up', flush=True); time.sleep(600)"
+LEAVES_GRANDCHILD = (
+    "import subprocess, sys;"
+    "p = subprocess.Popen([sys.executable, '-c', %r], start_new_session=True, stdout=subprocess.PIPE);"
+    "p.stdout.readline(); print(p.pid, flush=True)"
+)
+
+
+@contextmanager
+def running(directory: Path, code: str = SLEEPS, run: str = "0001", **env: str) -> Iterator[subprocess.Popen[bytes]]:
+    """A program of a run that has said its first line."""
+    marks = run_environment(directory, run)
+    process = subprocess.Popen(
+        [sys.executable, "-c", code], env={**os.environ, **marks, **env}, stdout=subprocess.PIPE, start_new_session=True
+    )
+    assert process.stdout is not None
+    process.first_line = process.stdout.readline()  # type: ignore[attr-defined]
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+        process.stdout.close()
+
+
+def found(directory: Path, run: str | None = None) -> list[int]:
+    return sorted(who.pid for who in find_by_environment(run_environment(directory, run)))
+
+
+def test_this_very_process_is_known_and_alive() -> None:
+    me = identify(os.getpid())
+    assert me == identify(os.getpid())
+    assert me is not None
+    assert is_alive(me)
+    cpu, memory = cpu_and_memory(os.getpid()) or (0, 0)
+    assert cpu > 0
+    assert memory > 1 << 20
+
+
+def test_a_pid_that_is_used_again_is_somebody_else() -> None:
+    me = identify(os.getpid())
+    assert me is not None
+    assert not is_alive(me._replace(ticks=me.ticks - 1))
+    assert not is_alive(me._replace(boot="another"))
+    assert not is_alive(None)
+
+
+def test_nobody_has_a_pid_that_is_not_there() -> None:
+    assert identify(2**22 + 1) is None
+    assert cpu_and_memory(2**22 + 1) is None
+
+
+def test_a_signal_reaches_the_process_that_was_meant_and_no_other(tmp_path: Path) -> None:
+    with running(tmp_path) as process:
+        who = identify(process.pid)
+        assert who is not None
+        send_signal(who._replace(ticks=who.ticks + 1), signal.SIGKILL)
+        assert process.poll() is None
+        send_signal(who, signal.SIGKILL)
+        assert process.wait(10) == -signal.SIGKILL
+        send_signal(who, signal.SIGKILL)
+
+
+def test_a_zombie_is_not_alive(tmp_path: Path) -> None:
+    with running(tmp_path, "print('up')") as process:
+        assert wait_until(lambda: identify(process.pid) is None, 10)
+        os.kill(process.pid, 0)  # it is there still
+        assert found(tmp_path) == []
+
+
+def test_a_process_with_brackets_and_spaces_in_its_name_is_known(tmp_path: Path) -> None:
+    program = tmp_path / "a) R (b"
+    program.symlink_to("/bin/sleep")
+    with subprocess.Popen([program, "600"]) as process:
+        try:
+            who = identify(process.pid)
+            assert who is not None
+            assert who.ticks >= identify(os.getpid()).ticks  # type: ignore[union-attr]
+        finally:
+            process.kill()
+
+
+def test_processes_are_found_by_job_and_run_and_not_by_likeness(tmp_path: Path) -> None:
+    with (
+        running(tmp_path / "JOB") as first,
+        running(tmp_path / "JOB", run="0002") as second,
+        running(tmp_path / "JOB-2"),
+        running(tmp_path / "other", OTHER=f"CLUSTERCTL_JOB_DIR={tmp_path / 'JOB'}"),
+    ):
+        assert found(tmp_path / "JOB", "0001") == [first.pid]
+        assert found(tmp_path / "JOB") == sorted([first.pid, second.pid])
+
+
+def test_a_grandchild_in_a_session_of_its_own_is_found_after_its_parent_has_gone(tmp_path: Path) -> None:
+    with running(tmp_path, LEAVES_GRANDCHILD % SLEEPS) as process:
+        grandchild = int(process.first_line)  # type: ignore[attr-defined]
+        process.wait(10)
+        assert found(tmp_path) == [grandchild]
+        assert end_all(lambda: find_by_environment(run_environment(tmp_path)), 5.0) == (1, 0, 0)
+    assert_none_left("CLUSTERCTL_JOB_DIR", str(tmp_path))
+
+
+def test_who_obeys_is_ended_without_kill(tmp_path: Path) -> None:
+    with running(tmp_path) as one, running(tmp_path) as two:
+        assert end_all(lambda: find_by_environment(run_environment(tmp_path)), 10.0) == (2, 0, 0)
+        assert (one.wait(5), two.wait(5)) == (-signal.SIGTERM, -signal.SIGTERM)
+
+
+def test_who_ignores_term_is_killed_after_the_grace(tmp_path: Path) -> None:
+    with running(tmp_path, IGNORES) as stubborn, running(tmp_path) as other:
+        assert end_all(lambda: find_by_environment(run_environment(tmp_path)), 0.3) == (2, 1, 0)
+        assert (stubborn.wait(5), other.wait(5)) == (-signal.SIGKILL, -signal.SIGTERM)
+
+
+def test_without_a_grace_it_is_killed_at_once(tmp_path: Path) -> None:
+    with running(tmp_path, IGNORES) as stubborn:
+        assert end_all(lambda: find_by_environment(run_environment(tmp_path)), 0.0)[2] == 0
+        assert stubborn.wait(5) == -signal.SIGKILL
+
+
+def test_who_comes_up_while_others_are_ended_is_ended_too(tmp_path: Path) -> None:
+    """A child that starts another one when it gets TERM."""
+    code = (
+        "import signal, subprocess, sys, time\n"
+        "def term(*_):\n"
+        f"    subprocess.Popen([sys.executable, '-c', {IGNORES!r}], start_new_session=True)\n"
+        "    sys.exit(0)\n"
+        "signal.signal(signal.SIGTERM, term)\n"
+        "print('up', flush=True)\n"
+        "while True: time.sleep(1)\n"
+    )
+    with running(tmp_path, code):
+        assert end_all(lambda: find_by_environment(run_environment(tmp_path)), 1.0)[2] == 0
+    assert_none_left("CLUSTERCTL_JOB_DIR", str(tmp_path))
+
+
+def test_nothing_to_end_takes_no_time_and_is_no_error() -> None:
+    assert end_all(lambda: [], 1000.0) == (0, 0, 0)
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="needs root, to start a process of another account")
+def test_processes_of_other_accounts_are_not_ours(tmp_path: Path) -> None:
+    tmp_path.chmod(0o755)
+    env = {"PATH": os.environ["PATH"], **run_environment(tmp_path)}
+    with subprocess.Popen(["/bin/sleep", "600"], env=env, user=65534, cwd="/") as process:
+        try:
+            assert wait_until(lambda: identify(process.pid) is not None, 5)
+            assert found(tmp_path) == []
+        finally:
+            process.kill()
+
+
+def test_an_identity_goes_through_json() -> None:
+    who = Identity(1, 2, "boot")
+    assert Identity(*list(who)) == who

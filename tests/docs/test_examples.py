@@ -1,0 +1,88 @@
+"""What the pages show is what happens: their programs and commands are run, their settings and fields are all there."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from clusterctl import config, fake
+from docs.pages import PAGES, REPOSITORY, Block, Shell, blocks, examples, missing_words
+
+
+def named(pages: list[Path]) -> list[object]:
+    return [pytest.param(page, id=page.name) for page in pages]
+
+
+def programs() -> list[object]:
+    found = [(page, block) for page in PAGES for block in blocks(page, "python")]
+    return [pytest.param(block, id=f"{page.name}:{block.line}") for page, block in found]
+
+
+@pytest.mark.parametrize("block", programs())
+def test_a_python_example_works(block: Block, tmp_path: Path) -> None:
+    if not block.is_run:
+        pytest.skip(block.note)
+    if block.note == "conf.py":
+        (tmp_path / "conf.py").write_text(block.body)
+        assert config.load(tmp_path / "conf.py", {"HOME": str(tmp_path)}).hosts
+        return
+    (tmp_path / "example.py").write_text(block.body)
+    env = {"PATH": "/usr/bin:/bin", "HOME": str(tmp_path), "OPENBLAS_NUM_THREADS": "1"}
+    command = [sys.executable, "example.py"]
+    done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == block.exit_code, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("page", named([page for page in PAGES if any(blocks(page, "console"))]))
+def test_the_commands_of_a_page_work_in_their_order(page: Path, tmp_path: Path) -> None:
+    shell = Shell.make(tmp_path)
+    try:
+        for block in blocks(page, "console"):
+            for example in examples(block) if block.is_run else []:
+                ran = shell.run(example)
+                said = f"{page.name}:{block.line}: $ {ran.command}\n{ran.out}{ran.err}"
+                assert ran.code == block.exit_code, f"exit {ran.code}: {said}"
+                assert missing_words(example, ran) == [], said
+    finally:
+        for conf in tmp_path.glob("**/fake/ssh_config"):
+            fake.down(conf.parent)
+    if page.name == "commands.md":
+        assert undocumented_fields(page, shell) == []
+
+
+def undocumented_fields(page: Path, shell: Shell) -> list[str]:
+    """Fields of the JSON documents that came, which the page does not name in backticks."""
+    text = page.read_text(encoding="utf-8")
+    documents = [json.loads(ran.out) for ran in shell.ran if "--json" in ran.command and ran.out.startswith("{\n")]
+    assert len(documents) >= 8
+    names = {name for document in documents for name in field_names(document)}
+    return sorted(name for name in names if f"`{name}`" not in text)
+
+
+def field_names(value: object) -> set[str]:
+    if isinstance(value, list):
+        return set().union(*(field_names(item) for item in value))
+    if not isinstance(value, dict):
+        return set()
+    inside = (field_names(item) for key, item in value.items() if key not in ("env", "values"))
+    return set(value).union(*inside)
+
+
+@pytest.mark.parametrize("page", named(PAGES))
+def test_links_between_pages_lead_somewhere(page: Path) -> None:
+    import re
+
+    for target in re.findall(r"\]\(([^)#]+)[^)]*\)", page.read_text(encoding="utf-8")):
+        if "://" not in target:
+            assert (page.parent / target).exists(), f"{page.name}: {target}"
+
+
+def test_no_page_names_a_path_of_the_machine_it_was_written_on() -> None:
+    for page in PAGES:
+        text = page.read_text(encoding="utf-8")
+        assert str(REPOSITORY) not in text
+        assert str(Path.home()) + "/" not in text

@@ -1,0 +1,85 @@
+"""An undocumented command, option, setting, variable, state or exit code fails here."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import typer
+
+from clusterctl import errors
+from clusterctl.agent.environment import NodeFacts, environment
+from clusterctl.cli.app import app
+from clusterctl.cli.arguments import FLAGS, VALUE_OPTIONS
+from clusterctl.config.table import TABLE, YES, Setting
+from clusterctl.observe.status import WORST_FIRST
+from docs.pages import REPOSITORY
+
+DOCS = REPOSITORY / "docs"
+
+
+def read(name: str) -> str:
+    return (REPOSITORY / name).read_text(encoding="utf-8")
+
+
+def commands(command: Any = None, name: str = "") -> Iterator[tuple[str, Any]]:
+    command = command or typer.main.get_command(app)
+    below = getattr(command, "commands", {})
+    if not below:
+        yield name, command
+    for word, one in below.items():
+        yield from commands(one, f"{name} {word}".strip())
+
+
+@pytest.mark.parametrize(("name", "command"), [pytest.param(*one, id=one[0]) for one in commands()])
+def test_every_command_has_a_section_with_all_its_options(name: str, command: Any) -> None:
+    page = read("docs/commands.md")
+    section = re.search(rf"^## {name}$(.*?)(?=^## |\Z)", page, re.MULTILINE | re.DOTALL)
+    assert section, f"docs/commands.md has no section '## {name}'"
+    missing = [word for option in command.params for word in option.opts if word.startswith("-")]
+    assert [word for word in missing if f"`{word}" not in section[1]] == []
+    assert f"`{name}" in read("README.md")
+
+
+def test_every_global_option_is_described() -> None:
+    page = read("docs/commands.md")
+    assert [word for word in (*FLAGS, *VALUE_OPTIONS) if f"`{word}" not in page] == []
+
+
+@pytest.mark.parametrize("setting", TABLE, ids=lambda setting: setting.name)
+def test_every_setting_is_in_a_table_with_its_default(setting: Setting) -> None:
+    rows = [row for row in read("docs/configuration.md").splitlines() if row.startswith(f"| `{setting.name}` |")]
+    assert len(rows) == 1, f"docs/configuration.md has {len(rows)} rows for {setting.name}"
+    _, _, default, meaning, *_ = rows[0].split("|")
+    shown = "none: must be given" if setting.name == "HOSTS" else f"`{_as_written(setting.default)}`"
+    assert default.strip() == shown
+    assert not setting.old or f"`{setting.old}`" in meaning
+    assert ("not yet" in meaning) == (setting.available is not YES)
+
+
+def _as_written(default: object) -> str:
+    if isinstance(default, tuple):
+        default = list(default)
+    return f'"{default}"' if isinstance(default, str) else repr(default)
+
+
+def test_every_variable_of_a_started_process_is_described() -> None:
+    spec = {
+        **dict.fromkeys(("job", "run", "node", "trainers", "use_gpu", "port", "ports_num", "ports_num_for_sparse"), 1),
+        **{"env": {}, "processes": [], "pserver_hosts": [], "ld_library_path": "/lib"},
+    }
+    given = environment(spec, {"role": "trainer", "rank": 0}, NodeFacts("/job", "/lib", 1, (), "3", {}))
+    page = read("docs/runtime.md")
+    assert [name for name in given if f"`{name}`" not in page] == []
+
+
+def test_every_state_and_exit_code_is_described() -> None:
+    page = read("docs/commands.md")
+    codes = {kind.exit_code for kind in vars(errors).values() if isinstance(kind, type) and hasattr(kind, "exit_code")}
+    assert [state for state in WORST_FIRST if f"`{state}`" not in page] == []
+    assert [code for code in sorted(codes) if f"| {code} |" not in page] == []
+    assert [code for code in sorted(codes) if f"| {code} |" not in read("README.md")] == []
+    kinds = {kind.kind for kind in vars(errors).values() if isinstance(kind, type) and hasattr(kind, "kind")}
+    assert [kind for kind in sorted(kinds - {"error"}) if f"`{kind}`" not in page] == []
