@@ -51,7 +51,7 @@ def capture(server: list[str], words: str) -> str:
 
 def draw(screen: str) -> None:
     console = Console(record=True, width=COLUMNS, file=io.StringIO(), force_terminal=True, color_system="truecolor")
-    console.print(Text.from_ansi("$ clusterctl demo\n" + screen.rstrip()))
+    console.print(Text.from_ansi("$ clusterctl demo\n...\n" + screen.rstrip()))
     svg = console.export_svg(title="clusterctl demo")
     PICTURE.write_text(svg.replace("<text ", '<text xml:space="preserve" '))  # else some viewers drop indents
 

@@ -40,7 +40,7 @@ def start(root: Path, request: dict[str, Any], peer: Peer) -> dict[str, Any]:
             "address": find_address(request.get("address"), request.get("nic")),
             "newest_run": job.newest_run() or "0",
             "versions": versions,
-            "cores": os.cpu_count() or 1,
+            "cores": len(os.sched_getaffinity(0)),
         }
         peer.send({"ready": ready})
         go = peer.receive()
@@ -129,6 +129,7 @@ def _prepare(job: JobPaths, go: dict[str, Any]) -> RunPaths:
     run.dir.mkdir(0o700)
     run.keys.mkdir(0o700)
     if previous is not None:
+        shutil.rmtree(job.run(previous).keys, ignore_errors=True)  # left when its supervisor was killed
         for place in (job.log, job.output):
             if place.is_dir() and any(place.iterdir()):
                 place.rename(job.run(previous).dir / place.name)

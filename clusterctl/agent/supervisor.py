@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shutil
 import signal
 import socket
 import time
@@ -51,11 +52,11 @@ class Supervisor:
         self._leftovers_seen = 0
         self._pserver_endpoints: tuple[str, ...] = ()
         self._timers: list[Timer] = []
-        self._facts_cores = os.cpu_count() or 1
+        self._cores = len(os.sched_getaffinity(0))
         self.children = [Child(plan, reactor, self._on_message, self._on_log_error) for plan in spec["processes"]]
         self._guardian, self._lifeline = self._new_guardian()
         reactor.on_signals((signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP), self._on_signal)
-        reactor.every(SNAPSHOT_S, self._write_state)
+        reactor.every(SNAPSHOT_S, self.write_state)
 
     def _new_guardian(self) -> tuple[Any, int]:
         grace_s = float(self.spec["grace_s"])
@@ -70,7 +71,6 @@ class Supervisor:
             )
         else:
             self.lead = RemoteLead(self.reactor, self.run, self.spec, self._on_order, self._on_lead_lost)
-        self._write_state()
         self.lead.say({"do": "hello"})
 
     # Events and state: what others read.
@@ -92,9 +92,10 @@ class Supervisor:
             self._told["ended"] = event
         elif event["event"] == "phase":
             self._told["phase"] = event["phase"]
-        self._write_state()
+        self.write_state()
 
-    def _write_state(self) -> None:
+    def write_state(self) -> None:
+        """Rewrites state.json, which is what `status` reads."""
         now = self.reactor.now()
         state = {
             "v": 1,
@@ -158,7 +159,7 @@ class Supervisor:
         facts = NodeFacts(
             str(self.run.job.dir),
             str(Path(__file__).parents[2]),
-            self._facts_cores,
+            self._cores,
             self._pserver_endpoints,
             control_fd,
             inherited,
@@ -334,7 +335,8 @@ class Supervisor:
             self.reactor.after(LEFTOVER_POLL_S, lambda: self._leave_when_quiet(deadline))
 
     def _leave(self) -> None:
-        self._write_state()
+        self.write_state()
+        shutil.rmtree(self.run.keys, ignore_errors=True)
         os.write(self._lifeline, b"!")
         self.reactor.stop()
 
@@ -354,6 +356,7 @@ def main(argv: list[str]) -> None:
             listener = listen(spec["address"], range(top - 1, spec["port"] - 1, -1))
         reactor = Reactor()
         supervisor = Supervisor(run, spec, int(lock_fd), reactor)
+        supervisor.write_state()  # before anybody is told that there is a run to look at
         port = listener.getsockname()[1] if listener else None
         json.dump({"up": {"pid": os.getpid(), "port": port}}, report)
         report.close()

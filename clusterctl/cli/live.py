@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from clusterctl.cli.chart import resample
 from clusterctl.cli.console import Console, align, clean, human_count, human_time, percent
+from clusterctl.observe.follow import is_passing
 from clusterctl.observe.run_view import PassNumbers, RunView
 
 if TYPE_CHECKING:
@@ -66,7 +67,7 @@ class Display:
             if self._interesting(line):
                 self._line(line)
         if news.error is not None:
-            self.say(f"{news.error}; trying again")
+            self.say(f"{news.error}{'; trying again' if is_passing(news.error) else ''}")
         elif news.back:
             self.say(f"{news.node.label} is back")
         self._tick()

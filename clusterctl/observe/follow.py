@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import queue
 import threading
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -82,7 +81,7 @@ class Follower:
             except queue.Empty:
                 yield None
                 continue
-            if news.ended is not None or (news.error is not None and not isinstance(news.error, UnreachableError)):
+            if news.ended is not None or (news.error is not None and not is_passing(news.error)):
                 left -= 1
             yield news
 
@@ -92,15 +91,14 @@ class Follower:
         while not self._over.is_set():
             try:
                 ended = self._hear(node, cursor, broken)
-            except UnreachableError as exc:
-                if not broken:
+            except ClusterctlError as exc:
+                if not broken or not is_passing(exc):
                     self._put(News(node, error=exc))
+                if not is_passing(exc):
+                    return
                 broken = True
                 self._over.wait(RETRY_S)
                 continue
-            except ClusterctlError as exc:
-                self._put(News(node, error=exc))
-                return
             if ended is not None:
                 self._put(News(node, ended=ended))
                 return
@@ -133,6 +131,11 @@ class Follower:
                 continue
 
 
+def is_passing(error: ClusterctlError) -> bool:
+    """Whether the node may answer again: it cannot be reached, or has fallen silent."""
+    return isinstance(error, UnreachableError) or error.details.get("reason") == "deadline"
+
+
 def _name(stream: Message) -> str:
     return f"{stream['role']}{stream['rank']}"
 
@@ -141,13 +144,3 @@ def _lines(node: Node, streams: list[Message], rows: list[list[Any]]) -> tuple[L
     return tuple(
         LogLine(t, node, streams[stream]["role"], streams[stream]["rank"], text) for t, stream, text, _ in rows
     )
-
-
-def wait_for_end(follower: Follower, limit_s: float) -> Iterator[News]:
-    """The rest of the news, for at most `limit_s`."""
-    deadline = time.monotonic() + limit_s
-    for news in follower:
-        if news is not None:
-            yield news
-        if time.monotonic() > deadline:
-            return

@@ -77,7 +77,7 @@ def _newest(cluster: Cluster, ref: str | None) -> str:
 
 
 def _follow(session: Session, cluster: Cluster, ref: str, printer: LinePrinter, wanted: dict[str, Any]) -> None:
-    from clusterctl.observe.follow import Follower
+    from clusterctl.observe.follow import Follower, is_passing
 
     ends: list[dict[str, Any]] = []
     with Follower(cluster, ref, None, **wanted) as follower:
@@ -87,7 +87,7 @@ def _follow(session: Session, cluster: Cluster, ref: str, printer: LinePrinter, 
             for line in news.lines:
                 printer.line(line)
             if news.error is not None:
-                session.console.warn(f"{news.error}; trying again")
+                session.console.warn(f"{news.error}{'; trying again' if is_passing(news.error) else ''}")
             elif news.back:
                 session.console.warn(f"{news.node.label}: back")
             if news.ended is not None:

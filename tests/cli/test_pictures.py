@@ -1,0 +1,100 @@
+"""Curves: in the terminal, as a line of bars, as a picture."""
+
+from __future__ import annotations
+
+import math
+from xml.etree import ElementTree
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from clusterctl.cli.chart import resample, svg_chart, terminal_chart
+from clusterctl.cli.live import BARS, sparkline
+
+CURVE = [(float(step), 7.0 / (1 + step / 20)) for step in range(200)]
+numbers = st.floats(-1e9, 1e9)
+
+
+def test_the_terminal_chart_falls_from_the_top_left_to_the_bottom_right() -> None:
+    lines = terminal_chart(CURVE, width=40, height=6)
+    assert len(lines) == 8
+    assert lines[0].startswith("   6.65 ┤")
+    assert "█" in lines[0][:14]
+    assert lines[5].strip().startswith("0.64 ┤")
+    assert lines[6].strip() == "└" + "─" * 40
+    assert lines[7].split() == ["step", "0", "199"]
+    assert len(lines[7]) == 9 + 40
+
+
+def test_fewer_than_two_points_are_no_curve() -> None:
+    assert terminal_chart([]) == terminal_chart([(0, 1.0)]) == []
+
+
+def test_a_flat_curve_is_flat() -> None:
+    assert terminal_chart([(0, 2.0), (1, 2.0), (2, 2.0)], width=3, height=2)[1] == "   2.00 ┤▁▁▁"
+    assert sparkline([2.0] * 5, 5) == BARS[0] * 5
+
+
+@given(st.lists(st.tuples(numbers, numbers), max_size=200), st.integers(1, 60))
+def test_a_shorter_curve_has_the_same_mean_and_at_most_so_many_points(
+    points: list[tuple[float, float]], count: int
+) -> None:
+    short = resample(points, count)
+    assert len(short) == min(len(points), count)
+    if points:
+        assert min(y for _, y in points) - 1e-3 <= min(y for _, y in short)
+        assert max(y for _, y in short) <= max(y for _, y in points) + 1e-3
+
+
+@given(st.lists(st.tuples(numbers, numbers), min_size=2, max_size=150), st.integers(1, 80), st.integers(1, 12))
+def test_every_curve_can_be_drawn(points: list[tuple[float, float]], width: int, height: int) -> None:
+    lines = terminal_chart(points, width=width, height=height)
+    assert len(lines) == height + 2
+    assert all(len(line.partition("┤")[2]) <= width for line in lines[:height])
+
+
+@given(st.lists(numbers, max_size=300), st.integers(1, 60))
+def test_a_sparkline_fits(values: list[float], width: int) -> None:
+    line = sparkline(values, width)
+    assert len(line) <= width
+    assert bool(line) is bool(values)
+    assert set(line) <= set(BARS)
+
+
+def test_a_sparkline_shows_the_course() -> None:
+    assert sparkline([1, 2, 3, 4, 5, 6, 7, 8], 8) == BARS
+    assert sparkline(list(range(800)), 8) == BARS
+
+
+@pytest.mark.xfail(strict=True, raises=(ValueError, OverflowError), reason="a loss that is NaN or infinite")
+@pytest.mark.parametrize("loss", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("draw", [lambda y: sparkline(y, 8), lambda y: terminal_chart(list(enumerate(y)))])
+def test_a_training_that_diverges_is_still_drawn(loss: float, draw: object) -> None:
+    """It is then that somebody looks at the curve."""
+    assert callable(draw)
+    assert draw([3.0, 2.0, loss, 1.0])
+
+
+def text_of(svg: str) -> list[str]:
+    return [element.text or "" for element in ElementTree.fromstring(svg).iter() if element.tag.endswith("text")]
+
+
+def test_the_picture_is_well_formed_and_names_what_it_shows() -> None:
+    svg = svg_chart(CURVE, "a <b> & c", "step", "loss < 7")
+    assert {"a <b> & c", "step", "loss < 7", "7.00", "199"} <= set(text_of(svg))
+    assert "http" not in svg.replace("http://www.w3.org/2000/svg", "")
+
+
+def test_the_line_of_the_picture_stays_within_its_frame() -> None:
+    root = ElementTree.fromstring(svg_chart(CURVE, "t", "x", "y"))
+    (line,) = [element for element in root.iter() if element.tag.endswith("polyline")]
+    points = [tuple(map(float, pair.split(","))) for pair in line.attrib["points"].split()]
+    assert len(points) == len(CURVE)
+    assert all(0 <= x <= float(root.attrib["width"]) and 0 <= y <= float(root.attrib["height"]) for x, y in points)
+    assert points[0][1] < points[-1][1], "a falling loss goes down"
+
+
+@pytest.mark.parametrize("points", [[], [(5.0, 1.0)], [(1.0, 2.0), (2.0, 2.0)]])
+def test_a_picture_of_next_to_nothing_is_well_formed(points: list[tuple[float, float]]) -> None:
+    assert len(text_of(svg_chart(points, "t", "x", "y"))) > 3
