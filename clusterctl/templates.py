@@ -14,6 +14,12 @@ def data_file(name: str) -> Path:
     return packaged if packaged.exists() else HERE.parent / name
 
 
+def template_conf() -> str:
+    """conf.py.example, with SHARDS as the template workspace calls its data."""
+    text = data_file("conf.py.example").read_text()
+    return text.replace("# SHARDS = []", 'SHARDS = ["train.txt-*", "test.txt-*"]')
+
+
 def copy_workspace(target: Path) -> None:
     """A fresh copy of the template workspace at `target`, which must not exist."""
     made_by_use = shutil.ignore_patterns("__pycache__", ".*", "data", "output")

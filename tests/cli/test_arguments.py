@@ -59,10 +59,10 @@ def test_unknown_options_with_a_value_reach_the_program_in_their_order() -> None
 @pytest.mark.parametrize(
     ("word", "near"),
     [
-        ("--job_workspaces=x", "--job-workspace"),
-        ("--job_workspac=x", "--job-workspace"),
-        ("--jbo_workspace=x", "--job-workspace"),
-        ("--job_dispatch_packag=x", "--job-dispatch-package"),
+        ("--job_workspaces=x", "--job.workspace"),
+        ("--job_workspac=x", "--job.workspace"),
+        ("--jbo_workspace=x", "--job.workspace"),
+        ("--job_dispatch_packag=x", "--job.dispatch.package"),
         ("--con=x", "--conf"),
         ("--onyl=x", "--only"),
         ("--plam=x", "--plan"),

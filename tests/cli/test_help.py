@@ -38,7 +38,7 @@ def test_all_commands_are_looked_at() -> None:
     assert {("start",), ("status",), ("collect",), ("fake", "up")} <= set(commands())
 
 
-@pytest.mark.parametrize("command", commands(), ids=" ".join)
+@pytest.mark.parametrize("command", list(commands()), ids=" ".join)
 @pytest.mark.parametrize("option", ["--help", "-h"])
 def test_the_help_of_a_command_has_a_sentence_an_example_and_the_global_options(
     command: tuple[str, ...], option: str, capsys: pytest.CaptureFixture[str]
@@ -63,7 +63,7 @@ def loaded_by(*argv: str) -> set[str]:
     return {name.partition(".")[0] for name in done.stdout.rpartition("LOADED")[2].split()}
 
 
-@pytest.mark.parametrize("argv", [["--help"], ["start", "--help"], ["--version"], ["start"], ["nonsense"]], ids=str)
+@pytest.mark.parametrize("argv", [["--help"], ["start", "--help"], ["--version"], ["nonsense"]], ids=str)
 def test_help_and_plain_mistakes_load_nothing_heavy(argv: list[str], tmp_path: Path) -> None:
     assert not set(HEAVY) & loaded_by(*argv)
 

@@ -38,8 +38,8 @@ def test_every_command_has_a_section_with_all_its_options(name: str, command: An
     page = read("docs/commands.md")
     section = re.search(rf"^## {name}$(.*?)(?=^## |\Z)", page, re.MULTILINE | re.DOTALL)
     assert section, f"docs/commands.md has no section '## {name}'"
-    missing = [word for option in command.params for word in option.opts if word.startswith("-")]
-    assert [word for word in missing if f"`{word}" not in section[1]] == []
+    options = [word for option in command.params for word in option.opts if word.startswith("-")]
+    assert [word for word in options if not re.search(rf"(?<![\w-]){word}(?![\w-])", section[1])] == []
     assert f"`{name}" in read("README.md")
 
 

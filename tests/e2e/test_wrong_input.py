@@ -199,5 +199,6 @@ def test_init_overwrites_nothing(site: Site) -> None:
     site.ok("init", "fresh")
     assert (site.directory / "fresh/workspace/train.py").is_file()
     before = (site.directory / "fresh/conf.py").read_text()
+    assert '\nSHARDS = ["train.txt-*"' in before
     failing(site, 4, "init", "fresh")
     assert (site.directory / "fresh/conf.py").read_text() == before

@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from clusterctl.observe.run_view import PassNumbers, RunView
 
 HOME = Path("clusterctl-demo")
-SHARDS = ["data/train.txt-*", "data/test.txt-*"]
 
 
 def demo(session: Session, nodes: int, passes: int, directory: Path | None) -> None:
@@ -31,7 +30,7 @@ def demo(session: Session, nodes: int, passes: int, directory: Path | None) -> N
     target = _make_target(directory)
     workspace = _prepare_workspace(session, target, nodes)
     with _fake_cluster(session, target / "cluster", nodes) as conf:
-        settings = load(conf, os.environ, overrides={"SHARDS": SHARDS})
+        settings = load(conf, os.environ)
         with session.cluster(settings) as cluster:
             scores, view = _train(session, cluster, workspace, passes)
             model = _bring_home(session, cluster, target)
