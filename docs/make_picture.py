@@ -1,4 +1,4 @@
-"""Makes docs/demo.svg: the terminal of a real `clusterctl demo`, taken while it trains. Needs tmux; takes half a minute.
+"""Makes docs/demo.svg: the terminal of a real `clusterctl demo`, taken while it trains. Needs tmux.
 
 python docs/make_picture.py
 """

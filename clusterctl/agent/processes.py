@@ -62,32 +62,46 @@ def cpu_and_memory(pid: int) -> tuple[float, int] | None:
     return ticks / os.sysconf("SC_CLK_TCK"), int(fields[21]) * os.sysconf("SC_PAGE_SIZE")
 
 
+def environment_of(pid: int) -> set[bytes]:
+    """The `NAME=value` entries that a process was started with; empty if it is gone or not ours to see."""
+    try:
+        return set((PROC / str(pid) / "environ").read_bytes().split(b"\0"))
+    except OSError:
+        return set()
+
+
 def find_by_environment(wanted: Mapping[str, str]) -> list[Identity]:
-    """Every live process of this account whose environment holds all of `wanted`."""
+    """Every live process of this account whose environment holds all of `wanted`, but us and our ancestors."""
     entries = {f"{name}={value}".encode(errors="surrogateescape") for name, value in wanted.items()}
-    uid = os.getuid()
-    found = []
-    for entry in os.scandir(PROC):
-        if not entry.name.isdigit():
-            continue
-        try:
-            if entry.stat().st_uid != uid:
-                continue
-            environment = Path(entry.path, "environ").read_bytes()
-        except OSError:
-            continue
-        if entries <= set(environment.split(b"\0")):
-            who = identify(int(entry.name))
-            if who is not None:
-                found.append(who)
-    return found
+    pids = [int(entry.name) for entry in os.scandir(PROC) if entry.name.isdigit() and _is_mine(entry)]
+    found = (identify(pid) for pid in pids if entries <= environment_of(pid))
+    ours = _ancestors()
+    return [who for who in found if who is not None and who.pid not in ours]
+
+
+def _is_mine(entry: os.DirEntry[str]) -> bool:
+    try:
+        return entry.stat().st_uid == os.getuid()
+    except OSError:
+        return False
+
+
+def _ancestors() -> set[int]:
+    chain: set[int] = set()
+    pid = os.getpid()
+    while pid and pid not in chain:
+        chain.add(pid)
+        fields = _stat_fields(pid)
+        pid = int(fields[1]) if fields else 0
+    return chain
 
 
 def send_signal(who: Identity, number: int) -> None:
-    """Signals this very process, never another that got its number."""
+    """Signals this very process, never another that got its number; one that is stopped is woken to hear it."""
     if is_alive(who):
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.kill(who.pid, number)
+            os.kill(who.pid, signal.SIGCONT)
 
 
 def wait_until(condition: Callable[[], bool], limit_s: float) -> bool:

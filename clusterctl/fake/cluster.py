@@ -19,12 +19,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 
+from clusterctl.agent.processes import end_all, environment_of, find_by_environment, is_alive, send_signal, wait_until
 from clusterctl.errors import ClusterctlError, RefusedError, UsageError
-from clusterctl.fake import processes
 from clusterctl.fake.layout import (
     ADDRESS,
     ENVIRONMENT_NAME,
     NODE_ENVIRONMENT_NAME,
+    NODES_GRACE_S,
     FakeNode,
     Layout,
     State,
@@ -123,7 +124,7 @@ def up(directory: Path, n: int, *, lifeline: bool = False, remove: bool = False)
         layout.refuse_foreign_files()
         _clean(layout)
         layout.directory.mkdir(parents=True, exist_ok=True)
-        layout.write_state(State(None, processes.boot_id()))
+        layout.write_state(State(None))
         return _start(layout, n, lifeline=lifeline, remove=remove)
 
 
@@ -148,11 +149,14 @@ def status(directory: Path) -> FakeStatus:
         raise RefusedError(f"there is no fake cluster in {layout.directory}", hint="clusterctl fake up")
     pid = _server_pid(state)
     counts = Counter(
-        processes.environment(process.pid).get(NODE_ENVIRONMENT_NAME.encode(), b"")
-        for process in processes.with_environment(ENVIRONMENT_NAME, str(layout.directory))
+        entry
+        for process in find_by_environment({ENVIRONMENT_NAME: str(layout.directory)})
+        for entry in environment_of(process.pid)
     )
     nodes = (
-        NodeStatus(node, pid is not None and _answers(node.port), counts[str(node.index).encode()])
+        NodeStatus(
+            node, pid is not None and _answers(node.port), counts[f"{NODE_ENVIRONMENT_NAME}={node.index}".encode()]
+        )
         for node in state.nodes
     )
     return FakeStatus(layout.directory, pid, tuple(nodes))
@@ -224,24 +228,21 @@ def _clean(layout: Layout) -> int:
     child, lifeline = _STARTED.pop(layout.directory, (None, None))
     if server is not None:
         # At once: it has nothing to save, and must not start another command while we count.
-        processes.send(server, signal.SIGKILL)
-        processes.wait_until(lambda: not processes.alive(server), SERVER_END_S)
+        send_signal(server, signal.SIGKILL)
+        wait_until(lambda: not is_alive(server), SERVER_END_S)
     if child is not None:
         child.wait(SERVER_END_S)
     if lifeline is not None:
         os.close(lifeline)
-    ended, survivors = processes.end_all(lambda: processes.with_environment(ENVIRONMENT_NAME, str(layout.directory)))
+    ended, _, survivors = end_all(lambda: find_by_environment({ENVIRONMENT_NAME: str(layout.directory)}), NODES_GRACE_S)
     if survivors:
-        pids = ", ".join(str(process.pid) for process in survivors)
-        raise ClusterctlError(f"processes of the fake cluster in {layout.directory} survive KILL: {pids}")
+        raise ClusterctlError(f"{survivors} processes of the fake cluster in {layout.directory} survive KILL")
     layout.remove()
     return ended
 
 
 def _server_pid(state: State) -> int | None:
-    if state.server is None or state.boot_id != processes.boot_id() or not processes.alive(state.server):
-        return None
-    return state.server.pid
+    return state.server.pid if state.server is not None and is_alive(state.server) else None
 
 
 def _answers(port: int) -> bool:

@@ -14,13 +14,14 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from clusterctl.agent.processes import Identity
 from clusterctl.errors import RefusedError
-from clusterctl.fake.processes import Process
 
 ADDRESS = "127.0.0.1"
 ENVIRONMENT_NAME = "CLUSTERCTL_FAKE"
 NODE_ENVIRONMENT_NAME = "CLUSTERCTL_FAKE_NODE"
 _MARK = "# Written by `clusterctl fake up`. sha256 of what follows: "
+NODES_GRACE_S = 3.0  # between TERM and KILL for what runs on the nodes
 
 
 @dataclass(frozen=True)
@@ -42,8 +43,7 @@ class FakeNode:
 class State:
     """What fake.json says: the server process, None while it is starting, and its nodes."""
 
-    server: Process | None
-    boot_id: str
+    server: Identity | None
     nodes: tuple[FakeNode, ...] = ()
 
 
@@ -98,15 +98,15 @@ class Layout:
             document = json.loads(self.state.read_bytes())
             server = document["server"]
             return State(
-                server=Process(**server) if server else None,
-                boot_id=document["boot_id"],
+                server=Identity(**server) if server else None,
                 nodes=tuple(FakeNode(**{**node, "home": Path(node["home"])}) for node in document["nodes"]),
             )
         except (OSError, ValueError, KeyError, TypeError):
             return None
 
     def write_state(self, state: State) -> None:
-        document: dict[str, Any] = asdict(state)
+        server = state.server._asdict() if state.server else None
+        document: dict[str, Any] = {**asdict(state), "server": server}
         write(self.state, json.dumps(document, default=str, indent=1) + "\n")
 
     def refuse_foreign_files(self) -> None:

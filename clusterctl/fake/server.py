@@ -16,11 +16,12 @@ from pathlib import Path
 
 import asyncssh
 
-from clusterctl.fake import processes
+from clusterctl.agent.processes import end_all, find_by_environment, identify
 from clusterctl.fake.layout import (
     ADDRESS,
     ENVIRONMENT_NAME,
     NODE_ENVIRONMENT_NAME,
+    NODES_GRACE_S,
     FakeNode,
     Layout,
     State,
@@ -134,7 +135,7 @@ def _follow_lifeline(fd: int | None, loop: asyncio.AbstractEventLoop, end: async
 
 
 def _clean_up(layout: Layout, remove: bool) -> None:
-    processes.end_all(lambda: processes.with_environment(ENVIRONMENT_NAME, str(layout.directory)))
+    end_all(lambda: find_by_environment({ENVIRONMENT_NAME: str(layout.directory)}), NODES_GRACE_S)
     if remove:
         layout.remove()
 
@@ -180,9 +181,7 @@ def _write_files(layout: Layout, nodes: Sequence[FakeNode]) -> None:
     write(layout.known_hosts, "".join(lines))
     write(layout.ssh_config, ssh_config_text(layout, nodes))
     write(layout.conf, conf_text(layout, nodes), 0o644)
-    ticks = processes.start_ticks(os.getpid())
-    assert ticks is not None
-    layout.write_state(State(processes.Process(os.getpid(), ticks), processes.boot_id(), tuple(nodes)))
+    layout.write_state(State(identify(os.getpid()), tuple(nodes)))
 
 
 def _allow_descriptors(count: int) -> None:

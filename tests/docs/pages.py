@@ -16,7 +16,7 @@ PAGES = [REPOSITORY / "README.md", *sorted((REPOSITORY / "docs").glob("*.md"))]
 
 BLOCK = re.compile(r"(?:^<!-- (?P<note>[^>]*?) -->\n)?^```(?P<kind>\w+)\n(?P<body>.*?)^```$", re.MULTILINE | re.DOTALL)
 JOB = re.compile(r"JOB\d{8}-\d{6}")
-LOCAL_PATH = re.compile(r"(?<!\S)/\S+")
+UNLIKE = re.compile(r"(?<!\S)/\S+|SHA256:\S+")  # what differs from one machine to the next
 WORD = re.compile(r"[A-Za-z_]{4,}")
 COMMAND_S = 90.0
 
@@ -131,5 +131,5 @@ def missing_words(example: Example, ran: Ran) -> list[str]:
     """Words that the page shows as output and that did not come."""
     came = set(WORD.findall(ran.out + ran.err))
     text = "\n".join(line for line in example.output if line != "...")
-    shown = WORD.findall(LOCAL_PATH.sub("", text))
+    shown = WORD.findall(UNLIKE.sub("", text))
     return [word for word in dict.fromkeys(shown) if word not in came]

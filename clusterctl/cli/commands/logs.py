@@ -139,7 +139,7 @@ class LinePrinter:
         print(f"{moment} {label} {clean(text)}", flush=not self._color)
 
     def folded(self, lines: Iterable[LogLine]) -> None:
-        """Lines with equal text, numbers apart, that stand near each other are shown once, with who wrote them."""
+        """Lines with equal text that stand near each other are shown once, with who wrote them."""
         groups: dict[str, list[LogLine]] = {}
         for line in lines:
             key = f"{line.role} {line.text}"
