@@ -36,7 +36,7 @@ MAY_IMPORT = {
     "launch": ("agent.environment", "cluster", "config", "errors", "inventory", "timing"),
     "observe": ("agent.paths", "cluster", "errors", "inventory"),
     "collect": ("cluster", "errors", "inventory", "runtime"),
-    "fake": ("errors",),
+    "fake": ("agent.processes", "errors"),
     "cli": ("",),
     "__main__": ("cli",),
     "__init__": (),
@@ -57,7 +57,7 @@ MAY_PRINT = {
     "cli": "people read it",
     "agent.boot": "a program of its own, on a node where nothing is installed yet; it answers the control machine",
     "fake.server": "a program of its own; `fake up` waits for its one line",
-    "runtime.progress": "runs in the user's program, and tells its log when nobody else listens",
+    "runtime.progress": "runs in the user's program, whose log it is",
 }
 MAY_EXIT = {
     "cli": "its exit codes are the contract",

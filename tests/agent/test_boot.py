@@ -57,8 +57,9 @@ def test_an_agent_that_arrives_damaged_is_not_installed(tmp_path: Path) -> None:
     code, data = boot_code(), BUNDLE.data
     process.write(b"%d\n%s%s\n" % (len(code), code, json.dumps(JOBS).encode()))
     assert json.loads(process.readline(1000)) == {"need": BUNDLE.digest}
-    process.write(b"%d\n%s" % (len(data), data[:-1] + bytes([data[-1] ^ 1])))
-    assert "damaged" in json.loads(process.readline(1000))["error"]["message"]
+    middle = len(data) // 2
+    process.write(b"%d\n%s" % (len(data), data[:middle] + bytes([data[middle] ^ 1]) + data[middle + 1 :]))
+    assert "cannot install the agent" in json.loads(process.readline(1000))["error"]["message"]
     assert process.wait() == 1
     process.close()
     assert not (tmp_path / "home/root/.clusterctl/lib" / BUNDLE.digest).exists()

@@ -15,7 +15,7 @@ REPOSITORY = Path(__file__).parents[2]
 PAGES = [REPOSITORY / "README.md", *sorted((REPOSITORY / "docs").glob("*.md"))]
 
 BLOCK = re.compile(r"(?:^<!-- (?P<note>[^>]*?) -->\n)?^```(?P<kind>\w+)\n(?P<body>.*?)^```$", re.MULTILINE | re.DOTALL)
-JOB = re.compile(r"JOB\d{8}-\d{6}")
+JOB = re.compile(r"JOB\d{8}-\d{6}(?:-\d+)?")
 UNLIKE = re.compile(r"(?<!\S)/\S+|SHA256:\S+")  # what differs from one machine to the next
 WORD = re.compile(r"[A-Za-z_]{4,}")
 COMMAND_S = 90.0
