@@ -53,7 +53,7 @@ def boot(digest, root):
         print(json.dumps({"have" if have else "need": digest}), flush=True)
         if not have:
             install(lib, digest, source)
-    except (OSError, ValueError) as exc:
+    except Exception as exc:  # noqa: BLE001 - a damaged zip has errors of its own, and zlib too
         hint = "can this account write to ROOT_DIR (" + root + ")?"
         return json.dumps({"error": {"kind": "node", "message": "cannot install the agent: " + str(exc), "hint": hint}})
     sys.path.insert(0, lib)

@@ -28,7 +28,8 @@ def find_job(root: Path, ref: str | None) -> JobPaths:
         job = JobPaths(expand(ref))
         if not job.record.is_file():
             raise AgentError(f"{ref} is not a job directory", kind="no_job", hint="clusterctl jobs lists them")
-        return job
+        ours = root / job.dir.name  # one name for one job: its processes are found by it
+        return JobPaths(ours) if ours.exists() and ours.samefile(job.dir) else job
     found = [job for job in find_jobs(root) if job.dir.name.startswith(ref)]
     exact = [job for job in found if job.dir.name == ref]
     if len(exact or found) == 1:
@@ -58,7 +59,12 @@ def is_free(job: JobPaths) -> bool:
 
 
 def read_state(run: RunPaths) -> dict[str, Any]:
-    return read_json(run.state) or {"processes": [], "supervisor": None}
+    """What the supervisor wrote last; all of it when it lives no more."""
+    nothing: dict[str, Any] = {"processes": [], "supervisor": None}
+    state = read_json(run.state) or nothing
+    if not state.get("ended") and not is_alive(supervisor_of(state)):
+        state = read_json(run.state) or nothing  # its last word may have come in between
+    return dict(state)
 
 
 def supervisor_of(state: dict[str, Any]) -> Identity | None:

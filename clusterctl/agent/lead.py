@@ -56,6 +56,7 @@ class Lead:
         now: float,
         node_grace_s: float,
         grace_s: float,
+        heartbeat_s: float = 1.0,
     ) -> None:
         self.phase = "gathering"
         self._node_of = {(role, rank): node for role, rank, node in processes}
@@ -71,6 +72,7 @@ class Lead:
         self._cause: Message | None = None
         self._outcome = "succeeded"
         self._node_grace_s = node_grace_s
+        self._suspect_s = max(SUSPECT_S, 3 * heartbeat_s)
         self._stop_limit_s = grace_s + STOP_MARGIN_S
         self._stop_deadline: float | None = None
 
@@ -82,7 +84,8 @@ class Lead:
         self._heard[node] = now
         if node in self._suspect:
             self._suspect.discard(node)
-            return [Note({"event": "rejoined", "node": node})]
+            if node not in self._lost and self.phase != "ended":
+                return [Note({"event": "rejoined", "node": node})]
         return []
 
     def handle(self, node: int, message: Message, now: float) -> list[Action]:
@@ -101,7 +104,7 @@ class Lead:
                 continue
             if now - heard > self._node_grace_s:
                 actions += self.lose(node, f"nothing heard of it for {now - heard:.0f} s", now)
-            elif now - heard > SUSPECT_S and node not in self._suspect and node in self._here:
+            elif now - heard > self._suspect_s and node not in self._suspect and node in self._here:
                 self._suspect.add(node)
                 actions.append(Note({"event": "suspect", "node": node, "silent_s": round(now - heard, 1)}))
         if self._stop_deadline is not None and now > self._stop_deadline:

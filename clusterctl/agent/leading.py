@@ -143,6 +143,7 @@ class LocalLead:
             now=reactor.now(),
             node_grace_s=float(spec["node_grace_s"]),
             grace_s=float(spec["grace_s"]),
+            heartbeat_s=float(spec["heartbeat_s"]),
         )
         reactor.watch(listener, self._accept)
         reactor.every(float(spec["heartbeat_s"]), self._beat)

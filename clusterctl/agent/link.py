@@ -87,9 +87,12 @@ class Link:
         self._on_open = on_open
         self.on_frame = on_frame
         self.on_closed = on_closed
-        self._open = False
+        self._node: int | None = None
+        self._announced = False
         self._closed = False
-        self._incoming = b""
+        self._pumping = False
+        self._wants_write = False
+        self._incoming = bytearray()
         self._outgoing = bytearray()
         reactor.watch(sock, self._pump, READ | WRITE)
         reactor.after(HANDSHAKE_S, self._give_up_handshake)
@@ -97,7 +100,8 @@ class Link:
     def send(self, frame: Message) -> None:
         if not self._closed:
             self._outgoing += json.dumps(frame, separators=(",", ":")).encode() + b"\n"
-            self._pump()
+            if not self._pumping:  # else it is an answer, given while frames are delivered: it is written after them
+                self._pump()
 
     def idle(self) -> bool:
         """Whether everything has been handed to the kernel."""
@@ -112,49 +116,69 @@ class Link:
         self.on_closed(error)
 
     def _give_up_handshake(self) -> None:
-        if not self._open:
+        if self._node is None:
             self.close(TimeoutError("no TLS handshake"))
 
     def _pump(self) -> None:
-        events = READ
+        """Everything that the socket is ready for. Errors of the socket close the link, those of callbacks do not."""
+        self._pumping, self._wants_write = True, False
         try:
-            if not self._open:
-                self._handshake()
-            self._read()
-            self._write()
+            error = self._attempt(self._read)
+            self._deliver()
+            error = error or self._attempt(self._write)
+        finally:
+            self._pumping = False
+        if error is not None:
+            self.close(error)
+        elif not self._closed:
+            self._reactor.watch(self._sock, self._pump, READ | (WRITE if self._wants_write else 0))
+
+    def _attempt(self, work: Callable[[], None]) -> OSError | None:
+        try:
+            work()
         except ssl.SSLWantReadError:
             pass
         except ssl.SSLWantWriteError:
-            events |= WRITE
-        except (OSError, ValueError, KeyError) as exc:
-            self.close(exc if isinstance(exc, OSError) else OSError(str(exc)))
-        if not self._closed:
-            self._reactor.watch(self._sock, self._pump, events)
-
-    def _handshake(self) -> None:
-        self._sock.do_handshake()
-        self._open = True
-        self._on_open(self, peer_node(self._sock))
-
-    def _write(self) -> None:
-        while self._outgoing:
-            count = self._sock.send(self._outgoing)
-            del self._outgoing[:count]
+            self._wants_write = True
+        except OSError as exc:
+            return exc
+        except (ValueError, KeyError) as exc:
+            return OSError(f"not one of ours: {exc}")
+        return None
 
     def _read(self) -> None:
-        while not self._closed:
-            try:
-                data = self._sock.recv(1 << 16)
-            except ssl.SSLWantReadError:
-                return
+        if self._node is None:
+            self._sock.do_handshake()
+            self._node = peer_node(self._sock)
+        while len(self._incoming) <= MAX_FRAME:
+            data = self._sock.recv(1 << 16)
             if not data:
                 raise ConnectionResetError("closed by the other side")
             self._incoming += data
-            *lines, self._incoming = self._incoming.split(b"\n")
-            if len(self._incoming) > MAX_FRAME:
-                raise ValueError("a frame is too long")
-            for line in lines:
-                self.on_frame(json.loads(line))
+        if b"\n" not in self._incoming:
+            raise ValueError("a frame is too long")
+
+    def _deliver(self) -> None:
+        if self._node is not None and not self._announced:
+            self._announced = True
+            self._on_open(self, self._node)
+        end = self._incoming.rfind(b"\n") + 1
+        lines = bytes(self._incoming[:end]).splitlines()
+        del self._incoming[:end]
+        for line in lines:
+            if self._closed:
+                return
+            try:
+                frame = json.loads(line)
+            except ValueError:
+                self.close(OSError("not one of ours: a frame is no JSON"))
+                return
+            self.on_frame(frame)
+
+    def _write(self) -> None:
+        while self._outgoing and not self._closed and self._node is not None:
+            count = self._sock.send(self._outgoing)
+            del self._outgoing[:count]
 
 
 def listen(address: str, ports: range) -> socket.socket:

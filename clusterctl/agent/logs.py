@@ -117,7 +117,7 @@ class LogReader:
         while True:
             start = max(0, end - span)
             data = self._read_between(start, end)
-            if data.count(b"\n") > lines or start == 0:
+            if data.count(b"\n") > lines or start == 0 or span > (lines + 1) * LONGEST_LINE:
                 break
             span *= 4
         body = data[:-1] if data.endswith(b"\n") else data
@@ -147,8 +147,6 @@ class LogReader:
         return b""
 
     def _time_of(self, offset: int) -> float:
-        if not self._offsets or offset >= self._offsets[-1]:
-            self._read_index()
         at = bisect.bisect_right(self._offsets, offset) - 1
         return self._times[at] if at >= 0 else 0.0
 
@@ -170,6 +168,7 @@ class LogReader:
             data = self._read_at(self._offset + len(self._rest), READ_BYTES)
             if not data:
                 break
+            self._read_index()  # an entry is written before its data
             yield from self._split(self._rest + data)
         if final and self._rest:
             text, self._rest = self._rest, b""

@@ -71,6 +71,12 @@ class Reactor:
 
         self.watch(read_end, arrived)
 
+    def _is_watched(self, key: selectors.SelectorKey) -> bool:
+        """Not what an earlier call of this turn has unwatched; a closed socket has no descriptor to look up."""
+        with contextlib.suppress(KeyError, ValueError):
+            return self._selector.get_map()[key.fileobj].fileobj == key.fileobj
+        return False
+
     def stop(self) -> None:
         self._stopped = True
 
@@ -79,7 +85,7 @@ class Reactor:
         while not self._stopped:
             timeout = max(0.0, self._timers[0][0] - self.now()) if self._timers else None
             for key, _ in self._selector.select(timeout):
-                if key.fileobj in self._selector.get_map():
+                if self._is_watched(key):
                     key.data()
             while self._timers and self._timers[0][0] <= self.now():
                 call = heapq.heappop(self._timers)[2].call

@@ -6,9 +6,11 @@ place when every hash is right. A lock that dies with its agent tells a reservat
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import shutil
+import tempfile
 import time
 import zlib
 from collections.abc import Iterator
@@ -16,11 +18,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from clusterctl.agent.files import write_json
+from clusterctl.agent.files import read_json, write_json
 from clusterctl.agent.paths import JobPaths, incoming_dir
-from clusterctl.agent.processes import wait_until
 from clusterctl.agent.protocol import AgentError, Peer
 from clusterctl.agent.tree import Entry, build, decode
+
+FRESH_S = 60.0  # a reservation that is only now being made is not a leftover
 
 
 class Inflater:
@@ -66,54 +69,41 @@ def receive(root: Path, request: dict[str, Any], peer: Peer) -> dict[str, Any]:
 
 @contextmanager
 def _reserved(root: Path, job: str, request: dict[str, Any]) -> Iterator[tuple[Path | None, Any]]:
-    """Holds the id: (staging directory, None), or (None, who holds it)."""
+    """Holds the id: (staging directory, None), or (None, who holds it).
+
+    The directory appears with its lock taken and its holder named, because it is renamed into place.
+    """
     place = incoming_dir(root) / job
-    try:
-        place.mkdir(0o700)
-    except FileExistsError:
-        yield None, _holder(place)
-        return
-    with (place / "lock").open("w") as lock:
+    beside = Path(tempfile.mkdtemp(prefix=".", dir=incoming_dir(root)))
+    with (beside / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        json.dump({"nonce": request["nonce"], "node": request["node"]}, lock)
+        lock.flush()
         try:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            json.dump({"nonce": request["nonce"], "node": request["node"]}, lock)
-            lock.flush()
-            if (root / job).exists():
-                yield None, {}
-            else:
-                yield place, None
+            beside.rename(place)
+        except OSError as exc:
+            shutil.rmtree(beside, ignore_errors=True)
+            if exc.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+                raise
+            yield None, read_json(place / "lock") or {}
+            return
+        try:
+            yield (None, {}) if (root / job).exists() else (place, None)
         finally:
             shutil.rmtree(place, ignore_errors=True)
-
-
-def _holder(place: Path) -> Any:
-    """Who reserved `place`; it writes its name right after the directory, so there may be an instant to wait."""
-    found: Any = {}
-
-    def named() -> bool:
-        nonlocal found
-        try:
-            found = json.loads((place / "lock").read_text())
-        except (FileNotFoundError, ValueError):
-            return not place.exists()
-        return True
-
-    wait_until(named, 1.0)
-    return found
 
 
 def _sweep(incoming: Path) -> None:
     """Removes what dispatches left whose agents died."""
     for place in incoming.iterdir():
+        fresh = place.name.startswith(".") and time.time() - place.stat().st_mtime < FRESH_S
         try:
             with (place / "lock").open() as lock:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                shutil.rmtree(place, ignore_errors=True)
-        except FileNotFoundError:
-            if time.time() - place.stat().st_mtime > 60:
-                shutil.rmtree(place, ignore_errors=True)
+                if not fresh:
+                    shutil.rmtree(place, ignore_errors=True)
         except OSError:
-            pass  # locked: a dispatch under way
+            pass  # locked: a dispatch under way; or gone already
 
 
 def _stage(root: Path, staging: Path, job: str, answer: dict[str, Any], request: dict[str, Any], peer: Peer) -> Path:

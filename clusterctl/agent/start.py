@@ -21,8 +21,10 @@ from typing import Any
 from clusterctl.agent.files import read_json, write_atomic, write_json
 from clusterctl.agent.jobs import find_job
 from clusterctl.agent.paths import JobPaths, RunPaths
+from clusterctl.agent.processes import wait_until
 from clusterctl.agent.protocol import AgentError, Peer
 
+LOCK_S = 0.5  # who only looks whether it is free holds it for an instant
 MODULES = ("numpy", "zmq")
 SIOCGIFADDR = 0x8915
 PROBE = "import sys, numpy, zmq; print(sys.version.split()[0], numpy.__version__, zmq.__version__)"
@@ -69,16 +71,21 @@ class JobLock:
 
     def __enter__(self) -> int:
         self._fd = os.open(self._job.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        try:
-            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
+        if not wait_until(self._take, LOCK_S):
             os.close(self._fd)
             raise AgentError(
                 f"{self._job.dir.name} is running already (run {self._job.newest_run()})",
                 kind="refused",
                 hint=f"clusterctl stop {self._job.dir.name} ends it; a new dispatch makes a directory of its own",
-            ) from None
+            )
         return self._fd
+
+    def _take(self) -> bool:
+        try:
+            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            return False
+        return True
 
     def __exit__(self, *_: object) -> None:
         os.close(self._fd)  # a supervisor that was left behind holds the lock by its own descriptor
@@ -162,7 +169,7 @@ def _launch(run: RunPaths, lock: int) -> dict[str, Any]:
     answer: dict[str, Any] = json.loads(text) if text else {"error": "it died at once; see log/supervisor.log"}
     if "error" in answer:
         process.wait()
-        shutil.rmtree(run.keys, ignore_errors=True)
+        shutil.rmtree(run.dir, ignore_errors=True)  # there is no such run
         kind = "refused" if "no free port" in answer["error"] else "node"
         raise AgentError(f"the supervisor did not start: {answer['error']}", kind=kind)
     up: dict[str, Any] = answer["up"]

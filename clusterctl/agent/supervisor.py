@@ -32,6 +32,8 @@ READY_LIMIT_S = 60.0
 FINISH_LIMIT_S = 300.0
 LEFTOVER_POLL_S = 0.05
 NOT_OURS = ("SSH_CONNECTION", "SSH_CLIENT", "SSH_TTY", "SSH_AUTH_SOCK", "PWD", "OLDPWD", "SHLVL", "_")
+FROM_PROCESSES = ("ready", "step", "pass", "log", "saved", "nan")
+OURS_IN_EVENTS = ("v", "t", "node", "seq", "role", "rank", "attempt", "do", "complete")
 Message = dict[str, Any]
 
 
@@ -223,21 +225,32 @@ class Supervisor:
     # What processes do.
 
     def _on_message(self, child: Child, message: Message) -> None:
-        event = message["event"]
+        """What a process says is its own word: nothing that it says may end us, or pass for ours."""
+        if message["event"] not in FROM_PROCESSES:
+            return
+        said = {key: value for key, value in message.items() if key not in OURS_IN_EVENTS}
+        try:
+            self._take(child, said)
+        except (KeyError, IndexError, TypeError, ValueError) as exc:
+            self.note({"event": "log", "level": "error", "message": f"a malformed {said['event']}: {exc!r}"}, child)
+
+    def _take(self, child: Child, said: Message) -> None:
+        event = said["event"]
         if child.role == "trainer":
             self._running(child)
-        if event == "ready" and child.role == "pserver":
-            if child.state == "starting":
-                self._ready(child, int(message["ports"][0]))
+        if event == "ready":
+            if child.role == "pserver" and child.state == "starting":
+                self._ready(child, int(said["ports"][0]))
             return
         if event in ("step", "pass"):
             numbers = ("pass", "step", "loss", "samples_per_s", "compute", "wait", "wire")
-            child.progress.update({name: message[name] for name in numbers if name in message})
+            child.progress.update({name: said[name] for name in numbers if name in said})
         elif event == "log":
-            child.progress["values"] = message.get("values")
-        self.note(message, child)
-        if event == "saved":
-            self.lead.say({**message, "do": "saved", "rank": child.rank, "node": self.spec["node"]})
+            child.progress["values"] = said.get("values")
+        elif event == "saved" and child.role == "pserver":
+            order = {"do": "saved", "tag": str(said["tag"]), "rank": child.rank, "node": self.spec["node"]}
+            self.lead.say({**said, **order})
+        self.note(said, child)
 
     def _on_log_error(self, child: Child, exc: OSError) -> None:
         self._fail_node(f"cannot write its log: {exc.strerror}", child)

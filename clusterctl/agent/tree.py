@@ -63,15 +63,16 @@ def check(entries: Iterable[Entry]) -> None:
 
 
 def leads_outside(path: str, target: str) -> bool:
-    """Whether the link at `path` points out of the tree; going up and back in by name counts as outside."""
+    """Whether the link at `path` may point out of the tree.
+
+    `..` is allowed only at the start of `target`: behind a name it would go up from wherever that name leads, which
+    may be another link.
+    """
     if not target or target.startswith("/") or "\0" in target:
         return True
-    depth = path.count("/")
-    for part in target.split("/"):
-        depth += -1 if part == ".." else part not in ("", ".")
-        if depth < 0:
-            return True
-    return False
+    parts = [part for part in target.split("/") if part not in ("", ".")]
+    ups = next((i for i, part in enumerate(parts) if part != ".."), len(parts))
+    return ups > path.count("/") or ".." in parts[ups:]
 
 
 def _refused(entry: Entry, why: str) -> AgentError:

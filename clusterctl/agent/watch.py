@@ -63,9 +63,11 @@ class Streams:
     def announce(self) -> list[dict[str, Any]]:
         return [{"role": p["role"], "rank": p["rank"]} for p in self.plans]
 
-    def lines(self, *, final: bool) -> Iterator[list[Any]]:
-        """New lines of all streams in time order: [time, stream, text, offset behind]."""
-        tagged = (self._tagged(i, reader.lines(final=final)) for i, reader in enumerate(self.readers))
+    def lines(self, *, final: bool, tail: int | None = None) -> Iterator[list[Any]]:
+        """New lines of all streams in time order, the last `tail` of each: [time, stream, text, offset behind]."""
+        tagged = [self._tagged(i, reader.lines(final=final)) for i, reader in enumerate(self.readers)]
+        if tail is not None:
+            tagged = [iter(deque(rows, maxlen=tail)) for rows in tagged]
         return heapq.merge(*tagged, key=lambda row: row[0])
 
     def _tagged(self, stream: int, lines: Iterable[Line]) -> Iterator[list[Any]]:
@@ -94,8 +96,7 @@ def logs(root: Path, request: dict[str, Any], peer: Peer) -> dict[str, Any]:
     if tail is not None and not request.get("grep"):
         for reader in streams.readers:
             reader.seek_tail(tail)
-    rows = streams.lines(final=True)
-    _send_lines(peer, deque(rows, maxlen=tail) if tail is not None else rows)
+    _send_lines(peer, streams.lines(final=True, tail=tail))
     return {}
 
 

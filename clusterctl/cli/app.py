@@ -36,7 +36,7 @@ fake_app = typer.Typer(
 app.add_typer(fake_app, name="fake")
 
 JobArgument = Annotated[
-    str | None, typer.Argument(metavar="[JOB]", help="An id, its unique prefix, or its directory. Default: newest.")
+    str | None, typer.Argument(metavar="JOB", help="An id, its unique prefix, or its directory. Default: newest.")
 ]
 RoleOption = Annotated[str | None, typer.Option("--role", help="pserver or trainer.")]
 FakeDir = Annotated[Path, typer.Option("--dir", help="Where it lives.")]
@@ -50,7 +50,9 @@ def _version(value: bool) -> None:
 
 @app.callback()
 def _global(
-    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Say which.")] = False,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version and exit.")
+    ] = False,
 ) -> None:
     pass
 
@@ -63,7 +65,7 @@ def command(group: typer.Typer, name: str, example: str) -> Callable[[Function],
 @command(app, "init", "clusterctl init mnist && cd mnist")
 def init(
     context: typer.Context,
-    directory: Annotated[Path, typer.Argument(metavar="[DIR]", help="Made if missing.")] = Path(),
+    directory: Annotated[Path, typer.Argument(metavar="DIR", help="Made if missing.")] = Path(),
 ) -> None:
     """Write a conf.py and a workspace to begin with."""
     from clusterctl.cli.commands.local import init
@@ -85,7 +87,7 @@ def trust(
 @command(app, "dispatch", "clusterctl dispatch workspace")
 def dispatch(
     context: typer.Context,
-    workspace: Annotated[Path, typer.Argument(help="The directory to send.")] = Path("workspace"),
+    workspace: Annotated[Path, typer.Argument(metavar="WORKSPACE", help="The directory to send.")] = Path("workspace"),
 ) -> None:
     """Send the workspace to all nodes; print the job directory."""
     from clusterctl.cli.commands.dispatch import dispatch
@@ -251,12 +253,18 @@ START_OPTIONS = (
 )
 INTERRUPTED = 130
 TAKES_PROGRAM = ("start", "exec")
+NOT_YET = ("check", "setup", "why", "report", "prune")
 
 
 def parse(argv: list[str]) -> Arguments:
     """The command line, with what is the training program's taken out."""
     arguments = split(argv)
     name = next((word for word in arguments.ours if not word.startswith("-")), None)
+    if name in NOT_YET:
+        raise UsageError(f"{name} is not in this version", hint="clusterctl --help lists what is")
+    if name == "exec" and not arguments.program:
+        words = " ".join(word for word in arguments.ours if word != "exec") or "uptime"
+        raise UsageError("exec needs a command after --", hint=f"clusterctl exec -- {words}")
     if name == "start":
         arguments.ours, options = take_program_options(arguments.ours, START_OPTIONS)
         arguments.program = [*options, *arguments.program]
@@ -269,7 +277,7 @@ def run(argv: list[str] | None = None) -> None:
     """Runs one command and ends the process with its exit code."""
     argv = sys.argv[1:] if argv is None else argv
     arguments = Arguments()
-    arguments.options.json = "--json" in argv
+    arguments.options.json = "--json" in argv[: argv.index("--") if "--" in argv else None]
     console = Console(arguments.options)
     try:
         arguments = parse(argv)
@@ -281,7 +289,7 @@ def run(argv: list[str] | None = None) -> None:
         console.error(exc)
         code = exit_code(exc)
     except TyperException as exc:
-        console.error(UsageError(exc.format_message(), hint="clusterctl --help"))
+        console.error(_usage_error(exc, arguments))
         code = UsageError.exit_code
     except (KeyboardInterrupt, typer.Abort):
         console.warn("interrupted")
@@ -290,3 +298,13 @@ def run(argv: list[str] | None = None) -> None:
         fail_on_broken_pipe()
         code = 141
     sys.exit(code if isinstance(code, int) else 0)
+
+
+def _usage_error(exc: TyperException, arguments: Arguments) -> UsageError:
+    message = exc.format_message()
+    if type(exc).__name__ == "NoArgsIsHelpError":  # the message is the help
+        return UsageError(message)
+    hint = "clusterctl --help"
+    if arguments.ours[:1] == ["start"] and "extra argument" in message:
+        hint = "--job_workspace JOB starts a dispatched job, --job_dispatch_package WORKSPACE sends one first"
+    return UsageError(message, hint=hint)

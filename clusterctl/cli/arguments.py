@@ -14,6 +14,7 @@ from clusterctl.errors import UsageError
 
 VALUE_OPTIONS = {"--conf": "conf", "--only": "only"}
 FLAGS = {"--json": "json", "--quiet": "quiet", "-q": "quiet", "--verbose": "verbose", "-v": "verbose"}
+NOT_YET = ("--resume", "--rejoin", "--allow-partial", "--engine")
 
 
 @dataclass
@@ -72,6 +73,8 @@ def take_program_options(words: Sequence[str], known: Collection[str]) -> tuple[
         near = _one_edit_away(name, known)
         if near:
             raise UsageError(f"{name} is not an option; did you mean {near}?", hint="after -- it reaches the program")
+        if name in NOT_YET:
+            raise UsageError(f"{name} is not available in this version", hint="after -- it reaches the program")
         if not equals:
             raise UsageError(
                 f"{name} is not an option of start",
@@ -87,7 +90,8 @@ def suggest(word: str, known: Collection[str]) -> str:
 
 
 def _one_edit_away(name: str, known: Collection[str]) -> str | None:
-    near = [option for option in sorted(known) if edit_distance_is_one(_plain(name), _plain(option))]
+    plain = _plain(name)
+    near = [o for o in sorted(known) if plain == _plain(o) or edit_distance_is_one(plain, _plain(o))]
     return min(near, key=lambda option: ("_" in option) != ("_" in name), default=None)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from html import escape
 
@@ -10,8 +11,14 @@ EIGHTHS = " ▁▂▃▄▅▆▇█"
 WIDTH_PX, HEIGHT_PX, MARGIN_PX = 720, 360, 56
 
 
+def finite(points: Sequence[Point]) -> list[Point]:
+    """Those that have a place on paper: the loss of a training that diverges is NaN."""
+    return [(x, y) for x, y in points if math.isfinite(y)]
+
+
 def resample(points: Sequence[Point], count: int) -> list[Point]:
     """At most `count` points in order of x: the means of what lies in equal stretches of x."""
+    points = finite(points)
     if not points:
         return []
     left, right = min(x for x, _ in points), max(x for x, _ in points)
@@ -58,6 +65,7 @@ def terminal_chart(points: Sequence[Point], *, width: int = 60, height: int = 8)
 
 def svg_chart(points: Sequence[Point], title: str, x_label: str, y_label: str) -> str:
     """One line over a light grid, as a self-contained SVG document."""
+    points = finite(points)
     xs, ys = [x for x, _ in points] or [0.0], [y for _, y in points] or [0.0]
     left, right, low, high = min(xs), max(xs), min(ys), max(ys)
     inner_w, inner_h = WIDTH_PX - 2 * MARGIN_PX, HEIGHT_PX - 2 * MARGIN_PX

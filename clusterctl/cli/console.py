@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import math
 import os
+import shutil
 import sys
+import traceback
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -15,7 +18,7 @@ if TYPE_CHECKING:
     from rich.console import Console as RichConsole
 
 SCHEMA = "clusterctl/1"
-FOLD_AT = 80
+BIDI = "\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"  # what turns text around
 
 
 class Console:
@@ -42,9 +45,14 @@ class Console:
         return RichConsole(file=self.people, highlight=False, emoji=False, markup=False)
 
     def say(self, text: str = "") -> None:
-        """A line for people; none with `--quiet`."""
+        """A line for people; none with `--quiet`. What nodes or files put into it does no harm to the terminal."""
         if not self.quiet:
-            print(text, file=self.people, flush=True)
+            print(clean(text, keep_newlines=True), file=self.people, flush=True)
+
+    def clear(self) -> None:
+        """An empty screen, where there is one."""
+        if self.live:
+            print("\x1b[H\x1b[2J", end="", file=self.people)
 
     def warn(self, text: str) -> None:
         print(text, file=sys.stderr, flush=True)
@@ -52,7 +60,8 @@ class Console:
     def document(self, value: dict[str, Any]) -> None:
         """The one JSON document of a command; nothing without `--json`."""
         if self.json:
-            print(json.dumps({"schema": SCHEMA, **value}, indent=None if self.streaming else 1), flush=True)
+            document = _finite({"schema": SCHEMA, **value})
+            print(json.dumps(document, indent=None if self.streaming else 1), flush=True)
 
     def stream(self) -> None:
         """From here on `--json` means a line per event, and a last one for how it ended."""
@@ -67,6 +76,8 @@ class Console:
         """What went wrong, as a document or in words, with what to do about it."""
         if not isinstance(error, ReportedError):
             self.document({"error": _describe(error)})
+        if self.verbose:
+            traceback.print_exception(error)
         self.warn(clean(str(error), keep_newlines=True))
         if error.hint:
             self.warn(f"  {clean(error.hint)}")
@@ -78,11 +89,27 @@ class Console:
         if error is not None:
             raise ReportedError(error)
 
-    def table(self, headings: Sequence[str], rows: Iterable[Sequence[str]], numeric: Sequence[str] = ()) -> None:
-        """Aligned columns, without lines; `numeric` ones to the right. Narrow terminals drop nothing, they wrap."""
+    def table(
+        self,
+        headings: Sequence[str],
+        rows: Iterable[Sequence[str]],
+        numeric: Sequence[str] = (),
+        dropped_first: Sequence[str] = (),
+    ) -> None:
+        """Aligned columns, `numeric` ones to the right; on a narrow terminal without those `dropped_first`."""
         if not self.quiet:
-            for line in align(headings, rows, numeric):
-                print(line, file=self.people, flush=True)
+            table = list(rows)
+            for line in fitting(headings, table, numeric, dropped_first if self.people.isatty() else ()):
+                print(clean(line), file=self.people, flush=True)
+
+
+def _finite(value: Any) -> Any:
+    """JSON has no NaN and no infinity: a loss that is none becomes null."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    return [_finite(item) for item in value] if isinstance(value, list | tuple) else value
 
 
 class ReportedError(ClusterctlError):
@@ -115,6 +142,21 @@ def align(headings: Sequence[str], rows: Iterable[Sequence[str]], numeric: Seque
     ]
 
 
+def fitting(
+    headings: Sequence[str], rows: Sequence[Sequence[str]], numeric: Sequence[str], dropped_first: Sequence[str]
+) -> list[str]:
+    """The aligned table, without as many of the columns `dropped_first` as the terminal's width asks for."""
+    width = shutil.get_terminal_size().columns
+    lines = align(headings, rows, numeric)
+    for name in dropped_first:
+        if max(len(line) for line in lines) <= width:
+            break
+        kept = [i for i, heading in enumerate(headings) if heading != name]
+        headings, rows = [headings[i] for i in kept], [[row[i] for i in kept] for row in rows]
+        lines = align(headings, rows, numeric)
+    return lines
+
+
 def clean(text: str, *, keep_newlines: bool = False) -> str:
     """Text from a node, harmless on a terminal: control characters and escape sequences made visible."""
     return "".join(_harmless(char, keep_newlines) for char in text)
@@ -126,9 +168,13 @@ def _harmless(char: str, keep_newlines: bool) -> str:
         return char
     if code < 0x20:
         return chr(0x2400 + code)  # the Unicode pictures of control characters
-    if code == 0x7F or 0x80 <= code < 0xA0 or 0xD800 <= code < 0xE000 or 0x202A <= code <= 0x202E:
+    if code == 0x7F or 0x80 <= code < 0xA0 or 0xD800 <= code < 0xE000 or char in BIDI:
         return "\ufffd"
     return char
+
+
+def plural(count: int, word: str) -> str:
+    return f"{count:,} {word}" if count == 1 else f"{count:,} {word}s"
 
 
 def human_bytes(count: float | None) -> str:

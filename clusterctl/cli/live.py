@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from clusterctl.cli.chart import resample
-from clusterctl.cli.console import Console, align, clean, human_count, human_time, percent
+from clusterctl.cli.console import Console, clean, fitting, human_count, human_time, percent
 from clusterctl.observe.follow import is_passing
 from clusterctl.observe.run_view import PassNumbers, RunView
 
@@ -22,14 +22,15 @@ MOST_ROWS = 16
 PLAIN_EVERY_S = 10.0
 REDRAWS_PER_S = 4
 BARS = "▁▂▃▄▅▆▇█"
-HEADINGS = ("node", "", "role", "rank", "state", "step", "loss", "samples/s", "compute", "wait", "wire")
+HEADINGS = ("node", "host", "role", "rank", "state", "step", "loss", "samples/s", "compute", "wait", "wire")
+DROPPED_FIRST = ("host", "wire", "compute", "node")  # when the terminal is narrow
 NUMERIC = ("node", "rank", "step", "loss", "samples/s", "compute", "wait", "wire")
 PassFormat = Callable[[PassNumbers], str]
 
 
 def default_pass_line(numbers: PassNumbers) -> str:
     values = ", ".join(f"{name} {value:.4g}" for name, value in numbers.values.items())
-    return f"pass {numbers.pass_}: {values} ({numbers.trainers} trainers)"
+    return f"pass {numbers.pass_}: {values}"
 
 
 class Display:
@@ -82,7 +83,7 @@ class Display:
         elif event["event"] in ("suspect", "lost", "rejoined"):
             self.say(f"{self._moment(event)} {event.get('message') or 'node{node} is {event}'.format(**event)}")
         for numbers in self._view.new_passes():
-            self.say(self._pass_line(numbers))
+            self.say(f"{self._moment(event)} all trainers  {self._pass_line(numbers)}")
 
     @staticmethod
     def _moment(event: dict[str, Any]) -> str:
@@ -111,7 +112,7 @@ class Display:
         if self._console.quiet:
             return
         if self._live is not None:
-            self._live.console.print(text, soft_wrap=True)
+            self._live.console.print(clean(text, keep_newlines=True), soft_wrap=True)
         else:
             self._console.say(text)
 
@@ -146,11 +147,12 @@ class Display:
         from rich.text import Text
 
         lines = [line for line in self._headlines() if line]
-        lines += align(HEADINGS, self._rows(), NUMERIC)
+        lines += fitting(HEADINGS, self._rows(), NUMERIC, DROPPED_FIRST)
         hidden = len(self._view.trainers) - MOST_ROWS
         if hidden > 0:
             lines.append(f"({hidden} more trainers; clusterctl status shows all)")
-        lines.append("Ctrl-C stops the job everywhere · d detaches")
+        if self._view.ended is None:
+            lines.append("Ctrl-C stops the job everywhere · d detaches")
         return Text("\n".join(lines), no_wrap=True, overflow="crop")
 
     def _rows(self) -> list[list[str]]:
@@ -182,7 +184,7 @@ class Display:
 
 def _slowest(trainers: list[Any]) -> Any:
     """The trainer that the others wait for, when there is a clear one."""
-    waits = [t.numbers["wait"] for t in trainers if t.numbers.get("wait") is not None]
+    waits = [t.numbers["wait"] for t in trainers if t.state == "running" and t.numbers.get("wait") is not None]
     if len(waits) < 2 or len(waits) < len(trainers) or max(waits) - min(waits) < 0.2:
         return None
     return min(trainers, key=lambda t: t.numbers["wait"])

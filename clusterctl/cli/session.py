@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from clusterctl.cli.arguments import GlobalOptions
 from clusterctl.cli.console import Console
+from clusterctl.errors import UsageError
 
 if TYPE_CHECKING:
     from clusterctl.cluster import Cluster
@@ -39,8 +40,6 @@ class Session:
 
     def whole_cluster(self) -> Cluster:
         """All nodes; for commands that make no sense on a part."""
-        from clusterctl.errors import UsageError
-
         if self.options.only:
             raise UsageError("--only does not go with this command: a job runs on all its nodes or not at all")
         return self.cluster()
@@ -57,9 +56,13 @@ def job_ref(settings: Settings, ref: str | None) -> str | None:
 
     The local shell may have expanded the `~` of ROOT_DIR to this machine's home, which means nothing on the nodes.
     """
-    if ref is None or "/" not in ref:
-        return ref
+    if ref is None:
+        return None
     path = ref.rstrip("/")
+    if not path:
+        raise UsageError(f"{ref!r} is no job", hint="clusterctl jobs lists them")
+    if "/" not in path:
+        return path
     if settings.root_dir.startswith("~/"):
         home = str(Path.home())
         if path.startswith(home + "/"):

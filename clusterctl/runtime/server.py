@@ -24,6 +24,8 @@ from clusterctl.runtime.members import Output, Reply, Save
 from clusterctl.runtime.zap import rank_of
 
 _LATER_PER_TRAINER = 8
+# A signal that comes just before the wait, or to another thread, is seen only when Python runs again.
+_WAKE_MS = 250
 _BATCH = 64
 
 if TYPE_CHECKING:
@@ -70,7 +72,7 @@ class Server:
         poller.register(self._router, zmq.POLLIN)
         poller.register(self._alarm, zmq.POLLIN)
         while not (self._finishing and not self._saves):
-            ready = dict(poller.poll())
+            ready = dict(poller.poll(_WAKE_MS))
             if self._alarm.fileno() in ready:
                 self._hear()
             if self._router in ready:

@@ -51,7 +51,6 @@ def test_a_directory_that_cannot_be_made_is_named(tmp_path: Path) -> None:
     assert str(tmp_path / "file/root") in str(raised.value.hint)
 
 
-@pytest.mark.xfail(strict=True, reason="boot.py does not catch zipfile.BadZipFile, which is neither of its two")
 def test_an_agent_that_arrives_damaged_is_not_installed(tmp_path: Path) -> None:
     process = agent(tmp_path / "home")
     code, data = boot_code(), BUNDLE.data
@@ -131,10 +130,8 @@ def begin(cluster: PipeCluster, workspace: Path, train: str, monkeypatch: pytest
 
 
 # Not strict: it is a matter of microseconds; test_link.py has it for certain.
-mostly_dies = pytest.mark.xfail(strict=False, reason="two processes end at once, and Reactor.run dies of it")
 
 
-@mostly_dies
 @pytest.mark.parametrize("version", ["3.9", "3.13"])
 def test_a_run_succeeds_in_the_oldest_and_in_the_newest_python(
     version: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -159,7 +156,6 @@ def crash(cluster: PipeCluster, node: int, job: str) -> str:
     return (cluster.home(node) / "clusterctl" / job / "log/supervisor.log").read_text()
 
 
-@mostly_dies
 @pytest.mark.parametrize("version", ["3.9", "3.13"])
 def test_a_run_is_stopped_in_the_oldest_and_in_the_newest_python(
     version: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

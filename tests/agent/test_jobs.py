@@ -68,7 +68,6 @@ def test_without_any_job_it_is_said_how_to_get_one(tmp_path: Path) -> None:
     assert "dispatch" in str(raised.value.hint)
 
 
-@pytest.mark.xfail(strict=True, reason="processes carry the spelling of the start, and another one finds none of them")
 def test_a_job_reached_through_a_link_is_the_same_job(tmp_path: Path) -> None:
     """Its processes are found by CLUSTERCTL_JOB_DIR, which must not depend on who asks."""
     make(tmp_path / "real", FIRST)
@@ -104,7 +103,6 @@ def test_processes_that_are_said_to_live_are_looked_at() -> None:
     assert all("identity" not in p for p in processes_now(state))
 
 
-@pytest.mark.xfail(strict=True, reason="the state is read before the supervisor is looked for, and not again")
 def test_a_run_that_ends_while_it_is_looked_at_is_not_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The supervisor writes its last word and leaves between our reading its state and looking for it."""
     run = begin(tmp_path, phase="running")

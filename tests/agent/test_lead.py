@@ -238,7 +238,6 @@ def test_words_that_nobody_knows_are_passed_over() -> None:
     assert Play().says(0, "sing") == []
 
 
-@pytest.mark.xfail(strict=True, reason="Lead.alive forgets that a suspect node was lost meanwhile")
 def test_a_node_that_is_lost_has_not_rejoined_when_it_speaks_again() -> None:
     play = Play().reach("running")
     play.pass_time(NODE_GRACE_S + 1, alive=(0,))

@@ -119,7 +119,6 @@ def test_the_other_side_is_told_of_a_close_once(reactor: Reactor, ends: Ends) ->
     assert [type(error) for error in ends.closed["server"]] == [ConnectionResetError]
 
 
-@pytest.mark.xfail(strict=True, reason="Link.send reads again, in the middle of reading: Channel then drops a frame")
 def test_frames_keep_their_order_when_an_answer_is_sent_between_them(reactor: Reactor, ends: Ends) -> None:
     """Another frame arrives while the first of two is being answered: it waits for its turn."""
     run_until(reactor, lambda: len(ends.opened) == 2)
@@ -192,7 +191,6 @@ def test_listening_takes_the_first_free_port_and_says_when_there_is_none() -> No
 # The loop below.
 
 
-@pytest.mark.xfail(strict=True, raises=ValueError, reason="Reactor.run looks up a closed socket and dies of it")
 def test_a_source_closed_by_another_ones_turn_is_not_called(reactor: Reactor) -> None:
     """Two are ready at once, and the first to be called closes the other."""
     calls: list[int] = []

@@ -132,7 +132,6 @@ def test_the_tail_of_a_large_log_is_found_from_its_end(tmp_path: Path) -> None:
     assert texts(list(reader.lines(final=True))) == [b"line 99997", b"line 99998", b"line 99999"]
 
 
-@pytest.mark.xfail(strict=True, reason="seek_tail reads everything when there are too few newlines")
 def test_the_tail_of_a_log_without_line_ends_does_not_fill_the_memory(tmp_path: Path) -> None:
     """A progress bar that only writes carriage returns."""
     write(tmp_path, b"\rprogress" * 1_000_000)
@@ -164,7 +163,6 @@ def peak_bytes(call: object) -> int:
         tracemalloc.stop()
 
 
-@pytest.mark.xfail(strict=True, reason="_time_of opens the index for every line behind its last entry")
 def test_looking_up_times_opens_the_index_no_more_than_once_for_each_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

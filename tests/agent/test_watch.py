@@ -142,7 +142,6 @@ def test_the_tail_is_the_last_lines_of_one_process(node: Node) -> None:
     assert node.texts(tail=0) == []
 
 
-@pytest.mark.xfail(strict=True, reason="logs() cuts the merged lines to the tail, and so forgets quieter processes")
 @pytest.mark.parametrize("more", [{}, {"grep": "line"}])
 def test_the_tail_is_the_last_lines_of_each_process(node: Node, more: dict[str, Any]) -> None:
     for n in range(5):

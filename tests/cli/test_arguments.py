@@ -74,7 +74,6 @@ def test_a_letter_away_from_one_of_ours_is_a_mistake_with_a_suggestion(word: str
         take_program_options(["start", word], START_OPTIONS)
 
 
-@pytest.mark.xfail(strict=True, reason="_one_edit_away takes - and _ for the same, and then equal is not one away")
 @pytest.mark.parametrize("word", ["--job_dispatch-package=x", "--job-dispatch_package=x"])
 def test_a_mixed_spelling_of_ours_does_not_slip_through_to_the_program(word: str) -> None:
     with pytest.raises(UsageError, match="did you mean"):

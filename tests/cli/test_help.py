@@ -98,7 +98,6 @@ def test_wrong_use_is_exit_code_2_and_never_a_traceback(argv: list[str], capsys:
         assert json.loads(out)["error"]["kind"] == "usage"
 
 
-@pytest.mark.xfail(strict=True, reason="run() looks for --json behind -- too")
 def test_json_for_the_program_is_not_json_for_us(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert finish("exec", "--conf", str(tmp_path / "missing.py"), "--", "tool", "--json") == 2
     assert capsys.readouterr().out == ""

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from clusterctl.cli.console import Console, human_bytes
+from clusterctl.cli.console import Console, human_bytes, plural
 from clusterctl.cli.session import Session, job_name
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ def send(session: Session, cluster: Cluster, directory: Path) -> Dispatched:
     workspace = scan(directory)
     ignored = f" ({len(workspace.ignored)} ignored)" if workspace.ignored else ""
     session.console.say(
-        f"workspace  {workspace.files} files, {human_bytes(workspace.bytes)}{ignored}"
+        f"workspace  {plural(workspace.files, 'file')}, {human_bytes(workspace.bytes)}{ignored}"
         f"     {cluster.settings.source}: {len(cluster.nodes)} nodes"
     )
     started = time.monotonic()

@@ -17,10 +17,7 @@ JSON_OUTPUT_CHARS = 1 << 20
 
 def exec_(session: Session) -> None:
     from clusterctl.cluster import describe_error
-    from clusterctl.errors import UsageError
 
-    if not session.program_args:
-        raise UsageError("exec needs a command after --", hint="clusterctl exec -- uptime")
     command = remote_command(session.program_args)
     with session.cluster() as cluster:
         outcomes = cluster.map(lambda node: cluster.transport.run(node, command, deadline_s=None))

@@ -35,7 +35,7 @@ def logs(session: Session, job: str | None, *, follow: bool, node: str | None, f
             _follow(session, cluster, ref, printer, wanted)
             return
         lines = read_logs(cluster, ref, **wanted)
-        if fold:
+        if fold and not session.console.json:
             printer.folded(lines)
             return
         for line in lines:
@@ -103,7 +103,7 @@ def _tell_end(session: Session, ref: str, ends: list[dict[str, Any]]) -> None:
         return
     state = worst(end["state"] for end in ends)
     if state in ("failed", "lost"):
-        raise JobFailedError(f"{ref} has {state}", hint=f"clusterctl status {ref}")
+        raise JobFailedError(f"{ref} {'failed' if state == 'failed' else 'is lost'}", hint=f"clusterctl status {ref}")
     session.console.warn(f"{ref} has {state}")
 
 

@@ -16,6 +16,9 @@ if TYPE_CHECKING:
 
 HEADINGS = ("node", "host", "role", "rank", "state", "pass", "step", "loss", "samples/s", "wait", "cpu", "mem")
 NUMERIC = ("node", "rank", "pass", "step", "loss", "samples/s", "wait", "cpu", "mem")
+DROPPED_FIRST = ("host", "pass", "wait", "mem")
+JOB_HEADINGS = ("job", "state", "runs", "workspace", "content", "files", "size", "when", "nodes")
+JOB_DROPPED_FIRST = ("content", "files", "workspace", "size")
 WATCH_S = 1.0
 
 
@@ -29,7 +32,7 @@ def status(session: Session, job: str | None, *, watch: bool) -> None:
         seen = read(cluster, job_ref(cluster.settings, job))
         while watch and seen.state in LIVE:
             session.console.record(_document(cluster, seen))
-            _show(session.console, cluster, seen, clear=session.console.live)
+            _show(session.console, cluster, seen, clear=True)
             time.sleep(WATCH_S)
             seen = read(cluster, seen.job)
         _show(session.console, cluster, seen, clear=False)
@@ -41,7 +44,7 @@ def _problem(seen: JobStatus, of: int, watch: bool) -> ClusterctlError | None:
     from clusterctl.observe.status import unheard
 
     if watch and not seen.errors and seen.state in ("failed", "lost"):
-        return JobFailedError(f"{seen.job} has {seen.state}" if seen.state == "failed" else f"{seen.job} is lost")
+        return JobFailedError(f"{seen.job} {'failed' if seen.state == 'failed' else 'is lost'}")
     return unheard(seen.errors, of)
 
 
@@ -59,9 +62,11 @@ def _document(cluster: Cluster, seen: JobStatus) -> dict[str, Any]:
 def _show(console: Console, cluster: Cluster, seen: JobStatus, *, clear: bool) -> None:
     if console.json:
         return
-    console.say(("\x1b[H\x1b[2J" if clear else "") + headline(seen))
+    if clear:
+        console.clear()
+    console.say(headline(seen))
     if seen.processes:
-        console.table(HEADINGS, [_cells(process) for process in seen.processes], NUMERIC)
+        console.table(HEADINGS, [_cells(process) for process in seen.processes], NUMERIC, DROPPED_FIRST)
     ended = (seen.lead or {}).get("ended")
     show_cause(console, ended["cause"] if ended else None)
 
@@ -121,8 +126,10 @@ def jobs(session: Session) -> None:
         if not found:
             session.console.say("no jobs; clusterctl dispatch sends a workspace")
         elif not session.console.json:
-            headings = ("job", "state", "runs", "workspace", "content", "files", "size", "when", "nodes")
-            session.console.table(headings, [_job_cells(job, len(cluster.nodes)) for job in found], ("runs", "files"))
+            cells = [_job_cells(job, len(cluster.nodes)) for job in found]
+            session.console.table(
+                headings, [_job_cells(job, len(cluster.nodes)) for job in found], ("runs", "files"), JOB_DROPPED_FIRST
+            )
         session.console.finish({"jobs": found}, unheard(errors, len(cluster.nodes)))
 
 

@@ -34,7 +34,8 @@ def stop_job(session: Session, cluster: Cluster, ref: str | None, *, document: b
     survivors = sum(answer["survivors"] for answer in answers)
     for outcome in outcomes:
         if outcome.ok and outcome.get()["killed"]:
-            session.console.say(f"KILL was needed for {outcome.get()['killed']} processes on {outcome.node.label}")
+            killed = outcome.get()["killed"]
+            session.console.say(f"KILL was needed on {outcome.node.label}: {killed} of its processes ignored TERM")
     problem = _problem(outcomes, survivors)
     if document:
         job = answers[0]["job"] if answers else ref

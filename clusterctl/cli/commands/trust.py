@@ -6,6 +6,7 @@ import sys
 from collections import defaultdict
 from typing import TYPE_CHECKING, Any
 
+from clusterctl.cli.console import plural
 from clusterctl.cli.session import Session
 
 if TYPE_CHECKING:
@@ -32,7 +33,7 @@ def trust(session: Session, *, yes: bool) -> None:
         if recorded:
             for node, key in unknown:
                 cluster.transport.record_host_key(node, key)
-            session.console.say(f"recorded {len(unknown)} keys")
+            session.console.say(f"recorded {plural(len(unknown), 'key')}")
         errors = [outcome.error for outcome in failures(outcomes) if outcome.error]
         if unknown and not recorded:
             errors.append(RefusedError(f"{len(unknown)} host keys were not accepted"))
@@ -48,7 +49,7 @@ def _show(session: Session, seen: list[Any], unknown: list[tuple[Node, HostKey]]
         by_key[key.type, key.fingerprint].append(node)
     known = len(seen) - len(unknown)
     if known:
-        session.console.say(f"{known} hosts are known already")
+        session.console.say(f"{plural(known, 'host')} known already")
     for (kind, fingerprint), nodes in by_key.items():
         where = nodes[0].where if len(nodes) == 1 else f"{len(nodes)} hosts with one key"
         session.console.say(f"node {fold(node.id for node in nodes)}  {where}  {kind}  {fingerprint}")
