@@ -262,7 +262,7 @@ def parse(argv: list[str]) -> Arguments:
     name = next((word for word in arguments.ours if not word.startswith("-")), None)
     if name in NOT_YET:
         raise UsageError(f"{name} is not in this version", hint="clusterctl --help lists what is")
-    if name == "exec" and not arguments.program:
+    if name == "exec" and not arguments.program and not {"-h", "--help"} & set(arguments.ours):
         words = " ".join(word for word in arguments.ours if word != "exec") or "uptime"
         raise UsageError("exec needs a command after --", hint=f"clusterctl exec -- {words}")
     if name == "start":

@@ -127,9 +127,7 @@ def jobs(session: Session) -> None:
             session.console.say("no jobs; clusterctl dispatch sends a workspace")
         elif not session.console.json:
             cells = [_job_cells(job, len(cluster.nodes)) for job in found]
-            session.console.table(
-                headings, [_job_cells(job, len(cluster.nodes)) for job in found], ("runs", "files"), JOB_DROPPED_FIRST
-            )
+            session.console.table(JOB_HEADINGS, cells, ("runs", "files"), JOB_DROPPED_FIRST)
         session.console.finish({"jobs": found}, unheard(errors, len(cluster.nodes)))
 
 
