@@ -20,6 +20,7 @@ NodeOutcome = Outcome[Node, T]
 FIRST_LINE = "import sys;i=sys.stdin.buffer;exec(i.read(int(i.readline())))"
 ANSWER_S = 60.0
 MAX_LINE = 64 << 20
+AGENT_ENDED = "agent_ended"
 ERROR_KINDS: Mapping[str, type[ClusterctlError]] = {
     "refused": RefusedError,
     "usage": UsageError,
@@ -99,7 +100,8 @@ class AgentCall:
         if code == 127:
             hint = "python3 (3.9 or later) must be on the node, or PYTHON in conf.py name it"
             return NodeError(f"python was not found: {said}", node=self.node.label, hint=hint)
-        return NodeError(f"the agent ended with code {code}: {said}", node=self.node.label)
+        message = f"the agent ended with code {code}" + (f": {said}" if said else "")
+        return NodeError(message, node=self.node.label, details={"reason": AGENT_ENDED})
 
     def close(self) -> None:
         self._process.close()

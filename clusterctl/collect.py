@@ -7,10 +7,11 @@ DIR/model/model.safetensors
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
-import json
 import os
 import posixpath
+import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -43,17 +44,33 @@ class Collection:
 
 
 def collect(cluster: Cluster, job: str, target: Path, on_file: Callable[[Collected], None]) -> Collection:
-    """Collects from all nodes; a node that fails is among the outcomes. Raises RefusedError for a foreign `target`."""
+    """Collects from all nodes; a node that fails is among the outcomes. Raises RefusedError for a foreign `target`.
+
+    What an earlier collection left there and this one did not bring is removed: it is of another run.
+    """
     _claim(target, job)
 
     def one(node: Node) -> list[Collected]:
         with cluster.call(node, {"op": "collect", "ref": job}) as call:
-            return _receive(call, target, on_file)
+            files = _receive(call, target, on_file)
+        _remove_others(target, node, files)
+        return files
 
     outcomes = cluster.map(one)
     files = [file for outcome in outcomes if outcome.ok for file in outcome.get()]
-    model, tag = _merge(target, [outcome.node for outcome in outcomes if outcome.ok])
+    shutil.rmtree(target / "model", ignore_errors=True)
+    whole = len(outcomes) == len(cluster.inventory.nodes) and all(outcome.ok for outcome in outcomes)
+    tag = newest_complete_tag(target) if whole else None
+    model = _merge(target, tag, [outcome.node for outcome in outcomes]) if tag else None
     return Collection(files, outcomes, model, tag)
+
+
+def _remove_others(target: Path, node: Node, files: Sequence[Collected]) -> None:
+    brought = {target / file.path for file in files}
+    for top in TOPS:
+        for path in (target / f"node-{node.id}" / top).rglob("*"):
+            if path not in brought and not path.is_dir():
+                path.unlink()
 
 
 def _claim(target: Path, job: str) -> None:
@@ -114,28 +131,28 @@ def _receive_file(call: AgentCall, path: Path, size: int) -> str:
     return digest.hexdigest()
 
 
-def _merge(target: Path, nodes: Sequence[Node]) -> tuple[Path | None, str | None]:
-    """The merged model of the newest tag that is complete, and that tag."""
+def _merge(target: Path, tag: str, nodes: Sequence[Node]) -> Path:
+    """The merged model of a tag that is complete."""
     from clusterctl.runtime import merge_model
     from clusterctl.runtime.errors import RuntimeFailure
 
-    tag = newest_complete_tag(target)
-    if tag is None:
-        return None, None
     sources = [target / f"node-{node.id}" / "output" / tag for node in nodes]
     model = target / "model" / "model.safetensors"
-    model.parent.mkdir(exist_ok=True)
+    model.parent.mkdir()
     try:
         merge_model([source for source in sources if source.is_dir()], model)
-    except RuntimeFailure as exc:
-        raise ClusterctlError(f"cannot merge the model of {tag}: {exc}") from exc
-    return model, tag
+    except (RuntimeFailure, ValueError, KeyError, TypeError) as exc:
+        raise NodeError(f"cannot merge the model of {tag}: {exc}", hint="its files are here, in output/") from exc
+    return model
 
 
 def newest_complete_tag(target: Path) -> str | None:
     """The tag with the highest step among those whose manifest the lead has written."""
-    found = []
+    from clusterctl.runtime.manifest import read_manifest
+
+    found: list[tuple[int, str]] = []
     for path in (target / "node-0" / "output").glob("*/manifest.json"):
-        manifest = json.loads(path.read_text())
-        found.append((manifest.get("step") or 0, manifest["tag"]))
-    return max(found, default=(0, None))[1]
+        with contextlib.suppress(ValueError, TypeError):
+            manifest = read_manifest(path.parent) or {}
+            found.append((int(manifest.get("step") or 0), path.parent.name))
+    return max(found)[1] if found else None

@@ -8,6 +8,7 @@ costs no further round trip: it says `{"have": DIGEST}` and answers. One that la
 # mypy: allow-untyped-defs, allow-untyped-calls
 
 import os
+import stat
 import sys
 
 
@@ -36,6 +37,20 @@ def install(lib, digest, source):
             raise
 
 
+def check_owner(root, lib):
+    """Code is run only from directories that nobody else can write to."""
+    place = lib
+    while len(place) >= len(root):
+        if os.path.lexists(place):
+            found = os.lstat(place)
+            theirs = found.st_uid not in ((0, os.getuid()) if place == root else (os.getuid(),))
+            shared = found.st_mode & 0o022 and not (place == root and found.st_mode & stat.S_ISVTX)
+            link = stat.S_ISLNK(found.st_mode) and place != root
+            if theirs or shared or link:
+                raise OSError(place + " can be written by others: it must be this account's own directory")
+        place = os.path.dirname(place)
+
+
 def boot(digest, root):
     import json
 
@@ -49,6 +64,7 @@ def boot(digest, root):
     request = source.readline()
     lib = os.path.join(root, ".clusterctl", "lib", digest)
     try:
+        check_owner(root, lib)
         have = os.path.isdir(lib)
         print(json.dumps({"have" if have else "need": digest}), flush=True)
         if not have:

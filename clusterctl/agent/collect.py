@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import stat
 from collections.abc import Iterator
@@ -19,8 +20,9 @@ def collect(root: Path, request: dict[str, Any], peer: Peer) -> dict[str, Any]:
     job = find_job(root, request["ref"])
     count = 0
     for path in _files(job.dir):
-        _send_file(peer, path, path.relative_to(job.dir).as_posix())
-        count += 1
+        with contextlib.suppress(FileNotFoundError):  # rotated meanwhile: it is there by another name
+            _send_file(peer, path, path.relative_to(job.dir).as_posix())
+            count += 1
     return {"job": job.dir.name, "dir": str(job.dir), "run": job.newest_run(), "files": count}
 
 

@@ -29,8 +29,8 @@ def write_json(path: Path, value: Any, mode: int = 0o600, *, durable: bool = Tru
 
 
 def read_json(path: Path) -> Any:
-    """The parsed file, or None when it does not exist."""
+    """The parsed file, or None when there is none that makes sense (a power cut may leave it empty)."""
     try:
         return json.loads(path.read_bytes())
-    except FileNotFoundError:
+    except (FileNotFoundError, ValueError):
         return None

@@ -72,10 +72,12 @@ def supervisor_of(state: dict[str, Any]) -> Identity | None:
     return Identity(*who) if who else None
 
 
-def run_state(state: dict[str, Any]) -> str:
+def run_state(run: RunPaths, state: dict[str, Any]) -> str:
     """This node's view of a run, from its state file and from what really lives."""
     if state.get("ended"):
         return str(state["ended"]["state"])
+    if supervisor_of(state) is None and not is_free(run.job):
+        return STARTING  # it is on its way
     if not is_alive(supervisor_of(state)):
         return LOST
     if state.get("phase") is None:
@@ -84,9 +86,8 @@ def run_state(state: dict[str, Any]) -> str:
     return STARTING if state["phase"] in ("gathering", "pservers", "trainers") else RUNNING
 
 
-def processes_now(state: dict[str, Any]) -> list[dict[str, Any]]:
+def processes_now(state: dict[str, Any], lost: bool) -> list[dict[str, Any]]:
     """The recorded processes, those that are said to live checked against /proc."""
-    lost = run_state(state) == LOST
     checked = []
     for recorded in state["processes"]:
         process = {key: value for key, value in recorded.items() if key != "identity"}
@@ -106,16 +107,17 @@ def describe(job: JobPaths, run_name: str | None = None) -> dict[str, Any]:
         return {**about, "run": None, "state": DISPATCHED, "processes": []}
     state = read_state(run)
     spec = read_json(run.spec)
+    now = run_state(run, state)
     return {
         **about,
         "run": run.run,
-        "state": run_state(state),
+        "state": now,
         "started": spec["t"],
         "mode": spec["mode"],
         "phase": state.get("phase"),
         "ended": state.get("ended"),
         "last_event": state.get("last_event"),
-        "processes": processes_now(state),
+        "processes": processes_now(state, now == LOST),
         "supervisor": supervisor_of(state),
         "now": time.time(),
     }
@@ -126,14 +128,22 @@ def list_jobs(root: Path) -> list[dict[str, Any]]:
     found = []
     for job in find_jobs(root):
         names = sorted((p.name for p in job.runs.iterdir() if p.name.isdigit()), key=int) if job.runs.is_dir() else []
-        runs = [{"run": name, "state": run_state(read_state(job.run(name)))} for name in names]
+        runs = [{"run": name, "state": run_state(job.run(name), read_state(job.run(name)))} for name in names]
         found.append({"job": job.dir.name, "dir": str(job.dir), "record": read_json(job.record), "runs": runs})
     return found
 
 
 def mark_ended(run: RunPaths, state: str, message: str) -> None:
     """Writes the final word on a run whose supervisor could not."""
-    event = {"v": 1, "t": time.time(), "event": "ended", "state": state, "cause": {"kind": state, "message": message}}
+    node = (read_json(run.spec) or {}).get("node")
+    event = {
+        "v": 1,
+        "t": time.time(),
+        "event": "ended",
+        "node": node,
+        "state": state,
+        "cause": {"kind": state, "message": message},
+    }
     with run.events.open("ab") as f:
         f.write(json.dumps(event).encode() + b"\n")
     known = read_state(run)

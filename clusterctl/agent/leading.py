@@ -15,7 +15,7 @@ from clusterctl.agent.reactor import WRITE, Reactor
 RETRY_S = 0.5
 DIAL_S = 5.0
 REFUSALS = 4  # in a row: the node answers, the lead's port does not
-REPLY_S = 3.0
+REPLY_S = 8.0  # longer than a dial: a supervisor that lives comes back by then
 Message = dict[str, Any]
 
 
@@ -72,7 +72,11 @@ class RemoteLead:
     def _dial(self) -> None:
         if self._over:
             return
-        sock = dial(self._address)
+        try:
+            sock = dial(self._address)
+        except OSError:
+            self._reactor.after(RETRY_S, self._dial)
+            return
 
         def connected() -> None:
             timer.cancel()

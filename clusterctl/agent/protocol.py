@@ -6,9 +6,12 @@ it, as raw bytes. The last line is `{"done": {...}}` or `{"error": {"kind", "mes
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import signal
 import sys
+from collections.abc import Iterator
 from typing import Any, BinaryIO
 
 MAX_LINE = 64 << 20
@@ -38,9 +41,10 @@ class Peer:
         self.incoming = incoming
         self._outgoing = outgoing
 
-    def receive(self) -> dict[str, Any]:
-        """The next JSON line; raises `Gone` at end of file."""
-        line = self.incoming.readline(MAX_LINE)
+    def receive(self, limit_s: float | None = None) -> dict[str, Any]:
+        """The next JSON line; raises `Gone` at end of file, and when none comes within the limit."""
+        with _alarm(limit_s):
+            line = self.incoming.readline(MAX_LINE)
         if not line.endswith(b"\n"):
             raise Gone
         value = json.loads(line)
@@ -59,6 +63,25 @@ class Peer:
                 view = view[os.write(self._outgoing, view) :]
         except (BrokenPipeError, ConnectionResetError):
             raise Gone from None
+
+
+@contextlib.contextmanager
+def _alarm(limit_s: float | None) -> Iterator[None]:
+    """`Gone` after the limit; by a signal, since what is buffered already cannot be selected for."""
+
+    def gone(*_: object) -> None:
+        raise Gone
+
+    if limit_s is None:
+        yield
+        return
+    old = signal.signal(signal.SIGALRM, gone)
+    signal.setitimer(signal.ITIMER_REAL, limit_s)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, old)
 
 
 def standard_peer() -> Peer:

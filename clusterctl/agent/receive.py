@@ -23,6 +23,7 @@ from clusterctl.agent.paths import JobPaths, incoming_dir
 from clusterctl.agent.protocol import AgentError, Peer
 from clusterctl.agent.tree import Entry, build, decode
 
+GO_S = 90.0  # a control machine that vanished says nothing, not even goodbye
 FRESH_S = 60.0  # a reservation that is only now being made is not a leftover
 
 
@@ -54,14 +55,14 @@ def receive(root: Path, request: dict[str, Any], peer: Peer) -> dict[str, Any]:
     incoming_dir(root).mkdir(0o700, parents=True, exist_ok=True)
     _sweep(incoming_dir(root))
     while True:
-        proposal = peer.receive()
+        proposal = peer.receive(GO_S)
         if "job" not in proposal:
             raise AgentError("the dispatch was given up")
         with _reserved(root, proposal["job"], request) as (staging, taken_by):
             peer.send({"reserved": staging is not None, "taken_by": taken_by})
             if staging is None:
                 continue
-            answer = peer.receive()
+            answer = peer.receive(GO_S)
             if answer.get("go"):
                 job_dir = _stage(root, staging, proposal["job"], answer, request, peer)
                 return {"dir": str(job_dir), "seconds": time.monotonic() - started}

@@ -21,9 +21,10 @@ from typing import Any
 from clusterctl.agent.files import read_json, write_atomic, write_json
 from clusterctl.agent.jobs import find_job
 from clusterctl.agent.paths import JobPaths, RunPaths
-from clusterctl.agent.processes import wait_until
+from clusterctl.agent.processes import identify, wait_until
 from clusterctl.agent.protocol import AgentError, Peer
 
+GO_S = 90.0  # a control machine that vanished says nothing, not even goodbye
 LOCK_S = 0.5  # who only looks whether it is free holds it for an instant
 MODULES = ("numpy", "zmq")
 SIOCGIFADDR = 0x8915
@@ -45,11 +46,17 @@ def start(root: Path, request: dict[str, Any], peer: Peer) -> dict[str, Any]:
             "cores": len(os.sched_getaffinity(0)),
         }
         peer.send({"ready": ready})
-        go = peer.receive()
+        go = peer.receive(GO_S)
         if "spec" not in go:
             raise AgentError("the start was given up")
-        run = _prepare(job, go)
-        return {"dir": str(job.dir), **_launch(run, lock)}
+        previous = job.newest_run()
+        run = job.run(go["spec"]["run"])
+        try:
+            _prepare(run, previous, go)
+            return {"dir": str(job.dir), **_launch(run, lock)}
+        except BaseException:
+            _undo(run, previous)
+            raise
 
 
 def _check_identity(job: JobPaths, request: dict[str, Any]) -> None:
@@ -71,7 +78,10 @@ class JobLock:
 
     def __enter__(self) -> int:
         self._fd = os.open(self._job.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        if not wait_until(self._take, LOCK_S):
+        if wait_until(self._take, LOCK_S):
+            os.ftruncate(self._fd, 0)
+            os.pwrite(self._fd, json.dumps(identify(os.getpid())).encode(), 0)
+        else:
             os.close(self._fd)
             raise AgentError(
                 f"{self._job.dir.name} is running already (run {self._job.newest_run()})",
@@ -92,21 +102,34 @@ class JobLock:
 
 
 def find_address(address: str | None, nic: str | None) -> str:
-    """Where the other nodes reach this one: as told, the interface's, or the one that SSH came to."""
+    """Where the other nodes reach this one, as an IP address: as told, the NIC's, or the one that SSH came to."""
     if address:
-        return address
+        return _resolve(address)
     if nic:
-        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
-            try:
-                answer = fcntl.ioctl(sock.fileno(), SIOCGIFADDR, struct.pack("256s", nic.encode()[:15]))
-            except OSError:
-                names = ", ".join(name for _, name in socket.if_nameindex())
-                raise AgentError(f"there is no interface {nic!r} with an IPv4 address", hint=f"NIC: {names}") from None
-        return socket.inet_ntoa(answer[20:24])
+        return _address_of_nic(nic)
     connection = os.environ.get("SSH_CONNECTION", "").split()
-    if len(connection) != 4:
+    if len(connection) != 4 or "%" in connection[2]:
         raise AgentError("the address of this node is not known", hint="Host(address=...) or NIC in conf.py tells")
-    return connection[2].split("%")[0]
+    return connection[2]
+
+
+def _resolve(name: str) -> str:
+    try:
+        found = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
+    except OSError as exc:
+        hint = "Host(address=...) in conf.py: an IP address, or a name that this node can resolve"
+        raise AgentError(f"cannot resolve its own address {name!r}: {exc.strerror}", hint=hint) from exc
+    return str(found[0][4][0])
+
+
+def _address_of_nic(nic: str) -> str:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+        try:
+            answer = fcntl.ioctl(sock.fileno(), SIOCGIFADDR, struct.pack("256s", nic.encode()[:15]))
+        except OSError:
+            names = ", ".join(name for _, name in socket.if_nameindex())
+            raise AgentError(f"there is no interface {nic!r} with an IPv4 address", hint=f"NIC: {names}") from None
+    return socket.inet_ntoa(answer[20:24])
 
 
 def _probe_python(python: str, runtime: bool) -> dict[str, str]:
@@ -129,10 +152,9 @@ def _probe_python(python: str, runtime: bool) -> dict[str, str]:
     return dict(zip(("python", "numpy", "pyzmq"), probe.stdout.split()))
 
 
-def _prepare(job: JobPaths, go: dict[str, Any]) -> RunPaths:
+def _prepare(run: RunPaths, previous: str | None, go: dict[str, Any]) -> None:
     """Makes the run's directory; logs and outputs of an older run move beside its events."""
-    run = job.run(go["spec"]["run"])
-    previous = job.newest_run()
+    job = run.job
     run.dir.mkdir(0o700)
     run.keys.mkdir(0o700)
     if previous is not None:
@@ -145,7 +167,18 @@ def _prepare(job: JobPaths, go: dict[str, Any]) -> RunPaths:
     for name, text in go["keys"].items():
         write_atomic(run.keys / Path(name).name, text.encode())
     write_json(run.spec, {**go["spec"], "t": time.time()})
-    return run
+
+
+def _undo(run: RunPaths, previous: str | None) -> None:
+    """There was no such run: what the previous one left is where it was."""
+    shutil.rmtree(run.dir, ignore_errors=True)
+    if previous is None:
+        return
+    for place in (run.job.log, run.job.output):
+        kept = run.job.run(previous).dir / place.name
+        if kept.is_dir():
+            shutil.rmtree(place, ignore_errors=True)
+            kept.rename(place)
 
 
 def _launch(run: RunPaths, lock: int) -> dict[str, Any]:
@@ -153,7 +186,8 @@ def _launch(run: RunPaths, lock: int) -> dict[str, Any]:
     read_end, write_end = os.pipe()
     entry = Path(__file__).with_name("entry.py")
     arguments = ["supervisor", str(run.job.dir), run.run, str(lock), str(write_end)]
-    with (run.job.log / "supervisor.log").open("ab") as log:
+    log_file = run.job.log / "supervisor.log"
+    with log_file.open("ab") as log:
         process = subprocess.Popen(
             [sys.executable, "-I", "-S", str(entry), *arguments],
             stdin=subprocess.DEVNULL,
@@ -166,11 +200,14 @@ def _launch(run: RunPaths, lock: int) -> dict[str, Any]:
     os.close(write_end)
     with os.fdopen(read_end) as report:
         text = report.read()
-    answer: dict[str, Any] = json.loads(text) if text else {"error": "it died at once; see log/supervisor.log"}
+    answer: dict[str, Any] = json.loads(text) if text else {"error": "it died at once: " + _tail(log_file)}
     if "error" in answer:
         process.wait()
-        shutil.rmtree(run.dir, ignore_errors=True)  # there is no such run
         kind = "refused" if "no free port" in answer["error"] else "node"
         raise AgentError(f"the supervisor did not start: {answer['error']}", kind=kind)
     up: dict[str, Any] = answer["up"]
     return up
+
+
+def _tail(path: Path) -> str:
+    return path.read_text(errors="replace")[-400:].strip()

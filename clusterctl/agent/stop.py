@@ -8,23 +8,41 @@ from pathlib import Path
 from typing import Any
 
 from clusterctl.agent.files import read_json
-from clusterctl.agent.jobs import find_job, is_free, mark_ended, pick_run, read_state, run_state, supervisor_of
+from clusterctl.agent.jobs import (
+    LIVE_PROCESS,
+    find_job,
+    is_free,
+    mark_ended,
+    pick_run,
+    read_state,
+    run_state,
+    supervisor_of,
+)
 from clusterctl.agent.paths import JobPaths
-from clusterctl.agent.processes import end_all, find_by_environment, is_alive, run_environment, send_signal, wait_until
+from clusterctl.agent.processes import (
+    Identity,
+    end_all,
+    find_by_environment,
+    is_alive,
+    run_environment,
+    send_signal,
+    wait_until,
+)
 from clusterctl.agent.protocol import Peer
 
 MARGIN_S = 15.0
-START_S = 30.0  # a start under way holds the job's lock before there is a supervisor to be told
+START_S = 20.0  # a start under way holds the job's lock before there is a supervisor to be told
 
 
 def stop(root: Path, request: dict[str, Any], peer: Peer) -> dict[str, Any]:
     """TERM, the run's grace, KILL; then whatever else carries the job's environment, whoever started it."""
     job = find_job(root, request["ref"])
-    wait_until(lambda: _has_supervisor(job) or is_free(job), START_S)
+    if not wait_until(lambda: _has_supervisor(job) or is_free(job), START_S):
+        _end_holder(job)
     grace_s, was, killed = _stop_supervisor(job, peer)
     found, by_kill, survivors = end_all(lambda: find_by_environment(run_environment(job.dir)), grace_s)
     run = pick_run(job)
-    if run is not None and run_state(read_state(run)) == "lost":
+    if run is not None and run_state(run, read_state(run)) == "lost":
         mark_ended(run, "stopped", "stopped by the user after its supervisor was lost")
     return {
         "job": job.dir.name,
@@ -45,15 +63,25 @@ def _stop_supervisor(job: JobPaths, peer: Peer) -> tuple[float, str, int]:
     if run is None or spec is None:
         return 10.0, "dispatched", 0
     state = read_state(run)
-    was, grace_s = run_state(state), float(spec["grace_s"])
+    was, grace_s = run_state(run, state), float(spec["grace_s"])
     who = supervisor_of(state)
-    if who is not None and is_alive(who):
-        peer.send({"stopping": sum(p["state"] in ("starting", "ready", "running") for p in state["processes"])})
-        send_signal(who, signal.SIGTERM)
-        if not wait_until(lambda: not is_alive(who), 2 * grace_s + MARGIN_S):
-            send_signal(who, signal.SIGKILL)
-            wait_until(lambda: not is_alive(who), MARGIN_S)
+    if who is None or not is_alive(who):
+        return grace_s, was, 0
+    peer.send({"stopping": sum(p["state"] in LIVE_PROCESS for p in state["processes"])})
+    send_signal(who, signal.SIGTERM)
+    if not wait_until(lambda: not is_alive(who), 2 * grace_s + MARGIN_S):
+        send_signal(who, signal.SIGKILL)
+        wait_until(lambda: not is_alive(who), MARGIN_S)
     return grace_s, was, int(read_state(run).get("killed", 0))
+
+
+def _end_holder(job: JobPaths) -> None:
+    """A start whose control machine has vanished holds the lock and waits; it has started nothing."""
+    holder = read_json(job.lock)
+    if holder:
+        who = Identity(*holder)
+        send_signal(who, signal.SIGTERM)
+        wait_until(lambda: not is_alive(who), MARGIN_S)
 
 
 def _has_supervisor(job: JobPaths) -> bool:

@@ -22,8 +22,8 @@ from clusterctl.agent.files import read_json, write_json
 from clusterctl.agent.leading import LocalLead, RemoteLead
 from clusterctl.agent.link import listen
 from clusterctl.agent.paths import JobPaths, RunPaths
-from clusterctl.agent.processes import find_by_environment, identify, run_environment, send_signal
-from clusterctl.agent.reactor import Reactor, Timer
+from clusterctl.agent.processes import Identity, find_by_environment, identify, run_environment, send_signal
+from clusterctl.agent.reactor import Reactor
 
 LEAD_PORTS = 1000
 SNAPSHOT_S = 1.0
@@ -31,6 +31,7 @@ RUNNING_AFTER_S = 1.0  # a program that never speaks to us counts as running whe
 READY_LIMIT_S = 60.0
 FINISH_LIMIT_S = 300.0
 LEFTOVER_POLL_S = 0.05
+LEFTOVER_LIMIT_S = 10.0
 NOT_OURS = ("SSH_CONNECTION", "SSH_CLIENT", "SSH_TTY", "SSH_AUTH_SOCK", "PWD", "OLDPWD", "SHLVL", "_")
 FROM_PROCESSES = ("ready", "step", "pass", "log", "saved", "nan")
 OURS_IN_EVENTS = ("v", "t", "node", "seq", "role", "rank", "attempt", "do", "complete")
@@ -51,9 +52,10 @@ class Supervisor:
         self._me = identify(os.getpid())
         self._told: Message = {"phase": None, "ended": None, "last_event": None, "killed": 0}
         self._idle = False
+        self._cleared = False
         self._leftovers_seen = 0
+        self._killed: set[Identity] = set()
         self._pserver_endpoints: tuple[str, ...] = ()
-        self._timers: list[Timer] = []
         self._cores = len(os.sched_getaffinity(0))
         self.children = [Child(plan, reactor, self._on_message, self._on_log_error) for plan in spec["processes"]]
         self._guardian, self._lifeline = self._new_guardian()
@@ -114,7 +116,9 @@ class Supervisor:
 
         try:
             manifest = build_manifest(self.spec["job"], self.spec["run"], receipts)
-            directory = self.run.job.output / Path(tag).name
+            if Path(tag).name != tag or tag.startswith("."):
+                raise ValueError("not a name for a directory")
+            directory = self.run.job.output / tag
             directory.mkdir(0o700, parents=True, exist_ok=True)
             if manifest is not None:
                 write_manifest(directory, manifest)
@@ -194,7 +198,7 @@ class Supervisor:
                 else:
                     child.state = "stopped"
                     child.signal(signal.SIGTERM)
-        self._timers.append(self.reactor.after(FINISH_LIMIT_S, self._finish_took_too_long))
+        self.reactor.after(FINISH_LIMIT_S, self._finish_took_too_long)
         self._settle()
 
     def _finish_took_too_long(self) -> None:
@@ -244,9 +248,11 @@ class Supervisor:
             return
         if event in ("step", "pass"):
             numbers = ("pass", "step", "loss", "samples_per_s", "compute", "wait", "wire")
+            said = {name: value for name, value in said.items() if name not in numbers or is_number(value)}
             child.progress.update({name: said[name] for name in numbers if name in said})
         elif event == "log":
-            child.progress["values"] = said.get("values")
+            said["values"] = {str(name): value for name, value in dict(said["values"]).items() if is_number(value)}
+            child.progress["values"] = said["values"]
         elif event == "saved" and child.role == "pserver":
             order = {"do": "saved", "tag": str(said["tag"]), "rank": child.rank, "node": self.spec["node"]}
             self.lead.say({**said, **order})
@@ -304,9 +310,7 @@ class Supervisor:
     def _clear_leftovers(self, kill_at: float) -> None:
         left = find_by_environment(run_environment(self.run.job.dir, self.run.run))
         if not left:
-            for child in self.children:
-                child.close()
-            self.lead.say({"do": "idle"})
+            self._clear()
             return
         if len(left) > self._leftovers_seen:
             self._leftovers_seen = len(left)
@@ -314,11 +318,30 @@ class Supervisor:
             self.note({"event": "log", "message": "ending processes left behind", "pids": pids})
             for who in left:
                 send_signal(who, signal.SIGTERM)
-        if self.reactor.now() > kill_at:
-            self._told["killed"] += len(left)
-            for who in left:
-                send_signal(who, signal.SIGKILL)
+        late = self.reactor.now() - kill_at
+        for who in left if late > 0 else ():
+            self._told["killed"] += who not in self._killed
+            self._killed.add(who)
+            send_signal(who, signal.SIGKILL)
+        if late > LEFTOVER_LIMIT_S:  # stuck in the kernel; `stop` counts it
+            self.note(
+                {
+                    "event": "log",
+                    "level": "error",
+                    "message": "processes survive KILL",
+                    "pids": [who.pid for who in left],
+                }
+            )
+            self._clear()
+            return
         self.reactor.after(LEFTOVER_POLL_S, lambda: self._clear_leftovers(kill_at))
+
+    def _clear(self) -> None:
+        """Nothing of the run is left here that could be ended."""
+        self._cleared = True
+        for child in self.children:
+            child.close()
+        self.lead.say({"do": "idle"})
 
     def _on_lead_lost(self, why: str) -> None:
         cause = {"kind": "node_lost", "node": 0, "message": f"the lead on node0 is lost: {why}"}
@@ -327,7 +350,7 @@ class Supervisor:
         self._end_when_idle({"do": "end", "state": "failed", "cause": cause})
 
     def _end_when_idle(self, message: Message) -> None:
-        if self._idle and not find_by_environment(run_environment(self.run.job.dir, self.run.run)):
+        if self._cleared:
             self._end(message)
         else:
             self.reactor.after(LEFTOVER_POLL_S, lambda: self._end_when_idle(message))
@@ -352,6 +375,10 @@ class Supervisor:
         shutil.rmtree(self.run.keys, ignore_errors=True)
         os.write(self._lifeline, b"!")
         self.reactor.stop()
+
+
+def is_number(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
 def main(argv: list[str]) -> None:

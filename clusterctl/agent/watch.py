@@ -43,7 +43,16 @@ class EventReader:
             return []
         whole = data[: data.rfind(b"\n") + 1]
         self.offset += len(whole)
-        return [json.loads(line) for line in whole.splitlines()]
+        return [event for event in map(_parse, whole.splitlines()) if event]
+
+
+def _parse(line: bytes) -> dict[str, Any] | None:
+    """The event of a line; None for a torn one."""
+    try:
+        event = json.loads(line)
+    except ValueError:
+        return None
+    return event if isinstance(event, dict) else None
 
 
 class Streams:

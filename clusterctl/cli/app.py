@@ -14,7 +14,7 @@ from clusterctl import __version__
 from clusterctl.cli.arguments import Arguments, split, take_program_options
 from clusterctl.cli.console import Console, exit_code
 from clusterctl.cli.session import Session, fail_on_broken_pipe
-from clusterctl.errors import ClusterctlError, UsageError
+from clusterctl.errors import ClusterctlError, InterruptedRun, UsageError
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 GLOBAL_HELP = (
@@ -282,6 +282,7 @@ def run(argv: list[str] | None = None) -> None:
     try:
         arguments = parse(argv)
         session = Session(arguments.options, arguments.program)
+        console = session.console
         code = app(args=arguments.ours, prog_name="clusterctl", standalone_mode=False, obj=session)
         if code == INTERRUPTED:  # typer made it of a KeyboardInterrupt
             raise KeyboardInterrupt
@@ -292,11 +293,14 @@ def run(argv: list[str] | None = None) -> None:
         console.error(_usage_error(exc, arguments))
         code = UsageError.exit_code
     except (KeyboardInterrupt, typer.Abort):
-        console.warn("interrupted")
+        console.error(InterruptedRun("interrupted"))
         code = INTERRUPTED
     except BrokenPipeError:
         fail_on_broken_pipe()
         code = 141
+    except OSError as exc:
+        console.error(ClusterctlError(f"{exc.strerror or exc}" + (f": {exc.filename}" if exc.filename else "")))
+        code = ClusterctlError.exit_code
     sys.exit(code if isinstance(code, int) else 0)
 
 

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from clusterctl.cluster import Cluster, Message
+from clusterctl.cluster import AGENT_ENDED, Cluster, Message
 from clusterctl.errors import ClusterctlError, UnreachableError
 from clusterctl.inventory import Node
 
@@ -132,8 +132,8 @@ class Follower:
 
 
 def is_passing(error: ClusterctlError) -> bool:
-    """Whether the node may answer again: it cannot be reached, or has fallen silent."""
-    return isinstance(error, UnreachableError) or error.details.get("reason") == "deadline"
+    """Whether the node may answer again: it cannot be reached, has fallen silent, or the agent was killed."""
+    return isinstance(error, UnreachableError) or error.details.get("reason") in ("deadline", AGENT_ENDED)
 
 
 def _name(stream: Message) -> str:

@@ -6,13 +6,14 @@ import heapq
 from collections.abc import Iterator
 from typing import Any
 
-from clusterctl.cluster import AgentCall, Cluster, raise_failures
+from clusterctl.cluster import AgentCall, Cluster, combined, failures
+from clusterctl.errors import ClusterctlError
 from clusterctl.inventory import Node
 from clusterctl.observe.follow import LogLine
 
 
 def read_logs(cluster: Cluster, job: str | None, **wanted: Any) -> Iterator[LogLine]:
-    """Every line that is wanted; memory does not grow with the logs. Raises when a node does not answer.
+    """Every line that is wanted; memory does not grow with the logs. Raises at the end what some nodes failed with.
 
     `wanted` are the agent's selections: role, rank, since (seconds since the epoch), tail (lines per process), grep.
     """
@@ -23,17 +24,24 @@ def read_logs(cluster: Cluster, job: str | None, **wanted: Any) -> Iterator[LogL
         return node, call, call.receive()["streams"]
 
     try:
-        begun = raise_failures(cluster.map(begin), "logs")
-        yield from heapq.merge(*(_lines_of(*one) for one in begun), key=lambda line: line.t)
+        outcomes = cluster.map(begin)
+        errors = [outcome.error for outcome in failures(outcomes) if outcome.error]
+        streams = (_lines_of(*outcome.get(), errors) for outcome in outcomes if outcome.ok)
+        yield from heapq.merge(*streams, key=lambda line: line.t)
+        if errors:
+            raise combined(errors, len(outcomes), "logs")
     finally:
         for call in calls.values():
             call.close()
 
 
-def _lines_of(node: Node, call: AgentCall, streams: list[dict[str, Any]]) -> Iterator[LogLine]:
-    while True:
-        message = call.receive()
-        if "done" in message:
-            return
-        for t, stream, text, _ in message["lines"]:
-            yield LogLine(t, node, streams[stream]["role"], streams[stream]["rank"], text)
+def _lines_of(
+    node: Node, call: AgentCall, streams: list[dict[str, Any]], errors: list[ClusterctlError]
+) -> Iterator[LogLine]:
+    """One node's lines; a node that fails meanwhile does not take the others' away."""
+    try:
+        while "lines" in (message := call.receive()) or "alive" in message:
+            for t, stream, text, _ in message.get("lines", ()):
+                yield LogLine(t, node, streams[stream]["role"], streams[stream]["rank"], text)
+    except ClusterctlError as exc:
+        errors.append(exc)

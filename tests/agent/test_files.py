@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import stat
 import threading
@@ -72,11 +71,10 @@ def test_a_reader_beside_a_writer_always_sees_a_whole_file(tmp_path: Path) -> No
     assert seen
 
 
-def test_json_that_is_not_there_is_none_and_a_broken_one_is_an_error(tmp_path: Path) -> None:
+def test_json_that_is_not_there_or_was_cut_off_by_a_power_failure_is_none(tmp_path: Path) -> None:
     assert read_json(tmp_path / "none.json") is None
     (tmp_path / "half.json").write_text('{"a":')
-    with pytest.raises(json.JSONDecodeError):
-        read_json(tmp_path / "half.json")
+    assert read_json(tmp_path / "half.json") is None
 
 
 # Where this node is reached.
@@ -103,7 +101,6 @@ def test_an_interface_that_is_not_there_is_named_beside_those_that_are(nic: str)
     ("connection", "address"),
     [
         ("10.0.0.9 5000 10.0.0.1 22", "10.0.0.1"),
-        ("fe80::9%eth0 5000 fe80::1%eth0 22", "fe80::1"),
         ("::1 5000 2001:db8::1 22", "2001:db8::1"),
     ],
 )
@@ -112,7 +109,7 @@ def test_else_it_is_where_ssh_came_to(monkeypatch: pytest.MonkeyPatch, connectio
     assert find_address(None, None) == address
 
 
-@pytest.mark.parametrize("connection", ["", "garbage"])
+@pytest.mark.parametrize("connection", ["", "garbage", "fe80::9%eth0 5000 fe80::1%eth0 22"])
 def test_an_address_that_nobody_knows_is_an_error_with_a_remedy(
     monkeypatch: pytest.MonkeyPatch, connection: str
 ) -> None:

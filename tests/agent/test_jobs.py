@@ -90,17 +90,18 @@ def test_a_job_reached_through_a_link_is_the_same_job(tmp_path: Path) -> None:
         ({"processes": [process("running")]}, "running"),
     ],
 )
-def test_a_state_file_alone_is_never_believed(state: dict[str, Any], seen: str) -> None:
-    assert run_state({"processes": [], "supervisor": ME, "ended": None, "phase": None, **state}) == seen
+def test_a_state_file_alone_is_never_believed(tmp_path: Path, state: dict[str, Any], seen: str) -> None:
+    run = begin(tmp_path)
+    assert run_state(run, {"processes": [], "supervisor": ME, "ended": None, "phase": None, **state}) == seen
 
 
 def test_processes_that_are_said_to_live_are_looked_at() -> None:
     state = {"supervisor": ME, "processes": [process("running"), process("running", GONE), process("failed", GONE)]}
-    assert [p["state"] for p in processes_now(state)] == ["running", "lost", "failed"]
-    assert processes_now(state)[1]["cpu"] is None
+    assert [p["state"] for p in processes_now(state, False)] == ["running", "lost", "failed"]
+    assert processes_now(state, False)[1]["cpu"] is None
     lost = {"supervisor": GONE, "processes": [process("waiting", None), process("running")]}
-    assert [p["state"] for p in processes_now(lost)] == ["lost", "running"]
-    assert all("identity" not in p for p in processes_now(state))
+    assert [p["state"] for p in processes_now(lost, True)] == ["lost", "running"]
+    assert all("identity" not in p for p in processes_now(state, False))
 
 
 def test_a_run_that_ends_while_it_is_looked_at_is_not_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

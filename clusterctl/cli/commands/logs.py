@@ -13,6 +13,7 @@ from clusterctl.cli.session import Session, job_ref
 
 if TYPE_CHECKING:
     from clusterctl.cluster import Cluster
+    from clusterctl.errors import ClusterctlError
     from clusterctl.observe.follow import LogLine
 
 AGO = re.compile(r"(\d+(?:\.\d+)?)([smhd])")
@@ -77,31 +78,37 @@ def _newest(cluster: Cluster, ref: str | None) -> str:
 
 
 def _follow(session: Session, cluster: Cluster, ref: str, printer: LinePrinter, wanted: dict[str, Any]) -> None:
+    from clusterctl.cluster import combined
     from clusterctl.observe.follow import Follower, is_passing
 
-    ends: list[dict[str, Any]] = []
+    ends: dict[int, str] = {}
+    errors: list[ClusterctlError] = []
     with Follower(cluster, ref, None, **wanted) as follower:
         for news in follower:
             if news is None:
                 continue
             for line in news.lines:
                 printer.line(line)
-            if news.error is not None:
-                session.console.warn(f"{news.error}{'; trying again' if is_passing(news.error) else ''}")
+            if news.error is not None and not is_passing(news.error):
+                errors.append(news.error)
+            elif news.error is not None:
+                session.console.warn(f"{news.error}; trying again")
             elif news.back:
                 session.console.warn(f"{news.node.label}: back")
             if news.ended is not None:
-                ends.append(news.ended["node"])
+                ends[news.node.id] = news.ended["node"]["state"]
+    if errors:
+        raise combined(errors, len(cluster.nodes), "following")
     _tell_end(session, ref, ends)
 
 
-def _tell_end(session: Session, ref: str, ends: list[dict[str, Any]]) -> None:
+def _tell_end(session: Session, ref: str, ends: dict[int, str]) -> None:
     from clusterctl.errors import JobFailedError
     from clusterctl.observe.status import worst
 
     if not ends:
         return
-    state = worst(end["state"] for end in ends)
+    state = ends.get(0) or worst(ends.values())  # the lead's word decides
     if state in ("failed", "lost"):
         raise JobFailedError(f"{ref} {'failed' if state == 'failed' else 'is lost'}", hint=f"clusterctl status {ref}")
     session.console.warn(f"{ref} has {state}")

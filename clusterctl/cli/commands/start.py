@@ -114,7 +114,7 @@ def _title(cluster: Cluster, run: Run) -> str:
 
 def _detached(session: Session, cluster: Cluster, run: Run) -> None:
     """Returns when all processes run; raises when the run has failed before."""
-    from clusterctl.observe.follow import Follower
+    from clusterctl.observe.follow import Follower, is_passing
     from clusterctl.observe.run_view import RunView
 
     view = RunView(cluster.inventory)
@@ -124,6 +124,10 @@ def _detached(session: Session, cluster: Cluster, run: Run) -> None:
                 view.take(event)
             if view.phase in ("running", "finishing") or view.ended is not None:
                 break
+            if news is not None and news.node.id == 0 and news.error is not None and not is_passing(news.error):
+                break
+    if view.phase not in ("running", "finishing"):
+        _ask_for_the_end(cluster, run, view)
     if view.phase not in ("running", "finishing") and (view.ended or {}).get("state") != "succeeded":
         raise_failed(session, cluster, run, view, 0.0)
     name = job_name(cluster.settings, cluster.inventory, run.job)
@@ -150,6 +154,7 @@ def follow_run(session: Session, cluster: Cluster, run: Run, pass_line: PassForm
         session.console.say(f"{run.job} goes on; follow: clusterctl logs -f {run.job}")
         return view
     seconds = time.monotonic() - started
+    _ask_for_the_end(cluster, run, view)
     if view.ended is None or view.ended["state"] != "succeeded":
         raise_failed(session, cluster, run, view, seconds)
     saved = f" · saved {view.saved[-1]}" if view.saved else ""
@@ -157,6 +162,16 @@ def follow_run(session: Session, cluster: Cluster, run: Run, pass_line: PassForm
     session.console.say(f"succeeded after {human_time(seconds)}{_progress(view)}{saved}")
     session.console.say(f"next: clusterctl collect {run.job}")
     return view
+
+
+def _ask_for_the_end(cluster: Cluster, run: Run, view: RunView) -> None:
+    """Before anything is called lost: the lead's last word may only have missed us."""
+    from clusterctl.observe.status import status
+
+    if view.ended is None:
+        seen = status(cluster, run.job)
+        if seen.run == run.run and seen.lead and seen.lead.get("ended"):
+            view.take(seen.lead["ended"])
 
 
 def _watch(follower: Any, display: Display, view: RunView, pressed: Any) -> None:
