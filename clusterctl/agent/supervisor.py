@@ -392,7 +392,7 @@ def main(argv: list[str]) -> None:
     try:
         listener = None
         if spec["node"] == 0:
-            top = spec["port"] + LEAD_PORTS
+            top = min(spec["port"] + LEAD_PORTS, 1 << 16)
             listener = listen(spec["address"], range(top - 1, spec["port"] - 1, -1))
         reactor = Reactor()
         supervisor = Supervisor(run, spec, int(lock_fd), reactor)

@@ -1,0 +1,138 @@
+"""What was good stays good: failed starts, later runs and broken listeners take nothing away."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+from clusterctl.bundle import Bundle, boot_code
+from clusterctl.cluster import FIRST_LINE
+from clusterctl.runtime import load_model
+from e2e.programs import REGRESSION, SLEEP
+from support.processes import descendants, processes_with_environment, wait_until
+from support.site import Site
+
+
+def test_a_start_that_is_refused_leaves_the_previous_outputs_where_they_were(site: Site) -> None:
+    job = site.dispatch(REGRESSION)
+    site.ok("start", "--job_workspace", job, "--num_passes=1")
+    with socket.create_server(("0.0.0.0", 65534)), socket.create_server(("0.0.0.0", 65535)):
+        site.conf(PORT=65534)
+        refused = site.run("start", "--job_workspace", job, "--json")
+    assert refused.code == 4, refused.err
+    assert "no free port" in refused.json()["error"]["message"]
+    site.conf()
+    status = site.status(job)
+    assert (status["run"], status["state"]) == ("0001", "succeeded")
+    assert site.ok("collect", job, "-o", "home", "--json").json()["model"]
+    assert site.ok("logs", job, "--role=trainer").out
+
+
+def test_collecting_again_brings_the_newest_runs_model_not_an_older_one(site: Site) -> None:
+    job = site.dispatch(REGRESSION)
+    site.ok("start", "--job_workspace", job, "--num_passes=3")
+    first = load_model(site.directory / site.ok("collect", job, "-o", "home", "--json").json()["model"])["w"]
+    site.ok("start", "--job_workspace", job, "--num_passes=1")
+    second = load_model(site.directory / site.ok("collect", job, "-o", "home", "--json").json()["model"])["w"]
+    fresh = load_model(site.directory / site.ok("collect", job, "-o", "fresh", "--json").json()["model"])["w"]
+    assert (second == fresh).all()
+    assert (first != second).any()
+    assert not (site.directory / "home/node-0/output/pass-00002").exists() or not list(
+        (site.directory / "home/node-0/output/pass-00002").iterdir()
+    )
+
+
+def test_collect_brings_what_the_reachable_nodes_have(site: Site) -> None:
+    job = site.dispatch(REGRESSION)
+    site.ok("start", "--job_workspace", job, "--num_passes=1")
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        site.conf(HOSTS=[*site.hosts[:3], f"127.0.0.1:{sock.getsockname()[1]}"])
+        result = site.run("collect", job, "-o", "home", "--json")
+        logs = site.run("logs", job, "--role=trainer")
+        site.conf()
+    document = result.json()
+    assert (result.code, document["model"], document["error"]["node"]) == (3, None, "node3")
+    assert {file["node"] for file in document["files"]} == {0, 1, 2}
+    assert logs.code == 3
+    assert "trainer0@node0" in logs.out
+    assert "node3" in logs.err
+
+
+def test_a_killed_listener_on_a_node_does_not_make_a_run_lost(site: Site) -> None:
+    slow = "import time; time.sleep(4); print('fine')"
+    with site.popen("start", "--job_dispatch_package", str(site.workspace(slow))) as starting:
+        assert starting.stdout is not None
+        for line in starting.stdout:
+            if "all processes run" in line:
+                break
+        agents = [p for p in processes_with_environment("HOME", str(site.home(0))) if FIRST_LINE in p.command]
+        for agent in agents:
+            os.kill(agent.pid, signal.SIGKILL)
+        out, err = starting.communicate(timeout=60)
+    assert agents
+    assert starting.returncode == 0, out + err
+    assert "succeeded" in out
+
+
+def test_a_start_whose_control_machine_vanished_is_ended_by_stop(site: Site) -> None:
+    """Such a machine says no goodbye: its agent waits with the job's lock. Here it waits on a pipe that stays open."""
+    job = site.dispatch(SLEEP)
+    home = site.home(1)
+    request = {"op": "start", "ref": job, "node": 1, "nodes": 4, "python": "python3", "runtime": False}
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    agent = subprocess.Popen(
+        [sys.executable, "-I", "-S", "-c", FIRST_LINE, Bundle().digest, "~/clusterctl"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env={"HOME": str(home), "PATH": path, "SSH_CONNECTION": "127.0.0.1 1 127.0.0.1 2"},
+    )
+    with agent:
+        assert agent.stdin is not None
+        assert agent.stdout is not None
+        agent.stdin.write(b"%d\n" % len(boot_code()) + boot_code() + json.dumps(request).encode() + b"\n")
+        agent.stdin.flush()
+        assert b"have" in agent.stdout.readline()
+        assert b"ready" in agent.stdout.readline()
+        assert site.run("start", "--job_workspace", job).code == 4
+        assert site.ok("stop", job, "--json").json()["survivors"] == 0
+        assert wait_until(lambda: agent.poll() is not None)
+    site.ok("start", "--job_workspace", job, "--detach")
+    site.ok("stop", job)
+
+
+def test_code_in_a_directory_that_others_can_write_to_is_not_run(site: Site) -> None:
+    root = site.directory / "shared"
+    lib = root / ".clusterctl/lib"
+    lib.mkdir(parents=True)
+    lib.chmod(0o777)
+    site.conf(ROOT_DIR=str(root))
+    result = site.run("jobs")
+    assert result.code == 3
+    assert "can be written by others" in result.err
+
+
+def test_nonsense_from_a_program_harms_neither_supervisor_nor_status(site: Site) -> None:
+    train = """
+import json, os, time
+fd = int(os.environ["CLUSTERCTL_CONTROL_FD"])
+for said in (
+    {"event": "step", "step": 3, "loss": "x"}, {"event": "ready"}, {"event": "saved"}, {"event": "log"}, [1],
+    {"event": "ended", "state": "succeeded"}, {"event": "saved", "tag": "../../up"}, {"event": "step", "node": 9},
+):
+    os.write(fd, json.dumps(said).encode() + b"\\n")
+os.write(fd, b"\\xff{]\\n")
+time.sleep(600)
+"""
+    job = site.start(train)
+    status = site.status(job)
+    assert status["state"] == "running"
+    assert {p["step"] for p in status["processes"] if p["role"] == "trainer"} == {3}
+    assert "running" in site.ok("status", job).out
+    assert descendants(site.supervisor(job, 0))
+    site.ok("stop", job)
