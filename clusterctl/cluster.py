@@ -192,7 +192,7 @@ def combined(errors: Sequence[ClusterctlError], of: int, doing: str) -> Clusterc
     reasons = {error.details.get("reason") for error in errors}
     if reasons == {"no_job"} and len(errors) == of:
         return UsageError(errors[0].message, hint=errors[0].hint)
-    details = {"nodes": [describe_error(error) for error in errors]}
+    details = {"nodes": [error.to_json() for error in errors]}
     errors = [error for error in errors if error.details.get("reason") != "no_job"] or errors
     if len(errors) == 1:
         only = errors[0]
@@ -219,8 +219,3 @@ def fold_errors(errors: Sequence[ClusterctlError]) -> list[str]:
         who = f"node{fold(ids)}" if len(ids) == 1 else f"node[{fold(ids)}]"
         lines.append(f"  {who if ids else ', '.join(labels)}  {message}" + (f"\n      {hint}" if hint else ""))
     return lines
-
-
-def describe_error(error: ClusterctlError) -> Message:
-    """An error as `--json` shows it."""
-    return {"kind": error.kind, "message": error.message, "node": error.node, "hint": error.hint}

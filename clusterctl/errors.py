@@ -40,6 +40,10 @@ class ClusterctlError(Exception):
         self.hint = hint
         self.details = details or {}
 
+    def to_json(self) -> dict[str, Any]:
+        """The error as `--json` shows it, without its details."""
+        return {"kind": self.kind, "message": self.message, "node": self.node, "hint": self.hint}
+
     def __str__(self) -> str:
         return f"{self.node}: {self.message}" if self.node else self.message
 

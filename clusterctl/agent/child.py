@@ -20,7 +20,6 @@ from clusterctl.agent.reactor import Reactor
 TAIL_LINES = 20
 TAIL_BYTES = 4096
 READS_PER_TURN = 16  # of one pipe, before the others get theirs
-LIVE_STATES = ("starting", "ready", "running")
 
 
 class Child:

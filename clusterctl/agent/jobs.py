@@ -10,11 +10,10 @@ from typing import Any
 
 from clusterctl.agent.files import read_json, write_json
 from clusterctl.agent.paths import JobPaths, RunPaths, expand, find_jobs
-from clusterctl.agent.processes import Identity, is_alive
+from clusterctl.agent.processes import LIVE_STATES, Identity, is_alive
 from clusterctl.agent.protocol import AgentError
 
 STARTING, RUNNING, LOST, DISPATCHED = "starting", "running", "lost", "dispatched"
-LIVE_PROCESS = ("starting", "ready", "running")
 
 
 def find_job(root: Path, ref: str | None) -> JobPaths:
@@ -92,7 +91,7 @@ def processes_now(state: dict[str, Any], lost: bool) -> list[dict[str, Any]]:
     for recorded in state["processes"]:
         process = {key: value for key, value in recorded.items() if key != "identity"}
         who = recorded.get("identity")
-        gone = process["state"] in LIVE_PROCESS and not (who and is_alive(Identity(*who)))
+        gone = process["state"] in LIVE_STATES and not (who and is_alive(Identity(*who)))
         if gone or (lost and process["state"] == "waiting"):
             process.update(state=LOST, cpu=None, memory=None)
         checked.append(process)
@@ -148,6 +147,6 @@ def mark_ended(run: RunPaths, state: str, message: str) -> None:
         f.write(json.dumps(event).encode() + b"\n")
     known = read_state(run)
     for process in known["processes"]:
-        if process["state"] in LIVE_PROCESS or process["state"] == "waiting":
+        if process["state"] in LIVE_STATES or process["state"] == "waiting":
             process["state"] = "stopped"
     write_json(run.state, {**known, "ended": event})

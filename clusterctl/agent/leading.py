@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import socket
 import ssl
-from typing import Any, Callable, Protocol
+from typing import Any, Callable
 
 from clusterctl.agent.lead import Action, Finish, Lead, Note, Tell, WriteManifest
 from clusterctl.agent.link import Channel, Link, dial, tls_context
@@ -17,10 +17,6 @@ DIAL_S = 5.0
 REFUSALS = 4  # in a row: the node answers, the lead's port does not
 REPLY_S = 8.0  # longer than a dial: a supervisor that lives comes back by then
 Message = dict[str, Any]
-
-
-class ToLead(Protocol):
-    def say(self, message: Message) -> None: ...
 
 
 class RemoteLead:

@@ -27,10 +27,6 @@ def expand(path: str) -> Path:
     return Path(os.path.abspath(os.path.expanduser(path)))  # noqa: PTH100, PTH111 - resolve() follows links
 
 
-def lib_dir(root: Path, digest: str) -> Path:
-    return root / META / "lib" / digest
-
-
 def incoming_dir(root: Path) -> Path:
     return root / META / "incoming"
 

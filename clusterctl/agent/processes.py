@@ -17,6 +17,7 @@ from typing import Callable, NamedTuple
 
 PROC = Path("/proc")
 POLL_S = 0.02
+LIVE_STATES = ("starting", "ready", "running")  # of a process of a run
 
 
 class Identity(NamedTuple):

@@ -9,7 +9,6 @@ from typing import Any
 
 from clusterctl.agent.files import read_json
 from clusterctl.agent.jobs import (
-    LIVE_PROCESS,
     find_job,
     is_free,
     mark_ended,
@@ -20,6 +19,7 @@ from clusterctl.agent.jobs import (
 )
 from clusterctl.agent.paths import JobPaths
 from clusterctl.agent.processes import (
+    LIVE_STATES,
     Identity,
     end_all,
     find_by_environment,
@@ -67,7 +67,7 @@ def _stop_supervisor(job: JobPaths, peer: Peer) -> tuple[float, str, int]:
     who = supervisor_of(state)
     if who is None or not is_alive(who):
         return grace_s, was, 0
-    peer.send({"stopping": sum(p["state"] in LIVE_PROCESS for p in state["processes"])})
+    peer.send({"stopping": sum(p["state"] in LIVE_STATES for p in state["processes"])})
     send_signal(who, signal.SIGTERM)
     if not wait_until(lambda: not is_alive(who), 2 * grace_s + MARGIN_S):
         send_signal(who, signal.SIGKILL)

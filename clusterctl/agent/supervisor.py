@@ -16,13 +16,20 @@ from pathlib import Path
 from typing import Any
 
 from clusterctl.agent import guardian
-from clusterctl.agent.child import LIVE_STATES, Child, describe_exit
+from clusterctl.agent.child import Child, describe_exit
 from clusterctl.agent.environment import NodeFacts, environment
 from clusterctl.agent.files import read_json, write_json
 from clusterctl.agent.leading import LocalLead, RemoteLead
 from clusterctl.agent.link import listen
 from clusterctl.agent.paths import JobPaths, RunPaths
-from clusterctl.agent.processes import Identity, find_by_environment, identify, run_environment, send_signal
+from clusterctl.agent.processes import (
+    LIVE_STATES,
+    Identity,
+    find_by_environment,
+    identify,
+    run_environment,
+    send_signal,
+)
 from clusterctl.agent.reactor import Reactor
 
 LEAD_PORTS = 1000

@@ -121,8 +121,7 @@ class ReportedError(ClusterctlError):
 
 
 def _describe(error: ClusterctlError) -> dict[str, Any]:
-    described = {"kind": error.kind, "message": error.message, "node": error.node, "hint": error.hint}
-    return {**described, **({"details": error.details} if error.details else {})}
+    return {**error.to_json(), **({"details": error.details} if error.details else {})}
 
 
 def exit_code(error: ClusterctlError) -> int:

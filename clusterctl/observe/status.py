@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from clusterctl.agent.paths import job_key
-from clusterctl.cluster import Cluster, Message, NodeOutcome, combined, describe_error, failures, raise_failures
+from clusterctl.cluster import Cluster, Message, NodeOutcome, combined, failures, raise_failures
 from clusterctl.errors import ClusterctlError, UsageError
 from clusterctl.inventory import Node
 
@@ -63,6 +63,12 @@ def newest_everywhere(cluster: Cluster, request: Message, ref: str | None) -> li
     return [again.get(outcome.node.id, outcome) for outcome in outcomes]
 
 
+def job_id(cluster: Cluster, ref: str | None) -> str:
+    """The id of the job that `ref` names, the same for all nodes. Raises when no node knows it."""
+    outcomes = newest_everywhere(cluster, {"op": "status"}, ref)
+    return str(next(outcome.get()["job"] for outcome in outcomes if outcome.ok))
+
+
 def merge_states(outcomes: Sequence[NodeOutcome[Message]]) -> str:
     """The lead's word decides while its node answers, else the worst of all."""
     lead = next((outcome for outcome in outcomes if outcome.node.id == 0 and outcome.ok), None)
@@ -103,7 +109,7 @@ def _node_view(outcome: NodeOutcome[Message]) -> Message:
     if outcome.ok:
         answer = outcome.get()
         return {**view, "dir": answer["dir"], "state": answer["state"], "last_event": answer.get("last_event")}
-    return {**view, "state": UNKNOWN, "error": describe_error(outcome.error) if outcome.error else None}
+    return {**view, "state": UNKNOWN, "error": outcome.error.to_json() if outcome.error else None}
 
 
 def jobs(cluster: Cluster) -> tuple[list[Message], list[ClusterctlError]]:

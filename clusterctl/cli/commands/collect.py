@@ -24,10 +24,9 @@ def collect_job(
     """Collects, shows what came, and raises when a node failed."""
     from clusterctl.cluster import combined, failures
     from clusterctl.collect import collect as run
-    from clusterctl.observe.status import newest_everywhere
+    from clusterctl.observe.status import job_id
 
-    found = newest_everywhere(cluster, {"op": "status"}, ref)
-    job = str(next(outcome.get()["job"] for outcome in found if outcome.ok))
+    job = job_id(cluster, ref)
     target = output or Path(job)
     collection = run(cluster, job, target, lambda file: None)
     session.console.say(

@@ -73,11 +73,10 @@ def partial_failure(done: Dispatched, of: int) -> ClusterctlError | None:
 
 
 def _node(outcome: Any) -> dict[str, Any]:
-    from clusterctl.cluster import describe_error
 
     node = {"node": outcome.node.id, "host": outcome.node.where, "ok": outcome.ok}
     if not outcome.ok:
-        return {**node, "error": describe_error(outcome.error), "seconds": round(outcome.seconds, 3)}
+        return {**node, "error": outcome.error.to_json(), "seconds": round(outcome.seconds, 3)}
     sent = outcome.get()
     return {
         **node,

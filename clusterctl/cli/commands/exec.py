@@ -16,7 +16,6 @@ JSON_OUTPUT_CHARS = 1 << 20
 
 
 def exec_(session: Session) -> None:
-    from clusterctl.cluster import describe_error
 
     command = remote_command(session.program_args)
     with session.cluster() as cluster:
@@ -25,7 +24,7 @@ def exec_(session: Session) -> None:
     for outcome in outcomes:
         view: dict[str, Any] = {"node": outcome.node.id, "host": outcome.node.where, "seconds": outcome.seconds}
         if outcome.error is not None:
-            nodes.append({**view, "exit_code": None, "error": describe_error(outcome.error)})
+            nodes.append({**view, "exit_code": None, "error": outcome.error.to_json()})
         else:
             done = outcome.get()
             nodes.append(

@@ -23,6 +23,7 @@ FOLD_WINDOW = 2000
 
 def logs(session: Session, job: str | None, *, follow: bool, node: str | None, fold: bool, **wanted: Any) -> None:
     from clusterctl.observe.logs import read_logs
+    from clusterctl.observe.status import job_id
 
     if node is not None:
         session.options.only = node
@@ -30,7 +31,7 @@ def logs(session: Session, job: str | None, *, follow: bool, node: str | None, f
     session.console.stream()
     wanted["since"] = parse_since(wanted["since"])
     with session.cluster() as cluster:
-        ref = _newest(cluster, job_ref(cluster.settings, job))
+        ref = job_id(cluster, job_ref(cluster.settings, job))
         printer = LinePrinter(session.console, cluster)
         if follow:
             _follow(session, cluster, ref, printer, wanted)
@@ -67,14 +68,6 @@ def parse_since(text: str | None) -> float | None:
         return datetime.datetime.fromisoformat(text).timestamp()
     except ValueError:
         raise UsageError(f"--since {text}: write 90s, 5m, 2h, 1d or 2026-11-21T08:15") from None
-
-
-def _newest(cluster: Cluster, ref: str | None) -> str:
-    """The id of the job, the same for all nodes."""
-    from clusterctl.observe.status import newest_everywhere
-
-    found = newest_everywhere(cluster, {"op": "status"}, ref)
-    return str(next(outcome.get()["job"] for outcome in found if outcome.ok))
 
 
 def _follow(session: Session, cluster: Cluster, ref: str, printer: LinePrinter, wanted: dict[str, Any]) -> None:

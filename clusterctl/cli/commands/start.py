@@ -11,7 +11,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from clusterctl.cli.console import clean, human_time
+from clusterctl.cli.causes import cause_lines
+from clusterctl.cli.console import human_time
 from clusterctl.cli.live import Display, PassFormat, default_pass_line
 from clusterctl.cli.session import Session, job_name, job_ref
 
@@ -212,7 +213,7 @@ def raise_failed(session: Session, cluster: Cluster, run: Run, view: RunView, se
     ended = view.ended or {"state": "lost", "cause": None}
     state, cause = ended["state"], ended["cause"] or (view.causes[0] if view.causes else {})
     lines = [f"{state} after {human_time(seconds)}{_progress(view)}"]
-    lines += cause_lines(cluster, cause) if cause else []
+    lines += cause_lines(cluster.inventory, cause) if cause else []
     if state == "lost":
         lines.append("the lead on node0 is gone without a last word; the other nodes stop by themselves")
     missing = ended.get("not_heard_of")
@@ -227,11 +228,3 @@ def raise_failed(session: Session, cluster: Cluster, run: Run, view: RunView, se
 
 def _progress(view: RunView) -> str:
     return f" · pass {view.pass_}, step {view.step:,}" if view.step else ""
-
-
-def cause_lines(cluster: Cluster, cause: dict[str, Any]) -> list[str]:
-    node = cluster.inventory.nodes[cause["node"]] if cause.get("node") is not None else None
-    who = f"{cause['role']}{cause['rank']}@{node.label} ({node.where}) " if node and cause.get("role") else ""
-    where = f"{node.label} ({node.where}): " if node and not who and cause.get("kind") != "node_lost" else ""
-    lines = [f"first cause: {who}{where}{cause.get('message', '')}"]
-    return lines + [f"  | {clean(line)}" for line in cause.get("tail") or ()]

@@ -6,6 +6,7 @@ import datetime
 import time
 from typing import TYPE_CHECKING, Any
 
+from clusterctl.cli.causes import cause_lines
 from clusterctl.cli.console import Console, human_bytes, human_count, human_time, percent
 from clusterctl.cli.session import Session, job_name, job_ref
 
@@ -68,7 +69,8 @@ def _show(console: Console, cluster: Cluster, seen: JobStatus, *, clear: bool) -
     if seen.processes:
         console.table(HEADINGS, [_cells(process) for process in seen.processes], NUMERIC, DROPPED_FIRST)
     ended = (seen.lead or {}).get("ended")
-    show_cause(console, ended["cause"] if ended else None)
+    for line in cause_lines(cluster.inventory, ended["cause"] if ended else None):
+        console.say(line)
 
 
 def headline(seen: JobStatus) -> str:
@@ -104,17 +106,6 @@ def _cells(process: dict[str, Any]) -> list[str]:
         "" if process["cpu"] is None else percent(process["cpu"]),
         "" if memory is None else human_bytes(memory),
     ]
-
-
-def show_cause(console: Console, cause: dict[str, Any] | None) -> None:
-    from clusterctl.cli.console import clean
-
-    if not cause:
-        return
-    who = f"{cause['role']}{cause['rank']}@node{cause['node']} " if cause.get("role") else ""
-    console.say(f"cause: {who}{clean(str(cause.get('message', '')))}")
-    for line in cause.get("tail") or ():
-        console.say(f"  | {clean(line)}")
 
 
 def jobs(session: Session) -> None:

@@ -23,11 +23,9 @@ def stop(session: Session, job: str | None) -> None:
 
 def stop_job(session: Session, cluster: Cluster, ref: str | None, *, document: bool = True) -> None:
     """Stops a job on all nodes and says what is left; raises unless that is nothing, everywhere."""
-    from clusterctl.observe.status import newest_everywhere
+    from clusterctl.observe.status import job_id
 
-    if ref is None:
-        found = newest_everywhere(cluster, {"op": "status"}, None)
-        ref = str(next(outcome.get()["job"] for outcome in found if outcome.ok))
+    ref = ref or job_id(cluster, None)
     session.console.say(f"stopping {ref} on {len(cluster.nodes)} nodes")
     outcomes = cluster.ask({"op": "stop", "ref": ref}, answer_s=STOP_S)
     answers = [outcome.get() for outcome in outcomes if outcome.ok]
@@ -63,11 +61,10 @@ def _problem(outcomes: list[NodeOutcome[dict[str, Any]]], survivors: int) -> Clu
 
 
 def _node(outcome: NodeOutcome[dict[str, Any]]) -> dict[str, Any]:
-    from clusterctl.cluster import describe_error
 
     view: dict[str, Any] = {"node": outcome.node.id, "host": outcome.node.where, "ok": outcome.ok}
     if outcome.error is not None:
-        return {**view, "error": describe_error(outcome.error)}
+        return {**view, "error": outcome.error.to_json()}
     answer = outcome.get()
     return {**view, **{key: answer[key] for key in ("dir", "run", "was", "killed", "survivors", "ports_busy")}}
 
