@@ -19,6 +19,7 @@ from clusterctl.agent.reactor import Reactor
 
 TAIL_LINES = 20
 TAIL_BYTES = 4096
+USAGE_EVERY_S = 0.5
 READS_PER_TURN = 16  # of one pipe, before the others get theirs
 
 
@@ -50,6 +51,7 @@ class Child:
         self._log: LogWriter | None = None
         self._tail = b""
         self._cpu = (0.0, 0.0)
+        self._share: float | None = None
 
     @property
     def name(self) -> str:
@@ -206,12 +208,15 @@ class Child:
         }
 
     def _usage(self, now: float) -> dict[str, Any]:
+        """CPU since the last look, in cores, and resident bytes; looked at no more often than ticks can tell."""
         used = cpu_and_memory(self.identity.pid) if self.alive and self.identity else None
         if used is None:
             return {"cpu": None, "memory": None}
-        (before, then), self._cpu = self._cpu, (used[0], now)
-        share = (used[0] - before) / (now - then) if then and now > then else None
-        return {"cpu": share, "memory": used[1]}
+        before, then = self._cpu
+        if not then or now - then >= USAGE_EVERY_S:
+            self._share = (used[0] - before) / (now - then) if then else None
+            self._cpu = (used[0], now)
+        return {"cpu": self._share, "memory": used[1]}
 
 
 def describe_exit(code: int) -> str:

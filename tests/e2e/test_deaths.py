@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import time
@@ -168,12 +169,19 @@ def memory_kb(pid: int, *kinds: str) -> int:
     return sum(int(line.split()[1]) for line in lines if line.split(":")[0] in kinds)
 
 
+def has_socket(pid: int) -> bool:
+    with contextlib.suppress(OSError):
+        return any(str(fd.readlink()).startswith("socket:") for fd in Path(f"/proc/{pid}/fd").iterdir())
+    return False
+
+
 def test_ctrl_c_at_any_moment_of_a_start_leaves_no_process(site: Site) -> None:
     """Eight moments from the first connection to the running job."""
     job = site.dispatch(SLEEP)
     for moment in range(8):
         with site.popen("start", "--job_workspace", job) as starting:
-            time.sleep(0.4 + 0.15 * moment)  # no synchronisation: any moment must do
+            assert wait_until(lambda: has_socket(starting.pid), 30)
+            time.sleep(0.12 * moment)  # no synchronisation: any moment must do
             starting.send_signal(signal.SIGINT)
             _, err = starting.communicate(timeout=60)
         assert starting.returncode == 130, err

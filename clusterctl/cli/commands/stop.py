@@ -74,7 +74,7 @@ def uninterrupted(session: Session) -> Iterator[None]:
     """Within, Ctrl-C is answered with a word: a stop that is half done is worse than a slow one."""
 
     def patience(*_: object) -> None:
-        session.console.warn("still stopping; kill -9 would leave the rest to the nodes themselves")
+        session.console.warn("still stopping: a moment more, so that nothing is left half stopped")
 
     old = signal.signal(signal.SIGINT, patience)
     try:
