@@ -1,6 +1,9 @@
 """The command line. The only package that prints, knows typer and rich, or ends the process."""
 
+import os
 import sys
+
+INTERRUPTED = 130
 
 
 def main() -> None:
@@ -8,6 +11,13 @@ def main() -> None:
     try:
         from clusterctl.cli.app import run
 
-        run()
+        code = run()
     except KeyboardInterrupt:  # while modules were being imported
-        sys.exit(130)
+        code = INTERRUPTED
+    if code == INTERRUPTED:
+        # Python kills itself by SIGINT at exit when an interrupt once hit an exec(), as dataclasses do while they are
+        # imported, whether it was handled or not. Everything is unwound by now, so leave without asking it.
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+    sys.exit(code)

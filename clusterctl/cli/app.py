@@ -11,6 +11,7 @@ import typer
 from typer.exceptions import TyperException
 
 from clusterctl import __version__
+from clusterctl.cli import INTERRUPTED
 from clusterctl.cli.arguments import Arguments, split, take_program_options
 from clusterctl.cli.console import Console, exit_code
 from clusterctl.cli.session import Session, fail_on_broken_pipe
@@ -251,7 +252,6 @@ START_OPTIONS = (
     "--verbose",
     "--version",
 )
-INTERRUPTED = 130
 TAKES_PROGRAM = ("start", "exec")
 NOT_YET = ("check", "setup", "why", "report", "prune")
 
@@ -273,8 +273,8 @@ def parse(argv: list[str]) -> Arguments:
     return arguments
 
 
-def run(argv: list[str] | None = None) -> None:
-    """Runs one command and ends the process with its exit code."""
+def run(argv: list[str] | None = None) -> int:
+    """Runs one command, and returns the exit code of the process."""
     argv = sys.argv[1:] if argv is None else argv
     arguments = Arguments()
     arguments.options.json = "--json" in argv[: argv.index("--") if "--" in argv else None]
@@ -301,7 +301,7 @@ def run(argv: list[str] | None = None) -> None:
     except OSError as exc:
         console.error(ClusterctlError(f"{exc.strerror or exc}" + (f": {exc.filename}" if exc.filename else "")))
         code = ClusterctlError.exit_code
-    sys.exit(code if isinstance(code, int) else 0)
+    return code if isinstance(code, int) else 0
 
 
 def _usage_error(exc: TyperException, arguments: Arguments) -> UsageError:
