@@ -10,5 +10,5 @@ def utc_now() -> datetime.datetime:
 
 
 def new_job_id() -> str:
-    """`JOB20261121-081530`, in local time: people compare it with their watch."""
-    return datetime.datetime.now().strftime("JOB%Y%m%d-%H%M%S")
+    """`JOB20261121-081530`, in UTC: ids sort by time, wherever the machines are that make them."""
+    return utc_now().strftime("JOB%Y%m%d-%H%M%S")

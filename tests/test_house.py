@@ -50,7 +50,7 @@ THIRD_PARTY = {
     "rich": ("cli",),
     "numpy": ("runtime",),
     "zmq": ("runtime", "launch.keys"),  # keys: makes CURVE key pairs, on the control machine
-    "cryptography": ("launch.keys",),
+    "cryptography": ("launch.certificates",),
 }
 
 MAY_PRINT = {

@@ -1,0 +1,82 @@
+"""Certificates for one run: an authority of its own, and one for each node. P-256.
+
+With subject and authority key identifiers and key usage, which newer Pythons demand; valid from a year ago until long
+after any job, so that a wrong clock does no harm.
+"""
+
+from __future__ import annotations
+
+import datetime
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+from clusterctl.timing import utc_now
+
+VALID_YEARS = 20
+NO_USAGE = dict.fromkeys(
+    (
+        "digital_signature",
+        "content_commitment",
+        "key_encipherment",
+        "data_encipherment",
+        "key_agreement",
+        "key_cert_sign",
+        "crl_sign",
+        "encipher_only",
+        "decipher_only",
+    ),
+    False,
+)
+
+
+class Authority:
+    """Issues certificates, and is forgotten with this object: its key is never written anywhere."""
+
+    def __init__(self) -> None:
+        self._key = ec.generate_private_key(ec.SECP256R1())
+        self._name = _named("clusterctl run")
+        self._begin = utc_now() - datetime.timedelta(days=365)
+        usage = x509.KeyUsage(**{**NO_USAGE, "key_cert_sign": True, "crl_sign": True})
+        builder = self._build(self._name, self._key.public_key(), usage, is_authority=True)
+        self.trusted = _pem(builder.sign(self._key, hashes.SHA256()))
+
+    def issue(self, name: str) -> str:
+        """A new private key and its certificate for the common name `name`, for client and server, as PEM."""
+        key = ec.generate_private_key(ec.SECP256R1())
+        usage = x509.KeyUsage(**{**NO_USAGE, "digital_signature": True})
+        purposes = x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH])
+        builder = self._build(_named(name), key.public_key(), usage, is_authority=False)
+        certificate = builder.add_extension(purposes, critical=False).sign(self._key, hashes.SHA256())
+        secret = key.private_bytes(
+            serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+        )
+        return secret.decode() + _pem(certificate)
+
+    def _build(
+        self, subject: x509.Name, key: ec.EllipticCurvePublicKey, usage: x509.KeyUsage, *, is_authority: bool
+    ) -> x509.CertificateBuilder:
+        issuer_id = x509.AuthorityKeyIdentifier.from_issuer_public_key(self._key.public_key())
+        return (
+            x509.CertificateBuilder()
+            .subject_name(subject)
+            .issuer_name(self._name)
+            .public_key(key)
+            .serial_number(x509.random_serial_number())
+            .not_valid_before(self._begin)
+            .not_valid_after(self._begin + datetime.timedelta(days=365 * VALID_YEARS))
+            .add_extension(x509.BasicConstraints(ca=is_authority, path_length=None), critical=True)
+            .add_extension(usage, critical=True)
+            .add_extension(x509.SubjectKeyIdentifier.from_public_key(key), critical=False)
+            .add_extension(issuer_id, critical=False)
+        )
+
+
+def _named(name: str) -> x509.Name:
+    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
+
+
+def _pem(certificate: x509.Certificate) -> str:
+    return certificate.public_bytes(serialization.Encoding.PEM).decode()
