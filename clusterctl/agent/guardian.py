@@ -1,7 +1,8 @@
 """The lifeline: ends every process of a run when its supervisor dies, even by kill -9.
 
-One guardian per supervisor, in a session of its own. It waits on a pipe whose other end only the supervisor holds. A
-supervisor that ends by itself says so first (one byte); end of file without it means that it died (see `entry.py`).
+One guardian per supervisor, in a session of its own. It waits on a pipe whose other end only the supervisor holds: as a
+shell, which takes a tenth of what Python would. A supervisor that ends by itself says so first (one line); end of file
+without it means that it died, and the shell becomes a Python that ends the run.
 """
 
 from __future__ import annotations
@@ -13,6 +14,9 @@ from pathlib import Path
 
 from clusterctl.agent.processes import end_all, find_by_environment, run_environment
 
+WAIT = 'read -r word || exec "$0" "$@"'
+GOODBYE = b"bye\n"
+
 
 def spawn(job_dir: Path, run: str, grace_s: float, lock_fd: int) -> tuple[subprocess.Popen[bytes], int]:
     """Starts a guardian: (its process, the supervisor's end of the lifeline).
@@ -21,9 +25,11 @@ def spawn(job_dir: Path, run: str, grace_s: float, lock_fd: int) -> tuple[subpro
     """
     read_end, write_end = os.pipe()
     entry = Path(__file__).with_name("entry.py")
-    argv = [sys.executable, "-I", "-S", str(entry), "guardian", str(job_dir), run, str(grace_s)]
+    act = [sys.executable, "-I", "-S", str(entry), "guardian", str(job_dir), run, str(grace_s)]
     try:
-        process = subprocess.Popen(argv, stdin=read_end, pass_fds=(lock_fd,), cwd="/", start_new_session=True)
+        process = subprocess.Popen(
+            ["/bin/sh", "-c", WAIT, *act], stdin=read_end, pass_fds=(lock_fd,), cwd="/", start_new_session=True
+        )
     finally:
         os.close(read_end)
     return process, write_end

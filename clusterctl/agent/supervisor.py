@@ -380,7 +380,7 @@ class Supervisor:
     def _leave(self) -> None:
         self.write_state()
         shutil.rmtree(self.run.keys, ignore_errors=True)
-        os.write(self._lifeline, b"!")
+        os.write(self._lifeline, guardian.GOODBYE)
         self.reactor.stop()
 
 
