@@ -331,14 +331,8 @@ class Supervisor:
             self._killed.add(who)
             send_signal(who, signal.SIGKILL)
         if late > LEFTOVER_LIMIT_S:  # stuck in the kernel; `stop` counts it
-            self.note(
-                {
-                    "event": "log",
-                    "level": "error",
-                    "message": "processes survive KILL",
-                    "pids": [who.pid for who in left],
-                }
-            )
+            pids = [who.pid for who in left]
+            self.note({"event": "log", "level": "error", "message": "processes survive KILL", "pids": pids})
             self._clear()
             return
         self.reactor.after(LEFTOVER_POLL_S, lambda: self._clear_leftovers(kill_at))
@@ -380,7 +374,8 @@ class Supervisor:
     def _leave(self) -> None:
         self.write_state()
         shutil.rmtree(self.run.keys, ignore_errors=True)
-        os.write(self._lifeline, guardian.GOODBYE)
+        with contextlib.suppress(OSError):  # the guardian may have been killed this instant
+            os.write(self._lifeline, guardian.GOODBYE)
         self.reactor.stop()
 
 
