@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from typing import Any, BinaryIO
 
 MAX_LINE = 64 << 20
+GO_S = 90.0  # a control machine that vanished says nothing, not even goodbye
 
 
 class AgentError(Exception):

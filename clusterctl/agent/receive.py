@@ -20,10 +20,9 @@ from typing import Any
 
 from clusterctl.agent.files import read_json, write_json
 from clusterctl.agent.paths import JobPaths, incoming_dir
-from clusterctl.agent.protocol import AgentError, Peer
+from clusterctl.agent.protocol import GO_S, AgentError, Peer
 from clusterctl.agent.tree import Entry, build, decode
 
-GO_S = 90.0  # a control machine that vanished says nothing, not even goodbye
 FRESH_S = 60.0  # a reservation that is only now being made is not a leftover
 
 
@@ -97,8 +96,8 @@ def _reserved(root: Path, job: str, request: dict[str, Any]) -> Iterator[tuple[P
 def _sweep(incoming: Path) -> None:
     """Removes what dispatches left whose agents died."""
     for place in incoming.iterdir():
-        fresh = place.name.startswith(".") and time.time() - place.stat().st_mtime < FRESH_S
         try:
+            fresh = place.name.startswith(".") and time.time() - place.stat().st_mtime < FRESH_S
             with (place / "lock").open() as lock:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 if not fresh:

@@ -22,9 +22,8 @@ from clusterctl.agent.files import read_json, write_atomic, write_json
 from clusterctl.agent.jobs import find_job
 from clusterctl.agent.paths import JobPaths, RunPaths
 from clusterctl.agent.processes import identify, wait_until
-from clusterctl.agent.protocol import AgentError, Peer
+from clusterctl.agent.protocol import GO_S, AgentError, Peer
 
-GO_S = 90.0  # a control machine that vanished says nothing, not even goodbye
 LOCK_S = 0.5  # who only looks whether it is free holds it for an instant
 MODULES = ("numpy", "zmq")
 SIOCGIFADDR = 0x8915

@@ -21,21 +21,6 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(leading, "REPLY_S", 1.0)
 
 
-@pytest.fixture(scope="module")
-def keys(tmp_path_factory: pytest.TempPathFactory) -> Keys:
-    return Keys(tmp_path_factory.mktemp("keys"))
-
-
-@pytest.fixture(scope="module")
-def other_keys(tmp_path_factory: pytest.TempPathFactory) -> Keys:
-    return Keys(tmp_path_factory.mktemp("other"))
-
-
-@pytest.fixture
-def reactor() -> Reactor:
-    return Reactor()
-
-
 @pytest.fixture
 def leader(reactor: Reactor, keys: Keys) -> Iterator[Lead]:
     made = Lead(reactor, keys)

@@ -17,21 +17,6 @@ from clusterctl.agent.link import Channel, Link, listen, tls_context
 from clusterctl.agent.reactor import Reactor
 
 
-@pytest.fixture(scope="module")
-def keys(tmp_path_factory: pytest.TempPathFactory) -> Keys:
-    return Keys(tmp_path_factory.mktemp("keys"))
-
-
-@pytest.fixture(scope="module")
-def other_keys(tmp_path_factory: pytest.TempPathFactory) -> Keys:
-    return Keys(tmp_path_factory.mktemp("other"))
-
-
-@pytest.fixture
-def reactor() -> Reactor:
-    return Reactor()
-
-
 @pytest.fixture
 def ends(reactor: Reactor, keys: Keys) -> Iterator[Ends]:
     made = Ends(reactor, keys.of(0), keys.of(1))

@@ -1,0 +1,23 @@
+"""A run's keys, and a loop, for what talks over real sockets."""
+
+from __future__ import annotations
+
+import pytest
+
+from agent.wires import Keys
+from clusterctl.agent.reactor import Reactor
+
+
+@pytest.fixture(scope="module")
+def keys(tmp_path_factory: pytest.TempPathFactory) -> Keys:
+    return Keys(tmp_path_factory.mktemp("keys"))
+
+
+@pytest.fixture(scope="module")
+def other_keys(tmp_path_factory: pytest.TempPathFactory) -> Keys:
+    return Keys(tmp_path_factory.mktemp("other"))
+
+
+@pytest.fixture
+def reactor() -> Reactor:
+    return Reactor()
