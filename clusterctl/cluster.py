@@ -120,12 +120,16 @@ def _line(message: Message) -> bytes:
 
 
 class Cluster:
-    """The nodes that a command is about, and a transport to them. A context manager."""
+    """The nodes that a command is about, and a transport to them. A context manager.
+
+    `asked` tells whether it came to that: a plan asks nobody.
+    """
 
     def __init__(self, settings: Settings, inventory: Inventory, nodes: Sequence[Node]) -> None:
         self.settings = settings
         self.inventory = inventory
         self.nodes = tuple(nodes)
+        self.asked = False
         self.transport = Transport(settings)
         self._bundle = Bundle()
 
@@ -161,6 +165,7 @@ class Cluster:
         return self.map(one, nodes)
 
     def map(self, work: Callable[[Node], T], nodes: Sequence[Node] | None = None) -> list[NodeOutcome[T]]:
+        self.asked = True
         return self.transport.map(self.nodes if nodes is None else nodes, work)
 
     def __enter__(self) -> Cluster:

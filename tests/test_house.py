@@ -29,13 +29,34 @@ MAY_IMPORT = {
     "runtime": (),
     "agent": ("runtime.manifest",),
     "config": ("errors",),
+    "certificates": ("timing",),
     "inventory": ("config", "errors"),
     "transport": ("errors",),
     "cluster": ("bundle", "config", "errors", "inventory", "transport"),
-    "dispatch": ("agent.paths", "agent.tree", "cluster", "errors", "inventory"),
-    "launch": ("agent.environment", "cluster", "config", "errors", "inventory", "timing"),
+    "dispatch": ("agent.files", "agent.paths", "agent.tree", "certificates", "cluster", "errors", "inventory"),
+    "check": ("cluster", "errors", "inventory"),
+    "launch": (
+        "agent.environment",
+        "check.findings",
+        "certificates",
+        "cluster",
+        "config",
+        "errors",
+        "inventory",
+        "timing",
+    ),
+    "setup": (
+        "agent.protocol",
+        "agent.requirements",
+        "agent.wheels",
+        "cluster",
+        "errors",
+        "inventory",
+        "transport",
+    ),
     "observe": ("agent.paths", "cluster", "errors", "inventory"),
     "collect": ("cluster", "errors", "inventory", "runtime"),
+    "prune": ("agent.paths", "cluster", "errors", "inventory"),
     "fake": ("agent.processes", "errors"),
     "cli": ("",),
     "__main__": ("cli",),
@@ -46,11 +67,10 @@ MAY_IMPORT = {
 THIRD_PARTY = {
     "paramiko": ("transport",),
     "asyncssh": ("fake",),
-    "typer": ("cli",),
     "rich": ("cli",),
     "numpy": ("runtime",),
     "zmq": ("runtime", "launch.keys"),  # keys: makes CURVE key pairs, on the control machine
-    "cryptography": ("launch.certificates",),
+    "cryptography": ("certificates",),
 }
 
 MAY_PRINT = {
@@ -70,7 +90,7 @@ MAY_READ_ENVIRONMENT = {
     "cli.session": "hands it to the config loader",
     "cli.commands.demo": "hands it to the config loader",
     "cli.console": "NO_COLOR",
-    "agent.start": "SSH_CONNECTION: the address at which this node was reached",
+    "agent.addresses": "SSH_CONNECTION: the address at which this node was reached",
     "agent.supervisor": "what its processes inherit",
     "fake.cluster": "what its server inherits",
 }

@@ -26,9 +26,18 @@ def environment(spec: Mapping[str, Any], process: Mapping[str, Any], facts: Node
     values = {**facts.inherited, **_threads(spec, facts), **user}
     if spec["ld_library_path"]:
         values["LD_LIBRARY_PATH"] = spec["ld_library_path"]
+    values.update(_activated(spec, values))
     values["PYTHONPATH"] = ":".join(filter(None, (facts.lib_dir, values.get("PYTHONPATH", ""))))
     values.update(_ours(spec, process, facts), **_old_launcher(spec, process))
     return values
+
+
+def _activated(spec: Mapping[str, Any], values: Mapping[str, str]) -> dict[str, str]:
+    """What `activate` of a virtual environment does, where `setup` has made one."""
+    venv = spec.get("venv")
+    if not venv:
+        return {}
+    return {"VIRTUAL_ENV": venv, "PATH": f"{venv}/bin:{values.get('PATH', '/usr/bin:/bin')}"}
 
 
 def _threads(spec: Mapping[str, Any], facts: NodeFacts) -> dict[str, str]:

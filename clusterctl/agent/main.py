@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import traceback
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Callable
@@ -15,10 +14,13 @@ from clusterctl.agent.protocol import AgentError, Gone, Peer, describe_os_error,
 OPERATIONS = {
     "dispatch": ("receive", "receive"),
     "start": ("start", "start"),
+    "check": ("probe", "check"),
+    "setup": ("setup", "setup"),
     "stop": ("stop", "stop"),
     "logs": ("watch", "logs"),
     "follow": ("watch", "follow"),
     "collect": ("collect", "collect"),
+    "prune": ("prune", "prune"),
 }
 
 
@@ -40,6 +42,8 @@ def _report(peer: Peer, exc: Exception) -> None:
     if isinstance(exc, OSError):
         exc = describe_os_error(exc, "the agent could not go on")
     if not isinstance(exc, AgentError):
+        import traceback
+
         exc = AgentError(f"the agent failed: {exc!r}", traceback=traceback.format_exc())
     with contextlib.suppress(Gone):
         peer.send({"error": exc.to_json()})
@@ -47,6 +51,10 @@ def _report(peer: Peer, exc: Exception) -> None:
 
 def _answer(root: Path, request: dict[str, Any], peer: Peer) -> dict[str, Any]:
     operation = request["op"]
+    if os.path.exists(f"{root}/.clusterctl/journal"):  # noqa: PTH110 - most often it does not, and this is all it costs
+        from clusterctl.agent.supersede import recover
+
+        recover(root)
     if operation in OPERATIONS:
         module, name = OPERATIONS[operation]
         function: Callable[..., dict[str, Any]] = getattr(import_module(f"clusterctl.agent.{module}"), name)

@@ -2,6 +2,8 @@
 
 ROOT_DIR/
   .clusterctl/lib/DIGEST/        agent and runtime, content-addressed
+  .clusterctl/venvs/DIGEST/      environments that `setup` made; venvs/for/ says for which requirements
+  .clusterctl/wheels/DIGEST/     what they were made from
   .clusterctl/incoming/JOB/      a dispatch under way, renamed to ROOT_DIR/JOB when it is verified
   JOB/                           the job directory: the user's files, nodefile, log/, output/
     .clusterctl/job.json         what was dispatched

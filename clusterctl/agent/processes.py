@@ -74,10 +74,15 @@ def environment_of(pid: int) -> set[bytes]:
 def find_by_environment(wanted: Mapping[str, str]) -> list[Identity]:
     """Every live process of this account whose environment holds all of `wanted`, but us and our ancestors."""
     entries = {f"{name}={value}".encode(errors="surrogateescape") for name, value in wanted.items()}
-    pids = [int(entry.name) for entry in os.scandir(PROC) if entry.name.isdigit() and _is_mine(entry)]
-    found = (identify(pid) for pid in pids if entries <= environment_of(pid))
+    found = (identify(pid) for pid in own_pids() if entries <= environment_of(pid))
+    return [who for who in found if who is not None]
+
+
+def own_pids() -> list[int]:
+    """Every process of this account, but us and our ancestors."""
     ours = _ancestors()
-    return [who for who in found if who is not None and who.pid not in ours]
+    pids = [int(entry.name) for entry in os.scandir(PROC) if entry.name.isdigit() and _is_mine(entry)]
+    return [pid for pid in pids if pid not in ours]
 
 
 def _is_mine(entry: os.DirEntry[str]) -> bool:

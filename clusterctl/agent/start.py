@@ -10,23 +10,23 @@ import fcntl
 import json
 import os
 import shutil
-import socket
-import struct
 import subprocess
 import sys
 import time
 from pathlib import Path
 from typing import Any
 
+from clusterctl.agent.addresses import find_address
+from clusterctl.agent.facts import quick
 from clusterctl.agent.files import read_json, write_atomic, write_json
 from clusterctl.agent.jobs import find_job
 from clusterctl.agent.paths import JobPaths, RunPaths
 from clusterctl.agent.processes import identify, wait_until
 from clusterctl.agent.protocol import GO_S, AgentError, Peer
+from clusterctl.agent.venvs import find_for_job, in_environment
 
 LOCK_S = 0.5  # who only looks whether it is free holds it for an instant
 MODULES = ("numpy", "zmq")
-SIOCGIFADDR = 0x8915
 PROBE = "import sys, numpy, zmq; print(sys.version.split()[0], numpy.__version__, zmq.__version__)"
 PLAIN_PROBE = "import sys; print(sys.version.split()[0])"
 
@@ -35,19 +35,23 @@ def start(root: Path, request: dict[str, Any], peer: Peer) -> dict[str, Any]:
     job = find_job(root, request["ref"])
     _check_identity(job, request)
     with JobLock(job) as lock:
-        versions = _probe_python(request["python"], request["runtime"])
+        venv = find_for_job(root, job.dir, request["runtime"])
+        versions = probe_python(str(venv / "bin/python") if venv else request["python"], request["runtime"])
         ready = {
             "job": job.dir.name,
             "dir": str(job.dir),
             "address": find_address(request.get("address"), request.get("nic")),
             "newest_run": job.newest_run() or "0",
             "versions": versions,
+            "environment": venv.name if venv else None,
             "cores": len(os.sched_getaffinity(0)),
+            **quick(root),
         }
         peer.send({"ready": ready})
         go = peer.receive(GO_S)
         if "spec" not in go:
             raise AgentError("the start was given up")
+        go["spec"] = in_environment(go["spec"], venv, request["python"])
         previous = job.newest_run()
         run = job.run(go["spec"]["run"])
         try:
@@ -100,38 +104,7 @@ class JobLock:
         os.close(self._fd)  # a supervisor that was left behind holds the lock by its own descriptor
 
 
-def find_address(address: str | None, nic: str | None) -> str:
-    """Where the other nodes reach this one, as an IP address: as told, the NIC's, or the one that SSH came to."""
-    if address:
-        return _resolve(address)
-    if nic:
-        return _address_of_nic(nic)
-    connection = os.environ.get("SSH_CONNECTION", "").split()
-    if len(connection) != 4 or "%" in connection[2]:
-        raise AgentError("the address of this node is not known", hint="Host(address=...) or NIC in conf.py tells")
-    return connection[2]
-
-
-def _resolve(name: str) -> str:
-    try:
-        found = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
-    except OSError as exc:
-        hint = "Host(address=...) in conf.py: an IP address, or a name that this node can resolve"
-        raise AgentError(f"cannot resolve its own address {name!r}: {exc.strerror}", hint=hint) from exc
-    return str(found[0][4][0])
-
-
-def _address_of_nic(nic: str) -> str:
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
-        try:
-            answer = fcntl.ioctl(sock.fileno(), SIOCGIFADDR, struct.pack("256s", nic.encode()[:15]))
-        except OSError:
-            names = ", ".join(name for _, name in socket.if_nameindex())
-            raise AgentError(f"there is no interface {nic!r} with an IPv4 address", hint=f"NIC: {names}") from None
-    return socket.inet_ntoa(answer[20:24])
-
-
-def _probe_python(python: str, runtime: bool) -> dict[str, str]:
+def probe_python(python: str, runtime: bool) -> dict[str, str]:
     """The versions that processes will find; errors name what is missing and how to install it."""
     command = os.path.expanduser(python)  # noqa: PTH111
     try:
@@ -145,8 +118,8 @@ def _probe_python(python: str, runtime: bool) -> dict[str, str]:
     if probe.returncode:
         missing = [name for name in MODULES if f"'{name}'" in probe.stderr]
         if missing:
-            packages = " ".join({"zmq": "pyzmq"}.get(name, name) for name in MODULES)
-            raise AgentError(f"{python} has no {missing[0]}", hint=f"{python} -m pip install --user {packages}")
+            hint = "clusterctl setup makes an environment with what requirements.txt asks for"
+            raise AgentError(f"{python} has no {missing[0]}", hint=hint)
         raise AgentError(f"{python} does not work: {probe.stderr.strip()[-300:]}")
     return dict(zip(("python", "numpy", "pyzmq"), probe.stdout.split()))
 

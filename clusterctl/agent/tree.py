@@ -6,16 +6,18 @@ Paths travel as JSON strings in which bytes that are not UTF-8 are lone surrogat
 from __future__ import annotations
 
 import hashlib
-import os
+import json
 import posixpath
+import struct
 from collections.abc import Iterable
-from pathlib import Path
-from typing import Any, Callable, NamedTuple
+from typing import Any, NamedTuple
 
 from clusterctl.agent.protocol import AgentError
 
 FILE, DIRECTORY, LINK = "f", "d", "l"
 COPY_BYTES = 1 << 20
+HEADER = struct.Struct(">32sQ")  # before each blob: its digest, its size
+END = (1 << 64) - 1  # as a size: there are no more
 
 
 class Entry(NamedTuple):
@@ -32,6 +34,27 @@ class Entry(NamedTuple):
 
 def encode(entries: Iterable[Entry]) -> list[list[Any]]:
     return [list(entry) for entry in entries]
+
+
+def order(path: str) -> str:
+    """Sorts paths so that a directory stands right before what is in it."""
+    return path.replace("/", "\0")
+
+
+def content_of(entries: Iterable[Entry]) -> str:
+    """A name for everything that is in a tree, as 32 hex digits."""
+    return hashlib.sha256(json.dumps(list(entries), separators=(",", ":")).encode()).hexdigest()[:32]
+
+
+def fold_rows(numbers: Iterable[int]) -> list[list[int]]:
+    """Ascending row numbers as [first, end) pairs."""
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and runs[-1][1] == number:
+            runs[-1][1] += 1
+        else:
+            runs.append([number, number + 1])
+    return runs
 
 
 def decode(rows: Any) -> list[Entry]:
@@ -77,42 +100,3 @@ def leads_outside(path: str, target: str) -> bool:
 
 def _refused(entry: Entry, why: str) -> AgentError:
     return AgentError(f"{entry.path!r} {why}", kind="refused", hint="remove it from the workspace")
-
-
-def build(top: Path, entries: list[Entry], read: Callable[[int], bytes]) -> None:
-    """Makes the tree below `top`, an empty directory, from the files' bytes in the order of `entries`.
-
-    `read(n)` gives up to n bytes. Raises `AgentError` when the bytes are not those that the entries promise.
-    """
-    for entry in entries:
-        path = top / entry.path
-        if entry.kind == DIRECTORY:
-            path.mkdir(0o700)
-        elif entry.kind == LINK:
-            path.symlink_to(entry.target)
-        else:
-            _write_file(path, entry, read)
-    for entry in reversed(entries):  # children first: making a child changes its directory's time
-        path = top / entry.path
-        if entry.kind == DIRECTORY:
-            path.chmod(entry.mode)
-        os.utime(path, ns=(entry.mtime_ns, entry.mtime_ns), follow_symlinks=False)
-
-
-def _write_file(path: Path, entry: Entry, read: Callable[[int], bytes]) -> None:
-    digest = hashlib.sha256()
-    left = entry.size
-    with path.open("xb") as f:
-        os.fchmod(f.fileno(), entry.mode)
-        while left:
-            data = read(min(left, COPY_BYTES))
-            if not data:
-                raise AgentError(f"the stream ended within {entry.path!r}")
-            f.write(data)
-            digest.update(data)
-            left -= len(data)
-    if digest.hexdigest() != entry.digest:
-        raise AgentError(
-            f"{entry.path!r} arrived with other contents than announced",
-            hint="it changed while it was being read: dispatch again when nothing writes to the workspace",
-        )

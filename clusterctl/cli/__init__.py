@@ -1,4 +1,4 @@
-"""The command line. The only package that prints, knows typer and rich, or ends the process."""
+"""The command line. The only package that prints, knows rich, or ends the process."""
 
 import os
 import sys

@@ -3,70 +3,38 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
-
-import typer
-from typer.exceptions import TyperException
+from typing import Annotated
 
 from clusterctl import __version__
 from clusterctl.cli import INTERRUPTED
 from clusterctl.cli.arguments import Arguments, split, take_program_options
 from clusterctl.cli.console import Console, exit_code
+from clusterctl.cli.declare import Argument, Context, Group, Option
 from clusterctl.cli.session import Session, fail_on_broken_pipe
 from clusterctl.errors import ClusterctlError, InterruptedRun, UsageError
 
-Function = TypeVar("Function", bound=Callable[..., Any])
 GLOBAL_HELP = (
     "Options of every command: --conf PATH (default conf.py, or CLUSTERCTL_CONF), --only NODESET (node[0-3], host "
-    "names, tags), --json, --quiet, --verbose."
+    "names, tags, failed@last), --json, --quiet, --verbose."
 )
-app = typer.Typer(
-    name="clusterctl",
-    help="Train models on plain SSH machines.",
-    epilog=GLOBAL_HELP,
-    no_args_is_help=True,
-    rich_markup_mode=None,
-    pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
+app = Group(
+    "clusterctl", "Train models on plain SSH machines.", GLOBAL_HELP, [("--version", "Show the version and exit.")]
 )
-fake_app = typer.Typer(
-    help="A fake cluster on this machine: no root, no sshd, no Docker.", no_args_is_help=True, rich_markup_mode=None
-)
-app.add_typer(fake_app, name="fake")
+fake_app = app.add("fake", "A fake cluster on this machine: no root, no sshd, no Docker.")
 
+START_HINT = "--job_workspace JOB starts a dispatched job, --job_dispatch_package WORKSPACE sends one first"
 JobArgument = Annotated[
-    str | None, typer.Argument(metavar="JOB", help="An id, its unique prefix, or its directory. Default: newest.")
+    str | None, Argument(metavar="JOB", help="An id, its unique prefix, or its directory. Default: newest.")
 ]
-RoleOption = Annotated[str | None, typer.Option("--role", help="pserver or trainer.")]
-FakeDir = Annotated[Path, typer.Option("--dir", help="Where it lives.")]
+RoleOption = Annotated[str | None, Option("--role", help="pserver or trainer.")]
+FakeDir = Annotated[Path, Option("--dir", help="Where it lives.")]
 
 
-def _version(value: bool) -> None:
-    if value:
-        print(f"clusterctl {__version__}")
-        raise typer.Exit
-
-
-@app.callback()
-def _global(
-    version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version and exit.")
-    ] = False,
-) -> None:
-    pass
-
-
-def command(group: typer.Typer, name: str, example: str) -> Callable[[Function], Function]:
-    """Registers a command with an example in its help."""
-    return group.command(name, epilog=f"\b\nExample: {example}\n\n{GLOBAL_HELP}")
-
-
-@command(app, "init", "clusterctl init mnist && cd mnist")
+@app.command("init", "clusterctl init mnist && cd mnist")
 def init(
-    context: typer.Context,
-    directory: Annotated[Path, typer.Argument(metavar="DIR", help="Made if missing.")] = Path(),
+    context: Context,
+    directory: Annotated[Path, Argument(metavar="DIR", help="Made if missing.")] = Path(),
 ) -> None:
     """Write a conf.py and a workspace to begin with."""
     from clusterctl.cli.commands.local import init
@@ -74,10 +42,10 @@ def init(
     init(context.obj, directory)
 
 
-@command(app, "trust", "clusterctl trust --yes")
+@app.command("trust", "clusterctl trust --yes")
 def trust(
-    context: typer.Context,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Record unknown keys without asking.")] = False,
+    context: Context,
+    yes: Annotated[bool, Option("--yes", "-y", help="Record unknown keys without asking.")] = False,
 ) -> None:
     """Show the hosts' keys, and record those that you accept."""
     from clusterctl.cli.commands.trust import trust
@@ -85,35 +53,61 @@ def trust(
     trust(context.obj, yes=yes)
 
 
-@command(app, "dispatch", "clusterctl dispatch workspace")
-def dispatch(
-    context: typer.Context,
-    workspace: Annotated[Path, typer.Argument(metavar="WORKSPACE", help="The directory to send.")] = Path("workspace"),
+@app.command("check", "clusterctl check")
+def check(context: Context) -> None:
+    """Look for what would stop a run, on every node and between them."""
+    from clusterctl.cli.commands.check import check
+
+    check(context.obj)
+
+
+@app.command("setup", "clusterctl setup workspace")
+def setup(
+    context: Context,
+    workspace: Annotated[Path, Argument(metavar="WORKSPACE", help="Where requirements.txt is.")] = Path("workspace"),
+    offline: Annotated[bool, Option("--offline", help="Nodes use no network: packages go from here.")] = False,
+    upgrade: Annotated[bool, Option("--upgrade", help="Choose versions anew.")] = False,
 ) -> None:
-    """Send the workspace to all nodes; print the job directory."""
+    """Make the job's Python environment on the nodes."""
+    from clusterctl.cli.commands.setup import setup
+
+    setup(context.obj, workspace, offline=offline, upgrade=upgrade)
+
+
+@app.command("dispatch", "clusterctl dispatch workspace")
+def dispatch(
+    context: Context,
+    workspace: Annotated[Path, Argument(metavar="WORKSPACE", help="The directory to send.")] = Path("workspace"),
+    plan: Annotated[bool, Option("--plan", help="Show what would be sent, deleted and left out; do nothing.")] = False,
+    rehash: Annotated[bool, Option("--rehash", help="Read every file anew, here and on the nodes.")] = False,
+) -> None:
+    """Send the workspace to all nodes, or what changed of it; print the job directory.
+
+    With --only, completes the last dispatch.
+    """
     from clusterctl.cli.commands.dispatch import dispatch
 
-    dispatch(context.obj, workspace)
+    dispatch(context.obj, workspace, rehash=rehash, plan=plan)
 
 
-@command(app, "start", "clusterctl start --job_workspace JOB20261121-081530 -- --num_passes=5")
+@app.command("start", "clusterctl start --job_workspace JOB20261121-081530 -- --num_passes=5", START_HINT)
 def start(
-    context: typer.Context,
+    context: Context,
     job_workspace: Annotated[
         str | None,
-        typer.Option("--job_workspace", "--job-workspace", metavar="DIR", help="A dispatched job: directory or id."),
+        Option("--job_workspace", "--job-workspace", metavar="DIR", help="A dispatched job: directory or id."),
     ] = None,
     job_dispatch_package: Annotated[
         Path | None,
-        typer.Option(
+        Option(
             "--job_dispatch_package",
             "--job-dispatch-package",
             metavar="WORKSPACE",
             help="Dispatch this, then start it.",
         ),
     ] = None,
-    detach: Annotated[bool, typer.Option("--detach", "-d", help="Return when all processes run.")] = False,
-    plan: Annotated[bool, typer.Option("--plan", help="Print what would run where, and do nothing.")] = False,
+    detach: Annotated[bool, Option("--detach", "-d", help="Return when all processes run.")] = False,
+    plan: Annotated[bool, Option("--plan", help="Print what would run where, and do nothing.")] = False,
 ) -> None:
     """Start a run on all nodes and follow it.
 
@@ -126,11 +120,11 @@ def start(
     start(context.obj, job_workspace, job_dispatch_package, detach=detach, plan=plan)
 
 
-@command(app, "status", "clusterctl status --watch")
+@app.command("status", "clusterctl status --watch")
 def status(
-    context: typer.Context,
+    context: Context,
     job: JobArgument = None,
-    watch: Annotated[bool, typer.Option("--watch", "-w", help="Until the run ends; Ctrl-C only leaves.")] = False,
+    watch: Annotated[bool, Option("--watch", "-w", help="Until the run ends; Ctrl-C only leaves.")] = False,
 ) -> None:
     """Show every process of the newest run."""
     from clusterctl.cli.commands.status import status
@@ -138,26 +132,26 @@ def status(
     status(context.obj, job, watch=watch)
 
 
-@command(app, "jobs", "clusterctl jobs")
-def jobs(context: typer.Context) -> None:
+@app.command("jobs", "clusterctl jobs")
+def jobs(context: Context) -> None:
     """List jobs and runs found on the nodes, newest first."""
     from clusterctl.cli.commands.status import jobs
 
     jobs(context.obj)
 
 
-@command(app, "logs", "clusterctl logs -f --role trainer --grep perplexity")
+@app.command("logs", "clusterctl logs -f --role trainer --grep perplexity")
 def logs(
-    context: typer.Context,
+    context: Context,
     job: JobArgument = None,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on as lines come, until the run ends.")] = False,
+    follow: Annotated[bool, Option("--follow", "-f", help="Go on as lines come, until the run ends.")] = False,
     role: RoleOption = None,
-    rank: Annotated[int | None, typer.Option("--rank", help="Only this rank.")] = None,
-    node: Annotated[str | None, typer.Option("--node", help="Only these nodes; same as --only.")] = None,
-    since: Annotated[str | None, typer.Option("--since", help="90s, 5m, 2h, or 2026-11-21T08:15.")] = None,
-    tail: Annotated[int | None, typer.Option("--tail", "-n", min=0, help="The last N lines of each.")] = None,
-    grep: Annotated[str | None, typer.Option("--grep", help="Only lines that match this.")] = None,
-    fold: Annotated[bool, typer.Option("--fold", help="Show lines that many processes wrote once.")] = False,
+    rank: Annotated[int | None, Option("--rank", help="Only this rank.")] = None,
+    node: Annotated[str | None, Option("--node", help="Only these nodes; same as --only.")] = None,
+    since: Annotated[str | None, Option("--since", help="90s, 5m, 2h, or 2026-11-21T08:15.")] = None,
+    tail: Annotated[int | None, Option("--tail", "-n", min=0, help="The last N lines of each.")] = None,
+    grep: Annotated[str | None, Option("--grep", help="Only lines that match this.")] = None,
+    fold: Annotated[bool, Option("--fold", help="Show lines that many processes wrote once.")] = False,
 ) -> None:
     """Show the logs of all processes, labelled, in time order."""
     from clusterctl.cli.commands.logs import logs
@@ -165,19 +159,35 @@ def logs(
     logs(context.obj, job, follow=follow, role=role, rank=rank, node=node, since=since, tail=tail, grep=grep, fold=fold)
 
 
-@command(app, "stop", "clusterctl stop")
-def stop(context: typer.Context, job: JobArgument = None) -> None:
+@app.command("stop", "clusterctl stop")
+def stop(context: Context, job: JobArgument = None) -> None:
     """End everything of a job; prove that nothing is left."""
     from clusterctl.cli.commands.stop import stop
 
     stop(context.obj, job)
 
 
-@command(app, "collect", "clusterctl collect -o results")
+@app.command("split", "clusterctl split data/train.txt --count 16")
+def split_file(
+    context: Context,
+    file: Annotated[Path, Argument(metavar="FILE", help="Records, one after the other; .gz is unpacked.")],
+    count: Annotated[int, Option("--count", "-n", min=1, max=100_000, help="How many shards, one per trainer.")],
+    delimiter: Annotated[
+        str, Option("--delimiter", metavar="TEXT", help=r"What ends a record: \n, \n\n, \0, \x1e.")
+    ] = r"\n",
+    output: Annotated[Path | None, Option("--output", "-o", metavar="DIR", help="Default: beside FILE.")] = None,
+) -> None:
+    """Deal a data file to shards, record by record."""
+    from clusterctl.cli.commands.split import split
+
+    split(context.obj, file, count, delimiter, output)
+
+
+@app.command("collect", "clusterctl collect -o results")
 def collect(
-    context: typer.Context,
+    context: Context,
     job: JobArgument = None,
-    output: Annotated[Path | None, typer.Option("--output", "-o", metavar="DIR", help="Default: ./JOB...")] = None,
+    output: Annotated[Path | None, Option("--output", "-o", metavar="DIR", help="Default: ./JOB...")] = None,
 ) -> None:
     """Bring logs and outputs home, checked, and merge the model."""
     from clusterctl.cli.commands.collect import collect
@@ -185,21 +195,46 @@ def collect(
     collect(context.obj, job, output)
 
 
-@command(app, "exec", "clusterctl exec -- df -h .")
-def exec_(context: typer.Context) -> None:
+@app.command("exec", "clusterctl exec -- df -h .")
+def exec_(
+    context: Context,
+    fold: Annotated[
+        bool | None,
+        Option(
+            "--fold/--no-fold",
+            help="Wait for all, show what nodes say alike once; or show lines as they come. Default: folded if all end "
+            "within 2 s and say less than 1 MB, else lines as they come.",
+        ),
+    ] = None,
+) -> None:
     """Run a command on the nodes, output folded.
 
-    One word after -- is a shell command line ('ls | wc -l'); several are a program and its arguments.
+    One word after -- is a shell command line ('ls | wc -l'); several are a program and its arguments. Nothing is
+    sent to its input.
     """
     from clusterctl.cli.commands.exec import exec_
 
-    exec_(context.obj)
+    exec_(context.obj, fold)
 
 
-@command(fake_app, "up", "clusterctl fake up -n 4 --dir fake")
+@app.command("prune", "clusterctl prune --keep 5 --older-than 7d")
+def prune(
+    context: Context,
+    keep: Annotated[int, Option("--keep", min=0, metavar="N", help="The N newest jobs stay.")] = 3,
+    older_than: Annotated[str, Option("--older-than", metavar="AGE", help="Not used since: 12h, 7d.")] = "1d",
+    yes: Annotated[bool, Option("--yes", "-y", help="Remove without asking.")] = False,
+    plan: Annotated[bool, Option("--plan", help="Show what would be removed, and do nothing.")] = False,
+) -> None:
+    """Remove old jobs, and what no job needs any more."""
+    from clusterctl.cli.commands.prune import prune
+
+    prune(context.obj, keep=keep, older_than=older_than, yes=yes, plan=plan)
+
+
+@fake_app.command("up", "clusterctl fake up -n 4 --dir fake")
 def fake_up(
-    context: typer.Context,
-    nodes: Annotated[int, typer.Option("-n", "--nodes", min=1, max=1000, help="How many nodes.")] = 4,
+    context: Context,
+    nodes: Annotated[int, Option("-n", "--nodes", min=1, max=1000, help="How many nodes.")] = 4,
     directory: FakeDir = Path("fake"),
 ) -> None:
     """Start one, and write a conf.py for it."""
@@ -208,28 +243,28 @@ def fake_up(
     up(context.obj, nodes, directory)
 
 
-@command(fake_app, "down", "clusterctl fake down --dir fake")
-def fake_down(context: typer.Context, directory: FakeDir = Path("fake")) -> None:
+@fake_app.command("down", "clusterctl fake down --dir fake")
+def fake_down(context: Context, directory: FakeDir = Path("fake")) -> None:
     """End it and every process on it, and remove its nodes."""
     from clusterctl.cli.commands.fake import down
 
     down(context.obj, directory)
 
 
-@command(fake_app, "status", "clusterctl fake status --dir fake")
-def fake_status(context: typer.Context, directory: FakeDir = Path("fake")) -> None:
+@fake_app.command("status", "clusterctl fake status --dir fake")
+def fake_status(context: Context, directory: FakeDir = Path("fake")) -> None:
     """Show its nodes."""
     from clusterctl.cli.commands.fake import status
 
     status(context.obj, directory)
 
 
-@command(app, "demo", "clusterctl demo")
+@app.command("demo", "clusterctl demo")
 def demo(
-    context: typer.Context,
-    nodes: Annotated[int, typer.Option("-n", "--nodes", min=1, max=16, help="How many fake nodes.")] = 4,
-    passes: Annotated[int, typer.Option("--passes", min=1, max=50, help="How often over the data.")] = 4,
-    directory: Annotated[Path | None, typer.Option("--dir", help="Where results go.")] = None,
+    context: Context,
+    nodes: Annotated[int, Option("-n", "--nodes", min=1, max=16, help="How many fake nodes.")] = 4,
+    passes: Annotated[int, Option("--passes", min=1, max=50, help="How often over the data.")] = 4,
+    directory: Annotated[Path | None, Option("--dir", help="Where results go.")] = None,
 ) -> None:
     """Train a real model on a fake cluster, here and now."""
     from clusterctl.cli.commands.demo import demo
@@ -253,7 +288,7 @@ START_OPTIONS = (
     "--version",
 )
 TAKES_PROGRAM = ("start", "exec")
-NOT_YET = ("check", "setup", "why", "report", "prune")
+NOT_YET = ("why", "report")
 
 
 def parse(argv: list[str]) -> Arguments:
@@ -279,20 +314,23 @@ def run(argv: list[str] | None = None) -> int:
     arguments = Arguments()
     arguments.options.json = "--json" in argv[: argv.index("--") if "--" in argv else None]
     console = Console(arguments.options)
+    session = None
     try:
         arguments = parse(argv)
         session = Session(arguments.options, arguments.program)
         console = session.console
-        code = app(args=arguments.ours, prog_name="clusterctl", standalone_mode=False, obj=session)
-        if code == INTERRUPTED:  # typer made it of a KeyboardInterrupt
-            raise KeyboardInterrupt
+        if arguments.ours[:1] == ["--version"]:
+            print(f"clusterctl {__version__}")
+            return 0
+        app.run(arguments.ours, session)
+        code = 0
+        session.remember(None)
     except ClusterctlError as exc:
+        if session is not None:
+            session.remember(exc)
         console.error(exc)
         code = exit_code(exc)
-    except TyperException as exc:
-        console.error(_usage_error(exc, arguments))
-        code = UsageError.exit_code
-    except (KeyboardInterrupt, typer.Abort):
+    except (KeyboardInterrupt, EOFError):
         console.error(InterruptedRun("interrupted"))
         code = INTERRUPTED
     except BrokenPipeError:
@@ -301,14 +339,4 @@ def run(argv: list[str] | None = None) -> int:
     except OSError as exc:
         console.error(ClusterctlError(f"{exc.strerror or exc}" + (f": {exc.filename}" if exc.filename else "")))
         code = ClusterctlError.exit_code
-    return code if isinstance(code, int) else 0
-
-
-def _usage_error(exc: TyperException, arguments: Arguments) -> UsageError:
-    message = exc.format_message()
-    if type(exc).__name__ == "NoArgsIsHelpError":  # the message is the help
-        return UsageError(message)
-    hint = "clusterctl --help"
-    if arguments.ours[:1] == ["start"] and "extra argument" in message:
-        hint = "--job_workspace JOB starts a dispatched job, --job_dispatch_package WORKSPACE sends one first"
-    return UsageError(message, hint=hint)
+    return code

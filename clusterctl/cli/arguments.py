@@ -6,7 +6,6 @@ Global options are accepted before and after the command. After `--`, and as any
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
@@ -85,6 +84,8 @@ def take_program_options(words: Sequence[str], known: Collection[str]) -> tuple[
 
 
 def suggest(word: str, known: Collection[str]) -> str:
+    import difflib
+
     near = difflib.get_close_matches(word, list(known), n=1)
     return f"did you mean {near[0]}? " if near else ""
 

@@ -7,7 +7,6 @@ import math
 import os
 import shutil
 import sys
-import traceback
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -77,6 +76,8 @@ class Console:
         if not isinstance(error, ReportedError):
             self.document({"error": _describe(error)})
         if self.verbose:
+            import traceback
+
             traceback.print_exception(error)
         self.warn(clean(str(error), keep_newlines=True))
         if error.hint:
@@ -118,6 +119,7 @@ class ReportedError(ClusterctlError):
     def __init__(self, error: ClusterctlError) -> None:
         super().__init__(error.message, node=error.node, hint=error.hint, details=error.details)
         self.code = error.exit_code
+        self.original = error
 
 
 def _describe(error: ClusterctlError) -> dict[str, Any]:
@@ -158,6 +160,8 @@ def fitting(
 
 def clean(text: str, *, keep_newlines: bool = False) -> str:
     """Text from a node, harmless on a terminal: control characters and escape sequences made visible."""
+    if (text.replace("\n", "") if keep_newlines else text).isprintable():
+        return text
     return "".join(_harmless(char, keep_newlines) for char in text)
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from clusterctl.cli.arguments import GlobalOptions
 from clusterctl.cli.console import Console
-from clusterctl.errors import UsageError
+from clusterctl.errors import ClusterctlError, UsageError
 
 if TYPE_CHECKING:
     from clusterctl.cluster import Cluster
@@ -22,6 +22,13 @@ class Session:
         self.options = options
         self.program_args = program_args
         self.console = Console(options)
+        self._opened: tuple[Cluster, Path] | None = None
+
+    @property
+    def cache_dir(self) -> Path:
+        """Where what can be made again is kept, of this user; it may not exist yet."""
+        given = Path(os.environ.get("XDG_CACHE_HOME", ""))
+        return (given if given.is_absolute() else Path.home() / ".cache") / "clusterctl"
 
     def settings(self) -> Settings:
         from clusterctl.config import load
@@ -30,13 +37,28 @@ class Session:
 
     def cluster(self, settings: Settings | None = None) -> Cluster:
         """The nodes of conf.py that `--only` selects."""
+        from clusterctl.cli import last
         from clusterctl.cluster import Cluster
         from clusterctl.inventory import build, select
 
         settings = settings or self.settings()
         inventory = build(settings)
-        nodes = select(inventory, self.options.only) if self.options.only else inventory.nodes
-        return Cluster(settings, inventory, nodes)
+        record = last.record_path(self.cache_dir, settings)
+        only = self.options.only
+        nodes = select(inventory, only, last.read(record)) if only else inventory.nodes
+        cluster = Cluster(settings, inventory, nodes)
+        self._opened = cluster, record
+        return cluster
+
+    def remember(self, error: ClusterctlError | None) -> None:
+        """Keeps, for `--only failed@last`, which nodes a command failed on that ended with `error`."""
+        from clusterctl.cli import last
+
+        if self._opened is None or not self._opened[0].asked:
+            return
+        failed = last.failed_nodes(error)
+        if failed is not None:
+            last.write(self._opened[1], failed)
 
     def whole_cluster(self) -> Cluster:
         """All nodes; for commands that make no sense on a part."""

@@ -6,6 +6,7 @@ Each takes any object and returns the parsed value or raises ValueError, whose t
 
 from __future__ import annotations
 
+import ipaddress
 import math
 import os
 import re
@@ -178,8 +179,18 @@ def globs(value: object) -> tuple[str, ...]:
 
 
 def interface(value: object) -> str:
-    """The name of a network interface."""
+    """The name of a network interface, a subnet such as `10.0.0.0/24`, or an IP address."""
     name = text(value)
-    if "/" in name or re.search(r"\s", name):
-        raise ValueError("must be the name of a network interface, such as eth0")
+    if "/" in name or ":" in name:
+        return _subnet(name)
+    if re.search(r"\s", name):
+        raise ValueError("must be the name of a network interface, such as eth0, or a subnet, such as 10.0.0.0/24")
+    return name
+
+
+def _subnet(name: str) -> str:
+    try:
+        ipaddress.ip_network(name, strict=False)
+    except ValueError as exc:
+        raise ValueError("must be an interface, such as eth0, or a subnet, such as 10.0.0.0/24") from exc
     return name

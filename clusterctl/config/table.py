@@ -94,7 +94,7 @@ TABLE: Final[tuple[Setting, ...]] = (
         "NIC",
         optional(interface),
         None,
-        "the network interface of pservers; None: the address at which SSH reached the node",
+        "the interface of pservers, or its subnet; None: the address at which SSH reached the node",
         old="PADDLE_NIC",
     ),
     Setting("PORT", whole(1, 65535), 7164, "the first port of a pserver; when taken, the next", old="PADDLE_PORT"),
@@ -107,7 +107,7 @@ TABLE: Final[tuple[Setting, ...]] = (
         old="PADDLE_PORTS_NUM_FOR_SPARSE",
     ),
     Setting("PS_SECURITY", choice("curve", "none"), "curve", '"none" only on a network that you trust'),
-    Setting("RELAY", choice("auto", "never"), "auto", "whether nodes pass the workspace on to each other"),
+    Setting("RELAY", choice("auto", "always", "never"), "auto", "whether nodes pass the workspace on to each other"),
     # SSH
     Setting("SSH_CONFIG", optional(local_path), None, "the SSH configuration; None: ~/.ssh/config"),
     Setting("IDENTITY_FILE", optional(local_path), None, "the private key; None: ssh-agent and ~/.ssh as usual"),

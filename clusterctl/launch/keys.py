@@ -42,7 +42,7 @@ def _curve_files(launch: LaunchPlan) -> Iterable[tuple[int, str, str]]:
 
 
 def _tls_files(nodes: Iterable[int]) -> KeyFiles:
-    from clusterctl.launch.certificates import Authority
+    from clusterctl.certificates import Authority
 
     authority = Authority()
     return {node: {"tls.pem": authority.issue(f"node{node}"), "ca.pem": authority.trusted} for node in nodes}

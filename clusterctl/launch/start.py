@@ -7,12 +7,14 @@ word, and then, with the lead's port, the others.
 from __future__ import annotations
 
 import ipaddress
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from clusterctl.check.findings import Finding, Skew, quick
 from clusterctl.cluster import AgentCall, Cluster, Message, NodeOutcome, combined, failures, raise_failures
 from clusterctl.errors import RefusedError
-from clusterctl.inventory import Node
+from clusterctl.inventory import Node, nodeset
 from clusterctl.launch.keys import KeyFiles, make_keys
 from clusterctl.launch.plan import LaunchPlan
 
@@ -21,11 +23,12 @@ LAUNCH_S = 60.0
 
 @dataclass(frozen=True)
 class Run:
-    """One start of a job. `dirs` are the absolute job directories, by node id."""
+    """One start of a job. `dirs` are the absolute job directories, by node id; `findings` what the nodes warn of."""
 
     job: str
     run: str
     dirs: dict[int, str]
+    findings: tuple[Finding, ...] = ()
 
 
 def start(cluster: Cluster, launch: LaunchPlan, ref: str | None, on_go: Callable[[Run], None]) -> Run:
@@ -42,17 +45,26 @@ def start(cluster: Cluster, launch: LaunchPlan, ref: str | None, on_go: Callable
         "nic": cluster.settings.nic,
     }
     calls: dict[int, AgentCall] = {}
+    skews: dict[int, Skew] = {}
 
     def look(node: Node) -> Message:
+        asked = time.time()
         call = calls[node.id] = cluster.call(node, {**request, "node": node.id, "address": node.address})
-        return dict(call.receive()["ready"])
+        found = dict(call.receive()["ready"])
+        skews[node.id] = Skew.measure(asked, found["clock"], time.time())
+        return found
 
     try:
         looks = raise_failures(cluster.map(look), "start")
         job = _same_job(cluster, looks)
         _check_addresses(cluster, looks)
+        _check_environments(cluster, looks)
         name = f"{1 + max(int(found['newest_run']) for found in looks):04d}"
-        run = Run(job, name, {node.id: found["dir"] for node, found in zip(cluster.nodes, looks, strict=True)})
+        by_node = {node.id: found for node, found in zip(cluster.nodes, looks, strict=True)}
+        dirs = {node: found["dir"] for node, found in by_node.items()}
+        members = max(launch.count("trainer"), len(cluster.nodes))
+        warnings = quick(by_node, skews, members=members, open_files=cluster.settings.open_files)
+        run = Run(job, name, dirs, tuple(warnings))
         on_go(run)
         _go(cluster, launch, calls, looks, run)
         return run
@@ -81,6 +93,16 @@ def _check_addresses(cluster: Cluster, looks: Sequence[Message]) -> None:
             "was reached at a loopback address, which the other nodes cannot use",
             node=lonely,
             hint="Host(..., address=...) or NIC in conf.py tells its address in the cluster",
+        )
+
+
+def _check_environments(cluster: Cluster, looks: Sequence[Message]) -> None:
+    """Nodes that `setup` has reached, and nodes that it has not, would train with different packages."""
+    without = [node for node, found in zip(cluster.nodes, looks, strict=True) if found["environment"] is None]
+    if without and len(without) < len(looks):
+        raise RefusedError(
+            f"{nodeset(node.id for node in without)} has no environment for its requirements.txt, others do",
+            hint="clusterctl setup WORKSPACE makes it where it is missing",
         )
 
 

@@ -60,7 +60,7 @@ def serve(env: Environment) -> None:
 
 
 def _serve(env: Environment, core: ServerCore, router: zmq.Socket[bytes]) -> None:
-    port = bind_first_free(router, int(env.spec.get("port", 7164)))
+    port = bind_first_free(router, int(env.spec.get("port", 7164)), str(env.spec.get("address", "")))
     control: list[Control] = []
     server = Server(core, router, lambda save: _write(env, core, control[0], save), secure=env.secure)
     control.append(Control(env.control_fd, lambda command: server.finish() if command == "finish" else None))

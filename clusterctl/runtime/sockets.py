@@ -51,12 +51,19 @@ def open_dealer(
     return socket
 
 
-def bind_first_free(socket: zmq.Socket[bytes], port: int) -> int:
-    """Binds the first free port from `port` on all IPv4 addresses; raises ProcessError when none is free."""
+def bind_first_free(socket: zmq.Socket[bytes], port: int, address: str = "") -> int:
+    """Binds the first free port from `port` on all addresses, IPv6 ones too when this process's `address` is one.
+
+    Raises ProcessError when none is free.
+    """
+    everywhere = "0.0.0.0"
+    if ":" in address:
+        socket.setsockopt(zmq.IPV6, 1)
+        everywhere = "[::]"
     last = min(port + PORTS_TRIED, 65_536)
     for candidate in range(port, last):
         try:
-            socket.bind(f"tcp://0.0.0.0:{candidate}")
+            socket.bind(f"tcp://{everywhere}:{candidate}")
         except zmq.ZMQError as exc:
             if exc.errno not in (errno.EADDRINUSE, errno.EACCES):
                 raise ProcessError(f"port {candidate} cannot be bound ({exc})") from exc

@@ -1,4 +1,7 @@
-"""Getting an authenticated connection to one server: TCP or proxy, handshake, host key, login, retries."""
+"""Getting an authenticated connection to one server: TCP or proxy, handshake, host key, login, retries.
+
+The SSH library is imported after the TCP connection is made: the servers get ready meanwhile.
+"""
 
 from __future__ import annotations
 
@@ -9,16 +12,18 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
-from paramiko.channel import Channel
-from paramiko.ssh_exception import SSHException
-
-from clusterctl.transport import failures
-from clusterctl.transport.hostkeys import HostKey, judge, known_keys
-from clusterctl.transport.identity import Attempts, authenticate
-from clusterctl.transport.link import Link, silence_paramiko
+from clusterctl.transport import failures, library
+from clusterctl.transport.hostkeys import HostKey, KnownHosts, judge
+from clusterctl.transport.secrets import Ask, SecretNeededError, Secrets
 from clusterctl.transport.target import Target
+
+if TYPE_CHECKING:
+    from paramiko.channel import Channel
+
+    from clusterctl.transport.identity import Attempts
+    from clusterctl.transport.link import Link
 
 ATTEMPTS = 3
 BACKOFF_S = 0.4
@@ -32,8 +37,9 @@ Path = tuple["socket.socket | Channel", Callable[[], None]]
 class Dialer:
     """Makes links; at most `max_handshakes` at a time over all threads, so that no sshd drops us."""
 
-    def __init__(self, *, strict: bool, max_handshakes: int, timeout_s: float) -> None:
-        silence_paramiko()
+    def __init__(self, *, strict: bool, max_handshakes: int, timeout_s: float, ask: Ask | None = None) -> None:
+        self._known_hosts = KnownHosts()
+        self._secrets = Secrets(ask)
         self._strict = strict
         self._timeout_s = timeout_s
         self._slots = threading.BoundedSemaphore(max_handshakes)
@@ -46,15 +52,27 @@ class Dialer:
 
         def log_in() -> Link:
             with self._handshake(target, gateway) as (link, deadline):
+                from clusterctl.transport.identity import Attempts, authenticate
+
                 self._check_host_key(target, link)
                 attempts = Attempts()
                 link.auth_timeout = max(1.0, deadline - time.monotonic())
-                if not authenticate(link, target, attempts):
-                    raise failures.not_logged_in(target, attempts)
-                link.watch()
+                if not authenticate(link, target, attempts, self._secrets):
+                    raise _secret_needed(target, attempts)
+                link.watch(*target.alive)
                 return link
 
-        return self._with_retries(target, log_in)
+        stopped = self._secrets.stopped
+        while True:
+            self._secrets.wait()
+            if stopped.is_set():
+                raise failures.interrupted(target.label)
+            try:
+                return self._with_retries(target, log_in)
+            except SecretNeededError as needed:
+                # Neither a place among the handshakes nor a connection is held while someone types.
+                if not self._secrets.obtain(needed, stopped) and not stopped.is_set():
+                    raise needed.otherwise from None
 
     def host_key(self, target: Target, gateway: Link | None = None) -> HostKey:
         """The key that the server shows and proves to have; nothing is checked and nobody logs in."""
@@ -69,6 +87,7 @@ class Dialer:
 
     def abort(self) -> None:
         """Make every handshake that is under way fail now."""
+        self._secrets.stop()
         with self._lock:
             self._aborts += 1
             pending = list(self._pending)
@@ -82,7 +101,7 @@ class Dialer:
             try:
                 with self._slots:
                     return attempt()
-            except (OSError, EOFError, SSHException) as exc:
+            except library.errors() as exc:
                 if self._aborts != aborts:
                     raise failures.interrupted(target.label) from exc
                 cause = EOFError() if _is_hang_up(exc) else exc
@@ -95,14 +114,17 @@ class Dialer:
     def _handshake(self, target: Target, gateway: Link | None) -> Iterator[tuple[Link, float]]:
         """A link after key exchange, and the deadline of the whole connection; closed on failure."""
         deadline = time.monotonic() + self._timeout_s
-        known = known_keys(target.known_hosts, target.key_name)
+        known = self._known_hosts.keys(target.known_hosts, target.key_name)
         stream, close_stream = _reach(target, gateway, self._timeout_s)
+        library.load()
+        from clusterctl.transport.link import Link
+
         # Asking for the kind of key that is on file spares a host with several the word "changed".
         link = Link(stream, key_types=[key.type for key in known if not key.revoked], after_close=close_stream)
         with self._lock:
             self._pending.add(link)
         try:
-            link.banner_timeout = link.handshake_timeout = self._timeout_s + 5
+            link.banner_timeout = self._timeout_s + 5
             link.start_client(timeout=max(0.1, deadline - time.monotonic()))
             if not link.initial_kex_done:
                 raise TimeoutError
@@ -118,9 +140,20 @@ class Dialer:
         if not self._strict:
             return
         key = _key_of(link, target)
-        verdict = judge(known_keys(target.known_hosts, target.key_name), key)
+        verdict = judge(self._known_hosts.keys(target.known_hosts, target.key_name), key)
         if verdict.state != "known":
             raise failures.untrusted(target, key, verdict)
+
+
+def _secret_needed(target: Target, attempts: Attempts) -> SecretNeededError:
+    return SecretNeededError(
+        failures.not_logged_in(target, attempts),
+        keys=attempts.encrypted,
+        user=target.user,
+        where=target.where,
+        takes_password=attempts.takes_password,
+        refused=attempts.refused,
+    )
 
 
 def _key_of(link: Link, target: Target) -> HostKey:
@@ -130,7 +163,7 @@ def _key_of(link: Link, target: Target) -> HostKey:
 
 def _is_hang_up(exc: BaseException) -> bool:
     """Whether the server ended the connection within the handshake, in the words that paramiko has for it."""
-    if isinstance(exc, SSHException):
+    if not isinstance(exc, (OSError, EOFError)):
         words = ("Error reading SSH protocol banner", "Negotiation failed", "No existing session")
         return str(exc).startswith(words)
     return isinstance(exc, (EOFError, ConnectionResetError, BrokenPipeError))

@@ -19,8 +19,6 @@ _NO_ROUTE = {errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN, errno.ENETD
 
 def unreachable(target: Target, exc: BaseException, timeout_s: float) -> UnreachableError:
     """The error for a connection that could not be made, from what the socket or paramiko raised."""
-    from paramiko.ssh_exception import ChannelException
-
     address = target.address
     if isinstance(exc, socket.gaierror):
         message = f"cannot resolve the host name {target.host} ({exc.strerror})"
@@ -37,8 +35,8 @@ def unreachable(target: Target, exc: BaseException, timeout_s: float) -> Unreach
     elif isinstance(exc, (EOFError, ConnectionResetError, BrokenPipeError)):
         message = f"{address} hung up during the SSH handshake"
         hint = "is it an SSH server? if so, it may be overloaded: see MaxStartups and PerSourcePenalties in sshd_config"
-    elif isinstance(exc, ChannelException) and target.via is not None:
-        message = f"{target.via.address} cannot open a connection to {address}: {exc.text}"
+    elif type(exc).__name__ == "ChannelException" and target.via is not None:
+        message = f"{target.via.address} cannot open a connection to {address}: {getattr(exc, 'text', exc)}"
         hint = "can the jump host reach it, and does its sshd_config allow TCP forwarding?"
     else:
         message = f"cannot connect to {address}: {exc or type(exc).__name__}"

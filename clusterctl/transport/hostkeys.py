@@ -13,7 +13,7 @@ import secrets
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 HostKeyState = Literal["known", "unknown", "changed", "revoked"]
 
@@ -74,19 +74,71 @@ def known_hosts_name(host: str, port: int) -> str:
     return host if port == 22 else f"[{host}]:{port}"
 
 
-def known_keys(files: Iterable[Path], name: str) -> list[KnownKey]:
-    """The entries for a host of all these files; those that are missing or unreadable count as empty."""
-    found: list[KnownKey] = []
-    for file in files:
+class KnownHosts:
+    """The entries of known_hosts files. A file is read once, and again when it has changed. Safe from several threads.
+
+    Files that are missing or unreadable count as empty.
+    """
+
+    def __init__(self) -> None:
+        self._read: dict[Path, tuple[tuple[int, ...], _File]] = {}
+
+    def keys(self, files: Iterable[Path], name: str) -> list[KnownKey]:
+        """The entries for a host of all these files, in their order."""
+        return [key for file in files for key in self._file(file).keys(name)]
+
+    def _file(self, file: Path) -> _File:
         try:
-            text = file.read_text(encoding="utf-8", errors="replace")
+            stat = file.stat()
+            state = (stat.st_mtime_ns, stat.st_size, stat.st_ino)
+            known = self._read.get(file)
+            if known is None or known[0] != state:
+                known = self._read[file] = (state, _File(file, file.read_text(encoding="utf-8", errors="replace")))
         except OSError:
-            continue
-        for number, line in enumerate(text.splitlines(), 1):
-            entry = _parse(line, name, file, number)
-            if entry is not None:
-                found.append(entry)
-    return found
+            return _File(file, "")
+        return known[1]
+
+
+class _Line(NamedTuple):
+    number: int
+    patterns: str
+    type: str
+    base64: str
+    revoked: bool
+
+
+class _File:
+    """One known_hosts file: lines that name hosts plainly are found by name, the others are tried in turn."""
+
+    def __init__(self, path: Path, text: str) -> None:
+        self._path = path
+        self._plain: dict[str, list[_Line]] = {}
+        self._others: list[_Line] = []
+        for number, row in enumerate(text.splitlines(), 1):
+            line = _parse(row, number)
+            if line is None:
+                continue
+            if any(char in line.patterns for char in "|*?!"):
+                self._others.append(line)
+            else:
+                for name in line.patterns.lower().split(","):
+                    self._plain.setdefault(name, []).append(line)
+
+    def keys(self, name: str) -> list[KnownKey]:
+        others = [line for line in self._others if _matches(line.patterns, name)]
+        return [key for line in sorted(self._plain.get(name, []) + others) if (key := self._key(line))]
+
+    def _key(self, line: _Line) -> KnownKey | None:
+        try:
+            blob = base64.b64decode(line.base64, validate=True)
+        except (binascii.Error, ValueError):
+            return None
+        return KnownKey(line.type, blob, line.revoked, self._path, line.number)
+
+
+def known_keys(files: Iterable[Path], name: str) -> list[KnownKey]:
+    """The entries for a host of all these files, read now."""
+    return KnownHosts().keys(files, name)
 
 
 def judge(keys: Sequence[KnownKey], offered: HostKey) -> Verdict:
@@ -122,19 +174,16 @@ def record(file: Path, key: HostKey, *, hashed: bool = False) -> bool:
         os.close(fd)
 
 
-def _parse(line: str, name: str, file: Path, number: int) -> KnownKey | None:
-    fields = line.split()
+def _parse(row: str, number: int) -> _Line | None:
+    fields = row.split()
     if not fields or fields[0].startswith("#"):
         return None
     marker = fields.pop(0) if fields[0].startswith("@") else ""
     # A certificate authority's line says nothing of the plain keys that we ask servers for.
-    if len(fields) < 3 or marker not in ("", "@revoked") or not _matches(fields[0], name):
+    if len(fields) < 3 or marker not in ("", "@revoked"):
         return None
-    try:
-        blob = base64.b64decode(fields[2], validate=True)
-    except (binascii.Error, ValueError):
-        return None
-    return KnownKey(fields[1], blob, marker == "@revoked", file, number)
+    patterns, kind, text = fields[:3]
+    return _Line(number, patterns, kind, text, marker == "@revoked")
 
 
 def _matches(patterns: str, name: str) -> bool:
@@ -143,14 +192,15 @@ def _matches(patterns: str, name: str) -> bool:
     matched = False
     for pattern in patterns.lower().split(","):
         if pattern.startswith("!"):
-            if _glob(pattern[1:], name):
+            if matches_pattern(pattern[1:], name):
                 return False
         else:
-            matched = matched or _glob(pattern, name)
+            matched = matched or matches_pattern(pattern, name)
     return matched
 
 
-def _glob(pattern: str, name: str) -> bool:
+def matches_pattern(pattern: str, name: str) -> bool:
+    """Whether a name fits a pattern of OpenSSH, with its `*` and `?`."""
     # Brackets stand for themselves in known_hosts ("[host]:port"), unlike in fnmatch.
     return pattern == name or fnmatch.fnmatchcase(name, pattern.replace("[", "[[]"))
 

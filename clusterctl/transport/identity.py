@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import paramiko
 from paramiko.ssh_exception import BadAuthenticationType, SSHException
 
+from clusterctl.transport.secrets import Secrets
 from clusterctl.transport.target import Target
 
 if TYPE_CHECKING:
@@ -29,22 +30,32 @@ class Attempts:
     encrypted: list[Path] = field(default_factory=list)
     unusable: list[str] = field(default_factory=list)
     allowed: list[str] = field(default_factory=list)
+    refused: list[str] = field(default_factory=list, repr=False)  # passwords
+
+    @property
+    def takes_password(self) -> bool:
+        return bool({"password", "keyboard-interactive"} & set(self.allowed))
 
     @property
     def text(self) -> str:
         parts = [f"tried {', '.join(self.tried)}" if self.tried else "there was no key to try"]
+        parts += ["the password was not accepted"] if self.refused else []
         parts += [f"{path} is encrypted and not in ssh-agent" for path in self.encrypted]
         return "; ".join(parts + self.unusable)
 
 
-def authenticate(link: Link, target: Target, attempts: Attempts) -> bool:
-    """Log in with the first key that the server takes; `attempts` tells what was tried.
+def authenticate(link: Link, target: Target, attempts: Attempts, secrets: Secrets) -> bool:
+    """Log in with the first key that the server takes, or else a password; `attempts` tells what was tried.
 
     False when the server took none, or hung up after it had refused some; EOFError when it hung up at
     once, TimeoutError when it did not answer.
     """
+    return _by_key(link, target, attempts, secrets) or _by_password(link, target, attempts, secrets)
+
+
+def _by_key(link: Link, target: Target, attempts: Attempts, secrets: Secrets) -> bool:
     with _agent_keys(target) as agent_keys:
-        for name, key in _candidates(target, agent_keys, attempts):
+        for name, key in _candidates(target, agent_keys, attempts, secrets):
             attempts.tried.append(name)
             try:
                 if not link.auth_publickey(target.user, key):
@@ -61,6 +72,31 @@ def authenticate(link: Link, target: Target, attempts: Attempts) -> bool:
     return False
 
 
+def _by_password(link: Link, target: Target, attempts: Attempts, secrets: Secrets) -> bool:
+    """Try what was given for this user, if the server takes passwords. Nobody is asked here: the clock is running."""
+    try:
+        if not attempts.allowed and link.is_active():
+            link.auth_none(target.user)
+            return True
+    except BadAuthenticationType as exc:
+        attempts.allowed = list(exc.allowed_types)
+    except SSHException:
+        return False
+    for password in secrets.passwords(target.user) if attempts.takes_password else ():
+        try:
+            if not link.is_active():
+                return False
+            if not link.auth_password(target.user, password):
+                secrets.was_right(target.user, password)
+                return True
+            attempts.unusable.append(f"{target.host} accepted the password but asks for a second factor")
+        except SSHException as exc:
+            if "timeout" in str(exc).lower():
+                raise TimeoutError from exc
+        attempts.refused.append(password)
+    return False
+
+
 def _hung_up(attempts: Attempts) -> bool:
     if len(attempts.tried) == 1:
         raise EOFError("the server hung up at the first key")
@@ -69,17 +105,17 @@ def _hung_up(attempts: Attempts) -> bool:
 
 
 def _candidates(
-    target: Target, agent_keys: tuple[paramiko.AgentKey, ...], attempts: Attempts
+    target: Target, agent_keys: tuple[paramiko.AgentKey, ...], attempts: Attempts, secrets: Secrets
 ) -> Iterator[tuple[str, paramiko.PKey]]:
     by_blob = {key.asbytes(): key for key in agent_keys}
     for path in target.identities:
-        yield from _of_file(path, target.explicit, by_blob, attempts)
+        yield from _of_file(path, target.explicit, by_blob, attempts, secrets)
     for key in by_blob.values():
         yield f"ssh-agent key {key.comment or key.get_name()}", key
 
 
 def _of_file(
-    path: Path, explicit: bool, by_blob: dict[bytes, paramiko.AgentKey], attempts: Attempts
+    path: Path, explicit: bool, by_blob: dict[bytes, paramiko.AgentKey], attempts: Attempts, secrets: Secrets
 ) -> Iterator[tuple[str, paramiko.PKey]]:
     try:
         data = path.read_bytes()
@@ -94,10 +130,14 @@ def _of_file(
     if held is not None:
         yield f"ssh-agent key {path}", held
     elif _is_encrypted(data):
-        attempts.encrypted.append(path)
+        unlocked = secrets.key(path)
+        if unlocked is not None:
+            yield str(path), unlocked
+        else:
+            attempts.encrypted.append(path)
     else:
         try:
-            yield str(path), paramiko.PKey.from_path(path)
+            yield str(path), secrets.key(path, lambda: paramiko.PKey.from_path(path))
         except (SSHException, ValueError, TypeError, paramiko.pkey.UnknownKeyType) as exc:
             attempts.unusable.append(f"{path} is not a usable private key ({exc})")
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 import socket
 import threading
 import time
@@ -14,8 +13,6 @@ import paramiko
 from paramiko import common
 from paramiko.channel import Channel
 
-KEEPALIVE_S = 10
-DEAD_AFTER_S = 30
 THREAD_END_S = 2
 WINDOW_BYTES = 4 * 1024 * 1024
 PACKET_BYTES = 32 * 1024
@@ -26,15 +23,6 @@ SIGNALS = {
     "HUP": 1, "INT": 2, "QUIT": 3, "ILL": 4, "ABRT": 6, "FPE": 8, "KILL": 9, "USR1": 10,
     "SEGV": 11, "USR2": 12, "PIPE": 13, "ALRM": 14, "TERM": 15,
 }  # fmt: skip
-
-
-def silence_paramiko() -> None:
-    """Keep paramiko's own log and tracebacks off the terminal, unless someone attached a handler."""
-    logger = logging.getLogger("paramiko")
-    if not logger.handlers:
-        logger.addHandler(logging.NullHandler())
-        logger.propagate = False
-        logger.setLevel(logging.CRITICAL)
 
 
 class Wire:
@@ -70,13 +58,14 @@ class Wire:
     def hang_up(self) -> None:
         """End both directions, which wakes the reading thread at once."""
         if not isinstance(self._sock, socket.socket):
-            self._sock.close()
+            self.close()
             return
         with contextlib.suppress(OSError):
             self._sock.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
-        self._sock.close()
+        with contextlib.suppress(OSError, EOFError):  # a channel's way to its server may have ended before it
+            self._sock.close()
 
     def getpeername(self) -> Any:
         return self._sock.getpeername()
@@ -102,18 +91,24 @@ class Link(paramiko.Transport):  # type: ignore[misc]
     ) -> None:
         self.wire = Wire(sock)
         self._after_close = after_close
+        self._dead_after_s = 0.0
         super().__init__(self.wire, default_window_size=WINDOW_BYTES, default_max_packet_size=PACKET_BYTES)
+        # It would start a timer, a thread of its own, for a deadline that `start_client` keeps as well.
+        self.packetizer.start_handshake = lambda timeout: None
+        # Servers tell of every variable that they set; nobody reads it, and paramiko escapes it byte by byte.
+        self._handler_table[common.MSG_DEBUG] = lambda message: None
         options = self.get_security_options()
         options.ciphers = _first(FAST_CIPHERS, options.ciphers)
         options.key_types = _first(_algorithms(key_types), options.key_types)
         options.compression = ("none",)
 
-    def watch(self) -> None:
-        """From now on ask a silent peer for a sign of life, and drop it if it gives none."""
-        self.packetizer.set_keepalive(KEEPALIVE_S, self._probe)
+    def watch(self, interval_s: float, unanswered: int) -> None:
+        """From now on ask a silent peer for a sign of life every so often; drop it when that many got no answer."""
+        self._dead_after_s = interval_s * unanswered
+        self.packetizer.set_keepalive(interval_s, self._probe)
 
     def _probe(self) -> None:
-        if time.monotonic() - self.wire.last_heard > DEAD_AFTER_S:
+        if time.monotonic() - self.wire.last_heard > self._dead_after_s:
             raise EOFError  # we are in the reading thread: this ends the connection
         message = paramiko.Message()
         message.add_byte(common.cMSG_GLOBAL_REQUEST)
@@ -127,8 +122,6 @@ class Link(paramiko.Transport):  # type: ignore[misc]
         if self.is_alive() and self is not threading.current_thread():
             self.join(THREAD_END_S)
         super().close()
-        # Ends paramiko's timer of the handshake, a thread of its own.
-        self.packetizer.complete_handshake()
         self.wire.close()
         self._after_close()
 
@@ -148,11 +141,6 @@ def _on_channel_request(channel: Any, message: Any) -> None:
 def _on_channel_close(channel: Any, message: Any) -> None:
     channel.ended_by_peer = True
     Channel._handle_close(channel, message)
-
-
-def ended_by_peer(channel: Channel) -> bool:
-    """Whether the server closed the channel in order, rather than the connection under it having ended."""
-    return bool(getattr(channel, "ended_by_peer", False))
 
 
 Link._channel_handler_table = {

@@ -52,9 +52,11 @@ class Pool:
             futures = list(self._links.values())
             self._links.clear()
         self._dialer.abort()
-        for future in futures:
-            if future.done() and future.exception() is None:
-                future.result().close()
+        links = [future.result() for future in futures if future.done() and future.exception() is None]
+        for link in links:  # all first, so that their threads end at the same time
+            link.wire.hang_up()
+        for link in links:
+            link.close()
 
     def _connect(self, target: Target, future: Future[Link]) -> None:
         try:

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
+from collections.abc import Callable
 from types import TracebackType
-from typing import NamedTuple
-
-from paramiko.channel import Channel
-from paramiko.ssh_exception import ChannelException, SSHException
+from typing import TYPE_CHECKING, NamedTuple
 
 from clusterctl.errors import ClusterctlError
-from clusterctl.transport import failures
-from clusterctl.transport.link import Link, ended_by_peer
+from clusterctl.transport import failures, library
+
+if TYPE_CHECKING:
+    from paramiko.channel import Channel
+
+    from clusterctl.transport.link import Link
 
 OPEN_CHANNEL_S = 15.0
 CHUNK_BYTES = 256 * 1024
@@ -20,6 +23,8 @@ STDERR_TAIL_BYTES = 64 * 1024
 NO_STATUS = 255  # as ssh has it, when a server ends a command without saying how
 SLICE_S = 0.2  # paramiko has one timeout for both directions: short waits, and our own deadlines
 QUICK_STDIN_BYTES = 16 * 1024
+# Takes a piece of output as it comes, and whether it was written to standard error.
+Take = Callable[[bytes, bool], None]
 
 
 class Completed(NamedTuple):
@@ -33,10 +38,11 @@ class Completed(NamedTuple):
 class RemoteProcess:
     """A command on a node while it runs.
 
-    One thread may write while another reads. stderr is always drained, so that neither side blocks for it;
-    its last `stderr_limit` bytes are kept. Closing ends our streams, not the command: as with `ssh`, it sees
-    the end of its input and a broken pipe. Every method raises UnreachableError when
-    the connection is lost, and NodeError when its deadline has passed.
+    One thread may write while another reads. `finish` and `stream` drain stderr as well; who only reads the
+    output calls `drain_stderr` first, so that neither side blocks for it. Its last `stderr_limit` bytes are
+    kept. Closing ends our streams, not the command: as with `ssh`, it sees the end of its input and a broken
+    pipe. Every method raises UnreachableError when the connection is lost, and NodeError when its deadline
+    has passed.
     """
 
     def __init__(
@@ -46,7 +52,7 @@ class RemoteProcess:
         channel.settimeout(SLICE_S)
         self._label, self._where, self._what = label, where, what
         self._buffer = bytearray()
-        self._stderr = _Tail(channel, stderr_limit)
+        self._stderr = _Tail(stderr_limit)
 
     def write(self, data: bytes | bytearray | memoryview, *, deadline_s: float | None = None) -> None:
         """Send all of it to the command's input, waiting for as long as the command does not read.
@@ -61,7 +67,7 @@ class RemoteProcess:
             except TimeoutError as exc:
                 self._check(deadline, exc)
                 continue
-            except (OSError, EOFError, SSHException) as exc:
+            except library.errors() as exc:
                 raise self._unwritable() from exc
             if sent == 0:
                 raise self._unwritable()
@@ -71,7 +77,7 @@ class RemoteProcess:
         """Tell the command that its input ends here. Harmless when it has ended already."""
         try:
             self._channel.shutdown_write()
-        except (OSError, EOFError, SSHException):
+        except library.errors():
             return
 
     def read(self, size: int = CHUNK_BYTES, *, deadline_s: float | None = None) -> bytes:
@@ -111,12 +117,23 @@ class RemoteProcess:
             raise failures.overdue(self._label, self._where, self._what, deadline_s or 0)
         if self._channel.exit_status >= 0:
             return int(self._channel.exit_status)
-        if ended_by_peer(self._channel):
+        if _ended_by_peer(self._channel):
             return NO_STATUS
         raise self._lost()
 
     def finish(self, stdin: bytes, deadline_s: float | None) -> Completed:
         """Send all the input, take all the output, and wait for the end, within the deadline."""
+        output: list[bytes] = []
+        errors = self._stderr
+
+        def take(piece: bytes, is_error: bool) -> None:
+            errors.add(piece) if is_error else output.append(piece)
+
+        code = self.stream(take, stdin, deadline_s)
+        return Completed(code, b"".join(output), errors.kept())
+
+    def stream(self, take: Take, stdin: bytes = b"", deadline_s: float | None = None) -> int:
+        """The same, with the output handed over piece by piece, by the calling thread; the exit code."""
         deadline = _Deadline(deadline_s)
         feeder = None
         if len(stdin) <= QUICK_STDIN_BYTES:
@@ -124,19 +141,21 @@ class RemoteProcess:
         else:
             feeder = threading.Thread(target=self._feed, args=(stdin, deadline), daemon=True)
             feeder.start()
-        output: list[bytes] = []
-        while piece := self._receive(CHUNK_BYTES, deadline):
-            output.append(piece)
+        self._pump(take, deadline)
         code = self.wait(deadline.left())
-        self._stderr.join(deadline.left())
         if feeder is not None:
             self.close()  # a command that ended without reading its input leaves the feeder waiting
             feeder.join(deadline.left())
-        return Completed(code, b"".join(output), self._stderr.kept())
+        return code
+
+    def drain_stderr(self) -> None:
+        """Read standard error in a thread of its own from now on, for callers that only read the output."""
+        threading.Thread(target=self._stderr.drain, args=(self._channel,), daemon=True, name="stderr").start()
 
     def close(self) -> None:
         """Close our ends. The command itself goes on if it ignores that."""
-        self._channel.close()
+        with contextlib.suppress(*library.errors()):  # the connection may just have ended
+            self._channel.close()
 
     def __enter__(self) -> RemoteProcess:
         return self
@@ -154,6 +173,34 @@ class RemoteProcess:
             return  # it need not read its input; whatever else is wrong, the reader meets it too
         self.close_stdin()
 
+    def _pump(self, take: Take, deadline: _Deadline) -> None:
+        """Hand over both streams to their ends, in one thread: a command must not cost two."""
+        channel, bell = self._channel, _Bell()
+        channel.in_buffer.set_event(bell)
+        channel.in_stderr_buffer.set_event(bell)
+        while True:
+            ended = channel.eof_received or channel.closed  # looked at first: nothing comes after it
+            taken = False
+            if channel.recv_ready():
+                take(self._received(channel.recv), False)
+                taken = True
+            if channel.recv_stderr_ready():
+                take(self._received(channel.recv_stderr), True)
+                taken = True
+            if ended and not taken:
+                break
+            if deadline.passed or not (taken or bell.wait(deadline.left())):
+                raise failures.overdue(self._label, self._where, self._what, deadline.seconds or 0)
+        if not channel.eof_received and not _ended_by_peer(channel):
+            raise self._lost()
+
+    def _received(self, receive: Callable[[int], bytes]) -> bytes:
+        """What is there. To take it may widen the window, which needs the connection."""
+        try:
+            return receive(CHUNK_BYTES)
+        except library.errors() as exc:
+            raise self._lost() from exc
+
     def _receive(self, size: int, deadline: _Deadline) -> bytes:
         while True:
             try:
@@ -161,7 +208,9 @@ class RemoteProcess:
             except TimeoutError as exc:
                 self._check(deadline, exc)
                 continue
-            if not piece and not self._channel.eof_received and not ended_by_peer(self._channel):
+            except library.errors() as exc:
+                raise self._lost() from exc
+            if not piece and not self._channel.eof_received and not _ended_by_peer(self._channel):
                 raise self._lost()
             return piece
 
@@ -170,7 +219,7 @@ class RemoteProcess:
             raise failures.overdue(self._label, self._where, self._what, deadline.seconds or 0) from exc
 
     def _unwritable(self) -> ClusterctlError:
-        if ended_by_peer(self._channel) or not self._channel.closed:
+        if _ended_by_peer(self._channel) or not self._channel.closed:
             return failures.input_closed(self._label, self._where, self._what)
         return self._lost()
 
@@ -193,47 +242,69 @@ class _Deadline:
         return self._end is not None and time.monotonic() >= self._end
 
 
-class _Tail:
-    """Drains a channel's standard error in a thread of its own and keeps the last bytes."""
+class _Bell:
+    """Rings when one of two streams has something; that the other is empty does not silence it."""
 
-    def __init__(self, channel: Channel, limit: int) -> None:
+    def __init__(self) -> None:
+        self._event = threading.Event()
+
+    def set(self) -> None:
+        self._event.set()
+
+    def clear(self) -> None:
+        """paramiko calls this when one stream has been read empty."""
+
+    def wait(self, timeout_s: float | None) -> bool:
+        rang = self._event.wait(timeout_s)
+        self._event.clear()
+        return rang
+
+
+class _Tail:
+    """Keeps the last bytes of a command's standard error."""
+
+    def __init__(self, limit: int) -> None:
         self._kept = bytearray()
         self._limit = limit
-        self._channel = channel
-        self._thread = threading.Thread(target=self._drain, daemon=True, name="stderr")
-        self._thread.start()
 
     def kept(self) -> bytes:
         return bytes(self._kept[-self._limit :])
 
-    def join(self, timeout_s: float | None) -> None:
-        self._thread.join(timeout_s)
+    def add(self, piece: bytes) -> None:
+        self._kept += piece
+        if len(self._kept) > 2 * self._limit:
+            del self._kept[: -self._limit]
 
-    def _drain(self) -> None:
+    def drain(self, channel: Channel) -> None:
         try:
             while True:
                 try:
-                    piece = self._channel.recv_stderr(CHUNK_BYTES)
+                    piece = channel.recv_stderr(CHUNK_BYTES)
                 except TimeoutError:
                     continue
                 if not piece:
                     return
-                self._kept += piece
-                if len(self._kept) > 2 * self._limit:
-                    del self._kept[: -self._limit]
-        except (OSError, EOFError, SSHException):
+                self.add(piece)
+        except library.errors():
             return
+
+
+def _ended_by_peer(channel: Channel) -> bool:
+    """Whether the server closed the channel in order, rather than the connection under it having ended."""
+    return bool(getattr(channel, "ended_by_peer", False))
 
 
 def start(link: Link, command: bytes, *, label: str, where: str, what: str, stderr_limit: int) -> RemoteProcess:
     """Run a quoted command in a new channel of a link. Raises UnreachableError or NodeError."""
+    from paramiko.ssh_exception import ChannelException
+
     try:
         channel = link.open_session(timeout=OPEN_CHANNEL_S)
         channel.settimeout(OPEN_CHANNEL_S)
         channel.exec_command(command)
     except ChannelException as exc:
         raise failures.no_channel(label, where, exc.text) from exc
-    except (OSError, EOFError, SSHException) as exc:
+    except library.errors() as exc:
         if link.is_active():
             raise failures.no_channel(label, where, str(exc) or type(exc).__name__) from exc
         raise failures.lost(label, where, what) from exc

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import queue
 import threading
 from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, TypeVar
 
-from clusterctl.errors import ClusterctlError
+from clusterctl.errors import ClusterctlError, RefusedError
+from clusterctl.transport import failures
 from clusterctl.transport.command import Command, quote
 from clusterctl.transport.fanout import Cancellation, N, Outcome, fan_out
 from clusterctl.transport.hostkeys import HostKey, Verdict, judge, known_keys, record
@@ -15,7 +18,8 @@ from clusterctl.transport.target import Node, Resolver, SshSettings
 
 if TYPE_CHECKING:
     from clusterctl.transport.pool import Pool
-    from clusterctl.transport.process import Completed, RemoteProcess
+    from clusterctl.transport.process import Completed, RemoteProcess, Take
+    from clusterctl.transport.secrets import Ask
 
 T = TypeVar("T")
 MESSAGE_COMMAND_CHARS = 80
@@ -30,14 +34,24 @@ class Transport:
     without deadlines. Connections are made at first use and kept until `close`.
     """
 
-    def __init__(self, settings: SshSettings, *, max_handshakes: int = 16, connect_timeout_s: float = 10.0) -> None:
+    def __init__(
+        self,
+        settings: SshSettings,
+        *,
+        max_handshakes: int = 16,
+        connect_timeout_s: float = 10.0,
+        ask: Ask | None = None,
+    ) -> None:
+        """`ask` asks a person for a passphrase or a password; by default on the terminal."""
         self._settings = settings
         self._max_handshakes = max_handshakes
         self._connect_timeout_s = connect_timeout_s
+        self._ask = ask
         self._resolver = Resolver(settings)
         self._lock = threading.Lock()
         self._made_pool: Pool | None = None
         self._cancellation = Cancellation()
+        self._stop_warming = threading.Event()
 
     def run(self, node: Node, command: Command, stdin: bytes = b"", *, deadline_s: float | None = 30) -> Completed:
         """Run a command to its end: its exit code, output and errors (the last 64 MiB of these).
@@ -51,7 +65,17 @@ class Transport:
 
     def open(self, node: Node, command: Command) -> RemoteProcess:
         """Start a command and hand over its streams. The caller closes it. Raises as `run` does."""
-        return self._start(node, command)
+        process = self._start(node, command)
+        process.drain_stderr()
+        return process
+
+    def stream(self, node: Node, command: Command, take: Take) -> int:
+        """Run a command to its end, however long that takes; its exit code.
+
+        `take(piece, is_error)` gets the output as it comes, in the calling thread. Raises as `run` does.
+        """
+        with self._start(node, command) as process:
+            return process.stream(take)
 
     def map(self, nodes: Sequence[N], fn: Callable[[N], T], *, max_workers: int = 64) -> list[Outcome[N, T]]:
         """Call `fn` for every node from up to `max_workers` threads; every node's outcome, in node order.
@@ -61,6 +85,26 @@ class Transport:
         """
         return fan_out(nodes, fn, max_workers=max_workers, cancellation=self._cancellation, on_interrupt=self.abort)
 
+    def warm_up(self, nodes: Sequence[Node]) -> None:
+        """Begin to connect to these nodes in the background, while the caller gets ready.
+
+        Harmless: whoever needs a connection shares the attempt that is under way, and meets its failure.
+        """
+        todo: queue.SimpleQueue[Node] = queue.SimpleQueue()
+        for node in nodes:
+            todo.put(node)
+        stop = self._stop_warming
+
+        def connect() -> None:
+            with contextlib.suppress(queue.Empty):
+                while not stop.is_set():
+                    node = todo.get_nowait()
+                    with contextlib.suppress(ClusterctlError):
+                        self._pool().link(self._resolver.resolve(node))
+
+        for number in range(min(self._max_handshakes, len(nodes))):
+            threading.Thread(target=connect, daemon=True, name=f"warm-up-{number}").start()
+
     def scan_host_key(self, node: Node) -> HostKey:
         """The host key that the node shows, unchecked. Raises UnreachableError."""
         return self._pool().host_key(self._resolver.resolve(node))
@@ -69,6 +113,10 @@ class Transport:
         """What the known_hosts files say of a key of this node: known, unknown, changed or revoked."""
         target = self._resolver.resolve(node)
         return judge(known_keys(target.known_hosts, target.key_name), key)
+
+    def host_key_refusal(self, node: Node, key: HostKey, verdict: Verdict) -> RefusedError:
+        """Why this key is refused: what it contradicts, where that stands, and what to do."""
+        return failures.untrusted(self._resolver.resolve(node), key, verdict)
 
     def record_host_key(self, node: Node, key: HostKey, *, hashed: bool = False) -> bool:
         """Add a key to the node's known_hosts file; False if it was there already."""
@@ -86,6 +134,8 @@ class Transport:
         """Close every connection and end every attempt now; whoever waits on one gets an error."""
         with self._lock:
             pool = self._made_pool
+            self._stop_warming.set()
+            self._stop_warming = threading.Event()
         if pool is not None:
             pool.close()
 
@@ -128,6 +178,7 @@ class Transport:
                         strict=self._settings.strict_host_keys,
                         max_handshakes=self._max_handshakes,
                         timeout_s=self._connect_timeout_s,
+                        ask=self._ask,
                     )
                 )
             return self._made_pool

@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
-import getpass
+import hashlib
+import os
 import re
 import shlex
+import socket
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 from clusterctl.errors import ConfigError
 from clusterctl.transport.hostkeys import known_hosts_name
+from clusterctl.transport.sshconfig import Options, SshConfig, local_user
 
-MAX_INCLUDE_DEPTH = 16
-USER_CONFIG = Path("~/.ssh/config")
-SYSTEM_CONFIG = Path("/etc/ssh/ssh_config")
 USER_KNOWN_HOSTS = Path("~/.ssh/known_hosts")
 SYSTEM_KNOWN_HOSTS = Path("/etc/ssh/ssh_known_hosts")
 DEFAULT_IDENTITIES = ("~/.ssh/id_ed25519", "~/.ssh/id_ecdsa", "~/.ssh/id_rsa")
+DEFAULT_ALIVE = (10.0, 3)
 
 
 class Node(Protocol):
@@ -64,6 +66,7 @@ class Target:
     known_hosts: tuple[Path, ...]  # the first one is where keys are recorded
     via: Target | None = None
     proxy_command: str | None = None
+    alive: tuple[float, int] = DEFAULT_ALIVE  # seconds between questions to a silent peer, unanswered ones allowed
     is_jump: bool = field(default=False, compare=False)
 
     @property
@@ -83,14 +86,24 @@ class Resolver:
 
     def __init__(self, settings: SshSettings) -> None:
         self._settings = settings
-        self._text: str | None = None
+        self._lock = threading.Lock()
+        self._config: SshConfig | None = None
+        self._known: dict[tuple[object, ...], Target] = {}
 
     def resolve(self, node: Node) -> Target:
         """The node's target. Raises ConfigError if ssh_config cannot be read or makes no sense."""
-        return self._target(node.label, node.ssh_host, node.ssh_user, node.ssh_port, node.identity, seen=())
+        asked = (node.label, node.ssh_host, node.ssh_user, node.ssh_port, node.identity)
+        with self._lock:
+            if self._config is None:
+                self._config = SshConfig(self._settings.ssh_config)
+            config, known = self._config, self._known.get(asked)
+        if known is None:
+            known = self._known[asked] = self._target(config, *asked, seen=())
+        return known
 
     def _target(
         self,
+        config: SshConfig,
         label: str,
         alias: str,
         user: str | None,
@@ -99,117 +112,122 @@ class Resolver:
         *,
         seen: tuple[str, ...],
     ) -> Target:
-        options = self._lookup(alias, user, port)
-        host = options.get("hostname", alias)
-        port = _port(options.get("port", "22"), alias)
-        configured = options.get("identityfile", [])
+        options = config.lookup(alias, user, port)
+        words = Tokens(alias, options)
+        configured = [words.path(path) for path in options.get("identityfile", [])]
         # IDENTITY_FILE is for the nodes, and for jump hosts that have no key of their own.
         named = None if seen and configured else identity or self._settings.identity_file
-        identities = [str(named)] if named else list(configured or DEFAULT_IDENTITIES)
-        via, proxy_command = self._proxy(label, alias, options, seen)
+        identities = [str(named)] if named else configured or list(DEFAULT_IDENTITIES)
+        via, proxy_command = self._proxy(config, label, alias, options, words, seen)
+        key_alias = words.value("hostkeyalias").lower()
         return Target(
             label=label,
-            host=host,
-            port=port,
-            user=options.get("user") or getpass.getuser(),
-            identities=tuple(Path(path).expanduser() for path in identities),
-            use_agent=_wants_agent(options),
+            host=words.host,
+            port=words.port,
+            user=words.user,
+            identities=tuple(Path(path).expanduser() for path in identities if path.lower() != "none"),
+            use_agent=_wants_agent(words),
             explicit=bool(named),
-            key_name=options.get("hostkeyalias", "").lower() or known_hosts_name(host, port),
-            known_hosts=self._known_hosts(options),
+            key_name=key_alias or known_hosts_name(words.host, words.port),
+            known_hosts=self._known_hosts(words),
             via=via,
             proxy_command=proxy_command,
+            alive=_alive(words, alias),
             is_jump=bool(seen),
         )
 
-    def _known_hosts(self, options: dict[str, Any]) -> tuple[Path, ...]:
+    def _known_hosts(self, words: Tokens) -> tuple[Path, ...]:
         chosen = self._settings.known_hosts
-        configured = shlex.split(options.get("userknownhostsfile", ""))
+        configured = [words.expand(path) for path in shlex.split(words.value("userknownhostsfile"))]
         users = [str(chosen)] if chosen else configured or [str(USER_KNOWN_HOSTS)]
         return (*(Path(path).expanduser() for path in users), SYSTEM_KNOWN_HOSTS)
 
     def _proxy(
-        self, label: str, alias: str, options: dict[str, Any], seen: tuple[str, ...]
+        self, config: SshConfig, label: str, alias: str, options: Options, words: Tokens, seen: tuple[str, ...]
     ) -> tuple[Target | None, str | None]:
-        jump = options.get("proxyjump")
-        if not jump or jump.lower() == "none":
-            return None, options.get("proxycommand")
+        # Whichever of the two stands first counts, as for ssh.
+        first = next((key for key in options if key in ("proxyjump", "proxycommand")), None)
+        value = words.value(first) if first else ""
+        if not value or value.lower() == "none":
+            return None, None
+        if first == "proxycommand":
+            return None, words.expand(value)
         if alias in seen:
             raise ConfigError(
-                f"ssh_config sends {alias} through itself (ProxyJump {jump})",
+                f"ssh_config sends {alias} through itself (ProxyJump {value})",
                 node=label,
                 hint="exclude the jump host from the Host pattern that sets ProxyJump",
             )
-        hops = [hop.strip() for hop in jump.split(",")]
+        hops = [hop.strip() for hop in words.expand(value).split(",")]
         # Wildcards commonly match the jump host too; like ssh, a host is not its own jump host.
         if _split_hop(hops[-1])[1] == alias:
             return None, None
-        return self._chain(label, hops, (*seen, alias)), None
+        return self._chain(config, label, hops, (*seen, alias)), None
 
-    def _chain(self, label: str, hops: Sequence[str], seen: tuple[str, ...]) -> Target:
+    def _chain(self, config: SshConfig, label: str, hops: Sequence[str], seen: tuple[str, ...]) -> Target:
         via: Target | None = None
         for hop in hops:
             user, host, port = _split_hop(hop)
-            target = self._target(label, host, user, port, None, seen=seen)
+            target = self._target(config, label, host, user, port, None, seen=seen)
             via = replace(target, via=via) if via is not None else target
         assert via is not None
         return via
 
-    def _lookup(self, alias: str, user: str | None, port: int | None) -> dict[str, Any]:
-        import paramiko
 
-        if self._text is None:
-            self._text = self._read()
-        # What conf.py says comes first, so that it wins and %p and %r are expanded from it.
-        ours = (f"Port {port}\n" if port else "") + (f"User {user}\n" if user else "")
-        try:
-            return dict(paramiko.SSHConfig.from_text(f"{ours}Host *\n{self._text}").lookup(alias))
-        except (paramiko.SSHException, ValueError, KeyError) as exc:
-            raise ConfigError(f"cannot apply ssh_config to {alias}: {exc}", hint="compare `ssh -G`") from exc
+class Tokens:
+    """The options of one host, and what the tokens and variables in their values stand for."""
 
-    def _read(self) -> str:
-        chosen = self._settings.ssh_config
-        if chosen is not None:
-            path = Path(chosen).expanduser()
-            if not path.is_file():
-                raise ConfigError(f"SSH_CONFIG names {path}, which is not a file")
-            return _with_includes(path, path.parent)
-        paths = [path.expanduser() for path in (USER_CONFIG, SYSTEM_CONFIG)]
-        return "\nHost *\n".join(_with_includes(path, path.parent) for path in paths if path.is_file())
+    def __init__(self, alias: str, options: Options) -> None:
+        self._options = options
+        self._tokens = {"%": "%", "h": alias, "n": alias}
+        self.host = self.expand(self.value("hostname") or alias)
+        self.port = _port(self.value("port") or "22", alias)
+        self.user = self.value("user") or local_user()
+        self._tokens |= {"h": self.host, "p": str(self.port), "r": self.user, "u": local_user()}
+        self._tokens |= {"d": str(Path.home()), "i": str(os.getuid()), "k": self.value("hostkeyalias") or alias}
 
+    def value(self, key: str) -> str:
+        """The option's value as it stands; empty without one."""
+        return self._options.get(key, [""])[0]
 
-def _wants_agent(options: dict[str, Any]) -> bool:
-    only = options.get("identitiesonly", "no").lower() == "yes"
-    return not only and options.get("identityagent", "").lower() != "none"
+    def expand(self, value: str) -> str:
+        """The value with what its tokens stand for. Raises ConfigError for one that is unknown."""
+        return re.sub("%(.?)", self._token, value) if "%" in value else value
 
+    def path(self, value: str) -> str:
+        """The same for a path, which may have variables too."""
+        return self.expand(os.path.expandvars(value) if "${" in value else value)
 
-def _with_includes(path: Path, base: Path, depth: int = 0) -> str:
-    """The text of an ssh_config with its Include lines replaced, which paramiko itself ignores."""
-    if depth > MAX_INCLUDE_DEPTH:
-        raise ConfigError(f"{path} is included too deeply", hint="look for an Include that includes itself")
-    try:
-        lines = path.read_text(encoding="utf-8", errors="surrogateescape").splitlines()
-    except OSError as exc:
-        raise ConfigError(f"cannot read {path}: {exc.strerror}") from exc
-    out: list[str] = []
-    block = "Host *"
-    for line in lines:
-        keyword = re.match(r"\s*(host|match|include)(?:\s*=\s*|\s+)(.+)", line, re.IGNORECASE)
-        if keyword is None or keyword[1].lower() != "include":
-            block = line if keyword else block
-            out.append(line)
-            continue
-        for pattern in shlex.split(keyword[2]):
-            for included in _glob(pattern, base):
-                out.append(_with_includes(included, base, depth + 1))
-        # A Host line in the included file must not swallow what follows the Include.
-        out.append(block)
-    return "\n".join(out)
+    def _token(self, found: re.Match[str]) -> str:
+        name = found[1]
+        if name in ("l", "L", "C"):
+            self._add_machine()
+        if name not in self._tokens:
+            raise ConfigError(f"ssh_config has %{name} in {found.string!r}, which is not understood here")
+        return self._tokens[name]
+
+    def _add_machine(self) -> None:
+        full = socket.gethostname()
+        parts = (full, self.host, str(self.port), self.user, _jump_host(self.value("proxyjump")))
+        digest = hashlib.sha1("".join(parts).encode(), usedforsecurity=False).hexdigest()
+        self._tokens |= {"l": full, "L": full.split(".")[0], "C": digest}
 
 
-def _glob(pattern: str, base: Path) -> list[Path]:
-    path = base / Path(pattern).expanduser()
-    return sorted(Path(path.anchor).glob(str(path.relative_to(path.anchor))))
+def _alive(words: Tokens, alias: str) -> tuple[float, int]:
+    """Seconds between questions to a silent peer, and how many may go unanswered. Zero is off for ssh; not for us."""
+    interval, count = words.value("serveraliveinterval") or "0", words.value("serveralivecountmax") or "3"
+    if not (interval.isdigit() and count.isdigit()):
+        raise ConfigError(f"ssh_config gives {alias} ServerAlive values that are no numbers: {interval}, {count}")
+    return (float(interval), int(count)) if int(interval) else DEFAULT_ALIVE
+
+
+def _jump_host(jump: str) -> str:
+    return _split_hop(jump.rsplit(",", maxsplit=1)[-1])[1] if jump else ""
+
+
+def _wants_agent(words: Tokens) -> bool:
+    only = words.value("identitiesonly").lower() == "yes"
+    return not only and words.value("identityagent").lower() != "none"
 
 
 def _split_hop(hop: str) -> tuple[str | None, str, int | None]:

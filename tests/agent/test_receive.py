@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import random
 import signal
 import zlib
@@ -15,7 +16,7 @@ from typing import Any
 import pytest
 
 from agent.nodes import agent, ask, asked
-from clusterctl.agent.tree import DIRECTORY, FILE, Entry, encode
+from clusterctl.agent.tree import DIRECTORY, END, FILE, HEADER, Entry, content_of, encode
 from clusterctl.cluster import AgentCall
 from clusterctl.errors import ClusterctlError, NodeError, RefusedError
 from support.processes import wait_until
@@ -28,26 +29,31 @@ TREE = [
 ]
 
 
-def request(nonce: str = "a", node: int = 0) -> dict[str, Any]:
-    return {"op": "dispatch", "nonce": nonce, "node": node, "nodes": 2, "workspace": "mine", "content": "c0"}
+def request(entries: list[Entry] = TREE, **more: Any) -> dict[str, Any]:
+    about = {"op": "dispatch", "nonce": "a", "node": 0, "nodes": 2, "by": "me@here", "workspace": "mine"}
+    about.update(source="s0", content="c0", tree=content_of(entries), base=None, complete=None)
+    return {**about, "rehash": False, "plan": False, "relay": False, "address": None, "nic": None, **more}
 
 
 @contextmanager
-def reserving(home: Path, job: str = JOB, **more: Any) -> Iterator[tuple[AgentCall, dict[str, Any]]]:
-    with asked(home, request(**more)) as call:
-        call.send({"job": job})
+def asking(home: Path, entries: list[Entry] = TREE, **more: Any) -> Iterator[tuple[AgentCall, dict[str, Any]]]:
+    packed = zlib.compress(json.dumps({"rows": encode(entries), "gone": []}).encode())
+    with asked(home, request(entries, manifest_bytes=len(packed), **more)) as call:
+        call.write(packed)
         yield call, call.receive()
 
 
-def stream(entries: list[Entry] = TREE, data: bytes = DATA) -> tuple[dict[str, Any], bytes]:
-    manifest = json.dumps(encode(entries)).encode()
-    return {"go": True, "manifest_bytes": len(manifest)}, zlib.compress(manifest + data)
+def stream(data: bytes = DATA, digest: str = TREE[1].digest) -> bytes:
+    return HEADER.pack(bytes.fromhex(digest), len(data)) + data + HEADER.pack(bytes(32), END)
 
 
-def send(call: AgentCall, entries: list[Entry] = TREE, data: bytes = DATA) -> dict[str, Any]:
-    go, sent = stream(entries, data)
-    call.send(go)
-    call.write(sent)
+def go(call: AgentCall, job: str = JOB, supersede: str | None = None) -> None:
+    call.send({"go": job, "supersede": supersede, "blobs": 1, "compressed": False})
+
+
+def send(call: AgentCall, data: bytes = DATA, job: str = JOB) -> dict[str, Any]:
+    go(call, job)
+    call.write(stream(data))
     return call.result(20)
 
 
@@ -63,64 +69,93 @@ KEPT = (".clusterctl", ".clusterctl/incoming")
 
 def test_a_workspace_becomes_a_job_directory(tmp_path: Path) -> None:
     home = tmp_path / "home"
-    with reserving(home) as (call, answer):
-        assert answer == {"reserved": True, "taken_by": None}
-        assert traces(home) == [f".clusterctl/incoming/{JOB}", f".clusterctl/incoming/{JOB}/lock"]
+    with asking(home) as (call, answer):
+        assert answer == {"jobs": [], "newest": None, "holds": False, "missing": [[1, 2]]}
         done = send(call)
     job = home / "root" / JOB
     assert done["dir"] == str(job)
+    assert (done["files_received"], done["bytes_received"], done["bytes_copied"]) == (1, len(DATA), 0)
     assert (job / "train.py").read_bytes() == DATA
     assert (job / "nodefile").read_text() == "0\n"
     record = json.loads((job / ".clusterctl/job.json").read_text())
-    assert {key: record[key] for key in ("job", "node", "nodes", "workspace", "files", "bytes")} == {
+    assert {key: record[key] for key in ("job", "node", "nodes", "workspace", "files", "bytes", "tree")} == {
         "job": JOB,
         "node": 0,
         "nodes": 2,
         "workspace": "mine",
         "files": 1,
         "bytes": len(DATA),
+        "tree": content_of(TREE),
     }
     assert job.stat().st_mode & 0o777 == 0o700
     assert list((home / "root/.clusterctl/incoming").iterdir()) == []
     assert [found["job"] for found in ask(home, {"op": "jobs"})["jobs"]] == [JOB]
 
 
-def test_an_id_that_is_there_already_is_not_given_out_and_the_next_one_is(tmp_path: Path) -> None:
-    (tmp_path / "home/root" / JOB).mkdir(parents=True)
-    with reserving(tmp_path / "home") as (call, answer):
-        assert answer == {"reserved": False, "taken_by": {}}
-        call.send({"job": f"{JOB}-2"})
-        assert call.receive()["reserved"]
-        assert send(call)["dir"].endswith(f"{JOB}-2")
+def test_what_is_there_is_told_and_kept(tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    with asking(home) as (call, _):
+        send(call)
+    with asked(home, request(base=content_of(TREE), manifest_bytes=0)) as call:
+        answer = call.receive()
+        assert answer["missing"] == []
+        assert (answer["newest"]["job"], answer["newest"]["exact"], answer["newest"]["started"]) == (JOB, True, False)
+        call.send({"keep": JOB})
+        assert call.result(20) == {"dir": str(home / "root" / JOB), "kept": True}
 
 
-def test_two_nodes_of_one_root_directory_are_told_of_each_other(tmp_path: Path) -> None:
-    with (
-        reserving(tmp_path / "home", nonce="same", node=0),
-        reserving(tmp_path / "home", nonce="same", node=1) as (
-            _,
-            answer,
-        ),
-    ):
-        assert answer == {"reserved": False, "taken_by": {"nonce": "same", "node": 0}}
+@pytest.mark.parametrize("damage", ["edit", "same size and time", "extra", "gone", "mode"])
+def test_a_job_directory_that_was_touched_is_not_taken_for_what_was_sent(tmp_path: Path, damage: str) -> None:
+    home = tmp_path / "home"
+    with asking(home) as (call, _):
+        send(call)
+    file = home / "root" / JOB / "train.py"
+    if damage == "edit":
+        file.write_bytes(DATA + b"x")
+    elif damage == "same size and time":
+        before = file.stat()
+        file.write_bytes(DATA[::-1])
+        os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns))
+    elif damage == "extra":
+        (file.parent / "data/mine").touch()
+    elif damage == "gone":
+        file.unlink()
+    else:
+        (file.parent / "data").chmod(0o700)
+    with asked(home, request(base=content_of(TREE), manifest_bytes=0)) as call:
+        answer = call.receive()
+        assert not answer["newest"]["exact"]
+        assert answer["missing"] == ([] if damage in ("extra", "mode") else [[1, 2]])
 
 
-def test_a_reservation_that_is_given_back_leaves_nothing(tmp_path: Path) -> None:
-    with reserving(tmp_path / "home") as (call, _):
-        call.send({"go": False})
-        call.send({"job": f"{JOB}-2"})
-        assert call.receive()["reserved"]
-        assert not any(name.split("/")[-1] == JOB for name in traces(tmp_path / "home"))
-    assert wait_until(lambda: traces(tmp_path / "home") == [])
+def test_a_second_dispatch_is_told_who_is_at_it(tmp_path: Path) -> None:
+    with asking(tmp_path / "home"):
+        with pytest.raises(NodeError, match="by me@here") as raised, asking(tmp_path / "home", nonce="b") as _:
+            pass
+        assert raised.value.details["reason"] == "busy"
+        assert (raised.value.details["holder"]["nonce"], raised.value.details["holder"]["node"]) == ("a", 0)
+    with asking(tmp_path / "home", nonce="b") as (call, _):
+        send(call)
+
+
+def test_a_lock_dies_with_its_holder(tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    with asking(home) as (call, _):
+        call._process.popen.send_signal(signal.SIGKILL)  # type: ignore[attr-defined]
+        call._process.popen.wait()  # type: ignore[attr-defined]
+    assert (home / "root/.clusterctl/dispatch.lock").exists()
+    with asking(home, nonce="b") as (call, _):
+        send(call)
+    assert not (home / "root/.clusterctl/dispatch.lock").exists()
 
 
 TROUBLE = {
-    "a file that is too short": (TREE, DATA[:-1], NodeError, "stream ended within 'train.py'"),
     "other contents": (TREE, DATA[:-1] + b"x", NodeError, "arrived with other contents"),
+    "bytes of nobody": (TREE, DATA[:-1], NodeError, "nobody asked for"),
     "a path that goes up": ([Entry("../x", FILE, 0o644, 0)], b"", RefusedError, "not a path inside"),
     "a device": ([Entry("x", "c", 0o644, 0)], b"", RefusedError, "neither a plain file"),
-    "our own names": ([Entry("log", FILE, 0o644, 0, 0, hashlib.sha256().hexdigest())], b"", NodeError, "log"),
-    "our own directory": ([Entry(".clusterctl", DIRECTORY, 0o755, 0)], b"", NodeError, "clusterctl"),
+    "our own names": ([Entry("log", FILE, 0o644, 0, 0, hashlib.sha256().hexdigest())], b"", RefusedError, "log"),
+    "our own directory": ([Entry(".clusterctl", DIRECTORY, 0o755, 0)], b"", RefusedError, "clusterctl"),
     "a name that is too long": ([Entry("x" * 300, DIRECTORY, 0o755, 0)], b"", NodeError, "too long"),
     "a mode that is none": ([Entry("x", DIRECTORY, 0.5, 0)], b"", ClusterctlError, ""),  # type: ignore[arg-type]
 }
@@ -130,58 +165,50 @@ TROUBLE = {
 def test_trouble_leaves_nothing_and_is_told(
     tmp_path: Path, entries: list[Entry], data: bytes, kind: type[ClusterctlError], words: str
 ) -> None:
-    with reserving(tmp_path / "home") as (call, _), pytest.raises(kind) as raised:
-        send(call, entries, data)
+    with pytest.raises(kind) as raised, asking(tmp_path / "home", entries) as (call, _):
+        send(call, data)
     assert words in str(raised.value)
     assert traces(tmp_path / "home") == []
 
 
-@pytest.mark.parametrize("garbage", [b"\xff" * 100, zlib.compress(b"{}"), zlib.compress(b"not json at all")])
-def test_garbage_in_place_of_the_stream_leaves_nothing_and_is_told(tmp_path: Path, garbage: bytes) -> None:
-    with reserving(tmp_path / "home") as (call, _):
-        call.send({"go": True, "manifest_bytes": 15})
+@pytest.mark.parametrize("garbage", [b"\xff" * 100, zlib.compress(b"not json at all"), zlib.compress(b"[7]")])
+def test_garbage_in_place_of_the_list_leaves_nothing_and_is_told(tmp_path: Path, garbage: bytes) -> None:
+    with asked(tmp_path / "home", request(manifest_bytes=len(garbage))) as call:
         call.write(garbage)
-        call._process.close_input()  # type: ignore[attr-defined]
         with pytest.raises(NodeError):
-            call.result(20)
+            call.receive()
     assert traces(tmp_path / "home") == []
 
 
 @pytest.mark.parametrize("share", [0.0, 0.1, 0.6, 0.99])
-def test_a_stream_that_breaks_off_leaves_nothing(tmp_path: Path, share: float) -> None:
-    with reserving(tmp_path / "home") as (call, _):
-        go, sent = stream()
-        call.send(go)
-        call.write(sent[: int(share * len(sent))])
+def test_a_stream_that_breaks_off_within_the_first_file_leaves_nothing(tmp_path: Path, share: float) -> None:
+    with asking(tmp_path / "home") as (call, _):
+        go(call)
+        call.write(stream()[: int(share * len(DATA))])
     assert traces(tmp_path / "home") == []
 
 
-def test_what_a_killed_agent_left_is_swept_by_the_next_one(tmp_path: Path) -> None:
+def test_what_arrived_before_a_kill_is_not_sent_again(tmp_path: Path) -> None:
     home = tmp_path / "home"
-    with reserving(home) as (call, _):
-        go, sent = stream()
-        call.send(go)
-        call.write(sent[: len(sent) // 2])
-        assert wait_until(lambda: any(name.endswith("train.py") for name in traces(home)))
+    first = b"first" * 1000
+    entries = [Entry("a", FILE, 0o600, 10**18, len(first), hashlib.sha256(first).hexdigest()), *TREE]
+    with asking(home, entries) as (call, answer):
+        assert answer["missing"] == [[0, 1], [2, 3]]
+        go(call)
+        call.write(stream(first, entries[0].digest)[: -HEADER.size] + stream()[: len(DATA) // 2])
+        assert wait_until(lambda: any(name.endswith("tree/train.py") for name in traces(home)))
         call._process.popen.send_signal(signal.SIGKILL)  # type: ignore[attr-defined]
         call._process.popen.wait()  # type: ignore[attr-defined]
-    assert traces(home) != []
-    with reserving(home) as (call, answer):
-        assert answer["reserved"]
+    with asking(home, entries) as (call, answer):
+        assert answer["missing"] == [[2, 3]]
         send(call)
+    assert (home / "root" / JOB / "a").read_bytes() == first
     assert sorted(name.split("/")[0] for name in traces(home) if "/" not in name) == [JOB]
 
 
-def test_the_sweep_leaves_a_dispatch_under_way_alone(tmp_path: Path) -> None:
-    with reserving(tmp_path / "home") as (first, _):
-        with reserving(tmp_path / "home", job=f"{JOB}-2") as (second, answer):
-            assert answer["reserved"]
-            send(second)
-        assert send(first)["dir"].endswith(JOB)
-
-
 def test_a_request_that_is_no_json_is_an_error_and_not_a_hang(tmp_path: Path) -> None:
-    with asked(tmp_path / "home", request()) as call:
+    with asked(tmp_path / "home", request(base="b", manifest_bytes=0)) as call:
+        assert call.receive()["missing"] is None
         call.write(b"what?\n")
         with pytest.raises(NodeError, match="JSONDecodeError"):
             call.receive()

@@ -14,8 +14,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clusterctl.agent.protocol import AgentError
-from clusterctl.agent.tree import DIRECTORY, FILE, LINK, Entry, build, check, decode, encode, leads_outside
+from clusterctl.agent.paths import RESERVED
+from clusterctl.agent.protocol import AgentError, Gone
+from clusterctl.agent.receive import Staging, Stream
+from clusterctl.agent.tree import DIRECTORY, END, FILE, HEADER, LINK, Entry, check, decode, encode, leads_outside
 
 T = 1_700_000_000_123_456_789
 
@@ -32,8 +34,19 @@ def link(path: str, target: str) -> Entry:
     return Entry(path, LINK, 0o777, T, target=target)
 
 
-def built(top: Path, entries: list[Entry], data: bytes = b"") -> None:
-    build(top, entries, io.BytesIO(data).read)
+def built(place: Path, entries: list[Entry], data: bytes = b"") -> Path:
+    """The tree that becomes of these entries and their files' bytes."""
+    parts = []
+    for entry in entries:
+        if entry.kind == FILE:
+            piece, data = data[: entry.size], data[entry.size :]
+            parts += [HEADER.pack(bytes.fromhex(entry.digest), entry.size), piece]
+    work = Staging(place, entries, {}, in_place=False)
+    work.begin()
+    work.take(Stream(io.BytesIO(b"".join([*parts, HEADER.pack(bytes(32), END)])).read, compressed=False))
+    work.copy({})
+    work.finish({"node": 0})
+    return place / "tree"
 
 
 HOSTILE = {
@@ -110,8 +123,6 @@ def test_a_list_that_is_none_is_refused_in_words(rows: Any) -> None:
 
 
 def test_a_tree_arrives_with_modes_times_links_and_empty_directories(tmp_path: Path) -> None:
-    top = tmp_path / "top"
-    top.mkdir()
     entries = [
         directory("empty", 0o700),
         directory("run"),
@@ -126,7 +137,7 @@ def test_a_tree_arrives_with_modes_times_links_and_empty_directories(tmp_path: P
         directory("closed", 0o500),
         file("closed/in", b"x"),
     ]
-    built(top, decode(json.loads(json.dumps(encode(entries)))), b"echosecretx")
+    top = built(tmp_path, decode(json.loads(json.dumps(encode(entries)))), b"echosecretx")
     for entry in entries:
         status = (top / entry.path).lstat()
         assert status.st_mtime_ns == entry.mtime_ns, entry
@@ -142,26 +153,37 @@ NAMES = ["a b", "it's", 'say "hi"', "new\nline", "-rf", "ünï", "日本", "\udc
 
 @pytest.mark.parametrize("name", NAMES, ids=ascii)
 def test_odd_names_arrive_as_they_were(tmp_path: Path, name: str) -> None:
-    built(tmp_path, decode(json.loads(json.dumps(encode([directory(name), file(f"{name}/{name}")])))))
-    assert os.listdir(os.fsencode(tmp_path)) == [os.fsencode(name)]  # noqa: PTH208 - as bytes
-    assert os.listdir(os.fsencode(tmp_path / name)) == [os.fsencode(name)]  # noqa: PTH208
+    top = built(tmp_path, decode(json.loads(json.dumps(encode([directory(name), file(f"{name}/{name}")])))))
+    ours = {os.fsencode(path) for path in RESERVED}
+    assert set(os.listdir(os.fsencode(top))) - ours == {os.fsencode(name)}  # noqa: PTH208 - as bytes
+    assert os.listdir(os.fsencode(top / name)) == [os.fsencode(name)]  # noqa: PTH208
 
 
-def test_a_stream_that_ends_early_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(AgentError, match="the stream ended within 'b'"):
-        built(tmp_path, [file("a", b"12345"), file("b", b"12345")], b"1234512")
+def test_a_stream_that_ends_early_is_noticed_and_the_torn_file_is_gone(tmp_path: Path) -> None:
+    entry = file("a", b"12345")
+    work = Staging(tmp_path, [entry], {}, in_place=False)
+    work.begin()
+    header = HEADER.pack(bytes.fromhex(entry.digest), 5)
+    with pytest.raises(Gone):
+        work.take(Stream(io.BytesIO(header + b"123").read, compressed=False))
+    assert not (tmp_path / "tree/a").exists()
 
 
 def test_other_contents_than_announced_are_an_error(tmp_path: Path) -> None:
     with pytest.raises(AgentError, match="'a' arrived with other contents"):
         built(tmp_path, [file("a", b"right")], b"wrong")
+    assert not (tmp_path / "tree/a").exists()
 
 
-def test_nothing_that_is_there_is_written_over(tmp_path: Path) -> None:
-    (tmp_path / "a").write_text("mine")
-    with pytest.raises(FileExistsError):
-        built(tmp_path, [file("a", b"theirs")], b"theirs")
-    assert (tmp_path / "a").read_text() == "mine"
+def test_equal_files_come_once(tmp_path: Path) -> None:
+    entries = [file("a", b"same"), file("b", b"same", 0o600)]
+    work = Staging(tmp_path, entries, {}, in_place=False)
+    work.begin()
+    blob = HEADER.pack(bytes.fromhex(entries[0].digest), 4) + b"same" + HEADER.pack(bytes(32), END)
+    work.take(Stream(io.BytesIO(blob).read, compressed=False))
+    work.copy({})
+    assert (tmp_path / "tree/b").read_bytes() == b"same"
+    assert stat.S_IMODE((tmp_path / "tree/b").stat().st_mode) == 0o600
 
 
 PARTS = st.sampled_from(("a", "b", "..", ".", "", "up"))

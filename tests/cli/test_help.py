@@ -10,16 +10,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import typer.main
 
 from clusterctl import __version__
 from clusterctl.cli.app import app, run
+from clusterctl.cli.declare import Command
 
-HEAVY = ("paramiko", "rich", "numpy", "zmq", "cryptography", "asyncssh", "fabric")
+HEAVY = ("paramiko", "rich", "typer", "pydantic", "click", "numpy", "zmq", "cryptography", "asyncssh", "fabric")
 
 
 def commands(group: Any = None, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
-    for name, command in (group or typer.main.get_command(app)).commands.items():
+    for name, command in (group or app).commands.items():
         if hasattr(command, "commands"):
             yield from commands(command, (*path, name))
         else:
@@ -45,8 +45,8 @@ def test_the_help_of_a_command_has_a_sentence_an_example_and_the_global_options(
     assert f"Usage: clusterctl {' '.join(command)}" in out
     assert f"Example: clusterctl {' '.join(command)}" in out
     assert "--conf PATH" in out
-    description = next(line for line in out.splitlines()[1:] if line.strip())
-    assert description.strip().endswith((".", ";"))
+    description = out.split("\n\n")[1]
+    assert description.endswith(".")
 
 
 def loaded_by(*argv: str) -> set[str]:
@@ -82,6 +82,11 @@ def test_the_version_is_told(capsys: pytest.CaptureFixture[str]) -> None:
         ["status", "--conf"],
         ["start"],
         ["exec"],
+        ["split", "data.txt"],
+        ["split", "--count", "2"],
+        ["status", "--watch=yes"],
+        ["collect", "-o"],
+        ["logs", "-fx"],
     ],
     ids=" ".join,
 )
@@ -92,6 +97,50 @@ def test_wrong_use_is_exit_code_2_and_never_a_traceback(argv: list[str], capsys:
     assert "Traceback" not in err
     if argv[-1] != "--conf":
         assert json.loads(out)["error"]["kind"] == "usage"
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ([], {}),
+        (["JOB1", "-fn5", "--rank=2"], {"job": "JOB1", "follow": True, "tail": 5, "rank": 2}),
+        (["-n", "5", "--grep", "-x", "JOB1"], {"tail": 5, "grep": "-x", "job": "JOB1"}),
+        (["--grep="], {"grep": ""}),
+    ],
+    ids=str,
+)
+def test_options_are_read_joined_or_apart_and_before_or_behind_an_argument(
+    words: list[str], expected: dict[str, Any]
+) -> None:
+    logs = app.commands["logs"]
+    assert isinstance(logs, Command)
+    assert logs.parse(words, logs.params) == expected
+
+
+def test_a_flag_may_have_an_opposite_and_is_not_given_by_itself() -> None:
+    command = app.commands["exec"]
+    assert isinstance(command, Command)
+    assert [command.parse(words, command.params) for words in ([], ["--fold"], ["--no-fold"])] == [
+        {},
+        {"fold": True},
+        {"fold": False},
+    ]
+
+
+@pytest.mark.parametrize(
+    ("argv", "said"),
+    [
+        (["statsu"], "did you mean status?"),
+        (["status", "--wacth"], "did you mean --watch?"),
+        (["logs", "--rank", "many"], "--rank 'many' is not a whole number"),
+        (["fake", "up", "-n", "0"], "-n 0 must be 1 to 1000"),
+        (["split", "data.txt"], "clusterctl split needs --count"),
+    ],
+    ids=str,
+)
+def test_wrong_use_is_explained(argv: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert finish(*argv) == 2
+    assert said in capsys.readouterr().err
 
 
 def test_json_for_the_program_is_not_json_for_us(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

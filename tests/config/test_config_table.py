@@ -156,7 +156,7 @@ def test_a_right_value_is_parsed_to_one_form(name: str, value: object, parsed: o
         ("SAVE_EVERY", "1 passs", "must be like"),
         ("SAVE_EVERY", True, "must be like"),
         ("KEEP_BEST", "auc", '= \'auc\': must be like "auc:max" or "loss:min"'),
-        ("RELAY", "always", '= \'always\': must be "auto" or "never"'),
+        ("RELAY", "perhaps", '= \'perhaps\': must be "auto" or "always" or "never"'),
     ],
 )
 def test_a_wrong_value_is_refused_with_the_reason(name: str, value: object, message: str) -> None:

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-import typer
 
 from clusterctl import errors
 from clusterctl.agent.environment import NodeFacts, environment
@@ -25,7 +24,7 @@ def read(name: str) -> str:
 
 
 def commands(command: Any = None, name: str = "") -> Iterator[tuple[str, Any]]:
-    command = command or typer.main.get_command(app)
+    command = command or app
     below = getattr(command, "commands", {})
     if not below:
         yield name, command

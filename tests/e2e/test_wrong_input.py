@@ -28,21 +28,30 @@ def job_count(site: Site) -> int:
     return len(site.ok("jobs", "--json").json()["jobs"])
 
 
-def test_an_unreachable_host_is_named_and_nothing_is_sent_anywhere(any_site: Site) -> None:
+def test_an_unreachable_host_is_named_the_others_have_the_job_and_the_rest_is_repeated(any_site: Site) -> None:
     site = any_site
-    before = job_count(site)
+    workspace = str(site.workspace(SLEEP))
     with socket.socket() as sock:
         sock.bind(("127.0.0.1", 0))
         port = sock.getsockname()[1]
         site.conf(HOSTS=[*site.hosts[:3], f"127.0.0.1:{port}"])
-        result = failing(site, 3, "dispatch", str(site.workspace("")))
+        result = failing(site, 3, "dispatch", workspace)
         assert "node3" in result.err
         assert "refused" in result.err
         assert "is sshd running" in result.err
-        error = failing(site, 3, "--json", "dispatch", str(site.workspace(""))).json()["error"]
+        assert "3/4 nodes have JOB" in result.err
+        assert "--only failed@last" in result.err
+        document = failing(site, 3, "--json", "dispatch", workspace).json()
+        error = document["error"]
         assert (error["kind"], error["node"]) == ("unreachable", "node3")
+        assert [node["ok"] for node in document["nodes"]] == [True, True, True, False]
+        failing(site, 3, "start", "--job_workspace", document["job"])
+        assert site.processes(document["job"]) == []
     site.conf()
-    assert job_count(site) == before
+    completed = site.ok("dispatch", workspace, "--only", "node3", "--json").json()
+    assert completed["job"] == document["job"]
+    assert [(node["node"], node["ok"]) for node in completed["nodes"]] == [(3, True)]
+    assert [node["kept"] for node in site.ok("dispatch", workspace, "--json").json()["nodes"]] == [True] * 4
 
 
 def test_status_shows_what_is_known_when_a_node_cannot_be_reached(site: Site) -> None:

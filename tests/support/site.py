@@ -59,13 +59,14 @@ class Site:
             **os.environ,
             "CLUSTERCTL_CONF": str(self.conf_path),
             "COLUMNS": "120",
+            "XDG_CACHE_HOME": str(self.nodes_directory / "cache"),
             **options.pop("env", {}),
         }
         return subprocess.Popen(
             [sys.executable, "-m", "clusterctl", *args],
             cwd=options.pop("cwd", self.directory),
             env=env,
-            stdin=subprocess.DEVNULL,
+            stdin=options.pop("stdin", subprocess.DEVNULL),
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,

@@ -248,10 +248,9 @@ def test_paramiko_writes_nothing_on_the_terminal(
 def test_a_peer_that_falls_silent_is_noticed_and_one_that_is_idle_is_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from clusterctl.transport import link
+    from clusterctl.transport import target
 
-    monkeypatch.setattr(link, "KEEPALIVE_S", 0.2)
-    monkeypatch.setattr(link, "DEAD_AFTER_S", 1.5)
+    monkeypatch.setattr(target, "DEFAULT_ALIVE", (0.25, 6))
     for kind in KINDS:
         with make_cluster(kind, tmp_path / kind, 1) as cluster, Transport(cluster.settings) as transport:
             node = cluster.nodes[0]

@@ -160,3 +160,18 @@ def test_handshakes_at_a_time_are_capped(cluster: Cluster, monkeypatch: pytest.M
         outcomes = transport.map(cluster.nodes, lambda node: transport.run(node, command("true")))
     assert all(outcome.ok for outcome in outcomes)
     assert max(most) == 2
+
+
+def test_connections_begun_in_the_background_are_the_ones_that_are_used(cluster: Cluster) -> None:
+    gone = TestNode("node9", free_port())
+    with Transport(cluster.settings) as transport:
+        transport.warm_up([*cluster.nodes, gone])
+        assert wait_until(lambda: not [t for t in threading.enumerate() if t.name.startswith("warm-up")])
+        links = [future.result() for future in transport._pool()._links.values()]
+        assert len(links) == 3
+        assert all(
+            outcome.ok for outcome in transport.map(cluster.nodes, lambda node: transport.run(node, command("true")))
+        )
+        assert [future.result() for future in transport._pool()._links.values()] == links
+        with pytest.raises(UnreachableError, match="refused"):
+            transport.run(gone, command("true"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -184,6 +185,25 @@ def test_a_stale_agent_socket_is_no_hindrance(cluster: Cluster, monkeypatch: pyt
     monkeypatch.setenv("SSH_AUTH_SOCK", os.devnull)
     with Transport(cluster.settings) as transport:
         assert transport.run(cluster.nodes[0], ASK).exit_code == 0
+
+
+def test_hosts_of_one_machine_are_told_apart_by_port_over_ipv6_too(tmp_path: Path) -> None:
+    from support.clusters import make_cluster
+
+    try:
+        with socket.socket(socket.AF_INET6) as sock:
+            sock.bind(("::1", 0))
+    except OSError:
+        pytest.skip("needs IPv6 on loopback")
+    with make_cluster("openssh", tmp_path, 2, "ListenAddress ::1") as cluster:
+        known = tmp_path / "known_hosts"
+        known.write_text(Path(str(cluster.settings.known_hosts)).read_text().replace("[127.0.0.1]", "[::1]"))
+        nodes = [replace(node, ssh_host="::1") for node in cluster.nodes]
+        with Transport(replace(cluster.settings, known_hosts=known)) as transport:
+            answers = [
+                outcome.get().stdout.split() for outcome in transport.map(nodes, lambda n: transport.run(n, ASK))
+            ]
+    assert [(answer[2], int(answer[3])) for answer in answers] == [(b"::1", node.ssh_port) for node in nodes]
 
 
 @pytest.mark.parametrize("kind", ["ecdsa", "rsa"])

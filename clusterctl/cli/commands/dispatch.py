@@ -14,14 +14,17 @@ from clusterctl.cli.session import Session, job_name
 
 if TYPE_CHECKING:
     from clusterctl.cluster import Cluster
-    from clusterctl.dispatch import Dispatched, Progress
+    from clusterctl.dispatch import Dispatched, Progress, Workspace
     from clusterctl.errors import ClusterctlError
     from clusterctl.inventory import Node
 
 
-def dispatch(session: Session, workspace: Path) -> None:
-    with session.whole_cluster() as cluster:
-        done = send(session, cluster, workspace)
+def dispatch(session: Session, workspace: Path, *, rehash: bool = False, plan: bool = False) -> None:
+    with session.cluster() as cluster:
+        if plan:
+            _plan(session, cluster, workspace, rehash)
+            return
+        done = send(session, cluster, workspace, rehash=rehash)
         name = job_name(cluster.settings, cluster.inventory, done.job)
         error = partial_failure(done, len(cluster.nodes))
         document = {"job": done.job, "job_workspace": name, "nodes": [_node(o) for o in done.outcomes]}
@@ -32,20 +35,31 @@ def dispatch(session: Session, workspace: Path) -> None:
         )
 
 
-def send(session: Session, cluster: Cluster, directory: Path) -> Dispatched:
-    """Scans and sends a workspace, with progress; outcomes may be partial."""
-    from clusterctl.dispatch import dispatch, scan
-    from clusterctl.timing import new_job_id
+def _scan(session: Session, cluster: Cluster, directory: Path, rehash: bool) -> Workspace:
+    from clusterctl.dispatch import scan
+    from clusterctl.dispatch.shards import Shards
 
-    workspace = scan(directory)
+    workspace = scan(directory, rehash=rehash, cache=session.cache_dir)
+    shards = Shards(workspace.entries, cluster.settings.shards, cluster.inventory.trainer_count)
+    for warning in shards.warnings():
+        session.console.warn(warning)
     ignored = f" ({len(workspace.ignored)} ignored)" if workspace.ignored else ""
     session.console.say(
         f"workspace  {plural(workspace.files, 'file')}, {human_bytes(workspace.bytes)}{ignored}"
-        f"     {cluster.settings.source}: {len(cluster.nodes)} nodes"
+        f"     {cluster.settings.source}: {plural(len(cluster.nodes), 'node')}"
     )
+    return workspace
+
+
+def send(session: Session, cluster: Cluster, directory: Path, *, rehash: bool = False) -> Dispatched:
+    """Scans and sends a workspace, with progress; outcomes may be partial."""
+    from clusterctl.dispatch import dispatch
+    from clusterctl.timing import new_job_id
+
+    workspace = _scan(session, cluster, directory, rehash)
     started = time.monotonic()
     with _progress(session.console, cluster) as progress:
-        done = dispatch(cluster, workspace, progress, new_job_id())
+        done = dispatch(cluster, workspace, progress, new_job_id(), cache=session.cache_dir, rehash=rehash)
     _summarise(session.console, done, time.monotonic() - started)
     return done
 
@@ -53,11 +67,22 @@ def send(session: Session, cluster: Cluster, directory: Path) -> Dispatched:
 def _summarise(console: Console, done: Dispatched, seconds: float) -> None:
     from clusterctl.inventory import fold
 
-    reached = [outcome for outcome in done.outcomes if outcome.ok]
-    if reached:
-        sent = sum(outcome.get().bytes_sent for outcome in reached)
-        ids = fold(outcome.node.id for outcome in reached)
-        console.say(f"nodes {ids}  {human_bytes(sent)} sent from here, compressed  {seconds:.1f} s")
+    groups: dict[str, list[int]] = {}
+    for outcome in done.outcomes:
+        if outcome.ok:
+            got = outcome.get()
+            what = "nothing to send" if got.kept else plural(got.files_received, "file")
+            groups.setdefault(what, []).append(outcome.node.id)
+    reached = [outcome.get() for outcome in done.outcomes if outcome.ok]
+    for what, ids in groups.items():
+        console.say(f"{'nodes' if len(ids) > 1 else 'node'} {fold(ids)}  {what}  {seconds:.1f} s")
+    sent = sum(got.bytes_sent for got in reached)
+    if sent:
+        console.say(f"{human_bytes(sent)} sent from here{', relayed' if done.relayed else ''}")
+    copied = max((got.bytes_copied for got in reached), default=0)
+    if copied:
+        slowest = max(got.copy_seconds for got in reached)
+        console.say(f"unchanged files were copied on the nodes: {human_bytes(copied)} each, in {slowest:.1f} s")
 
 
 def partial_failure(done: Dispatched, of: int) -> ClusterctlError | None:
@@ -69,11 +94,12 @@ def partial_failure(done: Dispatched, of: int) -> ClusterctlError | None:
         return None
     error = combined(errors, of, "dispatch")
     error.message += f"\n{of - len(errors)}/{of} nodes have {done.job}; nothing will start until all do"
+    retry = "clusterctl dispatch --only failed@last sends it to the others"
+    error.hint = f"{error.hint}\n  {retry}" if error.hint else retry
     return error
 
 
 def _node(outcome: Any) -> dict[str, Any]:
-
     node = {"node": outcome.node.id, "host": outcome.node.where, "ok": outcome.ok}
     if not outcome.ok:
         return {**node, "error": outcome.error.to_json(), "seconds": round(outcome.seconds, 3)}
@@ -81,10 +107,66 @@ def _node(outcome: Any) -> dict[str, Any]:
     return {
         **node,
         "dir": sent.dir,
-        "files_sent": sent.files_sent,
+        "kept": sent.kept,
+        "files_sent": sent.files_received,
+        "bytes_received": sent.bytes_received,
         "bytes_sent": sent.bytes_sent,
+        "bytes_copied": sent.bytes_copied,
+        "copy_seconds": round(sent.copy_seconds, 3),
         "seconds": round(sent.seconds, 3),
     }
+
+
+def _plan(session: Session, cluster: Cluster, directory: Path, rehash: bool) -> None:
+    """Says what would be sent, deleted and left out, and does nothing."""
+    from clusterctl.cluster import combined
+    from clusterctl.dispatch import plan
+
+    workspace = _scan(session, cluster, directory, rehash)
+    outcomes = plan(cluster, workspace, cache=session.cache_dir, rehash=rehash)
+    ignored = [
+        {"path": item.path, "rule": item.rule, "source": item.source, "line": item.line, "reason": item.reason}
+        for item in workspace.ignored
+    ]
+    nodes = []
+    for outcome in outcomes:
+        about: dict[str, Any] = {"node": outcome.node.id, "host": outcome.node.where, "ok": outcome.ok}
+        if outcome.ok:
+            planned = outcome.get()
+            about["job"] = planned.job
+            about["send"] = [{"path": entry.path, "bytes": entry.size} for entry in planned.send]
+            about["delete"] = planned.delete
+            about["bytes"] = sum(entry.size for entry in planned.send)
+        else:
+            about["error"] = outcome.error.to_json() if outcome.error else None
+        nodes.append(about)
+    if not session.console.json:
+        _show_plan(session.console, nodes, ignored)
+    errors = [outcome.error for outcome in outcomes if outcome.error]
+    session.console.finish(
+        {"nodes": nodes, "ignored": ignored}, combined(errors, len(outcomes), "plan") if errors else None
+    )
+
+
+def _show_plan(console: Console, nodes: list[dict[str, Any]], ignored: list[dict[str, Any]]) -> None:
+    from clusterctl.inventory import fold
+
+    groups: dict[tuple[Any, ...], list[int]] = {}
+    for node in nodes:
+        if node["ok"]:
+            send = tuple((item["path"], item["bytes"]) for item in node["send"])
+            groups.setdefault((node["job"], send, tuple(node["delete"])), []).append(node["node"])
+    for (job, send, delete), ids in groups.items():
+        total = sum(size for _, size in send)
+        what = f"{job} is there, nothing to send" if job else f"{plural(len(send), 'file')}, {human_bytes(total)} each"
+        console.say(f"{'nodes' if len(ids) > 1 else 'node'} {fold(ids)}  {what}")
+        for path, size in send:
+            console.say(f"  send    {path}  {human_bytes(size)}")
+        for path in delete:
+            console.say(f"  delete  {path}")
+    for item in ignored:
+        console.say(f"  ignore  {item['path']}  {item['reason']}")
+    console.say("nothing was sent")
 
 
 @contextlib.contextmanager
@@ -93,14 +175,14 @@ def _progress(console: Console, cluster: Cluster) -> Iterator[Progress]:
     from clusterctl.dispatch import Progress
 
     if not console.live:
-        yield Progress()
+        yield Progress(waiting=console.warn)
         return
     from rich.progress import BarColumn, DownloadColumn, TextColumn, TransferSpeedColumn
     from rich.progress import Progress as Bars
 
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
     with Bars(*columns, console=console.rich(), transient=False) as bars:
-        yield Progress(_Reporter(bars, cluster).report)
+        yield Progress(_Reporter(bars, cluster).report, console.warn)
 
 
 MOST_BARS = 12

@@ -2,37 +2,42 @@
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
+import os
+import stat
+import sys
+import termios
+import threading
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from clusterctl.cli.console import clean
+from clusterctl.cli.console import clean, human_bytes
 from clusterctl.cli.session import Session
 
 if TYPE_CHECKING:
-    from clusterctl.cluster import NodeOutcome
-    from clusterctl.transport import Command, Completed
+    from clusterctl.cli.console import Console
+    from clusterctl.cluster import Cluster, NodeOutcome
+    from clusterctl.errors import ClusterctlError
+    from clusterctl.inventory import Node
+    from clusterctl.transport import Command
 
-JSON_OUTPUT_CHARS = 1 << 20
+HOLD_S = 2.0
+HOLD_BYTES = 1 << 20
+KEPT_BYTES = 64 << 20
+STREAM_BYTES = 1 << 20
+LINE_BYTES = 64 << 10
 
 
-def exec_(session: Session) -> None:
-
+def exec_(session: Session, fold: bool | None) -> None:
+    """`fold`: True waits for the end, False shows lines as they come, None decides by how long it takes."""
     command = remote_command(session.program_args)
+    refuse_input()
     with session.cluster() as cluster:
-        outcomes = cluster.map(lambda node: cluster.transport.run(node, command, deadline_s=None))
-    nodes = []
-    for outcome in outcomes:
-        view: dict[str, Any] = {"node": outcome.node.id, "host": outcome.node.where, "seconds": outcome.seconds}
-        if outcome.error is not None:
-            nodes.append({**view, "exit_code": None, "error": outcome.error.to_json()})
-        else:
-            done = outcome.get()
-            nodes.append(
-                {**view, "exit_code": done.exit_code, "stdout": _text(done.stdout), "stderr": _text(done.stderr)}
-            )
-    if not session.console.json:
-        _show_folded(session, outcomes)
-    session.console.finish({"nodes": nodes}, _problem(outcomes))
+        screen = Screen(session.console, cluster.nodes, True if session.console.json else fold)
+        outcomes = _run(cluster, command, screen)
+    screen.close()
+    session.console.finish({"nodes": [_view(one, screen) for one in outcomes]}, _problem(outcomes))
 
 
 def remote_command(words: list[str]) -> Command:
@@ -42,37 +47,224 @@ def remote_command(words: list[str]) -> Command:
     return Command((Raw(words[0]),)) if len(words) == 1 else Command(tuple(words))
 
 
-def _text(data: bytes) -> str:
-    return data.decode(errors="replace")[:JSON_OUTPUT_CHARS]
+def refuse_input() -> None:
+    """Raises UsageError when there is data on our standard input: it would reach no node, and nobody would know."""
+    from clusterctl.errors import UsageError
+
+    if _input_bytes():
+        raise UsageError(
+            "exec sends nothing to the input of the commands, and there is data on its own",
+            hint="dispatch sends files; if the data is not meant for the nodes, add </dev/null",
+        )
 
 
-def _show_folded(session: Session, outcomes: list[NodeOutcome[Completed]]) -> None:
-    """Nodes that said the same are shown together."""
+def _input_bytes() -> int:
+    try:
+        fd = sys.stdin.fileno()
+        kind = os.fstat(fd)
+        if stat.S_ISREG(kind.st_mode):
+            return max(0, kind.st_size - os.lseek(fd, 0, os.SEEK_CUR))
+        if not stat.S_ISFIFO(kind.st_mode):
+            return 0
+        return int.from_bytes(fcntl.ioctl(fd, termios.FIONREAD, bytes(4)), sys.byteorder)
+    except (AttributeError, OSError, ValueError):  # no input at all
+        return 0
+
+
+def _run(cluster: Cluster, command: Command, screen: Screen) -> list[NodeOutcome[int]]:
+    from clusterctl.errors import InterruptedRun
     from clusterctl.inventory import nodeset
 
-    groups: dict[bytes, list[NodeOutcome[Completed]]] = {}
-    for outcome in outcomes:
-        if outcome.ok:
-            done = outcome.get()
-            key = hashlib.sha256(repr((done.exit_code, done.stdout, done.stderr)).encode()).digest()
-            groups.setdefault(key, []).append(outcome)
-    for group in groups.values():
-        done = group[0].get()
-        code = f" (exit code {done.exit_code})" if done.exit_code else ""
-        session.console.say(f"--- {nodeset(outcome.node.id for outcome in group)}{code}")
-        for line in _text(done.stdout).splitlines() + _text(done.stderr).splitlines():
-            session.console.say(clean(line))
+    def work(node: Node) -> int:
+        try:
+            code = cluster.transport.stream(
+                node, command, lambda piece, is_error: screen.take(node.id, piece, is_error)
+            )
+            screen.end(node.id, code)
+        except BrokenPipeError:
+            cluster.transport.abort()
+            raise
+        return code
+
+    try:
+        outcomes = cluster.map(work)
+    except KeyboardInterrupt:
+        screen.show_what_is_held()
+        raise InterruptedRun(
+            f"interrupted; it had not ended on {nodeset(screen.not_ended())}",
+            hint="what runs there loses its output, and goes on if it does not mind",
+        ) from None
+    if screen.reader_is_gone:
+        raise BrokenPipeError
+    return outcomes
 
 
-def _problem(outcomes: list[NodeOutcome[Completed]]) -> Any:
-    from clusterctl.cluster import combined, failures
+class Output:
+    """What one node has said. The first bytes of each stream are kept, the others counted."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._streams = (bytearray(), bytearray())
+        self._partial = [b"", b""]
+        self.dropped = 0
+        self.code: int | None = None
+        self.shown = False  # the node has been named on the screen
+
+    def keep(self, piece: bytes, is_error: bool) -> None:
+        stream = self._streams[is_error]
+        room = self._limit - len(stream)
+        stream += piece[:room]
+        self.dropped += max(0, len(piece) - room)
+
+    def take_lines(self, piece: bytes, is_error: bool) -> list[bytes]:
+        """The lines that are whole with this piece; what follows the last one waits for its end."""
+        *lines, rest = (self._partial[is_error] + piece).split(b"\n")
+        if len(rest) > LINE_BYTES:
+            lines, rest = [*lines, rest], b""
+        self._partial[is_error] = rest
+        return lines
+
+    def take_rest(self) -> list[bytes]:
+        """Lines that had no end, when nothing more comes."""
+        rest = [line for line in self._partial if line]
+        self._partial = [b"", b""]
+        return rest
+
+    def give_up(self) -> tuple[bytes, bytes]:
+        """All that was kept, which is forgotten here."""
+        kept = (bytes(self._streams[0]), bytes(self._streams[1]))
+        self._streams = (bytearray(), bytearray())
+        return kept
+
+    def text(self, is_error: bool) -> str:
+        return self._streams[is_error].decode(errors="replace")
+
+    @property
+    def digest(self) -> bytes:
+        return hashlib.sha256(repr((self.code, self.dropped, self._streams)).encode()).digest()
+
+
+class Screen:
+    """Shows the output of many nodes, which their threads hand in: held back and folded, or live, line by line.
+
+    Undecided (`fold` is None) it holds all back for `HOLD_S` and `HOLD_BYTES`, and is live from then on.
+    """
+
+    def __init__(self, console: Console, nodes: Sequence[Node], fold: bool | None) -> None:
+        limit = min(STREAM_BYTES, max(LINE_BYTES // 4, KEPT_BYTES // (2 * max(1, len(nodes)))))
+        self.outputs = {node.id: Output(limit) for node in nodes}
+        self.reader_is_gone = False
+        self._console = console
+        self._lock = threading.RLock()
+        self._live = fold is False
+        self._held = 0
+        self._may_go_live = fold is None
+        self._clock = threading.Timer(HOLD_S, self._time_is_up)
+        self._clock.daemon = True
+        if self._may_go_live:
+            self._clock.start()
+
+    def take(self, node: int, piece: bytes, is_error: bool) -> None:
+        """Output of a node. Raises BrokenPipeError when nobody reads ours any more."""
+        with self._lock:
+            output = self.outputs[node]
+            self._held += len(piece)
+            if self._may_go_live and not self._live and self._held > HOLD_BYTES:
+                self._go_live()
+            if self._live:
+                self._say_lines(node, output.take_lines(piece, is_error))
+            else:
+                output.keep(piece, is_error)
+
+    def end(self, node: int, code: int) -> None:
+        """The end of a node's command."""
+        with self._lock:
+            output = self.outputs[node]
+            output.code = code
+            if self._live:
+                self._say_lines(node, output.take_rest() + ([f"(exit code {code})".encode()] if code else []))
+
+    def close(self) -> None:
+        """Show what is held, folded, and which nodes ended without a word; nothing comes any more."""
+        self._clock.cancel()
+        with self._lock:
+            if not self._console.json and (self._may_go_live or not self._live):
+                self._say_folded()
+
+    def show_what_is_held(self) -> None:
+        """The same for a command that was cut short; what the nodes that go on have said is shown too."""
+        self._clock.cancel()
+        with self._lock:
+            if not self._live and not self._console.json:
+                self._go_live()
+
+    def not_ended(self) -> list[int]:
+        return [node for node, output in self.outputs.items() if output.code is None]
+
+    def _time_is_up(self) -> None:
+        with self._lock:
+            if not self._live:
+                try:
+                    self._go_live()
+                except BrokenPipeError:  # the thread of the next output meets it as well
+                    return
+
+    def _go_live(self) -> None:
+        self._live = True
+        self._say_folded()
+        for node, output in self.outputs.items():
+            if output.code is None:
+                for is_error, kept in enumerate(output.give_up()):
+                    self._say_lines(node, output.take_lines(kept, bool(is_error)))
+
+    def _say_lines(self, node: int, lines: Iterable[bytes]) -> None:
+        texts = (clean(line.removesuffix(b"\r").decode(errors="replace")) for line in lines)
+        if text := "\n".join(f"node{node}: {line}" for line in texts):
+            self.outputs[node].shown = True
+            self._say(text)
+
+    def _say_folded(self) -> None:
+        """Nodes that have ended, said the same, and are not on the screen yet are shown together."""
+        from clusterctl.inventory import nodeset
+
+        groups: dict[bytes, list[int]] = {}
+        for node, output in self.outputs.items():
+            if output.code is not None and not output.shown:
+                output.shown = True
+                groups.setdefault(output.digest, []).append(node)
+        for ids in groups.values():
+            output = self.outputs[ids[0]]
+            self._say(f"--- {nodeset(ids)}" + (f" (exit code {output.code})" if output.code else ""))
+            for line in output.text(False).splitlines() + output.text(True).splitlines():
+                self._say(clean(line))
+            if output.dropped:
+                self._say(f"... and {human_bytes(output.dropped)} more; --no-fold shows all of it")
+
+    def _say(self, text: str) -> None:
+        if self.reader_is_gone:
+            raise BrokenPipeError
+        try:
+            self._console.say(text)
+        except BrokenPipeError:
+            self.reader_is_gone = True
+            raise
+
+
+def _view(outcome: NodeOutcome[int], screen: Screen) -> dict[str, Any]:
+    node, output = outcome.node, screen.outputs[outcome.node.id]
+    view: dict[str, Any] = {"node": node.id, "host": node.where, "seconds": outcome.seconds, "exit_code": output.code}
+    if outcome.error is not None:
+        view["error"] = outcome.error.to_json()
+    return {**view, "stdout": output.text(False), "stderr": output.text(True), "dropped_bytes": output.dropped}
+
+
+def _problem(outcomes: list[NodeOutcome[int]]) -> ClusterctlError | None:
+    from clusterctl.cluster import combined
     from clusterctl.errors import NodeError
-    from clusterctl.inventory import nodeset
 
-    errors = [outcome.error for outcome in failures(outcomes) if outcome.error]
-    failed = [outcome.node.id for outcome in outcomes if outcome.ok and outcome.get().exit_code]
-    if errors:
-        return combined(errors, len(outcomes), "exec")
-    if failed:
-        return NodeError(f"the command failed on {len(failed)} of {len(outcomes)} nodes: {nodeset(failed)}")
-    return None
+    errors = [
+        outcome.error or NodeError(f"the command ended with exit code {outcome.value}", node=outcome.node.label)
+        for outcome in outcomes
+        if outcome.error or outcome.value
+    ]
+    return combined(errors, len(outcomes), "exec") if errors else None

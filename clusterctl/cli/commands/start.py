@@ -89,13 +89,20 @@ def launch_and_follow(
     follow: Callable[[Session, Cluster, Run], T],
 ) -> T:
     """Starts the job and follows the run by `follow`. From the first word to a node on, Ctrl-C stops it everywhere."""
+    from clusterctl.cli.commands.check import finding_lines
     from clusterctl.cli.commands.stop import stop_job, uninterrupted
     from clusterctl.errors import InterruptedRun
     from clusterctl.launch import start as begin
 
     going: list[Run] = []
+
+    def on_go(run: Run) -> None:
+        going.append(run)
+        for line in finding_lines(run.findings):
+            session.console.say(line)
+
     try:
-        run = begin(cluster, launch, ref, going.append)
+        run = begin(cluster, launch, ref, on_go)
         name = job_name(cluster.settings, cluster.inventory, run.job)
         session.console.say(f"{name} run {int(run.run)}: supervisors are up on {len(cluster.nodes)} nodes")
         return follow(session, cluster, run)

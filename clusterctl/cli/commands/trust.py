@@ -26,28 +26,28 @@ def trust(session: Session, *, yes: bool) -> None:
 
         outcomes = cluster.map(look)
         seen = [outcome.get() for outcome in outcomes if outcome.ok]
-        _refuse_changed(seen)
+        refused = [one for one in seen if one[2].state in ("changed", "revoked")]
         unknown = [(node, key) for node, key, verdict in seen if verdict.state == "unknown"]
-        _show(session, seen, unknown)
+        _show(session, len(seen) - len(unknown) - len(refused), unknown)
         recorded = bool(unknown) and (yes or _ask(session, len(unknown)))
         if recorded:
             for node, key in unknown:
                 cluster.transport.record_host_key(node, key)
             session.console.say(f"recorded {plural(len(unknown), 'key')}")
         errors = [outcome.error for outcome in failures(outcomes) if outcome.error]
+        errors += [cluster.transport.host_key_refusal(*one) for one in refused]
         if unknown and not recorded:
-            errors.append(RefusedError(f"{len(unknown)} host keys were not accepted"))
+            errors.append(RefusedError(f"{plural(len(unknown), 'host key')} not accepted"))
         problem = combined(errors, len(outcomes), "trust") if errors else None
         session.console.finish({"nodes": [_view(*one, recorded) for one in seen]}, problem)
 
 
-def _show(session: Session, seen: list[Any], unknown: list[tuple[Node, HostKey]]) -> None:
+def _show(session: Session, known: int, unknown: list[tuple[Node, HostKey]]) -> None:
     from clusterctl.inventory import fold
 
     by_key: dict[tuple[str, str], list[Node]] = defaultdict(list)
     for node, key in unknown:
         by_key[key.type, key.fingerprint].append(node)
-    known = len(seen) - len(unknown)
     if known:
         session.console.say(f"{plural(known, 'host')} known already")
     for (kind, fingerprint), nodes in by_key.items():
@@ -58,24 +58,11 @@ def _show(session: Session, seen: list[Any], unknown: list[tuple[Node, HostKey]]
 def _ask(session: Session, count: int) -> bool:
     from clusterctl.errors import UsageError
 
+    keys = plural(count, "host key")
     if session.console.json or not sys.stdin.isatty():
-        raise UsageError(f"{count} host keys are unknown, and nobody is here to accept them", hint="trust --yes does")
-    answer = input(f"Compare with what the machines' owners tell you. Record {count} keys? [y/N] ")
+        raise UsageError(f"{keys} not known, and nobody is here to accept", hint="trust --yes records without asking")
+    answer = input(f"Compare with what the machines' owners tell you. Record {keys}? [y/N] ")
     return answer.strip().lower() in ("y", "yes")
-
-
-def _refuse_changed(seen: list[tuple[Node, HostKey, Verdict]]) -> None:
-    from clusterctl.errors import RefusedError
-
-    changed = [(node, key, verdict) for node, key, verdict in seen if verdict.state in ("changed", "revoked")]
-    if changed:
-        node, key, verdict = changed[0]
-        raise RefusedError(
-            f"the host key of {node.where} is {verdict.state}: it shows {key.fingerprint}, and another is on record",
-            node=node.label,
-            hint="if the machine was really reinstalled, remove the old line (ssh-keygen -R) and run trust again",
-            details={"nodes": [node.id for node, _, _ in changed]},
-        )
 
 
 def _view(node: Node, key: HostKey, verdict: Verdict, recorded: bool) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Certificates for one run: an authority of its own, and one for each node. P-256.
+"""Certificates for one run or one dispatch: an authority of its own, and one for each node. P-256.
 
 With subject and authority key identifiers and key usage, which newer Pythons demand; valid from a year ago until long
 after any job, so that a wrong clock does no harm.
@@ -37,7 +37,7 @@ class Authority:
 
     def __init__(self) -> None:
         self._key = ec.generate_private_key(ec.SECP256R1())
-        self._name = _named("clusterctl run")
+        self._name = _named("clusterctl")
         self._begin = utc_now() - datetime.timedelta(days=365)
         usage = x509.KeyUsage(**{**NO_USAGE, "key_cert_sign": True, "crl_sign": True})
         builder = self._build(self._name, self._key.public_key(), usage, is_authority=True)

@@ -1,0 +1,194 @@
+"""`clusterctl dispatch` against rsync: first dispatch, nothing changed, one file edited.
+
+Every run is checked: all nodes hold the workspace, byte for byte. The peer is rsync at its best: started for many
+nodes at once by xargs, over ssh with the cheapest key exchange and cipher. `--tune` looks for its best width.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shlex
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from farm import HEADINGS, Contest, Cost, Farm, farm, options, run, scratch, show
+
+OURS = "clusterctl"
+OWN = {"nodefile", "log", "output", ".clusterctl"}  # what clusterctl adds at the top of a job directory
+WORDS = b"weight gradient step loss pass trainer server 0.125 -3.5e-04 import def return None\n".split(b" ")
+
+
+@dataclass(frozen=True)
+class Case:
+    name: str
+    files: int
+    bytes: int
+
+
+CASES = {"big": Case("100 MB in 200 files", 200, 100_000_000), "small": Case("20 MB in 2,000 files", 2000, 20_000_000)}
+
+
+class Workspace:
+    """A source directory, and a check that a tree is a copy of it."""
+
+    def __init__(self, directory: Path, case: Case, text: bool) -> None:
+        self.directory = directory
+        self._random = random.Random(case.name)
+        self._text = text
+        self._size = case.bytes // case.files
+        self._contents: dict[str, bytes] = {}
+        for index in range(case.files):
+            self._write(f"part{index % 20:02d}/data-{index:04d}.bin")
+
+    def edit(self) -> None:
+        """One file becomes another of the same size."""
+        self._write(self._random.choice(list(self._contents)))
+
+    def _write(self, name: str) -> None:
+        data = self._make()
+        path = self.directory / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(data)
+        self._contents[name] = data
+
+    def _make(self) -> bytes:
+        if not self._text:
+            return self._random.randbytes(self._size)
+        words = self._random.choices(WORDS, k=self._size // 4)
+        return b" ".join(words)[: self._size].ljust(self._size)
+
+    def check(self, tree: Path) -> None:
+        found = {
+            str(path.relative_to(tree)): path
+            for path in tree.rglob("*")
+            if path.is_file() and path.relative_to(tree).parts[0] not in OWN
+        }
+        if set(found) != set(self._contents):
+            raise RuntimeError(f"{tree}: {len(found)} files, not the {len(self._contents)} of the workspace")
+        for name, path in found.items():
+            if path.read_bytes() != self._contents[name]:
+                raise RuntimeError(f"{path} is not what was sent")
+
+
+class Contenders:
+    """One dispatch of a workspace to the first nodes of a farm, by clusterctl or by rsync, checked afterwards."""
+
+    def __init__(self, nodes: Farm, workspace: Workspace, count: int) -> None:
+        self.nodes = nodes
+        self.workspace = workspace
+        self.count = count
+
+    def clusterctl(self, root: str) -> Cost:
+        cost = self.nodes.clusterctl("--json", "dispatch", str(self.workspace.directory), nodes=self.count, root=root)
+        for node in json.loads(cost.out)["nodes"]:
+            self.workspace.check(Path(node["dir"]))
+        return cost
+
+    def rsync(self, root: str, width: int, *, tuned: bool = True) -> Cost:
+        # The full path: a node's home is its own, but a command over ssh begins in the account's.
+        target = f"node{{}}:{self.nodes.sshd.directory}/node{{}}/home/{root}/"
+        ssh = self.nodes.ssh(tuned=tuned)
+        each = ["rsync", "-a", "--delete", "-e", ssh, f"{self.workspace.directory}/", target]
+        words = shlex.join(["xargs", "-P", str(width), "-I{}", *each])
+        cost = run(["sh", "-c", f"seq 0 {self.count - 1} | {words}"])
+        for node in range(self.count):
+            self.workspace.check(self.nodes.home(node) / root)
+        return cost
+
+
+def first(contenders: Contenders, peers: dict[str, Callable[[str], Cost]], rounds: int) -> Contest:
+    """Every round to nodes that have nothing."""
+    contest = Contest({name: lambda turn, do=do, name=name: do(f"{name}-{turn}") for name, do in peers.items()})
+    nodes = contenders.nodes
+    contest.after = lambda name, turn: nodes.remove(f"{name}-{turn}")
+    return contest.play(rounds)
+
+
+def again(peers: dict[str, Callable[[str], Cost]], rounds: int, before: Callable[[], None]) -> Contest:
+    """Every round to nodes that have the workspace as it was before `before`; each contender meets the same change."""
+
+    def turn(do: Callable[[str], Cost], name: str) -> Cost:
+        before()
+        os.sync()
+        return do(name)
+
+    return Contest({name: lambda _, do=do, name=name: turn(do, name) for name, do in peers.items()}).play(rounds)
+
+
+def compare(nodes: Farm, workspace: Workspace, arguments: object, width: dict[str, int]) -> list[list[str]]:
+    """The rows of one case."""
+    given = vars(arguments)
+    contenders = Contenders(nodes, workspace, nodes.count)
+
+    def peers(kind: str) -> dict[str, Callable[[str], Cost]]:
+        found: dict[str, Callable[[str], Cost]] = {OURS: contenders.clusterctl}
+        if shutil.which("rsync"):
+            found["rsync"] = lambda root: contenders.rsync(root, width[kind])
+            if given["default_rsync"]:
+                found["rsync-1"] = lambda root: contenders.rsync(root, 1, tuned=False)
+        return found
+
+    rows = []
+    if given["first"]:
+        rows += first(contenders, peers("first"), given["first"]).rows("first")
+    for name, do in peers("again").items():
+        do(name)
+    if given["rounds"]:
+        rows += again(peers("again"), given["rounds"], lambda: None).rows("nothing changed")
+        rows += again(peers("again"), given["rounds"], workspace.edit).rows("one file edited")
+    for name in peers("again"):
+        nodes.remove(name)
+    return rows
+
+
+def tune(nodes: Farm, workspace: Workspace) -> dict[str, int]:
+    """The widths at which rsync is fastest here, for a first dispatch and for later ones."""
+    contenders = Contenders(nodes, workspace, nodes.count)
+    cold: dict[int, float] = {}
+    warm: dict[int, float] = {}
+    for width in (2, 4, 8, 16):
+        cold[width] = contenders.rsync("tune", width).seconds
+        warm[width] = min(contenders.rsync("tune", width).seconds for _ in range(4))
+        nodes.remove("tune")
+    seen = ", ".join(f"-P {width}: {cold[width]:.2f} / {warm[width]:.2f} s" for width in cold)
+    print(f"rsync first / again  {seen}")
+    return {"first": min(cold, key=cold.__getitem__), "again": min(warm, key=warm.__getitem__)}
+
+
+def growth(nodes: Farm, workspace: Workspace, counts: list[int], rounds: int) -> list[list[str]]:
+    """A first dispatch to more and more nodes: what it costs here."""
+    rows = []
+    for count in counts:
+        contenders = Contenders(nodes, workspace, count)
+        contest = first(contenders, {OURS: contenders.clusterctl}, rounds)
+        rows.append([str(count), "", f"{contest.seconds(OURS):.2f}", f"{contest.cpu_s(OURS):.2f}"])
+    return rows
+
+
+def main() -> None:
+    parser = options(__doc__.splitlines()[0], nodes=16, rounds=5, first=3, width_first=8, width_again=16)
+    parser.add_argument("--case", choices=[*CASES, "both"], default="both")
+    parser.add_argument("--text", action="store_true", help="text that compresses, instead of random bytes")
+    parser.add_argument("--tune", action="store_true", help="look for the best width of rsync first")
+    parser.add_argument("--default-rsync", action="store_true", help="also rsync as it comes, one node after the other")
+    parser.add_argument("--growth", metavar="N,N", help="only: the cost of a first dispatch to 1,2,4,... nodes")
+    given = parser.parse_args()
+    counts = [int(count) for count in given.growth.split(",")] if given.growth else []
+    with scratch(given.dir) as top, farm(max(counts, default=given.nodes), top) as nodes:
+        for key in CASES if given.case == "both" else [given.case]:
+            case = CASES[key]
+            workspace = Workspace(top / key, case, given.text)
+            print(f"{case.name}, {'text' if given.text else 'random bytes'}, {nodes.count} nodes")
+            if counts:
+                show(["nodes", "", "s", "client cpu s"], growth(nodes, workspace, counts, given.first))
+                continue
+            width = {"first": given.width_first, "again": given.width_again}
+            show(HEADINGS, compare(nodes, workspace, given, tune(nodes, workspace) if given.tune else width))
+
+
+if __name__ == "__main__":
+    main()

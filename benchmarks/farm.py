@@ -1,0 +1,239 @@
+"""What the benchmarks share: real OpenSSH daemons on loopback, runs with their cost, contenders by turns, tables.
+
+Needs the development extras (`pip install -e .[dev]`), OpenSSH, and for the comparisons rsync and pdsh.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import shlex
+import shutil
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+sys.path.append(str(Path(__file__).parents[1] / "tests"))
+
+from support.openssh import OpenSshCluster, openssh_cluster
+
+CIPHERS = (
+    "Ciphers=aes128-gcm@openssh.com",
+    "KexAlgorithms=curve25519-sha256",
+    "HostKeyAlgorithms=ssh-ed25519",
+)
+PEER_CONFIG = """\
+Host node*
+    HostName 127.0.0.1
+    IdentityFile {identity}
+    IdentitiesOnly yes
+    UserKnownHostsFile {known_hosts}
+    GlobalKnownHostsFile /dev/null
+    StrictHostKeyChecking yes
+    PreferredAuthentications publickey
+    ControlMaster no
+    LogLevel ERROR
+"""
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What a program cost: wall time of the whole process, CPU of it and of all that it waited for."""
+
+    seconds: float
+    cpu_s: float
+    out: bytes
+
+
+@dataclass(frozen=True)
+class Farm:
+    """Nodes node0, node1, ... with a home each, and what clusterctl and the peers need to reach them."""
+
+    directory: Path
+    sshd: OpenSshCluster
+    peer_config: Path
+
+    @property
+    def count(self) -> int:
+        return len(self.sshd.daemons)
+
+    def home(self, node: int) -> Path:
+        return self.sshd.daemons[node].home
+
+    def clusterctl(self, *args: str, nodes: int | None = None, root: str = "clusterctl") -> Cost:
+        """Runs the program for the first `nodes`, with ~/`root` as their ROOT_DIR and a cache of its own."""
+        conf = self.directory / f"conf-{nodes or self.count}-{root}.py"
+        if not conf.exists():
+            settings = {
+                "HOSTS": list(self.sshd.hosts[:nodes]),
+                "ROOT_DIR": f"~/{root}",
+                "PYTHON": shutil.which("python3", path="/usr/bin:/usr/local/bin") or "python3",
+                "IDENTITY_FILE": str(self.sshd.identity),
+                "KNOWN_HOSTS": str(self.sshd.known_hosts),
+                "SSH_CONFIG": str(self.sshd.ssh_config),
+            }
+            conf.write_text("".join(f"{name} = {value!r}\n" for name, value in settings.items()))
+        cache = {"XDG_CACHE_HOME": str(self.directory / f"cache-{root}")}
+        return run([*program(), "--conf", str(conf), *args], {**os.environ, **cache})
+
+    def ssh(self, *, tuned: bool = True) -> str:
+        """The ssh of the peers, as one string for `rsync -e`; tuned: with the cheapest key exchange and cipher."""
+        return f"ssh -F {self.peer_config}" + "".join(f" -o {shlex.quote(o)}" for o in CIPHERS if tuned)
+
+    def remove(self, name: str) -> None:
+        """Removes ~/`name` on all nodes, and lets the disk settle."""
+        for node in range(self.count):
+            shutil.rmtree(self.home(node) / name, ignore_errors=True)
+        os.sync()
+
+
+@contextlib.contextmanager
+def farm(nodes: int, directory: Path) -> Iterator[Farm]:
+    """Brings the daemons up under `directory`, and down again."""
+    with openssh_cluster(directory / "sshd", nodes) as sshd:
+        options = PEER_CONFIG.format(identity=sshd.identity, known_hosts=sshd.known_hosts)
+        ports = "".join(f"Host node{i}\n    Port {daemon.port}\n" for i, daemon in enumerate(sshd.daemons))
+        config = directory / "peer_ssh_config"
+        config.write_text(ports + options)
+        yield Farm(directory, sshd, config)
+
+
+@contextlib.contextmanager
+def scratch(chosen: Path | None) -> Iterator[Path]:
+    """A directory for a benchmark, gone at its end, also by SIGTERM; below `chosen` or where temporary files go."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    with tempfile.TemporaryDirectory(prefix="clusterctl-bench-", dir=chosen) as name:
+        yield Path(name)
+
+
+def program() -> list[str]:
+    """The installed `clusterctl` of this Python, or what the environment says, to compare two versions."""
+    chosen = os.environ.get("CLUSTERCTL_PROGRAM")
+    script = Path(sys.executable).with_name("clusterctl")
+    return shlex.split(chosen) if chosen else [str(script)]
+
+
+def run(argv: Sequence[str], env: dict[str, str] | None = None, ok: Sequence[int] = (0,)) -> Cost:
+    """Runs a program to its end; raises when its exit code is not one of `ok`."""
+    with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
+        started = time.perf_counter()
+        process = subprocess.Popen(argv, env=env, stdin=subprocess.DEVNULL, stdout=out, stderr=err)
+        _, status, usage = os.wait4(process.pid, 0)
+        seconds = time.perf_counter() - started
+        process.returncode = os.waitstatus_to_exitcode(status)
+        out.seek(0)
+        err.seek(0)
+        if process.returncode not in ok:
+            said = (err.read() or out.read()).decode()
+            raise RuntimeError(f"{shlex.join(argv)} ended with {process.returncode}:\n{said[:2000]}")
+        return Cost(seconds, usage.ru_utime + usage.ru_stime, out.read())
+
+
+@dataclass
+class Contest:
+    """Contenders that run by turns, so that a busy moment of the machine meets all of them."""
+
+    contenders: dict[str, Callable[[int], Cost]]
+    after: Callable[[str, int], None] = field(default=lambda name, turn: None)
+    costs: dict[str, list[Cost]] = field(default_factory=dict)
+
+    def play(self, rounds: int) -> Contest:
+        for turn in range(rounds):
+            names = list(self.contenders)
+            for name in names if turn % 2 == 0 else reversed(names):
+                self.costs.setdefault(name, []).append(self.contenders[name](turn))
+                self.after(name, turn)
+        return self
+
+    def seconds(self, name: str) -> float:
+        return statistics.median(cost.seconds for cost in self.costs[name])
+
+    def cpu_s(self, name: str) -> float:
+        return statistics.median(cost.cpu_s for cost in self.costs[name])
+
+    def ratio(self, ours: str, peer: str) -> float:
+        """How many times faster ours is: the median over the rounds of peer / ours."""
+        pairs = zip(self.costs[peer], self.costs[ours], strict=True)
+        return statistics.median(theirs.seconds / mine.seconds for theirs, mine in pairs)
+
+    def rows(self, what: str, ours: str = "clusterctl") -> list[list[str]]:
+        return [
+            [
+                what,
+                name,
+                f"{self.seconds(name):.3f}",
+                f"{min(c.seconds for c in costs):.3f}-{max(c.seconds for c in costs):.3f}",
+                f"{self.cpu_s(name):.2f}",
+                "" if name == ours else f"{self.ratio(ours, name):.2f}",
+            ]
+            for name, costs in self.costs.items()
+        ]
+
+
+HEADINGS = ["case", "program", "median s", "range s", "client cpu s", "x of ours"]
+
+
+class PeakOf:
+    """The peak resident memory of all processes that a test may name, sampled every 20 ms."""
+
+    def __init__(self, chosen: Callable[[Path], bool]) -> None:
+        self._chosen = chosen
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._sample, daemon=True)
+        self.peaks: dict[int, int] = {}
+
+    def __enter__(self) -> PeakOf:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        self._thread.join()
+
+    @property
+    def bytes(self) -> int:
+        return max(self.peaks.values(), default=0)
+
+    def _sample(self) -> None:
+        while not self._stop.wait(0.02):
+            for place in Path("/proc").iterdir():
+                if place.name.isdigit():
+                    with contextlib.suppress(OSError):
+                        self._look(place)
+
+    def _look(self, place: Path) -> None:
+        if not self._chosen(place):
+            return
+        for line in (place / "status").read_text().splitlines():
+            if line.startswith("VmHWM:"):
+                pid = int(place.name)
+                self.peaks[pid] = max(self.peaks.get(pid, 0), int(line.split()[1]) * 1024)
+
+
+def options(description: str, **defaults: int) -> argparse.ArgumentParser:
+    """A parser with the options of every benchmark; `defaults` become integer options."""
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument("--dir", type=Path, help="where the nodes' directories go (default: the temporary directory)")
+    for name, value in defaults.items():
+        parser.add_argument(f"--{name.replace('_', '-')}", type=int, default=value, help=f"default {value}")
+    return parser
+
+
+def show(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """A table, the first two columns to the left, numbers to the right."""
+    lines = [list(headings), *[list(row) for row in rows]]
+    widths = [max(len(line[i]) for line in lines) for i in range(len(headings))]
+    for line in lines:
+        cells = (
+            cell.ljust(w) if i < 2 else cell.rjust(w) for i, (cell, w) in enumerate(zip(line, widths, strict=True))
+        )
+        print("  ".join(cells).rstrip(), flush=True)
+    print()

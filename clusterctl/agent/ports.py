@@ -1,0 +1,111 @@
+"""The job's ports on this node: which are free, and who has the others."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+from collections.abc import Collection, Iterator
+from pathlib import Path
+from typing import Any
+
+from clusterctl.agent.link import listen
+from clusterctl.agent.processes import PROC, environment_of
+
+PORTS_TRIED = 1_000
+MOST_TAKEN = 64
+MOST_NAMED = 8
+LISTENING = "0A"
+
+
+def take(address: str, first: int, count: int) -> tuple[list[socket.socket], list[int]]:
+    """Listens on the first `count` (at most 64) free ports from `first`, as pservers will: (sockets, busy ports).
+
+    Raises OSError when PORT..PORT+999 has not as many.
+    """
+    last = min(first + PORTS_TRIED, 65_536)
+    taken: list[socket.socket] = []
+    busy: list[int] = []
+    port = first
+    try:
+        for _ in range(min(count, MOST_TAKEN)):
+            taken.append(listen(address, range(port, last)))
+            got = taken[-1].getsockname()[1]
+            busy += range(port, got)
+            port = got + 1
+    except BaseException:
+        for sock in taken:
+            sock.close()
+        raise
+    return taken, busy
+
+
+def take_top(address: str, first: int) -> socket.socket:
+    """Listens where the lead will: on the last free port of PORT..PORT+999."""
+    return listen(address, range(min(first + PORTS_TRIED, 65_536) - 1, first - 1, -1))
+
+
+def holders(ports: Collection[int]) -> list[dict[str, Any]]:
+    """Who listens on each of the first few `ports`: `port`, `uid`, and where we may see them `pid` and `name`.
+
+    Other probes on this machine are left out: it has more than one node, and each takes its own ports.
+    """
+    wanted = sorted(ports)[:MOST_NAMED]
+    sockets = {inode: (port, uid) for port, uid, inode in _listening() if port in wanted}
+    owners = _owners(set(sockets)) if sockets else {}
+    found = []
+    for inode, (port, uid) in sorted(sockets.items(), key=lambda item: item[1]):
+        pid = owners.get(inode)
+        if pid is None or not _is_probe(pid):
+            found.append({"port": port, "uid": uid, "pid": pid, "name": _name(pid) if pid else None})
+    return [holder for i, holder in enumerate(found) if holder["port"] not in {h["port"] for h in found[:i]}]
+
+
+def _listening() -> Iterator[tuple[int, int, str]]:
+    """(port, uid, inode) of every listening TCP socket."""
+    for table in ("tcp", "tcp6"):
+        with contextlib.suppress(OSError):
+            for line in (PROC / "net" / table).read_text().splitlines()[1:]:
+                fields = line.split()
+                if fields[3] == LISTENING:
+                    yield int(fields[1].rpartition(":")[2], 16), int(fields[7]), fields[9]
+
+
+def _owners(inodes: set[str]) -> dict[str, int]:
+    """The process of each of these sockets, as far as this account may see."""
+    found: dict[str, int] = {}
+    for entry in os.scandir(PROC):
+        if not entry.name.isdigit():
+            continue
+        with contextlib.suppress(OSError):
+            for fd in os.scandir(f"{entry.path}/fd"):
+                with contextlib.suppress(OSError):
+                    inode = os.readlink(fd.path)[8:-1]  # noqa: PTH115 - of socket:[123]; there are many
+                    if inode in inodes:
+                        found.setdefault(inode, int(entry.name))
+        if len(found) == len(inodes):
+            break
+    return found
+
+
+def _arguments(pid: int | str) -> list[bytes]:
+    with contextlib.suppress(OSError):
+        return (PROC / str(pid) / "cmdline").read_bytes().split(b"\0")
+    return []
+
+
+def _is_probe(pid: int) -> bool:
+    """Whether it is an agent, as we are: it runs the same `-c` program."""
+    ours = _arguments("self")
+    program = ours[ours.index(b"-c") + 1] if b"-c" in ours else None
+    return program is not None and program in _arguments(pid)
+
+
+def _name(pid: int) -> str | None:
+    """The job that it belongs to, else its program's name."""
+    for entry in environment_of(pid):
+        if entry.startswith(b"CLUSTERCTL_JOB="):
+            return entry.partition(b"=")[2].decode(errors="replace")
+    with contextlib.suppress(OSError):
+        return Path(PROC / str(pid) / "comm").read_text(errors="replace").strip()
+    return None

@@ -1,0 +1,256 @@
+"""What is where by content on this node, and the lock that keeps dispatches apart.
+
+There is no central index that could be wrong: every job directory has a manifest of its own
+(`JOB/.clusterctl/manifest`), a row per path with the stamp (mtime, ctime, inode) that its file had when its bytes were
+verified. A file counts as what its row says only while its size and stamp are the same. With a job go its rows.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import json
+import os
+import stat
+import time
+from collections.abc import Collection, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple, Optional
+
+from clusterctl.agent.files import read_json
+from clusterctl.agent.paths import META, RESERVED, JobPaths, find_jobs, incoming_dir
+from clusterctl.agent.protocol import AgentError
+from clusterctl.agent.tree import COPY_BYTES, DIRECTORY, FILE, LINK, Entry
+
+LOCK = "dispatch.lock"
+LOCK_TRIES = 20
+FEW = 32  # digests that are searched for as text before a whole manifest is parsed
+
+
+class Stamp(NamedTuple):
+    """What tells that a file is still the one that was verified."""
+
+    mtime_ns: int
+    ctime_ns: int
+    inode: int
+
+
+class Row(NamedTuple):
+    """An entry of a job's manifest; only files have a stamp."""
+
+    entry: Entry
+    stamp: Optional[Stamp]  # noqa: UP045 - evaluated by python 3.9
+
+
+class Source(NamedTuple):
+    """A file on this node that has the wanted bytes; one that nobody else needs may be moved."""
+
+    path: str
+    stamp: Stamp
+    movable: bool
+
+
+def stamp_of(status: os.stat_result) -> Stamp:
+    return Stamp(status.st_mtime_ns, status.st_ctime_ns, status.st_ino)
+
+
+@contextlib.contextmanager
+def dispatch_lock(root: Path, holder: dict[str, Any]) -> Iterator[None]:
+    """Held by whoever changes which jobs there are; it names its holder and dies with it.
+
+    Raises AgentError of kind `busy`, with the holder in its details, when another has it. The file appears with its
+    lock taken and its holder written, because it is linked into place.
+    """
+    meta = incoming_dir(root).parent
+    incoming_dir(root).mkdir(0o700, parents=True, exist_ok=True)
+    beside = f"{meta}/.{LOCK}.{os.getpid()}"
+    place = f"{meta}/{LOCK}"
+    fd = os.open(beside, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX)
+        os.write(fd, json.dumps({**holder, "since": time.time()}).encode())
+        try:
+            _link(beside, place)
+        finally:
+            os.unlink(beside)  # noqa: PTH108
+        try:
+            yield
+        finally:
+            os.unlink(place)  # noqa: PTH108
+    finally:
+        os.close(fd)
+
+
+def is_dispatching(root: Path) -> bool:
+    """Whether somebody has the lock now."""
+    try:
+        with (incoming_dir(root).parent / LOCK).open() as lock:
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except FileNotFoundError:
+        return False
+    except OSError:
+        return True
+    return False
+
+
+def _link(beside: str, place: str) -> None:
+    for _ in range(LOCK_TRIES):
+        try:
+            os.link(beside, place)
+            return
+        except FileExistsError:
+            _remove_dead(place)
+    raise AgentError("the lock of dispatches cannot be taken", hint=f"is something else changing {place}?")
+
+
+def _remove_dead(place: str) -> None:
+    """Removes the lock of a holder that is gone; raises when it lives."""
+    try:
+        other = os.open(place, os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return
+    try:
+        fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if os.path.samestat(os.fstat(other), os.stat(place)):  # noqa: PTH116
+            os.unlink(place)  # noqa: PTH108
+    except FileNotFoundError:
+        return
+    except OSError as exc:
+        if exc.errno not in (errno.EAGAIN, errno.EACCES):
+            raise
+        holder = read_json(Path(place)) or {}
+        who = holder.get("by", "somebody")
+        raise AgentError(
+            f"another dispatch, by {who}, is under way here",
+            kind="busy",
+            hint="dispatch again when it is done",
+            holder=holder,
+        ) from exc
+    finally:
+        os.close(other)
+
+
+def write_manifest(meta: Path, rows: list[Row]) -> None:
+    """A JSON list with a line per row; it is in a directory that nobody sees yet."""
+    with (meta / "manifest").open("w") as f:
+        f.write("[\n")
+        for number, row in enumerate(rows):
+            f.write((",\n" if number else "") + json.dumps([*row.entry, row.stamp], separators=(",", ":")))
+        f.write("\n]\n")
+
+
+def read_manifest(job_dir: Path) -> list[Row] | None:
+    """A job's rows; None when there are none that make sense."""
+    try:
+        found = json.loads((job_dir / META / "manifest").read_bytes())
+        return [Row(Entry(*row[:-1]), Stamp(*row[-1]) if row[-1] else None) for row in found]
+    except (OSError, ValueError, TypeError):
+        return None
+
+
+def is_exact(job_dir: Path, rows: list[Row]) -> bool:
+    """Whether a job directory holds just what its manifest says, nothing changed and nothing beside it."""
+    known = {row.entry.path: row for row in rows}
+    seen = 0
+    todo = [""]
+    while todo:
+        below = todo.pop()
+        with os.scandir(job_dir / below) as found:
+            for item in found:
+                path = f"{below}/{item.name}" if below else item.name
+                if not below and item.name in RESERVED:
+                    continue
+                row = known.get(path)
+                if row is None or not _is_same(item, row):
+                    return False
+                seen += 1
+                if row.entry.kind == DIRECTORY:
+                    todo.append(path)
+    return seen == len(rows)
+
+
+def _is_same(item: os.DirEntry[str], row: Row) -> bool:
+    status = item.stat(follow_symlinks=False)
+    entry = row.entry
+    if entry.kind == FILE:
+        return stat.S_ISREG(status.st_mode) and status.st_size == entry.size and stamp_of(status) == row.stamp
+    if entry.kind == LINK:
+        return stat.S_ISLNK(status.st_mode) and os.readlink(item.path) == entry.target  # noqa: PTH115
+    return stat.S_ISDIR(status.st_mode) and (stat.S_IMODE(status.st_mode), status.st_mtime_ns) == (
+        entry.mode,
+        entry.mtime_ns,
+    )
+
+
+def find_sources(root: Path, wanted: Collection[str], sizes: dict[str, int]) -> dict[str, Source]:
+    """Files of this node with the wanted digests: what a broken dispatch left first, then jobs, the newest first."""
+    found: dict[str, Source] = {}
+    missing = set(wanted)
+    for digest, source in _left_over(incoming_dir(root)):
+        if digest in missing and is_still(source, sizes[digest]):
+            found[digest] = source
+            missing.discard(digest)
+    for job in find_jobs(root):
+        if not missing:
+            break
+        for digest, source in _of_job(job, missing):
+            if digest in missing and is_still(source, sizes[digest]):
+                found[digest] = source
+                missing.discard(digest)
+    return found
+
+
+def is_still(source: Source, size: int) -> bool:
+    try:
+        status = os.lstat(source.path)
+    except OSError:
+        return False
+    return stat.S_ISREG(status.st_mode) and status.st_size == size and stamp_of(status) == source.stamp
+
+
+def _of_job(job: JobPaths, missing: set[str]) -> Iterator[tuple[str, Source]]:
+    try:
+        text = (job.meta / "manifest").read_bytes()
+    except OSError:
+        return
+    if len(missing) <= FEW and not any(digest.encode() in text for digest in missing):
+        return
+    for row in read_manifest(job.dir) or ():
+        if row.stamp and row.entry.digest in missing:
+            yield row.entry.digest, Source(f"{job.dir}/{row.entry.path}", row.stamp, False)
+
+
+def _left_over(incoming: Path) -> Iterator[tuple[str, Source]]:
+    """What arrived whole in dispatches that broke off: their staging directories keep a list of it."""
+    for place in incoming.iterdir():
+        with contextlib.suppress(OSError), (place / "arrived").open() as lines:
+            for line in lines:
+                with contextlib.suppress(ValueError, TypeError):  # the last line may be torn
+                    digest, path, stamp = json.loads(line)
+                    yield digest, Source(f"{place}/{path}", Stamp(*stamp), True)
+
+
+def copy_file(source: Source, size: int, fd: int) -> None:
+    """The bytes of a source into an open file, shared between both where the file system can.
+
+    Raises AgentError when the source changes meanwhile.
+    """
+    with open(source.path, "rb") as f:  # noqa: PTH123
+        left = size
+        try:
+            while left and (done := os.copy_file_range(f.fileno(), fd, left)):
+                left -= done
+        except (OSError, AttributeError):  # not here, or not between these file systems
+            pass
+        while left and (data := f.read(min(left, COPY_BYTES))):
+            write_all(fd, data)
+            left -= len(data)
+        if left or not stamp_of(os.fstat(f.fileno())) == source.stamp:
+            raise AgentError(f"{source.path} changed while it was copied", hint="dispatch again")
+
+
+def write_all(fd: int, data: bytes | memoryview) -> None:
+    view = memoryview(data)
+    while view:
+        view = view[os.write(fd, view) :]

@@ -1,0 +1,172 @@
+"""Makes a job that was never started into its successor, in place: only what differs is touched.
+
+Everything new is staged and verified before; then a journal is written, the old directory is renamed into the staging
+directory, changed there, and renamed to its new name. Whoever calls an agent next finishes what a kill interrupted:
+every step may be repeated.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import stat
+from pathlib import Path
+from typing import Any
+
+from clusterctl.agent.files import read_json, write_atomic, write_json
+from clusterctl.agent.jobs import is_free
+from clusterctl.agent.paths import META, JobPaths, incoming_dir
+from clusterctl.agent.processes import wait_until
+from clusterctl.agent.protocol import AgentError
+from clusterctl.agent.store import Row, dispatch_lock, read_manifest, stamp_of, write_manifest
+from clusterctl.agent.tree import DIRECTORY, FILE, LINK, Entry, decode, encode
+
+JOURNAL = "journal"
+SETTLE_S = 10.0
+
+
+def journal_of(root: Path) -> Path:
+    return incoming_dir(root).parent / JOURNAL
+
+
+def was_started(job: JobPaths) -> bool:
+    """Whether a run of the job was begun, or is about to."""
+    return job.newest_run() is not None or not is_free(job)
+
+
+def changed(base: dict[str, Row], entries: list[Entry]) -> list[int]:
+    """The numbers of the entries that are files whose bytes the base does not have at that path."""
+    numbers = []
+    for number, entry in enumerate(entries):
+        if entry.kind == FILE:
+            row = base.get(entry.path)
+            if row is None or (row.entry.kind, row.entry.size, row.entry.digest) != (FILE, entry.size, entry.digest):
+                numbers.append(number)
+    return numbers
+
+
+def supersede(root: Path, staging: Path, old: str, record: dict[str, Any], entries: list[Entry]) -> bool:
+    """Renames and changes job `old` into `record["job"]`; False when it was started meanwhile.
+
+    The files that `changed` names are in `staging/new/NUMBER`, verified.
+    """
+    with (staging / "entries").open("w") as f:
+        json.dump(encode(entries), f)
+    write_json(journal_of(root), {"staging": staging.name, "old": old, "record": record}, durable=False)
+    return _go_on(root)
+
+
+def recover(root: Path) -> None:
+    """Finishes what an agent that was killed had begun; called before every operation that finds a journal."""
+
+    def settled() -> bool:
+        try:
+            with dispatch_lock(root, {"by": "the end of an interrupted one"}):
+                if journal_of(root).exists():
+                    _go_on(root)
+        except AgentError as exc:  # a dispatch is at it just now
+            if exc.kind != "busy":
+                raise
+        return not journal_of(root).exists()
+
+    wait_until(settled, SETTLE_S)
+
+
+def _go_on(root: Path) -> bool:
+    journal = read_json(journal_of(root))
+    staging = incoming_dir(root) / str(journal["staging"]) if journal else None
+    if journal is None or staging is None or not (staging / "entries").exists():
+        journal_of(root).unlink()
+        return False
+    old, new, tree = JobPaths(root / journal["old"]), root / journal["record"]["job"], staging / "base"
+    if old.dir.exists() and not tree.exists():
+        if was_started(old):
+            journal_of(root).unlink()
+            return False
+        old.dir.rename(tree)
+    if tree.exists():
+        _change(tree, staging, journal["record"])
+        tree.rename(new)
+    journal_of(root).unlink()
+    shutil.rmtree(staging, ignore_errors=True)
+    return True
+
+
+def _change(tree: Path, staging: Path, record: dict[str, Any]) -> None:
+    entries = decode(json.loads((staging / "entries").read_bytes()))
+    base = {row.entry.path: row for row in read_manifest(tree) or ()}
+    for row in base.values():  # a directory may be read-only
+        if row.entry.kind == DIRECTORY and row.entry.mode & 0o300 != 0o300:
+            with contextlib.suppress(OSError):
+                (tree / row.entry.path).chmod(0o700)
+    _remove_gone(tree, base, entries)
+    rows = [_place(tree, staging, base, number, entry) for number, entry in enumerate(entries)]
+    for entry in reversed(entries):
+        if entry.kind == DIRECTORY:
+            finish_directory(f"{tree}/{entry.path}", entry)
+    write_manifest(tree / META, rows)
+    write_record(JobPaths(tree), record)
+
+
+def _remove_gone(tree: Path, base: dict[str, Row], entries: list[Entry]) -> None:
+    wanted = {entry.path: entry.kind for entry in entries}
+    for path, row in reversed(list(base.items())):  # children first
+        if wanted.get(path) != row.entry.kind and (path not in wanted or _kind(tree / path) == row.entry.kind):
+            _remove(tree / path)  # unless its successor is there already
+
+
+def _kind(path: Path) -> str:
+    try:
+        mode = path.lstat().st_mode
+    except (FileNotFoundError, NotADirectoryError):
+        return ""
+    return DIRECTORY if stat.S_ISDIR(mode) else LINK if stat.S_ISLNK(mode) else FILE
+
+
+def _remove(path: Path) -> None:
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+        if stat.S_ISDIR(path.lstat().st_mode):
+            shutil.rmtree(path)
+        else:
+            path.unlink()
+
+
+def _place(tree: Path, staging: Path, base: dict[str, Row], number: int, entry: Entry) -> Row:
+    path = f"{tree}/{entry.path}"
+    known = base.get(entry.path)
+    if known is not None and known.entry == entry:
+        return known
+    if entry.kind == DIRECTORY:
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(path, 0o700)  # noqa: PTH102
+        return Row(entry, None)
+    if entry.kind == LINK:
+        _remove(Path(path))
+        make_link(path, entry)
+        return Row(entry, None)
+    with contextlib.suppress(FileNotFoundError):
+        os.replace(staging / "new" / str(number), path)  # noqa: PTH105
+    os.chmod(path, entry.mode)  # noqa: PTH101
+    os.utime(path, ns=(entry.mtime_ns, entry.mtime_ns))
+    return Row(entry, stamp_of(os.lstat(path)))
+
+
+def make_link(path: str, entry: Entry) -> None:
+    os.symlink(entry.target, path)  # noqa: PTH211
+    os.utime(path, ns=(entry.mtime_ns, entry.mtime_ns), follow_symlinks=False)
+
+
+def finish_directory(path: str, entry: Entry) -> None:
+    """Mode and time, when all that is in it is there."""
+    os.chmod(path, entry.mode)  # noqa: PTH101
+    os.utime(path, ns=(entry.mtime_ns, entry.mtime_ns))
+
+
+def write_record(job: JobPaths, record: dict[str, Any]) -> None:
+    """What is ours in a job directory, apart from the manifest."""
+    for ours in (job.log, job.output, job.meta, job.runs):
+        ours.mkdir(0o700, exist_ok=True)
+    write_atomic(job.nodefile, b"%d\n" % record["node"], 0o644, durable=False)
+    write_json(job.record, record, durable=False)

@@ -1,0 +1,6 @@
+"""Preflight: what `start` would stumble over, found before it does."""
+
+from clusterctl.check.findings import STOPS, WARNS, Finding
+from clusterctl.check.preflight import Report, check
+
+__all__ = ["STOPS", "WARNS", "Finding", "Report", "check"]

@@ -1,0 +1,135 @@
+"""Asks every node for its facts, then lets the nodes try to reach each other. One SSH command per node in all."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from dataclasses import dataclass
+from typing import Any
+
+from clusterctl.check import findings, pairs
+from clusterctl.check.findings import STOPS, Finding, Skew
+from clusterctl.check.pairs import Failure, Pairs
+from clusterctl.cluster import AgentCall, Cluster, Message, NodeOutcome
+from clusterctl.errors import ClusterctlError
+from clusterctl.inventory import Node
+
+FACTS_S = 120.0
+REACH_S = 120.0
+LEAD = 0
+
+
+@dataclass(frozen=True)
+class Report:
+    """What was found. `facts` and `skews` by node id, of nodes that answered; `errors` of those that did not."""
+
+    facts: dict[int, Message]
+    skews: dict[int, Skew]
+    errors: dict[int, ClusterctlError]
+    seconds: dict[int, float]
+    pairs: Pairs
+    findings: list[Finding]
+
+    @property
+    def stops(self) -> list[Finding]:
+        return [found for found in self.findings if found.severity == STOPS]
+
+
+class _Preflight:
+    def __init__(self, cluster: Cluster, runtime: bool) -> None:
+        self._cluster = cluster
+        self._runtime = runtime
+        self._calls: dict[int, AgentCall] = {}
+        self._facts: dict[int, Message] = {}
+        self._errors: dict[int, ClusterctlError] = {}
+        self._skews: dict[int, Skew] = {}
+
+    def run(self) -> Report:
+        try:
+            looks = self._cluster.map(self._look)
+            self._facts = self._kept(looks)
+            there = [node for node in self._cluster.nodes if node.id in self._facts]
+            results = self._kept(self._cluster.map(self._reach, there))
+        finally:
+            self._end()
+        found = self._pairs(results)
+        seconds = {look.node.id: look.seconds for look in looks}
+        return Report(self._facts, self._skews, self._errors, seconds, found, self._findings(found))
+
+    def _kept(self, outcomes: list[NodeOutcome[Any]]) -> dict[int, Any]:
+        self._errors.update({o.node.id: o.error for o in outcomes if o.error is not None})
+        return {o.node.id: o.get() for o in outcomes if o.ok}
+
+    def _look(self, node: Node) -> Message:
+        settings = self._cluster.settings
+        request = {
+            "op": "check",
+            "python": settings.python,
+            "runtime": self._runtime,
+            "address": node.address,
+            "nic": settings.nic,
+            "port": settings.port,
+            "count": len(node.pserver_ranks),
+            "lead": node.id == LEAD,
+        }
+        call = self._calls[node.id] = self._cluster.call(node, request)
+        return dict(call.receive(FACTS_S)["facts"])
+
+    def _targets(self, node: Node) -> list[list[Any]]:
+        """[node, address, port, token] of every port that this node is to try."""
+        listening = [peer for peer, of in self._facts.items() if of["listening"]]
+        return [
+            [peer, self._facts[peer]["address"], port, token]
+            for peer in pairs.peers(node.id, listening)
+            for port, token in self._facts[peer]["listening"]
+        ]
+
+    def _reach(self, node: Node) -> list[list[Any]]:
+        call = self._calls[node.id]
+        targets = self._targets(node)
+        asked = time.time()
+        call.send({"targets": targets})
+        clock = call.receive()["clock"]
+        self._skews[node.id] = Skew.measure(asked, clock, time.time())
+        return list(call.receive(REACH_S)["reach"])
+
+    def _end(self) -> None:
+        for call in self._calls.values():
+            with contextlib.suppress(ClusterctlError):
+                call.send({"over": True})
+            call.close()
+
+    def _pairs(self, results: dict[int, list[list[Any]]]) -> Pairs:
+        listening = [node for node, of in self._facts.items() if of["listening"]]
+        possible = sum(node != peer for node in self._facts for peer in listening)
+        tried = {(source, result[0]) for source, found in results.items() for result in found}
+        failed = [
+            Failure(source, *result) for source, found in results.items() for result in found if result[3] != "ok"
+        ]
+        broken = {(failure.source, failure.target) for failure in failed}
+        return Pairs(possible, len(tried), len(tried - broken), tuple(failed))
+
+    def _findings(self, found: Pairs) -> list[Finding]:
+        settings, inventory = self._cluster.settings, self._cluster.inventory
+        members = max(inventory.trainer_count, len(inventory.nodes))
+        unreached = [Finding("ssh", STOPS, (node,), e.message, e.hint) for node, e in self._errors.items()]
+        return findings.folded(
+            [
+                *unreached,
+                *findings.problems(self._facts),
+                *findings.addresses(self._facts),
+                *pairs.failed(found.failures, settings.port),
+                *findings.quick(self._facts, self._skews, members=members, open_files=settings.open_files),
+                *findings.memories(self._facts),
+                *findings.busy_ports(self._facts),
+                *findings.remains(self._facts),
+            ]
+        )
+
+
+def check(cluster: Cluster, *, runtime: bool) -> Report:
+    """Preflight of the cluster's nodes. `runtime`: whether the job needs numpy and pyzmq there.
+
+    Raises nothing for what a node lacks or does not answer: that is in the report.
+    """
+    return _Preflight(cluster, runtime).run()

@@ -1,0 +1,168 @@
+"""`clusterctl check`, and how findings look."""
+
+from __future__ import annotations
+
+import shutil
+from typing import TYPE_CHECKING, Any
+
+from clusterctl.cli.console import human_bytes, plural
+from clusterctl.cli.session import Session
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from clusterctl.check import Finding, Report
+    from clusterctl.cluster import Cluster
+    from clusterctl.errors import ClusterctlError
+
+LABEL = 14
+GAP = 5
+
+
+def check(session: Session) -> None:
+    from clusterctl.check import check
+    from clusterctl.launch import plan
+
+    with session.cluster() as cluster:
+        runtime = plan(cluster.settings, cluster.inventory).needs_runtime
+        report = check(cluster, runtime=runtime)
+        error = problem(report, len(cluster.nodes))
+        for line in lines(report):
+            session.console.say(line)
+        session.console.finish(document(cluster, report), error)
+
+
+def lines(report: Report) -> list[str]:
+    return [*_nodes(report), *finding_lines(report.findings), *_pairs(report), *_verdict(report)]
+
+
+def _nodes(report: Report) -> list[str]:
+    """What the nodes are, those that are alike on one line."""
+    from clusterctl.inventory import fold
+
+    groups: dict[tuple[str, str], list[int]] = {}
+    for node, of in report.facts.items():
+        versions = [f"{name} {version}" for name, version in of["versions"].items()]
+        sizes = [plural(of["cores"], "core"), f"{human_bytes(of['memory']['total'])} of memory"]
+        groups.setdefault((", ".join(["ssh ok", *versions]), ", ".join(sizes)), []).append(node)
+    return [
+        _labelled(fold(nodes), said, f"{sizes}, {_disk(report, nodes)}", gap=", ")
+        for (said, sizes), nodes in groups.items()
+    ]
+
+
+def _disk(report: Report, nodes: list[int]) -> str:
+    free = [report.facts[node]["disk"]["free"] for node in nodes]
+    alike = len({human_bytes(count) for count in free}) == 1
+    return f"{human_bytes(min(free))}{'' if alike else ' or more'} of disk free"
+
+
+def _labelled(ids: str, text: str, more: str | None = None, gap: str = GAP * " ") -> str:
+    """A label and a text; `more` beside it where there is room, else below it. Folded to the terminal's width."""
+    name = (f"nodes {ids}" if "," in ids or "-" in ids else f"node {ids}") if ids else "this machine"
+    label = f"{name:<{LABEL}}" if len(name) < LABEL else f"{name}  "
+    if more is None:
+        return _wrapped(label + text)
+    whole = label + text + gap + more
+    if len(whole) <= shutil.get_terminal_size().columns:
+        return whole
+    return _wrapped(label + text) + "\n" + _wrapped(" " * LABEL + more)
+
+
+def _wrapped(line: str) -> str:
+    import textwrap
+
+    width, indent = shutil.get_terminal_size().columns, " " * LABEL
+    return textwrap.fill(line, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
+
+
+def finding_lines(findings: Iterable[Finding]) -> list[str]:
+    """A line for each finding, or two where the terminal is too narrow for the remedy beside it."""
+    from clusterctl.check import STOPS
+    from clusterctl.inventory import fold
+
+    stop = {True: "stops start: ", False: ""}
+    return [
+        _labelled(fold(found.nodes), stop[found.severity == STOPS] + found.message, found.hint) for found in findings
+    ]
+
+
+def _pairs(report: Report) -> list[str]:
+    from clusterctl.inventory import fold
+
+    pairs = report.pairs
+    if not pairs.possible:
+        return []
+    names = {of["interface"] for of in report.facts.values()}
+    where = f" on {names.pop()}" if len(names) == 1 and None not in names else ""
+    tried = "" if pairs.tried == pairs.possible else f"; {pairs.tried:,} of {pairs.possible:,} pairs tried"
+    listening = fold(node for node, of in report.facts.items() if of["listening"])
+    label = f"{fold(report.facts)} x {listening}"
+    said = f"{pairs.ok:,}/{pairs.tried:,} pairs reach each other{where}{tried}"
+    return [f"{label:<{LABEL}}{said}" if len(label) < LABEL else f"{label}  {said}"]
+
+
+def _verdict(report: Report) -> list[str]:
+    if not report.findings:
+        return ["nothing found that would stop `start`, or that you should know"]
+    if report.stops:
+        return []  # the error says it
+    count = plural(len(report.findings), "finding")
+    return [f"{count}, {'which does not stop' if len(report.findings) == 1 else 'none of them stops'} `start`"]
+
+
+def problem(report: Report, of: int) -> ClusterctlError | None:
+    """What to exit with: refused host keys before all else, then whatever would stop `start`."""
+    from clusterctl.errors import NodeError, RefusedError
+
+    if not report.stops:
+        return None
+    refused = [error for error in report.errors.values() if isinstance(error, RefusedError)]
+    details = {
+        "nodes": [{**error.to_json(), "reason": error.details.get("reason")} for error in report.errors.values()]
+    }
+    message = f"{plural(len(report.findings), 'finding')}, {_stop(len(report.stops), len(report.findings))} `start`"
+    if report.errors:
+        message += f"; {len(report.errors)} of {plural(of, 'node')} could not be asked"
+    return (RefusedError if refused else NodeError)(message, details=details)
+
+
+def _stop(count: int, of: int) -> str:
+    if count == of:
+        return "which stops" if of == 1 else "all of which stop"
+    return "of which 1 stops" if count == 1 else f"of which {count} stop"
+
+
+def document(cluster: Cluster, report: Report) -> dict[str, Any]:
+    pairs = report.pairs
+    return {
+        "nodes": [_node(node, report) for node in cluster.nodes],
+        "pairs": {
+            "possible": pairs.possible,
+            "tried": pairs.tried,
+            "ok": pairs.ok,
+            "failed": [failure.to_json() for failure in pairs.failures],
+        },
+        "findings": [found.to_json() for found in report.findings],
+    }
+
+
+SHOWN = ("address", "interface", "versions", "system", "cores", "memory", "disk", "open_files", "busy", "leftovers")
+
+
+def _node(node: Any, report: Report) -> dict[str, Any]:
+    error, of, skew = report.errors.get(node.id), report.facts.get(node.id), report.skews.get(node.id)
+    view = {
+        "node": node.id,
+        "host": node.where,
+        "ok": error is None and not any(node.id in found.nodes for found in report.stops),
+        "seconds": round(report.seconds[node.id], 3),
+    }
+    if error is not None:
+        view["error"] = error.to_json()
+    if of is not None:
+        view.update({name: of[name] for name in SHOWN})
+        view["half_dispatched"] = len(of["half_dispatched"])
+    if skew is not None:
+        view.update(clock_ahead_s=round(skew.ahead_s, 3), clock_error_s=round(skew.error_s, 3))
+    return view

@@ -1,0 +1,111 @@
+"""`clusterctl prune`."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+from clusterctl.cli.commands.logs import AGO, UNITS_S
+from clusterctl.cli.console import human_bytes, plural
+from clusterctl.cli.session import Session
+
+if TYPE_CHECKING:
+    from clusterctl.prune import OldJob, PrunePlan
+
+HEADINGS = ("job", "state", "runs", "size", "output", "last used", "nodes")
+WHY = {"runs": "running", "newest": "among the newest", "young": "used lately"}
+
+
+def prune(session: Session, *, keep: int, older_than: str, yes: bool, plan: bool) -> None:
+    from clusterctl.cluster import combined, failures
+    from clusterctl.prune import choose, look, remove
+
+    older_than_s = parse_age(older_than)
+    with session.cluster() as cluster:
+        outcomes = look(cluster)
+        errors = [outcome.error for outcome in failures(outcomes) if outcome.error]
+        chosen = choose({o.node.id: o.get() for o in outcomes if o.ok}, keep, older_than_s)
+        _show(session, chosen)
+        go = bool(chosen.going or chosen.content) and not plan and (yes or _ask(session, chosen))
+        if go:
+            errors += remove(cluster, chosen)
+        problem = combined(errors, len(outcomes), "prune") if errors else None
+        session.console.finish({**_document(chosen), "removed": go}, problem)
+        if go:
+            session.console.say(f"removed {_summary(chosen)}")
+
+
+def parse_age(text: str) -> float:
+    """Seconds of `90s`, `5m`, `2h`, `7d`."""
+    from clusterctl.errors import UsageError
+
+    age = AGO.fullmatch(text)
+    if not age:
+        raise UsageError(f"--older-than {text!r} is no time", hint="write 12h or 7d")
+    return float(age[1]) * UNITS_S[age[2]]
+
+
+def human_age(seconds: float) -> str:
+    for unit, length in (("d", 86400), ("h", 3600), ("min", 60)):
+        if seconds >= length:
+            return f"{seconds // length:.0f} {unit} ago"
+    return "now"
+
+
+def _show(session: Session, plan: PrunePlan) -> None:
+    if session.console.json:
+        return
+    if plan.going:
+        session.console.table(HEADINGS, [_cells(job) for job in plan.going], ("runs",))
+    if plan.content:
+        session.console.say(_content_line(plan))
+    reasons = Counter(WHY[job.keep] for job in plan.jobs if job.keep)
+    stay = ", ".join(f"{count} {why}" for why, count in reasons.items())
+    if not plan.going and not plan.content:
+        session.console.say("nothing to remove" + (f"; jobs that stay: {stay}" if stay else ""))
+    elif stay:
+        session.console.say(f"jobs that stay: {stay}")
+
+
+def _cells(job: OldJob) -> list[str]:
+    from clusterctl.inventory import fold
+
+    output = human_bytes(job.output_bytes) if job.output_bytes else ""
+    return [job.job, job.state, str(job.runs), human_bytes(job.bytes), output, human_age(job.age_s), fold(job.nodes)]
+
+
+def _content_line(plan: PrunePlan) -> str:
+    from clusterctl.inventory import fold
+
+    counts = Counter(item.kind for item in plan.content)
+    kinds = ", ".join(plural(count, kind) for kind, count in counts.items())
+    size = human_bytes(sum(item.bytes for item in plan.content))
+    return f"not needed: {kinds}, {size} on nodes {fold(node for item in plan.content for node in item.nodes)}"
+
+
+def _summary(plan: PrunePlan) -> str:
+    parts = [plural(len(plan.going), "job")] if plan.going else []
+    parts += [plural(len(plan.content), "piece") + " of content"] if plan.content else []
+    return f"{' and '.join(parts)}: {human_bytes(plan.bytes)}"
+
+
+def _ask(session: Session, plan: PrunePlan) -> bool:
+    from clusterctl.errors import UsageError
+
+    if session.console.json or not sys.stdin.isatty():
+        hint = "prune --yes removes, prune --plan only shows"
+        raise UsageError(f"would remove {_summary(plan)}, and nobody is here to agree", hint=hint)
+    if any(job.output_bytes for job in plan.going):
+        session.console.say("outputs go too; clusterctl collect JOB brings them home first")
+    answer = input(f"Remove {_summary(plan)}? [y/N] ")
+    agreed = answer.strip().lower() in ("y", "yes")
+    if not agreed:
+        session.console.say("nothing was removed")
+    return agreed
+
+
+def _document(plan: PrunePlan) -> dict[str, Any]:
+    jobs = [dataclasses.asdict(job) for job in plan.jobs]
+    return {"jobs": jobs, "content": [dataclasses.asdict(item) for item in plan.content], "bytes": plan.bytes}

@@ -1,0 +1,105 @@
+"""`clusterctl setup`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from clusterctl.cli.console import Console, human_bytes, plural
+from clusterctl.cli.session import Session
+
+if TYPE_CHECKING:
+    from clusterctl.errors import ClusterctlError
+    from clusterctl.setup import Group, Prepared
+
+MOST_SHOWN = 4
+
+
+def setup(session: Session, workspace: Path, *, offline: bool, upgrade: bool) -> None:
+    from clusterctl.setup import Wishes, prepare, read_requirements
+
+    console = session.console
+    settings = session.settings()
+    requirements = read_requirements(workspace, runtime=settings.engine == "clusterctl")
+    with session.cluster(settings) as cluster:
+        nodes = plural(len(cluster.nodes), "node")
+        asked = ", ".join(requirements.packages[:MOST_SHOWN])
+        more = len(requirements.packages) - MOST_SHOWN
+        asked += f" and {more} more" if more > 0 else ""
+        console.say(f"{requirements.source}: {asked}     {settings.source}: {nodes}")
+        done = prepare(cluster, requirements, Wishes(offline, upgrade), console.say)
+    error = _partial_failure(done)
+    document = {
+        "requirements": requirements.packages,
+        "environments": [_group(group) for group in done.groups],
+        "nodes": [_node(outcome) for outcome in done.outcomes],
+    }
+    _summarise(console, done)
+    console.finish(document, error)
+    count = len(done.outcomes)
+    console.say(f"{count}/{count} nodes ready     next: clusterctl dispatch {workspace}")
+
+
+def _summarise(console: Console, done: Prepared) -> None:
+    from clusterctl.inventory import nodeset
+
+    ready = {outcome.node.id: outcome for outcome in done.outcomes if outcome.ok}
+    for group in done.groups:
+        for built in (False, True):
+            those = [ready[n.id] for n in group.nodes if n.id in ready and ready[n.id].get().built is built]
+            if those:
+                sent = sum(outcome.get().bytes_sent for outcome in those)
+                what = f"built in {max(outcome.seconds for outcome in those):.1f} s" if built else "ready already"
+                traffic = f", {human_bytes(sent)} sent from here" if sent else ""
+                console.say(f"{nodeset(o.node.id for o in those)}  {group.kind}, {what}{traffic}")
+    for line in _differences(done.groups):
+        console.say(line)
+
+
+def _differences(groups: list[Group]) -> list[str]:
+    """Nodes of different kinds may have got different versions: the same job may then give other numbers."""
+    from clusterctl.inventory import nodeset
+
+    names = sorted({name for group in groups for name in group.packages})
+    lines = []
+    for name in names:
+        versions: dict[str, list[int]] = {}
+        for group in groups:
+            if group.lock:
+                versions.setdefault(group.packages.get(name, "none"), []).extend(node.id for node in group.nodes)
+        if len(versions) > 1:
+            shown = ", ".join(f"{version} on {nodeset(ids)}" for version, ids in versions.items())
+            lines.append(f"{name} differs: {shown}")
+    return lines
+
+
+def _partial_failure(done: Prepared) -> ClusterctlError | None:
+    from clusterctl.cluster import combined, failures
+
+    errors = [outcome.error for outcome in failures(done.outcomes) if outcome.error]
+    if not errors:
+        return None
+    of = len(done.outcomes)
+    error = combined(errors, of, "setup")
+    if len(errors) < of:
+        error.message += f"\n{of - len(errors)}/{of} nodes ready; setup again goes on with the others"
+    return error
+
+
+def _group(group: Group) -> dict[str, Any]:
+    return {
+        "python": group.kind.python,
+        "machine": group.kind.machine,
+        "packages": group.packages,
+        "chosen_by": group.chosen_by,
+        "nodes": [node.id for node in group.nodes],
+    }
+
+
+def _node(outcome: Any) -> dict[str, Any]:
+    node = {"node": outcome.node.id, "host": outcome.node.where, "ok": outcome.ok}
+    node["seconds"] = round(outcome.seconds, 3)
+    if not outcome.ok:
+        return {**node, "error": outcome.error.to_json()}
+    ready = outcome.get()
+    return {**node, "environment": ready.environment, "built": ready.built, "bytes_sent": ready.bytes_sent}

@@ -1,0 +1,47 @@
+"""`clusterctl split`."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+from clusterctl.cli.console import human_bytes, plural
+from clusterctl.cli.session import Session
+from clusterctl.errors import UsageError
+
+ESCAPE = re.compile(rb"\\(x[0-9A-Fa-f]{2}|.|$)", re.DOTALL)
+ESCAPES = {b"n": b"\n", b"r": b"\r", b"t": b"\t", b"0": b"\0", b"\\": b"\\"}
+HINT = r"such as '\n', '\n\n', '\0' or '\x1e'; a backslash is '\\'"
+
+
+def split(session: Session, file: Path, count: int, delimiter: str, output: Path | None) -> None:
+    from clusterctl.dispatch.split import split as run
+
+    shards = run(file, count, delimiter_bytes(delimiter), output)
+    records = sum(shard.records for shard in shards)
+    described = [{"path": str(shard.path), "records": shard.records, "bytes": shard.bytes} for shard in shards]
+    session.console.document({"records": records, "shards": described})
+    first, last = shards[0], shards[-1]
+    names = f"{first.path} to -{last.path.name.rpartition('-')[2]}" if count > 1 else str(first.path)
+    total = human_bytes(sum(shard.bytes for shard in shards))
+    each = f"{last.records:,}" + (f" or {first.records:,}" if first.records != last.records else "")
+    session.console.say(f"{names}: {plural(records, 'record')}, {total}; {each} in each")
+    session.console.say(f'next: in conf.py SHARDS = ["{first.path.name.rpartition("-")[0]}-*"]')
+
+
+def delimiter_bytes(text: str) -> bytes:
+    r"""What `--delimiter` means: text, in which `\n`, `\r`, `\t`, `\0`, `\x1e` (any byte) and `\\` are escapes."""
+    found = ESCAPE.sub(_unescaped, os.fsencode(text))
+    if not found:
+        raise UsageError("--delimiter is empty", hint=HINT)
+    return found
+
+
+def _unescaped(match: re.Match[bytes]) -> bytes:
+    word = match[1]
+    if len(word) == 3:
+        return bytes([int(word[1:], 16)])
+    if word not in ESCAPES:
+        raise UsageError(f"--delimiter: \\{os.fsdecode(word)} is no escape", hint=HINT)
+    return ESCAPES[word]

@@ -1,0 +1,108 @@
+"""Hashes many files in several threads, and notices when one changes while it is read."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import os
+import stat
+import time
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import NamedTuple
+
+from clusterctl.agent.tree import COPY_BYTES
+from clusterctl.dispatch.cache import is_settled, stamp
+from clusterctl.errors import ConfigError, RefusedError
+
+BATCH_FILES = 64
+BATCH_BYTES = 4 << 20
+MOST_THREADS = 8
+GONE = (errno.ENOENT, errno.ELOOP, errno.ENOTDIR, errno.ENXIO)  # ... or something else by now, as a link
+OPEN_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+
+
+class Hashed(NamedTuple):
+    """What was read: these bytes, under this status. `row` is for the cache, None when the file is too young."""
+
+    mode: int
+    mtime_ns: int
+    size: int
+    digest: str
+    row: bytes | None
+
+
+class _Changed(Exception):  # noqa: N818 - a reason to read again
+    pass
+
+
+def hash_files(top: str, files: Iterable[tuple[str, int]]) -> Iterator[Hashed]:
+    """Hashes the files below `top`, given with their sizes, in their order.
+
+    Raises RefusedError for one that changes whenever it is read, ConfigError for one that cannot be read.
+    """
+    batches = list(_batches(files))
+    if len(batches) <= 1:
+        for batch in batches:
+            yield from _hash_batch(top, batch)
+        return
+    pool = ThreadPoolExecutor(min(MOST_THREADS, os.cpu_count() or 1), "hash")
+    try:
+        for results in pool.map(lambda batch: _hash_batch(top, batch), batches):
+            yield from results
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def _batches(files: Iterable[tuple[str, int]]) -> Iterator[list[str]]:
+    batch: list[str] = []
+    total = 0
+    for path, size in files:
+        batch.append(path)
+        total += size
+        if len(batch) == BATCH_FILES or total >= BATCH_BYTES:
+            yield batch
+            batch, total = [], 0
+    if batch:
+        yield batch
+
+
+def _hash_batch(top: str, paths: list[str]) -> list[Hashed]:
+    return [hash_file(top, path) for path in paths]
+
+
+def hash_file(top: str, path: str) -> Hashed:
+    """Reads a file once more when it changed meanwhile, and gives up when it changed again."""
+    try:
+        try:
+            return _read(f"{top}/{path}")
+        except _Changed:
+            return _read(f"{top}/{path}")
+    except (_Changed, OSError) as exc:
+        if isinstance(exc, _Changed) or exc.errno in GONE:
+            raise RefusedError(
+                f"{path!r} in the workspace changes while it is read",
+                hint="dispatch again when nothing writes to it, or leave it out by a line in .clusterctlignore",
+            ) from exc
+        raise ConfigError(
+            f"cannot read {path!r} in the workspace: {exc.strerror}",
+            hint="make it readable, or leave it out by a line in .clusterctlignore",
+        ) from exc
+
+
+def _read(place: str) -> Hashed:
+    started_ns = time.time_ns()
+    digest = hashlib.sha256()
+    with open(os.open(place, OPEN_FLAGS), "rb", buffering=0) as f:  # noqa: PTH123 - by descriptor
+        before = os.fstat(f.fileno())
+        if not stat.S_ISREG(before.st_mode):
+            raise _Changed
+        left = before.st_size + 1  # one more, to see that it ends there
+        while data := f.read(min(left, COPY_BYTES)):
+            digest.update(data)
+            left -= len(data)
+        after = os.fstat(f.fileno())
+    if left != 1 or stamp(before) != stamp(after):
+        raise _Changed
+    row = stamp(before) + digest.digest() if is_settled(before, started_ns) else None
+    return Hashed(stat.S_IMODE(before.st_mode) & 0o777, before.st_mtime_ns, before.st_size, digest.hexdigest(), row)

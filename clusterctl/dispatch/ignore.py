@@ -1,0 +1,135 @@
+"""What stays at home: `.clusterctlignore` files, with the semantics of gitignore to the letter.
+
+A workspace is walked from the top, and an excluded directory is not entered; so each path is matched by itself, as git
+does, and what lies below an excluded directory stays excluded whatever later rules say.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
+
+from clusterctl.dispatch.wildmatch import SPECIAL, translate
+
+IGNORE_FILE = ".clusterctlignore"
+DEFAULTS = (".git", "__pycache__", ".venv")
+DEFAULT, RESERVED_NAME = "default", "reserved"
+
+
+class Ignored(NamedTuple):
+    """A path that stays at home, and why: `source` is the ignore file below the workspace, "default" or "reserved".
+
+    `line` counts from 1, and is 0 where there is no file. `bytes` is None for a directory, which nobody walked.
+    """
+
+    path: str
+    rule: str
+    source: str
+    line: int
+    bytes: int | None
+
+    @property
+    def reason(self) -> str:
+        """Such as `*.raw (.clusterctlignore:3)`."""
+        return f"{self.rule} ({self.source}:{self.line})" if self.line else f"{self.rule} ({self.source})"
+
+
+@dataclass(frozen=True)
+class Rule:
+    """One line of an ignore file; `whole` ones are about the path from its directory, others about the last name.
+
+    What matches begins with `literal` and goes on as `rest` says; without `rest` it is `literal`.
+    """
+
+    text: str
+    source: str
+    line: int
+    includes: bool
+    only_directories: bool
+    whole: bool
+    literal: bytes
+    rest: re.Pattern[bytes] | None
+
+    def matches(self, path: bytes, name: bytes) -> bool:
+        found = path if self.whole else name
+        if self.rest is None:
+            return found == self.literal
+        return found.startswith(self.literal) and self.rest.fullmatch(found, len(self.literal)) is not None
+
+
+@dataclass(frozen=True)
+class Rules:
+    """The rules that hold in a directory: those of its own ignore file before those of the directories above it."""
+
+    base: str
+    rules: Sequence[Rule]
+    above: Rules | None = None
+
+    def within(self, directory: str, data: bytes) -> Rules:
+        """The rules in `directory`, whose ignore file holds `data`."""
+        base = f"{directory}/" if directory else ""
+        return Rules(base, tuple(parse(data, base + IGNORE_FILE)), self)
+
+    def excluding(self, path: str, name: str, is_directory: bool) -> Rule | None:
+        """The rule that leaves out `path`, whose last part is `name`; None when it is to be sent."""
+        level: Rules | None = self
+        while level is not None:
+            if level.plain_names is None or name in level.plain_names:
+                rule = level._last_match(path, name, is_directory)
+                if rule is not None:
+                    return None if rule.includes else rule
+            level = level.above
+        return None
+
+    @cached_property
+    def plain_names(self) -> frozenset[str] | None:
+        """All that can match, where every rule is a plain name; most paths are then done without a closer look."""
+        if any(rule.whole or rule.rest for rule in self.rules):
+            return None
+        return frozenset(os.fsdecode(rule.literal) for rule in self.rules)
+
+    def _last_match(self, path: str, name: str, is_directory: bool) -> Rule | None:
+        below, last = os.fsencode(path[len(self.base) :]), os.fsencode(name)
+        for rule in reversed(self.rules):
+            if (is_directory or not rule.only_directories) and rule.matches(below, last):
+                return rule
+        return None
+
+
+def default_rules() -> Rules:
+    """What is left out unless an ignore file brings it back."""
+    return Rules("", tuple(parse("\n".join(DEFAULTS).encode(), DEFAULT)))
+
+
+def parse(data: bytes, source: str) -> Iterator[Rule]:
+    """The rules of an ignore file, in its order; one that cannot match anything, as `[` or `a//`, is a rule too."""
+    data = data.removeprefix(b"\xef\xbb\xbf")
+    for number, line in enumerate(data.split(b"\n"), 1):
+        if line and not line.startswith(b"#"):
+            text = _without_trailing_spaces(line.removesuffix(b"\r").partition(b"\0")[0])
+            if text:
+                yield _rule(text, source, number if source != DEFAULT else 0)
+
+
+def _without_trailing_spaces(text: bytes) -> bytes:
+    """An escaped space is none."""
+    kept = text.rstrip(b" ")
+    backslashes = len(kept) - len(kept.rstrip(b"\\"))
+    return text[: len(kept) + 1] if backslashes % 2 and len(kept) < len(text) else kept
+
+
+def _rule(text: bytes, source: str, line: int) -> Rule:
+    pattern = text.removeprefix(b"!")
+    includes = pattern != text
+    only_directories = pattern.endswith(b"/")
+    pattern = pattern.removesuffix(b"/")
+    whole = b"/" in pattern
+    pattern = pattern.removeprefix(b"/")
+    special = SPECIAL.search(pattern)
+    literal = pattern[: special.start()] if special else pattern
+    rest = translate(pattern[len(literal) :], whole=whole) if special else None
+    return Rule(os.fsdecode(text), source, line, includes, only_directories, whole, literal, rest)

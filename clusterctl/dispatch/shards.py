@@ -1,0 +1,81 @@
+"""Which node gets which data shard."""
+
+from __future__ import annotations
+
+import difflib
+import fnmatch
+import posixpath
+import re
+from collections.abc import Callable, Sequence
+
+from clusterctl.agent.tree import FILE, Entry
+from clusterctl.errors import ConfigError
+from clusterctl.inventory import Node
+
+NUMBER = re.compile(r".*?(\d+)(?:\.\w*[A-Za-z]\w*){0,2}$", re.DOTALL)
+
+
+class Shards:
+    """The data shards among `entries`: a file that matches a pattern belongs to trainer (its number) mod `trainers`.
+
+    A pattern without a slash is about the file's name, wherever it is; in one with a slash `*` matches slashes too.
+    Raises ConfigError for a file that matches and has no number.
+    """
+
+    def __init__(self, entries: Sequence[Entry], patterns: Sequence[str], trainers: int) -> None:
+        self._entries = entries
+        self._owners: dict[str, int] = {}
+        self._counts = dict.fromkeys(patterns, 0)
+        tests = [(pattern, _test(pattern)) for pattern in patterns]
+        for entry in entries if tests else ():
+            if entry.kind == FILE:
+                found = [pattern for pattern, matches in tests if matches(entry.path)]
+                for pattern in found:
+                    self._counts[pattern] += 1
+                if found:
+                    self._owners[entry.path] = shard_number(entry.path) % trainers
+
+    def of(self, node: Node) -> list[Entry]:
+        """What a node gets: everything but the shards of other nodes' trainers."""
+        owners, ranks = self._owners, node.trainer_ranks
+        return [entry for entry in self._entries if entry.path not in owners or owners[entry.path] in ranks]
+
+    def warnings(self) -> list[str]:
+        """A line for each pattern that matches no file: what it was meant for goes to every node."""
+        files = [entry.path for entry in self._entries if entry.kind == FILE]
+        return [
+            f"SHARDS: {pattern!r} matches no file in the workspace{_nearest(pattern, files)}"
+            for pattern, count in self._counts.items()
+            if not count
+        ]
+
+
+def for_node(entries: Sequence[Entry], shards: Sequence[str], node: Node, trainers: int) -> list[Entry]:
+    """What one node gets; for many nodes make one `Shards` and ask it for each."""
+    return Shards(entries, shards, trainers).of(node)
+
+
+def shard_number(path: str) -> int:
+    """The number at the end of a shard's name: 3 for `train.txt-00003`, `part-3.csv` and `part-3.csv.gz`."""
+    match = NUMBER.match(posixpath.basename(path))
+    if match is None:
+        raise ConfigError(
+            f"{path!r} matches SHARDS, but its name does not end in a number",
+            hint="name shards like train.txt-00000, or make the pattern in SHARDS narrower",
+        )
+    return int(match[1])
+
+
+def _test(pattern: str) -> Callable[[str], object]:
+    matches = re.compile(fnmatch.translate(pattern)).match
+    return matches if "/" in pattern else lambda path: matches(posixpath.basename(path))
+
+
+def _nearest(pattern: str, files: Sequence[str]) -> str:
+    """A file that the pattern may have meant: one of that name elsewhere, or one with a similar path."""
+    name = _test(posixpath.basename(pattern))
+    for path in files:
+        if name(path):
+            return f"; did you mean {posixpath.join(posixpath.dirname(path), posixpath.basename(pattern))!r}?"
+    near = difflib.get_close_matches(pattern, files[:1000], n=1)
+    return f"; the nearest is {near[0]!r}" if near else ""

@@ -1,0 +1,222 @@
+"""Setup over all nodes: ask what is there, choose versions once for each kind of node, send what is missing, build."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+
+from clusterctl.agent.requirements import normal
+from clusterctl.agent.wheels import Wheel, WheelStore
+from clusterctl.cluster import AgentCall, Cluster, Message, NodeOutcome
+from clusterctl.errors import ClusterctlError, ConfigError, NodeError
+from clusterctl.inventory import Node
+from clusterctl.setup.downloads import Downloads, explain
+from clusterctl.setup.platforms import Kind, Platform, kind_of, platform_of
+from clusterctl.setup.requirements import Requirements
+from clusterctl.setup.sending import fetch_files, send_files
+from clusterctl.transport import Outcome
+
+WORK_S = 3600.0  # packages may have to be downloaded, and built from their sources
+
+
+@dataclass(frozen=True)
+class NodeSetup:
+    """A node that is ready: `environment` names what it has, `built` tells whether that is new."""
+
+    environment: str
+    built: bool
+    bytes_sent: int
+
+
+@dataclass
+class Group:
+    """Nodes of one kind, which get the very same wheels. `chosen_by` says who chose these just now."""
+
+    platform: Platform
+    nodes: list[Node]
+    lock: list[Wheel] = field(default_factory=list)
+    chosen_by: str | None = None
+
+    @property
+    def kind(self) -> Kind:
+        return self.platform.kind
+
+    @property
+    def packages(self) -> dict[str, str]:
+        return {normal(wheel.name): wheel.version for wheel in sorted(self.lock)}
+
+
+@dataclass(frozen=True)
+class Prepared:
+    outcomes: list[NodeOutcome[NodeSetup]]
+    groups: list[Group]
+
+
+@dataclass(frozen=True)
+class Wishes:
+    """`offline`: nodes use no network. `upgrade`: versions are chosen anew, whatever nodes have."""
+
+    offline: bool = False
+    upgrade: bool = False
+
+
+def prepare(cluster: Cluster, requirements: Requirements, wishes: Wishes, say: Callable[[str], None]) -> Prepared:
+    """Makes the environment on every node, or finds it there; every node has its outcome.
+
+    One SSH command per node stays open from the first look to the end, and holds that node's lock.
+    """
+    work = _Setup(cluster, requirements, wishes, say)
+    try:
+        return work.run()
+    finally:
+        for call in work.calls.values():
+            call.close()
+
+
+class _Setup:
+    def __init__(
+        self, cluster: Cluster, requirements: Requirements, wishes: Wishes, say: Callable[[str], None]
+    ) -> None:
+        self._cluster = cluster
+        self._requirements = list(requirements.lines)
+        self._options = requirements.options
+        self._wishes = wishes
+        self._say = say
+        self._downloads = Downloads()
+        self._facts: dict[int, Message] = {}
+        self._missing: dict[int, list[Wheel]] = {}
+        self._errors: dict[int, ClusterctlError] = {}
+        self._began = time.monotonic()
+        self.calls: dict[int, AgentCall] = {}
+
+    def run(self) -> Prepared:
+        self._on(self._cluster.nodes, self._look)
+        groups = self._groups()
+        for group in groups:
+            self._guard(group, self._choose)
+        members = {node.id: group for group in groups for node in group.nodes}
+        self._on(self._able(groups), lambda node: self._offer(node, members[node.id].lock))
+        for group in groups:
+            self._guard(group, self._gather)
+        finished = self._on(self._able(groups), lambda node: self._finish(node, members[node.id].lock))
+        return Prepared([self._outcome(node, finished) for node in self._cluster.nodes], groups)
+
+    def _on(self, nodes: Sequence[Node], work: Callable[[Node], NodeSetup | None]) -> dict[int, NodeSetup | None]:
+        """Does a part of the work on nodes; those where it fails take no further part."""
+        outcomes = self._cluster.map(work, nodes)
+        self._errors.update({outcome.node.id: outcome.error for outcome in outcomes if outcome.error is not None})
+        return {outcome.node.id: outcome.get() for outcome in outcomes if outcome.ok}
+
+    def _guard(self, group: Group, work: Callable[[Group], None]) -> None:
+        try:
+            work(group)
+        except ClusterctlError as exc:
+            for node in self._able([group]):
+                error = type(exc)(exc.message, node=node.label, hint=exc.hint, details=exc.details)
+                self._errors[node.id] = error
+
+    def _able(self, groups: Iterable[Group]) -> list[Node]:
+        return [node for group in groups for node in group.nodes if node.id not in self._errors]
+
+    def _outcome(self, node: Node, finished: dict[int, NodeSetup | None]) -> NodeOutcome[NodeSetup]:
+        return Outcome(node, finished.get(node.id), self._errors.get(node.id), time.monotonic() - self._began)
+
+    def _look(self, node: Node) -> None:
+        call = self.calls[node.id] = self._cluster.call(node, {"op": "setup", "requirements": self._requirements})
+        self._facts[node.id] = call.receive()["facts"]
+
+    def _groups(self) -> list[Group]:
+        kinds: dict[Kind, list[Node]] = {}
+        for node in self._cluster.nodes:
+            if node.id in self._facts:
+                kinds.setdefault(kind_of(self._facts[node.id]), []).append(node)
+        return [Group(platform_of(self._facts[node.id] for node in nodes), nodes) for nodes in kinds.values()]
+
+    def _choose(self, group: Group) -> None:
+        """What some node of the kind has already, else what pip finds: on a node, or here."""
+        known = self._known_lock(group)
+        if known:
+            group.lock = known
+            return
+        self._say(f"{group.kind}  choosing versions")
+        on_node = None if self._wishes.offline else self._resolver(group)
+        failed = self._resolve_on(on_node, group) if on_node is not None else None
+        if not group.lock:
+            try:
+                cached = self._wishes.offline and not self._wishes.upgrade
+                group.lock = self._downloads.resolve(self._requirements, group.platform, cached=cached)
+                group.chosen_by = "this machine"
+            except ClusterctlError as exc:
+                raise (failed if isinstance(failed, ConfigError) else exc) from None
+        self._say(f"{group.kind}  " + ", ".join(f"{name} {version}" for name, version in group.packages.items()))
+
+    def _known_lock(self, group: Group) -> list[Wheel] | None:
+        """The one lock that nodes of the group have; None when they have none or differ."""
+        locks = [self._facts[node.id]["lock"] for node in group.nodes if self._facts[node.id]["lock"]]
+        if self._wishes.upgrade or not locks or any(lock != locks[0] for lock in locks):
+            return None
+        return [Wheel(*row) for row in locks[0]]
+
+    def _resolver(self, group: Group) -> Node | None:
+        """The node with pip and the oldest C library: what runs there runs on the others."""
+        able = [node for node in self._able([group]) if self._facts[node.id]["pip"]]
+        return min(able, key=lambda node: (self._facts[node.id]["glibc"] or [], node.id), default=None)
+
+    def _resolve_on(self, node: Node, group: Group) -> ClusterctlError | None:
+        call = self.calls[node.id]
+        try:
+            call.send({"do": "resolve", "requirements": self._requirements})
+            answer = call.receive(WORK_S)
+        except ClusterctlError as exc:
+            self._errors[node.id] = exc
+            return exc
+        if "failed" in answer:
+            return explain(answer["failed"], f"on {node.label}")
+        group.lock = [Wheel(*row) for row in answer["lock"]]
+        group.chosen_by = node.label
+        return None
+
+    def _is_ready(self, node: Node, lock: Sequence[Wheel]) -> bool:
+        return bool(self._facts[node.id]["lock"] == [list(wheel) for wheel in lock])
+
+    def _offer(self, node: Node, lock: Sequence[Wheel]) -> None:
+        """A node with pip fetches what it can by itself; the rest is missing."""
+        self._missing[node.id] = []
+        if self._is_ready(node, lock):
+            return
+        call = self.calls[node.id]
+        call.send({"do": "offer", "lock": lock, "online": not self._wishes.offline, "options": self._options})
+        self._missing[node.id] = [lock[index] for index in call.receive(WORK_S)["missing"]]
+
+    def _gather(self, group: Group) -> None:
+        """Brings here what nodes of the group miss: from a node that has it, else by pip."""
+        store = self._downloads.store
+        asked = [node for node in self._able([group]) if not self._is_ready(node, group.lock)]
+        wanted = {wheel for node in asked for wheel in self._missing[node.id] if not store.has(wheel)}
+        for node in asked:
+            has = sorted(wanted - set(self._missing[node.id]))
+            if has:
+                fetch_files(self.calls[node.id], has, store)
+                wanted -= set(has)
+        if wanted:
+            self._downloads.fetch(sorted(wanted), self._options, group.platform)
+            _check_all_there(wanted, store)
+
+    def _finish(self, node: Node, lock: Sequence[Wheel]) -> NodeSetup:
+        call = self.calls[node.id]
+        sent = 0
+        if self._is_ready(node, lock):
+            call.send({"do": "keep"})
+        else:
+            sent = send_files(call, self._missing[node.id], self._downloads.store)
+            call.send({"do": "build", "lock": lock})
+        answer = call.result(WORK_S)
+        return NodeSetup(answer["environment"], answer["built"], sent)
+
+
+def _check_all_there(wanted: Iterable[Wheel], store: WheelStore) -> None:
+    absent = [wheel.file for wheel in sorted(wanted) if not store.has(wheel)]
+    if absent:
+        hint = "it was built on a node, or the index has another file by now; --upgrade chooses anew"
+        raise NodeError(f"{absent[0]} cannot be had any more", hint=hint)

@@ -1,0 +1,62 @@
+"""requirements.txt, read and judged before any node is asked."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from clusterctl.agent.requirements import FILE, NAME, effective, logical_lines, read_text
+from clusterctl.errors import ConfigError
+
+ELSEWHERE = ("-r", "--requirement", "-c", "--constraint", "-e", "--editable")
+VERSION = r"(?:===?|~=|!=|<=?|>=?)\s*[A-Za-z0-9.*+!_-]+"
+REQUIREMENT = re.compile(
+    rf"{NAME.pattern}\s*(\[[A-Za-z0-9._,\s-]*\])?\s*"
+    rf"(\(?\s*{VERSION}(\s*,\s*{VERSION})*\s*,?\s*\)?|@\s*(?!file:)[a-z+]+://\S+)?\s*(;.*?)?(\s+--hash[= ]\S+)*"
+)
+
+
+@dataclass(frozen=True)
+class Requirements:
+    """`lines` are what pip is asked for; `source` says where they come from."""
+
+    source: str
+    lines: tuple[str, ...]
+
+    @property
+    def packages(self) -> list[str]:
+        return [line for line in self.lines if not line.startswith("--")]
+
+    @property
+    def options(self) -> list[str]:
+        """Lines such as --index-url, which may hold a password."""
+        return [line for line in self.lines if line.startswith("--")]
+
+
+def read_requirements(workspace: Path, *, runtime: bool) -> Requirements:
+    """What the workspace needs, and numpy and pyzmq where our `runtime` takes part or nothing is said.
+
+    Raises ConfigError naming the line that is no requirement.
+    """
+    if not workspace.is_dir():
+        raise ConfigError(f"the workspace {workspace} does not exist", hint="clusterctl init writes one to begin with")
+    path = workspace / FILE
+    try:
+        text = read_text(workspace)
+    except UnicodeDecodeError as exc:
+        raise ConfigError(f"{path} is not UTF-8: {exc.reason} at byte {exc.start}") from exc
+    except OSError as exc:
+        raise ConfigError(f"cannot read {path}: {exc.strerror}") from exc
+    for number, line in logical_lines(text or ""):
+        _check(f"{path}:{number}", line)
+    return Requirements(f"no {path}" if text is None else str(path), tuple(effective(text, runtime)))
+
+
+def _check(where: str, line: str) -> None:
+    word = re.split(r"[\s=]", line)[0]
+    if word in ELSEWHERE or line.startswith(("-r", "-c", "-e")):
+        hint = "write the requirements themselves; code of yours belongs into the workspace"
+        raise ConfigError(f"{where}: {line!r} refers to another file, which nodes do not have", hint=hint)
+    if not line.startswith("--") and not REQUIREMENT.fullmatch(line):
+        raise ConfigError(f"{where}: {line!r} is not a requirement", hint="one per line, such as: numpy>=1.26,<3")

@@ -1,0 +1,35 @@
+"""Wheels to a node, and from a node, through the SSH command of its agent."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from clusterctl.agent.protocol import AgentError
+from clusterctl.agent.wheels import COPY_BYTES, Wheel, WheelStore
+from clusterctl.cluster import AgentCall
+from clusterctl.errors import NodeError
+
+
+def send_files(call: AgentCall, wheels: Sequence[Wheel], store: WheelStore) -> int:
+    """Sends wheels of this machine's store, each verified by its hash over there; the number of bytes.
+
+    Raises what the node has to say.
+    """
+    if not wheels:
+        return 0
+    call.send({"do": "take", "lock": wheels})
+    for wheel in wheels:
+        with store.path(wheel).open("rb") as f:
+            while data := f.read(COPY_BYTES):
+                call.write(data)
+    return sum(wheel.size for wheel in wheels)
+
+
+def fetch_files(call: AgentCall, wheels: Sequence[Wheel], store: WheelStore) -> None:
+    """Brings wheels that a node has into this machine's store. Raises NodeError when they are damaged."""
+    call.send({"do": "give", "lock": wheels})
+    try:
+        for wheel in wheels:
+            store.take(wheel, call.read)
+    except AgentError as exc:
+        raise NodeError(str(exc), node=call.node.label) from exc

@@ -1,0 +1,184 @@
+"""Passphrases and passwords: asked of the person at the terminal, once each, and only kept in memory."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import termios
+import threading
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from clusterctl.errors import ClusterctlError
+from clusterctl.transport import library
+
+if TYPE_CHECKING:
+    import paramiko
+
+PROMPTS = 3
+POLL_S = 0.2
+# Asks a person: the answer, or None if nobody is there or nothing was typed. Returns soon after the event is set.
+Ask = Callable[[str, threading.Event], "str | None"]
+
+
+class SecretNeededError(Exception):
+    """A server takes no key that we can use; it may take one of these keys, once unlocked, or a password."""
+
+    def __init__(
+        self,
+        otherwise: ClusterctlError,
+        *,
+        keys: Sequence[Path],
+        user: str,
+        where: str,
+        takes_password: bool,
+        refused: Iterable[str],
+    ) -> None:
+        super().__init__(str(otherwise))
+        self.otherwise = otherwise  # what to raise when nobody gives us a secret
+        self.keys = tuple(keys)
+        self.user = user
+        self.where = where
+        self.takes_password = takes_password
+        self.refused = frozenset(refused)  # passwords that this server did not take
+
+
+@dataclass
+class _Account:
+    """The passwords given for a user name; hosts of one user name mostly share one."""
+
+    passwords: list[str] = field(default_factory=list)
+    asked: int = 0  # since one was right
+
+
+class Secrets:
+    """Unlocked keys and passwords of one transport. Safe from several threads; one of them asks, the others wait."""
+
+    def __init__(self, ask: Ask | None = None) -> None:
+        self._ask = ask or ask_terminal
+        self._asking = threading.Lock()
+        self._stop = threading.Event()
+        self._keys: dict[Path, paramiko.PKey] = {}
+        self._given_up: set[Path] = set()
+        self._accounts: defaultdict[str, _Account] = defaultdict(_Account)
+
+    def key(self, path: Path, load: Callable[[], paramiko.PKey] | None = None) -> paramiko.PKey | None:
+        """The key of a file, loaded once; None for one that is locked."""
+        if path not in self._keys and load is not None:
+            self._keys[path] = load()
+        return self._keys.get(path)
+
+    def passwords(self, user: str) -> list[str]:
+        """What was given for this user so far, the right ones first."""
+        return list(self._accounts[user].passwords)
+
+    def was_right(self, user: str, password: str) -> None:
+        """A server took this one."""
+        account = self._accounts[user]
+        account.asked = 0
+        if account.passwords[0] != password:
+            account.passwords = [password, *(other for other in account.passwords if other != password)]
+
+    def wait(self) -> None:
+        """Let a person finish typing: what they type may be what the caller needs."""
+        with self._asking:
+            return
+
+    def obtain(self, needed: SecretNeededError, stop: threading.Event) -> bool:
+        """Whether there is now something to try that was not there before. Asks for it if need be."""
+        with self._asking:
+            if stop.is_set():
+                return False
+            for path in needed.keys:
+                if path not in self._given_up and (path in self._keys or self._unlock(path, stop)):
+                    return True
+            return needed.takes_password and self._ask_password(needed, stop)
+
+    @property
+    def stopped(self) -> threading.Event:
+        """What will be set by the next `stop`."""
+        return self._stop
+
+    def stop(self) -> None:
+        """Leave alone who is being asked, and do not ask for those who wait for it."""
+        stopped, self._stop = self._stop, threading.Event()
+        stopped.set()
+
+    def _unlock(self, path: Path, stop: threading.Event) -> bool:
+        library.load()
+        import paramiko
+
+        again = ""
+        for _ in range(PROMPTS):
+            passphrase = self._ask(f"{again}Passphrase of {path}: ", stop)
+            if passphrase is None:
+                break
+            try:
+                self._keys[path] = paramiko.PKey.from_path(path, passphrase.encode())
+            except (paramiko.SSHException, ValueError, TypeError):
+                again = "That was not it. "
+                continue
+            return True
+        if not stop.is_set():
+            self._given_up.add(path)
+        return False
+
+    def _ask_password(self, needed: SecretNeededError, stop: threading.Event) -> bool:
+        account = self._accounts[needed.user]
+        if set(account.passwords) - needed.refused:  # somebody else has asked meanwhile
+            return True
+        if account.asked >= PROMPTS:
+            return False
+        again = "Permission denied. " if account.asked else ""
+        password = self._ask(f"{again}Password of {needed.where}: ", stop)
+        if password is None:
+            account.asked = account.asked if stop.is_set() else PROMPTS
+            return False
+        account.asked += 1
+        if password not in account.passwords:
+            account.passwords.append(password)
+        return password not in needed.refused
+
+
+def ask_terminal(prompt: str, stop: threading.Event) -> str | None:
+    """Ask on the terminal, without echo. None without one: standard input must be it, so that no script hangs."""
+    try:
+        if not os.isatty(0):
+            return None
+        tty = os.open("/dev/tty", os.O_RDWR | os.O_NOCTTY)
+    except OSError:
+        return None
+    try:
+        with _no_echo(tty):
+            os.write(tty, prompt.encode(errors="replace"))
+            line = _read_line(tty, stop)
+            os.write(tty, b"\n")
+    finally:
+        os.close(tty)
+    return line.decode(errors="surrogateescape").rstrip("\r\n") or None
+
+
+@contextlib.contextmanager
+def _no_echo(tty: int) -> Iterator[None]:
+    before = termios.tcgetattr(tty)
+    silent = [*before[:3], before[3] & ~termios.ECHO, *before[4:]]
+    termios.tcsetattr(tty, termios.TCSAFLUSH, silent)
+    try:
+        yield
+    finally:
+        termios.tcsetattr(tty, termios.TCSAFLUSH, before)
+
+
+def _read_line(tty: int, stop: threading.Event) -> bytes:
+    line = b""
+    while not line.endswith(b"\n") and not stop.is_set():
+        if select.select([tty], [], [], POLL_S)[0]:
+            piece = os.read(tty, 4096)
+            if not piece:
+                break
+            line += piece
+    return b"" if stop.is_set() else line

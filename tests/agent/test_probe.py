@@ -1,0 +1,257 @@
+"""A node's preflight: its facts, its ports, and how nodes prove to each other who listens."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agent.nodes import PYTHONS, asked
+from clusterctl.agent import facts, ports
+from clusterctl.agent.addresses import find_address, interface_of, local_addresses
+from clusterctl.agent.jobs import is_free
+from clusterctl.agent.paths import JobPaths
+from clusterctl.agent.protocol import AgentError
+from clusterctl.agent.reach import Answerer, Target, try_all
+from clusterctl.agent.start import JobLock
+from clusterctl.agent.store import dispatch_lock
+
+LOCAL = "127.0.0.1"
+TOKEN = "a token"
+REQUEST = {
+    "op": "check",
+    "python": sys.executable,
+    "runtime": True,
+    "address": None,
+    "nic": None,
+    "port": 20_000,
+    "count": 2,
+    "lead": True,
+}
+
+
+def listening(address: str = LOCAL, backlog: int = 16) -> socket.socket:
+    sock = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET)
+    sock.bind((address, 0))
+    sock.listen(backlog)
+    return sock
+
+
+def target(sock: socket.socket, token: str = TOKEN) -> Target:
+    address, port = sock.getsockname()[:2]
+    return Target(1, address, port, token)
+
+
+@contextlib.contextmanager
+def answering(*socks: socket.socket) -> Iterator[None]:
+    answerer = Answerer(socks, TOKEN)
+    try:
+        yield
+    finally:
+        answerer.close()
+
+
+def outcome(where: Target) -> str:
+    (result,) = try_all([where])
+    return result.outcome
+
+
+# Reaching.
+
+
+def has_ipv6() -> bool:
+    with contextlib.suppress(OSError):
+        listening("::1").close()
+        return True
+    return False
+
+
+@pytest.mark.parametrize(
+    "address", [LOCAL, pytest.param("::1", marks=pytest.mark.skipif(not has_ipv6(), reason="no IPv6 here"))]
+)
+def test_a_probe_that_listens_is_reached_on_all_its_ports_by_many(address: str) -> None:
+    first, second = listening(address), listening(address)
+    with answering(first, second):
+        results = try_all([target(first), target(second)] * 50)
+    assert [result.outcome for result in results] == ["ok"] * 100
+
+
+def test_a_port_where_nobody_listens_refuses() -> None:
+    sock = listening()
+    where = target(sock)
+    sock.close()
+    assert outcome(where) == "refused"
+
+
+def test_a_port_that_drops_what_comes_is_told_from_one_that_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("clusterctl.agent.reach.CONNECT_S", 0.3)
+    sock = listening(backlog=0)
+    with contextlib.ExitStack() as stack:
+        stack.callback(sock.close)
+        for _ in range(4):  # a full queue: the kernel drops what comes next
+            crowd = socket.socket()
+            stack.callback(crowd.close)
+            crowd.setblocking(False)
+            crowd.connect_ex(sock.getsockname())
+        assert outcome(target(sock)) == "silent"
+
+
+def test_an_address_to_which_no_route_leads_is_told_so() -> None:
+    assert outcome(Target(1, "255.255.255.255", 7164, TOKEN)) == "no_route"
+
+
+def test_another_probes_port_is_a_strangers() -> None:
+    sock = listening()
+    with answering(sock):
+        assert outcome(target(sock, token="of another")) == "stranger"
+
+
+def test_who_takes_the_connection_and_says_nothing_is_mute(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("clusterctl.agent.reach.REPLY_S", 0.3)
+    with listening() as sock:
+        assert outcome(target(sock)) == "mute"
+
+
+def test_a_visitor_that_says_too_much_or_nothing_harms_nobody() -> None:
+    sock = listening()
+    place = sock.getsockname()
+    with answering(sock), socket.create_connection(place) as rude, socket.create_connection(place):
+        rude.sendall(b"x" * 1000)
+        rude.settimeout(10)
+        with contextlib.suppress(ConnectionResetError):
+            assert rude.recv(1) == b""
+        assert outcome(target(sock)) == "ok"
+
+
+# Ports.
+
+
+def test_ports_that_others_have_are_passed_over_and_their_holder_is_named() -> None:
+    program = "import socket,sys; s=socket.socket(); s.bind(('127.0.0.1',0)); s.listen(); print(s.getsockname()[1])"
+    command = [sys.executable, "-c", program + "; sys.stdout.flush(); sys.stdin.read()"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
+        assert other.stdout is not None
+        first = int(other.stdout.readline())
+        taken, busy = ports.take(LOCAL, first, 2)
+        numbers = [sock.getsockname()[1] for sock in taken]
+        for sock in taken:
+            sock.close()
+        assert busy[0] == first
+        assert first not in numbers
+        assert len(set(numbers)) == 2
+        (holder,) = ports.holders([first])
+        assert (holder["port"], holder["pid"], holder["uid"]) == (first, other.pid, os.getuid())
+        assert holder["name"].startswith("python")
+
+
+def test_a_port_of_a_job_is_named_by_its_job() -> None:
+    with listening() as sock:
+        port = sock.getsockname()[1]
+        program = "import sys; sys.stdin.read()"
+        environ = {**os.environ, "CLUSTERCTL_JOB": "JOB20261121-081530"}
+        with subprocess.Popen(
+            [sys.executable, "-c", program], stdin=subprocess.PIPE, env=environ, pass_fds=[sock.fileno()]
+        ) as child:
+            sock.close()
+            (holder,) = ports.holders([port])
+            assert (holder["pid"], holder["name"]) == (child.pid, "JOB20261121-081530")
+
+
+# Addresses.
+
+
+def test_a_nic_may_be_a_subnet_or_an_address() -> None:
+    assert find_address(None, "127.0.0.0/8") == LOCAL
+    assert find_address(None, LOCAL) == LOCAL
+    assert interface_of(LOCAL) == "lo"
+
+
+@pytest.mark.skipif(not has_ipv6(), reason="no IPv6 here")
+def test_ipv6_addresses_are_found_too() -> None:
+    assert ("lo", "::1") in local_addresses()
+    assert find_address(None, "::1/128") == "::1"
+
+
+@pytest.mark.parametrize("nic", ["240.0.0.0/8", "240.1.2.3", "2001:db8:dead::/48"])
+def test_a_subnet_that_this_node_is_not_in_is_named_beside_what_there_is(nic: str) -> None:
+    with pytest.raises(AgentError, match=f"there is no address.*{nic}") as raised:
+        find_address(None, nic)
+    assert f"lo ({LOCAL})" in str(raised.value.hint)
+
+
+# Leftovers.
+
+
+def test_only_processes_of_jobs_that_nobody_holds_are_left_over(tmp_path: Path) -> None:
+    held, dead = (JobPaths(tmp_path / name) for name in ("JOB20261121-081530", "JOB20261121-081531"))
+    children = []
+    for job in (held, dead):
+        job.meta.mkdir(parents=True)
+        job.record.write_text("{}")
+        environ = {"CLUSTERCTL_JOB_DIR": str(job.dir)}
+        children.append(subprocess.Popen([sys.executable, "-S", "-c", "input()"], stdin=subprocess.PIPE, env=environ))
+    try:
+        with JobLock(held):
+            assert facts.leftovers(tmp_path) == [{"job": dead.dir.name, "pids": [children[1].pid]}]
+        assert is_free(held)
+        assert len(facts.leftovers(tmp_path)) == 2
+    finally:
+        for child in children:
+            child.kill()
+            child.communicate()
+    assert facts.leftovers(tmp_path) == []
+
+
+def test_a_dispatch_that_nobody_goes_on_with_is_left_over(tmp_path: Path) -> None:
+    (tmp_path / ".clusterctl/incoming/half").mkdir(parents=True)
+    with dispatch_lock(tmp_path, {"by": "me"}):
+        assert facts.half_dispatched(tmp_path) == []
+    assert facts.half_dispatched(tmp_path) == ["half"]
+
+
+# The conversation.
+
+
+def facts_of(call: Any) -> dict[str, Any]:
+    found: dict[str, Any] = call.receive()["facts"]
+    return found
+
+
+def test_two_probes_tell_their_facts_and_reach_each_other(tmp_path: Path) -> None:
+    oldest = next(iter(PYTHONS[version] for version in ("3.9", "3.10") if version in PYTHONS), sys.executable)
+    follower = {**REQUEST, "lead": False}
+    with asked(tmp_path / "a", REQUEST) as a, asked(tmp_path / "b", follower, python=oldest) as b:
+        of_a, of_b = facts_of(a), facts_of(b)
+        assert of_a["problems"] == of_b["problems"] == []
+        assert of_a["busy"] == of_b["busy"] == [], "probes are no strangers to each other"
+        assert [len(of_a["listening"]), len(of_b["listening"])] == [3, 2]
+        assert set(of_a["versions"]) == {"python", "numpy", "pyzmq"}
+        assert of_a["memory"]["available"] <= of_a["memory"]["total"]
+        assert of_a["disk"]["free"] <= of_a["disk"]["total"]
+        for call, other in ((a, of_b), (b, of_a)):
+            call.send({"targets": [[1, LOCAL, port, token] for port, token in other["listening"]]})
+        for call, count in ((a, 2), (b, 3)):
+            assert call.receive()["clock"] > of_a["clock"]
+            assert [result[3] for result in call.receive()["reach"]] == ["ok"] * count
+        for call in (a, b):  # only when both have tried
+            call.send({"over": True})
+            assert call.result() == {}
+
+
+def test_what_a_node_lacks_does_not_keep_it_from_telling_the_rest(tmp_path: Path) -> None:
+    wrong = {**REQUEST, "python": "/no/such/python", "nic": "nope0"}
+    with asked(tmp_path / "home", wrong) as call:
+        found = facts_of(call)
+        assert [(problem["check"], bool(problem["hint"])) for problem in found["problems"]] == [
+            ("python", True),
+            ("address", True),
+        ]
+        assert found["listening"] == []
+        assert found["cores"] >= 1

@@ -1,0 +1,229 @@
+"""Nodes pass a stream on: whole, to the right ones only, and around whatever breaks."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from agent.nodes import PYTHONS
+from agent.relays import STREAM, LyingRelay, Member, Relays, read_all, reader
+from clusterctl.agent import relay, relay_links
+from clusterctl.agent.relay import Branch, Lag, Relay, RelayBroken
+
+PACKAGE_ROOT = Path(relay.__file__).parents[2]
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left() -> Iterator[None]:
+    """No thread and no descriptor outlives a relay."""
+    before = set(os.listdir("/proc/self/fd"))  # noqa: PTH208
+    yield
+    assert [thread.name for thread in threading.enumerate() if thread.name.startswith("relay")] == []
+    assert set(os.listdir("/proc/self/fd")) <= before  # noqa: PTH208
+
+
+@pytest.fixture
+def short_patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (relay, relay_links):
+        monkeypatch.setattr(module, "STALL_S", 0.5)
+    monkeypatch.setattr(relay_links, "JOIN_S", 1.0)
+    monkeypatch.setattr(relay_links, "CALL_S", 1.0)
+    monkeypatch.setattr(relay_links, "BUFFERED", 256 << 10)
+    monkeypatch.setattr(Lag, "ALLOWED_S", 0.3)
+
+
+@pytest.mark.parametrize("count", [1, 2, 5, 40])
+def test_every_node_gets_every_byte(count: int) -> None:
+    relays = Relays(count)
+    relays.run()
+    assert [m.node for m in relays.members.values() if m.got != STREAM or m.broken or m.lost] == []
+
+
+def test_an_empty_stream_ends_at_once() -> None:
+    relays = Relays(2)
+    members = [relays.start(node, b"") for node in (0, 1)]
+    assert [bytes(member.relay.read(10)) for member in members] == [b"", b""]
+    relays.close()
+
+
+def test_what_the_receiver_does_not_read_is_passed_on_all_the_same() -> None:
+    relays = Relays(3)
+    relays.run(reads={1: lambda member: None})
+    assert relays.members[2].got == STREAM
+
+
+@pytest.mark.parametrize("python", [version for version in ("3.9", "3.13") if version in PYTHONS] or ["none"])
+def test_it_works_between_processes_in_other_pythons(python: str) -> None:
+    if python == "none":
+        pytest.skip("no other python on this machine")
+    relays = Relays(3)
+    program = (
+        "import json, sys\n"
+        "from clusterctl.agent.relay import Branch, Keys, Relay\n"
+        "relay = Relay('127.0.0.1'); print(relay.port, flush=True)\n"
+        "keys, down, length = json.loads(sys.stdin.readline())\n"
+        "relay.start(Keys(*keys), 'node0', [Branch(*b) for b in down], length)\n"
+        "total = sum(map(len, iter(lambda: relay.read(1 << 20), b'')))\n"
+        "print(total, relay.finish(), 'numpy' in sys.modules, flush=True)\n"
+    )
+    command = [PYTHONS[python], "-c", program]
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=PACKAGE_ROOT
+    ) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        port = int(process.stdout.readline())
+        relays.members[1].relay.close()
+        last = ["127.0.0.1", relays.members[2].relay.port, "node2", 1]
+        process.stdin.write(json.dumps([relays.keys[1], [last], len(STREAM)]) + "\n")
+        process.stdin.flush()
+        threads = [
+            threading.Thread(
+                target=relays.start(0, downstream=[Branch("127.0.0.1", port, "node1", 2)]).run, args=(read_all,)
+            ),
+            threading.Thread(target=relays.start(2).run, args=(read_all,)),
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert process.stdout.readline() == f"{len(STREAM)} [] False\n"
+    assert relays.members[2].got == STREAM
+
+
+def test_the_nodes_behind_a_dead_one_hear_that_nothing_comes(short_patience: None) -> None:
+    relays = Relays(4, dead=(2,))
+    relays.run(without=(2,))
+    assert relays.members[0].got == relays.members[1].got == STREAM
+    assert relays.members[1].lost == ["node2"]
+    assert relays.members[3].broken == "the relay broke: node2 did not come within 1 s"
+
+
+def test_the_nodes_behind_one_that_dies_midway_keep_what_came(short_patience: None) -> None:
+    def die(member: Member) -> None:
+        while len(member.got) < 1 << 20:
+            member.got += member.relay.read(10_000)
+        member.relay.close()
+
+    relays = Relays(5)
+    relays.run(reads={2: die})
+    members = relays.members
+    assert members[0].got == members[1].got == STREAM
+    for node in (3, 4):
+        assert members[node].broken
+        assert STREAM.startswith(bytes(members[node].got))
+        assert 0 < len(members[node].got) < len(STREAM)
+        assert len(members[node].got) >= 1 << 19
+
+
+def test_a_lying_node_is_not_noticed_here_but_by_the_hashes_of_the_receiver() -> None:
+    relays = Relays(3, kinds={1: LyingRelay})
+    relays.run()
+    assert relays.members[1].got == STREAM
+    assert relays.members[2].got == bytes(len(STREAM))
+
+
+def test_a_node_that_takes_nothing_is_given_up_and_holds_up_nobody_before_it(short_patience: None) -> None:
+    relays = Relays(4)
+    stream = STREAM * 8  # more than all socket buffers and our own
+    stuck = relays.start(2, stream)
+    others = [relays.start(node, stream) for node in (0, 1)]
+    threads = [threading.Thread(target=member.run, args=(read_all,)) for member in others]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert [member.got == stream for member in others] == [True, True]
+    assert [member.lost for member in others] == [[], ["node2"]]
+    with pytest.raises(RelayBroken):
+        read_all(stuck)
+    relays.close()
+
+
+def test_silence_of_the_upstream_node_is_noticed(short_patience: None) -> None:
+    relays = Relays(2)
+    member = relays.start(1)
+    relays.start(0)
+    with pytest.raises(RelayBroken, match=r"nothing came from node0 for 0\.5 s"):
+        member.relay.read(1)
+    relays.close()
+
+
+def test_strangers_are_not_served_and_hold_up_nobody() -> None:
+    relays, others = Relays(3), Relays(3)
+    member = relays.start(1, downstream=[])
+    port = member.relay.port
+    silent = [socket.create_connection(("127.0.0.1", port)) for _ in range(5)]
+    silent[0].sendall(b"GET / HTTP/1.0\r\n\r\n")
+    refused = []
+    for keys in (others.keys[0], relays.keys[2]):  # of another dispatch; of another node
+        stranger = Relay("127.0.0.1")
+        stranger.start(keys, None, [Branch("127.0.0.1", port, "node1")], len(STREAM), reader(bytes(len(STREAM))))
+        refused.append(stranger.finish())
+    assert refused == [["node1"], ["node1"]]
+    relays.start(0)
+    head = threading.Thread(target=relays.members[0].run, args=(read_all,))
+    head.start()
+    member.run(read_all)
+    head.join()
+    assert member.got == STREAM
+    for sock in silent:
+        sock.close()
+    relays.close()
+    others.close()
+
+
+@pytest.mark.parametrize("wrong", ["another dispatch", "another node"])
+def test_nothing_is_sent_to_a_node_that_cannot_prove_its_name(wrong: str) -> None:
+    relays, others = Relays(3), Relays(3)
+    keys = others.keys[1] if wrong == "another dispatch" else relays.keys[2]
+    impostor = relays.start(1, keys=keys, downstream=[])
+    head = relays.start(0)
+    head.run(read_all)
+    assert head.got == STREAM
+    assert head.lost == ["node1"]
+    impostor.relay.close()
+    assert impostor.got == bytearray()
+    relays.close()
+    others.close()
+
+
+@pytest.mark.parametrize("when", ["before the start", "after the start", "midway", "after the finish"])
+def test_closing_is_possible_at_any_moment(when: str) -> None:
+    relays = Relays(3)
+    if when != "before the start":
+        for node in relays.members:
+            relays.start(node)
+    if when == "midway":
+        relays.members[0].relay.read(1000)
+    if when == "after the finish":
+        relays.members[0].relay.finish()
+    relays.close()
+    relays.close()
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_a_lag_is_allowed_in_proportion_to_the_work_and_to_the_nodes_behind() -> None:
+    clock = Clock()
+    lags = {nodes: Lag(nodes, clock) for nodes in (1, 2, 15)}
+    before = {nodes: lag.left_s() for nodes, lag in lags.items()}
+    assert before == {1: pytest.approx(2.2), 2: pytest.approx(2.4), 15: pytest.approx(5)}
+    clock.now += 10
+    assert {nodes: lag.left_s() - before[nodes] for nodes, lag in lags.items()} == pytest.approx({1: 10, 2: 20, 15: 30})
+    clock.now += 5
+    lags[1].waited(5)
+    assert lags[1].left_s() == pytest.approx(before[1] + 5)

@@ -1,0 +1,264 @@
+"""Setup on one node: an environment is there and works, or nothing is."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agent.nodes import PYTHONS, ask, asked
+from clusterctl.agent.requirements import effective, logical_lines
+from clusterctl.agent.venvs import in_environment
+from clusterctl.agent.wheels import Wheel, WheelStore, describe, shebang
+from clusterctl.cluster import AgentCall
+from clusterctl.errors import NodeError, RefusedError
+from clusterctl.setup.downloads import explain
+from clusterctl.setup.platforms import kind_of, platform_of
+from clusterctl.setup.sending import send_files
+from support.wheels import make_wheel, tiny
+
+VERSIONS = sorted({"3.9", "3.13"} & set(PYTHONS)) or [f"3.{sys.version_info.minor}"]
+REQUEST = {"op": "setup", "requirements": ["tiny"]}
+
+
+def store_of(directory: Path, *files: Path) -> tuple[WheelStore, list[Wheel]]:
+    """This machine's store with these wheels in it."""
+    store = WheelStore(directory)
+    directory.mkdir()
+    return store, [store.adopt(file) for file in files]
+
+
+def install(call: AgentCall, lock: list[Wheel], store: WheelStore) -> dict[str, Any]:
+    call.receive()
+    call.send({"do": "offer", "lock": lock, "online": False, "options": []})
+    missing = [lock[index] for index in call.receive()["missing"]]
+    send_files(call, missing, store)
+    call.send({"do": "build", "lock": lock})
+    return call.result()
+
+
+def ours(home: Path) -> Path:
+    return home / "root/.clusterctl"
+
+
+def leftovers(home: Path) -> list[str]:
+    return [path.name for place in ("venvs", "wheels") for path in (ours(home) / place).glob(".*")]
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_an_environment_is_made_without_pip_or_venv_and_kept(version: str, tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    store, lock = store_of(tmp_path / "store", tiny(tmp_path))
+    with asked(home, REQUEST, python=PYTHONS[version]) as call:
+        made = install(call, lock, store)
+    assert made["built"]
+    venv = ours(home) / "venvs" / made["environment"]
+
+    def run(*words: object) -> str:
+        return subprocess.run([str(word) for word in words], capture_output=True, text=True, check=True).stdout.strip()
+
+    assert run(venv / "bin/python", "-c", "import sys, tiny; print(sys.prefix, tiny.VERSION)") == f"{venv} 1.0"
+    assert run(venv / "bin/tiny-say") == "tiny 1.0"
+    assert run(venv / "bin/tiny-plain") == str(venv)
+    listed = "import importlib.metadata as m; print([d.version for d in m.distributions() if d.name == 'tiny'])"
+    if version != "3.9":
+        assert run(venv / "bin/python", "-c", listed) == "['1.0']"
+    assert leftovers(home) == []
+
+    with asked(home, REQUEST, python=PYTHONS[version]) as call:
+        facts = call.receive()["facts"]
+        assert (facts["environment"], facts["lock"]) == (made["environment"], [list(wheel) for wheel in lock])
+        call.send({"do": "keep"})
+        assert call.result() == {"environment": made["environment"], "built": False}
+    other = {**REQUEST, "requirements": ["another"]}
+    with asked(home, other, python=PYTHONS[version]) as call:
+        assert call.receive()["facts"]["environment"] is None
+
+
+def test_only_wheels_that_are_missing_are_asked_for(tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    store, lock = store_of(tmp_path / "store", tiny(tmp_path))
+    with asked(home, REQUEST) as call:
+        install(call, lock, store)
+    more = [*lock, store.adopt(make_wheel(tmp_path, "more", "2", {"more.py": ""}))]
+    with asked(home, {**REQUEST, "requirements": ["tiny", "more"]}) as call:
+        call.receive()
+        call.send({"do": "offer", "lock": more, "online": False, "options": []})
+        assert call.receive() == {"missing": [1]}
+
+
+def test_a_wheel_that_arrives_damaged_is_refused_and_nothing_stays(tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    store, lock = store_of(tmp_path / "store", tiny(tmp_path))
+    data = bytearray(store.path(lock[0]).read_bytes())
+    data[len(data) // 2] ^= 1
+    store.path(lock[0]).write_bytes(data)
+    with asked(home, REQUEST) as call, pytest.raises(NodeError, match="other contents than announced"):
+        install(call, lock, store)
+    assert leftovers(home) == []
+    assert list((ours(home) / "wheels").iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("files", "lie_about", "words"),
+    [
+        ({"../../escaped.py": ""}, "", "leads out of it"),
+        ({"/escaped.py": ""}, "", "leads out of it"),
+        ({"tiny.py": "x = 1"}, "tiny.py", "not what its RECORD says"),
+        ({"entry_points.txt": "[console_scripts]\n../x = a:b\n"}, "", "no entry point"),
+    ],
+)
+def test_a_wheel_that_is_not_sound_makes_no_environment(
+    files: dict[str, str], lie_about: str, words: str, tmp_path: Path
+) -> None:
+    home = tmp_path / "home"
+    store, lock = store_of(tmp_path / "store", make_wheel(tmp_path, "tiny", "1.0", files, lie_about=lie_about))
+    with asked(home, REQUEST) as call, pytest.raises(NodeError, match=words):
+        install(call, lock, store)
+    assert leftovers(home) == []
+    assert not list(home.rglob("escaped.py"))
+    assert {path.name for path in (ours(home) / "venvs").iterdir()} == {"lock"}
+
+
+def test_packages_that_do_not_work_on_this_machine_make_no_environment(tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    broken = make_wheel(tmp_path, "numpy", "9", {"numpy.py": "raise ImportError('needs another CPU')"})
+    store, lock = store_of(tmp_path / "store", broken)
+    with asked(home, REQUEST) as call, pytest.raises(NodeError, match="needs another CPU"):
+        install(call, lock, store)
+    with asked(home, REQUEST) as call:
+        assert call.receive()["facts"]["environment"] is None
+    assert leftovers(home) == []
+
+
+def test_two_setups_are_kept_apart_until_the_first_is_gone(tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    with asked(home, REQUEST) as first:
+        first.receive()
+        with pytest.raises(RefusedError, match="another setup is at work"), asked(home, REQUEST) as second:
+            second.receive()
+        first._process.popen.kill()  # type: ignore[attr-defined]
+        first._process.popen.wait()  # type: ignore[attr-defined]
+        with asked(home, REQUEST) as third:
+            assert "facts" in third.receive()
+
+
+def test_what_a_killed_setup_left_goes_away_with_the_next_one(tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    store, lock = store_of(tmp_path / "store", tiny(tmp_path))
+    with asked(home, REQUEST) as call:
+        call.receive()
+        call.send({"do": "take", "lock": [lock[0]._replace(size=10**9)]})
+        call.write(b"x" * (1 << 22))  # more than the pipe holds: it is being written when all of this is gone
+        assert leftovers(home) != []
+        call._process.popen.kill()  # type: ignore[attr-defined]
+        call._process.popen.wait()  # type: ignore[attr-defined]
+    assert leftovers(home) != []
+    with asked(home, REQUEST) as call:
+        install(call, lock, store)
+    assert leftovers(home) == []
+
+
+def test_pip_on_the_node_is_ended_when_the_control_machine_goes(tmp_path: Path) -> None:
+    """It waits for a package index that never answers."""
+    import socket
+
+    from support.processes import processes_with_environment, wait_until
+
+    home = tmp_path / "home"
+    with socket.create_server(("127.0.0.1", 0)) as never:
+        index = f"http://127.0.0.1:{never.getsockname()[1]}/"
+        with asked(home, REQUEST) as call:
+            assert call.receive()["facts"]["pip"]
+            call.send({"do": "resolve", "requirements": [f"--index-url {index}", "tiny"]})
+            never.accept()[0].detach()
+            assert len(processes_with_environment("HOME", str(home))) >= 2
+    wait_until(lambda: not processes_with_environment("HOME", str(home)), 10)
+    assert processes_with_environment("HOME", str(home)) == []
+    assert leftovers(home) == []
+
+
+def test_a_lock_that_names_more_than_wheels_is_refused(tmp_path: Path) -> None:
+    with asked(tmp_path / "home", REQUEST) as call:
+        call.receive()
+        call.send({"do": "offer", "lock": [["../a-1-py3-none-any.whl", "0" * 64, 1]], "online": False, "options": []})
+        with pytest.raises(RefusedError, match="not the name of a wheel"):
+            call.receive()
+
+
+def test_an_order_that_is_none_is_an_error(tmp_path: Path) -> None:
+    with asked(tmp_path / "home", REQUEST) as call:
+        call.receive()
+        call.send({"do": "dance", "lock": []})
+        with pytest.raises(Exception, match="does not know 'dance'"):
+            call.receive()
+    assert ask(tmp_path / "home", {"op": "jobs"}) == {"jobs": []}
+
+
+# Pure functions.
+
+
+def test_requirements_are_read_without_comments_and_with_continued_lines() -> None:
+    text = "# c\n\nnumpy>=1.2 # why\nfoo \\\n  ==1 \\\n  --hash=sha256:0\n--index-url x\n"
+    assert logical_lines(text) == [(3, "numpy>=1.2"), (4, "foo ==1 --hash=sha256:0"), (7, "--index-url x")]
+
+
+def test_what_the_runtime_needs_is_added_where_it_takes_part() -> None:
+    assert effective("NumPy<2\n", runtime=True) == ["NumPy<2", "pyzmq"]
+    assert effective("NumPy<2\n", runtime=False) == ["NumPy<2"]
+    assert effective(None, runtime=False) == ["numpy", "pyzmq"]
+
+
+def test_a_run_uses_the_environment_in_place_of_the_interpreter_setting() -> None:
+    spec = {"processes": [{"argv": ["python3", "a.py"]}, {"argv": ["sh", "x"]}]}
+    assert in_environment(spec, None, "python3") is spec
+    inside = in_environment(spec, Path("/v"), "python3")
+    assert inside["venv"] == "/v"
+    assert [process["argv"] for process in inside["processes"]] == [["/v/bin/python", "a.py"], ["sh", "x"]]
+
+
+def test_a_path_too_long_for_the_kernel_is_run_by_the_shell(tmp_path: Path) -> None:
+    directory = tmp_path / ("a b" + "x" * 130)
+    directory.mkdir()
+    (directory / "python").symlink_to(sys.executable)
+    script = directory / "script"
+    script.write_bytes(shebang(str(directory / "python")) + b"import sys; print(sys.argv[1:])\n")
+    script.chmod(0o755)
+    assert subprocess.run([script, "1 2"], capture_output=True, text=True, check=True).stdout == "['1 2']\n"
+    assert shebang("/p") == b"#!/p\n"
+
+
+def test_nodes_of_one_kind_get_wheels_that_the_oldest_of_them_can_load() -> None:
+    facts = {"implementation": "cp", "python": "3.11.2", "machine": "x86_64", "glibc": [2, 36], "pip": True}
+    old = {**facts, "glibc": [2, 17]}
+    assert kind_of(facts) == kind_of(old)
+    assert str(kind_of(facts)) == "python 3.11 x86_64"
+    tags = platform_of([facts, old]).tags()
+    assert tags[:2] == ["manylinux_2_17_x86_64", "manylinux2014_x86_64"]
+    assert tags[-1] == "linux_x86_64"
+    musl = platform_of([{**facts, "glibc": None}])
+    assert musl.kind != kind_of(facts)
+    assert musl.tags()[0] == "musllinux_1_2_x86_64"
+
+
+@pytest.mark.parametrize(
+    ("said", "kind", "words"),
+    [
+        ("ERROR: x\nERROR: No matching distribution found for foo==9\n", "config", "foo==9"),
+        ("WARNING: Retrying: Temporary failure in name resolution\nERROR: No matching", "node", "could not reach"),
+        ("ERROR: Could not install: [Errno 28] No space left on device\n", "node", "no space"),
+        ("", "config", "says nothing"),
+    ],
+)
+def test_the_words_of_pip_become_ours(said: str, kind: str, words: str) -> None:
+    error = explain(said, "on node0")
+    assert (error.kind, words in error.message) == (kind, True)
+
+
+def test_a_wheel_is_described_by_its_bytes(tmp_path: Path) -> None:
+    path = tiny(tmp_path)
+    wheel = describe(path)
+    assert (wheel.name, wheel.version, wheel.size) == ("tiny", "1.0", path.stat().st_size)

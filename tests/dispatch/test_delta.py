@@ -1,0 +1,300 @@
+"""However a workspace was changed since, a dispatch makes what a fresh copy would be; and so after any interruption."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import shutil
+import stat
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from agent.nodes import PipeCluster, Pipes
+from clusterctl.agent import receive, supersede
+from clusterctl.agent.paths import RESERVED
+from clusterctl.dispatch import Dispatched, Progress, dispatch, plan, scan
+from clusterctl.errors import ClusterctlError
+
+NAMES = ("a", "b", "a.b", "ü n")
+
+
+def described(top: Path) -> dict[str, tuple[Any, ...]]:
+    """Everything below `top` that must arrive: kind, mode, time, contents; ours left out."""
+    found: dict[str, tuple[Any, ...]] = {}
+    for folder, directories, files in os.walk(top):
+        for name in directories + files:
+            path = Path(folder, name)
+            status = path.lstat()
+            kind, mode = stat.S_IFMT(status.st_mode), stat.S_IMODE(status.st_mode)
+            what = path.readlink() if stat.S_ISLNK(kind) else path.read_bytes() if stat.S_ISREG(kind) else None
+            found[os.path.relpath(path, top)] = (kind, mode, status.st_mtime_ns, what)
+    return {name: what for name, what in found.items() if name.split("/")[0] not in RESERVED}
+
+
+class Place:
+    """A workspace, two nodes, and what was dispatched last."""
+
+    def __init__(self, directory: Path, python: str = sys.executable) -> None:
+        self.workspace = directory / "workspace"
+        self.workspace.mkdir(parents=True)
+        self.cache: Path | None = directory / "cache"
+        self.cluster = PipeCluster(directory, python, RELAY="never")
+        self.count = 0
+
+    def dispatch(self, **options: Any) -> Dispatched:
+        self.count += 1
+        job = f"JOB20261121-{self.count:06d}"
+        return dispatch(self.cluster, scan(self.workspace), Progress(), job, cache=self.cache, **options)
+
+    def job_dirs(self, done: Dispatched) -> list[Path]:
+        return [Path(outcome.get().dir) for outcome in done.outcomes]
+
+    def assert_same(self, done: Dispatched) -> None:
+        for directory in self.job_dirs(done):
+            assert described(directory) == described(self.workspace)
+            assert directory.name == done.job
+        for node in self.cluster.nodes:
+            assert list((self.cluster.home(node.id) / "clusterctl/.clusterctl/incoming").iterdir()) == []
+
+    def jobs(self, node: int = 0) -> list[str]:
+        return sorted(path.name for path in (self.cluster.home(node) / "clusterctl").glob("JOB*"))
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Iterator[Place]:
+    made = Place(tmp_path)
+    yield made
+    assert made.cluster.left() == []
+
+
+def change(top: Path, path: str, how: str, data: bytes) -> None:
+    """One thing that people do to a workspace."""
+    target = top / path
+    if not target.parent.is_dir() or any(parent.is_symlink() for parent in target.parents):
+        return
+    if target.is_dir() and not target.is_symlink():
+        shutil.rmtree(target)
+    else:
+        target.unlink(missing_ok=True)
+    if how == "file":
+        target.write_bytes(data)
+        target.chmod(0o600 if data[:1] < b"m" else 0o755)
+    elif how == "directory":
+        target.mkdir()
+        target.chmod(0o700 + len(data) % 8)
+    elif how == "link":
+        target.symlink_to("a")
+
+
+CHANGE = st.tuples(
+    st.lists(st.sampled_from(NAMES), min_size=1, max_size=3).map("/".join),
+    st.sampled_from(("file", "file", "directory", "link", "remove")),
+    st.binary(max_size=3),
+)
+STEP = st.tuples(st.lists(CHANGE, max_size=6), st.sampled_from(("no", "no", "start", "forget", "stray")))
+
+
+@settings(max_examples=8, deadline=None, suppress_health_check=list(HealthCheck))
+@given(steps=st.lists(STEP, min_size=2, max_size=4))
+def test_after_any_changes_every_node_has_what_a_fresh_copy_would_be(
+    tmp_path_factory: pytest.TempPathFactory, steps: list[Any]
+) -> None:
+    place = Place(tmp_path_factory.mktemp("delta"))
+    for changes, between in steps:
+        for path, how, data in changes:
+            change(place.workspace, path, how, data)
+        done = place.dispatch()
+        place.assert_same(done)
+        if between == "start":
+            for directory in place.job_dirs(done):
+                (directory / ".clusterctl/runs/0001").mkdir(exist_ok=True)
+                (directory / "written-by-the-job").write_text("x")
+        elif between == "forget":
+            place.cache = place.cache.with_name(f"other{place.count}") if place.cache else None
+        elif between == "stray":
+            (place.job_dirs(done)[0] / "stray").write_text("x")
+
+
+def test_an_unchanged_workspace_is_the_same_job_and_sends_nothing(place: Place) -> None:
+    (place.workspace / "f").write_text("f")
+    first, second = place.dispatch(), place.dispatch()
+    assert first.job == second.job
+    assert [outcome.get().kept for outcome in second.outcomes] == [True, True]
+
+
+def test_an_edit_takes_the_place_of_a_job_that_was_never_started(place: Place) -> None:
+    (place.workspace / "f").write_text("f")
+    (place.workspace / "g").write_bytes(random.Random(1).randbytes(100_000))
+    place.dispatch()
+    (place.workspace / "f").write_text("other")
+    done = place.dispatch()
+    place.assert_same(done)
+    assert place.jobs() == [done.job]
+    for outcome in done.outcomes:
+        assert (outcome.get().files_received, outcome.get().bytes_copied) == (1, 0)
+        assert outcome.get().bytes_sent < 1000
+
+
+def test_a_job_that_was_started_stays_and_its_files_are_copied_not_sent(place: Place) -> None:
+    (place.workspace / "g").write_bytes(random.Random(1).randbytes(100_000))
+    first = place.dispatch()
+    (place.job_dirs(first)[1] / ".clusterctl/runs/0001").mkdir()
+    (place.workspace / "f").write_text("new")
+    done = place.dispatch()
+    place.assert_same(done)
+    assert place.jobs() == [first.job, done.job]
+    for outcome in done.outcomes:
+        assert (outcome.get().files_received, outcome.get().bytes_copied) == (1, 100_000)
+    (place.job_dirs(done)[0] / "g").write_bytes(b"")
+    assert (place.job_dirs(first)[0] / "g").stat().st_size == 100_000
+
+
+def test_what_an_older_job_has_is_not_sent_again(place: Place) -> None:
+    for text in ("one", "two", "one"):
+        (place.workspace / "f").write_text(text)
+        done = place.dispatch()
+        for directory in place.job_dirs(done):
+            (directory / ".clusterctl/runs/0001").mkdir()
+    assert [outcome.get().files_received for outcome in done.outcomes] == [0, 0]
+    assert [(path / "f").read_text() for path in place.job_dirs(done)] == ["one", "one"]
+
+
+def test_rehash_finds_what_stamps_cannot(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    (place.workspace / "f").write_text("good")
+    done = place.dispatch()
+    for directory in place.job_dirs(done):
+        meta = directory / ".clusterctl/manifest"
+        (directory / "f").write_text("evil")
+        status = (directory / "f").stat()
+        good = (place.workspace / "f").stat()
+        os.utime(directory / "f", ns=(good.st_mtime_ns, good.st_mtime_ns))
+        now = (directory / "f").stat()
+        text = meta.read_text()
+        old = text[text.rindex("[") : text.index("]")]
+        meta.write_text(text.replace(old, f"[{now.st_mtime_ns},{now.st_ctime_ns},{now.st_ino}"))
+        assert status.st_size == 4
+    assert [outcome.get().kept for outcome in place.dispatch().outcomes] == [True, True]
+    again = place.dispatch(rehash=True)
+    assert [(path / "f").read_text() for path in place.job_dirs(again)] == ["good", "good"]
+
+
+def test_a_plan_tells_and_does_nothing(place: Place) -> None:
+    (place.workspace / "f").write_text("f")
+    (place.workspace / "g").write_text("g")
+    done = place.dispatch()
+    (place.workspace / "f").write_text("other")
+    (place.workspace / "g").unlink()
+    planned = [outcome.get() for outcome in plan(place.cluster, scan(place.workspace), cache=place.cache)]
+    assert [([entry.path for entry in p.send], p.delete) for p in planned] == [(["f"], ["g"])] * 2
+    assert place.jobs() == [done.job]
+    assert [(path / "f").read_text() for path in place.job_dirs(done)] == ["f", "f"]
+
+
+def test_only_a_part_of_the_nodes_completes_the_last_dispatch(place: Place) -> None:
+    (place.workspace / "f").write_text("f")
+    done = place.dispatch()
+    shutil.rmtree(place.job_dirs(done)[1])
+    whole = place.cluster.nodes
+    place.cluster.nodes = whole[1:]
+    again = place.dispatch()
+    assert again.job == done.job
+    assert described(place.job_dirs(again)[0]) == described(place.workspace)
+    (place.workspace / "f").write_text("other")
+    with pytest.raises(ClusterctlError, match="not what was sent"):
+        place.dispatch()
+    place.cluster.nodes = whole
+
+
+class Killing(Pipes):
+    """Kills its agent once it has been sent so many bytes."""
+
+    left = 0
+
+    def write(self, data: bytes) -> None:
+        if len(data) >= Killing.left:
+            super().write(data[: Killing.left])
+            self.popen.kill()
+            self.popen.wait()
+        Killing.left -= len(data)
+        super().write(data)
+
+
+def test_after_a_kill_at_any_moment_of_the_stream_the_next_dispatch_is_right(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chance = random.Random(7)
+    for number in range(6):
+        (place.workspace / f"f{number}").write_bytes(chance.randbytes(20_000))
+        (place.workspace / "changes").write_text(str(number))
+        Killing.left = chance.choice([50, 20_000, 30_000]) + 15_000  # boot and request come first
+        with monkeypatch.context() as patched:
+            patched.setattr("agent.nodes.Pipes", Killing)
+            with contextlib.suppress(ClusterctlError):
+                place.dispatch()
+        place.assert_same(place.dispatch())
+
+
+class Killed(BaseException):
+    """Nothing that anyone handles."""
+
+
+def test_a_change_in_place_that_was_cut_off_anywhere_is_finished_by_the_next_call(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = ("replace", "rename", "unlink", "mkdir", "symlink", "chmod", "utime", "rmdir")
+    for cut in range(1, 60):
+        place = Place(tmp_path / str(cut))
+        for name in ("kept", "edited", "gone", "becomes-directory"):
+            (place.workspace / name).write_text(name)
+        (place.workspace / "becomes-file").mkdir()
+        (place.workspace / "becomes-file/inner").write_text("x")
+        done = place.dispatch()
+        root = place.job_dirs(done)[0].parent
+        (place.workspace / "edited").write_text("anew")
+        (place.workspace / "gone").unlink()
+        for path, how in (("becomes-directory", "directory"), ("becomes-file", "file"), ("link", "link")):
+            change(place.workspace, path, how, b"data")
+        staging = root / ".clusterctl/incoming/staged"
+        (staging / "new").mkdir(parents=True)
+        entries = sorted(scan(place.workspace).entries, key=lambda entry: entry.path.replace("/", "\0"))
+        base = {row.entry.path: row for row in receive.read_manifest(root / done.job) or ()}
+        for number in supersede.changed(base, entries):
+            shutil.copy2(place.workspace / entries[number].path, staging / "new" / str(number))
+        record = {"job": "JOB20261121-999999", "node": 0}
+        count = 0
+        with monkeypatch.context() as patched:
+            for name in calls:
+                real = getattr(os, name)
+
+                def counting(*args: Any, real: Any = real, cut: int = cut, **options: Any) -> Any:
+                    nonlocal count
+                    count += 1
+                    if count == cut:
+                        raise Killed
+                    return real(*args, **options)
+
+                patched.setattr(os, name, counting)
+            try:
+                supersede.supersede(root, staging, done.job, record, entries)
+                finished = True
+            except Killed:
+                finished = False
+        supersede.recover(root)
+        names = [path.name for path in root.glob("JOB*")]
+        if names == [done.job]:  # cut off before the journal stood: nothing has happened
+            assert described(root / done.job) != described(place.workspace)
+            assert cut < 5
+        else:
+            assert names == [record["job"]]
+            assert described(root / names[0]) == described(place.workspace)
+        if finished:
+            break
+    assert finished
+    assert cut > 12, "the cuts came where something happens"

@@ -1,0 +1,66 @@
+"""Who gets the bytes from whom, and the keys for it."""
+
+from __future__ import annotations
+
+import pytest
+from cryptography import x509
+
+from clusterctl.dispatch.relay import Hop, make_keys, plan, worth_it
+
+
+@pytest.mark.parametrize("count", [1, 2, 16, 17, 40, 256])
+def test_every_node_gets_the_stream_once_and_there_is_one_head(count: int) -> None:
+    ids = list(range(100, 100 + count))
+    hops = plan(ids)
+    assert list(hops) == ids
+    assert [node for node in ids if hops[node].upstream is None] == ids[:1]
+    assert reached(hops, ids[0]) == set(ids)
+    for node, hop in hops.items():
+        assert len(hop.downstream) <= 2
+        for branch in hop.downstream:
+            assert hops[branch.node].upstream == node
+            assert branch.nodes == len(reached(hops, branch.node))
+
+
+def test_sixteen_nodes_are_one_chain() -> None:
+    hops = plan(range(16))
+    assert [hop.upstream for hop in hops.values()] == [None, *range(15)]
+
+
+@pytest.mark.parametrize(("count", "most"), [(16, 15), (40, 16), (256, 30)])
+def test_no_node_is_far_from_the_head(count: int, most: int) -> None:
+    hops = plan(range(count))
+
+    def depth(node: int) -> int:
+        upstream = hops[node].upstream
+        return 0 if upstream is None else 1 + depth(upstream)
+
+    assert max(map(depth, hops)) == most
+
+
+def reached(hops: dict[int, Hop], node: int) -> set[int]:
+    below = (reached(hops, branch.node) for branch in hops[node].downstream)
+    return {node}.union(*below)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "total", "mode", "relayed"),
+    [
+        (3, 100 << 20, "auto", True),
+        (2, 100 << 20, "auto", False),
+        (16, 100_000, "auto", False),
+        (2, 1, "always", True),
+        (1, 100 << 20, "always", False),
+        (16, 100 << 20, "never", False),
+    ],
+)
+def test_relaying_is_chosen_by_nodes_bytes_and_setting(nodes: int, total: int, mode: str, relayed: bool) -> None:
+    assert worth_it(nodes, total, mode) is relayed
+
+
+def test_each_node_has_a_certificate_of_its_own_name_and_all_have_one_authority() -> None:
+    keys = make_keys([3, 7])
+    names = [x509.load_pem_x509_certificate(own.encode()).subject.rfc4514_string() for own, _ in keys.values()]
+    assert names == ["CN=node3", "CN=node7"]
+    assert keys[3][1] == keys[7][1]
+    assert make_keys([3])[3][1] != keys[3][1]

@@ -1,0 +1,80 @@
+"""Who gets which shard, and what is said of a pattern that matches nothing."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from clusterctl.agent.tree import DIRECTORY, FILE, Entry
+from clusterctl.dispatch.shards import Shards, for_node, shard_number
+from clusterctl.errors import ConfigError
+
+
+def node(*ranks: int) -> Any:
+    return SimpleNamespace(trainer_ranks=ranks)
+
+
+def entries(*paths: str) -> list[Entry]:
+    return [Entry(path, FILE, 0o644, 0) for path in paths]
+
+
+def paths(found: list[Entry]) -> list[str]:
+    return [entry.path for entry in found]
+
+
+TREE = ["train.py", "train_data/words", *(f"train_data/t.txt-{n:05d}" for n in range(5)), "test_data/t-00003"]
+
+
+def test_the_number_modulo_trainers_decides_and_everything_else_goes_everywhere() -> None:
+    shards = Shards(entries(*TREE), ["train_data/t.*"], 2)
+    common = ["train.py", "train_data/words"]
+    numbers = [[0, 2, 4], [1, 3]]
+    for rank in (0, 1):
+        own = [f"train_data/t.txt-{n:05d}" for n in numbers[rank]]
+        assert paths(shards.of(node(rank))) == [*common, *own, "test_data/t-00003"]
+    assert paths(shards.of(node(0, 1))) == TREE
+    assert paths(shards.of(node())) == [*common, "test_data/t-00003"]
+
+
+def test_a_pattern_without_a_slash_is_about_names_anywhere() -> None:
+    assert paths(for_node(entries(*TREE), ["t*-0000?"], node(0), 4)) == [*TREE[:3], TREE[6]]
+
+
+def test_a_directory_is_no_shard() -> None:
+    tree = [Entry("d-1", DIRECTORY, 0o755, 0), *entries("d-1/a-1")]
+    assert paths(for_node(tree, ["*-1"], node(0), 2)) == ["d-1"]
+
+
+@pytest.mark.parametrize(
+    ("name", "number"),
+    [
+        ("train.txt-00003", 3),
+        ("part-3.csv", 3),
+        ("part-3.csv.gz", 3),
+        ("part.1.2", 2),
+        ("part-00012.tar.7z", 12),
+        ("2021-01-05.csv", 5),
+        ("d/1/x7", 7),
+    ],
+)
+def test_the_number_is_the_last_thing_before_the_endings(name: str, number: int) -> None:
+    assert shard_number(name) == number
+
+
+def test_a_shard_without_a_number_is_an_error_that_names_it() -> None:
+    with pytest.raises(ConfigError, match="'train_data/words' matches SHARDS"):
+        Shards(entries(*TREE), ["train_data/*"], 2)
+
+
+def test_a_pattern_that_matches_nothing_is_told_with_what_it_may_have_meant() -> None:
+    patterns = ["t.txt-*", "data/t.txt-*", "train_dota/t.txt-0000?", "xyz"]
+    tree = [*entries(*TREE), Entry("xyz", DIRECTORY, 0o755, 0)]
+    assert Shards(tree, patterns, 2).warnings() == [
+        "SHARDS: 'data/t.txt-*' matches no file in the workspace; did you mean 'train_data/t.txt-*'?",
+        "SHARDS: 'train_dota/t.txt-0000?' matches no file in the workspace; did you mean 'train_data/t.txt-0000?'?",
+        "SHARDS: 'xyz' matches no file in the workspace",
+    ]
+    assert Shards(entries("train-1"), ["trian-*"], 1).warnings()[0].endswith("; the nearest is 'train-1'")
+    assert Shards(tree, [], 2).warnings() == []

@@ -1,0 +1,235 @@
+"""A scanned workspace: hashed only where it must be, never wrongly, and the same whatever the way it was read."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import random
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from clusterctl.dispatch import cache as caches
+from clusterctl.dispatch import hashing
+from clusterctl.dispatch.workspace import Workspace, scan
+from clusterctl.errors import ConfigError, RefusedError
+
+OLD_NS = 10**18
+
+
+@pytest.fixture
+def top(tmp_path: Path) -> Path:
+    """200 small files and a large one, in directories, one with a name that is not UTF-8."""
+    top = tmp_path / "workspace"
+    for i in range(200):
+        path = top / f"d{i // 50}" / f"f{i}"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(b"%d" % i)
+    (top / os.fsdecode(b"not-utf8-\xff\xfe")).write_bytes(b"odd")
+    (top / "large").write_bytes(bytes(9 << 20))
+    (top / "link").symlink_to("d0/f1")
+    return top
+
+
+@pytest.fixture
+def later(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hashing happens an hour after the files were written."""
+    now = hashing.time.time_ns
+    monkeypatch.setattr(hashing.time, "time_ns", lambda: now() + 3600 * 10**9)
+
+
+@pytest.fixture
+def read(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The names of files that are opened for hashing."""
+    opened: list[str] = []
+    original = hashing._read
+    monkeypatch.setattr(hashing, "_read", lambda place: opened.append(place.rpartition("/")[2]) or original(place))
+    return opened
+
+
+def digests(workspace: Workspace) -> dict[str, str]:
+    return {entry.path: entry.digest for entry in workspace.entries if entry.kind == "f"}
+
+
+def contents(top: Path) -> dict[str, str]:
+    files = (path for path in top.rglob("*") if path.is_file() and not path.is_symlink())
+    return {os.fspath(path.relative_to(top)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
+
+
+def test_what_is_scanned_has_the_hashes_of_its_files_and_counts_them(top: Path) -> None:
+    workspace = scan(top)
+    assert digests(workspace) == contents(top)
+    assert workspace.files == 202
+    assert workspace.bytes == sum(path.stat().st_size for path in top.rglob("*") if path.is_file()) - 1
+    seen = {""}
+    for entry in workspace.entries:
+        assert os.path.dirname(entry.path) in seen  # noqa: PTH120 - "" of a name at the top
+        seen.add(entry.path)
+
+
+@pytest.mark.usefixtures("later")
+def test_an_unchanged_file_is_not_read_again_unless_asked_to(top: Path, tmp_path: Path, read: list[str]) -> None:
+    first = scan(top, cache=tmp_path / "cache")
+    assert len(read) == 202
+    read.clear()
+    assert scan(top, cache=tmp_path / "cache") == first
+    assert read == []
+    assert scan(top, cache=tmp_path / "cache", rehash=True) == first
+    assert len(read) == 202
+
+
+@pytest.mark.usefixtures("later")
+def test_only_what_changed_is_read_again(top: Path, tmp_path: Path, read: list[str]) -> None:
+    scan(top, cache=tmp_path / "cache")
+    status = (top / "d1/f60").stat()
+    (top / "d1/f60").write_bytes(b"06")  # as long as before, and dated back
+    os.utime(top / "d1/f60", ns=(status.st_mtime_ns, status.st_mtime_ns))
+    (top / "d1/new").write_bytes(b"new")
+    (top / "large").unlink()
+    (top / "d0/f1").rename(top / "d0/f2")
+    read.clear()
+    workspace = scan(top, cache=tmp_path / "cache")
+    assert sorted(read) == ["f2", "f60", "new"]
+    assert digests(workspace) == contents(top)
+    assert set(caches.load(caches.cache_path(tmp_path / "cache", top))) == set(contents(top))
+
+
+def test_a_file_that_was_written_a_moment_ago_is_not_trusted(top: Path, tmp_path: Path, read: list[str]) -> None:
+    scan(top, cache=tmp_path / "cache")
+    os.utime(top / "d0/f1", ns=(OLD_NS, OLD_NS))  # its ctime is young all the same
+    read.clear()
+    scan(top, cache=tmp_path / "cache")
+    assert len(read) == 202
+
+
+def cut(data: bytes) -> bytes:
+    return data[: len(data) // 2]
+
+
+def flip(data: bytes) -> bytes:
+    return data[:-500] + bytes([data[-500] ^ 1]) + data[-499:]
+
+
+def garbage(data: bytes) -> bytes:
+    return random.Random(1).randbytes(len(data))
+
+
+@pytest.mark.usefixtures("later")
+@pytest.mark.parametrize("damage", [cut, flip, garbage, lambda data: b"", lambda data: data[:30]])
+def test_a_damaged_cache_is_no_cache(top: Path, tmp_path: Path, damage: Callable[[bytes], bytes]) -> None:
+    first = scan(top, cache=tmp_path / "cache")
+    place = caches.cache_path(tmp_path / "cache", top)
+    whole = place.read_bytes()
+    place.write_bytes(damage(whole))
+    assert scan(top, cache=tmp_path / "cache") == first
+    assert place.read_bytes() == whole
+
+
+@pytest.mark.parametrize("obstacle", ["a file", "a directory in place of the file"])
+def test_a_cache_that_cannot_be_written_is_no_cache(top: Path, tmp_path: Path, obstacle: str) -> None:
+    if obstacle == "a file":
+        (tmp_path / "cache").write_text("")
+    else:
+        (caches.cache_path(tmp_path / "cache", top) / "inside").mkdir(parents=True)
+    assert digests(scan(top, cache=tmp_path / "cache")) == contents(top)
+
+
+def test_two_workspaces_have_a_cache_each_and_a_link_to_one_shares_it(tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to("a")
+    places = [caches.cache_path(tmp_path, tmp_path / name) for name in ("a", "b", "link")]
+    assert places[0] == places[2] != places[1]
+
+
+def disturb(monkeypatch: pytest.MonkeyPatch, times: int, change: Callable[[], object]) -> None:
+    """Something happens between the two looks at a file, the first `times` that one is taken."""
+    original = os.fstat
+    looks = iter(range(2 * times))
+
+    def fstat(fd: int) -> os.stat_result:
+        status = original(fd)
+        if next(looks, 1) % 2 == 0:
+            change()
+        return status
+
+    monkeypatch.setattr(hashing.os, "fstat", fstat)
+
+
+def append(path: Path) -> None:
+    with path.open("ab") as f:
+        f.write(b"more")
+
+
+def overwrite(path: Path) -> None:
+    path.write_bytes(b"y" * path.stat().st_size)
+    os.utime(path, ns=(OLD_NS, OLD_NS))
+
+
+@pytest.mark.parametrize("change", [append, overwrite, lambda path: os.truncate(path, 1)], ids=["+", "=", "-"])
+def test_a_file_that_changes_while_it_is_read_is_read_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: Callable[[Path], None]
+) -> None:
+    path = tmp_path / "f"
+    path.write_bytes(b"x" * 100)
+    disturb(monkeypatch, 1, lambda: change(path))
+    workspace = scan(tmp_path)
+    assert digests(workspace) == contents(tmp_path)
+    assert (workspace.entries[0].size, workspace.entries[0].mtime_ns) == (path.stat().st_size, path.stat().st_mtime_ns)
+
+
+def test_a_file_that_never_stands_still_is_refused_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "train.log").write_bytes(b"x")
+    disturb(monkeypatch, 2, lambda: append(tmp_path / "train.log"))
+    with pytest.raises(RefusedError, match=r"'train\.log' in the workspace changes while it is read"):
+        scan(tmp_path)
+
+
+def test_a_file_that_is_gone_or_a_link_when_it_is_to_be_read_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to("f")
+    with pytest.raises(RefusedError, match="'f' in the workspace changes"):
+        list(hashing.hash_files(str(tmp_path), [("f", 1)]))
+    with pytest.raises(RefusedError, match="'link' in the workspace changes"):
+        list(hashing.hash_files(str(tmp_path), [("link", 1)]))
+
+
+@pytest.fixture
+def public() -> Iterator[Path]:
+    """A directory that an ordinary account can enter; root may read everything, so tests of that are no one."""
+    with tempfile.TemporaryDirectory() as name:
+        Path(name).chmod(0o755)
+        was = os.geteuid()
+        if was == 0:
+            os.chown(name, 65534, 65534)
+            os.seteuid(65534)
+        try:
+            yield Path(name)
+        finally:
+            os.seteuid(was)
+
+
+@pytest.mark.parametrize("kind", ["file", "directory"])
+def test_what_cannot_be_read_is_named_with_a_remedy(public: Path, kind: str) -> None:
+    path = public / "secret"
+    path.touch() if kind == "file" else path.mkdir()
+    path.chmod(0)
+    with pytest.raises(
+        ConfigError, match=r"cannot read .*secret|cannot read the workspace: Permission.*secret"
+    ) as info:
+        scan(public)
+    assert ".clusterctlignore" in str(info.value.hint)
+
+
+def test_the_content_has_one_name_whatever_the_order_and_another_for_every_change(top: Path) -> None:
+    workspace = scan(top)
+    shuffled = list(workspace.entries)
+    random.Random(0).shuffle(shuffled)
+    names = {workspace.content(), replace(workspace, entries=tuple(shuffled)).content()}
+    assert len(names) == 1
+    first = workspace.entries[0]
+    for change in ({"path": "x"}, {"mode": 0}, {"mtime_ns": 1}, {"size": 1}, {"digest": "0"}, {"target": "t"}):
+        names.add(replace(workspace, entries=(first._replace(**change), *workspace.entries[1:])).content())
+    names.add(replace(workspace, entries=workspace.entries[1:]).content())
+    names.add(replace(workspace, entries=()).content())
+    assert len(names) == 9

@@ -1,0 +1,155 @@
+"""`clusterctl check` as a user runs it: whole clusters, and each thing that may be wrong."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from support.openssh import openssh_cluster
+from support.site import Result, Site
+
+PAUSE = "import time; time.sleep(600)"
+
+
+def findings(result: Result) -> list[tuple[str, str, list[int]]]:
+    return [(found["check"], found["severity"], found["nodes"]) for found in result.json()["findings"]]
+
+
+def test_a_cluster_in_order_is_said_to_be(any_site: Site) -> None:
+    done = any_site.ok("check", "--json")
+    report = done.json()
+    assert [found for found in findings(done) if found[0] != "ports"] == []  # others on this machine may have some
+    assert report["pairs"] == {"possible": 12, "tried": 12, "ok": 12, "failed": []}
+    for node in report["nodes"]:
+        assert node["ok"]
+        assert abs(node["clock_ahead_s"]) <= node["clock_error_s"] + 0.5
+    said = any_site.ok("check").out
+    assert "nodes 0-3     ssh ok, python" in said
+    assert "0-3 x 0-3     12/12 pairs reach each other" in said
+
+
+def test_every_finding_names_its_nodes_and_what_stops_start_exits_with_3(site: Site) -> None:
+    dead = socket.socket()
+    dead.bind(("127.0.0.1", 0))
+    gone = f"127.0.0.1:{dead.getsockname()[1]}"
+    site.conf(HOSTS=[*site.hosts[:3], gone], NIC="240.0.0.0/8")
+    done = site.run("check", "--json")
+    dead.close()
+    assert done.code == 3
+    assert sorted(findings(done)) == [("address", "stops", [0, 1, 2]), ("ssh", "stops", [3])]
+    report = done.json()
+    assert [node["ok"] for node in report["nodes"]] == [False] * 4
+    assert report["pairs"]["possible"] == 0
+    assert "refused" in report["nodes"][3]["error"]["message"]
+    said = site.run("check")
+    assert "stops start: there is no address in 240.0.0.0/8" in said.out
+    assert "1 of 4 nodes could not be asked" in said.err
+
+
+def test_an_unknown_host_key_exits_with_4(site: Site) -> None:
+    (site.directory / "nobody").touch()
+    site.conf(KNOWN_HOSTS=site.directory / "nobody")
+    done = site.run("check", "--json")
+    assert done.code == 4
+    assert {severity for _, severity, _ in findings(done)} == {"stops"}
+
+
+def test_a_port_that_another_program_has_is_a_warning(site: Site) -> None:
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        port = other.getsockname()[1]
+        site.conf(PORT=min(port, 64_000))
+        done = site.ok("check", "--json")
+        if port < 64_000:
+            said = [found for found in done.json()["findings"] if found["nodes"] == [0, 1, 2, 3]]
+            assert f"port {port} is in use by " in said[0]["message"]
+            assert said[0]["severity"] == "warns"
+            assert done.json()["nodes"][0]["busy"][0]["pid"] == os.getpid()
+
+
+def test_nodes_that_differ_and_leftovers_are_warnings_which_start_gives_too(site: Site, tmp_path: Path) -> None:
+    # A python that says another version on one node, found by its home.
+    python = tmp_path / "python"
+    python.write_text(
+        f'#!/bin/sh\ncase $HOME in {site.home(2)}) [ "$1" = -c ] && echo 3.11.0 1.0 2.0 && exit 0;; esac\n'
+        f'exec {sys.executable} "$@"\n'
+    )
+    python.chmod(0o755)
+    site.conf(PYTHON=str(python), PSERVERS=1, ENGINE="none", PSERVER_COMMAND=None)
+    job = site.dispatch("print('done')")
+    child = subprocess.Popen(
+        [sys.executable, "-S", "-c", PAUSE],
+        env={"CLUSTERCTL_JOB_DIR": str(site.job_dir(job, 1))},
+    )
+    try:
+        done = site.ok("check", "--json")
+    finally:
+        child.kill()
+        child.wait()
+    assert ("versions", "warns", [2]) in findings(done)
+    assert ("leftovers", "warns", [1]) in findings(done)
+    started = site.ok("start", "--job_workspace", job)
+    assert "python differs: " in started.out
+    assert "3.11.0 on node 2" in started.out
+    assert "succeeded" in started.out
+
+
+def test_a_job_runs_over_ipv6(site: Site) -> None:
+    if not _has_ipv6():
+        pytest.skip("no IPv6 here")
+    site.conf(NIC="::1/128")
+    assert site.ok("check", "--json").json()["nodes"][0]["address"] == "::1"
+    train = """
+        import numpy as np
+        from clusterctl.runtime import SGD, connect
+        with connect() as ps:
+            w = ps.dense("w", shape=(4,), rule=SGD(0.1))
+            for batch in ps.steps(lambda pass_, rng: iter([1, 2]), passes=1):
+                ps.push({w: np.ones(4, np.float32)}, samples=1)
+    """
+    job = site.start("\n".join(line[8:] for line in train.splitlines()))
+    assert site.run("logs", "-f", job).code == 0
+    assert site.status(job)["state"] == "succeeded"
+
+
+def _has_ipv6() -> bool:
+    try:
+        with socket.socket(socket.AF_INET6) as sock:
+            sock.bind(("::1", 0))
+    except OSError:
+        return False
+    return True
+
+
+def test_a_start_up_file_that_prints_is_named(tmp_path: Path) -> None:
+    with openssh_cluster(tmp_path / "sshd", 1) as sshd:
+        (sshd.daemons[0].home / ".bashrc").write_text("echo welcome\n")
+        if b"welcome" not in _said_by_shell(sshd):
+            pytest.skip("the login shell here reads no start-up file")
+        values: dict[str, Any] = {
+            "HOSTS": list(sshd.hosts),
+            "IDENTITY_FILE": str(sshd.identity),
+            "KNOWN_HOSTS": str(sshd.known_hosts),
+            "SSH_CONFIG": str(sshd.ssh_config),
+        }
+        conf = tmp_path / "conf.py"
+        conf.write_text("".join(f"{name} = {value!r}\n" for name, value in values.items()))
+        command = [sys.executable, "-m", "clusterctl", "--conf", str(conf), "check"]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+        assert done.returncode == 3
+        assert "'welcome'" in done.stdout
+        assert "start-up file" in done.stdout
+
+
+def _said_by_shell(sshd: Any) -> bytes:
+    user, _, port = sshd.hosts[0].rpartition(":")
+    options = ["-F", str(sshd.ssh_config), "-i", str(sshd.identity), "-o", f"UserKnownHostsFile={sshd.known_hosts}"]
+    done = subprocess.run(["ssh", *options, "-p", port, user, "true"], capture_output=True, timeout=30, check=False)
+    return done.stdout

@@ -1,0 +1,135 @@
+"""`exec`: one command on every node, its output folded or as it comes."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from support.processes import wait_until
+from support.site import Site
+
+ON_NODE_2 = "test $(basename $HOME) = home && id=$(basename $(dirname $HOME)) || id=$(basename $HOME); test $id = node2"
+
+
+def gate(site: Site) -> Path:
+    """A file that the commands of a test wait for."""
+    return site.directory / "go"
+
+
+def wait_for(path: Path) -> str:
+    return f"while ! test -e {path}; do sleep 0.05; done"
+
+
+def test_what_nodes_say_alike_is_shown_once_and_failures_are_counted(any_site: Site) -> None:
+    result = any_site.run("exec", "--", f"echo same; echo err >&2; if {ON_NODE_2}; then exit 7; fi")
+    assert result.code == 3
+    assert result.out == "--- node[0,1,3]\nsame\nerr\n--- node2 (exit code 7)\nsame\nerr\n"
+    assert "the command ended with exit code 7" in result.err
+
+
+def test_json_has_each_code_and_keeps_the_streams_apart(site: Site) -> None:
+    result = site.run("exec", "--json", "--", f"echo out; echo err >&2; if {ON_NODE_2}; then exit 7; fi")
+    assert result.code == 3
+    document = result.json()
+    assert [node["exit_code"] for node in document["nodes"]] == [0, 0, 7, 0]
+    assert {(node["stdout"], node["stderr"], node["dropped_bytes"]) for node in document["nodes"]} == {
+        ("out\n", "err\n", 0)
+    }
+    assert document["error"]["details"]["nodes"][0]["node"] == "node2"
+
+
+@pytest.mark.parametrize("options", [(), ("--no-fold",)])
+def test_a_long_command_shows_its_lines_as_they_come(site: Site, options: tuple[str, ...]) -> None:
+    script = f"echo begun; {wait_for(gate(site))}; printf 'half'; exit 1"
+    process = site.popen("exec", *options, "--", script)
+    assert process.stdout is not None
+    first = {process.stdout.readline() for _ in range(4)}
+    assert first == {f"node{n}: begun\n" for n in range(4)}
+    gate(site).touch()
+    out, err = process.communicate(timeout=30)
+    assert sorted(out.splitlines()) == sorted(
+        line for n in range(4) for line in (f"node{n}: half", f"node{n}: (exit code 1)")
+    )
+    assert process.returncode == 3
+    assert "exec failed on 4 of 4 nodes" in err
+
+
+def test_nodes_that_have_ended_are_folded_when_the_others_take_long(site: Site) -> None:
+    script = f"echo here; if {ON_NODE_2}; then {wait_for(gate(site))}; fi"
+    process = site.popen("exec", "--", script)
+    assert process.stdout is not None
+    shown = [process.stdout.readline() for _ in range(3)]
+    gate(site).touch()
+    process.communicate(timeout=30)
+    assert shown == ["--- node[0,1,3]\n", "here\n", "node2: here\n"]
+
+
+def test_much_output_is_not_kept_and_what_is_dropped_is_said(site: Site) -> None:
+    flood = "yes 12345678 | head -n 200000"
+    live = site.ok("exec", "--only", "node[0-1]", "--", flood).out.splitlines()
+    assert len(live) == 400_000
+    assert set(live) == {"node0: 12345678", "node1: 12345678"}
+    assert (
+        "... and 751 kB more; --no-fold shows all of it"
+        in site.ok("exec", "--fold", "--only", "node0", "--", flood).out
+    )
+    kept = site.ok("exec", "--json", "--only", "node0", "--", flood).json()["nodes"][0]
+    assert len(kept["stdout"]) + kept["dropped_bytes"] == 9 * 200_000
+
+
+def test_the_reader_may_leave(site: Site) -> None:
+    process = site.popen("exec", "--no-fold", "--", "yes")
+    assert process.stdout is not None
+    process.stdout.readline()
+    process.stdout.close()
+    assert process.wait(30) == 141
+    assert process.stderr is not None
+    with process.stderr:
+        assert process.stderr.read() == ""
+
+
+def test_ctrl_c_ends_it_and_says_where_it_was_still_running(any_site: Site) -> None:
+    script = f"echo begun; if {ON_NODE_2}; then exit 0; fi; {wait_for(gate(any_site))}"
+    process = any_site.popen("exec", "--no-fold", "--", script)
+    assert process.stdout is not None
+    assert {process.stdout.readline() for _ in range(4)} == {f"node{n}: begun\n" for n in range(4)}
+    # node2 has ended once its shell has: it has said its only word, and waits for nothing
+    os.kill(process.pid, signal.SIGINT)
+    _, err = process.communicate(timeout=30)
+    gate(any_site).touch()
+    assert process.returncode == 130
+    assert "interrupted; it had not ended on node[0" in err
+    assert wait_until(lambda: not any(any_site.leftovers(node) for node in range(4)))
+
+
+def test_data_on_standard_input_is_refused_and_an_empty_one_is_not(site: Site, tmp_path: Path) -> None:
+    full = tmp_path / "full"
+    full.write_text("data\n")
+    with full.open() as stdin:
+        result = site.run("exec", "--", "cat", stdin=stdin)
+    assert result.code == 2
+    assert "exec sends nothing to the input of the commands" in result.err
+    assert site.run("exec", "--", "cat", stdin=subprocess.DEVNULL).code == 0
+
+
+def test_a_pipe_with_data_is_refused_too(site: Site) -> None:
+    ours, theirs = os.pipe()
+    try:
+        os.write(theirs, b"data")
+        assert site.run("exec", "--", "cat", stdin=ours).code == 2
+    finally:
+        os.close(ours)
+        os.close(theirs)
+
+
+def test_a_node_that_is_gone_and_a_command_that_fails_are_both_told(site: Site) -> None:
+    site.conf(HOSTS=[*site.hosts[:3], "127.0.0.1:1"])
+    result = site.run("exec", "--", f"if {ON_NODE_2}; then exit 7; fi")
+    assert result.code == 3
+    assert "exec failed on 2 of 4 nodes" in result.err
+    assert "refused" in result.err
+    assert "exit code 7" in result.err

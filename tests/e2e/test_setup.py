@@ -1,0 +1,109 @@
+"""`clusterctl setup` as a user runs it; packages come from a directory, so that no network is needed."""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+
+import pytest
+
+from support.site import Site
+from support.wheels import tiny
+
+TRAIN = "import sys, tiny\nprint('got', tiny.VERSION, sys.prefix, flush=True)\n"
+
+
+def workspace(site: Site, version: str = "1.0") -> Path:
+    """Needs the tiny package of this version, which is in a directory beside it."""
+    site.conf(ENGINE="none")
+    index = site.directory / "index"
+    tiny(index, version)
+    text = f"--no-index\n--find-links {index}\ntiny=={version}\n"
+    return site.workspace(TRAIN, **{"requirements.txt": text})
+
+
+def test_a_job_runs_in_the_environment_that_setup_made(any_site: Site) -> None:
+    site = any_site
+    directory = workspace(site)
+    home = {"HOME": str(site.directory / "myhome")}  # where it keeps what it downloads
+    first = site.ok("setup", str(directory), "--offline", "--json", env=home).json()
+    assert [node["built"] for node in first["nodes"]] == [True] * 4
+    assert len({node["environment"] for node in first["nodes"]}) == 1
+    assert [list(group["packages"]) for group in first["environments"]] == [["tiny"]]
+    assert not any("--" in line for line in first["requirements"])
+
+    again = site.ok("setup", str(directory), "--offline", "--json", env=home).json()
+    assert [node["built"] for node in again["nodes"]] == [False] * 4
+
+    job = _run(site, directory)
+    logs = site.ok("logs", job, "--role=trainer").out
+    for node in range(4):
+        venv = site.home(node) / "clusterctl/.clusterctl/venvs" / first["nodes"][node]["environment"]
+        assert str(venv) in logs
+
+
+def _run(site: Site, directory: Path) -> str:
+    site.ok("start", "--job_dispatch_package", str(directory))
+    return str(site.ok("jobs", "--json").json()["jobs"][0]["job"])
+
+
+def test_offline_packages_go_from_here_and_are_remembered_here(site: Site) -> None:
+    directory = workspace(site, "2.0")
+    home = {"HOME": str(site.directory / "myhome")}
+    first = site.ok("setup", str(directory), "--offline", "--only=node0", "--json", env=home).json()
+    assert first["nodes"][0]["bytes_sent"] > 0
+    assert first["environments"][0]["chosen_by"] == "this machine"
+    for wheel in (site.directory / "index").iterdir():
+        wheel.unlink()
+    rest = site.ok("setup", str(directory), "--offline", "--json", env=home).json()
+    assert [node["built"] for node in rest["nodes"]] == [False, True, True, True]
+    assert {node["environment"] for node in rest["nodes"]} == {first["nodes"][0]["environment"]}
+
+
+def test_upgrade_chooses_anew(site: Site) -> None:
+    directory = workspace(site, "3.0")
+    (directory / "requirements.txt").write_text(f"--no-index\n--find-links {site.directory / 'index'}\ntiny>=3\n")
+    two = ("setup", str(directory), "--only=node[0,1]", "--json")
+    first = site.ok(*two).json()
+    assert first["environments"][0]["chosen_by"] == "node0"
+    assert [node["bytes_sent"] for node in first["nodes"]] == [0, 0], "node1 has fetched it by itself"
+    tiny(site.directory / "index", "3.1")
+    kept = site.ok(*two).json()
+    assert kept["environments"][0]["packages"] == {"tiny": "3.0"}
+    new = site.ok(*two, "--upgrade").json()
+    assert new["environments"][0]["packages"] == {"tiny": "3.1"}
+
+
+def test_a_node_that_cannot_be_reached_does_not_keep_the_others_from_being_ready(site: Site) -> None:
+    directory = workspace(site, "4.0")
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        site.conf(ENGINE="none", HOSTS=[*site.hosts[:3], f"127.0.0.1:{sock.getsockname()[1]}"])
+        result = site.run("setup", str(directory), "--offline", "--json", env={"HOME": str(site.directory / "myhome")})
+    assert result.code == 3
+    nodes = result.json()["nodes"]
+    assert [node["ok"] for node in nodes] == [True, True, True, False]
+    assert "3/4 nodes ready" in result.err
+    site.conf(ENGINE="none")
+    refused = site.run("start", "--job_dispatch_package", str(directory))
+    assert refused.code == 4
+    assert "node3 has no environment" in refused.err
+    assert "clusterctl setup" in refused.err
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("nump y==", "requirements.txt:2: 'nump y==' is not a requirement"),
+        ("-r other.txt", "requirements.txt:2: '-r other.txt' refers to another file"),
+        ("tiny==99", "tiny==99"),
+    ],
+)
+def test_requirements_that_cannot_be_met_are_named(site: Site, line: str, words: str) -> None:
+    directory = workspace(site, "5.0")
+    index = site.directory / "index"
+    (directory / "requirements.txt").write_text(f"--no-index --find-links {index}\n{line}\n")
+    result = site.run("setup", str(directory))
+    assert result.code == 2, result.err
+    assert words in result.err
+    assert "Traceback" not in result.err
