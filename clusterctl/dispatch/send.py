@@ -23,7 +23,7 @@ from clusterctl.errors import ClusterctlError, NodeError, RefusedError, UsageErr
 from clusterctl.inventory import Node
 
 BUSY_S = 60.0
-STALL_S = 120.0  # a node that says nothing for so long while it builds is taken for dead
+STALL_S = 600.0  # a node that says nothing for so long is taken for dead; it may have much to copy
 WRITE_BYTES = 256 * 1024
 SAMPLE_BYTES = 256 * 1024
 COMPRESSES = 0.8
@@ -372,9 +372,13 @@ class _Dispatch:
         call.send(word)
         count = 0
         if word["relay"]["upstream"] is None:
-            for piece, _ in _blobs(self._workspace.directory, self._union):
+            total = sum(entry.size for entry in self._union)
+            done = 0
+            for piece, size in _blobs(self._workspace.directory, self._union):
                 call.write(piece)
                 count += len(piece)
+                done += size
+                self._progress.report(node, done, total)
         lacking = call.receive(None)["lacking"]
         return count + self._send(call, {}, _rows(self._trees[node.id].entries, lacking))
 
