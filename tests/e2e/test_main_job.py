@@ -54,7 +54,7 @@ def test_a_job_trains_and_comes_home(any_site: Site) -> None:
 
 
 def test_documents_have_the_promised_fields(site: Site) -> None:
-    dispatched = site.ok("--json", "dispatch", str(site.workspace(SLEEP))).json()
+    dispatched = site.ok("--json", "dispatch", str(site.workspace(SLEEP + "# its own"))).json()
     assert dispatched["schema"] == "clusterctl/1"
     assert dispatched["job_workspace"] == f"~/clusterctl/{dispatched['job']}"
     for number, node in enumerate(dispatched["nodes"]):
