@@ -54,12 +54,13 @@ def test_a_job_trains_and_comes_home(any_site: Site) -> None:
 
 
 def test_documents_have_the_promised_fields(site: Site) -> None:
-    dispatched = site.ok("--json", "dispatch", str(site.workspace(SLEEP + "# its own"))).json()
+    train = SLEEP + "# that no node has yet\n"
+    dispatched = site.ok("--json", "dispatch", str(site.workspace(train))).json()
     assert dispatched["schema"] == "clusterctl/1"
     assert dispatched["job_workspace"] == f"~/clusterctl/{dispatched['job']}"
     for number, node in enumerate(dispatched["nodes"]):
         assert (node["node"], node["ok"], node["files_sent"]) == (number, True, 1)
-        assert Path(node["dir"], "train.py").read_text() == SLEEP
+        assert Path(node["dir"], "train.py").read_text() == train
         assert node["bytes_sent"] > 0
         assert node["seconds"] > 0
     job = dispatched["job"]
