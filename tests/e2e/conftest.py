@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from support.clusters import KINDS
+from support.processes import wait_until
 from support.site import Site, make_site
 
 
@@ -29,6 +30,8 @@ def _fresh(site: Site, directory: Path) -> Iterator[Site]:
     site.directory, site.conf_path = directory, directory / "conf.py"
     site.conf()
     yield site
+    # An agent whose connection is gone ends by itself, but not in the same instant.
+    wait_until(lambda: not any(site.leftovers(node) for node in range(len(site.hosts))))
     left = [proc for node in range(len(site.hosts)) for proc in site.leftovers(node)]
     site.end_everything()
     assert not left, f"processes left on the nodes: {left}"
