@@ -1,11 +1,16 @@
-"""Files that a reader never sees half written."""
+"""Files: whole for whoever reads them; and what is often done with them."""
 
 from __future__ import annotations
 
+import fcntl
+import hashlib
 import json
 import os
+import stat
 from pathlib import Path
 from typing import Any
+
+READ_BYTES = 1 << 20
 
 
 def write_atomic(path: Path, data: bytes, mode: int = 0o600, *, durable: bool = True) -> None:
@@ -34,3 +39,46 @@ def read_json(path: Path) -> Any:
         return json.loads(path.read_bytes())
     except (FileNotFoundError, ValueError):
         return None
+
+
+def write_all(fd: int, data: bytes | memoryview) -> None:
+    view = memoryview(data)
+    while view:
+        view = view[os.write(fd, view) :]
+
+
+def digest_of(path: str | Path) -> str:
+    """The sha256 of a file's bytes, as hex digits."""
+    digest = hashlib.sha256()
+    with open(path, "rb") as f:  # noqa: PTH123
+        while data := f.read(READ_BYTES):
+            digest.update(data)
+    return digest.hexdigest()
+
+
+def is_locked(path: Path) -> bool:
+    """Whether anybody holds the lock of this file; one that is not there has none."""
+    try:
+        with path.open() as lock:
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except FileNotFoundError:
+        return False
+    except OSError:
+        return True
+    return False
+
+
+def delete(path: Path) -> None:
+    """Deletes a file or a tree, also one with read-only directories; follows no link. Raises OSError."""
+    try:
+        status = path.lstat()
+    except FileNotFoundError:
+        return
+    if not stat.S_ISDIR(status.st_mode):
+        path.unlink()
+        return
+    if stat.S_IMODE(status.st_mode) & 0o700 != 0o700:
+        path.chmod(0o700)
+    for entry in list(os.scandir(path)):
+        delete(Path(entry.path))
+    path.rmdir()

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import time
 from pathlib import Path
 from typing import Any
 
-from clusterctl.agent.files import read_json, write_json
+from clusterctl.agent.files import is_locked, read_json, write_json
 from clusterctl.agent.paths import JobPaths, RunPaths, expand, find_jobs
 from clusterctl.agent.processes import LIVE_STATES, Identity, is_alive
 from clusterctl.agent.protocol import AgentError
@@ -47,14 +46,7 @@ def pick_run(job: JobPaths, run: str | None = None) -> RunPaths | None:
 
 def is_free(job: JobPaths) -> bool:
     """Whether no start, supervisor or guardian holds the job's lock."""
-    try:
-        with job.lock.open() as lock:
-            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except FileNotFoundError:
-        return True
-    except OSError:
-        return False
-    return True
+    return not is_locked(job.lock)
 
 
 def read_state(run: RunPaths) -> dict[str, Any]:

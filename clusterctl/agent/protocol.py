@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import signal
 import sys
 from collections.abc import Iterator
 from typing import Any, BinaryIO
+
+from clusterctl.agent.files import write_all
 
 MAX_LINE = 64 << 20
 GO_S = 90.0  # a control machine that vanished says nothing, not even goodbye
@@ -58,10 +59,8 @@ class Peer:
         self.send_bytes(json.dumps(value, separators=(",", ":")).encode() + b"\n")
 
     def send_bytes(self, data: bytes) -> None:
-        view = memoryview(data)
         try:
-            while view:
-                view = view[os.write(self._outgoing, view) :]
+            write_all(self._outgoing, data)
         except (BrokenPipeError, ConnectionResetError):
             raise Gone from None
 

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from clusterctl.agent.files import read_json
+from clusterctl.agent.files import delete, read_json
 from clusterctl.agent.jobs import is_free, list_jobs
 from clusterctl.agent.paths import META, JobPaths, find_jobs, incoming_dir
 from clusterctl.agent.processes import find_by_environment, run_environment
@@ -218,19 +218,3 @@ def _why_not(path: Path) -> str | None:
     except OSError as exc:
         return f"{exc.strerror}: {exc.filename}"
     return None
-
-
-def delete(path: Path) -> None:
-    """Deletes a file or a tree, also one with read-only directories; follows no link. Raises OSError."""
-    try:
-        status = path.lstat()
-    except FileNotFoundError:
-        return
-    if not stat.S_ISDIR(status.st_mode):
-        path.unlink()
-        return
-    if stat.S_IMODE(status.st_mode) & 0o700 != 0o700:
-        path.chmod(0o700)
-    for entry in list(os.scandir(path)):
-        delete(Path(entry.path))
-    path.rmdir()

@@ -9,6 +9,7 @@ Bytes come as blobs: the digest (32 bytes), the size (8 bytes, big-endian), the 
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -19,7 +20,7 @@ import zlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Callable
 
-from clusterctl.agent.files import read_json
+from clusterctl.agent.files import delete, digest_of, read_json, write_all
 from clusterctl.agent.paths import RESERVED, JobPaths, find_jobs, incoming_dir
 from clusterctl.agent.protocol import GO_S, AgentError, Gone, Peer
 from clusterctl.agent.store import (
@@ -32,7 +33,6 @@ from clusterctl.agent.store import (
     is_exact,
     read_manifest,
     stamp_of,
-    write_all,
     write_manifest,
 )
 from clusterctl.agent.supersede import (
@@ -146,7 +146,7 @@ class _Dispatch:
         self._exact = not started and self._base is not None and is_exact(job.dir, self._base)
         if self._exact and self._request["rehash"]:
             files = [row.entry for row in self._base or () if row.stamp]
-            self._exact = all(_digest_of(f"{job.dir}/{entry.path}") == entry.digest for entry in files)
+            self._exact = all(digest_of(f"{job.dir}/{entry.path}") == entry.digest for entry in files)
         about = {name: self._record.get(name) for name in ("tree", "source", "node", "nodes")}
         return {"job": job.dir.name, "started": started, "exact": self._exact, **about}
 
@@ -214,7 +214,7 @@ class _Dispatch:
         if missing:
             self._sources.update(find_sources(self._root, missing, sizes))
         if request["rehash"]:
-            self._sources = {digest: s for digest, s in self._sources.items() if _digest_of(s.path) == digest}
+            self._sources = {digest: s for digest, s in self._sources.items() if digest_of(s.path) == digest}
         return _first_rows(self._entries, self._sources)
 
     def _build(self, word: dict[str, Any]) -> dict[str, Any]:
@@ -465,18 +465,8 @@ def _first_rows(entries: list[Entry], sources: dict[str, Source]) -> list[int]:
     return rows
 
 
-def _digest_of(path: str) -> str:
-    digest = hashlib.sha256()
-    with open(path, "rb") as f:  # noqa: PTH123
-        while data := f.read(READ_BYTES):
-            digest.update(data)
-    return digest.hexdigest()
-
-
 def _sweep(incoming: Path) -> None:
     """Removes what broken dispatches left; the lock says that none is under way."""
     for place in incoming.iterdir():
-        for path in place.rglob("*") if place.is_dir() else ():
-            if path.is_dir() and not path.is_symlink():
-                path.chmod(0o700)
-        shutil.rmtree(place, ignore_errors=True)
+        with contextlib.suppress(OSError):
+            delete(place)

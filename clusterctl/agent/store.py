@@ -18,7 +18,7 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple, Optional
 
-from clusterctl.agent.files import read_json
+from clusterctl.agent.files import is_locked, read_json, write_all
 from clusterctl.agent.paths import META, RESERVED, JobPaths, find_jobs, incoming_dir
 from clusterctl.agent.protocol import AgentError
 from clusterctl.agent.tree import COPY_BYTES, DIRECTORY, FILE, LINK, Entry
@@ -84,14 +84,7 @@ def dispatch_lock(root: Path, holder: dict[str, Any]) -> Iterator[None]:
 
 def is_dispatching(root: Path) -> bool:
     """Whether somebody has the lock now."""
-    try:
-        with (incoming_dir(root).parent / LOCK).open() as lock:
-            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except FileNotFoundError:
-        return False
-    except OSError:
-        return True
-    return False
+    return is_locked(incoming_dir(root).parent / LOCK)
 
 
 def _link(beside: str, place: str) -> None:
@@ -248,9 +241,3 @@ def copy_file(source: Source, size: int, fd: int) -> None:
             left -= len(data)
         if left or not stamp_of(os.fstat(f.fileno())) == source.stamp:
             raise AgentError(f"{source.path} changed while it was copied", hint="dispatch again")
-
-
-def write_all(fd: int, data: bytes | memoryview) -> None:
-    view = memoryview(data)
-    while view:
-        view = view[os.write(fd, view) :]

@@ -14,6 +14,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO, Callable, NamedTuple
 
+from clusterctl.agent.files import digest_of
 from clusterctl.agent.protocol import AgentError
 
 COPY_BYTES = 1 << 20
@@ -52,11 +53,7 @@ def pinned(wheels: Iterable[Wheel]) -> list[str]:
 
 
 def describe(path: Path) -> Wheel:
-    digest = hashlib.sha256()
-    with path.open("rb") as f:
-        while data := f.read(COPY_BYTES):
-            digest.update(data)
-    return Wheel(path.name, digest.hexdigest(), path.stat().st_size)
+    return Wheel(path.name, digest_of(path), path.stat().st_size)
 
 
 class WheelStore:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from clusterctl.agent.files import write_json
 from clusterctl.cli.console import ReportedError
 from clusterctl.errors import ClusterctlError, JobFailedError, UsageError
 
@@ -36,14 +36,12 @@ def read(path: Path) -> tuple[int, ...]:
 
 def write(path: Path, nodes: Sequence[int]) -> None:
     """Replaces the record. One that cannot be written is no error: only `failed@last` lacks it."""
-    beside = path.with_name(f".{path.name}.{os.getpid()}")
     with contextlib.suppress(OSError):
         if not nodes:
             path.unlink(missing_ok=True)
             return
         path.parent.mkdir(0o700, parents=True, exist_ok=True)
-        beside.write_text(json.dumps({"v": 1, "nodes": sorted(nodes)}) + "\n")
-        beside.replace(path)
+        write_json(path, {"v": 1, "nodes": sorted(nodes)}, durable=False)
 
 
 def failed_nodes(error: ClusterctlError | None) -> list[int] | None:

@@ -7,12 +7,11 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
-import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from clusterctl.agent.files import write_atomic
 from clusterctl.agent.tree import Entry
 
 
@@ -42,14 +41,8 @@ def save(cache: Path | None, source: str, sent: Sent) -> None:
         return
     with contextlib.suppress(OSError):
         cache.mkdir(0o700, parents=True, exist_ok=True)
-        fd, beside = tempfile.mkstemp(dir=cache)
-        try:
-            with os.fdopen(fd, "w") as f:
-                json.dump({"job": sent.job, "tree": sent.tree, "entries": sent.entries}, f, separators=(",", ":"))
-            Path(beside).replace(_file(cache, source))
-        except BaseException:
-            Path(beside).unlink(missing_ok=True)
-            raise
+        known = {"job": sent.job, "tree": sent.tree, "entries": sent.entries}
+        write_atomic(_file(cache, source), json.dumps(known, separators=(",", ":")).encode(), durable=False)
 
 
 def _file(cache: Path, source: str) -> Path:
