@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, TypeVar
@@ -19,8 +21,10 @@ NodeOutcome = Outcome[Node, T]
 
 FIRST_LINE = "import sys;i=sys.stdin.buffer;exec(i.read(int(i.readline())))"
 ANSWER_S = 60.0
+STALL_S = 120.0  # in which an agent takes nothing of what it is sent: longer than any disk rests
 MAX_LINE = 64 << 20
 AGENT_ENDED = "agent_ended"
+NO_MODULE = re.compile(r"No module named '(\w+)'")
 ERROR_KINDS: Mapping[str, type[ClusterctlError]] = {
     "refused": RefusedError,
     "usage": UsageError,
@@ -28,18 +32,24 @@ ERROR_KINDS: Mapping[str, type[ClusterctlError]] = {
 
 
 class AgentCall:
-    """One agent at work on one node. Every wait has a deadline; errors name the node."""
+    """One agent at work on one node. Every wait has a deadline; errors name the node.
+
+    `untouched`: the directory of the job that was expected there; then the agent has ended, and answers nothing more.
+    """
 
     def __init__(self, node: Node, process: RemoteProcess, bundle: Bundle) -> None:
         self.node = node
         self._bundle = bundle
         self._process = process
+        self.untouched: str | None = None
 
     def begin(self, request: Message) -> None:
         """Boots the agent with its request, and installs it first where it is missing."""
         code = boot_code()
         self.write(f"{len(code)}\n".encode() + code + _line(request))
-        if "need" in self.receive():
+        greeting = self.receive()
+        self.untouched = greeting.get("untouched")
+        if "need" in greeting:
             data = self._bundle.data
             self.write(f"{len(data)}\n".encode() + data)
 
@@ -49,7 +59,7 @@ class AgentCall:
     def write(self, data: bytes) -> None:
         """Raises what the agent had to say when it has ended instead of reading."""
         try:
-            self._process.write(data)
+            self._process.write(data, stall_s=STALL_S)
         except NodeError as exc:
             if exc.details.get("reason") == "input_closed":
                 self._explain_end()
@@ -60,12 +70,17 @@ class AgentCall:
             self.receive()  # lines on the way to the last one, which is raised when it is an error
 
     def receive(self, deadline_s: float | None = ANSWER_S) -> Message:
-        """The agent's next line. Raises the error that it reports, or says why it ended without one."""
-        line = self._process.readline(MAX_LINE, deadline_s=deadline_s)
-        try:
-            message = json.loads(line)
-        except ValueError:
-            raise self._broken(line) from None
+        """The agent's next line. Raises the error that it reports, or says why it ended without one.
+
+        The deadline begins anew with every sign of life.
+        """
+        message: Message = {"alive": True}
+        while message == {"alive": True}:
+            line = self._process.readline(MAX_LINE, deadline_s=deadline_s)
+            try:
+                message = json.loads(line)
+            except ValueError:
+                raise self._broken(line) from None
         if "error" in message:
             raise self._error(message["error"])
         return dict(message)
@@ -100,6 +115,10 @@ class AgentCall:
         if code == 127:
             hint = "python3 (3.9 or later) must be on the node, or PYTHON in conf.py name it"
             return NodeError(f"python was not found: {said}", node=self.node.label, hint=hint)
+        absent = NO_MODULE.search(said)
+        if absent and absent[1] in sys.stdlib_module_names:
+            hint = "Debian's python3-minimal is not enough: install python3 there, or let PYTHON name a whole one"
+            return NodeError(f"python there is not whole: it has no {absent[1]}", node=self.node.label, hint=hint)
         message = f"the agent ended with code {code}" + (f": {said}" if said else "")
         return NodeError(message, node=self.node.label, details={"reason": AGENT_ENDED})
 
@@ -133,9 +152,12 @@ class Cluster:
         self.transport = Transport(settings)
         self._bundle = Bundle()
 
-    def call(self, node: Node, request: Message) -> AgentCall:
-        """Starts the agent on a node with a request. The caller closes the call."""
-        process = self.transport.open(node, self._agent_command(node))
+    def call(self, node: Node, request: Message, expected: tuple[str, str] | None = None) -> AgentCall:
+        """Starts the agent on a node with a request. The caller closes the call.
+
+        It ends at once where the `expected` job, as (id, owned name of its tree), is the newest and untouched.
+        """
+        process = self.transport.open(node, self._agent_command(node, expected or ()))
         call = AgentCall(node, process, self._bundle)
         try:
             call.begin(request)
@@ -144,10 +166,10 @@ class Cluster:
             raise
         return call
 
-    def _agent_command(self, node: Node) -> Command:
+    def _agent_command(self, node: Node, words: Sequence[str]) -> Command:
         python = self.settings.python
         program = RemotePath(python) if "/" in python else python
-        return Command((program, "-I", "-S", "-c", FIRST_LINE, self._bundle.digest, node.root_dir))
+        return Command((program, "-I", "-S", "-c", FIRST_LINE, self._bundle.digest, node.root_dir, *words))
 
     def ask(
         self,

@@ -2,7 +2,8 @@
 
 `python3 -I -S -c "...exec..." DIGEST ROOT_DIR`. The request comes before the bundle, so that a node that has the bundle
 costs no further round trip: it says `{"have": DIGEST}` and answers. One that lacks it says `{"need": DIGEST}` and reads
-`SIZE`, a newline, and a zip.
+`SIZE`, a newline, and a zip. With `JOB TREE` as further words, and that job untouched, it says no more than
+`{"untouched": DIRECTORY}`.
 """
 
 # mypy: allow-untyped-defs, allow-untyped-calls
@@ -51,14 +52,17 @@ def check_owner(root, lib):
         place = os.path.dirname(place)
 
 
-def boot(digest, root):
+def refuse(message, hint):
     import json
 
+    print(json.dumps({"error": {"kind": "node", "message": message, "hint": hint}}), flush=True)
+    sys.exit(1)
+
+
+def boot(digest, root, *expected):
     source = sys.stdin.buffer
     if sys.version_info < (3, 9):
-        version = "%d.%d" % sys.version_info[:2]
-        hint = "set PYTHON in conf.py to a python3 from 3.9"
-        return json.dumps({"error": {"kind": "node", "message": "python is " + version, "hint": hint}})
+        refuse("python is %d.%d" % sys.version_info[:2], "set PYTHON in conf.py to a python3 from 3.9")
     root = os.path.abspath(os.path.expanduser(root))
     os.umask(0o077)  # what we and the job make is this account's own business
     request = source.readline()
@@ -66,20 +70,25 @@ def boot(digest, root):
     try:
         check_owner(root, lib)
         have = os.path.isdir(lib)
-        print(json.dumps({"have" if have else "need": digest}), flush=True)
         if not have:
+            print('{"need": "%s"}' % digest, flush=True)
             install(lib, digest, source)
     except Exception as exc:  # noqa: BLE001 - a damaged zip has errors of its own, and zlib too
-        hint = "can this account write to ROOT_DIR (" + root + ")?"
-        return json.dumps({"error": {"kind": "node", "message": "cannot install the agent: " + str(exc), "hint": hint}})
+        refuse("cannot install the agent: " + str(exc), "can this account write to ROOT_DIR (" + root + ")?")
     sys.path.insert(0, lib)
+    if have and expected:
+        from clusterctl.agent.untouched import untouched_job
+
+        job_dir = untouched_job(root, *expected)
+        if job_dir:
+            print('{"untouched": "%s"}' % job_dir, flush=True)
+            os._exit(0)
+    if have:
+        print('{"have": "%s"}' % digest, flush=True)
     from clusterctl.agent.main import main
 
-    return main(root, request)
+    main(root, request)
 
 
 if __name__ == "__main__":
-    problem = boot(sys.argv[1], sys.argv[2])
-    if problem:
-        print(problem, flush=True)
-        sys.exit(1)
+    boot(*sys.argv[1:])

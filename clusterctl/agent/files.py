@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import fcntl
-import hashlib
 import json
 import os
 import stat
 from pathlib import Path
-from typing import Any
+from typing import Any, Callable
 
 READ_BYTES = 1 << 20
 
@@ -47,12 +46,15 @@ def write_all(fd: int, data: bytes | memoryview) -> None:
         view = view[os.write(fd, view) :]
 
 
-def digest_of(path: str | Path) -> str:
-    """The sha256 of a file's bytes, as hex digits."""
+def digest_of(path: str | Path, beat: Callable[[], None] = lambda: None) -> str:
+    """The sha256 of a file's bytes, as hex digits; `beat` is called now and then."""
+    import hashlib
+
     digest = hashlib.sha256()
     with open(path, "rb") as f:  # noqa: PTH123
         while data := f.read(READ_BYTES):
             digest.update(data)
+            beat()
     return digest.hexdigest()
 
 

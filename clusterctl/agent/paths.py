@@ -4,9 +4,9 @@ ROOT_DIR/
   .clusterctl/lib/DIGEST/        agent and runtime, content-addressed
   .clusterctl/venvs/DIGEST/      environments that `setup` made; venvs/for/ says for which requirements
   .clusterctl/wheels/DIGEST/     what they were made from
-  .clusterctl/incoming/JOB/      a dispatch under way, renamed to ROOT_DIR/JOB when it is verified
+  .clusterctl/incoming/NONCE/    a dispatch under way, renamed to ROOT_DIR/JOB when it is verified
   JOB/                           the job directory: the user's files, nodefile, log/, output/
-    .clusterctl/job.json         what was dispatched
+    .clusterctl/job.json         what was dispatched; `manifest`: its files, `seal`: how to tell that none was touched
     .clusterctl/lock             locked while a run is alive
     .clusterctl/runs/0001/       spec.json, events.jsonl, state.json, keys/, and log/ and output/ of older runs
 """
@@ -18,8 +18,9 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-META = ".clusterctl"
-RESERVED = ("nodefile", "log", "output", META)  # ours at the top of a job directory
+from clusterctl.agent.untouched import META as META
+from clusterctl.agent.untouched import RESERVED as RESERVED
+
 JOB_ID = re.compile(r"JOB\d{8}-\d{6}(-\d+)?")
 LOG_STEMS = {"pserver": "server", "trainer": "train"}
 

@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import contextlib
 import json
-import signal
 import sys
+import time
 from collections.abc import Iterator
 from typing import Any, BinaryIO
 
 from clusterctl.agent.files import write_all
 
 MAX_LINE = 64 << 20
+BEAT_S = 5.0
 GO_S = 90.0  # a control machine that vanished says nothing, not even goodbye
 
 
@@ -42,6 +43,7 @@ class Peer:
     def __init__(self, incoming: BinaryIO, outgoing: int) -> None:
         self.incoming = incoming
         self._outgoing = outgoing
+        self._spoke = time.monotonic()
 
     def receive(self, limit_s: float | None = None) -> dict[str, Any]:
         """The next JSON line; raises `Gone` at end of file, and when none comes within the limit."""
@@ -58,7 +60,13 @@ class Peer:
         """Raises `Gone` when nobody listens any more."""
         self.send_bytes(json.dumps(value, separators=(",", ":")).encode() + b"\n")
 
+    def beat(self) -> None:
+        """Says now and then that work goes on; who waits for an answer passes it over."""
+        if time.monotonic() - self._spoke > BEAT_S:
+            self.send({"alive": True})
+
     def send_bytes(self, data: bytes) -> None:
+        self._spoke = time.monotonic()
         try:
             write_all(self._outgoing, data)
         except (BrokenPipeError, ConnectionResetError):
@@ -69,12 +77,14 @@ class Peer:
 def _alarm(limit_s: float | None) -> Iterator[None]:
     """`Gone` after the limit; by a signal, since what is buffered already cannot be selected for."""
 
-    def gone(*_: object) -> None:
-        raise Gone
-
     if limit_s is None:
         yield
         return
+    import signal
+
+    def gone(*_: object) -> None:
+        raise Gone
+
     old = signal.signal(signal.SIGALRM, gone)
     signal.setitimer(signal.ITIMER_REAL, limit_s)
     try:

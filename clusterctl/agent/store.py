@@ -16,15 +16,18 @@ import stat
 import time
 from collections.abc import Collection, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple, Optional
+from typing import Any, Callable, NamedTuple, Optional
 
 from clusterctl.agent.files import is_locked, read_json, write_all
-from clusterctl.agent.paths import META, RESERVED, JobPaths, find_jobs, incoming_dir
+from clusterctl.agent.paths import META, JobPaths, find_jobs, incoming_dir
 from clusterctl.agent.protocol import AgentError
 from clusterctl.agent.tree import COPY_BYTES, DIRECTORY, FILE, LINK, Entry
+from clusterctl.agent.untouched import joined, line_of, listing, read_seal, write_seal
 
 LOCK = "dispatch.lock"
 LOCK_TRIES = 20
+KIND_MODES = {FILE: stat.S_IFREG, DIRECTORY: stat.S_IFDIR, LINK: stat.S_IFLNK}
+RANGE_BYTES = 256 << 20
 FEW = 32  # digests that are searched for as text before a whole manifest is parsed
 
 
@@ -124,13 +127,17 @@ def _remove_dead(place: str) -> None:
         os.close(other)
 
 
-def write_manifest(meta: Path, rows: list[Row]) -> None:
-    """A JSON list with a line per row; it is in a directory that nobody sees yet."""
-    with (meta / "manifest").open("w") as f:
-        f.write("[\n")
-        for number, row in enumerate(rows):
-            f.write((",\n" if number else "") + json.dumps([*row.entry, row.stamp], separators=(",", ":")))
-        f.write("\n]\n")
+def write_manifest(job_dir: Path, tree: str, rows: list[Row]) -> None:
+    """The rows as JSON, and the seal; the directory is one that nobody sees yet."""
+    listed = json.dumps([(*row.entry, row.stamp) for row in rows], separators=(",", ":"))
+    (job_dir / META / "manifest").write_text(listed)
+    lines = [
+        line_of(
+            entry.path, KIND_MODES[entry.kind] | entry.mode, entry.size, stamp or (entry.mtime_ns, 0, 0), entry.target
+        )
+        for entry, stamp in rows
+    ]
+    write_seal(str(job_dir), tree, joined(lines))
 
 
 def read_manifest(job_dir: Path) -> list[Row] | None:
@@ -142,38 +149,12 @@ def read_manifest(job_dir: Path) -> list[Row] | None:
         return None
 
 
-def is_exact(job_dir: Path, rows: list[Row]) -> bool:
-    """Whether a job directory holds just what its manifest says, nothing changed and nothing beside it."""
-    known = {row.entry.path: row for row in rows}
-    seen = 0
-    todo = [""]
-    while todo:
-        below = todo.pop()
-        with os.scandir(job_dir / below) as found:
-            for item in found:
-                path = f"{below}/{item.name}" if below else item.name
-                if not below and item.name in RESERVED:
-                    continue
-                row = known.get(path)
-                if row is None or not _is_same(item, row):
-                    return False
-                seen += 1
-                if row.entry.kind == DIRECTORY:
-                    todo.append(path)
-    return seen == len(rows)
-
-
-def _is_same(item: os.DirEntry[str], row: Row) -> bool:
-    status = item.stat(follow_symlinks=False)
-    entry = row.entry
-    if entry.kind == FILE:
-        return stat.S_ISREG(status.st_mode) and status.st_size == entry.size and stamp_of(status) == row.stamp
-    if entry.kind == LINK:
-        return stat.S_ISLNK(status.st_mode) and os.readlink(item.path) == entry.target  # noqa: PTH115
-    return stat.S_ISDIR(status.st_mode) and (stat.S_IMODE(status.st_mode), status.st_mtime_ns) == (
-        entry.mode,
-        entry.mtime_ns,
-    )
+def is_exact(job_dir: Path) -> bool:
+    """Whether a job directory holds just what was dispatched, nothing changed and nothing beside it."""
+    try:
+        return read_seal(str(job_dir))[1] == listing(str(job_dir))
+    except (OSError, ValueError):
+        return False
 
 
 def find_sources(root: Path, wanted: Collection[str], sizes: dict[str, int]) -> dict[str, Source]:
@@ -224,20 +205,20 @@ def _left_over(incoming: Path) -> Iterator[tuple[str, Source]]:
                     yield digest, Source(f"{place}/{path}", Stamp(*stamp), True)
 
 
-def copy_file(source: Source, size: int, fd: int) -> None:
+def copy_file(source: Source, size: int, fd: int, beat: Callable[[], None]) -> None:
     """The bytes of a source into an open file, shared between both where the file system can.
 
-    Raises AgentError when the source changes meanwhile.
+    `beat` is called now and then. Raises AgentError when the source changes meanwhile.
     """
     with open(source.path, "rb") as f:  # noqa: PTH123
         left = size
-        try:
-            while left and (done := os.copy_file_range(f.fileno(), fd, left)):
+        with contextlib.suppress(OSError, AttributeError):  # not here, or not between these file systems
+            while left and (done := os.copy_file_range(f.fileno(), fd, min(left, RANGE_BYTES))):
                 left -= done
-        except (OSError, AttributeError):  # not here, or not between these file systems
-            pass
+                beat()
         while left and (data := f.read(min(left, COPY_BYTES))):
             write_all(fd, data)
             left -= len(data)
+            beat()
         if left or not stamp_of(os.fstat(f.fileno())) == source.stamp:
             raise AgentError(f"{source.path} changed while it was copied", hint="dispatch again")

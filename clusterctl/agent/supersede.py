@@ -10,18 +10,15 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import shutil
 import stat
 from pathlib import Path
 from typing import Any
 
-from clusterctl.agent.files import read_json, write_atomic, write_json
-from clusterctl.agent.jobs import is_free
-from clusterctl.agent.paths import META, JobPaths, incoming_dir
-from clusterctl.agent.processes import wait_until
+from clusterctl.agent.files import delete, is_locked, read_json, write_atomic, write_json
+from clusterctl.agent.paths import JobPaths, incoming_dir
 from clusterctl.agent.protocol import AgentError
 from clusterctl.agent.store import Row, dispatch_lock, read_manifest, stamp_of, write_manifest
-from clusterctl.agent.tree import DIRECTORY, FILE, LINK, Entry, decode, encode
+from clusterctl.agent.tree import DIRECTORY, FILE, LINK, Entry, decode, owned_name
 
 JOURNAL = "journal"
 SETTLE_S = 10.0
@@ -33,7 +30,7 @@ def journal_of(root: Path) -> Path:
 
 def was_started(job: JobPaths) -> bool:
     """Whether a run of the job was begun, or is about to."""
-    return job.newest_run() is not None or not is_free(job)
+    return job.newest_run() is not None or is_locked(job.lock)
 
 
 def changed(base: dict[str, Row], entries: list[Entry]) -> list[int]:
@@ -47,19 +44,21 @@ def changed(base: dict[str, Row], entries: list[Entry]) -> list[int]:
     return numbers
 
 
-def supersede(root: Path, staging: Path, old: str, record: dict[str, Any], entries: list[Entry]) -> bool:
-    """Renames and changes job `old` into `record["job"]`; False when it was started meanwhile.
+def supersede(
+    root: Path, staging: Path, old: str, record: dict[str, Any], entries: list[Entry], base: dict[str, Row]
+) -> bool:
+    """Renames and changes job `old`, whose rows are `base`, into `record["job"]`; False when it was started meanwhile.
 
     The files that `changed` names are in `staging/new/NUMBER`, verified.
     """
-    with (staging / "entries").open("w") as f:
-        json.dump(encode(entries), f)
+    write_atomic(staging / "entries", json.dumps(entries).encode(), durable=False)
     write_json(journal_of(root), {"staging": staging.name, "old": old, "record": record}, durable=False)
-    return _go_on(root)
+    return _go_on(root, entries, base)
 
 
 def recover(root: Path) -> None:
     """Finishes what an agent that was killed had begun; called before every operation that finds a journal."""
+    from clusterctl.agent.processes import wait_until
 
     def settled() -> bool:
         try:
@@ -74,7 +73,8 @@ def recover(root: Path) -> None:
     wait_until(settled, SETTLE_S)
 
 
-def _go_on(root: Path) -> bool:
+def _go_on(root: Path, entries: list[Entry] | None = None, base: dict[str, Row] | None = None) -> bool:
+    """What is known already need not be read."""
     journal = read_json(journal_of(root))
     staging = incoming_dir(root) / str(journal["staging"]) if journal else None
     if journal is None or staging is None or not (staging / "entries").exists():
@@ -87,16 +87,17 @@ def _go_on(root: Path) -> bool:
             return False
         old.dir.rename(tree)
     if tree.exists():
-        _change(tree, staging, journal["record"])
+        entries = entries or decode(json.loads((staging / "entries").read_bytes()))
+        base = base or {row.entry.path: row for row in read_manifest(tree) or ()}
+        _change(tree, staging, entries, base, journal["record"])
         tree.rename(new)
     journal_of(root).unlink()
-    shutil.rmtree(staging, ignore_errors=True)
+    with contextlib.suppress(OSError):
+        delete(staging)
     return True
 
 
-def _change(tree: Path, staging: Path, record: dict[str, Any]) -> None:
-    entries = decode(json.loads((staging / "entries").read_bytes()))
-    base = {row.entry.path: row for row in read_manifest(tree) or ()}
+def _change(tree: Path, staging: Path, entries: list[Entry], base: dict[str, Row], record: dict[str, Any]) -> None:
     for row in base.values():  # a directory may be read-only
         if row.entry.kind == DIRECTORY and row.entry.mode & 0o300 != 0o300:
             with contextlib.suppress(OSError):
@@ -106,8 +107,7 @@ def _change(tree: Path, staging: Path, record: dict[str, Any]) -> None:
     for entry in reversed(entries):
         if entry.kind == DIRECTORY:
             finish_directory(f"{tree}/{entry.path}", entry)
-    write_manifest(tree / META, rows)
-    write_record(JobPaths(tree), record)
+    seal(JobPaths(tree), record, rows)
 
 
 def _remove_gone(tree: Path, base: dict[str, Row], entries: list[Entry]) -> None:
@@ -126,11 +126,8 @@ def _kind(path: Path) -> str:
 
 
 def _remove(path: Path) -> None:
-    with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-        if stat.S_ISDIR(path.lstat().st_mode):
-            shutil.rmtree(path)
-        else:
-            path.unlink()
+    with contextlib.suppress(NotADirectoryError):
+        delete(path)
 
 
 def _place(tree: Path, staging: Path, base: dict[str, Row], number: int, entry: Entry) -> Row:
@@ -164,9 +161,10 @@ def finish_directory(path: str, entry: Entry) -> None:
     os.utime(path, ns=(entry.mtime_ns, entry.mtime_ns))
 
 
-def write_record(job: JobPaths, record: dict[str, Any]) -> None:
-    """What is ours in a job directory, apart from the manifest."""
+def seal(job: JobPaths, record: dict[str, Any], rows: list[Row]) -> None:
+    """What is ours in a job directory."""
     for ours in (job.log, job.output, job.meta, job.runs):
         ours.mkdir(0o700, exist_ok=True)
     write_atomic(job.nodefile, b"%d\n" % record["node"], 0o644, durable=False)
     write_json(job.record, record, durable=False)
+    write_manifest(job.dir, owned_name(record["tree"], record["source"], record["node"], record["nodes"]), rows)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import posixpath
 import struct
 from collections.abc import Iterable
 from typing import Any, NamedTuple
@@ -17,6 +16,7 @@ from clusterctl.agent.protocol import AgentError
 FILE, DIRECTORY, LINK = "f", "d", "l"
 COPY_BYTES = 1 << 20
 HEADER = struct.Struct(">32sQ")  # before each blob: its digest, its size
+NOT_NAMES = frozenset(("", ".", ".."))
 END = (1 << 64) - 1  # as a size: there are no more
 
 
@@ -32,10 +32,6 @@ class Entry(NamedTuple):
     target: str = ""
 
 
-def encode(entries: Iterable[Entry]) -> list[list[Any]]:
-    return [list(entry) for entry in entries]
-
-
 def order(path: str) -> str:
     """Sorts paths so that a directory stands right before what is in it."""
     return path.replace("/", "\0")
@@ -44,6 +40,11 @@ def order(path: str) -> str:
 def content_of(entries: Iterable[Entry]) -> str:
     """A name for everything that is in a tree, as 32 hex digits."""
     return hashlib.sha256(json.dumps(list(entries), separators=(",", ":")).encode()).hexdigest()[:32]
+
+
+def owned_name(tree: str, source: str, node: int, nodes: int) -> str:
+    """Names a tree with where it came from, and as which node's of how many."""
+    return f"{tree}:{source}:{node}:{nodes}"
 
 
 def fold_rows(numbers: Iterable[int]) -> list[list[int]]:
@@ -72,11 +73,11 @@ def check(entries: Iterable[Entry]) -> None:
     kinds: dict[str, str] = {"": DIRECTORY}
     for entry in entries:
         parts = entry.path.split("/")
-        if not entry.path or "\0" in entry.path or any(part in ("", ".", "..") for part in parts):
+        if "\0" in entry.path or not NOT_NAMES.isdisjoint(parts):
             raise _refused(entry, "is not a path inside the workspace")
         if entry.path in kinds:
             raise _refused(entry, "is listed twice")
-        if kinds.get(posixpath.dirname(entry.path)) != DIRECTORY:
+        if kinds.get(entry.path.rpartition("/")[0]) != DIRECTORY:
             raise _refused(entry, "is not below a directory of the workspace")
         if entry.kind not in (FILE, DIRECTORY, LINK) or not 0 <= entry.mode <= 0o777 or entry.size < 0:
             raise _refused(entry, "is neither a plain file, a directory nor a link")

@@ -2,31 +2,33 @@
 
 from __future__ import annotations
 
+import contextlib
 import getpass
 import hashlib
-import json
+import os
 import random
-import secrets
 import socket
+import threading
 import time
-import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from clusterctl.agent.tree import COPY_BYTES, END, FILE, HEADER, Entry, content_of, order
+from clusterctl.agent.tree import Entry
 from clusterctl.cluster import AgentCall, Cluster, Message, NodeOutcome, combined
 from clusterctl.dispatch import relay, sent
-from clusterctl.dispatch.workspace import Workspace, for_node
-from clusterctl.errors import ClusterctlError, NodeError, RefusedError, UsageError
+from clusterctl.dispatch.blobs import is_compressible, stream_bytes, write_blobs
+from clusterctl.dispatch.decision import Wanted, decide
+from clusterctl.dispatch.trees import make_trees
+from clusterctl.dispatch.workspace import Workspace
+from clusterctl.errors import ClusterctlError, RefusedError, UsageError
 from clusterctl.inventory import Node
 
+T = TypeVar("T")
 BUSY_S = 60.0
-STALL_S = 600.0  # a node that says nothing for so long is taken for dead; it may have much to copy
-WRITE_BYTES = 256 * 1024
-SAMPLE_BYTES = 256 * 1024
-COMPRESSES = 0.8
+SILENCE_S = 90.0  # a node that says nothing for so long is taken for dead; at work it says so
+PATIENCE_S = 30.0  # so often nodes hear that their turn will come
 
 
 @dataclass
@@ -71,19 +73,6 @@ class Dispatched:
     relayed: bool = False
 
 
-@dataclass(frozen=True)
-class _Tree:
-    """What some nodes are to have. `packed` is the list of its files, or of its changes against `base`."""
-
-    entries: Sequence[Entry]
-    id: str
-    base: str | None
-    packed: bytes
-
-    def whole(self) -> bytes:
-        return _pack(self.entries, [])
-
-
 def source_of(workspace: Workspace) -> str:
     """Names the place that a workspace comes from: this machine and the directory."""
     place = f"{socket.gethostname()}\0{workspace.directory.resolve()}"
@@ -104,11 +93,22 @@ def dispatch(
     Nodes that have the very same tree, never started, keep it under its id. With only a part of the nodes, the last
     dispatch is completed. Raises when no node can be reached, when one refuses, or when another dispatch does not end.
     """
+    return _patiently(progress, lambda: _Dispatch(cluster, workspace, progress, cache, rehash).run(job))
+
+
+def plan(
+    cluster: Cluster, workspace: Workspace, progress: Progress, *, cache: Path | None = None, rehash: bool = False
+) -> list[NodeOutcome[Planned]]:
+    """What a dispatch would send to each node and delete there; nothing is changed."""
+    return _patiently(progress, lambda: _Dispatch(cluster, workspace, progress, cache, rehash).plan())
+
+
+def _patiently(progress: Progress, work: Callable[[], T]) -> T:
+    """Does it again while another dispatch is under way, for a bounded time."""
     deadline = time.monotonic() + BUSY_S
-    work = _Dispatch(cluster, workspace, progress, cache, rehash)
     while True:
         try:
-            return work.run(job)
+            return work()
         except _Busy as busy:
             if time.monotonic() > deadline:
                 raise RefusedError(busy.error.message, node=busy.error.node, hint=busy.error.hint) from busy
@@ -116,17 +116,44 @@ def dispatch(
             time.sleep(random.uniform(0.2, 1.0))
 
 
-def plan(
-    cluster: Cluster, workspace: Workspace, *, cache: Path | None = None, rehash: bool = False
-) -> list[NodeOutcome[Planned]]:
-    """What a dispatch would send to each node and delete there; nothing is changed."""
-    return _Dispatch(cluster, workspace, Progress(), cache, rehash).plan()
-
-
 class _Busy(Exception):  # noqa: N818 - a reason to wait, not an error
     def __init__(self, error: ClusterctlError) -> None:
         super().__init__(str(error))
         self.error = error
+
+
+class _Queue:
+    """Nodes whose turn will come: they are told so now and then, lest they take the control machine for gone."""
+
+    def __init__(self) -> None:
+        self._calls: dict[int, AgentCall] = {}
+        self._lock = threading.Lock()
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._comfort, name="dispatch-queue", daemon=True)
+
+    def __enter__(self) -> _Queue:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self._thread.join()
+
+    def add(self, id_: int, call: AgentCall) -> None:
+        with self._lock:
+            self._calls[id_] = call
+
+    def leave(self, id_: int) -> None:
+        """From now on only the caller talks to this node."""
+        with self._lock:
+            self._calls.pop(id_, None)
+
+    def _comfort(self) -> None:
+        while not self._over.wait(PATIENCE_S):
+            for id_ in list(self._calls):
+                with self._lock, contextlib.suppress(ClusterctlError):  # whoever serves it will see
+                    if id_ in self._calls:
+                        self._calls[id_].send({"wait": True})
 
 
 class _Dispatch:
@@ -138,54 +165,46 @@ class _Dispatch:
         self._progress = progress
         self._cache = cache
         self._rehash = rehash
-        self._source = source_of(workspace)
-        self._entries = sorted(workspace.entries, key=lambda entry: order(entry.path))  # as nodes order them
-        self._content = content_of(self._entries)
-        self._last = sent.load(cache, self._source)
-        self._part = len(cluster.nodes) < len(cluster.inventory.nodes)
-        if self._part and (self._last is None or self._last.tree != self._content):
+        source = source_of(workspace)
+        self._last = sent.load(cache, source)
+        part = len(cluster.nodes) < len(cluster.inventory.nodes)
+        if part and (self._last is None or self._last.tree != workspace.content):
             raise UsageError(
                 "--only completes the last dispatch, and the workspace is not what was sent then",
                 hint="dispatch to all nodes",
             )
-        self._trees = self._make_trees()
+        shards, trainers = cluster.settings.shards, cluster.inventory.trainer_count
+        self._trees = make_trees(workspace, self._last, cluster.nodes, shards, trainers)
+        self._wanted = Wanted(
+            {id_: tree.id for id_, tree in self._trees.items()},
+            source,
+            len(cluster.inventory.nodes),
+            self._last.job if part and self._last else None,
+        )
         self._calls: dict[int, AgentCall] = {}
-        self._union: Sequence[Entry] = ()
-
-    def _make_trees(self) -> dict[int, _Tree]:
-        """By node id; one for all nodes unless SHARDS make them differ."""
-        shards, trainers = self._cluster.settings.shards, self._cluster.inventory.trainer_count
-        old = self._last.entries if self._last else None
-        if not shards:
-            tree = _tree(self._entries, self._content, old, self._last.tree if self._last else None)
-            return dict.fromkeys((node.id for node in self._cluster.nodes), tree)
-        trees = {}
-        for node in self._cluster.nodes:
-            entries = for_node(self._entries, shards, node, trainers)
-            base = for_node(old, shards, node, trainers) if old else None
-            trees[node.id] = _tree(entries, content_of(entries), base, content_of(base) if base else None)
-        return trees
+        self._queue = _Queue()
+        self._relayed: Sequence[Entry] = ()
 
     def run(self, job: str) -> Dispatched:
         try:
-            asked = self._ask_all()
-            answers = {outcome.node.id: outcome.get() for outcome in asked if outcome.ok}
-            target, words = self._decide(job, answers)
-            relayed = self._relay(answers, words)
-            reached = [node for node in self._cluster.nodes if node.id in answers]
-            done = self._cluster.map(lambda node: self._bring(node, words[node.id], answers[node.id]), reached)
+            with self._queue:
+                asked, answers, target, words = self._agree(job)
+                self._plan_relay(answers, words)
+                reached = [node for node in self._cluster.nodes if node.id in answers]
+                done = self._cluster.map(lambda node: self._bring(node, words[node.id], answers[node.id]), reached)
         finally:
             self._close()
         by_node = {outcome.node.id: outcome for outcome in done}
         outcomes: list[NodeOutcome[Any]] = [by_node.get(outcome.node.id, outcome) for outcome in asked]
-        sent.save(self._cache, self._source, sent.Sent(target, self._content, self._entries))
-        return Dispatched(target, outcomes, bool(relayed))
+        if self._last is None or (self._last.job, self._last.tree) != (target, self._workspace.content):
+            now = sent.Sent(target, self._workspace.content, self._workspace.tree)
+            sent.save(self._cache, self._wanted.source, now)
+        return Dispatched(target, outcomes, bool(self._relayed))
 
     def plan(self) -> list[NodeOutcome[Planned]]:
         try:
-            asked = self._ask_all(plan=True)
-            answers = {outcome.node.id: outcome.get() for outcome in asked if outcome.ok}
-            _, words = self._decide("", answers)
+            with self._queue:
+                asked, answers, _, words = self._agree("", plan=True)
         finally:
             self._close()
         return [
@@ -201,7 +220,7 @@ class _Dispatch:
     def _planned(self, node: Node, word: Message, answer: Message) -> Planned:
         if "keep" in word:
             return Planned(word["keep"], [], [])
-        lacking = _rows(self._trees[node.id].entries, answer["missing"])
+        lacking = self._trees[node.id].rows(answer["missing"])
         return Planned(None, lacking, answer["gone"] if word["supersede"] else [])
 
     def _close(self) -> None:
@@ -209,32 +228,52 @@ class _Dispatch:
             call.close()
         self._calls.clear()
 
-    def _ask_all(self, *, plan: bool = False) -> list[NodeOutcome[Message]]:
-        """Every node's answer; raises when none can be reached, when one refuses, and when one is busy."""
-        nonce = secrets.token_hex(8)
-        request = {
+    def _agree(
+        self, job: str, *, plan: bool = False
+    ) -> tuple[list[NodeOutcome[Message]], dict[int, Message], str, dict[int, Message]]:
+        """What became of asking each node, the answers, the id for all, and the word for each node that answered.
+
+        A node with nothing to do has ended; where others make something to do for it, it is asked once more.
+        """
+        request = self._request(plan)
+        asked = self._ask_all(request, self._cluster.nodes, expect=not self._rehash)
+        answers = {outcome.node.id: outcome.get() for outcome in asked if outcome.ok}
+        target, words = decide(job, answers, self._wanted)
+        ended = [o.node for o in asked if o.ok and "dir" in o.get() and "go" in words[o.node.id]]
+        if ended:
+            again = {o.node.id: o for o in self._ask_all(request, ended, expect=False)}
+            asked = [again.get(outcome.node.id, outcome) for outcome in asked]
+            answers = {outcome.node.id: outcome.get() for outcome in asked if outcome.ok}
+            target, words = decide(job, answers, self._wanted)
+        return asked, answers, target, words
+
+    def _request(self, plan: bool) -> Message:
+        return {
             "op": "dispatch",
-            "nonce": nonce,
-            "nodes": len(self._cluster.inventory.nodes),
+            "nonce": os.urandom(8).hex(),
+            "nodes": self._wanted.nodes,
             "by": f"{getpass.getuser()}@{socket.gethostname()}",
             "workspace": self._workspace.directory.resolve().name,
-            "source": self._source,
-            "content": self._content,
-            "complete": self._last.job if self._part and self._last else None,
+            "source": self._wanted.source,
+            "content": self._workspace.content,
+            "complete": self._wanted.completing,
             "rehash": self._rehash,
             "plan": plan,
             "relay": not plan and self._may_relay(),
         }
-        asked = self._cluster.map(lambda node: self._ask(node, request))
+
+    def _ask_all(self, request: Message, nodes: Sequence[Node], *, expect: bool) -> list[NodeOutcome[Message]]:
+        """Every node's answer; raises when none can be reached, when one refuses, and when one is busy."""
+        asked = self._cluster.map(lambda node: self._ask(node, request, expect), nodes)
         errors = [outcome.error for outcome in asked if outcome.error]
         for error in errors:
-            self._explain_busy(error, nonce)
+            self._explain_busy(error, request["nonce"])
         refused = [error for error in errors if isinstance(error, RefusedError)]
-        if refused or len(errors) == len(asked):
+        if refused or len(errors) == len(self._cluster.nodes):
             raise combined(refused or errors, len(asked), "dispatch")
         return asked
 
-    def _ask(self, node: Node, request: Message) -> Message:
+    def _ask(self, node: Node, request: Message, expect: bool) -> Message:
         tree = self._trees[node.id]
         about = {
             "node": node.id,
@@ -244,16 +283,29 @@ class _Dispatch:
             "base": tree.base,
             "manifest_bytes": len(tree.packed),
         }
-        call = self._cluster.call(node, {**request, **about})
+        unchanged = expect and self._last is not None and not tree.packed
+        expected = (self._last.job, self._wanted.name(node.id)) if unchanged and self._last else None
+        call = self._cluster.call(node, {**request, **about}, expected)
         self._calls[node.id] = call
+        if call.untouched:
+            call.close()
+            return self._as_expected(node, call.untouched)
         call.write(tree.packed)
-        answer = call.receive(STALL_S)
+        answer = call.receive(SILENCE_S)
         if answer["missing"] is None:
             whole = tree.whole()
             call.send({"manifest_bytes": len(whole)})
             call.write(whole)
-            answer.update(call.receive(STALL_S))
+            answer.update(call.receive(SILENCE_S))
+        self._queue.add(node.id, call)
         return answer
+
+    def _as_expected(self, node: Node, directory: str) -> Message:
+        """What a node would have answered that has ended, because nothing was to be done."""
+        assert self._last is not None
+        mine = {"tree": self._trees[node.id].id, "source": self._wanted.source, "nodes": self._wanted.nodes}
+        newest = {"job": self._last.job, "started": False, "exact": True, "node": node.id, **mine}
+        return {"jobs": [self._last.job], "newest": newest, "holds": True, "missing": [], "gone": [], "dir": directory}
 
     def _explain_busy(self, error: ClusterctlError, nonce: str) -> None:
         if error.details.get("reason") != "busy":
@@ -267,19 +319,21 @@ class _Dispatch:
             hint="give each node a directory of its own: Host(..., root_dir=...) in conf.py",
         )
 
-    def _relay(self, answers: Mapping[int, Message], words: dict[int, Message]) -> Sequence[Entry]:
-        """The files that go through the relay, told to the nodes that take part; none when it is not worth it."""
+    def _plan_relay(self, answers: Mapping[int, Message], words: dict[int, Message]) -> None:
+        """Where it is worth it, tells all nodes that take part who passes the files on to whom.
+
+        All of them, before any byte is sent: a node waits a short time only for those next to it.
+        """
         lacking = {
-            id_: _rows(self._trees[id_].entries, answer["missing"])
+            id_: self._trees[id_].rows(answer["missing"])
             for id_, answer in answers.items()
             if "go" in words[id_] and answer.get("port") and answer["missing"]
         }
         total = sum(entry.size for rows in lacking.values() for entry in rows)
         if not relay.worth_it(len(lacking), total, self._cluster.settings.relay):
-            return []
-        union = list({entry.digest: entry for rows in lacking.values() for entry in rows}.values())
+            return
+        self._relayed = list({entry.digest: entry for rows in lacking.values() for entry in rows}.values())
         keys = relay.make_keys(list(lacking))
-        length = sum(entry.size + HEADER.size for entry in union) + HEADER.size
         for id_, hop in relay.plan(list(lacking)).items():
             own, authority = keys[id_]
             words[id_]["relay"] = {
@@ -290,72 +344,36 @@ class _Dispatch:
                     (answers[b.node]["address"], answers[b.node]["port"], relay.name_of(b.node), b.nodes)
                     for b in hop.downstream
                 ],
-                "length": length,
+                "length": stream_bytes(self._relayed),
             }
-        self._union = union
-        return union
+        for id_ in lacking:
+            self._queue.leave(id_)  # what comes next is the stream
+        nodes = [node for node in self._cluster.nodes if node.id in lacking]
+        self._cluster.map(lambda node: self._calls[node.id].send(words[node.id]), nodes)
+        for node in nodes:
+            if words[node.id]["relay"]["upstream"] is not None:
+                self._queue.add(node.id, self._calls[node.id])
 
     def _may_relay(self) -> bool:
         """Whether nodes should be ready for it: before they are asked, what they lack is a guess."""
         known = {entry.digest for entry in self._last.entries} if self._last and not self._rehash else set()
-        total = sum(entry.size for entry in self._entries if entry.digest not in known)
+        total = sum(entry.size for entry in self._workspace.tree if entry.digest not in known)
         nodes = len(self._cluster.nodes)
         return relay.worth_it(nodes, total * nodes, self._cluster.settings.relay)
-
-    def _decide(self, job: str, answers: Mapping[int, Message]) -> tuple[str, dict[int, Message]]:
-        """The id for all, and the word for each node: keep what it has, or go."""
-        same = {id_: answer["newest"]["job"] for id_, answer in answers.items() if self._is_same(id_, answer)}
-        if self._part and self._last:
-            target = self._last.job
-            kept = {id_ for id_, answer in answers.items() if answer["holds"]}
-            strange = [id_ for id_, answer in answers.items() if target in answer["jobs"] and id_ not in kept]
-            if strange:
-                raise RefusedError(f"has another {target}", node=f"node{strange[0]}", hint="dispatch to all nodes")
-        else:
-            target = max(same.values(), default="")
-            kept = {id_ for id_, found in same.items() if found == target}
-            if not target or any(target in answer["jobs"] for id_, answer in answers.items() if id_ not in kept):
-                target, kept = _free_id(job, answers.values()), set()
-        words: dict[int, Message] = {}
-        for id_, answer in answers.items():
-            go = {"go": target, "supersede": self._replaceable(id_, answer, answers)}
-            words[id_] = {"keep": target} if id_ in kept else go
-        return target, words
-
-    def _is_ours(self, id_: int, newest: Message | None) -> bool:
-        return newest is not None and (newest["source"], newest["node"], newest["nodes"]) == (
-            self._source,
-            id_,
-            len(self._cluster.inventory.nodes),
-        )
-
-    def _is_same(self, id_: int, answer: Message) -> bool:
-        newest = answer["newest"]
-        return self._is_ours(id_, newest) and newest["exact"] and newest["tree"] == self._trees[id_].id
-
-    def _replaceable(self, id_: int, answer: Message, answers: Mapping[int, Message]) -> str | None:
-        """The job of this node that the new one may take the place of: never started, here or elsewhere."""
-        newest = answer["newest"]
-        if not self._is_ours(id_, newest) or not newest["exact"]:
-            return None
-        old: str = newest["job"]
-        for other in answers.values():
-            its = other["newest"]
-            if old in other["jobs"] and (its["job"] != old or its["started"]):
-                return None
-        return old
 
     def _bring(self, node: Node, word: Message, answer: Message) -> NodeDispatch:
         started = time.monotonic()
         call = self._calls[node.id]
+        self._queue.leave(node.id)
         sent_bytes = 0
-        if "keep" in word:
-            call.send(word)
-        elif "relay" in word:
-            sent_bytes = self._bring_by_relay(call, word, node)
+        if "dir" in answer:
+            done = {"dir": answer["dir"], "kept": True}
         else:
-            sent_bytes = self._send(call, word, _rows(self._trees[node.id].entries, answer["missing"]))
-        done = call.result(STALL_S)
+            if "keep" in word:
+                call.send(word)
+            else:
+                sent_bytes = self._send(call, word, answer)
+            done = call.result(SILENCE_S)
         return NodeDispatch(
             dir=done["dir"],
             kept=done["kept"],
@@ -367,114 +385,20 @@ class _Dispatch:
             seconds=time.monotonic() - started,
         )
 
-    def _bring_by_relay(self, call: AgentCall, word: Message, node: Node) -> int:
-        """The head's stream comes from here; whoever is left with something missing gets it from here, too."""
-        call.send(word)
-        count = 0
-        if word["relay"]["upstream"] is None:
-            total = sum(entry.size for entry in self._union)
-            done = 0
-            for piece, size in _blobs(self._workspace.directory, self._union):
-                call.write(piece)
-                count += len(piece)
-                done += size
-                self._progress.report(node, done, total)
-        lacking = call.receive(None)["lacking"]
-        return count + self._send(call, {}, _rows(self._trees[node.id].entries, lacking))
-
-    def _send(self, call: AgentCall, word: Message, rows: list[Entry]) -> int:
-        """Directly; the bytes that went over the wire."""
-        compressed = _is_compressible(self._workspace.directory, rows)
+    def _send(self, call: AgentCall, word: Message, answer: Message) -> int:
+        """The bytes that went over the wire: through the relay from its first node, directly what is lacking still."""
+        count, missing = 0, answer["missing"]
+        if "relay" in word:
+            if word["relay"]["upstream"] is None:
+                count = self._write(call, self._relayed)
+            missing, word = call.receive(SILENCE_S)["lacking"], {}
+        rows = self._trees[call.node.id].rows(missing)
+        compressed = is_compressible(self._workspace.directory, rows)
         call.send({**word, "blobs": len(rows), "compressed": compressed})
-        total = sum(entry.size for entry in rows)
-        self._progress.report(call.node, 0, total)
-        if not rows:
-            return 0
-        compressor = zlib.compressobj(1) if compressed else None
-        done = count = 0
-        for piece, size in _blobs(self._workspace.directory, rows):
-            data = compressor.compress(piece) if compressor else piece
-            if data:
-                call.write(data)
-            count += len(data)
-            done += size
+        return count + (self._write(call, rows, compressed=compressed) if rows else 0)
+
+    def _write(self, call: AgentCall, rows: Sequence[Entry], *, compressed: bool = False) -> int:
+        def report(done: int, total: int) -> None:
             self._progress.report(call.node, done, total)
-        if compressor:
-            tail = compressor.flush()
-            call.write(tail)
-            count += len(tail)
-        return count
 
-
-def _tree(entries: Sequence[Entry], id_: str, base: Sequence[Entry] | None, base_id: str | None) -> _Tree:
-    if base is None:
-        return _Tree(entries, id_, None, _pack(entries, []))
-    if id_ == base_id:
-        return _Tree(entries, id_, base_id, b"")
-    known = {entry.path: entry for entry in base}
-    rows = [entry for entry in entries if known.pop(entry.path, None) != entry]
-    if 2 * len(rows) > len(entries):
-        return _Tree(entries, id_, None, _pack(entries, []))
-    return _Tree(entries, id_, base_id, _pack(rows, list(known)))
-
-
-def _pack(rows: Sequence[Entry], gone: list[str]) -> bytes:
-    return zlib.compress(json.dumps({"rows": rows, "gone": gone}, separators=(",", ":")).encode(), 1)
-
-
-def _rows(entries: Sequence[Entry], runs: list[list[int]]) -> list[Entry]:
-    return [entries[number] for first, end in runs for number in range(first, end) if entries[number].kind == FILE]
-
-
-def _free_id(job: str, answers: Any) -> str:
-    taken = {name for answer in answers for name in answer["jobs"]}
-    number = 1
-    name = job
-    while name in taken:
-        number += 1
-        name = f"{job}-{number}"
-    return name
-
-
-def _is_compressible(top: Path, rows: list[Entry]) -> bool:
-    """Whether it is worth it, from the beginning of the largest file."""
-    if not rows:
-        return False
-    largest = max(rows, key=lambda entry: entry.size)
-    try:
-        with (top / largest.path).open("rb") as f:
-            sample = f.read(SAMPLE_BYTES)
-    except OSError:
-        return False
-    return len(zlib.compress(sample, 1)) < COMPRESSES * len(sample)
-
-
-def _blobs(top: Path, rows: Sequence[Entry]) -> Iterator[tuple[bytes, int]]:
-    """The stream of these files, in pieces, each with how many bytes of files are in it."""
-    pending: list[bytes] = []
-    waiting = 0
-    for entry in rows:
-        for data in _contents(top, entry):
-            pending.append(data)
-            waiting += len(data)
-            if waiting >= WRITE_BYTES:
-                yield b"".join(pending), waiting
-                pending, waiting = [], 0
-    pending.append(HEADER.pack(bytes(32), END))
-    yield b"".join(pending), waiting
-
-
-def _contents(top: Path, entry: Entry) -> Iterator[bytes]:
-    """A header, and as many bytes as it says."""
-    yield HEADER.pack(bytes.fromhex(entry.digest), entry.size)
-    left = entry.size
-    try:
-        with open(f"{top}/{entry.path}", "rb", buffering=0) as f:  # noqa: PTH123
-            while left:
-                data = f.read(min(left, COPY_BYTES))
-                if not data:
-                    raise NodeError(f"{entry.path!r} became shorter while it was sent", hint="dispatch again")
-                yield data
-                left -= len(data)
-    except OSError as exc:
-        raise NodeError(f"{entry.path!r} cannot be read any more: {exc.strerror}", hint="dispatch again") from exc
+        return write_blobs(call.write, self._workspace.directory, rows, report, compressed=compressed)

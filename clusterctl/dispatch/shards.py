@@ -50,11 +50,6 @@ class Shards:
         ]
 
 
-def for_node(entries: Sequence[Entry], shards: Sequence[str], node: Node, trainers: int) -> list[Entry]:
-    """What one node gets; for many nodes make one `Shards` and ask it for each."""
-    return Shards(entries, shards, trainers).of(node)
-
-
 def shard_number(path: str) -> int:
     """The number at the end of a shard's name: 3 for `train.txt-00003`, `part-3.csv` and `part-3.csv.gz`."""
     match = NUMBER.match(posixpath.basename(path))

@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import stat
-import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
 from clusterctl.agent.paths import RESERVED
-from clusterctl.agent.tree import DIRECTORY, FILE, LINK, Entry, leads_outside
+from clusterctl.agent.tree import DIRECTORY, FILE, LINK, Entry, content_of, leads_outside, order
 from clusterctl.dispatch import cache as caches
 from clusterctl.dispatch.hashing import hash_files
 from clusterctl.dispatch.ignore import IGNORE_FILE, RESERVED_NAME, Ignored, Rules, default_rules
-from clusterctl.dispatch.shards import for_node
 from clusterctl.errors import ConfigError, RefusedError
 
-__all__ = ["Ignored", "Workspace", "for_node", "scan"]
+__all__ = ["Ignored", "Workspace", "scan"]
 
 
 @dataclass(frozen=True)
@@ -38,20 +35,15 @@ class Workspace:
     def bytes(self) -> int:
         return sum(entry.size for entry in self.entries)
 
-    def content(self) -> str:
-        """A name for everything that is in it, whatever the order of the entries."""
-        return self._content
+    @cached_property
+    def tree(self) -> list[Entry]:
+        """The entries as nodes order them."""
+        return sorted(self.entries, key=lambda entry: order(entry.path))
 
     @cached_property
-    def _content(self) -> str:
-        digest = hashlib.sha256(b"%d entries\0" % len(self.entries))
-        if self.entries:
-            paths, kinds, modes, times, sizes, digests, targets = zip(*sorted(self.entries), strict=True)
-            for words in (paths, kinds, digests, targets):  # none of which can hold a zero byte
-                digest.update("\0".join(words).encode("utf-8", "surrogateescape") + b"\0\0")
-            for numbers in (modes, times, sizes):
-                digest.update(struct.pack(f"<{len(numbers)}q", *numbers))
-        return digest.hexdigest()[:16]
+    def content(self) -> str:
+        """A name for everything that is in it, whatever the order of the entries."""
+        return content_of(self.tree)
 
 
 def scan(directory: Path, *, rehash: bool = False, cache: Path | None = None) -> Workspace:

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from agent.nodes import agent, ask, asked
-from clusterctl.agent.tree import DIRECTORY, END, FILE, HEADER, Entry, content_of, encode
+from clusterctl.agent.tree import DIRECTORY, END, FILE, HEADER, Entry, content_of
 from clusterctl.cluster import AgentCall
 from clusterctl.errors import ClusterctlError, NodeError, RefusedError
 from support.processes import wait_until
@@ -37,7 +37,7 @@ def request(entries: list[Entry] = TREE, **more: Any) -> dict[str, Any]:
 
 @contextmanager
 def asking(home: Path, entries: list[Entry] = TREE, **more: Any) -> Iterator[tuple[AgentCall, dict[str, Any]]]:
-    packed = zlib.compress(json.dumps({"rows": encode(entries), "gone": []}).encode())
+    packed = zlib.compress(json.dumps({"rows": entries, "gone": []}).encode())
     with asked(home, request(entries, manifest_bytes=len(packed), **more)) as call:
         call.write(packed)
         yield call, call.receive()

@@ -16,8 +16,9 @@ from hypothesis import strategies as st
 
 from clusterctl.agent.paths import RESERVED
 from clusterctl.agent.protocol import AgentError, Gone
-from clusterctl.agent.receive import Staging, Stream
-from clusterctl.agent.tree import DIRECTORY, END, FILE, HEADER, LINK, Entry, check, decode, encode, leads_outside
+from clusterctl.agent.staging import Staging, Stream
+from clusterctl.agent.tree import DIRECTORY, END, FILE, HEADER, LINK, Entry, check, decode, leads_outside
+from clusterctl.agent.untouched import listing, read_seal
 
 T = 1_700_000_000_123_456_789
 
@@ -41,12 +42,17 @@ def built(place: Path, entries: list[Entry], data: bytes = b"") -> Path:
         if entry.kind == FILE:
             piece, data = data[: entry.size], data[entry.size :]
             parts += [HEADER.pack(bytes.fromhex(entry.digest), entry.size), piece]
-    work = Staging(place, entries, {}, in_place=False)
+    work = Staging(place / "new", entries, {}, in_place=False)
     work.begin()
     work.take(Stream(io.BytesIO(b"".join([*parts, HEADER.pack(bytes(32), END)])).read, compressed=False))
-    work.copy({})
-    work.finish({"node": 0})
-    return place / "tree"
+    work.copy({}, beat)
+    work.finish({"node": 0, "nodes": 1, "tree": "t", "source": "s"})
+    assert read_seal(str(place / "new/tree")) == ("t:s:0:1", listing(str(place / "new/tree")))
+    return place / "new/tree"
+
+
+def beat() -> None:
+    """Nobody waits."""
 
 
 HOSTILE = {
@@ -83,7 +89,7 @@ HOSTILE = {
 @pytest.mark.parametrize("entries", HOSTILE.values(), ids=HOSTILE)
 def test_a_hostile_list_is_refused(entries: list[Entry]) -> None:
     with pytest.raises(AgentError) as raised:
-        decode(encode(entries))
+        decode(entries)
     assert raised.value.kind == "refused"
 
 
@@ -137,7 +143,7 @@ def test_a_tree_arrives_with_modes_times_links_and_empty_directories(tmp_path: P
         directory("closed", 0o500),
         file("closed/in", b"x"),
     ]
-    top = built(tmp_path, decode(json.loads(json.dumps(encode(entries)))), b"echosecretx")
+    top = built(tmp_path, decode(json.loads(json.dumps(entries))), b"echosecretx")
     for entry in entries:
         status = (top / entry.path).lstat()
         assert status.st_mtime_ns == entry.mtime_ns, entry
@@ -153,7 +159,7 @@ NAMES = ["a b", "it's", 'say "hi"', "new\nline", "-rf", "ünï", "日本", "\udc
 
 @pytest.mark.parametrize("name", NAMES, ids=ascii)
 def test_odd_names_arrive_as_they_were(tmp_path: Path, name: str) -> None:
-    top = built(tmp_path, decode(json.loads(json.dumps(encode([directory(name), file(f"{name}/{name}")])))))
+    top = built(tmp_path, decode(json.loads(json.dumps([directory(name), file(f"{name}/{name}")]))))
     ours = {os.fsencode(path) for path in RESERVED}
     assert set(os.listdir(os.fsencode(top))) - ours == {os.fsencode(name)}  # noqa: PTH208 - as bytes
     assert os.listdir(os.fsencode(top / name)) == [os.fsencode(name)]  # noqa: PTH208
@@ -161,29 +167,29 @@ def test_odd_names_arrive_as_they_were(tmp_path: Path, name: str) -> None:
 
 def test_a_stream_that_ends_early_is_noticed_and_the_torn_file_is_gone(tmp_path: Path) -> None:
     entry = file("a", b"12345")
-    work = Staging(tmp_path, [entry], {}, in_place=False)
+    work = Staging(tmp_path / "new", [entry], {}, in_place=False)
     work.begin()
     header = HEADER.pack(bytes.fromhex(entry.digest), 5)
     with pytest.raises(Gone):
         work.take(Stream(io.BytesIO(header + b"123").read, compressed=False))
-    assert not (tmp_path / "tree/a").exists()
+    assert not (tmp_path / "new/tree/a").exists()
 
 
 def test_other_contents_than_announced_are_an_error(tmp_path: Path) -> None:
     with pytest.raises(AgentError, match="'a' arrived with other contents"):
         built(tmp_path, [file("a", b"right")], b"wrong")
-    assert not (tmp_path / "tree/a").exists()
+    assert not (tmp_path / "new/tree/a").exists()
 
 
 def test_equal_files_come_once(tmp_path: Path) -> None:
     entries = [file("a", b"same"), file("b", b"same", 0o600)]
-    work = Staging(tmp_path, entries, {}, in_place=False)
+    work = Staging(tmp_path / "new", entries, {}, in_place=False)
     work.begin()
     blob = HEADER.pack(bytes.fromhex(entries[0].digest), 4) + b"same" + HEADER.pack(bytes(32), END)
     work.take(Stream(io.BytesIO(blob).read, compressed=False))
-    work.copy({})
-    assert (tmp_path / "tree/b").read_bytes() == b"same"
-    assert stat.S_IMODE((tmp_path / "tree/b").stat().st_mode) == 0o600
+    work.copy({}, beat)
+    assert (tmp_path / "new/tree/b").read_bytes() == b"same"
+    assert stat.S_IMODE((tmp_path / "new/tree/b").stat().st_mode) == 0o600
 
 
 PARTS = st.sampled_from(("a", "b", "..", ".", "", "up"))

@@ -17,8 +17,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from agent.nodes import PipeCluster, Pipes
-from clusterctl.agent import receive, supersede
+from clusterctl.agent import store, supersede
 from clusterctl.agent.paths import RESERVED
+from clusterctl.agent.untouched import listing, read_seal, untouched_job, write_seal
 from clusterctl.dispatch import Dispatched, Progress, dispatch, plan, scan
 from clusterctl.errors import ClusterctlError
 
@@ -166,23 +167,52 @@ def test_what_an_older_job_has_is_not_sent_again(place: Place) -> None:
     assert [(path / "f").read_text() for path in place.job_dirs(done)] == ["one", "one"]
 
 
-def test_rehash_finds_what_stamps_cannot(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rehash_finds_what_stamps_cannot(place: Place) -> None:
     (place.workspace / "f").write_text("good")
     done = place.dispatch()
     for directory in place.job_dirs(done):
-        meta = directory / ".clusterctl/manifest"
+        tree, _ = read_seal(str(directory))
         (directory / "f").write_text("evil")
-        status = (directory / "f").stat()
-        good = (place.workspace / "f").stat()
-        os.utime(directory / "f", ns=(good.st_mtime_ns, good.st_mtime_ns))
-        now = (directory / "f").stat()
-        text = meta.read_text()
-        old = text[text.rindex("[") : text.index("]")]
-        meta.write_text(text.replace(old, f"[{now.st_mtime_ns},{now.st_ctime_ns},{now.st_ino}"))
-        assert status.st_size == 4
+        write_seal(str(directory), tree, listing(str(directory)))
     assert [outcome.get().kept for outcome in place.dispatch().outcomes] == [True, True]
     again = place.dispatch(rehash=True)
     assert [(path / "f").read_text() for path in place.job_dirs(again)] == ["good", "good"]
+
+
+@pytest.mark.parametrize("started", [0, 1])
+def test_a_job_that_was_started_on_one_node_only_is_followed_by_a_new_one_on_all(place: Place, started: int) -> None:
+    (place.workspace / "f").write_text("f")
+    first = place.dispatch()
+    (place.job_dirs(first)[started] / ".clusterctl/runs/0001").mkdir()
+    second = place.dispatch()
+    assert second.job != first.job
+    assert [outcome.get().kept for outcome in second.outcomes] == [False, False]
+    assert all(first.job in place.jobs(node) for node in (0, 1))
+    place.assert_same(second)
+
+
+@pytest.mark.parametrize(
+    "how", ["edit", "stray", "mode", "remove", "run", "lock", "incoming", "younger job", "cut seal"]
+)
+def test_a_job_that_was_touched_in_any_way_is_looked_at_closely(place: Place, how: str) -> None:
+    (place.workspace / "f").write_text("f")
+    done = place.dispatch()
+    directory = place.job_dirs(done)[0]
+    root, tree = str(directory.parent), read_seal(str(directory))[0]
+    assert untouched_job(root, done.job, tree) == str(directory)
+    assert untouched_job(root, done.job, tree + "0") == ""
+    {
+        "edit": lambda: (directory / "f").write_text("g"),
+        "stray": (directory / "stray").touch,
+        "mode": lambda: (directory / "f").chmod(0o600),
+        "remove": (directory / "f").unlink,
+        "run": (directory / ".clusterctl/runs/0001").mkdir,
+        "lock": (directory / ".clusterctl/lock").touch,
+        "incoming": (directory.parent / ".clusterctl/incoming/x").mkdir,
+        "younger job": (directory.parent / (done.job + "-2")).mkdir,
+        "cut seal": lambda: os.truncate(directory / ".clusterctl/seal", 10),
+    }[how]()
+    assert untouched_job(root, done.job, tree) == ""
 
 
 def test_a_plan_tells_and_does_nothing(place: Place) -> None:
@@ -191,7 +221,7 @@ def test_a_plan_tells_and_does_nothing(place: Place) -> None:
     done = place.dispatch()
     (place.workspace / "f").write_text("other")
     (place.workspace / "g").unlink()
-    planned = [outcome.get() for outcome in plan(place.cluster, scan(place.workspace), cache=place.cache)]
+    planned = [outcome.get() for outcome in plan(place.cluster, scan(place.workspace), Progress(), cache=place.cache)]
     assert [([entry.path for entry in p.send], p.delete) for p in planned] == [(["f"], ["g"])] * 2
     assert place.jobs() == [done.job]
     assert [(path / "f").read_text() for path in place.job_dirs(done)] == ["f", "f"]
@@ -264,10 +294,10 @@ def test_a_change_in_place_that_was_cut_off_anywhere_is_finished_by_the_next_cal
         staging = root / ".clusterctl/incoming/staged"
         (staging / "new").mkdir(parents=True)
         entries = sorted(scan(place.workspace).entries, key=lambda entry: entry.path.replace("/", "\0"))
-        base = {row.entry.path: row for row in receive.read_manifest(root / done.job) or ()}
+        base = {row.entry.path: row for row in store.read_manifest(root / done.job) or ()}
         for number in supersede.changed(base, entries):
             shutil.copy2(place.workspace / entries[number].path, staging / "new" / str(number))
-        record = {"job": "JOB20261121-999999", "node": 0}
+        record = {"job": "JOB20261121-999999", "node": 0, "nodes": 1, "tree": "t", "source": "s"}
         count = 0
         with monkeypatch.context() as patched:
             for name in calls:
@@ -282,7 +312,7 @@ def test_a_change_in_place_that_was_cut_off_anywhere_is_finished_by_the_next_cal
 
                 patched.setattr(os, name, counting)
             try:
-                supersede.supersede(root, staging, done.job, record, entries)
+                supersede.supersede(root, staging, done.job, record, entries, base)
                 finished = True
             except Killed:
                 finished = False

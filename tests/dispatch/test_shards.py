@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from clusterctl.agent.tree import DIRECTORY, FILE, Entry
-from clusterctl.dispatch.shards import Shards, for_node, shard_number
+from clusterctl.dispatch.shards import Shards, shard_number
 from clusterctl.errors import ConfigError
 
 
@@ -39,12 +39,12 @@ def test_the_number_modulo_trainers_decides_and_everything_else_goes_everywhere(
 
 
 def test_a_pattern_without_a_slash_is_about_names_anywhere() -> None:
-    assert paths(for_node(entries(*TREE), ["t*-0000?"], node(0), 4)) == [*TREE[:3], TREE[6]]
+    assert paths(Shards(entries(*TREE), ["t*-0000?"], 4).of(node(0))) == [*TREE[:3], TREE[6]]
 
 
 def test_a_directory_is_no_shard() -> None:
     tree = [Entry("d-1", DIRECTORY, 0o755, 0), *entries("d-1/a-1")]
-    assert paths(for_node(tree, ["*-1"], node(0), 2)) == ["d-1"]
+    assert paths(Shards(tree, ["*-1"], 2).of(node(0))) == ["d-1"]
 
 
 @pytest.mark.parametrize(

@@ -225,11 +225,11 @@ def test_the_content_has_one_name_whatever_the_order_and_another_for_every_chang
     workspace = scan(top)
     shuffled = list(workspace.entries)
     random.Random(0).shuffle(shuffled)
-    names = {workspace.content(), replace(workspace, entries=tuple(shuffled)).content()}
+    names = {workspace.content, replace(workspace, entries=tuple(shuffled)).content}
     assert len(names) == 1
     first = workspace.entries[0]
     for change in ({"path": "x"}, {"mode": 0}, {"mtime_ns": 1}, {"size": 1}, {"digest": "0"}, {"target": "t"}):
-        names.add(replace(workspace, entries=(first._replace(**change), *workspace.entries[1:])).content())
-    names.add(replace(workspace, entries=workspace.entries[1:]).content())
-    names.add(replace(workspace, entries=()).content())
+        names.add(replace(workspace, entries=(first._replace(**change), *workspace.entries[1:])).content)
+    names.add(replace(workspace, entries=workspace.entries[1:]).content)
+    names.add(replace(workspace, entries=()).content)
     assert len(names) == 9

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from clusterctl.cli.console import Console, human_bytes, plural
+from clusterctl.cli.console import Console, clean, human_bytes, plural
 from clusterctl.cli.session import Session, job_name
 
 if TYPE_CHECKING:
@@ -19,7 +19,9 @@ if TYPE_CHECKING:
     from clusterctl.inventory import Node
 
 
-def dispatch(session: Session, workspace: Path, *, rehash: bool = False, plan: bool = False) -> None:
+def dispatch(
+    session: Session, workspace: Path, *, rehash: bool = False, plan: bool = False, allow_partial: bool = False
+) -> None:
     with session.cluster() as cluster:
         if plan:
             _plan(session, cluster, workspace, rehash)
@@ -28,10 +30,15 @@ def dispatch(session: Session, workspace: Path, *, rehash: bool = False, plan: b
         name = job_name(cluster.settings, cluster.inventory, done.job)
         error = partial_failure(done, len(cluster.nodes))
         document = {"job": done.job, "job_workspace": name, "nodes": [_node(o) for o in done.outcomes]}
-        session.console.finish(document, error)
+        partial = error is not None and allow_partial and may_go_on(done)
+        if partial and error is not None:
+            session.tolerate(error)
+            session.console.warn(clean(f"{error}\n  {error.hint}", keep_newlines=True))
+        session.console.finish(document, None if partial else error)
+        reached = sum(outcome.ok for outcome in done.outcomes)
         session.console.say(
-            f"{done.job} is on {len(done.outcomes)}/{len(cluster.nodes)} nodes"
-            f"     next: clusterctl start --job_workspace {name}"
+            f"{done.job} is on {reached}/{len(cluster.nodes)} nodes"
+            f"     next: clusterctl start --job_workspace {name}{' --allow-partial' if partial else ''}"
         )
 
 
@@ -92,11 +99,18 @@ def partial_failure(done: Dispatched, of: int) -> ClusterctlError | None:
     errors = [outcome.error for outcome in failures(done.outcomes) if outcome.error]
     if not errors:
         return None
-    error = combined(errors, of, "dispatch")
-    error.message += f"\n{of - len(errors)}/{of} nodes have {done.job}; nothing will start until all do"
+    why = combined(errors, of, "dispatch")
+    lines = [why.message] + ([f"  {why.hint}"] if why.hint else [])
+    lines.append(f"{of - len(errors)}/{of} nodes have {done.job}; it starts when all have it, or with --allow-partial")
     retry = "clusterctl dispatch --only failed@last sends it to the others"
-    error.hint = f"{error.hint}\n  {retry}" if error.hint else retry
-    return error
+    return type(why)("\n".join(lines), node=why.node, hint=retry, details=why.details)
+
+
+def may_go_on(done: Dispatched) -> bool:
+    """Whether --allow-partial covers what failed: not a refusal for safety."""
+    from clusterctl.errors import NodeError
+
+    return all(outcome.error is None or isinstance(outcome.error, NodeError) for outcome in done.outcomes)
 
 
 def _node(outcome: Any) -> dict[str, Any]:
@@ -120,10 +134,10 @@ def _node(outcome: Any) -> dict[str, Any]:
 def _plan(session: Session, cluster: Cluster, directory: Path, rehash: bool) -> None:
     """Says what would be sent, deleted and left out, and does nothing."""
     from clusterctl.cluster import combined
-    from clusterctl.dispatch import plan
+    from clusterctl.dispatch import Progress, plan
 
     workspace = _scan(session, cluster, directory, rehash)
-    outcomes = plan(cluster, workspace, cache=session.cache_dir, rehash=rehash)
+    outcomes = plan(cluster, workspace, Progress(waiting=session.console.warn), cache=session.cache_dir, rehash=rehash)
     ignored = [
         {"path": item.path, "rule": item.rule, "source": item.source, "line": item.line, "reason": item.reason}
         for item in workspace.ignored

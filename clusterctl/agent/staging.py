@@ -1,0 +1,200 @@
+"""A tree under construction: bytes that come are hashed and written once, others are copied from files of this node."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import zlib
+from pathlib import Path
+from typing import Any, Callable
+
+from clusterctl.agent.files import write_all
+from clusterctl.agent.paths import JobPaths
+from clusterctl.agent.protocol import AgentError, Gone
+from clusterctl.agent.store import Row, Source, Stamp, copy_file, stamp_of
+from clusterctl.agent.supersede import changed, finish_directory, make_link, seal
+from clusterctl.agent.tree import DIRECTORY, END, HEADER, LINK, Entry
+
+READ_BYTES = 1 << 18
+
+
+class Stream:
+    """Bytes that follow on standard input, compressed or not."""
+
+    def __init__(self, source: Callable[[int], bytes | memoryview], compressed: bool) -> None:
+        self._source = source
+        self._zlib = zlib.decompressobj() if compressed else None
+        self._data = memoryview(b"")
+
+    def some(self, count: int) -> memoryview:
+        """At least one and at most `count` bytes; raises Gone at the end of the stream."""
+        if not self._data:
+            self._data = memoryview(self._more())
+        piece, self._data = self._data[:count], self._data[count:]
+        return piece
+
+    def _more(self) -> bytes | memoryview:
+        while True:
+            if self._zlib is None:
+                data = self._source(READ_BYTES)
+            else:
+                packed = self._zlib.unconsumed_tail or self._source(READ_BYTES)
+                data = self._zlib.decompress(packed, READ_BYTES)
+                if packed and not data:
+                    continue
+            if not data:
+                raise Gone
+            return data
+
+    def skip(self, count: int) -> None:
+        while count:
+            count -= len(self.some(count))
+
+    def exactly(self, count: int) -> bytes:
+        parts = []
+        while count:
+            piece = self.some(count)
+            count -= len(piece)
+            parts.append(bytes(piece))
+        return b"".join(parts)
+
+
+class Staging:
+    """A tree under construction: all of it in `tree/`, or, to change one in place, only the new files in `new/`."""
+
+    def __init__(self, place: Path, entries: list[Entry], base: dict[str, Row], *, in_place: bool) -> None:
+        self._place = place
+        self._entries = entries
+        self._stamps: dict[int, Stamp] = {}
+        self._wanted: dict[str, list[int]] = {}
+        self.files_received = self.bytes_received = self.bytes_copied = 0
+        self._in_place = in_place
+        numbers = changed(base, entries)
+        for number in numbers:
+            self._wanted.setdefault(entries[number].digest, []).append(number)
+
+    def begin(self) -> None:
+        """Makes all directories."""
+        self._place.mkdir(0o700)
+        (self._place / ("new" if self._in_place else "tree")).mkdir(0o700)
+        if not self._in_place:
+            for entry in self._entries:
+                if entry.kind == DIRECTORY:
+                    os.mkdir(f"{self._place}/tree/{entry.path}", 0o700)  # noqa: PTH102
+
+    def _name(self, number: int) -> str:
+        return f"new/{number}" if self._in_place else f"tree/{self._entries[number].path}"
+
+    def has(self, number: int) -> bool:
+        return number in self._stamps
+
+    def take(self, stream: Stream, *, strict: bool = True) -> None:
+        """Blobs until their end.
+
+        Raises AgentError for one that nobody asked for, or that is not what its digest says; when not `strict`, such
+        ones are passed over.
+        """
+        with (self._place / "arrived").open("a", buffering=1) as arrived:
+            while True:
+                digest, size = HEADER.unpack(stream.exactly(HEADER.size))
+                if size == END:
+                    return
+                numbers = self._wanted.get(digest.hex())
+                if numbers is None or size != self._entries[numbers[0]].size or self.has(numbers[0]):
+                    if strict:
+                        raise AgentError("bytes came that nobody asked for", hint="dispatch again")
+                    stream.skip(size)
+                    continue
+                number = numbers[0]
+                if not self._write(number, stream):
+                    if strict:
+                        raise _other_contents(self._entries[number])
+                    continue
+                self.files_received += 1
+                self.bytes_received += size
+                arrived.write(json.dumps([digest.hex(), self._name(number), self._stamps[number]]) + "\n")
+
+    def _write(self, number: int, stream: Stream) -> bool:
+        """Whether the bytes were the right ones; others are not kept."""
+        entry = self._entries[number]
+        digest = hashlib.sha256()
+        left = entry.size
+        fd = self._create(number)
+        try:
+            while left:
+                data = stream.some(left)
+                write_all(fd, data)
+                digest.update(data)
+                left -= len(data)
+            self._close_up(fd, number)
+        except Gone:
+            os.unlink(f"{self._place}/{self._name(number)}")  # noqa: PTH108
+            raise
+        finally:
+            os.close(fd)
+        if digest.hexdigest() == entry.digest:
+            return True
+        os.unlink(f"{self._place}/{self._name(number)}")  # noqa: PTH108
+        del self._stamps[number]
+        return False
+
+    def _create(self, number: int) -> int:
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
+        return os.open(f"{self._place}/{self._name(number)}", flags, 0o600)
+
+    def _close_up(self, fd: int, number: int) -> None:
+        entry = self._entries[number]
+        os.fchmod(fd, entry.mode)
+        os.utime(fd, ns=(entry.mtime_ns, entry.mtime_ns))
+        self._stamps[number] = stamp_of(os.fstat(fd))
+
+    def copy(self, sources: dict[str, Source], beat: Callable[[], None]) -> None:
+        """All files that did not come, from where their bytes are on this node; `beat` is called now and then."""
+        for digest, numbers in self._wanted.items():
+            done = [number for number in numbers if number in self._stamps]
+            source = self._own(done[0]) if done else sources.get(digest)
+            for number in numbers:
+                if number in self._stamps:
+                    continue
+                if source is None:
+                    raise AgentError(f"the bytes of {self._entries[number].path!r} did not arrive")
+                self._copy(number, source, beat)
+                source = self._own(number)
+
+    def _own(self, number: int) -> Source:
+        return Source(f"{self._place}/{self._name(number)}", self._stamps[number], False)
+
+    def _copy(self, number: int, source: Source, beat: Callable[[], None]) -> None:
+        entry = self._entries[number]
+        if source.movable:
+            os.rename(source.path, f"{self._place}/{self._name(number)}")  # noqa: PTH104
+            fd = os.open(f"{self._place}/{self._name(number)}", os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        else:
+            fd = self._create(number)
+        try:
+            if not source.movable:
+                copy_file(source, entry.size, fd, beat)
+                self.bytes_copied += entry.size
+            self._close_up(fd, number)
+        finally:
+            os.close(fd)
+
+    def finish(self, record: dict[str, Any]) -> None:
+        """Links, directories' times, and what is ours."""
+        tree = self._place / "tree"
+        for entry in self._entries:
+            if entry.kind == LINK:
+                make_link(f"{tree}/{entry.path}", entry)
+        for entry in reversed(self._entries):  # children first: making a child changes its directory's time
+            if entry.kind == DIRECTORY:
+                finish_directory(f"{tree}/{entry.path}", entry)
+        rows = [Row(entry, self._stamps.get(number)) for number, entry in enumerate(self._entries)]
+        seal(JobPaths(tree), record, rows)
+
+
+def _other_contents(entry: Entry) -> AgentError:
+    return AgentError(
+        f"{entry.path!r} arrived with other contents than announced",
+        hint="it changed while it was being read: dispatch again when nothing writes to the workspace",
+    )
