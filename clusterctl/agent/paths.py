@@ -18,9 +18,9 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from clusterctl.agent.untouched import META as META
-from clusterctl.agent.untouched import RESERVED as RESERVED
+from clusterctl.agent import untouched
 
+META, RESERVED = untouched.META, untouched.RESERVED
 JOB_ID = re.compile(r"JOB\d{8}-\d{6}(-\d+)?")
 LOG_STEMS = {"pserver": "server", "trainer": "train"}
 

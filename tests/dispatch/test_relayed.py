@@ -1,0 +1,150 @@
+"""Dispatches through the relay, with real agents: whatever one hop does, every other node has the very same tree."""
+
+from __future__ import annotations
+
+import random
+import sys
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TypeVar
+
+import pytest
+
+from agent.nodes import BUNDLE, NodeOutcome, PipeCluster
+from clusterctl.dispatch import Dispatched, Progress, dispatch, scan
+from clusterctl.inventory import Node
+from dispatch.test_delta import described
+
+T = TypeVar("T")
+NODES = 5
+BAD = 2  # a node in the middle of the chain
+
+# What a bad node's relay does: appended to its copy of agent/relay.py.
+LIES = "Relay.pass_on = lambda self, piece: memoryview(bytes(len(piece)))"
+IS_DEAF = """
+_start = Relay.start
+def _deaf(self, *words):
+    self._listener.close()
+    return _start(self, *words)
+Relay.start = _deaf
+"""
+DIES = """
+import os
+Relay.pass_on = lambda self, piece: os._exit(9)
+"""
+IS_SLOW = """
+def _slow(self, piece):
+    time.sleep(0.05)
+    return piece
+Relay.pass_on = _slow
+"""
+SHORT = """
+STALL_S, CUT_S = 2.0, 0.5
+Lag.MOST, Lag.ALLOWED_S, Lag.ALLOWED_MORE_S = 1, 0.2, 0.1
+"""
+SHORT_LINKS = "JOIN_S, BUFFERED, SLOWEST = 1.0, 256 << 10, 4 << 20"
+
+
+class Threads:
+    """The agents' transport, with all nodes at once."""
+
+    def __init__(self, cluster: PipeCluster) -> None:
+        self.open, self.close, self.home = cluster.local.open, cluster.local.close, cluster.local.home
+        self._map = cluster.local.map
+
+    def map(self, nodes: Sequence[Node], work: Callable[[Node], T]) -> list[NodeOutcome[T]]:
+        with ThreadPoolExecutor(len(nodes)) as pool:
+            return [outcome for found in pool.map(lambda node: self._map([node], work), nodes) for outcome in found]
+
+
+class Place:
+    """A workspace of a few megabytes, and nodes that have an agent, but nothing else."""
+
+    def __init__(self, directory: Path) -> None:
+        self.workspace = directory / "workspace"
+        self.workspace.mkdir()
+        chance = random.Random(1)
+        for number in range(12):
+            (self.workspace / f"data-{number}").write_bytes(chance.randbytes(200_000 + number))
+        self.cluster = PipeCluster(directory, sys.executable, NODES, RELAY="always", NIC="lo")
+        self.cluster.transport = Threads(self.cluster)  # type: ignore[assignment]
+        self.cluster.ask({"op": "jobs"})
+
+    def change(self, node: int, source: str, module: str = "relay") -> None:
+        """Makes a node's agent another one."""
+        lib = self.cluster.home(node) / "clusterctl/.clusterctl/lib" / BUNDLE.digest
+        with (lib / f"clusterctl/agent/{module}.py").open("a") as f:
+            f.write(f"\n{source}\n")
+
+    def hurry(self) -> None:
+        """Makes all nodes impatient."""
+        for node in range(NODES):
+            self.change(node, SHORT)
+            self.change(node, SHORT_LINKS, "relay_links")
+
+    def dispatch(self) -> Dispatched:
+        return dispatch(self.cluster, scan(self.workspace), Progress(), "JOB20261121-000001")
+
+    def assert_same(self, done: Dispatched, but: tuple[int, ...] = ()) -> None:
+        assert done.relayed
+        for outcome in done.outcomes:
+            if outcome.node.id not in but:
+                assert described(Path(outcome.get().dir)) == described(self.workspace)
+        for node in self.cluster.nodes:
+            if node.id not in but:
+                assert list((self.cluster.home(node.id) / "clusterctl/.clusterctl/incoming").iterdir()) == []
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Iterator[Place]:
+    made = Place(tmp_path)
+    yield made
+    assert made.cluster.left() == []
+    assert not [thread for thread in threading.enumerate() if thread.name == "dispatch-queue"]
+
+
+def sent_directly(done: Dispatched) -> list[bool]:
+    """By node, whether the control machine had to send it something itself."""
+    return [outcome.ok and outcome.get().bytes_sent > 0 for outcome in done.outcomes]
+
+
+def test_the_control_machine_sends_each_byte_once(place: Place) -> None:
+    done = place.dispatch()
+    place.assert_same(done)
+    assert sent_directly(done) == [True, False, False, False, False]
+
+
+def test_wrong_bytes_are_noticed_and_come_directly(place: Place) -> None:
+    place.change(BAD, LIES)
+    done = place.dispatch()
+    place.assert_same(done)
+    assert sent_directly(done) == [True, False, False, True, True]
+
+
+def test_nodes_behind_one_that_nobody_reaches_are_served_directly(place: Place) -> None:
+    place.change(BAD, IS_DEAF)
+    place.hurry()
+    done = place.dispatch()
+    place.assert_same(done)
+    assert sent_directly(done) == [True, False, True, True, True]
+
+
+def test_a_node_that_dies_fails_alone(place: Place) -> None:
+    place.change(BAD, DIES)
+    place.hurry()
+    done = place.dispatch()
+    assert [outcome.ok for outcome in done.outcomes] == [True, True, False, True, True]
+    assert done.outcomes[BAD].node.label in str(done.outcomes[BAD].error)
+    place.assert_same(done, but=(BAD,))
+    assert sent_directly(done)[3:] == [True, True]
+
+
+def test_a_slow_node_does_not_hold_up_the_others_for_long(place: Place) -> None:
+    place.change(BAD, IS_SLOW)
+    (place.workspace / "large").write_bytes(bytes(32 << 20))  # more than the kernel takes for a node that does not read
+    place.hurry()
+    done = place.dispatch()
+    place.assert_same(done)
+    assert sent_directly(done) == [True, False, True, True, True]
