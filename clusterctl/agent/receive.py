@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from clusterctl.agent.files import delete, digest_of, read_json
 from clusterctl.agent.paths import RESERVED, JobPaths, find_jobs, incoming_dir
 from clusterctl.agent.protocol import GO_S, AgentError, Gone, Peer
-from clusterctl.agent.store import Source, dispatch_lock, find_sources, is_exact, read_manifest
+from clusterctl.agent.store import Source, dispatch_lock, find_sources, find_torn, is_exact, read_manifest
 from clusterctl.agent.supersede import journal_of, supersede, was_started
 from clusterctl.agent.tree import FILE, Entry, content_of, decode, fold_rows, order
 
@@ -48,6 +48,7 @@ class _Dispatch:
         self._exact = False
         self._entries: list[Entry] = []
         self._sources: dict[str, Source] = {}
+        self._torn: dict[str, tuple[str, int]] = {}
         self._relay: Relay | None = None
 
     def serve(self) -> dict[str, Any]:
@@ -60,12 +61,12 @@ class _Dispatch:
         }
         known = self._understand(listed, request["base"])
         answer.update(self._be_ready_to_relay())
-        self._peer.send({**answer, "missing": fold_rows(self._lacking()) if known else None, **self._gone()})
+        self._peer.send({**answer, **(self._lacking() if known else {"missing": None}), **self._gone()})
         while True:
             word = self._next_word()
             if "manifest_bytes" in word:
                 self._understand(_unpack(self._peer, word["manifest_bytes"]), None)
-                self._peer.send({"missing": fold_rows(self._lacking()), **self._gone()})
+                self._peer.send({**self._lacking(), **self._gone()})
             elif "keep" in word:
                 _sweep(incoming_dir(self._root))
                 return {"dir": str(self._root / word["keep"]), "kept": True}
@@ -144,8 +145,11 @@ class _Dispatch:
             raise AgentError(f"{ours!r} cannot be in a workspace: it is made on the node", kind="refused")
         return True
 
-    def _lacking(self) -> list[int]:
-        """The rows whose bytes must be sent, each digest once. Finds the sources of all others."""
+    def _lacking(self) -> dict[str, Any]:
+        """The rows whose bytes must be sent, each digest once, and how much is here of them already.
+
+        Finds the sources of all others.
+        """
         sizes = {entry.digest: entry.size for entry in self._entries if entry.kind == FILE}
         self._sources = {}
         if self._exact and self._newest:
@@ -157,7 +161,9 @@ class _Dispatch:
         if self._request["rehash"]:
             found = {digest: s for digest, s in found.items() if digest_of(s.path, self._peer.beat) == digest}
         self._sources.update(found)
-        return _first_rows(self._entries, self._sources)
+        self._torn = find_torn(incoming_dir(self._root), {d: sizes[d] for d in missing if d not in found})
+        torn = {digest: size for digest, (_, size) in self._torn.items()}
+        return {"missing": fold_rows(_first_rows(self._entries, self._sources)), "torn": torn}
 
     def _build(self, word: dict[str, Any]) -> dict[str, Any]:
         from clusterctl.agent.staging import Staging
@@ -166,7 +172,8 @@ class _Dispatch:
         staging = incoming_dir(self._root) / f"{self._request['nonce']}-{os.getpid()}"
         old = word["supersede"] if self._exact else None
         base = {row.entry.path: row for row in self._base or ()} if old else {}
-        work = Staging(staging, self._entries, base, in_place=bool(old))
+        torn = {digest: path for digest, (path, _) in self._torn.items()}
+        work = Staging(staging, self._entries, base, in_place=bool(old), torn=torn)
         try:
             work.begin()
             self._take(work, word)
@@ -180,7 +187,9 @@ class _Dispatch:
             elif not supersede(self._root, staging, old, record, self._entries, base):
                 raise AgentError(f"{old} was started meanwhile", hint="dispatch again")
         except BaseException as exc:
-            resumable = isinstance(exc, Gone) and work.files_received  # what arrived stays for the next dispatch
+            resumable = isinstance(exc, Gone) and (
+                work.files_received or work.torn()
+            )  # what arrived stays for the next dispatch
             if not resumable and not journal_of(self._root).exists():  # with a journal the next agent call goes on
                 with contextlib.suppress(OSError):
                     delete(staging)
@@ -201,12 +210,13 @@ class _Dispatch:
         from clusterctl.agent.staging import Stream
 
         if "relay" in word:
-            self._take_from_relay(work, word["relay"])
+            self._take_from_relay(work, word["relay"], word["resume"])
             word = self._next_word()
         if word["blobs"]:
-            work.take(Stream(self._peer.incoming.read1, word["compressed"]))  # type: ignore[attr-defined]
+            read = self._peer.incoming.read1  # type: ignore[attr-defined]
+            work.take(Stream(read, word["compressed"]), word["resume"])
 
-    def _take_from_relay(self, work: Staging, how: dict[str, Any]) -> None:
+    def _take_from_relay(self, work: Staging, how: dict[str, Any], resume: dict[str, int]) -> None:
         """Whatever of the stream comes and is right; then says what is lacking."""
         from clusterctl.agent.relay import Branch, Keys, RelayBroken
         from clusterctl.agent.staging import Stream
@@ -222,14 +232,14 @@ class _Dispatch:
 
         try:
             relay.start(Keys(how["own"], how["authority"]), how["upstream"], branches, how["length"], source)
-            work.take(Stream(read, compressed=False), strict=False)
+            work.take(Stream(read, compressed=False), resume, strict=False)
         except (RelayBroken, Gone, OSError):  # an unusable key is an OSError of ssl
             if how["upstream"] is None:
                 raise Gone from None  # the control machine itself is gone
         finally:
             relay.finish()
         lacking = [n for n in _first_rows(self._entries, self._sources) if not work.has(n)]
-        self._peer.send({"lacking": fold_rows(lacking)})
+        self._peer.send({"missing": fold_rows(lacking), "torn": work.torn()})
 
     def _new_record(self, word: dict[str, Any]) -> dict[str, Any]:
         request = self._request

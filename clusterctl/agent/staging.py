@@ -7,16 +7,17 @@ import json
 import os
 import zlib
 from pathlib import Path
-from typing import Any, Callable
+from typing import Any, BinaryIO, Callable
 
 from clusterctl.agent.files import write_all
 from clusterctl.agent.paths import JobPaths
 from clusterctl.agent.protocol import AgentError, Gone
-from clusterctl.agent.store import Row, Source, Stamp, copy_file, stamp_of
+from clusterctl.agent.store import TORN, Row, Source, Stamp, copy_file, stamp_of
 from clusterctl.agent.supersede import changed, finish_directory, make_link, seal
-from clusterctl.agent.tree import DIRECTORY, END, HEADER, LINK, Entry
+from clusterctl.agent.tree import COPY_BYTES, DIRECTORY, END, HEADER, LINK, Entry
 
 READ_BYTES = 1 << 18
+LARGE = 8 << 20  # from this size on, a file goes on where it broke off
 
 
 class Stream:
@@ -63,8 +64,18 @@ class Stream:
 class Staging:
     """A tree under construction: all of it in `tree/`, or, to change one in place, only the new files in `new/`."""
 
-    def __init__(self, place: Path, entries: list[Entry], base: dict[str, Row], *, in_place: bool) -> None:
+    def __init__(
+        self,
+        place: Path,
+        entries: list[Entry],
+        base: dict[str, Row],
+        *,
+        in_place: bool,
+        torn: dict[str, str] | None = None,
+    ) -> None:
+        """`torn`: by digest, the paths of files of which earlier dispatches brought the beginning."""
         self._place = place
+        self._torn = dict(torn or {})
         self._entries = entries
         self._stamps: dict[int, Stamp] = {}
         self._wanted: dict[str, list[int]] = {}
@@ -89,25 +100,31 @@ class Staging:
     def has(self, number: int) -> bool:
         return number in self._stamps
 
-    def take(self, stream: Stream, *, strict: bool = True) -> None:
-        """Blobs until their end.
+    def torn(self) -> dict[str, int]:
+        """How much there is, by digest, of large files that did not arrive whole."""
+        lacking = (digest for digest, numbers in self._wanted.items() if not self.has(numbers[0]))
+        return {digest: os.stat(self._torn[digest]).st_size for digest in lacking if digest in self._torn}  # noqa: PTH116
+
+    def take(self, stream: Stream, resume: dict[str, int], *, strict: bool = True) -> None:
+        """Blobs until their end; of the files in `resume` only what comes after so many bytes.
 
         Raises AgentError for one that nobody asked for, or that is not what its digest says; when not `strict`, such
         ones are passed over.
         """
-        with (self._place / "arrived").open("a") as arrived:
+        with (self._place / "arrived").open("a", buffering=1) as arrived:
             while True:
                 digest, size = HEADER.unpack(stream.exactly(HEADER.size))
                 if size == END:
                     return
                 numbers = self._wanted.get(digest.hex())
-                if numbers is None or size != self._entries[numbers[0]].size or self.has(numbers[0]):
+                offset = resume.get(digest.hex(), 0)
+                if numbers is None or size + offset != self._entries[numbers[0]].size or self.has(numbers[0]):
                     if strict:
                         raise AgentError("bytes came that nobody asked for", hint="dispatch again")
                     stream.skip(size)
                     continue
                 number = numbers[0]
-                if not self._write(number, stream):
+                if not self._write(number, offset, stream):
                     if strict:
                         raise _other_contents(self._entries[number])
                     continue
@@ -115,33 +132,52 @@ class Staging:
                 self.bytes_received += size
                 arrived.write(json.dumps([digest.hex(), self._name(number), self._stamps[number]]) + "\n")
 
-    def _write(self, number: int, stream: Stream) -> bool:
+    def _write(self, number: int, offset: int, stream: Stream) -> bool:
         """Whether the bytes were the right ones; others are not kept."""
         entry = self._entries[number]
-        digest = hashlib.sha256()
-        left = entry.size
-        fd = self._create(number)
+        name = f"{self._place}/{self._name(number)}"
+        path = f"{self._place}/{TORN}{entry.digest}" if entry.size >= LARGE else name
         try:
-            while left:
-                data = stream.some(left)
-                write_all(fd, data)
-                digest.update(data)
-                left -= len(data)
-            self._close_up(fd, number)
-        except BaseException:  # the stream ended, or the relay broke: then the whole file comes directly
-            os.unlink(f"{self._place}/{self._name(number)}")  # noqa: PTH108
+            with self._opened(entry, path, offset) as f:
+                digest = _digest_of_beginning(f.fileno(), offset)
+                left = entry.size - offset
+                while left:
+                    data = stream.some(left)
+                    write_all(f.fileno(), data)
+                    digest.update(data)
+                    left -= len(data)
+                right = digest.hexdigest() == entry.digest
+                if right and path != name:
+                    os.rename(path, name)  # noqa: PTH104
+                    del self._torn[entry.digest]
+                if right:
+                    self._close_up(f.fileno(), number)
+        except BaseException:  # the stream ended, or the relay broke: then what is missing comes directly
+            if path == name:
+                os.unlink(path)  # noqa: PTH108
             raise
-        finally:
-            os.close(fd)
-        if digest.hexdigest() == entry.digest:
-            return True
-        os.unlink(f"{self._place}/{self._name(number)}")  # noqa: PTH108
-        del self._stamps[number]
-        return False
+        if not right:
+            os.unlink(path)  # noqa: PTH108
+            self._torn.pop(entry.digest, None)
+        return right
 
-    def _create(self, number: int) -> int:
-        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
-        return os.open(f"{self._place}/{self._name(number)}", flags, 0o600)
+    def _opened(self, entry: Entry, path: str, offset: int) -> BinaryIO:
+        """A new file, or a torn one with its first `offset` bytes."""
+        if entry.size < LARGE:
+            return os.fdopen(self._create(path), "wb", buffering=0)
+        torn = self._torn.get(entry.digest)
+        if torn is None:
+            self._torn[entry.digest] = path
+            return os.fdopen(self._create(path), "w+b", buffering=0)
+        if torn != path:
+            os.rename(torn, path)  # noqa: PTH104
+            self._torn[entry.digest] = path
+        f = os.fdopen(os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW), "r+b", buffering=0)
+        f.truncate(offset)
+        return f
+
+    def _create(self, path: str) -> int:
+        return os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
 
     def _close_up(self, fd: int, number: int) -> None:
         entry = self._entries[number]
@@ -171,7 +207,7 @@ class Staging:
             os.rename(source.path, f"{self._place}/{self._name(number)}")  # noqa: PTH104
             fd = os.open(f"{self._place}/{self._name(number)}", os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
         else:
-            fd = self._create(number)
+            fd = self._create(f"{self._place}/{self._name(number)}")
         try:
             if not source.movable:
                 copy_file(source, entry.size, fd, beat)
@@ -198,3 +234,15 @@ def _other_contents(entry: Entry) -> AgentError:
         f"{entry.path!r} arrived with other contents than announced",
         hint="it changed while it was being read: dispatch again when nothing writes to the workspace",
     )
+
+
+def _digest_of_beginning(fd: int, count: int) -> hashlib._Hash:
+    """Hashes the first bytes of a file, and leaves its position behind them."""
+    digest = hashlib.sha256()
+    while count:
+        data = os.read(fd, min(count, COPY_BYTES))
+        if not data:
+            raise AgentError("a file that had arrived in part became shorter", hint="dispatch again")
+        digest.update(data)
+        count -= len(data)
+    return digest

@@ -27,6 +27,7 @@ from clusterctl.agent.untouched import joined, line_of, listing, read_seal, writ
 LOCK = "dispatch.lock"
 LOCK_TRIES = 20
 KIND_MODES = {FILE: stat.S_IFREG, DIRECTORY: stat.S_IFDIR, LINK: stat.S_IFLNK}
+TORN = "torn-"  # and a digest: the name of a large file that has not arrived whole
 RANGE_BYTES = 256 << 20
 FEW = 32  # digests that are searched for as text before a whole manifest is parsed
 
@@ -203,6 +204,17 @@ def _left_over(incoming: Path) -> Iterator[tuple[str, Source]]:
                 with contextlib.suppress(ValueError, TypeError):  # the last line may be torn
                     digest, path, stamp = json.loads(line)
                     yield digest, Source(f"{place}/{path}", Stamp(*stamp), True)
+
+
+def find_torn(incoming: Path, sizes: dict[str, int]) -> dict[str, tuple[str, int]]:
+    """Beginnings of large files, as (path, bytes) by digest: dispatches that broke off left them."""
+    found: dict[str, tuple[str, int]] = {}
+    for path in incoming.glob(f"*/{TORN}*"):
+        digest, status = path.name[len(TORN) :], path.lstat()
+        known = found.get(digest, ("", 0))[1]
+        if digest in sizes and stat.S_ISREG(status.st_mode) and known < status.st_size < sizes[digest]:
+            found[digest] = (str(path), status.st_size)
+    return found
 
 
 def copy_file(source: Source, size: int, fd: int, beat: Callable[[], None]) -> None:

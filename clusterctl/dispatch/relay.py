@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
+
+Word = dict[str, Any]
 
 CHAIN = 16  # nodes; a longer chain starts slower and loses more when a node breaks
 FEWEST_NODES = 3
@@ -50,6 +53,24 @@ def worth_it(nodes: int, total: int, mode: str) -> bool:
     if mode == "auto":
         return nodes >= FEWEST_NODES and total >= FEWEST_BYTES
     return mode == "always" and nodes > 1
+
+
+def words(where: Mapping[int, tuple[str, int]], length: int) -> dict[int, Word]:
+    """What each node has to know, by its id: its keys, and its neighbours. Secrets; never log them.
+
+    `where` says at which address and port each listens, in the order of the chains; `length`, how long the stream is.
+    """
+    keys = make_keys(list(where))
+    return {
+        node: {
+            "own": keys[node][0],
+            "authority": keys[node][1],
+            "upstream": None if hop.upstream is None else name_of(hop.upstream),
+            "downstream": [(*where[branch.node], name_of(branch.node), branch.nodes) for branch in hop.downstream],
+            "length": length,
+        }
+        for node, hop in plan(list(where)).items()
+    }
 
 
 def make_keys(ids: Sequence[int]) -> Mapping[int, tuple[str, str]]:

@@ -184,6 +184,7 @@ class _Dispatch:
         self._calls: dict[int, AgentCall] = {}
         self._queue = _Queue()
         self._relayed: Sequence[Entry] = ()
+        self._relayed_from: Mapping[str, int] = {}
 
     def run(self, job: str) -> Dispatched:
         try:
@@ -333,9 +334,15 @@ class _Dispatch:
         if not relay.worth_it(len(lacking), total, self._cluster.settings.relay):
             return
         self._relayed = list({entry.digest: entry for rows in lacking.values() for entry in rows}.values())
+        torn: dict[str, list[int]] = {}
+        for id_, rows in lacking.items():
+            for entry in rows:
+                torn.setdefault(entry.digest, []).append(answers[id_]["torn"].get(entry.digest, 0))
+        self._relayed_from = {digest: min(sizes) for digest, sizes in torn.items() if min(sizes)}
         keys = relay.make_keys(list(lacking))
         for id_, hop in relay.plan(list(lacking)).items():
             own, authority = keys[id_]
+            words[id_]["resume"] = self._relayed_from
             words[id_]["relay"] = {
                 "own": own,
                 "authority": authority,
@@ -344,7 +351,7 @@ class _Dispatch:
                     (answers[b.node]["address"], answers[b.node]["port"], relay.name_of(b.node), b.nodes)
                     for b in hop.downstream
                 ],
-                "length": stream_bytes(self._relayed),
+                "length": stream_bytes(self._relayed, self._relayed_from),
             }
         for id_ in lacking:
             self._queue.leave(id_)  # what comes next is the stream
@@ -387,18 +394,20 @@ class _Dispatch:
 
     def _send(self, call: AgentCall, word: Message, answer: Message) -> int:
         """The bytes that went over the wire: through the relay from its first node, directly what is lacking still."""
-        count, missing = 0, answer["missing"]
+        count = 0
         if "relay" in word:
             if word["relay"]["upstream"] is None:
-                count = self._write(call, self._relayed)
-            missing, word = call.receive(SILENCE_S)["lacking"], {}
-        rows = self._trees[call.node.id].rows(missing)
+                count = self._write(call, self._relayed, self._relayed_from)
+            answer, word = call.receive(SILENCE_S), {}
+        rows = self._trees[call.node.id].rows(answer["missing"])
         compressed = is_compressible(self._workspace.directory, rows)
-        call.send({**word, "blobs": len(rows), "compressed": compressed})
-        return count + (self._write(call, rows, compressed=compressed) if rows else 0)
+        call.send({**word, "blobs": len(rows), "compressed": compressed, "resume": answer["torn"]})
+        return count + (self._write(call, rows, answer["torn"], compressed=compressed) if rows else 0)
 
-    def _write(self, call: AgentCall, rows: Sequence[Entry], *, compressed: bool = False) -> int:
+    def _write(
+        self, call: AgentCall, rows: Sequence[Entry], resume: Mapping[str, int], *, compressed: bool = False
+    ) -> int:
         def report(done: int, total: int) -> None:
             self._progress.report(call.node, done, total)
 
-        return write_blobs(call.write, self._workspace.directory, rows, report, compressed=compressed)
+        return write_blobs(call.write, self._workspace.directory, rows, report, resume=resume, compressed=compressed)

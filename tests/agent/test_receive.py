@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from agent.nodes import agent, ask, asked
+from clusterctl.agent.staging import LARGE
 from clusterctl.agent.tree import DIRECTORY, END, FILE, HEADER, Entry, content_of
 from clusterctl.cluster import AgentCall
 from clusterctl.errors import ClusterctlError, NodeError, RefusedError
@@ -48,7 +49,7 @@ def stream(data: bytes = DATA, digest: str = TREE[1].digest) -> bytes:
 
 
 def go(call: AgentCall, job: str = JOB, supersede: str | None = None) -> None:
-    call.send({"go": job, "supersede": supersede, "blobs": 1, "compressed": False})
+    call.send({"go": job, "supersede": supersede, "blobs": 1, "compressed": False, "resume": {}})
 
 
 def send(call: AgentCall, data: bytes = DATA, job: str = JOB) -> dict[str, Any]:
@@ -70,7 +71,7 @@ KEPT = (".clusterctl", ".clusterctl/incoming")
 def test_a_workspace_becomes_a_job_directory(tmp_path: Path) -> None:
     home = tmp_path / "home"
     with asking(home) as (call, answer):
-        assert answer == {"jobs": [], "newest": None, "holds": False, "missing": [[1, 2]]}
+        assert answer == {"jobs": [], "newest": None, "holds": False, "missing": [[1, 2]], "torn": {}}
         done = send(call)
     job = home / "root" / JOB
     assert done["dir"] == str(job)
@@ -204,6 +205,41 @@ def test_what_arrived_before_a_kill_is_not_sent_again(tmp_path: Path) -> None:
         send(call)
     assert (home / "root" / JOB / "a").read_bytes() == first
     assert sorted(name.split("/")[0] for name in traces(home) if "/" not in name) == [JOB]
+
+
+@pytest.mark.parametrize("tampered", [False, True])
+def test_a_large_file_goes_on_where_it_broke_off_though_the_agent_was_killed(tmp_path: Path, tampered: bool) -> None:
+    home = tmp_path / "home"
+    data = random.Random(2).randbytes(LARGE + 1)
+    entry = Entry("large", FILE, 0o644, 10**18, len(data), hashlib.sha256(data).hexdigest())
+    with asking(home, [entry]) as (call, answer):
+        assert (answer["missing"], answer["torn"]) == ([[0, 1]], {})
+        go(call)
+        call.write(stream(data, entry.digest)[: LARGE // 2])
+        incoming = home / "root/.clusterctl/incoming"
+        assert wait_until(lambda: [path.stat().st_size for path in incoming.glob("*/torn-*")] > [LARGE // 4])
+        call._process.popen.send_signal(signal.SIGKILL)  # type: ignore[attr-defined]
+        call._process.popen.wait()  # type: ignore[attr-defined]
+    if tampered:
+        (torn,) = incoming.glob("*/torn-*")
+        with torn.open("r+b") as f:
+            f.write(bytes([data[0] ^ 1]))
+    with asking(home, [entry]) as (call, answer):
+        (offset,) = answer["torn"].values()
+        assert LARGE // 4 < offset < LARGE
+        call.send({"go": JOB, "supersede": None, "blobs": 1, "compressed": False, "resume": answer["torn"]})
+        call.write(HEADER.pack(bytes.fromhex(entry.digest), len(data) - offset) + data[offset:])
+        call.write(HEADER.pack(bytes(32), END))
+        if tampered:
+            with pytest.raises(NodeError, match="other contents than announced"):
+                call.result(20)
+        else:
+            done = call.result(20)
+            assert (done["files_received"], done["bytes_received"]) == (1, len(data) - offset)
+            assert (home / "root" / JOB / "large").read_bytes() == data
+    assert list(incoming.glob("*/torn-*")) == []
+    with asking(home, [entry]) as (call, answer):
+        assert answer["torn"] == {}
 
 
 def test_a_request_that_is_no_json_is_an_error_and_not_a_hang(tmp_path: Path) -> None:

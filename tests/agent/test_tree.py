@@ -44,7 +44,7 @@ def built(place: Path, entries: list[Entry], data: bytes = b"") -> Path:
             parts += [HEADER.pack(bytes.fromhex(entry.digest), entry.size), piece]
     work = Staging(place / "new", entries, {}, in_place=False)
     work.begin()
-    work.take(Stream(io.BytesIO(b"".join([*parts, HEADER.pack(bytes(32), END)])).read, compressed=False))
+    work.take(Stream(io.BytesIO(b"".join([*parts, HEADER.pack(bytes(32), END)])).read, compressed=False), {})
     work.copy({}, beat)
     work.finish({"node": 0, "nodes": 1, "tree": "t", "source": "s"})
     assert read_seal(str(place / "new/tree")) == ("t:s:0:1", listing(str(place / "new/tree")))
@@ -171,7 +171,7 @@ def test_a_stream_that_ends_early_is_noticed_and_the_torn_file_is_gone(tmp_path:
     work.begin()
     header = HEADER.pack(bytes.fromhex(entry.digest), 5)
     with pytest.raises(Gone):
-        work.take(Stream(io.BytesIO(header + b"123").read, compressed=False))
+        work.take(Stream(io.BytesIO(header + b"123").read, compressed=False), {})
     assert not (tmp_path / "new/tree/a").exists()
 
 
@@ -186,7 +186,7 @@ def test_equal_files_come_once(tmp_path: Path) -> None:
     work = Staging(tmp_path / "new", entries, {}, in_place=False)
     work.begin()
     blob = HEADER.pack(bytes.fromhex(entries[0].digest), 4) + b"same" + HEADER.pack(bytes(32), END)
-    work.take(Stream(io.BytesIO(blob).read, compressed=False))
+    work.take(Stream(io.BytesIO(blob).read, compressed=False), {})
     work.copy({}, beat)
     assert (tmp_path / "new/tree/b").read_bytes() == b"same"
     assert stat.S_IMODE((tmp_path / "new/tree/b").stat().st_mode) == 0o600

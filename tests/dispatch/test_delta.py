@@ -247,13 +247,13 @@ class Killing(Pipes):
 
     left = 0
 
-    def write(self, data: bytes) -> None:
+    def write(self, data: bytes, stall_s: float | None = None) -> None:
         if len(data) >= Killing.left:
-            super().write(data[: Killing.left])
+            super().write(data[: Killing.left], stall_s)
             self.popen.kill()
             self.popen.wait()
         Killing.left -= len(data)
-        super().write(data)
+        super().write(data, stall_s)
 
 
 def test_after_a_kill_at_any_moment_of_the_stream_the_next_dispatch_is_right(

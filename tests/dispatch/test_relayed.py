@@ -116,6 +116,20 @@ def test_the_control_machine_sends_each_byte_once(place: Place) -> None:
     assert sent_directly(done) == [True, False, False, False, False]
 
 
+def test_a_large_file_of_which_all_have_the_beginning_goes_on_through_the_relay(place: Place) -> None:
+    (place.workspace / "large").write_bytes(random.Random(2).randbytes(9 << 20))
+    (entry,) = (entry for entry in scan(place.workspace).entries if entry.path == "large")
+    for node, share in enumerate((7, 6, 8, 7, 5)):
+        broken = place.cluster.home(node) / "clusterctl/.clusterctl/incoming/broken"
+        broken.mkdir(parents=True)
+        (broken / f"torn-{entry.digest}").write_bytes((place.workspace / "large").read_bytes()[: share << 20])
+    done = place.dispatch()
+    place.assert_same(done)
+    assert sent_directly(done) == [True, False, False, False, False]
+    small = sum(path.stat().st_size for path in place.workspace.glob("data-*"))
+    assert done.outcomes[0].get().bytes_received == small + (4 << 20)
+
+
 def test_wrong_bytes_are_noticed_and_come_directly(place: Place) -> None:
     place.change(BAD, LIES)
     done = place.dispatch()
