@@ -43,11 +43,15 @@ class Collection:
     tag: str | None
 
 
-def collect(cluster: Cluster, job: str, target: Path, on_file: Callable[[Collected], None]) -> Collection:
-    """Collects from all nodes; a node that fails is among the outcomes. Raises RefusedError for a foreign `target`.
+def collect(
+    cluster: Cluster, members: Sequence[Node], job: str, target: Path, on_file: Callable[[Collected], None]
+) -> Collection:
+    """Collects from the `members` of the newest run, of which the first one led; a node that fails is among the
+    outcomes. Raises RefusedError for a foreign `target`.
 
     What an earlier collection left there and this one did not bring is removed: it is of another run.
     """
+    ids = {node.id for node in members}
     _claim(target, job)
 
     def one(node: Node) -> list[Collected]:
@@ -56,11 +60,14 @@ def collect(cluster: Cluster, job: str, target: Path, on_file: Callable[[Collect
         _remove_others(target, node, files)
         return files
 
-    outcomes = cluster.map(one)
+    outcomes = cluster.map(one, [node for node in cluster.nodes if node.id in ids])
+    for node in cluster.inventory.nodes:
+        if node.id not in ids:
+            _remove_others(target, node, [])
     files = [file for outcome in outcomes if outcome.ok for file in outcome.get()]
     shutil.rmtree(target / "model", ignore_errors=True)
-    whole = len(outcomes) == len(cluster.inventory.nodes) and all(outcome.ok for outcome in outcomes)
-    tag = newest_complete_tag(target) if whole else None
+    whole = len(outcomes) == len(ids) and all(outcome.ok for outcome in outcomes)
+    tag = newest_complete_tag(target, members[0]) if whole else None
     model = _merge(target, tag, [outcome.node for outcome in outcomes]) if tag else None
     return Collection(files, outcomes, model, tag)
 
@@ -146,12 +153,12 @@ def _merge(target: Path, tag: str, nodes: Sequence[Node]) -> Path:
     return model
 
 
-def newest_complete_tag(target: Path) -> str | None:
+def newest_complete_tag(target: Path, lead: Node) -> str | None:
     """The tag with the highest step among those whose manifest the lead has written."""
     from clusterctl.runtime.manifest import read_manifest
 
     found: list[tuple[int, str]] = []
-    for path in (target / "node-0" / "output").glob("*/manifest.json"):
+    for path in (target / f"node-{lead.id}" / "output").glob("*/manifest.json"):
         with contextlib.suppress(ValueError, TypeError):
             manifest = read_manifest(path.parent) or {}
             found.append((int(manifest.get("step") or 0), path.parent.name))

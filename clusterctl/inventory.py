@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from clusterctl.config import Host, Settings
@@ -72,6 +72,17 @@ def build(settings: Settings) -> Inventory:
         _node(settings, number, host, pservers[number], trainers[number]) for number, host in enumerate(settings.hosts)
     )
     return Inventory(tuple(nodes))
+
+
+def among(inventory: Inventory, ids: Collection[int]) -> tuple[Node, ...]:
+    """The nodes of a run in which only `ids` take part: in order of id, each role's ranks 0, 1, ... without a gap."""
+    members = [node for node in inventory.nodes if node.id in ids]
+    pservers = _ranks([len(node.pserver_ranks) for node in members])
+    trainers = _ranks([len(node.trainer_ranks) for node in members])
+    return tuple(
+        replace(node, pserver_ranks=servers, trainer_ranks=workers)
+        for node, servers, workers in zip(members, pservers, trainers, strict=True)
+    )
 
 
 def _node(settings: Settings, number: int, host: Host, pservers: tuple[int, ...], trainers: tuple[int, ...]) -> Node:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
@@ -130,7 +131,20 @@ def remove(cluster: Cluster, plan: PrunePlan) -> list[ClusterctlError]:
         if outcome.error is not None:
             errors.append(outcome.error)
             continue
-        for kept in outcome.get()["kept"]:
-            what = kept["name"] if kept["kind"] == "job" else f"{kept['kind']} {kept['name']}"
-            errors.append(RefusedError(f"{what} was not removed: {kept['why']}", node=outcome.node.label))
+        kept = outcome.get()["kept"]
+        if kept:
+            errors.append(RefusedError(f"not removed: {describe_kept(kept)}", node=outcome.node.label))
     return errors
+
+
+def describe_kept(kept: Iterable[Message]) -> str:
+    """`JOB1 (it is running), 2 environments, 1 wheel (a setup is at work on this node)`."""
+    by_reason: dict[str, Counter[str]] = {}
+    for item in kept:
+        what = item["name"] if item["kind"] == "job" else item["kind"]
+        by_reason.setdefault(item["why"], Counter())[what] += 1
+    return ", ".join(f"{_counted(whats)} ({why})" for why, whats in by_reason.items())
+
+
+def _counted(whats: Counter[str]) -> str:
+    return ", ".join(f"{count} {what}{'s' * (count > 1)}" if what in KINDS else what for what, count in whats.items())

@@ -46,10 +46,15 @@ MAY_IMPORT = {
         "timing",
     ),
     "setup": (
+        "agent.pip",
         "agent.protocol",
         "agent.requirements",
+        "agent.tree",
         "agent.wheels",
         "cluster",
+        "config",
+        "dispatch.blobs",
+        "dispatch.relay",
         "errors",
         "inventory",
         "transport",
@@ -68,6 +73,7 @@ THIRD_PARTY = {
     "paramiko": ("transport",),
     "asyncssh": ("fake",),
     "rich": ("cli",),
+    "typer": ("cli",),
     "numpy": ("runtime",),
     "zmq": ("runtime", "launch.keys"),  # keys: makes CURVE key pairs, on the control machine
     "cryptography": ("certificates",),
@@ -91,6 +97,7 @@ MAY_READ_ENVIRONMENT = {
     "cli.commands.demo": "hands it to the config loader",
     "cli.console": "NO_COLOR",
     "agent.addresses": "SSH_CONNECTION: the address at which this node was reached",
+    "agent.pip": "what uv inherits",
     "agent.supervisor": "what its processes inherit",
     "fake.cluster": "what its server inherits",
 }

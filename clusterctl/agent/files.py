@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import fcntl
-import json
 import os
 import stat
-from pathlib import Path
-from typing import Any, Callable
+
+from clusterctl.agent.light import loads
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from pathlib import Path
+    from typing import Any, Callable
 
 READ_BYTES = 1 << 20
 
@@ -29,13 +33,15 @@ def write_atomic(path: Path, data: bytes, mode: int = 0o600, *, durable: bool = 
 
 
 def write_json(path: Path, value: Any, mode: int = 0o600, *, durable: bool = True) -> None:
+    import json
+
     write_atomic(path, json.dumps(value, indent=1).encode() + b"\n", mode, durable=durable)
 
 
 def read_json(path: Path) -> Any:
     """The parsed file, or None when there is none that makes sense (a power cut may leave it empty)."""
     try:
-        return json.loads(path.read_bytes())
+        return loads(path.read_bytes())
     except (FileNotFoundError, ValueError):
         return None
 
@@ -81,6 +87,6 @@ def delete(path: Path) -> None:
         return
     if stat.S_IMODE(status.st_mode) & 0o700 != 0o700:
         path.chmod(0o700)
-    for entry in list(os.scandir(path)):
-        delete(Path(entry.path))
+    for entry in list(path.iterdir()):
+        delete(entry)
     path.rmdir()

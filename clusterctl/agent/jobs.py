@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import time
-from pathlib import Path
-from typing import Any
 
 from clusterctl.agent.files import is_locked, read_json, write_json
+from clusterctl.agent.light import dumps
 from clusterctl.agent.paths import JobPaths, RunPaths, expand, find_jobs
 from clusterctl.agent.processes import LIVE_STATES, Identity, is_alive
 from clusterctl.agent.protocol import AgentError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from pathlib import Path
+    from typing import Any
 
 STARTING, RUNNING, LOST, DISPATCHED = "starting", "running", "lost", "dispatched"
 
@@ -103,7 +106,7 @@ def describe(job: JobPaths, run_name: str | None = None) -> dict[str, Any]:
         **about,
         "run": run.run,
         "state": now,
-        "started": spec["t"],
+        **membership(spec),
         "mode": spec["mode"],
         "phase": state.get("phase"),
         "ended": state.get("ended"),
@@ -114,14 +117,24 @@ def describe(job: JobPaths, run_name: str | None = None) -> dict[str, Any]:
     }
 
 
+def membership(spec: dict[str, Any]) -> dict[str, Any]:
+    """When a run was started, on which nodes, and which were left out (`[{"node", "message"}, ...]`)."""
+    return {"started": spec["t"], "members": spec.get("members"), "left_out": spec.get("left_out", [])}
+
+
 def list_jobs(root: Path) -> list[dict[str, Any]]:
     """All jobs of this node, newest first, each with its runs."""
     found = []
     for job in find_jobs(root):
         names = sorted((p.name for p in job.runs.iterdir() if p.name.isdigit()), key=int) if job.runs.is_dir() else []
-        runs = [{"run": name, "state": run_state(job.run(name), read_state(job.run(name)))} for name in names]
+        runs = [_describe_run(job.run(name)) for name in names]
         found.append({"job": job.dir.name, "dir": str(job.dir), "record": read_json(job.record), "runs": runs})
     return found
+
+
+def _describe_run(run: RunPaths) -> dict[str, Any]:
+    spec = read_json(run.spec)
+    return {"run": run.run, "state": run_state(run, read_state(run)), **(membership(spec) if spec else {})}
 
 
 def mark_ended(run: RunPaths, state: str, message: str) -> None:
@@ -136,7 +149,7 @@ def mark_ended(run: RunPaths, state: str, message: str) -> None:
         "cause": {"kind": state, "message": message},
     }
     with run.events.open("ab") as f:
-        f.write(json.dumps(event).encode() + b"\n")
+        f.write(dumps(event) + b"\n")
     known = read_state(run)
     for process in known["processes"]:
         if process["state"] in LIVE_STATES or process["state"] == "waiting":

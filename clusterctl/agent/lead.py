@@ -46,12 +46,12 @@ Action = Union[Tell, Note, WriteManifest, Finish]
 
 
 class Lead:
-    """`processes` are all (role, rank, node) of the run."""
+    """`processes` are all (role, rank, node) of the run, `members` the ids of all its nodes."""
 
     def __init__(
         self,
         processes: Iterable[tuple[str, int, int]],
-        nodes: int,
+        members: Iterable[int],
         *,
         now: float,
         node_grace_s: float,
@@ -61,7 +61,7 @@ class Lead:
         self.phase = "gathering"
         self._node_of = {(role, rank): node for role, rank, node in processes}
         self._waiting = set(self._node_of)  # for this phase's news of each
-        self._heard = dict.fromkeys(range(nodes), now)
+        self._heard = dict.fromkeys(members, now)
         self._here: set[int] = set()
         self._idle: set[int] = set()
         self._suspect: set[int] = set()

@@ -1,4 +1,4 @@
-"""The supervisor's two ways to the lead: it is the lead itself (node 0), or it reaches it over TLS."""
+"""The supervisor's two ways to the lead: it is the lead itself (the first member), or it reaches it over TLS."""
 
 from __future__ import annotations
 
@@ -19,6 +19,11 @@ REPLY_S = 8.0  # longer than a dial: a supervisor that lives comes back by then
 Message = dict[str, Any]
 
 
+def lead_node(spec: dict[str, Any]) -> int:
+    """The node that leads the run of a spec."""
+    return int(spec["members"][0])
+
+
 class RemoteLead:
     """The lead is on another node. `on_order` gets its orders; `on_lost(why)` is called when it stays away."""
 
@@ -32,6 +37,7 @@ class RemoteLead:
     ) -> None:
         self._reactor = reactor
         self._address = (spec["lead"]["host"], int(spec["lead"]["port"]))
+        self._node = lead_node(spec)
         self._node_grace_s = float(spec["node_grace_s"])
         self._context = tls_context(run, server=False)
         self._on_order = on_order
@@ -97,7 +103,7 @@ class RemoteLead:
         self._reactor.after(RETRY_S, self._dial)
 
     def _opened(self, link: Link, node: int) -> None:
-        if node != 0:
+        if node != self._node:
             link.close(OSError(f"node{node} answers in the lead's place"))
             return
         self._link, self._refusals, self._heard = link, 0, self._reactor.now()
@@ -134,12 +140,13 @@ class LocalLead:
         self._write_manifest = write_manifest
         self._listener = listener
         self._context = tls_context(run, server=True)
-        self._channels = {node: Channel() for node in range(1, spec["nodes"])}
+        self._node = spec["node"]
+        self._channels = {node: Channel() for node in spec["members"] if node != self._node}
         self._links: dict[int, Link] = {}
         self._broken_at: dict[int, float] = {}
         self._lead = Lead(
             [(p["role"], p["rank"], p["node"]) for p in spec["all_processes"]],
-            spec["nodes"],
+            spec["members"],
             now=reactor.now(),
             node_grace_s=float(spec["node_grace_s"]),
             grace_s=float(spec["grace_s"]),
@@ -150,7 +157,7 @@ class LocalLead:
 
     def say(self, message: Message) -> None:
         """This node's own supervisor says something; answered in a later turn of the loop."""
-        self._reactor.after(0, lambda: self._do(self._lead.handle(0, message, self._reactor.now())))
+        self._reactor.after(0, lambda: self._do(self._lead.handle(self._node, message, self._reactor.now())))
 
     def let_go(self) -> None:
         """Nothing to do: the lead ends the run itself."""
@@ -161,7 +168,7 @@ class LocalLead:
 
     def _beat(self) -> None:
         now = self._reactor.now()
-        self._do(self._lead.alive(0, now))
+        self._do(self._lead.alive(self._node, now))
         for node, link in list(self._links.items()):
             link.send(self._channels[node].heartbeat())
         for node, since in list(self._broken_at.items()):
@@ -182,9 +189,9 @@ class LocalLead:
                 assert isinstance(action, Finish)
 
     def _tell(self, action: Tell) -> None:
-        targets = [action.node] if action.node is not None else [0, *self._channels]
+        targets = [action.node] if action.node is not None else [self._node, *self._channels]
         for node in targets:
-            if node == 0:
+            if node == self._node:
                 self._reactor.after(0, lambda: self._on_order(action.message))
                 continue
             frame = self._channels[node].wrap(action.message)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
-import json
 import os
-from importlib import import_module
-from pathlib import Path
-from typing import Any, Callable
 
+from clusterctl.agent.light import Place, loads
 from clusterctl.agent.protocol import AgentError, Gone, Peer, describe_os_error, standard_peer
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, Callable
 
 OPERATIONS = {
     "dispatch": ("receive", "receive"),
@@ -29,7 +29,7 @@ def main(root: str, request: bytes) -> None:
     peer = standard_peer()
     code = 0
     try:
-        peer.send({"done": _answer(Path(root), json.loads(request), peer)})
+        peer.send({"done": _answer(root, loads(request), peer)})
     except Gone:
         code = 1
     except Exception as exc:  # noqa: BLE001 - whatever it is, the control machine must hear of it
@@ -45,24 +45,32 @@ def _report(peer: Peer, exc: Exception) -> None:
         import traceback
 
         exc = AgentError(f"the agent failed: {exc!r}", traceback=traceback.format_exc())
-    with contextlib.suppress(Gone):
+    try:
         peer.send({"error": exc.to_json()})
+    except Gone:
+        return
 
 
-def _answer(root: Path, request: dict[str, Any], peer: Peer) -> dict[str, Any]:
+def _answer(root: str, request: dict[str, Any], peer: Peer) -> dict[str, Any]:
     operation = request["op"]
     if os.path.exists(f"{root}/.clusterctl/journal"):  # noqa: PTH110 - most often it does not, and this is all it costs
+        from pathlib import Path
+
         from clusterctl.agent.supersede import recover
 
-        recover(root)
+        recover(Path(root))
     if operation in OPERATIONS:
+        from importlib import import_module
+        from pathlib import Path
+
         module, name = OPERATIONS[operation]
         function: Callable[..., dict[str, Any]] = getattr(import_module(f"clusterctl.agent.{module}"), name)
-        return function(root, request, peer)
+        return function(Path(root), request, peer)
     from clusterctl.agent import jobs
 
+    place: Any = Place(root)  # in place of a Path, as far as these two need one
     if operation == "status":
-        return jobs.describe(jobs.find_job(root, request["ref"]), request.get("run"))
+        return jobs.describe(jobs.find_job(place, request["ref"]), request.get("run"))
     if operation == "jobs":
-        return {"jobs": jobs.list_jobs(root)}
+        return {"jobs": jobs.list_jobs(place)}
     raise AgentError(f"the agent does not know {operation!r}", kind="usage")

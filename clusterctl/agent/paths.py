@@ -14,24 +14,34 @@ ROOT_DIR/
 from __future__ import annotations
 
 import os
-import re
-from collections.abc import Iterator
-from pathlib import Path
 
 from clusterctl.agent import untouched
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
 META, RESERVED = untouched.META, untouched.RESERVED
-JOB_ID = re.compile(r"JOB\d{8}-\d{6}(-\d+)?")
 LOG_STEMS = {"pserver": "server", "trainer": "train"}
 
 
 def expand(path: str) -> Path:
     """The absolute path on this node of `path`, in which a leading `~` is this account's home."""
+    from pathlib import Path
+
     return Path(os.path.abspath(os.path.expanduser(path)))  # noqa: PTH100, PTH111 - resolve() follows links
 
 
 def incoming_dir(root: Path) -> Path:
     return root / META / "incoming"
+
+
+def is_job_id(name: str) -> bool:
+    """Whether it is JOB, a date, a time, and perhaps a suffix: `JOB20261121-081530-2`."""
+    numbers = name[3:].split("-")
+    plain = name.startswith("JOB") and name.isascii() and all(number.isdigit() for number in numbers)
+    return plain and [len(number) for number in numbers[:2]] == [8, 6] and len(numbers) < 4
 
 
 def job_key(job: str) -> tuple[str, int]:
@@ -92,7 +102,7 @@ def find_jobs(root: Path) -> Iterator[JobPaths]:
     """The job directories below `root`, newest first."""
     if not root.is_dir():
         return
-    names = [p.name for p in root.iterdir() if JOB_ID.fullmatch(p.name)]
+    names = [p.name for p in root.iterdir() if is_job_id(p.name)]
     for name in sorted(names, key=job_key, reverse=True):
         job = JobPaths(root / name)
         if job.record.is_file():

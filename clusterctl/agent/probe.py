@@ -21,7 +21,7 @@ from clusterctl.agent.paths import find_jobs
 from clusterctl.agent.protocol import AgentError, Peer, describe_os_error
 from clusterctl.agent.reach import Answerer, Target, try_all
 from clusterctl.agent.start import probe_python
-from clusterctl.agent.venvs import find_for_job
+from clusterctl.agent.venvs import find_for_job, find_newest
 
 OTHERS_S = 300.0  # until every node has told its facts, or has tried
 TOKEN_BYTES = 16
@@ -34,7 +34,9 @@ def check(root: Path, request: dict[str, Any], peer: Peer) -> dict[str, Any]:
         facts.try_to_write(root)
     found: dict[str, Any] = {"problems": problems, "versions": {}, "address": None, "interface": None}
     with _noted(problems, "python"):
-        found["versions"] = probe_python(_python(root, request), request["runtime"])
+        python = _python(root, request)
+        found["versions"] = probe_python(python, runtime=False)  # is told also where the next one fails
+        found["versions"] = probe_python(python, request["runtime"])
     with _noted(problems, "address"):
         found["address"] = find_address(request["address"], request["nic"])
         found["interface"] = interface_of(found["address"])
@@ -64,9 +66,9 @@ def _look_around(root: Path) -> dict[str, Any]:
 
 
 def _python(root: Path, request: dict[str, Any]) -> str:
-    """What the newest job would run by: its environment of `setup`, else PYTHON."""
+    """What the newest job would run by: its environment of `setup`, else PYTHON. Without a job, the next one's."""
     newest = next(find_jobs(root), None)
-    venv = find_for_job(root, newest.dir, request["runtime"]) if newest else None
+    venv = find_for_job(root, newest.dir, request["runtime"]) if newest else find_newest(root)
     return str(venv / "bin/python") if venv else str(request["python"])
 
 

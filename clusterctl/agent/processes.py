@@ -6,29 +6,45 @@ run is found by this account's uid and by the environment that every process of 
 
 from __future__ import annotations
 
-import contextlib
 import os
-import signal
 import time
-from collections.abc import Mapping
-from functools import lru_cache
-from pathlib import Path
-from typing import Callable, NamedTuple
 
-PROC = Path("/proc")
+from clusterctl.agent.light import Place
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from pathlib import Path
+
+PROC = Place("/proc")
 POLL_S = 0.02
 LIVE_STATES = ("starting", "ready", "running")  # of a process of a run
 
 
-class Identity(NamedTuple):
-    """One process, for good: `ticks` is its start time in clock ticks since boot."""
+class Identity(tuple):  # type: ignore[type-arg]  # python 3.9 has no generic base here
+    """One process, for good: `ticks` is its start time in clock ticks since boot. A named tuple, made without one."""
 
-    pid: int
-    ticks: int
-    boot: str
+    __slots__ = ()
+
+    def __new__(cls, pid: int, ticks: int, boot: str) -> Identity:
+        return tuple.__new__(cls, (pid, ticks, boot))
+
+    @property
+    def pid(self) -> int:
+        return int(self[0])
+
+    @property
+    def ticks(self) -> int:
+        return int(self[1])
+
+    @property
+    def boot(self) -> str:
+        return str(self[2])
+
+    def to_json(self) -> dict[str, int | str]:
+        return dict(zip(("pid", "ticks", "boot"), self))
 
 
-@lru_cache(maxsize=1)
 def boot_id() -> str:
     return (PROC / "sys/kernel/random/boot_id").read_text().strip()
 
@@ -104,10 +120,14 @@ def _ancestors() -> set[int]:
 
 def send_signal(who: Identity, number: int) -> None:
     """Signals this very process, never another that got its number; one that is stopped is woken to hear it."""
+    import signal
+
     if is_alive(who):
-        with contextlib.suppress(ProcessLookupError, PermissionError):
+        try:
             os.kill(who.pid, number)
             os.kill(who.pid, signal.SIGCONT)
+        except (ProcessLookupError, PermissionError):
+            return
 
 
 def wait_until(condition: Callable[[], bool], limit_s: float) -> bool:
@@ -122,6 +142,8 @@ def wait_until(condition: Callable[[], bool], limit_s: float) -> bool:
 
 def end_all(find: Callable[[], list[Identity]], grace_s: float) -> tuple[int, int, int]:
     """TERM, a grace, then KILL until `find` finds nothing: (found, killed by KILL, survivors)."""
+    import signal
+
     seen: set[Identity] = set()
 
     def none_left(number: int) -> bool:

@@ -6,14 +6,15 @@ it, as raw bytes. The last line is `{"done": {...}}` or `{"error": {"kind", "mes
 
 from __future__ import annotations
 
-import contextlib
-import json
 import sys
 import time
-from collections.abc import Iterator
-from typing import Any, BinaryIO
 
 from clusterctl.agent.files import write_all
+from clusterctl.agent.light import dumps, loads
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, BinaryIO
 
 MAX_LINE = 64 << 20
 BEAT_S = 5.0
@@ -47,18 +48,34 @@ class Peer:
 
     def receive(self, limit_s: float | None = None) -> dict[str, Any]:
         """The next JSON line; raises `Gone` at end of file, and when none comes within the limit."""
-        with _alarm(limit_s):
-            line = self.incoming.readline(MAX_LINE)
+        line = self._read_line(limit_s)
         if not line.endswith(b"\n"):
             raise Gone
-        value = json.loads(line)
+        value = loads(line)
         if not isinstance(value, dict):
             raise AgentError("a request must be a JSON object", kind="usage")
         return value
 
+    def _read_line(self, limit_s: float | None) -> bytes:
+        """By a signal, since what is buffered already cannot be selected for."""
+        if limit_s is None:
+            return self.incoming.readline(MAX_LINE)
+        import signal
+
+        def gone(*_: object) -> None:
+            raise Gone
+
+        old = signal.signal(signal.SIGALRM, gone)
+        signal.setitimer(signal.ITIMER_REAL, limit_s)
+        try:
+            return self.incoming.readline(MAX_LINE)
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            signal.signal(signal.SIGALRM, old)
+
     def send(self, value: dict[str, Any]) -> None:
         """Raises `Gone` when nobody listens any more."""
-        self.send_bytes(json.dumps(value, separators=(",", ":")).encode() + b"\n")
+        self.send_bytes(dumps(value) + b"\n")
 
     def beat(self) -> None:
         """Says now and then that work goes on; who waits for an answer passes it over."""
@@ -71,27 +88,6 @@ class Peer:
             write_all(self._outgoing, data)
         except (BrokenPipeError, ConnectionResetError):
             raise Gone from None
-
-
-@contextlib.contextmanager
-def _alarm(limit_s: float | None) -> Iterator[None]:
-    """`Gone` after the limit; by a signal, since what is buffered already cannot be selected for."""
-
-    if limit_s is None:
-        yield
-        return
-    import signal
-
-    def gone(*_: object) -> None:
-        raise Gone
-
-    old = signal.signal(signal.SIGALRM, gone)
-    signal.setitimer(signal.ITIMER_REAL, limit_s)
-    try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, old)
 
 
 def standard_peer() -> Peer:

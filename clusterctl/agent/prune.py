@@ -22,6 +22,7 @@ from clusterctl.agent.processes import find_by_environment, run_environment
 from clusterctl.agent.protocol import Peer
 from clusterctl.agent.requirements import effective, read_text
 from clusterctl.agent.store import dispatch_lock
+from clusterctl.agent.venvs import environments_lock
 
 LIVE = ("starting", "running")
 OURS = ("for", "lock")  # beside the environments in venvs/
@@ -182,33 +183,16 @@ def _remove_content(root: Path, wanted: Sequence[Sequence[str]]) -> Iterator[dic
     for kind in ("leftover", "agent", "environment", "wheel"):
         if not any(item[0] == kind for item in wanted):
             continue
-        with _setup_lock(root) as free:
+        with environments_lock(root, "prune", 0) as holder:
             for item in find_content(root):
                 if item["kind"] != kind or [kind, item["name"]] not in wanted:
                     continue
-                in_use = item["live"] or item["needed_by"] or (kind in ("environment", "wheel") and not free)
-                why = "it is in use" if in_use else _why_not(_place(root, kind) / item["name"])
+                why = "it is in use" if item["live"] or item["needed_by"] else None
+                if holder and kind in ("environment", "wheel"):
+                    why = f"{holder.partition(' (')[0]} is at work on this node"  # the same words on all nodes
+                why = why or _why_not(_place(root, kind) / item["name"])
                 if why:
                     yield {"kind": kind, "name": item["name"], "why": why}
-
-
-@contextlib.contextmanager
-def _setup_lock(root: Path) -> Iterator[bool]:
-    """Keeps `setup` away; False when one is under way."""
-    directory = _place(root, "environment")
-    if not directory.is_dir():
-        yield True
-        return
-    fd = os.open(directory / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        free = True
-    except OSError:
-        free = False
-    try:
-        yield free
-    finally:
-        os.close(fd)
 
 
 def _why_not(path: Path) -> str | None:

@@ -1,45 +1,42 @@
 """Setup, the node's side: what is here, wheels in, an environment out; one SSH command.
 
 After `{"facts": ...}` the control machine gives orders: `resolve` (pip here chooses and fetches wheels), `offer` (a
-lock; the answer says which wheels are missing), `give` and `take` (a wheel's bytes), and last `build` or `keep`.
+lock; the answer says which wheels are missing), `give` and `take` (a wheel's bytes), `listen` and `relay` (the same
+through other nodes, as in a dispatch), and last `build` or `keep`.
 """
 
 from __future__ import annotations
 
-import fcntl
 import os
 import platform
-import select
-import signal
-import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from clusterctl.agent.paths import META
-from clusterctl.agent.processes import wait_until
-from clusterctl.agent.protocol import AgentError, Gone, Peer
-from clusterctl.agent.venvs import Venvs
-from clusterctl.agent.wheels import COPY_BYTES, Wheel, WheelStore, decode_lock, pinned
+from clusterctl.agent.pip import Pip, find_pip
+from clusterctl.agent.protocol import AgentError, Peer
+from clusterctl.agent.venvs import Venvs, environments_lock
+from clusterctl.agent.wheels import COPY_BYTES, Wheel, WheelStore, decode_lock
+
+if TYPE_CHECKING:
+    from clusterctl.agent.relay import Relay
 
 LOCK_S = 0.5
 ORDER_S = 3600.0  # wheels are being found, built or sent elsewhere meanwhile
-PIP_LOOK_S = 0.2
-PIP = ("-m", "pip", "--disable-pip-version-check", "--no-input", "--no-color")
 
 
 def setup(root: Path, request: dict[str, Any], peer: Peer) -> dict[str, Any]:
     venvs = Venvs(root)
     store = WheelStore(root / META / "wheels")
-    venvs.directory.mkdir(0o700, exist_ok=True)
-    with _alone(venvs.lock):
+    with _alone(root):
         venvs.sweep()
         store.sweep()
         found = venvs.find(request["requirements"])
-        peer.send({"facts": {**facts(), "environment": found, "lock": venvs.read_lock(found) if found else None}})
+        worker = _Worker(store, find_pip(), peer)
+        peer.send({"facts": {**facts(), **worker.facts(), **_about(venvs, found)}})
         while True:
             order = peer.receive(ORDER_S)
             if order["do"] == "keep":
@@ -48,51 +45,87 @@ def setup(root: Path, request: dict[str, Any], peer: Peer) -> dict[str, Any]:
                 name, built = venvs.build(decode_lock(order["lock"]), store)
                 venvs.point(request["requirements"], name)
                 return {"environment": name, "built": built}
-            _serve(order, store, peer)
+            worker.serve(order)
 
 
-def _serve(order: dict[str, Any], store: WheelStore, peer: Peer) -> None:
-    if order["do"] == "resolve":
-        peer.send(_resolve(order["requirements"], store, peer))
-        return
-    lock = decode_lock(order["lock"])
-    if order["do"] == "offer":
-        if order["online"] and has_pip():
-            missing = [wheel for wheel in lock if not store.has(wheel)]
-            _download(missing, order["options"], store, peer)
-        peer.send({"missing": [i for i, wheel in enumerate(lock) if not store.has(wheel)]})
-    elif order["do"] == "give":
-        for wheel in lock:
-            _give(store.path(wheel), peer)
-    elif order["do"] == "take":
-        for wheel in lock:
-            store.take(wheel, peer.incoming.read1)  # type: ignore[attr-defined]
-    else:
-        raise AgentError(f"setup does not know {order['do']!r}", kind="usage")
+def _about(venvs: Venvs, found: str | None) -> dict[str, Any]:
+    return {"environment": found, "lock": venvs.read_lock(found) if found else None}
+
+
+class _Worker:
+    """Carries out orders that have to do with wheels."""
+
+    def __init__(self, store: WheelStore, pip: Pip | None, peer: Peer) -> None:
+        self._store = store
+        self._pip = pip
+        self._peer = peer
+        self._relay: Relay | None = None
+
+    def facts(self) -> dict[str, Any]:
+        return {"pip": self._pip.tool if self._pip else None}
+
+    def serve(self, order: dict[str, Any]) -> None:
+        orders = {
+            "resolve": self._resolve,
+            "offer": self._offer,
+            "listen": self._listen,
+            "relay": self._take_relayed,
+            "give": self._give,
+            "take": self._take,
+        }
+        if order["do"] not in orders:
+            raise AgentError(f"setup does not know {order['do']!r}", kind="usage")
+        orders[order["do"]](order)
+
+    def _resolve(self, order: dict[str, Any]) -> None:
+        assert self._pip is not None, "only who has pip is asked"
+        found = self._pip.resolve(order["requirements"], self._store, self._peer)
+        self._peer.send({"failed": found} if isinstance(found, str) else {"lock": found})
+
+    def _offer(self, order: dict[str, Any]) -> None:
+        lock = decode_lock(order["lock"])
+        missing = [wheel for wheel in lock if not self._store.has(wheel)]
+        if order["online"] and self._pip and missing:
+            self._pip.download(missing, order["options"], self._store, self._peer)
+        self._peer.send({"missing": self._missing(lock)})
+
+    def _missing(self, lock: Sequence[Wheel]) -> list[int]:
+        return [number for number, wheel in enumerate(lock) if not self._store.has(wheel)]
+
+    def _listen(self, order: dict[str, Any]) -> None:
+        from clusterctl.agent.relayed import be_ready
+
+        self._relay, where = be_ready(order["address"], order["nic"])
+        self._peer.send(where)
+
+    def _take_relayed(self, order: dict[str, Any]) -> None:
+        """Then says what of the lock is missing still: the stream may have broken, or lied."""
+        from clusterctl.agent.relayed import take_relayed
+
+        assert self._relay is not None, "only who listens is told"
+        lock = decode_lock(order["lock"])
+        take_relayed(self._relay, order["relay"], self._peer, lambda stream: self._store.take_blobs(lock, stream))
+        self._peer.send({"missing": self._missing(lock)})
+
+    def _give(self, order: dict[str, Any]) -> None:
+        for wheel in decode_lock(order["lock"]):
+            with self._store.path(wheel).open("rb") as f:
+                while data := f.read(COPY_BYTES):
+                    self._peer.send_bytes(data)
+
+    def _take(self, order: dict[str, Any]) -> None:
+        for wheel in decode_lock(order["lock"]):
+            self._store.take(wheel, self._peer.incoming.read1)  # type: ignore[attr-defined]
 
 
 @contextmanager
-def _alone(lock: Path) -> Iterator[None]:
-    """Holds the lock of this node's environments, which dies with its holder."""
-    fd = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-
-    def take() -> bool:
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            return False
-        return True
-
-    try:
-        if not wait_until(take, LOCK_S):
-            holder = os.pread(fd, 200, 0).decode(errors="replace") or "unknown"
+def _alone(root: Path) -> Iterator[None]:
+    """Keeps other setups, and prune, away from this node's environments. Raises AgentError when one is at work."""
+    with environments_lock(root, "setup", LOCK_S) as holder:
+        if holder:
             hint = "wait until it is done; hosts that share a ROOT_DIR need one each: Host(root_dir=...)"
-            raise AgentError(f"another setup is at work on this node (pid {holder})", kind="refused", hint=hint)
-        os.ftruncate(fd, 0)
-        os.pwrite(fd, str(os.getpid()).encode(), 0)
+            raise AgentError(f"{holder} is at work on this node", kind="refused", hint=hint)
         yield
-    finally:
-        os.close(fd)
 
 
 def facts() -> dict[str, Any]:
@@ -102,7 +135,6 @@ def facts() -> dict[str, Any]:
         "python": platform.python_version(),
         "machine": platform.machine(),
         "glibc": _glibc(),
-        "pip": has_pip(),
     }
 
 
@@ -113,74 +145,3 @@ def _glibc() -> list[int] | None:
         return [int(part) for part in text.split()[1].split(".")[:2]]
     except (ValueError, OSError, IndexError):
         return None
-
-
-def has_pip() -> bool:
-    """Whether this interpreter has pip. The agent itself runs without site-packages, so another process looks."""
-    code = "import sys, importlib.util as u; sys.exit(u.find_spec('pip') is None)"
-    command = [sys.executable, "-c", code]
-    done = subprocess.run(command, cwd="/", stdin=subprocess.DEVNULL, capture_output=True, check=False)
-    return done.returncode == 0
-
-
-def _resolve(requirements: Sequence[str], store: WheelStore, peer: Peer) -> dict[str, Any]:
-    """pip chooses versions for this very python, downloads wheels, and builds those that there are not."""
-    with store.workplace() as workplace:
-        listed = Path(workplace, "requirements.txt")
-        listed.write_text("\n".join(requirements) + "\n")
-        wheels = Path(workplace, "wheels")
-        wheels.mkdir()
-        failed = _run_pip(["wheel", "--wheel-dir", str(wheels), "--requirement", str(listed)], peer)
-        if failed:
-            return {"failed": failed}
-        return {"lock": sorted(store.adopt(path) for path in wheels.glob("*.whl"))}
-
-
-def _download(missing: Sequence[Wheel], options: Sequence[str], store: WheelStore, peer: Peer) -> None:
-    """By pip, what the index has with the very hash; what it has not is missing still."""
-    if not missing:
-        return
-    with store.workplace() as workplace:
-        listed = Path(workplace, "requirements.txt")
-        listed.write_text("\n".join([*options, *pinned(missing)]) + "\n")
-        exact = ["--no-deps", "--only-binary", ":all:", "--require-hashes", "--requirement", str(listed)]
-        _run_pip(["download", "--dest", workplace, *exact], peer)
-        for path in Path(workplace).glob("*.whl"):
-            store.adopt(path)
-
-
-def _run_pip(arguments: Sequence[str], peer: Peer) -> str | None:
-    """Runs pip, and ends it when the control machine goes away. Returns what it says when it fails."""
-    with tempfile.TemporaryFile() as said:
-        process = subprocess.Popen(
-            [sys.executable, *PIP, *arguments],
-            cwd="/",  # -m puts it on the path
-            stdin=subprocess.DEVNULL,
-            stdout=said,
-            stderr=said,
-            start_new_session=True,
-        )
-        try:
-            while not _has_ended(process):
-                if select.select([peer.incoming], [], [], 0)[0]:  # nothing is sent meanwhile: this is its end
-                    raise Gone
-        finally:
-            if process.poll() is None:
-                os.killpg(process.pid, signal.SIGKILL)
-                process.wait()
-        said.seek(0)
-        return None if process.returncode == 0 else said.read().decode(errors="replace")[-20_000:]
-
-
-def _has_ended(process: subprocess.Popen[bytes]) -> bool:
-    try:
-        process.wait(PIP_LOOK_S)
-    except subprocess.TimeoutExpired:
-        return False
-    return True
-
-
-def _give(path: Path, peer: Peer) -> None:
-    with path.open("rb") as f:
-        while data := f.read(COPY_BYTES):
-            peer.send_bytes(data)

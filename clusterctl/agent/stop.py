@@ -12,6 +12,7 @@ from clusterctl.agent.jobs import (
     find_job,
     is_free,
     mark_ended,
+    membership,
     pick_run,
     read_state,
     run_state,
@@ -42,12 +43,14 @@ def stop(root: Path, request: dict[str, Any], peer: Peer) -> dict[str, Any]:
     grace_s, was, killed = _stop_supervisor(job, peer)
     found, by_kill, survivors = end_all(lambda: find_by_environment(run_environment(job.dir)), grace_s)
     run = pick_run(job)
+    spec = read_json(run.spec) if run else None
     if run is not None and run_state(run, read_state(run)) == "lost":
         mark_ended(run, "stopped", "stopped by the user after its supervisor was lost")
     return {
         "job": job.dir.name,
         "dir": str(job.dir),
         "run": run.run if run else None,
+        **(membership(spec) if spec else {}),
         "was": was,
         "killed": killed + by_kill,
         "leftovers": found,

@@ -19,7 +19,7 @@ from clusterctl.agent import guardian
 from clusterctl.agent.child import Child, describe_exit
 from clusterctl.agent.environment import NodeFacts, environment
 from clusterctl.agent.files import read_json, write_json
-from clusterctl.agent.leading import LocalLead, RemoteLead
+from clusterctl.agent.leading import LocalLead, RemoteLead, lead_node
 from clusterctl.agent.link import listen
 from clusterctl.agent.paths import JobPaths, RunPaths
 from clusterctl.agent.processes import (
@@ -345,8 +345,10 @@ class Supervisor:
         self.lead.say({"do": "idle"})
 
     def _on_lead_lost(self, why: str) -> None:
-        cause = {"kind": "node_lost", "node": 0, "message": f"the lead on node0 is lost: {why}"}
-        self.note({"event": "lost", "node": self.spec["node"], "lost_node": 0, "message": cause["message"]})
+        lead = lead_node(self.spec)
+        message = f"the lead on node{lead} is lost: {why}"
+        cause = {"kind": "node_lost", "node": lead, "message": message}
+        self.note({"event": "lost", "node": self.spec["node"], "lost_node": lead, "message": message})
         self.stop()
         self._end_when_idle({"do": "end", "state": "failed", "cause": cause})
 
@@ -393,7 +395,7 @@ def main(argv: list[str]) -> None:
     os.set_inheritable(report.fileno(), False)
     try:
         listener = None
-        if spec["node"] == 0:
+        if spec["node"] == lead_node(spec):
             top = min(spec["port"] + LEAD_PORTS, 1 << 16)
             listener = listen(spec["address"], range(top - 1, spec["port"] - 1, -1))
         reactor = Reactor()

@@ -6,6 +6,7 @@ ensurepip nor pip. venvs/for/KEY says which environment belongs to some requirem
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
 import os
@@ -13,12 +14,14 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from clusterctl.agent.files import read_json, write_json
 from clusterctl.agent.paths import META
+from clusterctl.agent.processes import wait_until
 from clusterctl.agent.protocol import AgentError
 from clusterctl.agent.requirements import digest, effective, read_text
 from clusterctl.agent.wheels import Place, Wheel, WheelStore, unpack
@@ -28,12 +31,39 @@ TRY_S = 120.0
 MODULES = {"numpy": "numpy", "pyzmq": "zmq"}  # imported to see that they work on this machine
 
 
+@contextmanager
+def environments_lock(root: Path, who: str, limit_s: float) -> Iterator[str | None]:
+    """Held by whoever makes or removes environments and wheels of this node; it dies with its holder.
+
+    Gives None, or, when it was not free within the limit, who has it: "a setup (pid 4711)".
+    """
+    directory = root / META / "venvs"
+    directory.mkdir(0o700, exist_ok=True)
+    fd = os.open(directory / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+
+    def take() -> bool:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            return False
+        return True
+
+    try:
+        if wait_until(take, limit_s):
+            os.ftruncate(fd, 0)
+            os.pwrite(fd, f"a {who} (pid {os.getpid()})".encode(), 0)
+            yield None
+        else:
+            yield os.pread(fd, 200, 0).decode(errors="replace") or "somebody"
+    finally:
+        os.close(fd)
+
+
 class Venvs:
     """The environments below a ROOT_DIR that belong to the interpreter which runs this agent."""
 
     def __init__(self, root: Path) -> None:
         self.directory = root / META / "venvs"
-        self.lock = self.directory / "lock"
         self.base = os.path.realpath(sys.executable)
         self.minor = f"{sys.version_info[0]}.{sys.version_info[1]}"
 
@@ -48,6 +78,15 @@ class Venvs:
         known = read_json(self._pointer(requirements))
         name = known["environment"] if known else None
         return name if name and self._works(name) else None
+
+    def newest(self) -> str | None:
+        """The name of the environment that was made last for this interpreter."""
+        pointers = sorted((self.directory / "for").glob("[!.]*"), key=lambda path: path.stat().st_mtime, reverse=True)
+        names = [(read_json(pointer) or {}).get("environment", "") for pointer in pointers]
+        return next((name for name in names if name and self._works(name) and self._is_ours(name)), None)
+
+    def _is_ours(self, name: str) -> bool:
+        return os.path.realpath(self.python(name)) == self.base
 
     def _works(self, name: str) -> bool:
         return self.read_lock(name) is not None and self.python(name).exists()
@@ -130,6 +169,13 @@ def find_for_job(root: Path, job_dir: Path, runtime: bool) -> Path | None:
         return None
     venvs = Venvs(root)
     name = venvs.find(effective(text, runtime))
+    return venvs.path(name) if name else None
+
+
+def find_newest(root: Path) -> Path | None:
+    """The environment that `setup` made last: no job has been dispatched that would say which."""
+    venvs = Venvs(root)
+    name = venvs.newest()
     return venvs.path(name) if name else None
 
 

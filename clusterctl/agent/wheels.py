@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import base64
 import configparser
+import contextlib
 import csv
 import hashlib
 import os
 import shutil
 import tempfile
 import zipfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, BinaryIO, Callable, NamedTuple
+from typing import TYPE_CHECKING, Any, BinaryIO, Callable, NamedTuple
 
 from clusterctl.agent.files import digest_of
 from clusterctl.agent.protocol import AgentError
+from clusterctl.agent.tree import END, HEADER
+
+if TYPE_CHECKING:
+    from clusterctl.agent.staging import Stream
 
 COPY_BYTES = 1 << 20
 SHEBANG_CHARS = 127  # what every Linux reads of a first line
@@ -86,7 +91,21 @@ class WheelStore:
         file.replace(self.path(wheel))
         return wheel
 
-    def take(self, wheel: Wheel, read: Callable[[int], bytes]) -> None:
+    def take_blobs(self, lock: Sequence[Wheel], stream: Stream) -> None:
+        """Stores what a stream of blobs has of a lock; what is not asked for, or not right, is passed over."""
+        wanted = {wheel.digest: wheel for wheel in lock}
+        while True:
+            digest, size = HEADER.unpack(stream.exactly(HEADER.size))
+            if size == END:
+                return
+            wheel = wanted.get(digest.hex())
+            if wheel is None or wheel.size != size or self.has(wheel):
+                stream.skip(size)
+                continue
+            with contextlib.suppress(AgentError):
+                self.take(wheel, stream.some)
+
+    def take(self, wheel: Wheel, read: Callable[[int], bytes | memoryview]) -> None:
         """Stores the bytes that `read(n)` gives, up to n at a time. `AgentError` when they are not the wheel's."""
         with self.workplace() as workplace:
             beside = Path(workplace, wheel.file)

@@ -2,39 +2,82 @@
 
 from __future__ import annotations
 
+import inspect
 import sys
+from collections.abc import Callable, Sequence
+from copy import copy
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, TypeVar
+
+import typer
 
 from clusterctl import __version__
 from clusterctl.cli import INTERRUPTED
 from clusterctl.cli.arguments import Arguments, split, take_program_options
 from clusterctl.cli.console import Console, exit_code
-from clusterctl.cli.declare import Argument, Context, Group, Option
+from clusterctl.cli.grammar import Command, Group
 from clusterctl.cli.session import Session, fail_on_broken_pipe
 from clusterctl.errors import ClusterctlError, InterruptedRun, UsageError
 
+Function = TypeVar("Function", bound=Callable[..., Any])
+NAME = "clusterctl"
 GLOBAL_HELP = (
     "Options of every command: --conf PATH (default conf.py, or CLUSTERCTL_CONF), --only NODESET (node[0-3], host "
     "names, tags, failed@last), --json, --quiet, --verbose."
 )
-app = Group(
-    "clusterctl", "Train models on plain SSH machines.", GLOBAL_HELP, [("--version", "Show the version and exit.")]
+app = typer.Typer(
+    name=NAME,
+    cls=Group,
+    help="Train models on plain SSH machines.",
+    epilog="Options stand before or after the command. clusterctl COMMAND --help shows those of a command.",
+    rich_markup_mode=None,  # rich takes longer to import than most commands take
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
-fake_app = app.add("fake", "A fake cluster on this machine: no root, no sshd, no Docker.")
+fake_app = typer.Typer(
+    cls=Group,
+    help="A fake cluster on this machine: no root, no sshd, no Docker.",
+    epilog=GLOBAL_HELP,
+    rich_markup_mode=None,
+)
+app.add_typer(fake_app, name="fake")
 
-START_HINT = "--job_workspace JOB starts a dispatched job, --job_dispatch_package WORKSPACE sends one first"
+
+@app.callback()
+def _global(
+    conf: Annotated[Path | None, typer.Option(metavar="PATH", help="Default: CLUSTERCTL_CONF, else conf.py.")] = None,
+    only: Annotated[
+        str | None, typer.Option(metavar="NODESET", help="node[0-3], host names, tags, failed@last.")
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="One document on stdout, or a line per event.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No words but errors.")] = False,
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Where an error came from.")] = False,
+    version: Annotated[bool, typer.Option("--version", help="Show the version and exit.")] = False,
+) -> None:
+    """For help and completion alone: `split` takes these, wherever they stand, before typer sees the words."""
+
+
+def command(group: typer.Typer, name: str, example: str) -> Callable[[Function], Function]:
+    """Registers a function as a command, with an example for its help."""
+
+    def register(function: Function) -> Function:
+        summary = (inspect.getdoc(function) or "").partition("\n")[0]
+        epilog = f"\b\nExample: {example}\n\n{GLOBAL_HELP}"
+        return group.command(name, cls=Command, short_help=summary, epilog=epilog)(function)
+
+    return register
+
+
 JobArgument = Annotated[
-    str | None, Argument(metavar="JOB", help="An id, its unique prefix, or its directory. Default: newest.")
+    str | None, typer.Argument(metavar="JOB", help="An id, its unique prefix, or its directory. Default: newest.")
 ]
-RoleOption = Annotated[str | None, Option("--role", help="pserver or trainer.")]
-FakeDir = Annotated[Path, Option("--dir", help="Where it lives.")]
+RoleOption = Annotated[str | None, typer.Option("--role", metavar="TEXT", help="pserver or trainer.")]
+FakeDir = Annotated[Path, typer.Option("--dir", metavar="PATH", help="Where it lives.")]
 
 
-@app.command("init", "clusterctl init mnist && cd mnist")
+@command(app, "init", "clusterctl init mnist && cd mnist")
 def init(
-    context: Context,
-    directory: Annotated[Path, Argument(metavar="DIR", help="Made if missing.")] = Path(),
+    context: typer.Context,
+    directory: Annotated[Path, typer.Argument(metavar="DIR", help="Made if missing.")] = Path(),
 ) -> None:
     """Write a conf.py and a workspace to begin with."""
     from clusterctl.cli.commands.local import init
@@ -42,10 +85,10 @@ def init(
     init(context.obj, directory)
 
 
-@app.command("trust", "clusterctl trust --yes")
+@command(app, "trust", "clusterctl trust --yes")
 def trust(
-    context: Context,
-    yes: Annotated[bool, Option("--yes", "-y", help="Record unknown keys without asking.")] = False,
+    context: typer.Context,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Record unknown keys without asking.")] = False,
 ) -> None:
     """Show the hosts' keys, and record those that you accept."""
     from clusterctl.cli.commands.trust import trust
@@ -53,20 +96,22 @@ def trust(
     trust(context.obj, yes=yes)
 
 
-@app.command("check", "clusterctl check")
-def check(context: Context) -> None:
+@command(app, "check", "clusterctl check")
+def check(context: typer.Context) -> None:
     """Look for what would stop a run, on every node and between them."""
     from clusterctl.cli.commands.check import check
 
     check(context.obj)
 
 
-@app.command("setup", "clusterctl setup workspace")
+@command(app, "setup", "clusterctl setup workspace")
 def setup(
-    context: Context,
-    workspace: Annotated[Path, Argument(metavar="WORKSPACE", help="Where requirements.txt is.")] = Path("workspace"),
-    offline: Annotated[bool, Option("--offline", help="Nodes use no network: packages go from here.")] = False,
-    upgrade: Annotated[bool, Option("--upgrade", help="Choose versions anew.")] = False,
+    context: typer.Context,
+    workspace: Annotated[Path, typer.Argument(metavar="WORKSPACE", help="Where requirements.txt is.")] = Path(
+        "workspace"
+    ),
+    offline: Annotated[bool, typer.Option("--offline", help="Nodes use no network: packages go from here.")] = False,
+    upgrade: Annotated[bool, typer.Option("--upgrade", help="Choose versions anew.")] = False,
 ) -> None:
     """Make the job's Python environment on the nodes."""
     from clusterctl.cli.commands.setup import setup
@@ -74,12 +119,15 @@ def setup(
     setup(context.obj, workspace, offline=offline, upgrade=upgrade)
 
 
-@app.command("dispatch", "clusterctl dispatch workspace")
+@command(app, "dispatch", "clusterctl dispatch workspace")
 def dispatch(
-    context: Context,
-    workspace: Annotated[Path, Argument(metavar="WORKSPACE", help="The directory to send.")] = Path("workspace"),
-    plan: Annotated[bool, Option("--plan", help="Show what would be sent, deleted and left out; do nothing.")] = False,
-    rehash: Annotated[bool, Option("--rehash", help="Read every file anew, here and on the nodes.")] = False,
+    context: typer.Context,
+    workspace: Annotated[Path, typer.Argument(metavar="WORKSPACE", help="The directory to send.")] = Path("workspace"),
+    plan: Annotated[
+        bool, typer.Option("--plan", help="Show what would be sent, deleted and left out; do nothing.")
+    ] = False,
+    rehash: Annotated[bool, typer.Option("--rehash", help="Read every file anew, here and on the nodes.")] = False,
+    allow_partial: Annotated[bool, typer.Option("--allow-partial", help="Nodes that fail are only a warning.")] = False,
 ) -> None:
     """Send the workspace to all nodes, or what changed of it; print the job directory.
 
@@ -87,27 +135,30 @@ def dispatch(
     """
     from clusterctl.cli.commands.dispatch import dispatch
 
-    dispatch(context.obj, workspace, rehash=rehash, plan=plan)
+    dispatch(context.obj, workspace, rehash=rehash, plan=plan, allow_partial=allow_partial)
 
 
-@app.command("start", "clusterctl start --job_workspace JOB20261121-081530 -- --num_passes=5", START_HINT)
+@command(app, "start", "clusterctl start --job_workspace JOB20261121-081530 -- --num_passes=5")
 def start(
-    context: Context,
+    context: typer.Context,
     job_workspace: Annotated[
         str | None,
-        Option("--job_workspace", "--job-workspace", metavar="DIR", help="A dispatched job: directory or id."),
+        typer.Option("--job_workspace", "--job-workspace", metavar="DIR", help="A dispatched job: directory or id."),
     ] = None,
     job_dispatch_package: Annotated[
         Path | None,
-        Option(
+        typer.Option(
             "--job_dispatch_package",
             "--job-dispatch-package",
             metavar="WORKSPACE",
             help="Dispatch this, then start it.",
         ),
     ] = None,
-    detach: Annotated[bool, Option("--detach", "-d", help="Return when all processes run.")] = False,
-    plan: Annotated[bool, Option("--plan", help="Print what would run where, and do nothing.")] = False,
+    detach: Annotated[bool, typer.Option("--detach", "-d", help="Return when all processes run.")] = False,
+    plan: Annotated[bool, typer.Option("--plan", help="Print what would run where, and do nothing.")] = False,
+    allow_partial: Annotated[
+        bool, typer.Option("--allow-partial", help="Leave out nodes that cannot be reached or fail.")
+    ] = False,
 ) -> None:
     """Start a run on all nodes and follow it.
 
@@ -117,14 +168,14 @@ def start(
     """
     from clusterctl.cli.commands.start import start
 
-    start(context.obj, job_workspace, job_dispatch_package, detach=detach, plan=plan)
+    start(context.obj, job_workspace, job_dispatch_package, detach=detach, plan=plan, allow_partial=allow_partial)
 
 
-@app.command("status", "clusterctl status --watch")
+@command(app, "status", "clusterctl status --watch")
 def status(
-    context: Context,
+    context: typer.Context,
     job: JobArgument = None,
-    watch: Annotated[bool, Option("--watch", "-w", help="Until the run ends; Ctrl-C only leaves.")] = False,
+    watch: Annotated[bool, typer.Option("--watch", "-w", help="Until the run ends; Ctrl-C only leaves.")] = False,
 ) -> None:
     """Show every process of the newest run."""
     from clusterctl.cli.commands.status import status
@@ -132,26 +183,32 @@ def status(
     status(context.obj, job, watch=watch)
 
 
-@app.command("jobs", "clusterctl jobs")
-def jobs(context: Context) -> None:
+@command(app, "jobs", "clusterctl jobs")
+def jobs(context: typer.Context) -> None:
     """List jobs and runs found on the nodes, newest first."""
     from clusterctl.cli.commands.status import jobs
 
     jobs(context.obj)
 
 
-@app.command("logs", "clusterctl logs -f --role trainer --grep perplexity")
+@command(app, "logs", "clusterctl logs -f --role trainer --grep perplexity")
 def logs(
-    context: Context,
+    context: typer.Context,
     job: JobArgument = None,
-    follow: Annotated[bool, Option("--follow", "-f", help="Go on as lines come, until the run ends.")] = False,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on as lines come, until the run ends.")] = False,
     role: RoleOption = None,
-    rank: Annotated[int | None, Option("--rank", help="Only this rank.")] = None,
-    node: Annotated[str | None, Option("--node", help="Only these nodes; same as --only.")] = None,
-    since: Annotated[str | None, Option("--since", help="90s, 5m, 2h, or 2026-11-21T08:15.")] = None,
-    tail: Annotated[int | None, Option("--tail", "-n", min=0, help="The last N lines of each.")] = None,
-    grep: Annotated[str | None, Option("--grep", help="Only lines that match this.")] = None,
-    fold: Annotated[bool, Option("--fold", help="Show lines that many processes wrote once.")] = False,
+    rank: Annotated[int | None, typer.Option("--rank", metavar="N", help="Only this rank.")] = None,
+    node: Annotated[
+        str | None, typer.Option("--node", metavar="TEXT", help="Only these nodes; same as --only.")
+    ] = None,
+    since: Annotated[
+        str | None, typer.Option("--since", metavar="TEXT", help="90s, 5m, 2h, or 2026-11-21T08:15.")
+    ] = None,
+    tail: Annotated[
+        int | None, typer.Option("--tail", "-n", min=0, metavar="N", help="The last N lines of each.")
+    ] = None,
+    grep: Annotated[str | None, typer.Option("--grep", metavar="TEXT", help="Only lines that match this.")] = None,
+    fold: Annotated[bool, typer.Option("--fold", help="Show lines that many processes wrote once.")] = False,
 ) -> None:
     """Show the logs of all processes, labelled, in time order."""
     from clusterctl.cli.commands.logs import logs
@@ -159,23 +216,25 @@ def logs(
     logs(context.obj, job, follow=follow, role=role, rank=rank, node=node, since=since, tail=tail, grep=grep, fold=fold)
 
 
-@app.command("stop", "clusterctl stop")
-def stop(context: Context, job: JobArgument = None) -> None:
+@command(app, "stop", "clusterctl stop")
+def stop(context: typer.Context, job: JobArgument = None) -> None:
     """End everything of a job; prove that nothing is left."""
     from clusterctl.cli.commands.stop import stop
 
     stop(context.obj, job)
 
 
-@app.command("split", "clusterctl split data/train.txt --count 16")
+@command(app, "split", "clusterctl split data/train.txt --count 16")
 def split_file(
-    context: Context,
-    file: Annotated[Path, Argument(metavar="FILE", help="Records, one after the other; .gz is unpacked.")],
-    count: Annotated[int, Option("--count", "-n", min=1, max=100_000, help="How many shards, one per trainer.")],
+    context: typer.Context,
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="Records, one after the other; .gz is unpacked.")],
+    count: Annotated[
+        int, typer.Option("--count", "-n", min=1, max=100_000, metavar="N", help="How many shards, one per trainer.")
+    ],
     delimiter: Annotated[
-        str, Option("--delimiter", metavar="TEXT", help=r"What ends a record: \n, \n\n, \0, \x1e.")
+        str, typer.Option("--delimiter", metavar="TEXT", help=r"What ends a record: \n, \n\n, \0, \x1e.")
     ] = r"\n",
-    output: Annotated[Path | None, Option("--output", "-o", metavar="DIR", help="Default: beside FILE.")] = None,
+    output: Annotated[Path | None, typer.Option("--output", "-o", metavar="DIR", help="Default: beside FILE.")] = None,
 ) -> None:
     """Deal a data file to shards, record by record."""
     from clusterctl.cli.commands.split import split
@@ -183,11 +242,11 @@ def split_file(
     split(context.obj, file, count, delimiter, output)
 
 
-@app.command("collect", "clusterctl collect -o results")
+@command(app, "collect", "clusterctl collect -o results")
 def collect(
-    context: Context,
+    context: typer.Context,
     job: JobArgument = None,
-    output: Annotated[Path | None, Option("--output", "-o", metavar="DIR", help="Default: ./JOB...")] = None,
+    output: Annotated[Path | None, typer.Option("--output", "-o", metavar="DIR", help="Default: ./JOB...")] = None,
 ) -> None:
     """Bring logs and outputs home, checked, and merge the model."""
     from clusterctl.cli.commands.collect import collect
@@ -195,12 +254,12 @@ def collect(
     collect(context.obj, job, output)
 
 
-@app.command("exec", "clusterctl exec -- df -h .")
+@command(app, "exec", "clusterctl exec -- df -h .")
 def exec_(
-    context: Context,
+    context: typer.Context,
     fold: Annotated[
         bool | None,
-        Option(
+        typer.Option(
             "--fold/--no-fold",
             help="Wait for all, show what nodes say alike once; or show lines as they come. Default: folded if all end "
             "within 2 s and say less than 1 MB, else lines as they come.",
@@ -217,13 +276,13 @@ def exec_(
     exec_(context.obj, fold)
 
 
-@app.command("prune", "clusterctl prune --keep 5 --older-than 7d")
+@command(app, "prune", "clusterctl prune --keep 5 --older-than 7d")
 def prune(
-    context: Context,
-    keep: Annotated[int, Option("--keep", min=0, metavar="N", help="The N newest jobs stay.")] = 3,
-    older_than: Annotated[str, Option("--older-than", metavar="AGE", help="Not used since: 12h, 7d.")] = "1d",
-    yes: Annotated[bool, Option("--yes", "-y", help="Remove without asking.")] = False,
-    plan: Annotated[bool, Option("--plan", help="Show what would be removed, and do nothing.")] = False,
+    context: typer.Context,
+    keep: Annotated[int, typer.Option("--keep", min=0, metavar="N", help="The N newest jobs stay.")] = 3,
+    older_than: Annotated[str, typer.Option("--older-than", metavar="AGE", help="Not used since: 12h, 7d.")] = "1d",
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Remove without asking.")] = False,
+    plan: Annotated[bool, typer.Option("--plan", help="Show what would be removed, and do nothing.")] = False,
 ) -> None:
     """Remove old jobs, and what no job needs any more."""
     from clusterctl.cli.commands.prune import prune
@@ -231,10 +290,10 @@ def prune(
     prune(context.obj, keep=keep, older_than=older_than, yes=yes, plan=plan)
 
 
-@fake_app.command("up", "clusterctl fake up -n 4 --dir fake")
+@command(fake_app, "up", "clusterctl fake up -n 4 --dir fake")
 def fake_up(
-    context: Context,
-    nodes: Annotated[int, Option("-n", "--nodes", min=1, max=1000, help="How many nodes.")] = 4,
+    context: typer.Context,
+    nodes: Annotated[int, typer.Option("-n", "--nodes", min=1, max=1000, metavar="N", help="How many nodes.")] = 4,
     directory: FakeDir = Path("fake"),
 ) -> None:
     """Start one, and write a conf.py for it."""
@@ -243,28 +302,28 @@ def fake_up(
     up(context.obj, nodes, directory)
 
 
-@fake_app.command("down", "clusterctl fake down --dir fake")
-def fake_down(context: Context, directory: FakeDir = Path("fake")) -> None:
+@command(fake_app, "down", "clusterctl fake down --dir fake")
+def fake_down(context: typer.Context, directory: FakeDir = Path("fake")) -> None:
     """End it and every process on it, and remove its nodes."""
     from clusterctl.cli.commands.fake import down
 
     down(context.obj, directory)
 
 
-@fake_app.command("status", "clusterctl fake status --dir fake")
-def fake_status(context: Context, directory: FakeDir = Path("fake")) -> None:
+@command(fake_app, "status", "clusterctl fake status --dir fake")
+def fake_status(context: typer.Context, directory: FakeDir = Path("fake")) -> None:
     """Show its nodes."""
     from clusterctl.cli.commands.fake import status
 
     status(context.obj, directory)
 
 
-@app.command("demo", "clusterctl demo")
+@command(app, "demo", "clusterctl demo")
 def demo(
-    context: Context,
-    nodes: Annotated[int, Option("-n", "--nodes", min=1, max=16, help="How many fake nodes.")] = 4,
-    passes: Annotated[int, Option("--passes", min=1, max=50, help="How often over the data.")] = 4,
-    directory: Annotated[Path | None, Option("--dir", help="Where results go.")] = None,
+    context: typer.Context,
+    nodes: Annotated[int, typer.Option("-n", "--nodes", min=1, max=16, metavar="N", help="How many fake nodes.")] = 4,
+    passes: Annotated[int, typer.Option("--passes", min=1, max=50, metavar="N", help="How often over the data.")] = 4,
+    directory: Annotated[Path | None, typer.Option("--dir", metavar="PATH", help="Where results go.")] = None,
 ) -> None:
     """Train a real model on a fake cluster, here and now."""
     from clusterctl.cli.commands.demo import demo
@@ -279,6 +338,7 @@ START_OPTIONS = (
     "--job-dispatch-package",
     "--detach",
     "--plan",
+    "--allow-partial",
     "--help",
     "--conf",
     "--only",
@@ -308,6 +368,27 @@ def parse(argv: list[str]) -> Arguments:
     return arguments
 
 
+def call(words: Sequence[str], session: Session) -> None:
+    """Calls the command that the words name, or shows help. Raises UsageError where they make no sense."""
+    if not words:  # `main` also answers a shell that asks, through the environment, what could stand here
+        typer.main.get_command(app).main(args=[], prog_name=NAME, standalone_mode=False)
+        return
+    group = typer.main.get_command(_only(words[0]))
+    try:
+        with group.make_context(NAME, list(words), obj=session) as context:  # `main` would turn interrupts into codes
+            group.invoke(context)
+    except typer.Exit:  # help was shown
+        pass
+
+
+def _only(name: str) -> typer.Typer:
+    """The app with one command, if it has one of this name; typer would prepare all of them, whichever is called."""
+    one = copy(app)
+    one.registered_commands = [info for info in app.registered_commands if info.name == name]
+    one.registered_groups = [info for info in app.registered_groups if info.name == name]
+    return one if one.registered_commands or one.registered_groups else app
+
+
 def run(argv: list[str] | None = None) -> int:
     """Runs one command, and returns the exit code of the process."""
     argv = sys.argv[1:] if argv is None else argv
@@ -319,10 +400,10 @@ def run(argv: list[str] | None = None) -> int:
         arguments = parse(argv)
         session = Session(arguments.options, arguments.program)
         console = session.console
-        if arguments.ours[:1] == ["--version"]:
-            print(f"clusterctl {__version__}")
+        if "--version" in arguments.ours:
+            print(f"{NAME} {__version__}")
             return 0
-        app.run(arguments.ours, session)
+        call(arguments.ours, session)
         code = 0
         session.remember(None)
     except ClusterctlError as exc:

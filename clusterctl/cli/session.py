@@ -23,6 +23,7 @@ class Session:
         self.program_args = program_args
         self.console = Console(options)
         self._opened: tuple[Cluster, Path] | None = None
+        self._tolerated: ClusterctlError | None = None
 
     @property
     def cache_dir(self) -> Path:
@@ -50,13 +51,17 @@ class Session:
         self._opened = cluster, record
         return cluster
 
+    def tolerate(self, error: ClusterctlError) -> None:
+        """Some nodes failed, and the user goes on without them: no failure, but `failed@last` means them."""
+        self._tolerated = error
+
     def remember(self, error: ClusterctlError | None) -> None:
         """Keeps, for `--only failed@last`, which nodes a command failed on that ended with `error`."""
         from clusterctl.cli import last
 
         if self._opened is None or not self._opened[0].asked:
             return
-        failed = last.failed_nodes(error)
+        failed = last.failed_nodes(error or self._tolerated)
         if failed is not None:
             last.write(self._opened[1], failed)
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+
+from clusterctl.agent.tree import Entry
 from typing import Any
 
 Word = dict[str, Any]
@@ -53,6 +55,20 @@ def worth_it(nodes: int, total: int, mode: str) -> bool:
     if mode == "auto":
         return nodes >= FEWEST_NODES and total >= FEWEST_BYTES
     return mode == "always" and nodes > 1
+
+
+def shared(
+    lacking: Mapping[int, Sequence[Entry]], torn: Mapping[int, Mapping[str, int]]
+) -> tuple[list[Entry], dict[str, int]]:
+    """The files that any node lacks, each once, and by digest, how much of their beginning all those nodes have."""
+    files: dict[str, Entry] = {}
+    begun: dict[str, int] = {}
+    for node, entries in lacking.items():
+        for entry in entries:
+            size = torn[node].get(entry.digest, 0)
+            files[entry.digest] = entry
+            begun[entry.digest] = min(begun.get(entry.digest, size), size)
+    return list(files.values()), {digest: size for digest, size in begun.items() if size}
 
 
 def words(where: Mapping[int, tuple[str, int]], length: int) -> dict[int, Word]:

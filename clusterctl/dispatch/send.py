@@ -333,26 +333,11 @@ class _Dispatch:
         total = sum(entry.size for rows in lacking.values() for entry in rows)
         if not relay.worth_it(len(lacking), total, self._cluster.settings.relay):
             return
-        self._relayed = list({entry.digest: entry for rows in lacking.values() for entry in rows}.values())
-        torn: dict[str, list[int]] = {}
-        for id_, rows in lacking.items():
-            for entry in rows:
-                torn.setdefault(entry.digest, []).append(answers[id_]["torn"].get(entry.digest, 0))
-        self._relayed_from = {digest: min(sizes) for digest, sizes in torn.items() if min(sizes)}
-        keys = relay.make_keys(list(lacking))
-        for id_, hop in relay.plan(list(lacking)).items():
-            own, authority = keys[id_]
-            words[id_]["resume"] = self._relayed_from
-            words[id_]["relay"] = {
-                "own": own,
-                "authority": authority,
-                "upstream": None if hop.upstream is None else relay.name_of(hop.upstream),
-                "downstream": [
-                    (answers[b.node]["address"], answers[b.node]["port"], relay.name_of(b.node), b.nodes)
-                    for b in hop.downstream
-                ],
-                "length": stream_bytes(self._relayed, self._relayed_from),
-            }
+        torn = {id_: answers[id_]["torn"] for id_ in lacking}
+        self._relayed, self._relayed_from = relay.shared(lacking, torn)
+        where = {id_: (answers[id_]["address"], answers[id_]["port"]) for id_ in lacking}
+        for id_, word in relay.words(where, stream_bytes(self._relayed, self._relayed_from)).items():
+            words[id_].update(relay=word, resume=self._relayed_from)
         for id_ in lacking:
             self._queue.leave(id_)  # what comes next is the stream
         nodes = [node for node in self._cluster.nodes if node.id in lacking]

@@ -105,7 +105,7 @@ class Layout:
             return None
 
     def write_state(self, state: State) -> None:
-        server = state.server._asdict() if state.server else None
+        server = state.server.to_json() if state.server else None
         document: dict[str, Any] = {**asdict(state), "server": server}
         write(self.state, json.dumps(document, default=str, indent=1) + "\n")
 

@@ -17,7 +17,7 @@ KeyFiles = dict[int, dict[str, str]]
 
 def make_keys(launch: LaunchPlan) -> KeyFiles:
     """For each node the files of its `keys/` directory: name to text. Secrets; never log them."""
-    nodes = [node.id for node in launch.inventory.nodes]
+    nodes = [node.id for node in launch.nodes]
     files = _tls_files(nodes)
     if launch.needs_runtime and launch.settings.ps_security == "curve":
         for process, name, content in _curve_files(launch):

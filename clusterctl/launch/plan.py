@@ -6,14 +6,14 @@ can know. `start --plan` prints the plan itself.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from clusterctl.agent.environment import NodeFacts, environment
 from clusterctl.config import Settings
-from clusterctl.errors import ConfigError
-from clusterctl.inventory import Inventory, Node
+from clusterctl.errors import ConfigError, NodeError
+from clusterctl.inventory import Inventory, Node, among, nodeset
 
 GENERIC_PSERVER = ("python", "-m", "clusterctl.runtime.pserver")
 OUR_ENGINE = "clusterctl"
@@ -36,8 +36,12 @@ class Process:
 
 @dataclass(frozen=True)
 class LaunchPlan:
+    """`nodes` are those that take part, with their ranks in this plan; the first one leads."""
+
     settings: Settings
     inventory: Inventory
+    nodes: tuple[Node, ...]
+    program_args: tuple[str, ...]
     processes: tuple[Process, ...]
 
     @property
@@ -51,17 +55,36 @@ class LaunchPlan:
     def on(self, node: Node) -> list[Process]:
         return [process for process in self.processes if process.node == node.id]
 
+    def among(self, ids: Collection[int]) -> LaunchPlan:
+        """The plan for these nodes only, with new ranks. Raises NodeError when a role has no process left."""
+        part = _place(self.settings, self.inventory, among(self.inventory, ids), self.program_args)
+        for role in ("pserver", "trainer"):
+            if self.count(role) and not part.count(role):
+                raise NodeError(f"the run would have no {role}: conf.py places none on {nodeset(ids)}")
+        return part
+
     def spec(
-        self, node: Node, *, job: str, run: str, addresses: dict[int, str], lead: dict[str, Any] | None
+        self,
+        node: Node,
+        *,
+        job: str,
+        run: str,
+        addresses: dict[int, str],
+        lead: dict[str, Any] | None,
+        left_out: Sequence[dict[str, Any]] = (),
     ) -> dict[str, Any]:
-        """What the supervisor of `node` works from; `addresses` are the nodes' in the cluster, by node id."""
+        """What the supervisor of `node` works from; `addresses` are the members' in the cluster, by node id.
+
+        `left_out` says which nodes do not take part and why, for those who ask later.
+        """
         settings = self.settings
         return {
             "v": 1,
             "job": job,
             "run": run,
             "node": node.id,
-            "nodes": len(self.inventory.nodes),
+            "members": [member.id for member in self.nodes],
+            "left_out": list(left_out),
             "address": addresses[node.id],
             "pserver_hosts": [addresses[p.node] for p in self.processes if p.role == "pserver"],
             "lead": lead,
@@ -87,12 +110,13 @@ class LaunchPlan:
 
     def describe(self, job: str) -> list[dict[str, Any]]:
         """Every process with its command and environment, with words for what only the start knows."""
-        addresses = {node.id: node.address or node.ssh_host for node in self.inventory.nodes}
+        nodes = {node.id: node for node in self.nodes}
+        addresses = {node.id: node.address or node.ssh_host for node in self.nodes}
         servers = [p for p in self.processes if p.role == "pserver"]
         endpoints = tuple(f"{addresses[p.node]}:{self.settings.port}+{p.index} (chosen at start)" for p in servers)
         described = []
         for process in self.processes:
-            node = self.inventory.nodes[process.node]
+            node = nodes[process.node]
             job_dir = f"{node.root_dir}/{job}"
             facts = NodeFacts(job_dir, f"{node.root_dir}/.clusterctl/lib/...", 1, endpoints, "(chosen at start)", {})
             spec = self.spec(node, job=job, run="(chosen at start)", addresses=addresses, lead=None)
@@ -120,19 +144,26 @@ def _serves(process: Process) -> bool:
 
 def plan(settings: Settings, inventory: Inventory, program_args: Sequence[str] = ()) -> LaunchPlan:
     """Places every process. `program_args` go to the training program. Raises ConfigError when nothing would run."""
+    whole = _place(settings, inventory, inventory.nodes, tuple(program_args))
+    if not whole.count("trainer"):
+        raise ConfigError("no host runs a trainer", hint="TRAINERS and Host(roles=...) in conf.py choose them")
+    return whole
+
+
+def _place(
+    settings: Settings, inventory: Inventory, nodes: tuple[Node, ...], program_args: tuple[str, ...]
+) -> LaunchPlan:
     server = settings.pserver_command or (GENERIC_PSERVER if settings.engine == OUR_ENGINE else None)
     trainer = (*settings.trainer_command, *program_args)
     processes = []
-    for node in inventory.nodes:
+    for node in nodes:
         if server is not None:
             generic = settings.pserver_command is None
             argv = _command(server, settings.python)
             processes += [Process(node.id, "pserver", r, i, argv, generic) for i, r in enumerate(node.pserver_ranks)]
         argv = _command(trainer, settings.python)
         processes += [Process(node.id, "trainer", r, i, argv, False) for i, r in enumerate(node.trainer_ranks)]
-    if not any(process.role == "trainer" for process in processes):
-        raise ConfigError("no host runs a trainer", hint="TRAINERS and Host(roles=...) in conf.py choose them")
-    return LaunchPlan(settings, inventory, tuple(processes))
+    return LaunchPlan(settings, inventory, nodes, program_args, tuple(processes))
 
 
 def _command(argv: Sequence[str], python: str) -> tuple[str, ...]:

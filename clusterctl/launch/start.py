@@ -1,4 +1,4 @@
-"""Starts a run on all nodes, or on none.
+"""Starts a run on all nodes, or on none; if the user allows it, on those that can.
 
 Every node looks first (job directory, lock, python, address) and waits; only when all can, the lead's node gets the
 word, and then, with the lead's port, the others.
@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import ipaddress
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from clusterctl.check.findings import Finding, Skew, quick
-from clusterctl.cluster import AgentCall, Cluster, Message, NodeOutcome, combined, failures, raise_failures
-from clusterctl.errors import RefusedError
+from clusterctl.cluster import AgentCall, Cluster, Message, NodeOutcome, combined, failures
+from clusterctl.errors import ClusterctlError, NodeError, RefusedError
 from clusterctl.inventory import Node, nodeset
 from clusterctl.launch.keys import KeyFiles, make_keys
 from clusterctl.launch.plan import LaunchPlan
@@ -23,18 +23,46 @@ LAUNCH_S = 60.0
 
 @dataclass(frozen=True)
 class Run:
-    """One start of a job. `dirs` are the absolute job directories, by node id; `findings` what the nodes warn of."""
+    """One start of a job on `nodes`, which have their ranks of this run; the first one leads.
+
+    `dirs` are the absolute job directories, by node id; `findings` what the nodes warn of; `left_out` why other nodes
+    of conf.py do not take part, by their id.
+    """
 
     job: str
     run: str
+    nodes: tuple[Node, ...]
     dirs: dict[int, str]
     findings: tuple[Finding, ...] = ()
+    left_out: Mapping[int, ClusterctlError] = field(default_factory=dict)
+
+    @property
+    def members(self) -> list[int]:
+        return [node.id for node in self.nodes]
+
+    @property
+    def lead(self) -> Node:
+        return self.nodes[0]
+
+    def left_out_json(self) -> list[Message]:
+        """As documents and the nodes' specs have it."""
+        return [{"node": node, "message": error.message} for node, error in sorted(self.left_out.items())]
 
 
-def start(cluster: Cluster, launch: LaunchPlan, ref: str | None, on_go: Callable[[Run], None]) -> Run:
+def start(
+    cluster: Cluster,
+    launch: LaunchPlan,
+    ref: str | None,
+    on_go: Callable[[Run], None],
+    *,
+    allow_partial: bool = False,
+    failed: Mapping[int, ClusterctlError] | None = None,
+) -> Run:
     """Starts job `ref` (None: the newest). Raises with every node's reason; nothing runs anywhere then.
 
-    `on_go` is called before the first node gets the word: who interrupts from then on has something to stop.
+    With `allow_partial` nodes that cannot be reached or fail are left out, and so are those that `failed` before,
+    which are not asked; not those that refuse for safety. `on_go` is called before the first node gets the word: who
+    interrupts from then on has something to stop.
     """
     request = {
         "op": "start",
@@ -55,16 +83,17 @@ def start(cluster: Cluster, launch: LaunchPlan, ref: str | None, on_go: Callable
         return found
 
     try:
-        looks = raise_failures(cluster.map(look), "start")
-        job = _same_job(cluster, looks)
-        _check_addresses(cluster, looks)
-        _check_environments(cluster, looks)
-        name = f"{1 + max(int(found['newest_run']) for found in looks):04d}"
-        by_node = {node.id: found for node, found in zip(cluster.nodes, looks, strict=True)}
-        dirs = {node: found["dir"] for node, found in by_node.items()}
-        members = max(launch.count("trainer"), len(cluster.nodes))
-        warnings = quick(by_node, skews, members=members, open_files=cluster.settings.open_files)
-        run = Run(job, name, dirs, tuple(warnings))
+        outcomes = cluster.map(look, [node for node in cluster.nodes if node.id not in (failed or {})])
+        launch, left_out = _who_takes_part(launch, outcomes, failed or {}, allow_partial)
+        looks = {outcome.node.id: outcome.get() for outcome in outcomes if outcome.ok}
+        job = _same_job(looks)
+        _check_addresses(looks)
+        _check_environments(looks)
+        name = f"{1 + max(int(found['newest_run']) for found in looks.values()):04d}"
+        dirs = {node: found["dir"] for node, found in looks.items()}
+        members = max(launch.count("trainer"), len(looks))
+        warnings = quick(looks, skews, members=members, open_files=cluster.settings.open_files)
+        run = Run(job, name, launch.nodes, dirs, tuple(warnings), left_out)
         on_go(run)
         _go(cluster, launch, calls, looks, run)
         return run
@@ -73,10 +102,36 @@ def start(cluster: Cluster, launch: LaunchPlan, ref: str | None, on_go: Callable
             call.close()
 
 
-def _same_job(cluster: Cluster, looks: Sequence[Message]) -> str:
-    jobs = {found["job"] for found in looks}
+def _who_takes_part(
+    launch: LaunchPlan,
+    outcomes: Sequence[NodeOutcome[Message]],
+    failed: Mapping[int, ClusterctlError],
+    allow_partial: bool,
+) -> tuple[LaunchPlan, dict[int, ClusterctlError]]:
+    """The plan for the nodes that can, and why the others cannot; raises when they may not be left out."""
+    errors = {**failed, **{outcome.node.id: outcome.error for outcome in outcomes if outcome.error}}
+    if not errors:
+        return launch, errors
+    of = len(outcomes) + len(failed)
+    others = [outcome.node.id for outcome in outcomes if outcome.ok]
+    refused = any(not isinstance(error, NodeError) for error in errors.values())
+    why = combined(list(errors.values()), of, "start")
+    if refused or not others:
+        raise why
+    if not allow_partial:
+        go_on = f"go on without {nodeset(errors)}: --allow-partial"
+        hint = f"{why.hint} Or {go_on}" if why.hint else go_on
+        raise type(why)(why.message, node=why.node, hint=hint, details=why.details)
+    try:
+        return launch.among(others), errors
+    except NodeError as exc:
+        raise NodeError(f"nothing was started: {exc.message}\n{why}", hint=why.hint, details=why.details) from exc
+
+
+def _same_job(looks: Mapping[int, Message]) -> str:
+    jobs = {found["job"] for found in looks.values()}
     if len(jobs) > 1:
-        has = ", ".join(f"{node.label}: {found['job']}" for node, found in zip(cluster.nodes, looks, strict=True))
+        has = ", ".join(f"node{node}: {found['job']}" for node, found in looks.items())
         raise RefusedError(
             f"the newest job is not the same on all nodes ({has})",
             hint="name one that all have: --job_workspace JOB..., or dispatch again",
@@ -84,9 +139,9 @@ def _same_job(cluster: Cluster, looks: Sequence[Message]) -> str:
     return str(jobs.pop())
 
 
-def _check_addresses(cluster: Cluster, looks: Sequence[Message]) -> None:
+def _check_addresses(looks: Mapping[int, Message]) -> None:
     """A loopback address among others cannot be reached by them."""
-    local = {node.label: _is_loopback(found["address"]) for node, found in zip(cluster.nodes, looks, strict=True)}
+    local = {f"node{node}": _is_loopback(found["address"]) for node, found in looks.items()}
     if len(set(local.values())) > 1:
         lonely = next(label for label, loopback in local.items() if loopback)
         raise RefusedError(
@@ -96,12 +151,12 @@ def _check_addresses(cluster: Cluster, looks: Sequence[Message]) -> None:
         )
 
 
-def _check_environments(cluster: Cluster, looks: Sequence[Message]) -> None:
+def _check_environments(looks: Mapping[int, Message]) -> None:
     """Nodes that `setup` has reached, and nodes that it has not, would train with different packages."""
-    without = [node for node, found in zip(cluster.nodes, looks, strict=True) if found["environment"] is None]
+    without = [node for node, found in looks.items() if found["environment"] is None]
     if without and len(without) < len(looks):
         raise RefusedError(
-            f"{nodeset(node.id for node in without)} has no environment for its requirements.txt, others do",
+            f"{nodeset(without)} has no environment for its requirements.txt, others do",
             hint="clusterctl setup WORKSPACE makes it where it is missing",
         )
 
@@ -113,18 +168,20 @@ def _is_loopback(address: str) -> bool:
         return address == "localhost"
 
 
-def _go(cluster: Cluster, launch: LaunchPlan, calls: dict[int, AgentCall], looks: Sequence[Message], run: Run) -> None:
+def _go(
+    cluster: Cluster, launch: LaunchPlan, calls: dict[int, AgentCall], looks: Mapping[int, Message], run: Run
+) -> None:
     keys = make_keys(launch)
-    addresses = {node.id: found["address"] for node, found in zip(cluster.nodes, looks, strict=True)}
-    lead = _launch_one(cluster.nodes[0], launch, calls, keys, addresses, run, None)
-    place = {"host": addresses[0], "port": lead["port"]}
+    addresses = {node: found["address"] for node, found in looks.items()}
+    lead = _launch_one(run.lead, launch, calls, keys, addresses, run, None)
+    place = {"host": addresses[run.lead.id], "port": lead["port"]}
 
     def launch_one(node: Node) -> Message:
         return _launch_one(node, launch, calls, keys, addresses, run, place)
 
-    outcomes = cluster.map(launch_one, cluster.nodes[1:])
+    outcomes = cluster.map(launch_one, run.nodes[1:])
     if failures(outcomes):
-        _take_back(cluster, run.job, outcomes)
+        _take_back(cluster, run, outcomes)
 
 
 def _launch_one(
@@ -136,13 +193,14 @@ def _launch_one(
     run: Run,
     lead: Message | None,
 ) -> Message:
-    spec = launch.spec(node, job=run.job, run=run.run, addresses=addresses, lead=lead)
+    left_out = run.left_out_json()
+    spec = launch.spec(node, job=run.job, run=run.run, addresses=addresses, lead=lead, left_out=left_out)
     calls[node.id].send({"spec": spec, "keys": keys[node.id]})
     return calls[node.id].result(LAUNCH_S)
 
 
-def _take_back(cluster: Cluster, job: str, outcomes: list[NodeOutcome[Message]]) -> None:
+def _take_back(cluster: Cluster, run: Run, outcomes: list[NodeOutcome[Message]]) -> None:
     """Some nodes did not start: stop those that did, then say why."""
-    cluster.ask({"op": "stop", "ref": job})
+    cluster.ask({"op": "stop", "ref": run.job}, run.nodes)
     errors = [outcome.error for outcome in failures(outcomes) if outcome.error]
-    raise combined(errors, len(cluster.nodes), "start")
+    raise combined(errors, len(run.nodes), "start")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -52,16 +52,16 @@ class _Cursor:
 
 
 class Follower:
-    """Follows run `run` of `job`. A context manager and an iterator of `News`; None once every quarter second."""
+    """Follows run `run` of `job` on `nodes`. A context manager and an iterator of `News`; None every quarter second."""
 
-    def __init__(self, cluster: Cluster, job: str, run: str | None, **wanted: Any) -> None:
+    def __init__(self, cluster: Cluster, nodes: Sequence[Node], job: str, run: str | None, **wanted: Any) -> None:
         self._cluster = cluster
         self._request = {"op": "follow", "ref": job, "run": run, **wanted}
         self._news: queue.Queue[News] = queue.Queue(QUEUE_NEWS)
         self._over = threading.Event()
         self._threads = [
             threading.Thread(target=self._listen, args=(node,), daemon=True, name=f"follow-{node.label}")
-            for node in cluster.nodes
+            for node in nodes
         ]
 
     def __enter__(self) -> Follower:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from clusterctl.cluster import AgentCall, Cluster, combined, failures
@@ -12,7 +12,7 @@ from clusterctl.inventory import Node
 from clusterctl.observe.follow import LogLine
 
 
-def read_logs(cluster: Cluster, job: str | None, **wanted: Any) -> Iterator[LogLine]:
+def read_logs(cluster: Cluster, nodes: Sequence[Node], job: str | None, **wanted: Any) -> Iterator[LogLine]:
     """Every line that is wanted; memory does not grow with the logs. Raises at the end what some nodes failed with.
 
     `wanted` are the agent's selections: role, rank, since (seconds since the epoch), tail (lines per process), grep.
@@ -24,7 +24,7 @@ def read_logs(cluster: Cluster, job: str | None, **wanted: Any) -> Iterator[LogL
         return node, call, call.receive()["streams"]
 
     try:
-        outcomes = cluster.map(begin)
+        outcomes = cluster.map(begin, nodes)
         errors = [outcome.error for outcome in failures(outcomes) if outcome.error]
         streams = (_lines_of(*outcome.get(), errors) for outcome in outcomes if outcome.ok)
         yield from heapq.merge(*streams, key=lambda line: line.t)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from clusterctl.cluster import Message
-from clusterctl.inventory import Inventory, Node
+from clusterctl.inventory import Node
 
 PROGRESS = ("pass", "step", "loss", "samples_per_s", "compute", "wait", "wire")
 CURVE_POINTS = 4000
@@ -36,9 +37,10 @@ class PassNumbers:
 
 
 class RunView:
-    """Takes events in any order between nodes; `ended` is the lead's last word."""
+    """Takes events in any order between `nodes`, of which the first one leads; `ended` is the lead's last word."""
 
-    def __init__(self, inventory: Inventory) -> None:
+    def __init__(self, nodes: Sequence[Node]) -> None:
+        self._lead = nodes[0].id
         self.phase = "gathering"
         self.ended: Message | None = None
         self.causes: list[Message] = []
@@ -47,7 +49,7 @@ class RunView:
         self.saved: list[str] = []
         self.processes: dict[tuple[str, int], ProcessView] = {}
         for role in ("pserver", "trainer"):
-            for node in inventory.nodes:
+            for node in nodes:
                 for rank in node.pserver_ranks if role == "pserver" else node.trainer_ranks:
                     self.processes[role, rank] = ProcessView(node, role, rank)
         self._logged: dict[int, dict[int, Message]] = {}
@@ -132,7 +134,7 @@ class RunView:
             self._logged.setdefault(int(event["pass"]), {})[int(event["rank"])] = event
 
     def _on_ended(self, event: Message) -> None:
-        if "not_heard_of" in event or event.get("node") == 0:
+        if "not_heard_of" in event or event.get("node") == self._lead:
             self.ended = event
 
     def new_passes(self) -> list[PassNumbers]:

@@ -9,7 +9,8 @@ from typing import Any
 from clusterctl.agent.paths import job_key
 from clusterctl.cluster import Cluster, Message, NodeOutcome, combined, failures, raise_failures
 from clusterctl.errors import ClusterctlError, UsageError
-from clusterctl.inventory import Node
+from clusterctl.inventory import Inventory, Node
+from clusterctl.observe.members import Members, members_of
 
 DISPATCHED, UNKNOWN = "dispatched", "unknown"
 WORST_FIRST = (UNKNOWN, "lost", "failed", "stopped", "running", "starting", "succeeded", DISPATCHED)
@@ -19,30 +20,35 @@ SHOWN = ("pass", "step", "loss", "samples_per_s", "compute", "wait", "wire", "cp
 
 @dataclass(frozen=True)
 class JobStatus:
-    """One job, seen from all nodes. `errors` are those of nodes that did not answer."""
+    """One job, seen from all nodes. `errors` are those of nodes that did not answer, and should have."""
 
     job: str
-    run: str | None
+    members: Members
     state: str
     processes: list[Message]
     nodes: list[Message]
     errors: list[ClusterctlError]
     lead: Message | None
 
+    @property
+    def run(self) -> str | None:
+        return self.members.run
+
 
 def status(cluster: Cluster, ref: str | None) -> JobStatus:
     """The newest run of job `ref` (None: the newest job of all nodes). Raises when no node knows it."""
     outcomes = newest_everywhere(cluster, {"op": "status"}, ref)
     answers = {outcome.node.id: outcome.get() for outcome in outcomes if outcome.ok}
-    run = max((answer["run"] for answer in answers.values() if answer["run"]), default=None, key=int)
+    members = members_of(cluster.inventory, list(answers.values()))
+    lead = answers.get(members.lead)
     return JobStatus(
         next(iter(answers.values()))["job"],
-        run,
-        merge_states(outcomes),
-        [row for outcome in outcomes for row in _rows(outcome)],
-        [_node_view(outcome) for outcome in outcomes],
-        [outcome.error for outcome in failures(outcomes) if outcome.error],
-        answers.get(0),
+        members,
+        merge_states(outcomes, members),
+        [row for outcome in outcomes if outcome.node in members for row in _rows(outcome, members)],
+        [_node_view(outcome, members) for outcome in outcomes],
+        members.errors(outcomes),
+        lead if lead and lead["run"] == members.run else None,
     )
 
 
@@ -63,30 +69,33 @@ def newest_everywhere(cluster: Cluster, request: Message, ref: str | None) -> li
     return [again.get(outcome.node.id, outcome) for outcome in outcomes]
 
 
-def job_id(cluster: Cluster, ref: str | None) -> str:
-    """The id of the job that `ref` names, the same for all nodes. Raises when no node knows it."""
+def find(cluster: Cluster, ref: str | None) -> tuple[str, Members]:
+    """The id of the job that `ref` names, the same for all nodes, and who takes part. Raises when no node knows it."""
     outcomes = newest_everywhere(cluster, {"op": "status"}, ref)
-    return str(next(outcome.get()["job"] for outcome in outcomes if outcome.ok))
+    answers = [outcome.get() for outcome in outcomes if outcome.ok]
+    return str(answers[0]["job"]), members_of(cluster.inventory, answers)
 
 
-def merge_states(outcomes: Sequence[NodeOutcome[Message]]) -> str:
-    """The lead's word decides while its node answers, else the worst of all."""
-    lead = next((outcome for outcome in outcomes if outcome.node.id == 0 and outcome.ok), None)
-    if lead is not None and lead.get()["state"] != DISPATCHED:
+def merge_states(outcomes: Sequence[NodeOutcome[Message]], members: Members) -> str:
+    """The lead's word decides while its node answers, else the worst of all that take part."""
+    ours = [outcome for outcome in outcomes if outcome.node in members]
+    lead = next((outcome for outcome in ours if outcome.node.id == members.lead and outcome.ok), None)
+    if lead is not None and lead.get()["run"] == members.run is not None:
         return str(lead.get()["state"])
-    return worst(outcome.get()["state"] if outcome.ok else UNKNOWN for outcome in outcomes)
+    return worst(outcome.get()["state"] if outcome.ok else UNKNOWN for outcome in ours)
 
 
 def worst(states: Iterable[str]) -> str:
     return min(states, key=WORST_FIRST.index)
 
 
-def _rows(outcome: NodeOutcome[Message]) -> list[Message]:
-    node = outcome.node
+def _rows(outcome: NodeOutcome[Message], members: Members) -> list[Message]:
+    node = members.by_id[outcome.node.id]
     if not outcome.ok:
         ranks = [("pserver", rank) for rank in node.pserver_ranks] + [("trainer", rank) for rank in node.trainer_ranks]
         return [row(node, {"role": role, "rank": rank, "state": UNKNOWN}) for role, rank in ranks]
-    return [row(node, process) for process in outcome.get()["processes"]]
+    answer = outcome.get()
+    return [row(node, process) for process in answer["processes"] if answer["run"] == members.run]
 
 
 def row(node: Node, process: Message) -> Message:
@@ -104,12 +113,16 @@ def row(node: Node, process: Message) -> Message:
     }
 
 
-def _node_view(outcome: NodeOutcome[Message]) -> Message:
+def _node_view(outcome: NodeOutcome[Message], members: Members) -> Message:
+    """`state` is None for a node that is not in the run."""
     view: dict[str, Any] = {"node": outcome.node.id, "host": outcome.node.where, "ok": outcome.ok}
+    here = outcome.node in members
     if outcome.ok:
         answer = outcome.get()
-        return {**view, "dir": answer["dir"], "state": answer["state"], "last_event": answer.get("last_event")}
-    return {**view, "state": UNKNOWN, "error": outcome.error.to_json() if outcome.error else None}
+        state, event = (answer["state"], answer.get("last_event")) if here else (None, None)
+        return {**view, "dir": answer["dir"], "state": state, "last_event": event}
+    error = outcome.error.to_json() if outcome.error else None
+    return {**view, "state": UNKNOWN if here else None, "error": error}
 
 
 def jobs(cluster: Cluster) -> tuple[list[Message], list[ClusterctlError]]:
@@ -121,15 +134,16 @@ def jobs(cluster: Cluster) -> tuple[list[Message], list[ClusterctlError]]:
     for outcome in outcomes:
         for job in outcome.get()["jobs"] if outcome.ok else ():
             found.setdefault(job["job"], {})[outcome.node.id] = job
+    silent = {outcome.node.id for outcome in failures(outcomes)}
     errors = [outcome.error for outcome in failures(outcomes) if outcome.error]
     names = sorted(found, key=job_key, reverse=True)
-    return [_job_view(name, found[name], len(errors)) for name in names], errors
+    return [_job_view(name, found[name], silent, cluster.inventory) for name in names], errors
 
 
-def _job_view(name: str, by_node: dict[int, Message], silent: int) -> Message:
+def _job_view(name: str, by_node: dict[int, Message], silent: set[int], inventory: Inventory) -> Message:
     record = next(iter(by_node.values()))["record"]
     run_names = sorted({run["run"] for job in by_node.values() for run in job["runs"]}, key=int)
-    runs = [{"run": run, "state": _run_state(run, by_node, silent)} for run in run_names]
+    runs = [{"run": run, "state": _run_state(run, by_node, silent, inventory)} for run in run_names]
     return {
         "job": name,
         "state": runs[-1]["state"] if runs else DISPATCHED,
@@ -143,10 +157,12 @@ def _job_view(name: str, by_node: dict[int, Message], silent: int) -> Message:
     }
 
 
-def _run_state(run: str, by_node: dict[int, Message], silent: int) -> str:
-    views = {node: {r["run"]: r["state"] for r in job["runs"]}.get(run) for node, job in by_node.items()}
-    lead = views.get(0)
-    return lead or worst([state for state in views.values() if state] + [UNKNOWN] * silent)
+def _run_state(run: str, by_node: dict[int, Message], silent: set[int], inventory: Inventory) -> str:
+    views = {node: known for node, job in by_node.items() for known in job["runs"] if known["run"] == run}
+    members = members_of(inventory, list(views.values()))
+    states = {node: view["state"] for node, view in views.items() if node in members.by_id}
+    unheard_of = silent.intersection(members.by_id)
+    return states.get(members.lead) or worst([*states.values(), *[UNKNOWN for _ in unheard_of]])
 
 
 def unheard(errors: Sequence[ClusterctlError], of: int) -> ClusterctlError | None:

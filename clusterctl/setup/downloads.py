@@ -12,11 +12,11 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from clusterctl.agent.pip import OPTIONS, Pip, lent_by
 from clusterctl.agent.wheels import Wheel, WheelStore, pinned
 from clusterctl.errors import ConfigError, NodeError
 from clusterctl.setup.platforms import Platform
 
-PIP_OPTIONS = ("--disable-pip-version-check", "--no-input", "--no-color")
 NO_NETWORK = (
     "Failed to establish a new connection",
     "NewConnectionError",
@@ -27,7 +27,9 @@ NO_NETWORK = (
     "Read timed out",
     "ProxyError",
     "SSLError",
+    "Failed to fetch",  # uv's word
 )
+UNTRUSTED = ("CERTIFICATE_VERIFY_FAILED", "invalid peer certificate")
 TAIL_CHARS = 400
 
 
@@ -48,7 +50,7 @@ class Downloads:
         with self.store.workplace() as workplace:
             listed = Path(workplace, "requirements.txt")
             listed.write_text("\n".join(requirements) + "\n")
-            _pip_download(workplace, platform, ["--requirement", str(listed)])
+            _pip_download(workplace, platform, ["--requirement", str(listed)], requirements)
             lock = sorted(self.store.adopt(path) for path in Path(workplace).glob("*.whl"))
         remembered.parent.mkdir(parents=True, exist_ok=True)
         beside = remembered.with_suffix(f".{os.getpid()}")
@@ -61,7 +63,8 @@ class Downloads:
         with self.store.workplace() as workplace:
             listed = Path(workplace, "requirements.txt")
             listed.write_text("\n".join([*options, *pinned(wheels)]) + "\n")
-            _pip_download(workplace, platform, ["--no-deps", "--require-hashes", "--requirement", str(listed)])
+            exact = ["--no-deps", "--require-hashes", "--requirement", str(listed)]
+            _pip_download(workplace, platform, exact, options)
             for path in Path(workplace).glob("*.whl"):
                 self.store.adopt(path)
 
@@ -77,22 +80,34 @@ class Downloads:
         return wheels if wheels and all(self.store.has(wheel) for wheel in wheels) else None
 
 
-def _pip() -> list[str]:
+def find_pip() -> Pip:
+    """The pip of this machine: our interpreter's, another one's, or one that uv lends. Raises NodeError."""
     if importlib.util.find_spec("pip") is not None:
-        return [sys.executable, "-m", "pip"]
+        return Pip("pip", (sys.executable, "-m", "pip"))
     found = shutil.which("pip3") or shutil.which("pip")
-    if found is None:
-        hint = f"{sys.executable} -m ensurepip gives it one; or pip on a node that reaches a package index"
-        raise NodeError("there is no pip on this machine", hint=hint)
-    return [found]
+    if found:
+        return Pip("pip", (found,))
+    uv = shutil.which("uv")
+    if uv is None:
+        hint = f"{sys.executable} -m ensurepip gives it one; or pip or uv on a node that reaches a package index"
+        raise NodeError("there is neither pip nor uv on this machine", hint=hint)
+    return lent_by(uv)
 
 
-def _pip_download(directory: str, platform: Platform, what: Sequence[str]) -> None:
+def _pip_download(directory: str, platform: Platform, what: Sequence[str], requirements: Sequence[str]) -> None:
+    pip = find_pip()
     target = ["--implementation", platform.kind.implementation, "--python-version", platform.kind.python]
     for tag in platform.tags():
         target += ["--platform", tag]
-    command = [*_pip(), "download", *PIP_OPTIONS, "--only-binary", ":all:", *target, "--dest", directory, *what]
-    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
+    command = [*pip.argv, "download", *OPTIONS, "--only-binary", ":all:", *target, "--dest", directory, *what]
+    done = subprocess.run(
+        command,
+        env=pip.environment(requirements),
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     if done.returncode:
         raise explain(done.stdout + done.stderr, f"for {platform.kind}")
 
@@ -101,6 +116,9 @@ def explain(said: str, whom: str) -> ConfigError | NodeError:
     """What pip's words mean to the user."""
     errors = [line.removeprefix("ERROR: ").strip() for line in said.splitlines() if line.startswith("ERROR: ")]
     missing = [line for line in errors if line.startswith("No matching distribution found")]
+    if any(word in said for word in UNTRUSTED):
+        hint = "its settings (pip.conf, uv.toml, SSL_CERT_FILE) name the authority that the index's certificate is from"
+        return NodeError(f"pip does not trust the certificate of the package index {whom}", hint=hint)
     if any(word in said for word in NO_NETWORK):
         hint = "pip's own settings name the index and the proxy; a new requirement needs one of them"
         return NodeError(f"pip could not reach a package index {whom}", hint=hint)

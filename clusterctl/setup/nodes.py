@@ -5,18 +5,21 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 from clusterctl.agent.requirements import normal
 from clusterctl.agent.wheels import Wheel, WheelStore
 from clusterctl.cluster import AgentCall, Cluster, Message, NodeOutcome
 from clusterctl.errors import ClusterctlError, ConfigError, NodeError
-from clusterctl.inventory import Node
+from clusterctl.inventory import Node, nodeset
 from clusterctl.setup.downloads import Downloads, explain
 from clusterctl.setup.platforms import Kind, Platform, kind_of, platform_of
+from clusterctl.setup.relaying import WheelRelay
 from clusterctl.setup.requirements import Requirements
 from clusterctl.setup.sending import fetch_files, send_files
 from clusterctl.transport import Outcome
 
+T = TypeVar("T")
 WORK_S = 3600.0  # packages may have to be downloaded, and built from their sources
 
 
@@ -31,12 +34,18 @@ class NodeSetup:
 
 @dataclass
 class Group:
-    """Nodes of one kind, which get the very same wheels. `chosen_by` says who chose these just now."""
+    """Nodes of one kind, which get the very same wheels.
+
+    `chosen_by` says who chose these just now; `online`, whether nodes may reach a package index, as far as is known;
+    `relayed`, whether nodes passed wheels on to each other.
+    """
 
     platform: Platform
     nodes: list[Node]
     lock: list[Wheel] = field(default_factory=list)
     chosen_by: str | None = None
+    online: bool = True
+    relayed: bool = False
 
     @property
     def kind(self) -> Kind:
@@ -86,6 +95,7 @@ class _Setup:
         self._downloads = Downloads()
         self._facts: dict[int, Message] = {}
         self._missing: dict[int, list[Wheel]] = {}
+        self._sent: dict[int, int] = {}  # through the relay
         self._errors: dict[int, ClusterctlError] = {}
         self._began = time.monotonic()
         self.calls: dict[int, AgentCall] = {}
@@ -96,13 +106,14 @@ class _Setup:
         for group in groups:
             self._guard(group, self._choose)
         members = {node.id: group for group in groups for node in group.nodes}
-        self._on(self._able(groups), lambda node: self._offer(node, members[node.id].lock))
+        self._on(self._able(groups), lambda node: self._offer(node, members[node.id]))
         for group in groups:
             self._guard(group, self._gather)
+            self._relay(group)
         finished = self._on(self._able(groups), lambda node: self._finish(node, members[node.id].lock))
         return Prepared([self._outcome(node, finished) for node in self._cluster.nodes], groups)
 
-    def _on(self, nodes: Sequence[Node], work: Callable[[Node], NodeSetup | None]) -> dict[int, NodeSetup | None]:
+    def _on(self, nodes: Sequence[Node], work: Callable[[Node], T]) -> dict[int, T]:
         """Does a part of the work on nodes; those where it fails take no further part."""
         outcomes = self._cluster.map(work, nodes)
         self._errors.update({outcome.node.id: outcome.error for outcome in outcomes if outcome.error is not None})
@@ -119,7 +130,7 @@ class _Setup:
     def _able(self, groups: Iterable[Group]) -> list[Node]:
         return [node for group in groups for node in group.nodes if node.id not in self._errors]
 
-    def _outcome(self, node: Node, finished: dict[int, NodeSetup | None]) -> NodeOutcome[NodeSetup]:
+    def _outcome(self, node: Node, finished: dict[int, NodeSetup]) -> NodeOutcome[NodeSetup]:
         return Outcome(node, finished.get(node.id), self._errors.get(node.id), time.monotonic() - self._began)
 
     def _look(self, node: Node) -> None:
@@ -140,8 +151,7 @@ class _Setup:
             group.lock = known
             return
         self._say(f"{group.kind}  choosing versions")
-        on_node = None if self._wishes.offline else self._resolver(group)
-        failed = self._resolve_on(on_node, group) if on_node is not None else None
+        failed = None if self._wishes.offline else self._choose_on_node(group)
         if not group.lock:
             try:
                 cached = self._wishes.offline and not self._wishes.upgrade
@@ -150,6 +160,20 @@ class _Setup:
             except ClusterctlError as exc:
                 raise (failed if isinstance(failed, ConfigError) else exc) from None
         self._say(f"{group.kind}  " + ", ".join(f"{name} {version}" for name, version in group.packages.items()))
+
+    def _choose_on_node(self, group: Group) -> ClusterctlError | None:
+        """Lets pip choose on a node of the group; says why this machine has to do it, and returns what failed."""
+        bare = [node.id for node in self._able([group]) if not self._facts[node.id]["pip"]]
+        if bare:
+            self._say(f"{nodeset(bare)}  neither pip nor uv: packages come from this machine")
+        node = self._resolver(group)
+        if node is None:
+            return None
+        failed = self._resolve_on(node, group)
+        if failed is not None:
+            group.online = isinstance(failed, ConfigError)  # else the others would only wait for the index, too
+            self._say(f"{failed.message}: this machine tries")
+        return failed
 
     def _known_lock(self, group: Group) -> list[Wheel] | None:
         """The one lock that nodes of the group have; None when they have none or differ."""
@@ -180,14 +204,15 @@ class _Setup:
     def _is_ready(self, node: Node, lock: Sequence[Wheel]) -> bool:
         return bool(self._facts[node.id]["lock"] == [list(wheel) for wheel in lock])
 
-    def _offer(self, node: Node, lock: Sequence[Wheel]) -> None:
+    def _offer(self, node: Node, group: Group) -> None:
         """A node with pip fetches what it can by itself; the rest is missing."""
         self._missing[node.id] = []
-        if self._is_ready(node, lock):
+        if self._is_ready(node, group.lock):
             return
         call = self.calls[node.id]
-        call.send({"do": "offer", "lock": lock, "online": not self._wishes.offline, "options": self._options})
-        self._missing[node.id] = [lock[index] for index in call.receive(WORK_S)["missing"]]
+        online = group.online and not self._wishes.offline
+        call.send({"do": "offer", "lock": group.lock, "online": online, "options": self._options})
+        self._missing[node.id] = [group.lock[index] for index in call.receive(WORK_S)["missing"]]
 
     def _gather(self, group: Group) -> None:
         """Brings here what nodes of the group miss: from a node that has it, else by pip."""
@@ -203,13 +228,25 @@ class _Setup:
             self._downloads.fetch(sorted(wanted), self._options, group.platform)
             _check_all_there(wanted, store)
 
+    def _relay(self, group: Group) -> None:
+        """Through the nodes of the group, where that is worth it; what is missing afterwards goes directly."""
+        lacking = [node for node in self._able([group]) if self._missing[node.id]]
+        way = WheelRelay(self._cluster.settings, self.calls, self._missing, self._downloads.store)
+        if not way.is_worth_it(lacking):
+            return
+        self._on(lacking, way.listen)
+        part = way.plan([node for node in lacking if node.id not in self._errors])
+        told = self._on(part, way.tell)
+        self._sent.update(self._on([node for node in part if node.id in told], way.carry))
+        group.relayed = bool(part)
+
     def _finish(self, node: Node, lock: Sequence[Wheel]) -> NodeSetup:
         call = self.calls[node.id]
-        sent = 0
+        sent = self._sent.get(node.id, 0)
         if self._is_ready(node, lock):
             call.send({"do": "keep"})
         else:
-            sent = send_files(call, self._missing[node.id], self._downloads.store)
+            sent += send_files(call, self._missing[node.id], self._downloads.store)
             call.send({"do": "build", "lock": lock})
         answer = call.result(WORK_S)
         return NodeSetup(answer["environment"], answer["built"], sent)

@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from clusterctl.transport.identity import Attempts
     from clusterctl.transport.link import Link
 
-ATTEMPTS = 3
-BACKOFF_S = 0.4
+ATTEMPTS = 5
+BACKOFF_S = 0.2  # after the first attempt, and twice as much after each further one; jittered
 TCP_DEAD_MS = 30_000
 
 T = TypeVar("T")
@@ -50,12 +50,14 @@ class Dialer:
     def connect(self, target: Target, gateway: Link | None = None) -> Link:
         """A link that is logged in. Raises UnreachableError, or RefusedError for its host key."""
 
+        refused: list[str] = []
+
         def log_in() -> Link:
             with self._handshake(target, gateway) as (link, deadline):
                 from clusterctl.transport.identity import Attempts, authenticate
 
                 self._check_host_key(target, link)
-                attempts = Attempts()
+                attempts = Attempts(refused=refused)
                 link.auth_timeout = max(1.0, deadline - time.monotonic())
                 if not authenticate(link, target, attempts, self._secrets):
                     raise _secret_needed(target, attempts)
@@ -97,7 +99,7 @@ class Dialer:
     def _with_retries(self, target: Target, attempt: Callable[[], T]) -> T:
         """Sshd drops connections at random when too many are unauthenticated (MaxStartups): try again."""
         aborts = self._aborts
-        for left in reversed(range(ATTEMPTS)):
+        for made in range(1, ATTEMPTS + 1):
             try:
                 with self._slots:
                     return attempt()
@@ -105,9 +107,9 @@ class Dialer:
                 if self._aborts != aborts:
                     raise failures.interrupted(target.label) from exc
                 cause = EOFError() if _is_hang_up(exc) else exc
-                if not left or not (_is_hang_up(exc) or _is_busy_name_server(exc)):
+                if made == ATTEMPTS or not (_is_hang_up(exc) or _is_busy_name_server(exc)):
                     raise failures.unreachable(target, cause, self._timeout_s) from exc
-            time.sleep(random.uniform(0.25, 1) * BACKOFF_S * (ATTEMPTS - left))
+            time.sleep(random.uniform(0.5, 1) * BACKOFF_S * 2 ** (made - 1))
         raise AssertionError("the last attempt returns or raises")
 
     @contextlib.contextmanager

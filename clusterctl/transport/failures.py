@@ -32,6 +32,9 @@ def unreachable(target: Target, exc: BaseException, timeout_s: float) -> Unreach
     elif isinstance(exc, OSError) and exc.errno in _NO_ROUTE:
         message = f"no route to {address} ({exc.strerror})"
         hint = "is the machine up, and are you on its network (VPN)?"
+    elif isinstance(exc, OSError) and exc.errno in (errno.EMFILE, errno.ENFILE):
+        message = f"cannot connect to {address}: this machine allows no more open files ({exc.strerror})"
+        hint = "allow more in this shell, and try again: ulimit -n 4096"
     elif isinstance(exc, (EOFError, ConnectionResetError, BrokenPipeError)):
         message = f"{address} hung up during the SSH handshake"
         hint = "is it an SSH server? if so, it may be overloaded: see MaxStartups and PerSourcePenalties in sshd_config"

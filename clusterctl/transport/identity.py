@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import paramiko
+from paramiko.agent import AgentSSH, get_agent_connection
 from paramiko.ssh_exception import BadAuthenticationType, SSHException
 
 from clusterctl.transport.secrets import Secrets
@@ -19,6 +20,7 @@ from clusterctl.transport.target import Target
 if TYPE_CHECKING:
     from clusterctl.transport.link import Link
 
+AGENT_S = 10.0
 _OPENSSH_MAGIC = b"openssh-key-v1\0"
 
 
@@ -83,6 +85,8 @@ def _by_password(link: Link, target: Target, attempts: Attempts, secrets: Secret
     except SSHException:
         return False
     for password in secrets.passwords(target.user) if attempts.takes_password else ():
+        if password in attempts.refused:  # by this server, which may lock the account after a few failures
+            continue
         try:
             if not link.is_active():
                 return False
@@ -147,16 +151,24 @@ def _agent_keys(target: Target) -> Iterator[tuple[paramiko.AgentKey, ...]]:
     if not target.use_agent:
         yield ()
         return
+    agent = AgentSSH()
     try:
-        agent = paramiko.Agent()
-        keys = tuple(agent.get_keys())
-    except (SSHException, OSError):  # a stale SSH_AUTH_SOCK is no agent
-        yield ()
-        return
-    try:
-        yield keys
+        try:
+            _ask_agent(agent)
+        except (SSHException, OSError):  # a stale SSH_AUTH_SOCK is no agent, nor is one that hangs
+            yield ()
+            return
+        yield tuple(agent.get_keys())
     finally:
-        agent.close()
+        agent._close()
+
+
+def _ask_agent(agent: AgentSSH) -> None:
+    """What `paramiko.Agent` does, which would wait for the answer of the agent for ever."""
+    connection = get_agent_connection()
+    if connection is not None:
+        connection.settimeout(AGENT_S)
+        agent._connect(connection)
 
 
 def _is_encrypted(data: bytes) -> bool:

@@ -1,8 +1,12 @@
-"""One connection per server, made when first needed, shared by threads, and kept until it breaks."""
+"""One connection per server, made when first needed, shared by threads, and kept until it breaks or room is needed."""
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import threading
+from collections import Counter
+from collections.abc import Iterator
 from concurrent.futures import Future
 from typing import TYPE_CHECKING
 
@@ -16,23 +20,42 @@ if TYPE_CHECKING:
 
 
 class Pool:
-    """Links by target. Threads that want the same server share one attempt, and its failure."""
+    """Links by target. Threads that want the same server share one attempt, and its failure.
 
-    def __init__(self, dialer: Dialer) -> None:
+    A link costs a file descriptor and a thread. Beyond `max_links` the one that has been idle for longest is closed
+    before another is made; only links that are in use at the same time can be more.
+    """
+
+    def __init__(self, dialer: Dialer, max_links: int) -> None:
         self._dialer = dialer
+        self._max_links = max_links
         self._lock = threading.Lock()
-        self._links: dict[Target, Future[Link]] = {}
+        self._links: dict[Target, Future[Link]] = {}  # the one used last comes last
+        self._leases: Counter[Target] = Counter()
+
+    @contextlib.contextmanager
+    def lease(self, target: Target) -> Iterator[Link]:
+        """The link to a server, which makes no room for others as long as this lasts, nor while it has a channel."""
+        with self._lock:
+            self._leases[target] += 1
+        try:
+            yield self.link(target)
+        finally:
+            with self._lock:
+                self._leases[target] -= 1
+                if not self._leases[target]:
+                    del self._leases[target]
 
     def link(self, target: Target) -> Link:
         """The open link to a server, through its jump hosts. Raises what `Dialer.connect` raises."""
         with self._lock:
-            future = self._links.get(target)
+            future = self._links.pop(target, None)
             if future is not None and _broken(future):
                 future = None
             mine = future is None
-            if future is None:
-                future = self._links[target] = Future()
+            future = self._links[target] = future or Future()
         if mine:
+            self._make_room()
             self._connect(target, future)
         try:
             return future.result()
@@ -43,8 +66,10 @@ class Pool:
 
     def host_key(self, target: Target) -> HostKey:
         """The key that a server shows, looked at through its jump hosts."""
-        gateway = self.link(target.via) if target.via else None
-        return self._dialer.host_key(target, gateway)
+        if target.via is None:
+            return self._dialer.host_key(target)
+        with self.lease(target.via) as gateway:
+            return self._dialer.host_key(target, gateway)
 
     def close(self) -> None:
         """Close every connection and make every attempt fail; a later `link` connects anew."""
@@ -58,10 +83,21 @@ class Pool:
         for link in links:
             link.close()
 
+    def _make_room(self) -> None:
+        with self._lock:
+            idle = (target for target, future in self._links.items() if not self._leases[target] and _idle(future))
+            chosen = list(itertools.islice(idle, max(0, len(self._links) - self._max_links)))
+            links = [self._links.pop(target).result() for target in chosen]
+        for link in links:
+            link.close()
+
     def _connect(self, target: Target, future: Future[Link]) -> None:
         try:
-            gateway = self.link(target.via) if target.via else None
-            link = self._dialer.connect(target, gateway)
+            if target.via is None:
+                link = self._dialer.connect(target)
+            else:
+                with self.lease(target.via) as gateway:
+                    link = self._dialer.connect(target, gateway)
         except BaseException as exc:  # noqa: BLE001 - reaches every thread that waits, this one included
             with self._lock:
                 if self._links.get(target) is future:
@@ -73,6 +109,10 @@ class Pool:
         future.set_result(link)
         if not current:  # closed meanwhile
             link.close()
+
+
+def _idle(future: Future[Link]) -> bool:
+    return future.done() and future.exception() is None and future.result().idle
 
 
 def _broken(future: Future[Link]) -> bool:

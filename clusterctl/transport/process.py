@@ -54,24 +54,30 @@ class RemoteProcess:
         self._buffer = bytearray()
         self._stderr = _Tail(stderr_limit)
 
-    def write(self, data: bytes | bytearray | memoryview, *, deadline_s: float | None = None) -> None:
+    def write(
+        self, data: bytes | bytearray | memoryview, *, deadline_s: float | None = None, stall_s: float | None = None
+    ) -> None:
         """Send all of it to the command's input, waiting for as long as the command does not read.
 
-        Raises NodeError with details["reason"] "input_closed" when the command has ended.
+        `deadline_s` is for all of it, `stall_s` for a time in which the command takes nothing. Raises NodeError with
+        details["reason"] "input_closed" when the command has ended.
         """
         view = memoryview(data).cast("B")
-        deadline = _Deadline(deadline_s)
+        deadline, stall = _Deadline(deadline_s), _Deadline(stall_s)
         while view:
             try:
                 sent = self._channel.send(bytes(view[: self._channel.out_max_packet_size]))
             except TimeoutError as exc:
                 self._check(deadline, exc)
+                self._check(stall, exc)
                 continue
+            except EOFError as exc:  # the connection's end, not the channel's
+                raise self._lost() from exc
             except library.errors() as exc:
                 raise self._unwritable() from exc
             if sent == 0:
                 raise self._unwritable()
-            view = view[sent:]
+            view, stall = view[sent:], _Deadline(stall_s)
 
     def close_stdin(self) -> None:
         """Tell the command that its input ends here. Harmless when it has ended already."""
@@ -298,14 +304,19 @@ def start(link: Link, command: bytes, *, label: str, where: str, what: str, stde
     """Run a quoted command in a new channel of a link. Raises UnreachableError or NodeError."""
     from paramiko.ssh_exception import ChannelException
 
+    from clusterctl.transport.link import run_in
+
+    channel = None
     try:
         channel = link.open_session(timeout=OPEN_CHANNEL_S)
-        channel.settimeout(OPEN_CHANNEL_S)
-        channel.exec_command(command)
-    except ChannelException as exc:
-        raise failures.no_channel(label, where, exc.text) from exc
+        run_in(channel, command, OPEN_CHANNEL_S)
     except library.errors() as exc:
-        if link.is_active():
-            raise failures.no_channel(label, where, str(exc) or type(exc).__name__) from exc
-        raise failures.lost(label, where, what) from exc
+        active = link.is_active()
+        if channel is not None:
+            with contextlib.suppress(*library.errors()):
+                channel.close()
+        if not active:
+            raise failures.lost(label, where, what) from exc
+        why = exc.text if isinstance(exc, ChannelException) else str(exc) or type(exc).__name__
+        raise failures.no_channel(label, where, why) from exc
     return RemoteProcess(channel, label=label, where=where, what=what, stderr_limit=stderr_limit)

@@ -39,12 +39,17 @@ class Transport:
         settings: SshSettings,
         *,
         max_handshakes: int = 16,
+        max_links: int = 256,
         connect_timeout_s: float = 10.0,
         ask: Ask | None = None,
     ) -> None:
-        """`ask` asks a person for a passphrase or a password; by default on the terminal."""
+        """At most `max_handshakes` connections are being made at a time, and `max_links` are kept that nobody uses.
+
+        `ask` asks a person for a passphrase or a password; by default on the terminal.
+        """
         self._settings = settings
         self._max_handshakes = max_handshakes
+        self._max_links = max_links
         self._connect_timeout_s = connect_timeout_s
         self._ask = ask
         self._resolver = Resolver(settings)
@@ -91,7 +96,7 @@ class Transport:
         Harmless: whoever needs a connection shares the attempt that is under way, and meets its failure.
         """
         todo: queue.SimpleQueue[Node] = queue.SimpleQueue()
-        for node in nodes:
+        for node in nodes[: self._max_links]:
             todo.put(node)
         stop = self._stop_warming
 
@@ -157,15 +162,15 @@ class Transport:
         self._cancellation.check(node.label)
         text = quote(command)
         target = self._resolver.resolve(node)
-        link = self._pool().link(target)
-        return start(
-            link,
-            text.encode("utf-8", "surrogateescape"),
-            label=node.label,
-            where=target.where,
-            what=_short(str(command)),
-            stderr_limit=stderr_limit or STDERR_TAIL_BYTES,
-        )
+        with self._pool().lease(target) as link:
+            return start(
+                link,
+                text.encode("utf-8", "surrogateescape"),
+                label=node.label,
+                where=target.where,
+                what=_short(str(command)),
+                stderr_limit=stderr_limit or STDERR_TAIL_BYTES,
+            )
 
     def _pool(self) -> Pool:
         with self._lock:
@@ -179,7 +184,8 @@ class Transport:
                         max_handshakes=self._max_handshakes,
                         timeout_s=self._connect_timeout_s,
                         ask=self._ask,
-                    )
+                    ),
+                    self._max_links,
                 )
             return self._made_pool
 

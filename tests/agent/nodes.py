@@ -73,7 +73,7 @@ class Pipes:
         assert self.popen.stdout is not None
         self.stdin, self.stdout = self.popen.stdin, self.popen.stdout
 
-    def write(self, data: bytes) -> None:
+    def write(self, data: bytes, stall_s: float | None = None) -> None:
         try:
             self.stdin.write(data)
             self.stdin.flush()

@@ -23,7 +23,7 @@ class Play:
         self.nodes = nodes
         self.processes = one_each(nodes) if processes is None else processes
         self.actions: list[Action] = []
-        self.lead = Lead(self.processes, nodes, now=self.now, node_grace_s=NODE_GRACE_S, grace_s=GRACE_S)
+        self.lead = Lead(self.processes, range(nodes), now=self.now, node_grace_s=NODE_GRACE_S, grace_s=GRACE_S)
 
     def _did(self, actions: list[Action]) -> list[Action]:
         self.actions += actions

@@ -35,6 +35,16 @@ def test_the_agent_installs_itself_once_and_answers(version: str, tmp_path: Path
     assert (tmp_path / "home/root/.clusterctl").stat().st_mode & 0o077 == 0
 
 
+def test_a_python_without_its_whole_library_is_named(tmp_path: Path) -> None:
+    """As Debian's python3-minimal."""
+    python = tmp_path / "python3"
+    python.write_text("#!/bin/sh\necho \"ModuleNotFoundError: No module named 'json'\" >&2\nexit 1\n")
+    python.chmod(0o755)
+    with pytest.raises(NodeError, match="not whole: it has no json") as caught:
+        ask(tmp_path / "home", JOBS, python=str(python))
+    assert "python3-minimal" in str(caught.value.hint)
+
+
 @pytest.mark.skipif(not TOO_OLD, reason="no python3 before 3.9 on this machine")
 @pytest.mark.parametrize("version", TOO_OLD)
 def test_an_old_python_says_so_and_what_to_do(version: str, tmp_path: Path) -> None:

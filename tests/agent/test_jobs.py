@@ -131,6 +131,6 @@ def test_jobs_are_listed_with_their_runs(tmp_path: Path) -> None:
     listed = list_jobs(tmp_path)
     assert [(job["job"], job["runs"]) for job in listed] == [
         (SECOND, []),
-        (FIRST, [{"run": "0001", "state": "running"}]),
+        (FIRST, [{"run": "0001", "state": "running", "started": 1.0, "members": None, "left_out": []}]),
     ]
     assert describe(find_job(tmp_path, SECOND))["state"] == "dispatched"

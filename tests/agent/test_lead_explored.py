@@ -78,7 +78,7 @@ class World:
     def __init__(self, nodes: int) -> None:
         self.now = 0.0
         processes = one_each(nodes)
-        self.lead = Lead(processes, nodes, now=0.0, node_grace_s=NODE_GRACE_S, grace_s=GRACE_S)
+        self.lead = Lead(processes, range(nodes), now=0.0, node_grace_s=NODE_GRACE_S, grace_s=GRACE_S)
         self.supervisors = [
             Supervisor(n, [(role, k) for role, k, node in processes if node == n]) for n in range(nodes)
         ]
@@ -198,7 +198,7 @@ WORDS = st.sampled_from(("hello", "ready", "running", "exited", "failed", "stop_
 @settings(max_examples=200, deadline=None)
 @given(words=st.lists(st.tuples(st.integers(0, 2), WORDS, st.booleans(), st.sampled_from((0, 1, -9))), max_size=60))
 def test_words_in_no_sensible_order_do_no_harm(words: list[tuple[int, str, bool, int]]) -> None:
-    lead = Lead(one_each(3), 3, now=0.0, node_grace_s=NODE_GRACE_S, grace_s=GRACE_S)
+    lead = Lead(one_each(3), range(3), now=0.0, node_grace_s=NODE_GRACE_S, grace_s=GRACE_S)
     actions: list[Action] = []
     for now, (node, do, pserver, code) in enumerate(words):
         role = "pserver" if pserver else "trainer"

@@ -66,6 +66,19 @@ def test_a_whole_run_is_talked_through(reactor: Reactor, leader: Lead, keys: Key
     assert follower.lost == []
 
 
+def test_the_first_member_leads_whatever_its_number(reactor: Reactor, keys: Keys) -> None:
+    leader = Lead(reactor, keys, members=(1, 2))
+    stranger = Follower(reactor, keys.of(0), leader.port, members=(1, 2))
+    follower = Follower(reactor, keys.of(2), leader.port, members=(1, 2))
+    leader.lead.say({"do": "hello"})
+    follower.lead.say({"do": "hello"})
+    run_until(reactor, lambda: follower.ordered() == [order["do"] for order in leader.orders] == ["spawn"])
+    assert stranger.ordered() == []
+    stranger.lead.let_go()
+    follower.lead.let_go()
+    close(leader)
+
+
 def test_nothing_is_lost_when_the_connection_breaks_again_and_again(reactor: Reactor, leader: Lead, keys: Keys) -> None:
     follower = begin(reactor, leader, keys)
     for tag in range(3):

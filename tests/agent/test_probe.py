@@ -22,6 +22,10 @@ from clusterctl.agent.protocol import AgentError
 from clusterctl.agent.reach import Answerer, Target, try_all
 from clusterctl.agent.start import JobLock
 from clusterctl.agent.store import dispatch_lock
+from clusterctl.agent.wheels import WheelStore
+from clusterctl.setup.sending import send_files
+from support.pythons import bare_python
+from support.wheels import make_wheel
 
 LOCAL = "127.0.0.1"
 TOKEN = "a token"
@@ -243,6 +247,29 @@ def test_two_probes_tell_their_facts_and_reach_each_other(tmp_path: Path) -> Non
         for call in (a, b):  # only when both have tried
             call.send({"over": True})
             assert call.result() == {}
+
+
+def test_without_a_job_the_python_that_setup_made_last_counts_and_its_version_is_told_anyway(tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    bare = {**REQUEST, "python": str(bare_python(tmp_path / "bare", sys.executable))}
+    minor = f"3.{sys.version_info.minor}."
+    with asked(home, bare) as call:
+        found = facts_of(call)
+        assert [problem["message"].endswith("has no numpy") for problem in found["problems"]] == [True]
+        assert list(found["versions"]) == ["python"]
+        assert found["versions"]["python"].startswith(minor)
+    store = WheelStore(tmp_path / "store")
+    store.directory.mkdir()
+    lock = [store.adopt(make_wheel(tmp_path, name, "9.9", {f"{module}.py": "__version__ = '9.9'"}))
+            for name, module in (("numpy", "numpy"), ("pyzmq", "zmq"))]  # fmt: skip
+    with asked(home, {"op": "setup", "requirements": ["numpy", "pyzmq"]}) as call:
+        call.receive()
+        send_files(call, lock, store)
+        call.send({"do": "build", "lock": lock})
+        assert call.result()["built"]
+    with asked(home, bare) as call:
+        found = facts_of(call)
+        assert (found["problems"], found["versions"]["numpy"]) == ([], "9.9")
 
 
 def test_what_a_node_lacks_does_not_keep_it_from_telling_the_rest(tmp_path: Path) -> None:

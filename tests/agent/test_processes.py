@@ -68,8 +68,8 @@ def test_this_very_process_is_known_and_alive() -> None:
 def test_a_pid_that_is_used_again_is_somebody_else() -> None:
     me = identify(os.getpid())
     assert me is not None
-    assert not is_alive(me._replace(ticks=me.ticks - 1))
-    assert not is_alive(me._replace(boot="another"))
+    assert not is_alive(Identity(me.pid, me.ticks - 1, me.boot))
+    assert not is_alive(Identity(me.pid, me.ticks, "another"))
     assert not is_alive(None)
 
 
@@ -82,7 +82,7 @@ def test_a_signal_reaches_the_process_that_was_meant_and_no_other(tmp_path: Path
     with running(tmp_path) as process:
         who = identify(process.pid)
         assert who is not None
-        send_signal(who._replace(ticks=who.ticks + 1), signal.SIGKILL)
+        send_signal(Identity(who.pid, who.ticks + 1, who.boot), signal.SIGKILL)
         assert process.poll() is None
         send_signal(who, signal.SIGKILL)
         assert process.wait(10) == -signal.SIGKILL

@@ -19,7 +19,7 @@ from clusterctl.agent.requirements import effective
 from clusterctl.agent.store import dispatch_lock
 from clusterctl.bundle import boot_code
 from clusterctl.errors import NodeError
-from clusterctl.prune import Content, choose
+from clusterctl.prune import Content, choose, describe_kept
 from support.processes import wait_until
 
 OLD, NEW = "JOB20260101-000000", "JOB20260102-000000"
@@ -217,3 +217,9 @@ def test_content_may_go_when_all_that_needs_it_goes() -> None:
         Content("leftover", "x", 10, (0, 3)),
         Content("wheel", "w1", 5, (0,)),
     ]
+
+
+def test_what_stayed_is_told_by_its_reasons() -> None:
+    kept = [("job", OLD, "it is running"), ("wheel", "a", "x"), ("wheel", "b", "x"), ("environment", "c", "x")]
+    said = describe_kept({"kind": kind, "name": name, "why": why} for kind, name, why in kept)
+    assert said == f"{OLD} (it is running), 2 wheels, 1 environment (x)"

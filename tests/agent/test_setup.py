@@ -2,22 +2,31 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from agent.nodes import PYTHONS, ask, asked
+from clusterctl.agent.pip import uv_variables
 from clusterctl.agent.requirements import effective, logical_lines
-from clusterctl.agent.venvs import in_environment
+from clusterctl.agent.setup import facts
+from clusterctl.agent.tree import END, HEADER
+from clusterctl.agent.venvs import environments_lock, in_environment
 from clusterctl.agent.wheels import Wheel, WheelStore, describe, shebang
 from clusterctl.cluster import AgentCall
+from clusterctl.dispatch import relay
 from clusterctl.errors import NodeError, RefusedError
-from clusterctl.setup.downloads import explain
+from clusterctl.setup.downloads import Downloads, explain
 from clusterctl.setup.platforms import kind_of, platform_of
 from clusterctl.setup.sending import send_files
+from support.pythons import bare_python, lend_pip
 from support.wheels import make_wheel, tiny
 
 VERSIONS = sorted({"3.9", "3.13"} & set(PYTHONS)) or [f"3.{sys.version_info.minor}"]
@@ -102,6 +111,54 @@ def test_a_wheel_that_arrives_damaged_is_refused_and_nothing_stays(tmp_path: Pat
     assert list((ours(home) / "wheels").iterdir()) == []
 
 
+@contextlib.contextmanager
+def chained(directory: Path, lock: list[Wheel], length: int) -> Iterator[tuple[AgentCall, AgentCall]]:
+    """Two nodes that are told to relay: the first gets the stream, the second gets it from there."""
+    with asked(directory / "first", REQUEST) as first, asked(directory / "second", REQUEST) as second:
+        where = {}
+        for node, call in enumerate((first, second)):
+            call.receive()
+            call.send({"do": "listen", "address": "127.0.0.1", "nic": None})
+            answer = call.receive()
+            where[node] = (answer["address"], answer["port"])
+        told = relay.words(where, length)
+        for node, call in enumerate((first, second)):
+            call.send({"do": "relay", "relay": told[node], "lock": lock})
+        yield first, second
+
+
+def blob(wheel: Wheel, data: bytes) -> bytes:
+    return HEADER.pack(bytes.fromhex(wheel.digest), wheel.size) + data
+
+
+def test_relayed_wheels_are_taken_if_they_are_right_and_were_asked_for(tmp_path: Path) -> None:
+    store, lock = store_of(tmp_path / "store", tiny(tmp_path), make_wheel(tmp_path, "more", "2", {"more.py": ""}))
+    right = store.path(lock[0]).read_bytes()
+    stranger = lock[0]._replace(digest="0" * 64)
+    stream = blob(stranger, right) + blob(lock[0], right) + blob(lock[1], bytes(lock[1].size))
+    stream += HEADER.pack(bytes(32), END)
+    with chained(tmp_path, lock, len(stream)) as nodes:
+        nodes[0].write(stream)
+        for call, home in zip(nodes, ("first", "second"), strict=True):
+            assert call.receive() == {"missing": [1]}
+            assert {path.name for path in (ours(tmp_path / home) / "wheels").iterdir()} == {lock[0].digest}
+            send_files(call, lock[1:], store)
+            call.send({"do": "build", "lock": lock})
+            assert call.result()["built"]
+
+
+def test_what_a_broken_relay_leaves_out_goes_directly(tmp_path: Path) -> None:
+    store, lock = store_of(tmp_path / "store", tiny(tmp_path))
+    data = store.path(lock[0]).read_bytes()
+    with chained(tmp_path, lock, HEADER.size + 2 * len(data)) as (first, second):
+        first.write(blob(lock[0], data)[:-1])
+        first.close()
+        assert second.receive() == {"missing": [0]}
+        send_files(second, lock, store)
+        second.send({"do": "build", "lock": lock})
+        assert second.result()["built"]
+
+
 @pytest.mark.parametrize(
     ("files", "lie_about", "words"),
     [
@@ -138,12 +195,34 @@ def test_two_setups_are_kept_apart_until_the_first_is_gone(tmp_path: Path) -> No
     home = tmp_path / "home"
     with asked(home, REQUEST) as first:
         first.receive()
-        with pytest.raises(RefusedError, match="another setup is at work"), asked(home, REQUEST) as second:
+        with pytest.raises(RefusedError, match=r"a setup .* is at work"), asked(home, REQUEST) as second:
             second.receive()
         first._process.popen.kill()  # type: ignore[attr-defined]
         first._process.popen.wait()  # type: ignore[attr-defined]
         with asked(home, REQUEST) as third:
             assert "facts" in third.receive()
+
+
+def test_prune_and_setup_are_kept_apart(tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    store, lock = store_of(tmp_path / "store", tiny(tmp_path))
+    with asked(home, REQUEST) as call:
+        made = install(call, lock, store)["environment"]
+    wanted = {"op": "prune", "remove": {"jobs": [], "content": [["environment", made], ["wheel", lock[0].digest]]}}
+    with asked(home, {**REQUEST, "requirements": ["more"]}) as call:
+        call.receive()
+        kept = ask(home, wanted)["kept"]
+        assert [(item["kind"], item["why"]) for item in kept] == [
+            (kind, "a setup is at work on this node") for kind in ("environment", "wheel")
+        ]
+        call.send({"do": "build", "lock": lock})
+        assert call.result() == {"environment": made, "built": False}
+    with environments_lock(home / "root", "prune", 0) as holder:
+        assert holder is None
+        with pytest.raises(RefusedError, match=rf"a prune \(pid {os.getpid()}\) is at work"):
+            ask(home, REQUEST)
+    assert ask(home, wanted)["kept"] == []
+    assert not (ours(home) / "venvs" / made).exists()
 
 
 def test_what_a_killed_setup_left_goes_away_with_the_next_one(tmp_path: Path) -> None:
@@ -179,6 +258,50 @@ def test_pip_on_the_node_is_ended_when_the_control_machine_goes(tmp_path: Path) 
     wait_until(lambda: not processes_with_environment("HOME", str(home)), 10)
     assert processes_with_environment("HOME", str(home)) == []
     assert leftovers(home) == []
+
+
+def test_uv_lends_its_pip_to_a_python_that_has_none(tmp_path: Path) -> None:
+    home, index = tmp_path / "home", tmp_path / "index"
+    wheel = describe(tiny(index))
+    python = str(bare_python(tmp_path / "bare", sys.executable))
+    with asked(home, REQUEST, python=python) as call:
+        assert call.receive()["facts"]["pip"] is None
+    lend_pip(home / ".local/bin/uv", sys.executable, index)
+    options = ["--no-index", f"--find-links={index}"]
+    with asked(home, REQUEST, python=python) as call:
+        assert call.receive()["facts"]["pip"] == "uv"
+        call.send({"do": "resolve", "requirements": [*options, "tiny"]})
+        assert call.receive() == {"lock": [list(wheel)]}
+    shutil.rmtree(ours(home) / "wheels")
+    with asked(home, REQUEST, python=python) as call:
+        call.receive()
+        call.send({"do": "offer", "lock": [wheel], "online": True, "options": options})
+        assert call.receive() == {"missing": []}
+        call.send({"do": "resolve", "requirements": ["tiny"]})
+        assert call.receive() == {"failed": "it ended with code 9"}
+
+
+def test_uv_lends_its_pip_to_the_control_machine_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    index = tmp_path / "index"
+    wheel = describe(tiny(index))
+    platform = platform_of([facts()])
+    requirements = ["--no-index", f"--find-links={index}", "tiny"]
+    downloads = Downloads(tmp_path / "cache")
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
+    with pytest.raises(NodeError, match="neither pip nor uv on this machine"):
+        downloads.resolve(requirements, platform, cached=False)
+    lend_pip(tmp_path / "bin/uv", sys.executable, index)
+    assert downloads.resolve(requirements, platform, cached=False) == [wheel]
+
+
+def test_uv_is_told_where_packages_are_and_not_on_its_command_line() -> None:
+    lines = ["--index-url https://me:word@one/?a=b", "numpy", "--extra-index-url=two --find-links a", "--find-links b"]
+    assert uv_variables(lines) == {
+        "UV_DEFAULT_INDEX": "https://me:word@one/?a=b",
+        "UV_INDEX": "two",
+        "UV_FIND_LINKS": "a,b",
+    }
 
 
 def test_a_lock_that_names_more_than_wheels_is_refused(tmp_path: Path) -> None:
@@ -250,6 +373,8 @@ def test_nodes_of_one_kind_get_wheels_that_the_oldest_of_them_can_load() -> None
         ("ERROR: x\nERROR: No matching distribution found for foo==9\n", "config", "foo==9"),
         ("WARNING: Retrying: Temporary failure in name resolution\nERROR: No matching", "node", "could not reach"),
         ("ERROR: Could not install: [Errno 28] No space left on device\n", "node", "no space"),
+        ("error: Failed to fetch: `https://x/`\n  Caused by: dns error", "node", "could not reach"),
+        ("error: Failed to fetch: `https://x/`\n  Caused by: invalid peer certificate: Unknown", "node", "not trust"),
         ("", "config", "says nothing"),
     ],
 )

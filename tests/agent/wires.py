@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -92,17 +92,26 @@ class Ends:
 class Lead:
     """A `LocalLead` on a free port: what it noted, ordered here, and asked to be written."""
 
-    def __init__(self, reactor: Reactor, keys: Keys, *, nodes: int = 2, heartbeat_s: float = 0.05, **spec: Any) -> None:
+    def __init__(
+        self, reactor: Reactor, keys: Keys, *, members: Sequence[int] = (0, 1), heartbeat_s: float = 0.05, **spec: Any
+    ) -> None:
         self.notes: list[Message] = []
         self.orders: list[Message] = []
         self.manifests: list[str] = []
         self.listener = listen("127.0.0.1", free_ports())
         self.port = self.listener.getsockname()[1]
-        everyone = [{"role": "trainer", "rank": node, "node": node} for node in range(nodes)]
-        values = {"nodes": nodes, "all_processes": everyone, "node_grace_s": 30, "grace_s": 1, **spec}
+        everyone = [{"role": "trainer", "rank": rank, "node": node} for rank, node in enumerate(members)]
+        values = {
+            "node": members[0],
+            "members": members,
+            "all_processes": everyone,
+            "node_grace_s": 30,
+            "grace_s": 1,
+            **spec,
+        }
         self.lead = LocalLead(
             reactor,
-            keys.of(0),
+            keys.of(members[0]),
             {**values, "heartbeat_s": heartbeat_s},
             self.listener,
             self.orders.append,
@@ -118,11 +127,19 @@ class Follower:
     """A `RemoteLead`: the orders that came, and why the lead was given up."""
 
     def __init__(
-        self, reactor: Reactor, run: RunPaths, port: int, *, heartbeat_s: float = 0.05, node_grace_s: float = 30
+        self,
+        reactor: Reactor,
+        run: RunPaths,
+        port: int,
+        *,
+        members: Sequence[int] = (0, 1),
+        heartbeat_s: float = 0.05,
+        node_grace_s: float = 30,
     ) -> None:
         self.orders: list[Message] = []
         self.lost: list[str] = []
-        spec = {"lead": {"host": "127.0.0.1", "port": port}, "node_grace_s": node_grace_s, "heartbeat_s": heartbeat_s}
+        limits = {"node_grace_s": node_grace_s, "heartbeat_s": heartbeat_s}
+        spec = {"members": members, "lead": {"host": "127.0.0.1", "port": port}, **limits}
         self.lead = RemoteLead(reactor, run, spec, self.orders.append, self.lost.append)
 
     def ordered(self) -> list[str]:

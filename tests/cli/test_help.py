@@ -10,16 +10,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import typer
 
 from clusterctl import __version__
 from clusterctl.cli.app import app, run
-from clusterctl.cli.declare import Command
 
-HEAVY = ("paramiko", "rich", "typer", "pydantic", "click", "numpy", "zmq", "cryptography", "asyncssh", "fabric")
+GROUP: Any = typer.main.get_command(app)
+HEAVY = ("paramiko", "rich", "pydantic", "numpy", "zmq", "cryptography", "asyncssh", "fabric")
 
 
 def commands(group: Any = None, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
-    for name, command in (group or app).commands.items():
+    for name, command in (group or GROUP).commands.items():
         if hasattr(command, "commands"):
             yield from commands(command, (*path, name))
         else:
@@ -50,11 +51,7 @@ def test_the_help_of_a_command_has_a_sentence_an_example_and_the_global_options(
 
 
 def loaded_by(*argv: str) -> set[str]:
-    code = (
-        "import sys\nfrom clusterctl.cli import main\n"
-        f"sys.argv = ['clusterctl', *{list(argv)!r}]\n"
-        "try: main()\nexcept SystemExit: pass\nprint('\\nLOADED', *sys.modules)"
-    )
+    code = f"import sys\nfrom clusterctl.cli.app import run\nrun({list(argv)!r})\nprint('\\nLOADED', *sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     return {name.partition(".")[0] for name in done.stdout.rpartition("LOADED")[2].split()}
 
@@ -64,9 +61,24 @@ def test_help_and_plain_mistakes_load_nothing_heavy(argv: list[str], tmp_path: P
     assert not set(HEAVY) & loaded_by(*argv)
 
 
-def test_the_version_is_told(capsys: pytest.CaptureFixture[str]) -> None:
-    assert finish("--version") == 0
+@pytest.mark.parametrize("argv", [["--version"], ["status", "--version"]], ids=" ".join)
+def test_the_version_is_told(argv: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert finish(*argv) == 0
     assert capsys.readouterr().out == f"clusterctl {__version__}\n"
+
+
+@pytest.mark.parametrize(
+    ("line", "offered"),
+    [("clusterctl sta", "start status"), ("clusterctl --conf x.py logs --ro", "--role"), ("clusterctl fake d", "down")],
+)
+def test_bash_completes_commands_and_options(line: str, offered: str, tmp_path: Path) -> None:
+    script = (
+        f'eval "$(clusterctl --show-completion)"; COMP_WORDS=({line}); COMP_CWORD=$((${{#COMP_WORDS[@]}} - 1)); '
+        "$(complete -p clusterctl | sed 's/.*-F \\([^ ]*\\).*/\\1/') clusterctl; echo ${COMPREPLY[*]}"
+    )
+    env = {"PATH": f"{Path(sys.executable).parent}:/usr/bin:/bin", "HOME": str(tmp_path)}
+    done = subprocess.run(["bash", "-c", script], env=env, capture_output=True, text=True, check=True)
+    assert done.stdout.split() == offered.split(), done.stderr
 
 
 @pytest.mark.parametrize(
@@ -112,19 +124,17 @@ def test_wrong_use_is_exit_code_2_and_never_a_traceback(argv: list[str], capsys:
 def test_options_are_read_joined_or_apart_and_before_or_behind_an_argument(
     words: list[str], expected: dict[str, Any]
 ) -> None:
-    logs = app.commands["logs"]
-    assert isinstance(logs, Command)
-    assert logs.parse(words, logs.params) == expected
+    assert given("logs", *words) == expected
+
+
+def given(command: str, *words: str) -> dict[str, Any]:
+    """The values of a command's parameters that the words give."""
+    values = GROUP.commands[command].make_context(command, list(words)).params
+    return {name: value for name, value in values.items() if value not in (None, False) or name in str(words)}
 
 
 def test_a_flag_may_have_an_opposite_and_is_not_given_by_itself() -> None:
-    command = app.commands["exec"]
-    assert isinstance(command, Command)
-    assert [command.parse(words, command.params) for words in ([], ["--fold"], ["--no-fold"])] == [
-        {},
-        {"fold": True},
-        {"fold": False},
-    ]
+    assert [given("exec", *words) for words in ([], ["--fold"], ["--no-fold"])] == [{}, {"fold": True}, {"fold": False}]
 
 
 @pytest.mark.parametrize(
@@ -132,9 +142,19 @@ def test_a_flag_may_have_an_opposite_and_is_not_given_by_itself() -> None:
     [
         (["statsu"], "did you mean status?"),
         (["status", "--wacth"], "did you mean --watch?"),
+        (["fake", "upp"], "upp is not a command of clusterctl fake"),
+        (["--bogus", "status"], "--bogus is not an option of clusterctl"),
+        (["status", "--watch=yes"], "--watch takes no value"),
+        (["collect", "-o"], "-o needs a value"),
+        (["status", "one", "two"], "clusterctl status takes no further 'two'"),
+        (["start", "stray"], "--job_workspace JOB starts a dispatched job"),
+        (["logs", "--tail=-1"], "--tail -1 must be at least 0"),
         (["logs", "--rank", "many"], "--rank 'many' is not a whole number"),
         (["fake", "up", "-n", "0"], "-n 0 must be 1 to 1000"),
         (["split", "data.txt"], "clusterctl split needs --count"),
+        (["split", "--count", "2"], "clusterctl split needs FILE"),
+        ([], "Usage: clusterctl [OPTIONS]"),
+        (["fake"], "Usage: clusterctl fake [OPTIONS]"),
     ],
     ids=str,
 )

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+import typer
 
 from clusterctl import errors
 from clusterctl.agent.environment import NodeFacts, environment
@@ -24,7 +25,7 @@ def read(name: str) -> str:
 
 
 def commands(command: Any = None, name: str = "") -> Iterator[tuple[str, Any]]:
-    command = command or app
+    command = command or typer.main.get_command(app)
     below = getattr(command, "commands", {})
     if not below:
         yield name, command
@@ -37,14 +38,18 @@ def test_every_command_has_a_section_with_all_its_options(name: str, command: An
     page = read("docs/commands.md")
     section = re.search(rf"^## {name}$(.*?)(?=^## |\Z)", page, re.MULTILINE | re.DOTALL)
     assert section, f"docs/commands.md has no section '## {name}'"
-    options = [word for option in command.params for word in option.opts if word.startswith("-")]
+    options = [
+        word for option in command.params for word in (*option.opts, *option.secondary_opts) if word.startswith("-")
+    ]
     assert [word for word in options if not re.search(rf"(?<![\w-]){word}(?![\w-])", section[1])] == []
     assert f"`{name}" in read("README.md")
 
 
 def test_every_global_option_is_described() -> None:
     page = read("docs/commands.md")
-    assert [word for word in (*FLAGS, *VALUE_OPTIONS) if f"`{word}" not in page] == []
+    of_the_program = [word for option in typer.main.get_command(app).params for word in option.opts]
+    words = [*FLAGS, *VALUE_OPTIONS, *of_the_program]
+    assert [word for word in words if not re.search(rf"`(clusterctl )?{word}\b", page)] == []
 
 
 @pytest.mark.parametrize("setting", TABLE, ids=lambda setting: setting.name)

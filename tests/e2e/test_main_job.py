@@ -70,6 +70,8 @@ def test_documents_have_the_promised_fields(site: Site) -> None:
         "job": job,
         "job_workspace": f"~/clusterctl/{job}",
         "run": "0001",
+        "members": [0, 1, 2, 3],
+        "left_out": [],
         "state": "running",
     }
     status = site.ok("status", "--json").json()

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import platform
+import re
 import socket
+import sys
 from pathlib import Path
 
 import pytest
 
-from support.site import Site
+from agent.nodes import PYTHONS
+from support.pythons import bare_python
+from support.site import Site, make_site
 from support.wheels import tiny
 
 TRAIN = "import sys, tiny\nprint('got', tiny.VERSION, sys.prefix, flush=True)\n"
@@ -60,6 +65,16 @@ def test_offline_packages_go_from_here_and_are_remembered_here(site: Site) -> No
     assert {node["environment"] for node in rest["nodes"]} == {first["nodes"][0]["environment"]}
 
 
+def test_packages_for_many_nodes_go_from_here_once(site: Site) -> None:
+    directory = workspace(site, "6.0")
+    site.conf(ENGINE="none", RELAY="always")
+    home = {"HOME": str(site.directory / "myhome")}
+    done = site.ok("setup", str(directory), "--offline", "--json", env=home).json()
+    assert done["environments"][0]["relayed"]
+    assert [bool(node["bytes_sent"]) for node in done["nodes"]] == [True, False, False, False]
+    assert [node["built"] for node in done["nodes"]] == [True] * 4
+
+
 def test_upgrade_chooses_anew(site: Site) -> None:
     directory = workspace(site, "3.0")
     (directory / "requirements.txt").write_text(f"--no-index\n--find-links {site.directory / 'index'}\ntiny>=3\n")
@@ -89,6 +104,40 @@ def test_a_node_that_cannot_be_reached_does_not_keep_the_others_from_being_ready
     assert refused.code == 4
     assert "node3 has no environment" in refused.err
     assert "clusterctl setup" in refused.err
+
+
+@pytest.mark.slow
+def test_nodes_with_other_pythons_get_wheels_of_their_own_also_without_pip_and_venv(tmp_path: Path) -> None:
+    ours = f"3.{sys.version_info.minor}"
+    others = {version: path for version, path in PYTHONS.items() if int(version[2:]) >= 9 and version != ours}
+    if len(others) < 2:
+        pytest.skip("needs two more pythons than its own")
+    first, second = list(others)[:2]
+    bare = bare_python(tmp_path / "bare", sys.executable)
+    with make_site("openssh", tmp_path, 3) as site:
+        for node, python in enumerate([others[first], others[second], bare]):
+            site.bin(node).mkdir()
+            (site.bin(node) / "python3").symlink_to(python)
+        directory = workspace(site)
+        index = site.directory / "index"
+        for version, python in (("1.1", first), ("1.2", second)):
+            abi = python.replace("3.", "cp3")
+            tiny(index, version, f"{abi}-{abi}-linux_{platform.machine()}")
+        (directory / "requirements.txt").write_text(f"--no-index\n--find-links {index}\ntiny>=1\n")
+        home = {"HOME": str(site.directory / "myhome")}
+        made = site.ok("setup", str(directory), "--offline", env=home).out
+        assert "tiny differs: 1.1 on node0, 1.2 on node1, 1.0 on node2" in made
+        assert site.ok("setup", str(directory)).out.count("ready already") == 3
+        found = site.ok("check", "--json").json()["findings"]
+        assert [(one["check"], one["nodes"]) for one in found if "python differs" in one["message"]] == [
+            ("versions", [1, 2])
+        ]
+        job = _run(site, directory)
+        logs = site.ok("logs", job, "--role=trainer").out
+        assert sorted(re.findall(r"got (\S+)", logs)) == ["1.0", "1.1", "1.2"]
+        (directory / "requirements.txt").write_text(f"--no-index\n--find-links {index}\ntiny==1.0\n")
+        fallen_back = site.ok("setup", str(directory), "--only=node2").out
+        assert "node2  neither pip nor uv: packages come from this machine" in fallen_back
 
 
 @pytest.mark.parametrize(

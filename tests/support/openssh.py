@@ -115,8 +115,9 @@ def _start(sshd: str, directory: Path, index: int, identity: Path, extra: tuple[
 
 
 def _config(directory: Path, node: Path, port: int, identity: Path, extra: tuple[str, ...]) -> str:
-    path = f"{Path(sys.executable).parent}:/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin"
+    path = f"{node / 'bin'}:{Path(sys.executable).parent}:/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin"
     lines = [
+        "MaxStartups 100:30:200",  # the one setting of which the last counts, not the first
         *extra,
         f"Port {port}",
         f"ListenAddress {ADDRESS}",
@@ -128,7 +129,6 @@ def _config(directory: Path, node: Path, port: int, identity: Path, extra: tuple
         "UsePAM no",
         "PasswordAuthentication no",
         "KbdInteractiveAuthentication no",
-        "MaxStartups 100:30:200",
         "MaxSessions 100",
         "PrintMotd no",
         "LogLevel VERBOSE",

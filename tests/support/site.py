@@ -51,6 +51,10 @@ class Site:
         embedded = self.nodes_directory / "nodes" / f"node{node}"
         return embedded if embedded.is_dir() else self.nodes_directory / f"node{node}" / "home"
 
+    def bin(self, node: int) -> Path:
+        """Of an OpenSSH node, first in its PATH; not there unless a test makes it."""
+        return self.nodes_directory / f"node{node}" / "bin"
+
     def job_dir(self, job: str, node: int) -> Path:
         return self.home(node) / "clusterctl" / job
 

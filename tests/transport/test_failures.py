@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from clusterctl.errors import ConfigError, NodeError, UnreachableError
-from clusterctl.transport import Transport, command
+from clusterctl.transport import Transport, command, dial
 from support.clusters import KINDS, Cluster, make_cluster
 from support.nodes import TestNode
 from support.openssh import free_port, make_key
@@ -84,7 +84,8 @@ def test_a_host_that_falls_silent_within_the_handshake_is_given_up_too(cluster: 
     assert wait_until(lambda: not [t for t in threading.enumerate() if isinstance(t, threading.Timer)])
 
 
-def test_something_that_is_no_ssh_server_is_told_so(cluster: Cluster) -> None:
+def test_something_that_is_no_ssh_server_is_told_so(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dial, "BACKOFF_S", 0.001)
     with (
         listening(b"220 mail ready\r\n", hang_up=True) as port,
         Transport(cluster.settings) as transport,
@@ -131,10 +132,11 @@ class Hangup(threading.Thread):
                 sock.shutdown(socket.SHUT_RDWR)
 
 
-@pytest.mark.parametrize(("drops", "works"), [(2, True), (3, False)])
-def test_a_server_that_drops_connections_is_tried_three_times(
-    cluster: Cluster, node: TestNode, drops: int, works: bool
+@pytest.mark.parametrize(("drops", "works"), [(4, True), (5, False)])
+def test_a_server_that_drops_connections_is_tried_five_times(
+    cluster: Cluster, node: TestNode, drops: int, works: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(dial, "BACKOFF_S", 0.001)
     assert node.ssh_port is not None
     front = Hangup(node.ssh_port, drops)
     front.start()
@@ -148,7 +150,7 @@ def test_a_server_that_drops_connections_is_tried_three_times(
                     transport.run(TestNode("node7", front.port), TRUE)
         finally:
             front.stop()
-    assert front.connections == 3
+    assert front.connections == 5
 
 
 def test_a_connection_lost_during_a_command_is_told(cluster: Cluster, node: TestNode) -> None:
@@ -233,8 +235,13 @@ def test_an_ssh_config_that_is_not_there_is_a_configuration_error(cluster: Clust
 
 
 def test_paramiko_writes_nothing_on_the_terminal(
-    cluster: Cluster, node: TestNode, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    cluster: Cluster,
+    node: TestNode,
+    tmp_path: Path,
+    capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(dial, "BACKOFF_S", 0.001)
     settings = replace(cluster.settings, identity_file=make_key(tmp_path / "other"))
     with listening(b"rubbish\r\n", hang_up=True) as port, Transport(settings) as transport:
         for bad in (TestNode("node7", port), node):

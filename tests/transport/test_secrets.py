@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import pty
-import select
 import signal
 import socket
 import sys
@@ -22,20 +20,9 @@ from clusterctl.transport import Transport, command
 from support.clusters import Cluster, make_cluster
 from support.nodes import TestNode, TestSettings
 from support.openssh import make_key
+from support.person import Person, on_terminal, read_until
 
 TRUE = command("true")
-
-
-class Person:
-    """Types these answers one after the other, and remembers what was asked."""
-
-    def __init__(self, *answers: str | None) -> None:
-        self.answers = list(answers)
-        self.asked: list[str] = []
-
-    def __call__(self, prompt: str, stop: threading.Event) -> str | None:
-        self.asked.append(prompt)
-        return self.answers.pop(0) if self.answers else None
 
 
 class Guard(paramiko.ServerInterface):
@@ -200,23 +187,6 @@ def conf(directory: Path, settings: TestSettings, sshd: Cluster) -> Path:
     }  # fmt: skip
     path.write_text("".join(f"{k} = {v if isinstance(v, list) else str(v)!r}\n" for k, v in values.items()))
     return path
-
-
-def on_terminal(*argv: str) -> tuple[int, int]:
-    """A process whose terminal is ours: its id and our end of it."""
-    pid, terminal = pty.fork()
-    if pid == 0:
-        os.execv(argv[0], argv)
-    return pid, terminal
-
-
-def read_until(terminal: int, words: bytes, text: bytes = b"") -> bytes:
-    while words not in text:
-        assert select.select([terminal], [], [], 30)[0], text
-        piece = os.read(terminal, 4096)
-        assert piece, text
-        text += piece
-    return text
 
 
 @pytest.mark.parametrize("interrupt", [False, True])

@@ -22,17 +22,20 @@ def collect_job(
     session: Session, cluster: Cluster, ref: str | None, output: Path | None, *, document: bool = True
 ) -> Collection:
     """Collects, shows what came, and raises when a node failed."""
+    from clusterctl.cli.commands.status import left_out_lines
     from clusterctl.cluster import combined, failures
     from clusterctl.collect import collect as run
-    from clusterctl.observe.status import job_id
+    from clusterctl.observe.status import find
 
-    job = job_id(cluster, ref)
+    job, members = find(cluster, ref)
     target = output or Path(job)
-    collection = run(cluster, job, target, lambda file: None)
+    collection = run(cluster, members.nodes, job, target, lambda file: None)
     session.console.say(
         f"{len(collection.files)} files, {human_bytes(sum(file.bytes for file in collection.files))}, "
         f"from {sum(o.ok for o in collection.outcomes)}/{len(collection.outcomes)} nodes are in {target}/, all checked"
     )
+    for line in left_out_lines(members):
+        session.console.say(line)
     if collection.model is not None:
         session.console.say(f"model of {collection.tag}: {collection.model}")
     elif collection.files:
@@ -42,7 +45,7 @@ def collect_job(
     if document:
         model = str(collection.model) if collection.model else None
         files = [vars(file) for file in collection.files]
-        session.console.finish({"job": job, "files": files, "model": model}, error)
+        session.console.finish({"job": job, **members.to_json(), "files": files, "model": model}, error)
     elif error is not None:
         raise error
     return collection

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import fcntl
-import hashlib
 import os
 import stat
 import sys
@@ -141,6 +140,8 @@ class Output:
 
     @property
     def digest(self) -> bytes:
+        import hashlib
+
         return hashlib.sha256(repr((self.code, self.dropped, self._streams)).encode()).digest()
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime
 import re
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from clusterctl.cli.console import Console, clean
@@ -14,7 +14,9 @@ from clusterctl.cli.session import Session, job_ref
 if TYPE_CHECKING:
     from clusterctl.cluster import Cluster
     from clusterctl.errors import ClusterctlError
+    from clusterctl.inventory import Node
     from clusterctl.observe.follow import LogLine
+    from clusterctl.observe.members import Members
 
 AGO = re.compile(r"(\d+(?:\.\d+)?)([smhd])")
 UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86400}
@@ -23,7 +25,7 @@ FOLD_WINDOW = 2000
 
 def logs(session: Session, job: str | None, *, follow: bool, node: str | None, fold: bool, **wanted: Any) -> None:
     from clusterctl.observe.logs import read_logs
-    from clusterctl.observe.status import job_id
+    from clusterctl.observe.status import find
 
     if node is not None:
         session.options.only = node
@@ -31,17 +33,30 @@ def logs(session: Session, job: str | None, *, follow: bool, node: str | None, f
     session.console.stream()
     wanted["since"] = parse_since(wanted["since"])
     with session.cluster() as cluster:
-        ref = job_id(cluster, job_ref(cluster.settings, job))
+        ref, members = find(cluster, job_ref(cluster.settings, job))
+        nodes = _taking_part(ref, members, cluster)
         printer = LinePrinter(session.console, cluster)
         if follow:
-            _follow(session, cluster, ref, printer, wanted)
+            _follow(session, cluster, nodes, ref, printer, wanted, members.lead)
             return
-        lines = read_logs(cluster, ref, **wanted)
+        lines = read_logs(cluster, nodes, ref, **wanted)
         if fold and not session.console.json:
             printer.folded(lines)
             return
         for line in lines:
             printer.line(line)
+
+
+def _taking_part(job: str, members: Members, cluster: Cluster) -> list[Node]:
+    """Those of the nodes asked for that are in the run."""
+    from clusterctl.errors import UsageError
+    from clusterctl.inventory import nodeset
+
+    nodes = [node for node in cluster.nodes if node in members]
+    if not nodes:
+        who = nodeset(node.id for node in cluster.nodes)
+        raise UsageError(f"{who} not in the newest run of {job}", hint=f"{nodeset(members.by_id)} took part")
+    return nodes
 
 
 def _check(wanted: dict[str, Any]) -> None:
@@ -70,13 +85,21 @@ def parse_since(text: str | None) -> float | None:
         raise UsageError(f"--since {text}: write 90s, 5m, 2h, 1d or 2026-11-21T08:15") from None
 
 
-def _follow(session: Session, cluster: Cluster, ref: str, printer: LinePrinter, wanted: dict[str, Any]) -> None:
+def _follow(
+    session: Session,
+    cluster: Cluster,
+    nodes: Sequence[Node],
+    ref: str,
+    printer: LinePrinter,
+    wanted: dict[str, Any],
+    lead: int,
+) -> None:
     from clusterctl.cluster import combined
     from clusterctl.observe.follow import Follower, is_passing
 
     ends: dict[int, str] = {}
     errors: list[ClusterctlError] = []
-    with Follower(cluster, ref, None, **wanted) as follower:
+    with Follower(cluster, nodes, ref, None, **wanted) as follower:
         for news in follower:
             if news is None:
                 continue
@@ -91,17 +114,17 @@ def _follow(session: Session, cluster: Cluster, ref: str, printer: LinePrinter, 
             if news.ended is not None:
                 ends[news.node.id] = news.ended["node"]["state"]
     if errors:
-        raise combined(errors, len(cluster.nodes), "following")
-    _tell_end(session, ref, ends)
+        raise combined(errors, len(nodes), "following")
+    _tell_end(session, ref, ends, lead)
 
 
-def _tell_end(session: Session, ref: str, ends: dict[int, str]) -> None:
+def _tell_end(session: Session, ref: str, ends: dict[int, str], lead: int) -> None:
     from clusterctl.errors import JobFailedError
     from clusterctl.observe.status import worst
 
     if not ends:
         return
-    state = ends.get(0) or worst(ends.values())  # the lead's word decides
+    state = ends.get(lead) or worst(ends.values())  # the lead's word decides
     if state in ("failed", "lost"):
         raise JobFailedError(f"{ref} {'failed' if state == 'failed' else 'is lost'}", hint=f"clusterctl status {ref}")
     session.console.warn(f"{ref} has {state}")

@@ -50,7 +50,8 @@ def _summarise(console: Console, done: Prepared) -> None:
             if those:
                 sent = sum(outcome.get().bytes_sent for outcome in those)
                 what = f"built in {max(outcome.seconds for outcome in those):.1f} s" if built else "ready already"
-                traffic = f", {human_bytes(sent)} sent from here" if sent else ""
+                way = "relay, " if group.relayed and built else ""
+                traffic = f", {way}{human_bytes(sent)} sent from here" if sent else ""
                 console.say(f"{nodeset(o.node.id for o in those)}  {group.kind}, {what}{traffic}")
     for line in _differences(done.groups):
         console.say(line)
@@ -92,6 +93,7 @@ def _group(group: Group) -> dict[str, Any]:
         "machine": group.kind.machine,
         "packages": group.packages,
         "chosen_by": group.chosen_by,
+        "relayed": group.relayed,
         "nodes": [node.id for node in group.nodes],
     }
 

@@ -12,12 +12,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from clusterctl.cli.causes import cause_lines
-from clusterctl.cli.console import human_time
+from clusterctl.cli.console import clean, human_time, plural
 from clusterctl.cli.live import Display, PassFormat, default_pass_line
 from clusterctl.cli.session import Session, job_name, job_ref
 
 if TYPE_CHECKING:
     from clusterctl.cluster import Cluster
+    from clusterctl.errors import ClusterctlError
     from clusterctl.launch import LaunchPlan, Run
     from clusterctl.observe.run_view import RunView
 
@@ -30,7 +31,15 @@ class _Detach(Exception):  # noqa: N818 - a wish, not an error
     """The user has pressed d."""
 
 
-def start(session: Session, job_workspace: str | None, package: Path | None, *, detach: bool, plan: bool) -> None:
+def start(
+    session: Session,
+    job_workspace: str | None,
+    package: Path | None,
+    *,
+    detach: bool,
+    plan: bool,
+    allow_partial: bool = False,
+) -> None:
     from clusterctl.errors import UsageError
     from clusterctl.launch import plan as make_plan
 
@@ -45,21 +54,26 @@ def start(session: Session, job_workspace: str | None, package: Path | None, *, 
         if plan:
             _show_plan(session, launch, ref or "JOB...")
             return
+        failed = None
         if package is not None:
-            ref = _dispatch(session, cluster, package)
+            ref, failed = _dispatch(session, cluster, package, allow_partial)
         if not detach:
             session.console.stream()
-        launch_and_follow(session, cluster, launch, ref, _detached if detach else follow_run)
+        follow = _detached if detach else follow_run
+        launch_and_follow(session, cluster, launch, ref, follow, allow_partial=allow_partial, failed=failed)
 
 
-def _dispatch(session: Session, cluster: Cluster, package: Path) -> str:
-    from clusterctl.cli.commands.dispatch import partial_failure, send
+def _dispatch(
+    session: Session, cluster: Cluster, package: Path, allow_partial: bool
+) -> tuple[str, dict[int, ClusterctlError]]:
+    """The job, and the errors of nodes that do not have it."""
+    from clusterctl.cli.commands.dispatch import may_go_on, partial_failure, send
 
     done = send(session, cluster, package)
     error = partial_failure(done, len(cluster.nodes))
-    if error is not None:
+    if error is not None and not (allow_partial and may_go_on(done)):
         raise error
-    return done.job
+    return done.job, {outcome.node.id: outcome.error for outcome in done.outcomes if outcome.error}
 
 
 def _show_plan(session: Session, launch: LaunchPlan, job: str) -> None:
@@ -87,6 +101,9 @@ def launch_and_follow(
     launch: LaunchPlan,
     ref: str | None,
     follow: Callable[[Session, Cluster, Run], T],
+    *,
+    allow_partial: bool = False,
+    failed: dict[int, ClusterctlError] | None = None,
 ) -> T:
     """Starts the job and follows the run by `follow`. From the first word to a node on, Ctrl-C stops it everywhere."""
     from clusterctl.cli.commands.check import finding_lines
@@ -98,26 +115,50 @@ def launch_and_follow(
 
     def on_go(run: Run) -> None:
         going.append(run)
+        _tell_left_out(session, cluster, run)
         for line in finding_lines(run.findings):
             session.console.say(line)
 
     try:
-        run = begin(cluster, launch, ref, on_go)
+        run = begin(cluster, launch, ref, on_go, allow_partial=allow_partial, failed=failed)
         name = job_name(cluster.settings, cluster.inventory, run.job)
-        session.console.say(f"{name} run {int(run.run)}: supervisors are up on {len(cluster.nodes)} nodes")
+        session.console.say(f"{name} run {int(run.run)}: supervisors are up on {len(run.nodes)} nodes")
         return follow(session, cluster, run)
     except KeyboardInterrupt:
         if not going:
             raise
         with uninterrupted(session):
-            stop_job(session, cluster, going[0].job, document=False)
+            stop_job(session, cluster, going[0].job, nodes=going[0].nodes, document=False)
         raise InterruptedRun(f"{going[0].job} was interrupted, and is stopped on all nodes") from None
 
 
+def _tell_left_out(session: Session, cluster: Cluster, run: Run) -> None:
+    """Who is not in the run and why, what that leaves, and whose data nobody reads."""
+    from clusterctl.cluster import combined, fold_errors
+
+    if not run.left_out:
+        return
+    errors = list(run.left_out.values())
+    session.tolerate(combined(errors, len(cluster.nodes), "start"))
+    pservers, trainers = _counts(run)
+    whole = cluster.inventory
+    has = f"{pservers} of {whole.pserver_count} pservers and {trainers} of {whole.trainer_count} trainers"
+    session.console.warn(f"{len(errors)} of {len(cluster.nodes)} nodes left out; the run has {has}")
+    for line in fold_errors(errors):
+        session.console.warn(clean(line, keep_newlines=True))
+    missing = whole.trainer_count - trainers
+    if missing and cluster.settings.shards:
+        session.console.warn(f"the data shards (SHARDS) of {plural(missing, 'trainer')} are not trained on")
+
+
+def _counts(run: Run) -> tuple[int, int]:
+    """Pservers and trainers of the run."""
+    return sum(len(node.pserver_ranks) for node in run.nodes), sum(len(node.trainer_ranks) for node in run.nodes)
+
+
 def _title(cluster: Cluster, run: Run) -> str:
-    inventory = cluster.inventory
-    counts = f"{inventory.pserver_count} pservers, {inventory.trainer_count} trainers"
-    return f"{run.job} run {int(run.run)} · {cluster.settings.mode} · {counts}"
+    pservers, trainers = _counts(run)
+    return f"{run.job} run {int(run.run)} · {cluster.settings.mode} · {pservers} pservers, {trainers} trainers"
 
 
 def _detached(session: Session, cluster: Cluster, run: Run) -> None:
@@ -125,21 +166,22 @@ def _detached(session: Session, cluster: Cluster, run: Run) -> None:
     from clusterctl.observe.follow import Follower, is_passing
     from clusterctl.observe.run_view import RunView
 
-    view = RunView(cluster.inventory)
-    with Follower(cluster, run.job, run.run, budget=0) as follower:
+    view = RunView(run.nodes)
+    with Follower(cluster, run.nodes, run.job, run.run, budget=0) as follower:
         for news in follower:
             for event in news.events if news is not None else ():
                 view.take(event)
             if view.phase in ("running", "finishing") or view.ended is not None:
                 break
-            if news is not None and news.node.id == 0 and news.error is not None and not is_passing(news.error):
+            error = news.error if news is not None and news.node.id == run.lead.id else None
+            if error is not None and not is_passing(error):
                 break
     if view.phase not in ("running", "finishing"):
         _ask_for_the_end(cluster, run, view)
     if view.phase not in ("running", "finishing") and (view.ended or {}).get("state") != "succeeded":
         raise_failed(session, cluster, run, view, 0.0)
     name = job_name(cluster.settings, cluster.inventory, run.job)
-    session.console.document({"job": run.job, "job_workspace": name, "run": run.run, "state": "running"})
+    session.console.document({**_identity(run), "job_workspace": name, "state": "running"})
     session.console.say(f"all processes run; follow: clusterctl logs -f {run.job}   stop: clusterctl stop {run.job}")
 
 
@@ -148,14 +190,14 @@ def follow_run(session: Session, cluster: Cluster, run: Run, pass_line: PassForm
     from clusterctl.observe.follow import Follower
     from clusterctl.observe.run_view import RunView
 
-    view = RunView(cluster.inventory)
+    view = RunView(run.nodes)
     started = time.monotonic()
     display = Display(session.console, view, _title(cluster, run), pass_line)
     try:
         with (
             display,
             _keys(session) as pressed,
-            Follower(cluster, run.job, run.run, budget=LINES_PER_S) as follower,
+            Follower(cluster, run.nodes, run.job, run.run, budget=LINES_PER_S) as follower,
         ):
             _watch(follower, display, view, pressed)
     except _Detach:
@@ -166,10 +208,14 @@ def follow_run(session: Session, cluster: Cluster, run: Run, pass_line: PassForm
     if view.ended is None or view.ended["state"] != "succeeded":
         raise_failed(session, cluster, run, view, seconds)
     saved = f" · saved {view.saved[-1]}" if view.saved else ""
-    session.console.record({"job": run.job, "run": run.run, "state": "succeeded"})
+    session.console.record({**_identity(run), "state": "succeeded"})
     session.console.say(f"succeeded after {human_time(seconds)}{_progress(view)}{saved}")
     session.console.say(f"next: clusterctl collect {run.job}")
     return view
+
+
+def _identity(run: Run) -> dict[str, Any]:
+    return {"job": run.job, "run": run.run, "members": run.members, "left_out": run.left_out_json()}
 
 
 def _ask_for_the_end(cluster: Cluster, run: Run, view: RunView) -> None:
@@ -222,14 +268,14 @@ def raise_failed(session: Session, cluster: Cluster, run: Run, view: RunView, se
     lines = [f"{state} after {human_time(seconds)}{_progress(view)}"]
     lines += cause_lines(cluster.inventory, cause) if cause else []
     if state == "lost":
-        lines.append("the lead on node0 is gone without a last word; the other nodes stop by themselves")
+        lines.append(f"the lead on {run.lead.label} is gone without a last word; the other nodes stop by themselves")
     missing = ended.get("not_heard_of")
     if missing == []:
-        total = len(cluster.nodes)
+        total = len(run.nodes)
         lines.append(f"then: the other processes were stopped; nothing is left running on {total}/{total} nodes")
     elif missing:
         lines.append(f"no word from node {json.dumps(missing)}: it ends its processes by itself within NODE_GRACE_S")
-    details = {"job": run.job, "run": run.run, "state": state, "cause": cause}
+    details = {**_identity(run), "state": state, "cause": cause}
     raise JobFailedError("\n".join(lines), hint=f"clusterctl logs {run.job}", details=details)
 
 

@@ -13,6 +13,7 @@ from clusterctl.cli.session import Session, job_name, job_ref
 if TYPE_CHECKING:
     from clusterctl.cluster import Cluster
     from clusterctl.errors import ClusterctlError
+    from clusterctl.observe.members import Members
     from clusterctl.observe.status import JobStatus
 
 HEADINGS = ("node", "host", "role", "rank", "state", "pass", "step", "loss", "samples/s", "wait", "cpu", "mem")
@@ -55,6 +56,7 @@ def _document(cluster: Cluster, seen: JobStatus) -> dict[str, Any]:
         "run": seen.run,
         "state": seen.state,
         "job_workspace": job_name(cluster.settings, cluster.inventory, seen.job),
+        **seen.members.to_json(),
         "processes": seen.processes,
         "nodes": seen.nodes,
     }
@@ -68,9 +70,21 @@ def _show(console: Console, cluster: Cluster, seen: JobStatus, *, clear: bool) -
     console.say(headline(seen))
     if seen.processes:
         console.table(HEADINGS, [_cells(process) for process in seen.processes], NUMERIC, DROPPED_FIRST)
+    for line in left_out_lines(seen.members):
+        console.say(line)
     ended = (seen.lead or {}).get("ended")
     for line in cause_lines(cluster.inventory, ended["cause"] if ended else None):
         console.say(line)
+
+
+def left_out_lines(members: Members) -> list[str]:
+    """A line for each reason for which nodes are not in the run."""
+    from clusterctl.inventory import nodeset
+
+    by_reason: dict[str, list[int]] = {}
+    for row in members.left_out:
+        by_reason.setdefault(row["message"], []).append(row["node"])
+    return [f"{nodeset(nodes)} not in this run (left out: {reason})" for reason, nodes in by_reason.items()]
 
 
 def headline(seen: JobStatus) -> str:

@@ -1,0 +1,82 @@
+"""What we add to typer: words that make no sense are a UsageError, in our words, with a suggestion."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import typer
+from typer.core import TyperCommand, TyperGroup
+
+from clusterctl.cli.arguments import suggest
+from clusterctl.errors import UsageError
+
+# click's UsageError; typer has a copy of click inside, and gives no name to this
+ParserError = cast("type[Exception]", typer.BadParameter.__base__)
+STRAY_HINTS = {"start": "--job_workspace JOB starts a dispatched job, --job_dispatch_package WORKSPACE sends one first"}
+
+
+class Command(TyperCommand):
+    """One command."""
+
+    allow_extra_args = True  # refused here, with a hint
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        try:
+            rest = super().parse_args(ctx, args)
+        except ParserError as exc:
+            raise _usage_error(exc, ctx) from exc
+        if rest and not ctx.resilient_parsing:
+            hint = STRAY_HINTS.get(ctx.info_name, f"{ctx.command_path} --help")
+            raise UsageError(f"{ctx.command_path} takes no further {rest[0]!r}", hint=hint)
+        return rest
+
+
+class Group(TyperGroup):
+    """Commands by name; called without any, it shows its help as an error."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        if not args and not ctx.resilient_parsing:
+            raise UsageError(ctx.get_help())
+        try:
+            return super().parse_args(ctx, args)
+        except ParserError as exc:
+            raise _usage_error(exc, ctx) from exc
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        command = super().get_command(ctx, cmd_name)
+        if command is None and not ctx.resilient_parsing:
+            hint = f"{suggest(cmd_name, self.commands)}{ctx.command_path} --help"
+            raise UsageError(f"{cmd_name} is not a command of {ctx.command_path}", hint=hint)
+        return command
+
+
+def _usage_error(exc: Any, ctx: Any) -> UsageError:
+    """What a ParserError says of the words behind the command of `ctx`."""
+    path = ctx.command_path
+    see = f"{path} --help"
+    option = getattr(exc, "option_name", "")
+    match type(exc).__name__:
+        case "NoSuchOption":
+            known = [name for param in ctx.command.params for name in (*param.opts, *param.secondary_opts)]
+            return UsageError(f"{option} is not an option of {path}", hint=suggest(option, known) + see)
+        case "BadOptionUsage":
+            needs = "takes no value" if "not take a value" in exc.message else "needs a value"
+            return UsageError(f"{option} {needs}", hint=see)
+        case "MissingParameter":
+            return UsageError(f"{path} needs {_label(exc.param)}", hint=see)
+        case "BadParameter":
+            return UsageError(f"{_label(exc.param)} {_bad_number(exc)}")
+    return UsageError(exc.format_message(), hint=see)
+
+
+def _label(param: Any) -> str:
+    return str(param.opts[0] if param.param_type_name == "option" else param.metavar)
+
+
+def _bad_number(exc: Any) -> str:
+    """Numbers are all that can be bad: other values are looked at by the commands."""
+    value, _, _ = exc.message.partition(" is not ")
+    if "in the range" not in exc.message:
+        return f"{value} is not a whole number"
+    low, high = exc.param.type.min, exc.param.type.max
+    return f"{value} must be at least {low}" if high is None else f"{value} must be {low} to {high}"

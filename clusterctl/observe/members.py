@@ -1,0 +1,62 @@
+"""Which nodes take part in the newest run of a job, by what nodes say of it: all of conf.py, unless it was partial."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from clusterctl.cluster import Message, NodeOutcome
+from clusterctl.errors import ClusterctlError, NodeError
+from clusterctl.inventory import Inventory, Node, among
+
+
+@dataclass(frozen=True)
+class Members:
+    """The nodes of run `run`, with their ranks in it, the lead first; of a job that was never started, all nodes.
+
+    `left_out` are the others of conf.py: `{"node", "message"}`, with the reason that the start had.
+    """
+
+    run: str | None
+    nodes: tuple[Node, ...]
+    left_out: tuple[Message, ...]
+
+    @cached_property
+    def by_id(self) -> dict[int, Node]:
+        return {node.id: node for node in self.nodes}
+
+    @property
+    def lead(self) -> int:
+        return self.nodes[0].id
+
+    def __contains__(self, node: Node) -> bool:
+        return node.id in self.by_id
+
+    def to_json(self) -> Message:
+        """As documents have it."""
+        return {"members": list(self.by_id), "left_out": list(self.left_out)}
+
+    def errors(self, outcomes: Iterable[NodeOutcome[Message]]) -> list[ClusterctlError]:
+        """What matters of the errors: a node that is not in the run may be out of reach, or lack the job."""
+        return [
+            outcome.error
+            for outcome in outcomes
+            if outcome.error and (outcome.node in self or not isinstance(outcome.error, NodeError))
+        ]
+
+
+def members_of(inventory: Inventory, answers: Sequence[Message]) -> Members:
+    """By the newest run that any answer knows; of equal names, which nodes apart from each other gave, the latest."""
+    started = [answer for answer in answers if answer.get("run") and answer.get("started")]
+    if not started:
+        return Members(None, inventory.nodes, ())
+    newest = max(started, key=lambda answer: (int(answer["run"]), answer["started"]))
+    ids = newest["members"]
+    nodes = among(inventory, ids) if ids else ()
+    if not nodes:
+        return Members(newest["run"], inventory.nodes, ())
+    reasons = {row["node"]: row["message"] for row in newest["left_out"]}
+    absent = [node.id for node in inventory.nodes if node.id not in ids]
+    left_out = tuple({"node": node, "message": reasons.get(node, "not in conf.py then")} for node in absent)
+    return Members(newest["run"], nodes, left_out)

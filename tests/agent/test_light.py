@@ -1,0 +1,69 @@
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from clusterctl.agent import jobs, light
+from clusterctl.agent.paths import is_job_id
+
+TEXT = 'quote " back \\ line \n \u00fc \u2028 \U0001f989'
+VALUE = {"a": [1, 2.5, -1e300, None, True, {}], "text": TEXT, "b": float("inf")}
+
+
+def test_json_is_written_and_read_as_by_the_standard_library() -> None:
+    packed = json.dumps(VALUE, separators=(",", ":")).encode()
+    assert light.dumps(VALUE) == packed
+    assert light.loads(packed) == light.loads(b"\n" + json.dumps(VALUE, indent=1).encode() + b"\n") == VALUE
+
+
+@pytest.mark.parametrize("text", [b"", b"{", b"{} {}", b"nope", b"\xff", b"[1,]", b"{'a': 1}"])
+def test_what_is_no_json_is_a_value_error(text: bytes) -> None:
+    with pytest.raises(ValueError):  # noqa: PT011 - as of json, with whatever words
+        light.loads(text)
+
+
+def test_a_place_looks_at_jobs_as_a_path_does(tmp_path: Path) -> None:
+    for name in ("JOB20261121-081530", "JOB20261121-081530-2", "JOB20261121", "JOB20261121-081530-x", "data"):
+        (tmp_path / name / ".clusterctl").mkdir(parents=True)
+        (tmp_path / name / ".clusterctl/job.json").write_text('{"files": 3}')
+    place, found = light.Place(tmp_path), jobs.list_jobs(tmp_path)
+    assert [job["job"] for job in found] == ["JOB20261121-081530-2", "JOB20261121-081530"]
+    assert jobs.list_jobs(place) == found  # type: ignore[arg-type]
+    for ref in (None, "JOB20261121-081530", str(tmp_path / "JOB20261121-081530")):
+        assert jobs.describe(jobs.find_job(place, ref)) == jobs.describe(jobs.find_job(tmp_path, ref))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("name", "is_one"),
+    [
+        ("JOB20261121-081530", True),
+        ("JOB20261121-081530-12", True),
+        ("JOB20261121-081530-", False),
+        ("JOB20261121-081530-1-2", False),
+        ("JOB20261121-08153", False),
+        ("JOB2026112x-081530", False),
+        ("JOB\u0662\u0660\u0662\u0666\u0661\u0661\u0662\u0661-081530", False),
+        ("XYZ20261121-081530", False),
+        ("JOB", False),
+    ],
+)
+def test_job_ids_are_told_from_other_names(name: str, is_one: bool) -> None:
+    assert is_job_id(name) is is_one
+
+
+def test_status_is_answered_without_dear_imports(tmp_path: Path) -> None:
+    top = Path(jobs.__file__).parents[2]
+    code = (
+        f"import sys; sys.path.insert(0, {str(top)!r}); from clusterctl.agent.main import main\n"
+        f'main({str(tmp_path)!r}, b\'{{"op": "status", "ref": null}}\')'
+    )
+    command = [sys.executable, "-I", "-S", "-X", "importtime", "-c", code]
+    done = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL, check=False)
+    assert json.loads(done.stdout)["error"]["kind"] == "no_job"
+    loaded = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
+    assert "clusterctl.agent.jobs" in loaded
+    assert not loaded & {"json", "pathlib", "re", "typing", "contextlib", "functools", "enum", "signal", "hashlib"}

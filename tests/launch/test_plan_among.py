@@ -1,0 +1,78 @@
+"""The plan of a run in which only some nodes take part: who runs what, under which rank, and who leads."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from clusterctl.config import from_values
+from clusterctl.errors import ConfigError, NodeError
+from clusterctl.inventory import build
+from clusterctl.launch import LaunchPlan, plan
+from clusterctl.launch.keys import make_keys
+
+
+def launch(nodes: int = 4, **values: Any) -> LaunchPlan:
+    settings = from_values({"HOSTS": [f"10.0.0.{node}" for node in range(nodes)], **values})
+    return plan(settings, build(settings), ["--num_passes=2"])
+
+
+def placed(launch: LaunchPlan, role: str) -> list[tuple[int, int]]:
+    """(node, rank) of all processes of a role."""
+    return [(process.node, process.rank) for process in launch.processes if process.role == role]
+
+
+def test_ranks_have_no_gap_and_node_ids_stay() -> None:
+    part = launch().among([1, 3])
+    assert placed(part, "trainer") == placed(part, "pserver") == [(1, 0), (3, 1)]
+    assert {process.argv[-1] for process in part.processes if process.role == "trainer"} == {"--num_passes=2"}
+    assert [node.id for node in part.nodes] == [1, 3]
+
+
+def test_ranks_count_on_over_nodes_with_several_processes_or_none() -> None:
+    part = launch(TRAINERS_PER_NODE=2, PSERVERS=["10.0.0.0", "10.0.0.3"]).among([0, 2, 3])
+    assert placed(part, "trainer") == [(0, 0), (0, 1), (2, 2), (2, 3), (3, 4), (3, 5)]
+    assert placed(part, "pserver") == [(0, 0), (3, 1)]
+
+
+def test_all_nodes_among_all_are_the_same_plan() -> None:
+    assert launch().among(range(4)) == launch()
+
+
+def test_the_spec_names_the_members_and_why_others_are_left_out() -> None:
+    part = launch().among([3, 1])
+    addresses = {1: "10.1.0.1", 3: "10.1.0.3"}
+    why = [{"node": 0, "message": "gone"}, {"node": 2, "message": "gone"}]
+    spec = part.spec(part.nodes[1], job="JOB", run="0001", addresses=addresses, lead=None, left_out=why)
+    assert (spec["node"], spec["members"], spec["left_out"]) == (3, [1, 3], why)
+    assert (spec["trainers"], spec["pservers"]) == (2, 2)
+    assert spec["pserver_hosts"] == ["10.1.0.1", "10.1.0.3"]
+    assert [(process["role"], process["rank"]) for process in spec["processes"]] == [("pserver", 1), ("trainer", 1)]
+    assert {process["node"] for process in spec["all_processes"]} == {1, 3}
+
+
+def test_only_members_get_keys_and_every_pserver_lets_in_just_their_trainers() -> None:
+    files = make_keys(launch().among([1, 2]))
+    assert sorted(files) == [1, 2]
+    assert sorted(files[1]) == ["ca.pem", "pserver-0.json", "tls.pem", "trainer-0.json"]
+    assert "trainer-1" in files[1]["pserver-0.json"]
+    assert "trainer-2" not in files[1]["pserver-0.json"]
+
+
+@pytest.mark.parametrize(("role", "setting"), [("pserver", "PSERVERS"), ("trainer", "TRAINERS")])
+def test_a_role_without_a_process_left_is_an_error(role: str, setting: str) -> None:
+    with pytest.raises(NodeError) as raised:
+        launch(**{setting: 1}).among([1, 2, 3])
+    assert f"no {role}" in str(raised.value)
+    assert "node[1-3]" in str(raised.value)
+
+
+def test_an_engine_that_needs_no_pserver_lacks_none() -> None:
+    part = launch(ENGINE="none").among([2])
+    assert placed(part, "trainer") == [(2, 0)]
+
+
+def test_a_conf_without_any_trainer_is_wrong_whoever_takes_part() -> None:
+    with pytest.raises(ConfigError):
+        launch(TRAINERS_PER_NODE=0)

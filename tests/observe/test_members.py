@@ -1,0 +1,127 @@
+"""Who takes part in the newest run, and what the rest means for a job's state: from the words of its nodes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from clusterctl.cluster import NodeOutcome
+from clusterctl.config import from_values
+from clusterctl.errors import ClusterctlError, NodeError, RefusedError, UnreachableError
+from clusterctl.inventory import build
+from clusterctl.observe.members import members_of
+from clusterctl.observe.run_view import RunView
+from clusterctl.observe.status import JobStatus, merge_states, status
+
+INVENTORY = build(from_values({"HOSTS": ["a", "b", "c", "d"]}))
+NEVER = {"run": None, "state": "dispatched"}
+
+
+def says(run: str, state: str, members: list[int] | None, t: float = 1.0, **more: Any) -> dict[str, Any]:
+    return {"run": run, "state": state, "members": members, "started": t, "left_out": [], **more}
+
+
+def outcomes(*seen: dict[str, Any] | ClusterctlError) -> list[NodeOutcome[dict[str, Any]]]:
+    return [
+        NodeOutcome(node, None, one, 0.0) if isinstance(one, ClusterctlError) else NodeOutcome(node, one, None, 0.0)
+        for node, one in zip(INVENTORY.nodes, seen, strict=True)
+    ]
+
+
+def state(*seen: dict[str, Any] | ClusterctlError) -> str:
+    made = outcomes(*seen)
+    return merge_states(made, members_of(INVENTORY, [one.get() for one in made if one.ok]))
+
+
+class Nodes:
+    """A cluster whose nodes always answer the same."""
+
+    def __init__(self, *seen: dict[str, Any] | ClusterctlError) -> None:
+        self.inventory = INVENTORY
+        self._outcomes = outcomes(*seen)
+
+    def ask(self, request: object) -> list[NodeOutcome[dict[str, Any]]]:
+        return self._outcomes
+
+    def status(self) -> JobStatus:
+        return status(self, "JOB")  # type: ignore[arg-type]
+
+
+def test_all_nodes_take_part_in_a_job_that_never_started_and_in_a_run_that_does_not_say() -> None:
+    for answers in ([], [NEVER, NEVER], [NEVER, says("0001", "running", None)]):
+        members = members_of(INVENTORY, answers)
+        assert (list(members.by_id), members.lead, members.left_out) == ([0, 1, 2, 3], 0, ())
+
+
+def test_the_newest_run_says_who_takes_part_and_why_the_others_do_not() -> None:
+    why = [{"node": 0, "message": "gone"}]
+    newest = says("0010", "running", [1, 2], left_out=why)
+    members = members_of(INVENTORY, [says("0009", "failed", [0, 1, 2, 3], t=5.0), newest, NEVER])
+    assert (members.run, list(members.by_id), members.lead) == ("0010", [1, 2], 1)
+    assert members.nodes[0].trainer_ranks == (0,)
+    assert members.left_out == ({"node": 0, "message": "gone"}, {"node": 3, "message": "not in conf.py then"})
+
+
+def test_of_two_runs_of_one_name_that_nodes_gave_apart_the_later_counts() -> None:
+    answers = [says("0002", "succeeded", [0, 1], t=7.0), says("0002", "failed", [2, 3], t=6.0)]
+    assert list(members_of(INVENTORY, answers).by_id) == [0, 1]
+    assert list(members_of(INVENTORY, answers[::-1]).by_id) == [0, 1]
+
+
+GONE = UnreachableError("gone")
+
+
+@pytest.mark.parametrize(
+    ("seen", "merged"),
+    [
+        ((GONE, says("0001", "running", [1, 2, 3]), GONE, GONE), "running"),
+        ((GONE, GONE, says("0001", "running", [1, 2, 3]), says("0001", "running", [1, 2, 3])), "unknown"),
+        ((GONE, says("0001", "succeeded", [1, 2, 3]), says("0001", "lost", [1, 2, 3]), GONE), "succeeded"),
+        ((says("0001", "failed", [0, 1, 2, 3]), *[says("0002", "running", [1, 2, 3])] * 3), "running"),
+        ((NEVER, *[says("0001", "stopped", [1, 2, 3])] * 3), "stopped"),
+        ((NEVER, NEVER, NEVER, NEVER), "dispatched"),
+        ((NEVER, NEVER, NEVER, GONE), "unknown"),
+        ((GONE, says("0001", "running", [0, 1, 2, 3]), GONE, GONE), "unknown"),
+    ],
+)
+def test_the_first_member_has_the_word_and_strangers_have_none(seen: Any, merged: str) -> None:
+    assert state(*seen) == merged
+
+
+def test_a_stranger_may_be_out_of_reach_or_lack_the_job_but_not_show_another_host_key() -> None:
+    members = members_of(INVENTORY, [says("0001", "running", [1, 2])])
+    lost, no_job, changed = UnreachableError("lost"), NodeError("no job"), RefusedError("changed")
+    assert members.errors(outcomes(no_job, lost, NEVER, GONE)) == [lost]
+    assert members.errors(outcomes(no_job, NEVER, NEVER, changed)) == [changed]
+
+
+def full(answer: dict[str, Any], *states: str) -> dict[str, Any]:
+    """An answer about trainers 0, 1, ... in these states."""
+    trainers = [{"role": "trainer", "rank": rank, "state": state} for rank, state in enumerate(states)]
+    return {"job": "JOB", "dir": "/job", "processes": trainers, **answer}
+
+
+def test_only_processes_of_this_run_are_shown_and_those_of_a_silent_node_under_their_ranks_of_it() -> None:
+    now = says("0002", "running", [1, 2])
+    seen = Nodes(full(says("0001", "failed", None), "failed"), GONE, full(now), GONE).status()
+    assert [(row["node"], row["role"], row["rank"], row["state"]) for row in seen.processes] == [
+        (1, "pserver", 0, "unknown"),
+        (1, "trainer", 0, "unknown"),
+    ]
+    assert [node["state"] for node in seen.nodes] == [None, "unknown", "running", None]
+    assert (seen.run, seen.state, seen.lead, seen.errors) == ("0002", "unknown", None, [GONE])
+
+
+def test_a_lead_that_lost_the_job_and_got_it_anew_says_nothing_of_the_run() -> None:
+    run = full(says("0001", "failed", [0, 1, 2, 3]), "failed")
+    seen = Nodes(full(NEVER), run, run, run).status()
+    assert (seen.state, seen.lead, len(seen.processes)) == ("failed", None, 3)
+
+
+def test_a_view_takes_the_last_word_from_the_lead_whichever_node_that_is() -> None:
+    view = RunView(INVENTORY.nodes[1:])
+    view.take({"event": "ended", "node": 2, "state": "failed"})
+    assert view.ended is None
+    view.take({"event": "ended", "node": 1, "state": "stopped"})
+    assert view.ended == {"event": "ended", "node": 1, "state": "stopped"}

@@ -1,0 +1,37 @@
+"""Who is asked for secrets: a list of answers, or a process's terminal."""
+
+from __future__ import annotations
+
+import os
+import pty
+import select
+import threading
+
+
+class Person:
+    """Types these answers one after the other, and remembers what was asked."""
+
+    def __init__(self, *answers: str | None) -> None:
+        self.answers = list(answers)
+        self.asked: list[str] = []
+
+    def __call__(self, prompt: str, stop: threading.Event) -> str | None:
+        self.asked.append(prompt)
+        return self.answers.pop(0) if self.answers else None
+
+
+def on_terminal(*argv: str) -> tuple[int, int]:
+    """A process whose terminal is ours: its id and our end of it."""
+    pid, terminal = pty.fork()
+    if pid == 0:
+        os.execv(argv[0], argv)
+    return pid, terminal
+
+
+def read_until(terminal: int, words: bytes, text: bytes = b"") -> bytes:
+    while words not in text:
+        assert select.select([terminal], [], [], 30)[0], text
+        piece = os.read(terminal, 4096)
+        assert piece, text
+        text += piece
+    return text

@@ -1,0 +1,73 @@
+"""Many nodes cost a bounded number of threads and file descriptors, and a busy sshd no node."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from pathlib import Path
+
+import pytest
+
+from clusterctl.transport import Transport, command, dial
+from support.clusters import make_cluster
+from support.nodes import TestNode
+
+TRUE = command("true")
+LINKS = 16
+WORKERS = 8
+
+
+def test_threads_and_descriptors_do_not_grow_with_the_nodes(tmp_path: Path) -> None:
+    threads: list[int] = []
+    files: list[int] = []
+
+    def work(node: TestNode) -> int:
+        code = transport.run(node, TRUE).exit_code
+        threads.append(threading.active_count())
+        files.append(len(list(Path("/proc/self/fd").iterdir())))
+        return code
+
+    with (
+        make_cluster("embedded", tmp_path, 100) as cluster,
+        Transport(cluster.settings, max_links=LINKS, max_handshakes=4) as transport,
+    ):
+        before = threading.active_count(), len(list(Path("/proc/self/fd").iterdir()))
+        outcomes = transport.map(cluster.nodes, work, max_workers=WORKERS)
+        assert [outcome.value for outcome in outcomes] == [0] * 100
+        assert transport.run(cluster.nodes[0], TRUE).exit_code == 0, "its connection is made anew"
+    # What each worker uses may come on top of what is kept; listing the descriptors takes one more.
+    assert max(threads) - before[0] <= LINKS + 2 * WORKERS
+    assert max(files) - before[1] <= LINKS + 2 * WORKERS
+
+
+def test_connections_in_use_are_kept_beyond_the_limit(tmp_path: Path) -> None:
+    with make_cluster("embedded", tmp_path, 3) as cluster, Transport(cluster.settings, max_links=1) as transport:
+        talks = [transport.open(node, command("cat")) for node in cluster.nodes]
+        for talk in talks:
+            talk.write(b"still there\n")
+            assert talk.readline(deadline_s=10) == b"still there\n"
+            talk.close()
+
+
+def test_all_get_through_to_an_sshd_that_turns_most_connections_away(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Sixteen ways to one server, which takes two at a time, then drops half of them, and all beyond four."""
+    made: list[str] = []
+    real = dial._tcp
+
+    def tcp(host: str, port: int, timeout_s: float) -> socket.socket:
+        made.append(host)
+        return real(host, port, timeout_s)
+
+    monkeypatch.setattr(dial, "_tcp", tcp)
+    with make_cluster("openssh", tmp_path, 1, "MaxStartups 2:50:4") as cluster:
+        nodes = []
+        for index in range(16):
+            identity = tmp_path / f"key{index}"  # what tells the connections apart
+            identity.symlink_to(str(cluster.settings.identity_file))
+            nodes.append(TestNode(f"node{index}", cluster.nodes[0].ssh_port, identity=identity))
+        with Transport(cluster.settings) as transport:
+            outcomes = transport.map(nodes, lambda node: transport.run(node, TRUE).exit_code)
+    assert [outcome.value for outcome in outcomes] == [0] * 16
+    assert len(made) > 16, "nothing was turned away"

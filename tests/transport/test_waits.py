@@ -1,0 +1,180 @@
+"""Every wait ends: for a peer that takes nothing, one that does not answer, an ssh-agent that hangs."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import paramiko
+import pytest
+
+from clusterctl.errors import NodeError, UnreachableError
+from clusterctl.transport import Transport, command
+from support.clusters import Cluster
+from support.nodes import TestNode
+
+TRUE = command("true")
+
+
+@pytest.fixture
+def soon_dead(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A peer counts as dead after a second; what Linux does by itself after half a minute must not help."""
+    from clusterctl.transport import dial, target
+
+    monkeypatch.setattr(target, "DEFAULT_ALIVE", (0.25, 4))
+    monkeypatch.setattr(dial, "TCP_DEAD_MS", 0)
+
+
+def test_a_server_that_stops_ends_the_connection_also_behind_a_jump_host(
+    cluster: Cluster, soon_dead: None, tmp_path: Path
+) -> None:
+    config = tmp_path / "ssh_config"
+    node, gate = (f"HostName 127.0.0.1\n Port {node.ssh_port}\n" for node in cluster.nodes[:2])
+    config.write_text(f"Host node\n {node} ProxyJump gate\nHost gate\n {gate}")
+    with Transport(replace(cluster.settings, ssh_config=config)) as transport:
+        node0 = TestNode("node0", None, ssh_host="node")
+        process = transport.open(node0, command("sh", "-c", "echo $PPID; exec cat >/dev/null"))
+        server = int(process.readline(deadline_s=10))
+        os.kill(server, signal.SIGSTOP)
+        try:
+            with pytest.raises(UnreachableError, match="lost the connection"):
+                process.write(bytes(50 << 20))
+            with pytest.raises(UnreachableError, match="lost the connection"):
+                process.read(deadline_s=10)
+        finally:
+            os.kill(server, signal.SIGCONT)
+
+
+@contextlib.contextmanager
+def choking(port: int) -> Iterator[tuple[int, threading.Event]]:
+    """A way to a port, and what makes it take nothing any more of what is sent there. It holds little."""
+    choked = threading.Event()
+    with contextlib.ExitStack() as stack, socket.create_server(("127.0.0.1", 0)) as server:
+        server.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 65536)
+
+        def serve() -> None:
+            ours = stack.enter_context(server.accept()[0])
+            theirs = stack.enter_context(socket.create_connection(("127.0.0.1", port)))
+            back = threading.Thread(target=copy, args=(theirs, ours, threading.Event()), daemon=True)
+            back.start()
+            copy(ours, theirs, choked)
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        try:
+            yield server.getsockname()[1], choked
+        finally:
+            thread.join()
+
+
+def copy(source: socket.socket, sink: socket.socket, end: threading.Event) -> None:
+    with contextlib.suppress(OSError):
+        while not end.is_set() and (data := source.recv(4096)):
+            sink.sendall(data)
+
+
+def test_a_way_that_takes_nothing_any_more_ends_the_connection(
+    cluster: Cluster, soon_dead: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The sender holds the lock that whoever asks for a sign of life needs too."""
+    from clusterctl.transport import dial
+
+    def tcp(host: str, port: int, timeout_s: float) -> socket.socket:
+        sock = real(host, port, timeout_s)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 65536)
+        return sock
+
+    real = dial._tcp
+    monkeypatch.setattr(dial, "_tcp", tcp)
+    assert cluster.nodes[0].ssh_port is not None
+    settings = replace(cluster.settings, strict_host_keys=False)
+    with choking(cluster.nodes[0].ssh_port) as (port, choked), Transport(settings) as transport:
+        process = transport.open(TestNode("node7", port), command("sh", "-c", "exec cat >/dev/null"))
+        choked.set()
+        with pytest.raises(UnreachableError, match="lost the connection"):
+            process.write(bytes(50 << 20))
+        with pytest.raises(UnreachableError, match="lost the connection"):
+            process.read(deadline_s=10)
+
+
+def test_a_command_that_takes_nothing_for_long_is_told_and_one_that_is_slow_is_not(
+    cluster: Cluster, transport: Transport
+) -> None:
+    with transport.open(
+        cluster.nodes[0], command("sh", "-c", "head -c 30000000 >/dev/null; echo; sleep 30")
+    ) as process:
+        process.write(bytes(30_000_000), stall_s=20)
+        assert process.readline(deadline_s=10) == b"\n"
+        with pytest.raises(NodeError, match=r"no end within 0\.3 s"):
+            process.write(bytes(30_000_000), stall_s=0.3)
+
+
+class Mute(paramiko.ServerInterface):
+    """Lets everybody in, opens channels, and says nothing to what is asked in them."""
+
+    def __init__(self, end: threading.Event) -> None:
+        self._end = end
+
+    def check_auth_publickey(self, username: str, key: paramiko.PKey) -> int:
+        return paramiko.AUTH_SUCCESSFUL
+
+    def check_channel_request(self, kind: str, chanid: int) -> int:
+        return paramiko.OPEN_SUCCEEDED
+
+    def check_channel_exec_request(self, channel: paramiko.Channel, command: bytes) -> bool:
+        self._end.wait(20)
+        return False
+
+
+@contextlib.contextmanager
+def mute_server() -> Iterator[int]:
+    end = threading.Event()
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def serve() -> None:
+            sock, _ = server.accept()
+            transport = paramiko.Transport(sock)
+            transport.add_server_key(paramiko.ECDSAKey.generate())
+            transport.start_server(server=Mute(end))
+            end.wait(20)
+            transport.close()
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        try:
+            yield server.getsockname()[1]
+        finally:
+            end.set()
+            thread.join()
+
+
+def test_a_server_that_never_answers_to_a_command_is_told_so(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    from clusterctl.transport import process
+
+    monkeypatch.setattr(process, "OPEN_CHANNEL_S", 0.3)
+    settings = replace(cluster.settings, strict_host_keys=False)
+    with (
+        mute_server() as port,
+        Transport(settings) as transport,
+        pytest.raises(NodeError, match=r"does not start a command: no answer within 0\.3 s"),
+    ):
+        transport.run(TestNode("node7", port), TRUE)
+
+
+def test_an_ssh_agent_that_hangs_is_done_without(
+    cluster: Cluster, transport: Transport, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from clusterctl.transport import identity
+
+    monkeypatch.setattr(identity, "AGENT_S", 0.3)
+    monkeypatch.setenv("SSH_AUTH_SOCK", str(tmp_path / "agent"))
+    with socket.socket(socket.AF_UNIX) as silent:
+        silent.bind(str(tmp_path / "agent"))
+        silent.listen()
+        assert transport.run(cluster.nodes[0], TRUE).exit_code == 0
