@@ -79,7 +79,7 @@ def choose(found: Mapping[int, Message], keep: int, older_than_s: float) -> Prun
 
 
 def _old_job(name: str, by_node: Mapping[int, Message], newest: bool, older_than_s: float) -> OldJob:
-    views = list(by_node.values())
+    views = [view for _, view in sorted(by_node.items())]
     age_s = min(view["age_s"] for view in views)
     keep = None
     if any(view["live"] for view in views):
@@ -88,10 +88,10 @@ def _old_job(name: str, by_node: Mapping[int, Message], newest: bool, older_than
         keep = NEWEST
     elif age_s < older_than_s:
         keep = YOUNG
-    lead = by_node[min(by_node)]
+    told = max(views, key=lambda view: view["runs"])  # by a node that took part, the first of them
     return OldJob(
         name,
-        next((view["state"] for view in views if view["live"]), lead["state"]),
+        next((view["state"] for view in views if view["live"]), told["state"]),
         max(view["runs"] for view in views),
         sum(view["bytes"] for view in views),
         sum(view["output_bytes"] for view in views),

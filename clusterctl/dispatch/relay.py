@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from clusterctl.agent.tree import Entry
-from typing import Any
 
 Word = dict[str, Any]
 

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import getpass
 import hashlib
 import os
 import random
 import socket
-import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -20,7 +17,9 @@ from clusterctl.cluster import AgentCall, Cluster, Message, NodeOutcome, combine
 from clusterctl.dispatch import relay, sent
 from clusterctl.dispatch.blobs import is_compressible, stream_bytes, write_blobs
 from clusterctl.dispatch.decision import Wanted, decide
+from clusterctl.dispatch.outcomes import Dispatched, NodeDispatch, Planned, Progress
 from clusterctl.dispatch.trees import make_trees
+from clusterctl.dispatch.waiting import Waiting
 from clusterctl.dispatch.workspace import Workspace
 from clusterctl.errors import ClusterctlError, RefusedError, UsageError
 from clusterctl.inventory import Node
@@ -28,49 +27,6 @@ from clusterctl.inventory import Node
 T = TypeVar("T")
 BUSY_S = 60.0
 SILENCE_S = 90.0  # a node that says nothing for so long is taken for dead; at work it says so
-PATIENCE_S = 30.0  # so often nodes hear that their turn will come
-
-
-@dataclass
-class Progress:
-    """How far a node's stream is, in bytes of the workspace; `report` is called from several threads."""
-
-    report: Callable[[Node, int, int], None] = field(default=lambda node, done, total: None)
-    waiting: Callable[[str], None] = field(default=lambda message: None)
-
-
-@dataclass(frozen=True)
-class NodeDispatch:
-    """What became of one node. `kept`: it had all of it already, under this id.
-
-    `files_received` with `bytes_received` were new to it, `bytes_sent` went from here over the wire, `bytes_copied`
-    came from other files of the node, in `copy_seconds`.
-    """
-
-    dir: str
-    kept: bool
-    files_received: int
-    bytes_received: int
-    bytes_sent: int
-    bytes_copied: int
-    copy_seconds: float
-    seconds: float
-
-
-@dataclass(frozen=True)
-class Planned:
-    """What a dispatch would do to one node: the paths that would be sent, and those that would disappear."""
-
-    job: str | None
-    send: list[Entry]
-    delete: list[str]
-
-
-@dataclass(frozen=True)
-class Dispatched:
-    job: str
-    outcomes: list[NodeOutcome[NodeDispatch]]
-    relayed: bool = False
 
 
 def source_of(workspace: Workspace) -> str:
@@ -122,40 +78,6 @@ class _Busy(Exception):  # noqa: N818 - a reason to wait, not an error
         self.error = error
 
 
-class _Queue:
-    """Nodes whose turn will come: they are told so now and then, lest they take the control machine for gone."""
-
-    def __init__(self) -> None:
-        self._calls: dict[int, AgentCall] = {}
-        self._lock = threading.Lock()
-        self._over = threading.Event()
-        self._thread = threading.Thread(target=self._comfort, name="dispatch-queue", daemon=True)
-
-    def __enter__(self) -> _Queue:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._over.set()
-        self._thread.join()
-
-    def add(self, id_: int, call: AgentCall) -> None:
-        with self._lock:
-            self._calls[id_] = call
-
-    def leave(self, id_: int) -> None:
-        """From now on only the caller talks to this node."""
-        with self._lock:
-            self._calls.pop(id_, None)
-
-    def _comfort(self) -> None:
-        while not self._over.wait(PATIENCE_S):
-            for id_ in list(self._calls):
-                with self._lock, contextlib.suppress(ClusterctlError):  # whoever serves it will see
-                    if id_ in self._calls:
-                        self._calls[id_].send({"wait": True})
-
-
 class _Dispatch:
     def __init__(
         self, cluster: Cluster, workspace: Workspace, progress: Progress, cache: Path | None, rehash: bool
@@ -182,13 +104,13 @@ class _Dispatch:
             self._last.job if part and self._last else None,
         )
         self._calls: dict[int, AgentCall] = {}
-        self._queue = _Queue()
+        self._waiting = Waiting()
         self._relayed: Sequence[Entry] = ()
         self._relayed_from: Mapping[str, int] = {}
 
     def run(self, job: str) -> Dispatched:
         try:
-            with self._queue:
+            with self._waiting:
                 asked, answers, target, words = self._agree(job)
                 self._plan_relay(answers, words)
                 reached = [node for node in self._cluster.nodes if node.id in answers]
@@ -204,7 +126,7 @@ class _Dispatch:
 
     def plan(self) -> list[NodeOutcome[Planned]]:
         try:
-            with self._queue:
+            with self._waiting:
                 asked, answers, _, words = self._agree("", plan=True)
         finally:
             self._close()
@@ -298,7 +220,7 @@ class _Dispatch:
             call.send({"manifest_bytes": len(whole)})
             call.write(whole)
             answer.update(call.receive(SILENCE_S))
-        self._queue.add(node.id, call)
+        self._waiting.add(node.id, call)
         return answer
 
     def _as_expected(self, node: Node, directory: str) -> Message:
@@ -339,12 +261,12 @@ class _Dispatch:
         for id_, word in relay.words(where, stream_bytes(self._relayed, self._relayed_from)).items():
             words[id_].update(relay=word, resume=self._relayed_from)
         for id_ in lacking:
-            self._queue.leave(id_)  # what comes next is the stream
+            self._waiting.leave(id_)  # what comes next is the stream
         nodes = [node for node in self._cluster.nodes if node.id in lacking]
         self._cluster.map(lambda node: self._calls[node.id].send(words[node.id]), nodes)
         for node in nodes:
             if words[node.id]["relay"]["upstream"] is not None:
-                self._queue.add(node.id, self._calls[node.id])
+                self._waiting.add(node.id, self._calls[node.id])
 
     def _may_relay(self) -> bool:
         """Whether nodes should be ready for it: before they are asked, what they lack is a guess."""
@@ -356,7 +278,7 @@ class _Dispatch:
     def _bring(self, node: Node, word: Message, answer: Message) -> NodeDispatch:
         started = time.monotonic()
         call = self._calls[node.id]
-        self._queue.leave(node.id)
+        self._waiting.leave(node.id)
         sent_bytes = 0
         if "dir" in answer:
             done = {"dir": answer["dir"], "kept": True}

@@ -102,7 +102,7 @@ def place(tmp_path: Path) -> Iterator[Place]:
     made = Place(tmp_path)
     yield made
     assert made.cluster.left() == []
-    assert not [thread for thread in threading.enumerate() if thread.name == "dispatch-queue"]
+    assert not [thread for thread in threading.enumerate() if thread.name == "dispatch-waiting"]
 
 
 def sent_directly(done: Dispatched) -> list[bool]:

@@ -1,0 +1,105 @@
+"""Which id a dispatch gets and what each node is told, from what the nodes say; and how those are kept that wait."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import pytest
+
+from clusterctl.dispatch import waiting
+from clusterctl.dispatch.decision import Wanted, decide
+from clusterctl.errors import NodeError, RefusedError
+
+OLD, NEW = "JOB20261121-000001", "JOB20261121-000002"
+WANTED = Wanted({0: "t", 1: "t"}, "here", 2, None)
+
+
+def answer(at: int, newest: str | None = OLD, *, jobs: tuple[str, ...] | None = None, **about: Any) -> dict[str, Any]:
+    """What a node says that has the wanted tree as its newest job, but for `about`."""
+    found = {"job": newest, "started": False, "exact": True, "tree": "t", "source": "here", "node": at, "nodes": 2}
+    named = (newest,) if newest else ()
+    return {
+        "jobs": list(named if jobs is None else jobs),
+        "newest": {**found, **about} if newest else None,
+        "holds": False,
+    }
+
+
+def test_nodes_that_have_it_all_keep_it() -> None:
+    assert decide(NEW, {0: answer(0), 1: answer(1)}, WANTED) == (OLD, {0: {"keep": OLD}, 1: {"keep": OLD}})
+
+
+def test_a_node_without_it_gets_it_under_the_id_that_the_others_have() -> None:
+    target, words = decide(NEW, {0: answer(0), 1: answer(1, None)}, WANTED)
+    assert target == OLD
+    assert words == {0: {"keep": OLD}, 1: {"go": OLD, "supersede": None}}
+
+
+@pytest.mark.parametrize("about", [{"source": "there"}, {"node": 1}, {"nodes": 3}])
+def test_a_job_from_elsewhere_is_neither_kept_nor_replaced(about: dict[str, Any]) -> None:
+    target, words = decide(NEW, {0: answer(0, **about)}, Wanted({0: "t"}, "here", 2, None))
+    assert (target, words) == (NEW, {0: {"go": NEW, "supersede": None}})
+
+
+@pytest.mark.parametrize("about", [{"tree": "other"}, {"exact": False}, {"started": True, "exact": False}])
+def test_a_job_that_one_node_cannot_keep_gets_a_new_id_on_all(about: dict[str, Any]) -> None:
+    target, words = decide(NEW, {0: answer(0), 1: answer(1, **about)}, WANTED)
+    assert target == NEW
+    assert words[0]["go"] == words[1]["go"] == NEW
+
+
+def test_a_job_that_was_never_started_is_replaced_and_one_that_was_anywhere_is_not() -> None:
+    other = {"tree": "other"}
+    _, words = decide(NEW, {0: answer(0, **other), 1: answer(1, **other)}, WANTED)
+    assert [word["supersede"] for word in words.values()] == [OLD, OLD]
+    started = answer(1, tree="other", started=True, exact=False)
+    _, words = decide(NEW, {0: answer(0, **other), 1: started}, WANTED)
+    assert [word["supersede"] for word in words.values()] == [None, None]
+    younger = answer(1, "JOB20261121-000009", jobs=("JOB20261121-000009", OLD), source="there")
+    _, words = decide(NEW, {0: answer(0, **other), 1: younger}, WANTED)
+    assert [word["supersede"] for word in words.values()] == [None, None]
+
+
+def test_an_id_that_is_taken_anywhere_gets_a_suffix() -> None:
+    taken = answer(1, NEW, jobs=(NEW, f"{NEW}-2"), source="there")
+    assert decide(NEW, {0: answer(0, None), 1: taken}, WANTED)[0] == f"{NEW}-3"
+
+
+def test_completing_a_dispatch_never_touches_another_job_of_that_id() -> None:
+    wanted = Wanted({0: "t", 1: "t"}, "here", 2, OLD)
+    target, words = decide(NEW, {0: {**answer(0), "holds": True}, 1: answer(1, None)}, wanted)
+    assert (target, words[0]) == (OLD, {"keep": OLD})
+    assert words[1]["go"] == OLD
+    with pytest.raises(RefusedError, match=f"has another {OLD}") as raised:
+        decide(NEW, {1: answer(1, tree="other")}, wanted)
+    assert raised.value.node == "node1"
+
+
+class Call:
+    """Counts what it is sent; `broken` ones cannot be reached."""
+
+    def __init__(self, broken: bool = False) -> None:
+        self.broken = broken
+        self.heard = threading.Event()
+
+    def send(self, message: dict[str, Any]) -> None:
+        assert message == {"wait": True}
+        self.heard.set()
+        if self.broken:
+            raise NodeError("gone")
+
+
+def test_who_waits_is_told_so_and_who_is_served_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(waiting, "PATIENCE_S", 0.01)
+    served, first, gone, last = Call(), Call(), Call(broken=True), Call()
+    with waiting.Waiting() as queue:
+        queue.add(0, served)  # type: ignore[arg-type]
+        queue.leave(0)
+        served.heard.clear()
+        for id_, call in enumerate((first, gone, last), 1):
+            queue.add(id_, call)  # type: ignore[arg-type]
+        assert all(call.heard.wait(10) for call in (first, gone, last))
+        last.heard.clear()
+        assert last.heard.wait(10)  # again and again
+        assert not served.heard.is_set()
