@@ -81,8 +81,9 @@ class Farm:
                 "SSH_CONFIG": str(self.sshd.ssh_config),
             }
             conf.write_text("".join(f"{name} = {value!r}\n" for name, value in settings.items()))
-        cache = {"XDG_CACHE_HOME": str(self.directory / f"cache-{root}")}
-        return run([*program(), "--conf", str(conf), *args], {**os.environ, **cache})
+        environment = {**os.environ, "XDG_CACHE_HOME": str(self.directory / f"cache-{root}")}
+        environment.pop("PYTHONDONTWRITEBYTECODE", None)  # an installed program has its bytecode
+        return run([*program(), "--conf", str(conf), *args], environment)
 
     def ssh(self, *, tuned: bool = True) -> str:
         """The ssh of the peers, as one string for `rsync -e`; tuned: with the cheapest key exchange and cipher."""
