@@ -1,0 +1,62 @@
+"""Dispatches that are killed at some moment, on either side: the next one makes the very tree, and leaves nothing."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from clusterctl.cluster import FIRST_LINE
+from e2e.test_workspace_arrives import describe
+from support.processes import processes_with_environment, wait_until
+from support.site import Site
+
+OURS = (b"log", b"output", b"nodefile", b".clusterctl")
+NODES = 4
+
+
+def agents(site: Site, node: int) -> list[int]:
+    """The agents that serve a command on a node now."""
+    found = processes_with_environment("HOME", str(site.home(node)))
+    return [process.pid for process in found if FIRST_LINE in process.command]
+
+
+def assert_arrives(site: Site, top: Path) -> None:
+    document = site.ok("dispatch", str(top), "--json").json()
+    assert len(document["nodes"]) == NODES
+    for node in document["nodes"]:
+        found = {name: what for name, what in describe(Path(node["dir"])).items() if name.split(b"/")[0] not in OURS}
+        assert found == describe(top)
+        assert list((Path(node["dir"]).parent / ".clusterctl/incoming").iterdir()) == []
+
+
+@pytest.mark.parametrize("relay", ["always", "never"])
+def test_after_a_kill_on_either_side_the_next_dispatch_is_whole(any_site: Site, relay: str) -> None:
+    """The moments are chosen anew each time; what was chosen is in the name of the file that changes."""
+    chance = random.Random()
+    any_site.conf(RELAY=relay)
+    top = any_site.directory / f"killed-{relay}"
+    top.mkdir()
+    for number in range(40):
+        (top / f"data-{number}").write_bytes(chance.randbytes(1 << 18))
+    (top / "large").write_bytes(chance.randbytes(20 << 20))
+    for victim in ("client", "agent", "client"):
+        after_s = chance.uniform(0.2, 1.5)
+        (top / f"{victim}-{after_s:.3f}").write_bytes(chance.randbytes(9 << 20))
+        with any_site.popen("dispatch", str(top)) as process:
+            time.sleep(after_s)
+            if victim == "client":
+                process.kill()
+            else:
+                for pid in agents(any_site, 1):
+                    with contextlib.suppress(ProcessLookupError):
+                        os.kill(pid, signal.SIGKILL)
+            process.communicate(timeout=60)
+    assert_arrives(any_site, top)
+    assert wait_until(lambda: not any(agents(any_site, node) for node in range(NODES)))
+    any_site.conf()
