@@ -99,15 +99,10 @@ class _Dispatch:
     def _be_ready_to_relay(self) -> dict[str, Any]:
         if not self._request["relay"]:
             return {}
-        from clusterctl.agent.addresses import find_address
-        from clusterctl.agent.relay import Relay
+        from clusterctl.agent.relayed import be_ready
 
-        try:
-            address = find_address(self._request["address"], self._request["nic"])
-            self._relay = Relay(address)
-        except (AgentError, OSError):
-            return {}  # then it gets everything directly
-        return {"address": address, "port": self._relay.port}
+        self._relay, where = be_ready(self._request["address"], self._request["nic"])
+        return where
 
     def _gone(self) -> dict[str, Any]:
         """For a plan: the paths that an in-place change would remove."""
@@ -218,26 +213,10 @@ class _Dispatch:
 
     def _take_from_relay(self, work: Staging, how: dict[str, Any], resume: dict[str, int]) -> None:
         """Whatever of the stream comes and is right; then says what is lacking."""
-        from clusterctl.agent.relay import Branch, Keys, RelayBroken
-        from clusterctl.agent.staging import Stream
+        from clusterctl.agent.relayed import take_relayed
 
-        relay = self._relay
-        assert relay is not None
-        source = None if how["upstream"] else self._peer.incoming.read1  # type: ignore[attr-defined]
-        branches = [Branch(*branch) for branch in how["downstream"]]
-
-        def read(count: int) -> memoryview:
-            self._peer.beat()
-            return relay.read(count)
-
-        try:
-            relay.start(Keys(how["own"], how["authority"]), how["upstream"], branches, how["length"], source)
-            work.take(Stream(read, compressed=False), resume, strict=False)
-        except (RelayBroken, Gone, OSError):  # an unusable key is an OSError of ssl
-            if how["upstream"] is None:
-                raise Gone from None  # the control machine itself is gone
-        finally:
-            relay.finish()
+        assert self._relay is not None
+        take_relayed(self._relay, how, self._peer, lambda stream: work.take(stream, resume, strict=False))
         lacking = [n for n in _first_rows(self._entries, self._sources) if not work.has(n)]
         self._peer.send({"missing": fold_rows(lacking), "torn": work.torn()})
 

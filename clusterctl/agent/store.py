@@ -29,6 +29,7 @@ LOCK_TRIES = 20
 KIND_MODES = {FILE: stat.S_IFREG, DIRECTORY: stat.S_IFDIR, LINK: stat.S_IFLNK}
 TORN = "torn-"  # and a digest: the name of a large file that has not arrived whole
 RANGE_BYTES = 256 << 20
+MANY = 1000  # rows that are written at once
 FEW = 32  # digests that are searched for as text before a whole manifest is parsed
 
 
@@ -130,8 +131,11 @@ def _remove_dead(place: str) -> None:
 
 def write_manifest(job_dir: Path, tree: str, rows: list[Row]) -> None:
     """The rows as JSON, and the seal; the directory is one that nobody sees yet."""
-    listed = json.dumps([(*row.entry, row.stamp) for row in rows], separators=(",", ":"))
-    (job_dir / META / "manifest").write_text(listed)
+    with (job_dir / META / "manifest").open("w") as f:
+        for first in range(0, len(rows), MANY):
+            part = [(*row.entry, row.stamp) for row in rows[first : first + MANY]]
+            f.write((",\n" if first else "[") + json.dumps(part, separators=(",", ":"))[1:-1])
+        f.write("]" if rows else "[]")
     lines = [
         line_of(
             entry.path, KIND_MODES[entry.kind] | entry.mode, entry.size, stamp or (entry.mtime_ns, 0, 0), entry.target

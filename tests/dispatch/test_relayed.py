@@ -47,6 +47,13 @@ Lag.MOST, Lag.ALLOWED_S, Lag.ALLOWED_MORE_S = 1, 0.2, 0.1
 SHORT_LINKS = "JOIN_S, BUFFERED, SLOWEST = 1.0, 256 << 10, 4 << 20"
 
 
+IS_FULL = """
+def _full(self, *words):
+    raise OSError(28, "No space left on device", "data")
+Staging._write = _full
+"""
+
+
 class Threads:
     """The agents' transport, with all nodes at once."""
 
@@ -153,6 +160,20 @@ def test_a_node_that_dies_fails_alone(place: Place) -> None:
     assert done.outcomes[BAD].node.label in str(done.outcomes[BAD].error)
     place.assert_same(done, but=(BAD,))
     assert sent_directly(done)[3:] == [True, True]
+
+
+@pytest.mark.parametrize("full", [0, BAD])
+def test_a_full_disk_is_named_and_the_nodes_behind_get_everything_through_it(place: Place, full: int) -> None:
+    place.change(full, IS_FULL, "staging")
+    done = place.dispatch()
+    assert [outcome.ok for outcome in done.outcomes] == [node != full for node in range(NODES)]
+    error = done.outcomes[full].error
+    assert error is not None
+    assert "No space left on device" in error.message
+    assert "free some space" in str(error.hint)
+    assert list((place.cluster.home(full) / "clusterctl/.clusterctl/incoming").iterdir()) == []
+    place.assert_same(done, but=(full,))
+    assert sent_directly(done) == [full != 0, False, False, False, False]
 
 
 def test_a_slow_node_does_not_hold_up_the_others_for_long(place: Place) -> None:
