@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import sys
+import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, TypeVar
@@ -150,7 +151,24 @@ class Cluster:
         self.nodes = tuple(nodes)
         self.asked = False
         self.transport = Transport(settings)
-        self._bundle = Bundle()
+        self._made_bundle: Bundle | None = None
+        self._lock = threading.Lock()
+
+    @property
+    def _bundle(self) -> Bundle:
+        """What the nodes need; read by whoever asks first, since some commands need none."""
+        with self._lock:
+            if self._made_bundle is None:
+                self._made_bundle = Bundle()
+            return self._made_bundle
+
+    def warm_up(self) -> None:
+        """Begins to connect to all nodes in the background, for a caller who must get ready before it asks them.
+
+        Raises nothing: what goes wrong is met, or tried again, by the call that needs the connection. What is under
+        way ends with this cluster.
+        """
+        self.transport.warm_up(self.nodes)
 
     def call(self, node: Node, request: Message, expected: tuple[str, str] | None = None) -> AgentCall:
         """Starts the agent on a node with a request. The caller closes the call.

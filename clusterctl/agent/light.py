@@ -39,17 +39,16 @@ except ImportError:  # another Python, which has them elsewhere
 def loads(data: bytes | str) -> Any:
     """As `json.loads`. Raises ValueError."""
     text = (data if isinstance(data, str) else data.decode(errors="surrogatepass")).strip(" \t\n\r")
-    if _scan is None:
-        import json
+    if _scan is not None:
+        try:
+            value, end = _scan(text, 0)
+            if end == len(text):
+                return value
+        except StopIteration:
+            pass
+    import json
 
-        return json.loads(text)
-    try:
-        value, end = _scan(text, 0)
-    except StopIteration:
-        raise ValueError("no JSON value") from None
-    if end != len(text):
-        raise ValueError("more than one JSON value")
-    return value
+    return json.loads(text)  # which says what is wrong
 
 
 def dumps(value: dict[str, Any]) -> bytes:

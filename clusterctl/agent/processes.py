@@ -25,6 +25,7 @@ class Identity(tuple):  # type: ignore[type-arg]  # python 3.9 has no generic ba
     """One process, for good: `ticks` is its start time in clock ticks since boot. A named tuple, made without one."""
 
     __slots__ = ()
+    _fields = ("pid", "ticks", "boot")
 
     def __new__(cls, pid: int, ticks: int, boot: str) -> Identity:
         return tuple.__new__(cls, (pid, ticks, boot))
@@ -42,7 +43,7 @@ class Identity(tuple):  # type: ignore[type-arg]  # python 3.9 has no generic ba
         return str(self[2])
 
     def to_json(self) -> dict[str, int | str]:
-        return dict(zip(("pid", "ticks", "boot"), self))
+        return dict(zip(self._fields, self))
 
 
 def boot_id() -> str:

@@ -201,6 +201,15 @@ def _on_channel_request(channel: Any, message: Any) -> None:
     Channel._handle_request(channel, message)
 
 
+def _on_channel_errors(channel: Any, message: Any) -> None:
+    """Standard error goes to who takes it, in the reading thread: a command must not cost another one."""
+    Channel._feed_extended(channel, message)
+    take = getattr(channel, "take_errors", None)
+    # To make room in the window waits for the end of a key exchange, which needs this very thread.
+    if take is not None and channel.recv_stderr_ready() and not channel.transport.in_kex:
+        take(channel.recv_stderr(WINDOW_BYTES))
+
+
 def _on_channel_close(channel: Any, message: Any) -> None:
     channel.ended_by_peer = True
     Channel._handle_close(channel, message)
@@ -210,6 +219,7 @@ Link._channel_handler_table = {
     **paramiko.Transport._channel_handler_table,
     common.MSG_CHANNEL_REQUEST: _on_channel_request,
     common.MSG_CHANNEL_CLOSE: _on_channel_close,
+    common.MSG_CHANNEL_EXTENDED_DATA: _on_channel_errors,
 }
 
 

@@ -38,21 +38,23 @@ class Completed(NamedTuple):
 class RemoteProcess:
     """A command on a node while it runs.
 
-    One thread may write while another reads. `finish` and `stream` drain stderr as well; who only reads the
-    output calls `drain_stderr` first, so that neither side blocks for it. Its last `stderr_limit` bytes are
-    kept. Closing ends our streams, not the command: as with `ssh`, it sees the end of its input and a broken
+    One thread may write while another reads. The last `stderr_limit` bytes of standard error are kept: with
+    `drain_stderr` they are taken as they come, so that neither side blocks for them; else by `finish` and
+    `stream`. Closing ends our streams, not the command: as with `ssh`, it sees the end of its input and a broken
     pipe. Every method raises UnreachableError when the connection is lost, and NodeError when its deadline
     has passed.
     """
 
     def __init__(
-        self, channel: Channel, *, label: str, where: str, what: str, stderr_limit: int = STDERR_TAIL_BYTES
+        self, channel: Channel, *, label: str, where: str, what: str, stderr_limit: int, drain_stderr: bool
     ) -> None:
         self._channel = channel
         channel.settimeout(SLICE_S)
         self._label, self._where, self._what = label, where, what
         self._buffer = bytearray()
         self._stderr = _Tail(stderr_limit)
+        if drain_stderr:
+            channel.take_errors = self._stderr.add
 
     def write(
         self, data: bytes | bytearray | memoryview, *, deadline_s: float | None = None, stall_s: float | None = None
@@ -153,10 +155,6 @@ class RemoteProcess:
             self.close()  # a command that ended without reading its input leaves the feeder waiting
             feeder.join(deadline.left())
         return code
-
-    def drain_stderr(self) -> None:
-        """Read standard error in a thread of its own from now on, for callers that only read the output."""
-        threading.Thread(target=self._stderr.drain, args=(self._channel,), daemon=True, name="stderr").start()
 
     def close(self) -> None:
         """Close our ends. The command itself goes on if it ignores that."""
@@ -281,26 +279,15 @@ class _Tail:
         if len(self._kept) > 2 * self._limit:
             del self._kept[: -self._limit]
 
-    def drain(self, channel: Channel) -> None:
-        try:
-            while True:
-                try:
-                    piece = channel.recv_stderr(CHUNK_BYTES)
-                except TimeoutError:
-                    continue
-                if not piece:
-                    return
-                self.add(piece)
-        except library.errors():
-            return
-
 
 def _ended_by_peer(channel: Channel) -> bool:
     """Whether the server closed the channel in order, rather than the connection under it having ended."""
     return bool(getattr(channel, "ended_by_peer", False))
 
 
-def start(link: Link, command: bytes, *, label: str, where: str, what: str, stderr_limit: int) -> RemoteProcess:
+def start(
+    link: Link, command: bytes, *, label: str, where: str, what: str, stderr_limit: int, drain_stderr: bool
+) -> RemoteProcess:
     """Run a quoted command in a new channel of a link. Raises UnreachableError or NodeError."""
     from paramiko.ssh_exception import ChannelException
 
@@ -309,6 +296,9 @@ def start(link: Link, command: bytes, *, label: str, where: str, what: str, stde
     channel = None
     try:
         channel = link.open_session(timeout=OPEN_CHANNEL_S)
+        process = RemoteProcess(
+            channel, label=label, where=where, what=what, stderr_limit=stderr_limit, drain_stderr=drain_stderr
+        )
         run_in(channel, command, OPEN_CHANNEL_S)
     except library.errors() as exc:
         active = link.is_active()
@@ -319,4 +309,4 @@ def start(link: Link, command: bytes, *, label: str, where: str, what: str, stde
             raise failures.lost(label, where, what) from exc
         why = exc.text if isinstance(exc, ChannelException) else str(exc) or type(exc).__name__
         raise failures.no_channel(label, where, why) from exc
-    return RemoteProcess(channel, label=label, where=where, what=what, stderr_limit=stderr_limit)
+    return process

@@ -65,14 +65,12 @@ class Transport:
         when the node cannot be reached or is lost meanwhile, RefusedError for its host key. A non-zero exit
         code is no error here.
         """
-        with self._start(node, command, WHOLE_STDERR_BYTES) as process:
+        with self._start(node, command, stderr_limit=WHOLE_STDERR_BYTES) as process:
             return process.finish(stdin, deadline_s)
 
     def open(self, node: Node, command: Command) -> RemoteProcess:
         """Start a command and hand over its streams. The caller closes it. Raises as `run` does."""
-        process = self._start(node, command)
-        process.drain_stderr()
-        return process
+        return self._start(node, command, drain_stderr=True)
 
     def stream(self, node: Node, command: Command, take: Take) -> int:
         """Run a command to its end, however long that takes; its exit code.
@@ -104,7 +102,7 @@ class Transport:
             with contextlib.suppress(queue.Empty):
                 while not stop.is_set():
                     node = todo.get_nowait()
-                    with contextlib.suppress(ClusterctlError):
+                    with contextlib.suppress(Exception):  # it is for the call that needs the connection
                         self._pool().link(self._resolver.resolve(node))
 
         for number in range(min(self._max_handshakes, len(nodes))):
@@ -156,7 +154,9 @@ class Transport:
     ) -> None:
         self.close()
 
-    def _start(self, node: Node, command: Command, stderr_limit: int | None = None) -> RemoteProcess:
+    def _start(
+        self, node: Node, command: Command, *, stderr_limit: int | None = None, drain_stderr: bool = False
+    ) -> RemoteProcess:
         from clusterctl.transport.process import STDERR_TAIL_BYTES, start
 
         self._cancellation.check(node.label)
@@ -170,6 +170,7 @@ class Transport:
                 where=target.where,
                 what=_short(str(command)),
                 stderr_limit=stderr_limit or STDERR_TAIL_BYTES,
+                drain_stderr=drain_stderr,
             )
 
     def _pool(self) -> Pool:

@@ -112,9 +112,11 @@ def test_a_wheel_that_arrives_damaged_is_refused_and_nothing_stays(tmp_path: Pat
 
 
 @contextlib.contextmanager
-def chained(directory: Path, lock: list[Wheel], length: int) -> Iterator[tuple[AgentCall, AgentCall]]:
-    """Two nodes that are told to relay: the first gets the stream, the second gets it from there."""
-    with asked(directory / "first", REQUEST) as first, asked(directory / "second", REQUEST) as second:
+def chained(
+    directory: Path, lock: list[Wheel], length: int, python: str = sys.executable
+) -> Iterator[tuple[AgentCall, AgentCall]]:
+    """Two nodes that are told to relay: the first, run by `python`, gets the stream, the second gets it from there."""
+    with asked(directory / "first", REQUEST, python=python) as first, asked(directory / "second", REQUEST) as second:
         where = {}
         for node, call in enumerate((first, second)):
             call.receive()
@@ -157,6 +159,19 @@ def test_what_a_broken_relay_leaves_out_goes_directly(tmp_path: Path) -> None:
         send_files(second, lock, store)
         second.send({"do": "build", "lock": lock})
         assert second.result()["built"]
+
+
+def test_a_first_node_that_cannot_store_a_wheel_says_why_and_passes_it_on(tmp_path: Path) -> None:
+    python = tmp_path / "python"
+    python.write_text(f'#!/bin/sh\nulimit -f 2000\nexec {sys.executable} "$@"\n')  # blocks of 512 bytes
+    python.chmod(0o755)
+    store, lock = store_of(tmp_path / "store", make_wheel(tmp_path, "large", "1", {"large.py": "#" * 3_000_000}))
+    stream = blob(lock[0], store.path(lock[0]).read_bytes()) + HEADER.pack(bytes(32), END)
+    with chained(tmp_path, lock, len(stream), str(python)) as (first, second):
+        first.write(stream)
+        assert second.receive() == {"missing": []}
+        with pytest.raises(NodeError, match="File too large"):
+            first.receive()
 
 
 @pytest.mark.parametrize(

@@ -257,14 +257,14 @@ def test_a_peer_that_falls_silent_is_noticed_and_one_that_is_idle_is_kept(
 ) -> None:
     from clusterctl.transport import target
 
-    monkeypatch.setattr(target, "DEFAULT_ALIVE", (0.25, 6))
+    monkeypatch.setattr(target, "DEFAULT_ALIVE", (0.25, 4))
     for kind in KINDS:
         with make_cluster(kind, tmp_path / kind, 1) as cluster, Transport(cluster.settings) as transport:
             node = cluster.nodes[0]
             process = transport.open(node, command("sh", "-c", "echo $PPID; exec sleep 30"))
             server = int(process.readline(deadline_s=10))
             with pytest.raises(NodeError, match="no end within"):
-                process.read(deadline_s=3)  # longer than a silent peer would be allowed
+                process.read(deadline_s=2)  # longer than a silent peer would be allowed
             os.kill(server, signal.SIGSTOP)
             try:
                 with pytest.raises(UnreachableError, match="lost the connection"):

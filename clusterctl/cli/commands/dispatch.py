@@ -43,6 +43,7 @@ def dispatch(
 
 
 def _scan(session: Session, cluster: Cluster, directory: Path, rehash: bool) -> Workspace:
+    cluster.warm_up()
     from clusterctl.dispatch import scan
     from clusterctl.dispatch.shards import Shards
 

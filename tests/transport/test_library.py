@@ -1,0 +1,30 @@
+"""The SSH library is imported without what costs time and is of no use, and nobody else is the worse for it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+
+def run(code: str) -> list[str]:
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    return done.stdout.split()
+
+
+def test_what_is_of_no_use_stays_out_and_can_be_imported_later() -> None:
+    code = (
+        "import sys\nfrom clusterctl.transport import library\nlibrary.load()\nimport paramiko\n"
+        "print(*{'email', 'csv', 'invoke', 'asyncio', 'unittest', 'importlib.metadata'} & set(sys.modules), '-')\n"
+        "from importlib.metadata import version\nimport invoke\nprint(version('paramiko') != paramiko.__version__)"
+    )
+    assert run(code) == ["-", "True"]
+
+
+def test_who_imports_the_real_thing_meanwhile_gets_it() -> None:
+    code = (
+        "import sys\nfrom clusterctl.transport import library\n"
+        "with library._stand_in('importlib.metadata', library._Metadata('importlib.metadata')):\n"
+        "    from importlib.metadata import PackageNotFoundError\n"
+        "import importlib.metadata\nprint(PackageNotFoundError is importlib.metadata.PackageNotFoundError)"
+    )
+    assert run(code) == ["True"]
