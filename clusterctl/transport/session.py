@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 MESSAGE_COMMAND_CHARS = 80
+MAX_LINKS = 256
 WHOLE_STDERR_BYTES = 64 * 1024 * 1024
 
 
@@ -39,17 +40,18 @@ class Transport:
         settings: SshSettings,
         *,
         max_handshakes: int = 16,
-        max_links: int = 256,
+        max_links: int | None = None,
         connect_timeout_s: float = 10.0,
         ask: Ask | None = None,
     ) -> None:
-        """At most `max_handshakes` connections are being made at a time, and `max_links` are kept that nobody uses.
+        """At most `max_handshakes` connections are being made at a time, and `max_links` are kept that nobody uses;
+        by default 256, or half as many as this process may have files open.
 
         `ask` asks a person for a passphrase or a password; by default on the terminal.
         """
         self._settings = settings
         self._max_handshakes = max_handshakes
-        self._max_links = max_links
+        self._max_links = max_links or min(MAX_LINKS, _open_files() // 2)
         self._connect_timeout_s = connect_timeout_s
         self._ask = ask
         self._resolver = Resolver(settings)
@@ -189,6 +191,13 @@ class Transport:
                     self._max_links,
                 )
             return self._made_pool
+
+
+def _open_files() -> int:
+    import resource
+
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return 2 * MAX_LINKS if soft == resource.RLIM_INFINITY else max(2, soft)
 
 
 def _short(text: str) -> str:
