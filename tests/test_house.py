@@ -33,7 +33,17 @@ MAY_IMPORT = {
     "inventory": ("config", "errors"),
     "transport": ("errors",),
     "cluster": ("bundle", "config", "errors", "inventory", "transport"),
-    "dispatch": ("agent.files", "agent.paths", "agent.tree", "certificates", "cluster", "errors", "inventory"),
+    "waiting": ("cluster", "errors"),
+    "dispatch": (
+        "agent.files",
+        "agent.paths",
+        "agent.tree",
+        "certificates",
+        "cluster",
+        "errors",
+        "inventory",
+        "waiting",
+    ),
     "check": ("cluster", "errors", "inventory"),
     "launch": (
         "agent.environment",
@@ -44,6 +54,7 @@ MAY_IMPORT = {
         "errors",
         "inventory",
         "timing",
+        "waiting",
     ),
     "setup": (
         "agent.pip",

@@ -14,7 +14,7 @@ from clusterctl.agent.light import dumps, loads
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any, BinaryIO
+    from typing import Any, BinaryIO, Callable
 
 MAX_LINE = 64 << 20
 BEAT_S = 5.0
@@ -56,10 +56,23 @@ class Peer:
             raise AgentError("a request must be a JSON object", kind="usage")
         return value
 
+    def next_word(self) -> dict[str, Any]:
+        """What the control machine says when it is this node's turn: others may come first, which it says as well."""
+        while "wait" in (word := self.receive(GO_S)):
+            pass
+        return word
+
     def _read_line(self, limit_s: float | None) -> bytes:
-        """By a signal, since what is buffered already cannot be selected for."""
         if limit_s is None:
             return self.incoming.readline(MAX_LINE)
+        return self._within(limit_s, lambda: self.incoming.readline(MAX_LINE))
+
+    def read_some(self, count: int) -> bytes:
+        """At most `count` bytes of bulk data, none at the end of file; raises `Gone` when none come for long."""
+        return self._within(GO_S, lambda: self.incoming.read1(count))  # type: ignore[attr-defined]
+
+    def _within(self, limit_s: float, read: Callable[[], bytes]) -> bytes:
+        """By a signal, since what is buffered already cannot be selected for; so only in the main thread."""
         import signal
 
         def gone(*_: object) -> None:
@@ -68,7 +81,7 @@ class Peer:
         old = signal.signal(signal.SIGALRM, gone)
         signal.setitimer(signal.ITIMER_REAL, limit_s)
         try:
-            return self.incoming.readline(MAX_LINE)
+            return read()
         finally:
             signal.setitimer(signal.ITIMER_REAL, 0)
             signal.signal(signal.SIGALRM, old)

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from clusterctl.agent.files import delete, digest_of, read_json
 from clusterctl.agent.paths import RESERVED, JobPaths, find_jobs, incoming_dir
-from clusterctl.agent.protocol import GO_S, AgentError, Gone, Peer
+from clusterctl.agent.protocol import AgentError, Gone, Peer
 from clusterctl.agent.store import Source, dispatch_lock, find_sources, find_torn, is_exact, read_manifest
 from clusterctl.agent.supersede import journal_of, supersede, was_started
 from clusterctl.agent.tree import FILE, Entry, content_of, decode, fold_rows, order
@@ -63,7 +63,7 @@ class _Dispatch:
         answer.update(self._be_ready_to_relay())
         self._peer.send({**answer, **(self._lacking() if known else {"missing": None}), **self._gone()})
         while True:
-            word = self._next_word()
+            word = self._peer.next_word()
             if "manifest_bytes" in word:
                 self._understand(_unpack(self._peer, word["manifest_bytes"]), None)
                 self._peer.send({**self._lacking(), **self._gone()})
@@ -74,12 +74,6 @@ class _Dispatch:
                 return self._build(word)
             else:
                 raise AgentError("the dispatch was given up")
-
-    def _next_word(self) -> dict[str, Any]:
-        """Other nodes may have their turn before this one."""
-        while "wait" in (word := self._peer.receive(GO_S)):
-            pass
-        return word
 
     def _about_newest(self) -> dict[str, Any] | None:
         job = self._newest
@@ -206,10 +200,9 @@ class _Dispatch:
 
         if "relay" in word:
             self._take_from_relay(work, word["relay"], word["resume"])
-            word = self._next_word()
+            word = self._peer.next_word()
         if word["blobs"]:
-            read = self._peer.incoming.read1  # type: ignore[attr-defined]
-            work.take(Stream(read, word["compressed"]), word["resume"])
+            work.take(Stream(self._peer.read_some, word["compressed"]), word["resume"])
 
     def _take_from_relay(self, work: Staging, how: dict[str, Any], resume: dict[str, int]) -> None:
         """Whatever of the stream comes and is right; then says what is lacking."""
@@ -237,9 +230,12 @@ def _unpack(peer: Peer, count: int) -> dict[str, Any]:
     """A list of files, or of changes to one: `{"rows", "gone"}`."""
     if not count:
         return {"rows": [], "gone": []}
-    packed = peer.incoming.read(count)
-    if len(packed) != count:
-        raise Gone
+    packed = bytearray()
+    while len(packed) < count:
+        piece = peer.read_some(count - len(packed))
+        if not piece:
+            raise Gone
+        packed += piece
     try:
         listed: dict[str, Any] = json.loads(zlib.decompress(packed))
     except (zlib.error, ValueError) as exc:

@@ -188,6 +188,7 @@ class Downstream:
         self.lost = False
         self._branch = branch
         self._lag = Lag(branch.nodes)
+        self._patience_s = STALL_S + min(Lag.ALLOWED_MORE_S * branch.nodes, STALL_S)  # as for a lag, nearer ones more
         self._queue: deque[memoryview] = deque()
         self._waiting = 0
         self._ready = False
@@ -207,14 +208,19 @@ class Downstream:
         return self._ready and bool(self._queue) and not self.lost
 
     def put(self, piece: memoryview) -> None:
-        """Queues a piece and sends what goes; waits while too much waits, and gives the node up if it lags too long."""
+        """Queues a piece and sends what goes; waits while too much waits.
+
+        Gives the node up if it lags too long, or takes nothing at all for a while: that of a lag grows with the work.
+        """
         if self.lost:
             return
         self._queue.append(piece)
         self._waiting += len(piece)
         self.pump()
+        since = time.monotonic()
         while self._waiting > BUFFERED and not self.lost:
-            left_s = self._lag.left_s()
+            stalled_s = time.monotonic() - max(self._moved, since)
+            left_s = min(self._lag.left_s(), self._patience_s - stalled_s)
             if left_s <= 0:
                 self.give_up()
                 return

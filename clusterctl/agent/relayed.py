@@ -25,7 +25,7 @@ def take_relayed(relay: Relay, how: dict[str, Any], peer: Peer, sink: Callable[[
 
     Raises Gone at the first node, whose stream comes from the control machine, when that ends too early.
     """
-    source = None if how["upstream"] else peer.incoming.read1  # type: ignore[attr-defined]
+    source = None if how["upstream"] else _from_control_machine(peer)
     branches = [Branch(*branch) for branch in how["downstream"]]
 
     def read(count: int) -> memoryview:
@@ -40,6 +40,18 @@ def take_relayed(relay: Relay, how: dict[str, Any], peer: Peer, sink: Callable[[
             raise Gone from None
     finally:
         relay.finish()
+
+
+def _from_control_machine(peer: Peer) -> Callable[[int], bytes]:
+    """Its silence is an end of the stream as any other, of which those behind must hear."""
+
+    def read(count: int) -> bytes:
+        try:
+            return peer.read_some(count)
+        except Gone:
+            return b""
+
+    return read
 
 
 def _start(relay: Relay, *how: Any) -> None:

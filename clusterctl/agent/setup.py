@@ -115,7 +115,7 @@ class _Worker:
 
     def _take(self, order: dict[str, Any]) -> None:
         for wheel in decode_lock(order["lock"]):
-            self._store.take(wheel, self._peer.incoming.read1)  # type: ignore[attr-defined]
+            self._store.take(wheel, self._peer.read_some)
 
 
 @contextmanager

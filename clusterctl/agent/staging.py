@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -154,7 +155,8 @@ class Staging:
                     self._close_up(f.fileno(), number)
         except BaseException:  # the stream ended, or the relay broke: then what is missing comes directly
             if path == name:
-                os.unlink(path)  # noqa: PTH108
+                with contextlib.suppress(FileNotFoundError):  # it could not even be made
+                    os.unlink(path)  # noqa: PTH108
             raise
         if not right:
             os.unlink(path)  # noqa: PTH108
@@ -202,14 +204,11 @@ class Staging:
         return Source(f"{self._place}/{self._name(number)}", self._stamps[number], False)
 
     def _copy(self, number: int, source: Source, beat: Callable[[], None]) -> None:
-        entry = self._entries[number]
-        if source.movable:
-            os.rename(source.path, f"{self._place}/{self._name(number)}")  # noqa: PTH104
-            fd = os.open(f"{self._place}/{self._name(number)}", os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
-        else:
-            fd = self._create(f"{self._place}/{self._name(number)}")
+        entry, path = self._entries[number], f"{self._place}/{self._name(number)}"
+        moved = source.movable and _moved(source.path, path)
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW) if moved else self._create(path)
         try:
-            if not source.movable:
+            if not moved:
                 copy_file(source, entry.size, fd, beat)
                 self.bytes_copied += entry.size
             self._close_up(fd, number)
@@ -227,6 +226,15 @@ class Staging:
                 finish_directory(f"{tree}/{entry.path}", entry)
         rows = [Row(entry, self._stamps.get(number)) for number, entry in enumerate(self._entries)]
         seal(JobPaths(tree), record, rows)
+
+
+def _moved(source: str, path: str) -> bool:
+    """Whether a file could be moved; from a directory that is read-only already it cannot."""
+    try:
+        os.rename(source, path)  # noqa: PTH104
+    except PermissionError:
+        return False
+    return True
 
 
 def _other_contents(entry: Entry) -> AgentError:

@@ -22,7 +22,7 @@ from clusterctl.agent.files import read_json, write_atomic, write_json
 from clusterctl.agent.jobs import find_job
 from clusterctl.agent.paths import JobPaths, RunPaths
 from clusterctl.agent.processes import identify, wait_until
-from clusterctl.agent.protocol import GO_S, AgentError, Peer
+from clusterctl.agent.protocol import AgentError, Peer
 from clusterctl.agent.venvs import find_for_job, in_environment
 
 LOCK_S = 0.5  # who only looks whether it is free holds it for an instant
@@ -48,7 +48,7 @@ def start(root: Path, request: dict[str, Any], peer: Peer) -> dict[str, Any]:
             **quick(root),
         }
         peer.send({"ready": ready})
-        go = peer.receive(GO_S)
+        go = peer.next_word()
         if "spec" not in go:
             raise AgentError("the start was given up")
         go["spec"] = in_environment(go["spec"], venv, request["python"])

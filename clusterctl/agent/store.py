@@ -105,7 +105,7 @@ def _link(beside: str, place: str) -> None:
 def _remove_dead(place: str) -> None:
     """Removes the lock of a holder that is gone; raises when it lives."""
     try:
-        other = os.open(place, os.O_RDONLY | os.O_CLOEXEC)
+        other = os.open(place, os.O_RDWR | os.O_CLOEXEC)  # NFS gives an exclusive lock only to who may write
     except FileNotFoundError:
         return
     try:

@@ -98,10 +98,10 @@ def _go_on(root: Path, entries: list[Entry] | None = None, base: dict[str, Row] 
 
 
 def _change(tree: Path, staging: Path, entries: list[Entry], base: dict[str, Row], record: dict[str, Any]) -> None:
-    for row in base.values():  # a directory may be read-only
-        if row.entry.kind == DIRECTORY and row.entry.mode & 0o300 != 0o300:
+    for path, row in base.items():  # a directory may be read-only
+        if row.entry.kind == DIRECTORY and row.entry.mode & 0o300 != 0o300 and _kind(tree / path) == DIRECTORY:
             with contextlib.suppress(OSError):
-                (tree / row.entry.path).chmod(0o700)
+                (tree / path).chmod(0o700)
     _remove_gone(tree, base, entries)
     rows = [_place(tree, staging, base, number, entry) for number, entry in enumerate(entries)]
     for entry in reversed(entries):
@@ -111,10 +111,20 @@ def _change(tree: Path, staging: Path, entries: list[Entry], base: dict[str, Row
 
 
 def _remove_gone(tree: Path, base: dict[str, Row], entries: list[Entry]) -> None:
+    """Where the successor of a directory is there already, nothing below is looked at: it may be a link elsewhere."""
     wanted = {entry.path: entry.kind for entry in entries}
-    for path, row in reversed(list(base.items())):  # children first
-        if wanted.get(path) != row.entry.kind and (path not in wanted or _kind(tree / path) == row.entry.kind):
-            _remove(tree / path)  # unless its successor is there already
+    gone: list[str] = []
+    replaced: set[str] = set()
+    for path, row in base.items():  # directories before what is in them
+        if path.rpartition("/")[0] in replaced:
+            replaced.add(path)
+        elif wanted.get(path) != row.entry.kind:
+            if path in wanted and _kind(tree / path) != row.entry.kind:
+                replaced.add(path)
+            else:
+                gone.append(path)
+    for path in reversed(gone):
+        _remove(tree / path)
 
 
 def _kind(path: Path) -> str:

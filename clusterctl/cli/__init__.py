@@ -25,8 +25,9 @@ def _leave(code: int) -> NoReturn:
     exec(), as dataclasses do while they are imported, whether it was handled or not.
     """
     try:
-        sys.stdout.flush()
-        sys.stderr.flush()
+        for stream in (sys.stdout, sys.stderr):
+            if stream is not None:  # as it is for who closed it before he called us
+                stream.flush()
     except OSError:
         sys.exit(code)  # Python says what is wrong with them
     os._exit(code)

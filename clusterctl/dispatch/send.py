@@ -19,10 +19,10 @@ from clusterctl.dispatch.blobs import is_compressible, stream_bytes, write_blobs
 from clusterctl.dispatch.decision import Wanted, decide
 from clusterctl.dispatch.outcomes import Dispatched, NodeDispatch, Planned, Progress
 from clusterctl.dispatch.trees import make_trees
-from clusterctl.dispatch.waiting import Waiting
 from clusterctl.dispatch.workspace import Workspace
 from clusterctl.errors import ClusterctlError, RefusedError, UsageError
 from clusterctl.inventory import Node
+from clusterctl.waiting import Waiting
 
 T = TypeVar("T")
 BUSY_S = 60.0

@@ -17,6 +17,7 @@ from clusterctl.errors import ClusterctlError, NodeError, RefusedError
 from clusterctl.inventory import Node, nodeset
 from clusterctl.launch.keys import KeyFiles, make_keys
 from clusterctl.launch.plan import LaunchPlan
+from clusterctl.waiting import Waiting
 
 LAUNCH_S = 60.0
 
@@ -80,22 +81,24 @@ def start(
         call = calls[node.id] = cluster.call(node, {**request, "node": node.id, "address": node.address})
         found = dict(call.receive()["ready"])
         skews[node.id] = Skew.measure(asked, found["clock"], time.time())
+        waiting.add(node.id, call)
         return found
 
     try:
-        outcomes = cluster.map(look, [node for node in cluster.nodes if node.id not in (failed or {})])
-        launch, left_out = _who_takes_part(launch, outcomes, failed or {}, allow_partial)
-        looks = {outcome.node.id: outcome.get() for outcome in outcomes if outcome.ok}
-        job = _same_job(looks)
-        _check_addresses(looks)
-        _check_environments(looks)
-        name = f"{1 + max(int(found['newest_run']) for found in looks.values()):04d}"
-        dirs = {node: found["dir"] for node, found in looks.items()}
-        members = max(launch.count("trainer"), len(looks))
-        warnings = quick(looks, skews, members=members, open_files=cluster.settings.open_files)
-        run = Run(job, name, launch.nodes, dirs, tuple(warnings), left_out)
-        on_go(run)
-        _go(cluster, launch, calls, looks, run)
+        with Waiting() as waiting:
+            outcomes = cluster.map(look, [node for node in cluster.nodes if node.id not in (failed or {})])
+            launch, left_out = _who_takes_part(launch, outcomes, failed or {}, allow_partial)
+            looks = {outcome.node.id: outcome.get() for outcome in outcomes if outcome.ok}
+            job = _same_job(looks)
+            _check_addresses(looks)
+            _check_environments(looks)
+            name = f"{1 + max(int(found['newest_run']) for found in looks.values()):04d}"
+            dirs = {node: found["dir"] for node, found in looks.items()}
+            members = max(launch.count("trainer"), len(looks))
+            warnings = quick(looks, skews, members=members, open_files=cluster.settings.open_files)
+            run = Run(job, name, launch.nodes, dirs, tuple(warnings), left_out)
+            on_go(run)
+            _go(cluster, launch, calls, looks, run, waiting)
         return run
     finally:
         for call in calls.values():
@@ -169,17 +172,27 @@ def _is_loopback(address: str) -> bool:
 
 
 def _go(
-    cluster: Cluster, launch: LaunchPlan, calls: dict[int, AgentCall], looks: Mapping[int, Message], run: Run
+    cluster: Cluster,
+    launch: LaunchPlan,
+    calls: dict[int, AgentCall],
+    looks: Mapping[int, Message],
+    run: Run,
+    waiting: Waiting,
 ) -> None:
     keys = make_keys(launch)
     addresses = {node: found["address"] for node, found in looks.items()}
-    lead = _launch_one(run.lead, launch, calls, keys, addresses, run, None)
+
+    def launch_one(node: Node, lead: Message | None) -> Message:
+        waiting.leave(node.id)
+        return _launch_one(node, launch, calls, keys, addresses, run, lead)
+
+    try:
+        lead = launch_one(run.lead, None)
+    except ClusterctlError:  # it may be up all the same, and only its word be lost
+        cluster.ask({"op": "stop", "ref": run.job}, [run.lead])
+        raise
     place = {"host": addresses[run.lead.id], "port": lead["port"]}
-
-    def launch_one(node: Node) -> Message:
-        return _launch_one(node, launch, calls, keys, addresses, run, place)
-
-    outcomes = cluster.map(launch_one, run.nodes[1:])
+    outcomes = cluster.map(lambda node: launch_one(node, place), run.nodes[1:])
     if failures(outcomes):
         _take_back(cluster, run, outcomes)
 

@@ -36,8 +36,8 @@ TAIL_CHARS = 400
 class Downloads:
     """The cache of this machine: wheels by their hash, and what was chosen for requirements and a platform."""
 
-    def __init__(self, directory: Path | None = None) -> None:
-        self._directory = directory or Path.home() / ".cache" / "clusterctl"
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
         self.store = WheelStore(self._directory / "wheels")
 
     def resolve(self, requirements: Sequence[str], platform: Platform, *, cached: bool) -> list[Wheel]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TypeVar
 
 from clusterctl.agent.requirements import normal
@@ -70,12 +71,15 @@ class Wishes:
     upgrade: bool = False
 
 
-def prepare(cluster: Cluster, requirements: Requirements, wishes: Wishes, say: Callable[[str], None]) -> Prepared:
+def prepare(
+    cluster: Cluster, requirements: Requirements, wishes: Wishes, say: Callable[[str], None], cache: Path
+) -> Prepared:
     """Makes the environment on every node, or finds it there; every node has its outcome.
 
-    One SSH command per node stays open from the first look to the end, and holds that node's lock.
+    One SSH command per node stays open from the first look to the end, and holds that node's lock. `cache` is the
+    directory of this machine's wheels.
     """
-    work = _Setup(cluster, requirements, wishes, say)
+    work = _Setup(cluster, requirements, wishes, say, Downloads(cache))
     try:
         return work.run()
     finally:
@@ -85,14 +89,19 @@ def prepare(cluster: Cluster, requirements: Requirements, wishes: Wishes, say: C
 
 class _Setup:
     def __init__(
-        self, cluster: Cluster, requirements: Requirements, wishes: Wishes, say: Callable[[str], None]
+        self,
+        cluster: Cluster,
+        requirements: Requirements,
+        wishes: Wishes,
+        say: Callable[[str], None],
+        downloads: Downloads,
     ) -> None:
         self._cluster = cluster
         self._requirements = list(requirements.lines)
         self._options = requirements.options
         self._wishes = wishes
         self._say = say
-        self._downloads = Downloads()
+        self._downloads = downloads
         self._facts: dict[int, Message] = {}
         self._missing: dict[int, list[Wheel]] = {}
         self._sent: dict[int, int] = {}  # through the relay
@@ -221,9 +230,11 @@ class _Setup:
         wanted = {wheel for node in asked for wheel in self._missing[node.id] if not store.has(wheel)}
         for node in asked:
             has = sorted(wanted - set(self._missing[node.id]))
-            if has:
+            try:
                 fetch_files(self.calls[node.id], has, store)
-                wanted -= set(has)
+            except ClusterctlError as exc:  # its own trouble: another node may have them, or the index
+                self._errors[node.id] = exc
+            wanted = {wheel for wheel in wanted if not store.has(wheel)}
         if wanted:
             self._downloads.fetch(sorted(wanted), self._options, group.platform)
             _check_all_there(wanted, store)

@@ -27,6 +27,8 @@ def send_files(call: AgentCall, wheels: Sequence[Wheel], store: WheelStore) -> i
 
 def fetch_files(call: AgentCall, wheels: Sequence[Wheel], store: WheelStore) -> None:
     """Brings wheels that a node has into this machine's store. Raises NodeError when they are damaged."""
+    if not wheels:
+        return
     call.send({"do": "give", "lock": wheels})
     try:
         for wheel in wheels:

@@ -6,16 +6,19 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from agent.nodes import BUNDLE, PYTHONS, PipeCluster, agent, ask, needs
+from clusterctl import waiting
 from clusterctl.bundle import boot_code
+from clusterctl.cluster import AgentCall
 from clusterctl.dispatch import Progress, dispatch, scan
 from clusterctl.errors import NodeError, RefusedError
-from clusterctl.launch import plan, start
+from clusterctl.launch import Run, plan, start
 from clusterctl.observe.status import status
 from support.processes import wait_until
 
@@ -128,7 +131,13 @@ def cluster_of(tmp_path: Path, python: str) -> PipeCluster:
     return PipeCluster(tmp_path, python, PSERVER_COMMAND="python server.py", ENGINE="clusterctl")
 
 
-def begin(cluster: PipeCluster, workspace: Path, train: str, monkeypatch: pytest.MonkeyPatch) -> str:
+def begin(
+    cluster: PipeCluster,
+    workspace: Path,
+    train: str,
+    monkeypatch: pytest.MonkeyPatch,
+    on_go: Callable[[Run], object] = lambda run: None,
+) -> str:
     workspace.mkdir()
     (workspace / "train.py").write_text(train)
     (workspace / "server.py").write_text(SERVER)
@@ -136,10 +145,7 @@ def begin(cluster: PipeCluster, workspace: Path, train: str, monkeypatch: pytest
     assert all(outcome.ok for outcome in sent.outcomes), sent.outcomes
     launch = plan(cluster.settings, cluster.inventory)
     monkeypatch.setattr(type(launch), "needs_runtime", False)
-    return start(cluster, launch, sent.job, lambda job: None).job
-
-
-# Not strict: it is a matter of microseconds; test_link.py has it for certain.
+    return start(cluster, launch, sent.job, on_go).job
 
 
 @pytest.mark.parametrize("version", ["3.9", "3.13"])
@@ -180,6 +186,45 @@ def test_a_run_is_stopped_in_the_oldest_and_in_the_newest_python(
     assert [answer["survivors"] for answer in stopped] == [0, 0]
     assert wait_until(lambda: [n["state"] for n in nodes_of(cluster, job)] == ["stopped", "stopped"], 10)
     assert [crash(cluster, node, job) for node in range(2)] == ["", ""]
+    assert wait_until(lambda: not cluster.left(), 10), cluster.left()
+
+
+def test_nodes_that_wait_long_for_the_others_to_be_ready_are_kept_waiting(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(waiting, "PATIENCE_S", 0.01)
+    cluster = cluster_of(tmp_path, sys.executable)
+    told: set[str] = set()
+    real = AgentCall.send
+
+    def send(call: AgentCall, message: dict[str, Any]) -> None:
+        if "wait" in message:
+            told.add(call.node.label)
+        real(call, message)
+
+    def on_go(run: Run) -> None:
+        told.clear()  # while they were sent the workspace
+        assert wait_until(lambda: len(told) == 2)
+
+    monkeypatch.setattr(AgentCall, "send", send)
+    job = begin(cluster, tmp_path / "workspace", WORKS, monkeypatch, on_go)
+    assert wait_until(lambda: status(cluster, job).state == "succeeded", 20), status(cluster, job)
+
+
+def test_a_lead_whose_answer_is_lost_is_not_left_running(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster = cluster_of(tmp_path, sys.executable)
+    real = AgentCall.result
+
+    def lost(call: AgentCall, *deadline: Any) -> Any:
+        if "port" in (answer := real(call, *deadline)):
+            raise NodeError("the connection broke", node=call.node.label)
+        return answer
+
+    with monkeypatch.context() as patched:
+        patched.setattr(AgentCall, "result", lost)
+        with pytest.raises(NodeError, match="the connection broke"):
+            begin(cluster, tmp_path / "workspace", SERVER, monkeypatch)
+    assert [node["state"] for node in nodes_of(cluster, "JOB20261121-081530")] == ["stopped", "dispatched"]
     assert wait_until(lambda: not cluster.left(), 10), cluster.left()
 
 

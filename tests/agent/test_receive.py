@@ -16,6 +16,8 @@ from typing import Any
 import pytest
 
 from agent.nodes import agent, ask, asked
+from clusterctl.agent import protocol
+from clusterctl.agent.protocol import Gone, Peer
 from clusterctl.agent.staging import LARGE
 from clusterctl.agent.tree import DIRECTORY, END, FILE, HEADER, Entry, content_of
 from clusterctl.cluster import AgentCall
@@ -158,6 +160,7 @@ TROUBLE = {
     "our own names": ([Entry("log", FILE, 0o644, 0, 0, hashlib.sha256().hexdigest())], b"", RefusedError, "log"),
     "our own directory": ([Entry(".clusterctl", DIRECTORY, 0o755, 0)], b"", RefusedError, "clusterctl"),
     "a name that is too long": ([Entry("x" * 300, DIRECTORY, 0o755, 0)], b"", NodeError, "too long"),
+    "a file's name that is too long": ([TREE[1]._replace(path="x" * 300)], DATA, NodeError, "too long"),
     "a mode that is none": ([Entry("x", DIRECTORY, 0.5, 0)], b"", ClusterctlError, ""),  # type: ignore[arg-type]
 }
 
@@ -187,6 +190,17 @@ def test_a_stream_that_breaks_off_within_the_first_file_leaves_nothing(tmp_path:
         go(call)
         call.write(stream()[: int(share * len(DATA))])
     assert traces(tmp_path / "home") == []
+
+
+def test_silence_within_the_bytes_ends_it_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(protocol, "GO_S", 0.05)
+    read_end, write_end = os.pipe()
+    with os.fdopen(read_end, "rb") as incoming, os.fdopen(write_end, "wb", buffering=0) as control_machine:
+        peer = Peer(incoming, -1)
+        control_machine.write(b"some")
+        assert peer.read_some(10) == b"some"
+        with pytest.raises(Gone):
+            peer.read_some(10)
 
 
 def test_what_arrived_before_a_kill_is_not_sent_again(tmp_path: Path) -> None:

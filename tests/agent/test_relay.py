@@ -130,7 +130,11 @@ def test_a_lying_node_is_not_noticed_here_but_by_the_hashes_of_the_receiver() ->
     assert relays.members[2].got == bytes(len(STREAM))
 
 
-def test_a_node_that_takes_nothing_is_given_up_and_holds_up_nobody_before_it(short_patience: None) -> None:
+@pytest.mark.parametrize("allowed_s", [0.3, 1e6], ids=["it lags too long", "after much work"])
+def test_a_node_that_takes_nothing_is_given_up_and_holds_up_nobody_before_it(
+    short_patience: None, monkeypatch: pytest.MonkeyPatch, allowed_s: float
+) -> None:
+    monkeypatch.setattr(Lag, "ALLOWED_S", allowed_s)
     relays = Relays(4)
     stream = STREAM * 8  # more than all socket buffers and our own
     stuck = relays.start(2, stream)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 import shutil
 import subprocess
@@ -13,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from agent.nodes import PYTHONS, ask, asked
+from agent.nodes import PYTHONS, PipeCluster, ask, asked
 from clusterctl.agent.pip import uv_variables
 from clusterctl.agent.requirements import effective, logical_lines
 from clusterctl.agent.setup import facts
@@ -23,6 +24,8 @@ from clusterctl.agent.wheels import Wheel, WheelStore, describe, shebang
 from clusterctl.cluster import AgentCall
 from clusterctl.dispatch import relay
 from clusterctl.errors import NodeError, RefusedError
+from clusterctl.inventory import Node
+from clusterctl.setup import Group, Requirements, nodes
 from clusterctl.setup.downloads import Downloads, explain
 from clusterctl.setup.platforms import kind_of, platform_of
 from clusterctl.setup.sending import send_files
@@ -396,6 +399,35 @@ def test_nodes_of_one_kind_get_wheels_that_the_oldest_of_them_can_load() -> None
 def test_the_words_of_pip_become_ours(said: str, kind: str, words: str) -> None:
     error = explain(said, "on node0")
     assert (error.kind, words in error.message) == (kind, True)
+
+
+class Giving:
+    """A node's agent that gives bytes, or is gone when there are none."""
+
+    def __init__(self, node: Node, data: bytes | None) -> None:
+        self.node = node
+        self.data = io.BytesIO(data or b"")
+        self.is_gone = data is None
+
+    def send(self, message: dict[str, Any]) -> None:
+        if self.is_gone:
+            raise NodeError("the connection broke", node=self.node.label)
+
+    def read(self, count: int) -> bytes:
+        return self.data.read(count)
+
+
+def test_a_node_that_goes_while_it_gives_wheels_spoils_it_for_no_other(tmp_path: Path) -> None:
+    wheel = describe(tiny(tmp_path))
+    cluster = PipeCluster(tmp_path, sys.executable, nodes=3)
+    work = nodes._Setup(cluster, Requirements("", ("tiny",)), nodes.Wishes(), print, Downloads(tmp_path / "cache"))
+    work._facts = {node.id: {"lock": None} for node in cluster.nodes}
+    work._missing = {0: [], 1: [], 2: [wheel]}
+    given = {0: None, 1: (tmp_path / wheel.file).read_bytes(), 2: b""}
+    work.calls = {node.id: Giving(node, given[node.id]) for node in cluster.nodes}  # type: ignore[misc]
+    work._gather(Group(platform_of([facts()]), list(cluster.nodes), [wheel]))
+    assert [(id_, error.node) for id_, error in work._errors.items()] == [(0, "node0")]
+    assert work._downloads.store.has(wheel)
 
 
 def test_a_wheel_is_described_by_its_bytes(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from clusterctl.agent.paths import RESERVED
 from clusterctl.agent.protocol import AgentError, Gone
 from clusterctl.agent.staging import Staging, Stream
+from clusterctl.agent.store import Source, stamp_of
 from clusterctl.agent.tree import DIRECTORY, END, FILE, HEADER, LINK, Entry, check, decode, leads_outside
 from clusterctl.agent.untouched import listing, read_seal
 
@@ -190,6 +191,18 @@ def test_equal_files_come_once(tmp_path: Path) -> None:
     work.copy({}, beat)
     assert (tmp_path / "new/tree/b").read_bytes() == b"same"
     assert stat.S_IMODE((tmp_path / "new/tree/b").stat().st_mode) == 0o600
+
+
+def test_what_a_broken_dispatch_left_is_taken_from_a_read_only_directory_too(tmp_path: Path) -> None:
+    left, entry = tmp_path / "left/a", file("a", b"same", 0o600)
+    left.parent.mkdir()
+    left.write_bytes(b"same")
+    left.parent.chmod(0o500)
+    work = Staging(tmp_path / "new", [entry], {}, in_place=False)
+    work.begin()
+    work.copy({entry.digest: Source(str(left), stamp_of(left.stat()), True)}, beat)
+    left.parent.chmod(0o700)
+    assert (tmp_path / "new/tree/a").read_bytes() == b"same"
 
 
 PARTS = st.sampled_from(("a", "b", "..", ".", "", "up"))

@@ -61,6 +61,14 @@ def test_help_and_plain_mistakes_load_nothing_heavy(argv: list[str], tmp_path: P
     assert not set(HEAVY) & loaded_by(*argv)
 
 
+@pytest.mark.parametrize(("redirect", "code"), [(">&-", 0), (">/dev/full", 1), ("2>&-", 0)])
+def test_the_end_is_in_order_without_a_place_for_the_output(redirect: str, code: int) -> None:
+    line = f"exec {sys.executable} -m clusterctl --version {redirect}"
+    done = subprocess.run(["sh", "-c", line], capture_output=True, text=True, check=False)
+    assert done.returncode == code
+    assert "Traceback" not in done.stderr
+
+
 @pytest.mark.parametrize("argv", [["--version"], ["status", "--version"]], ids=" ".join)
 def test_the_version_is_told(argv: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert finish(*argv) == 0

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from clusterctl.dispatch import waiting
+from clusterctl import waiting
 from clusterctl.dispatch.decision import Wanted, decide
 from clusterctl.errors import NodeError, RefusedError
 

@@ -285,10 +285,15 @@ def test_a_change_in_place_that_was_cut_off_anywhere_is_finished_by_the_next_cal
             (place.workspace / name).write_text(name)
         (place.workspace / "becomes-file").mkdir()
         (place.workspace / "becomes-file/inner").write_text("x")
+        for name in ("becomes-link", "pointed-at"):  # through the link its old contents must not be seen
+            (place.workspace / name).mkdir()
+            (place.workspace / name / "inner").write_text(name)
         done = place.dispatch()
         root = place.job_dirs(done)[0].parent
         (place.workspace / "edited").write_text("anew")
         (place.workspace / "gone").unlink()
+        shutil.rmtree(place.workspace / "becomes-link")
+        (place.workspace / "becomes-link").symlink_to("pointed-at")
         for path, how in (("becomes-directory", "directory"), ("becomes-file", "file"), ("link", "link")):
             change(place.workspace, path, how, b"data")
         staging = root / ".clusterctl/incoming/staged"

@@ -109,7 +109,7 @@ def place(tmp_path: Path) -> Iterator[Place]:
     made = Place(tmp_path)
     yield made
     assert made.cluster.left() == []
-    assert not [thread for thread in threading.enumerate() if thread.name == "dispatch-waiting"]
+    assert not [thread for thread in threading.enumerate() if thread.name == "waiting-nodes"]
 
 
 def sent_directly(done: Dispatched) -> list[bool]:

@@ -125,18 +125,26 @@ def test_ctrl_c_however_often_leaves_nothing_half_stopped(site: Site, presses: i
     site.assert_nothing_left(job)
 
 
-def test_ctrl_c_while_sending_leaves_no_job_behind(site: Site) -> None:
+def test_ctrl_c_while_sending_leaves_no_job_and_the_next_dispatch_goes_on(site: Site) -> None:
     workspace = site.workspace("")
     (workspace / "big").write_bytes(os.urandom(200 << 20))
     before = {job["job"] for job in site.ok("jobs", "--json").json()["jobs"]}
+    incoming = [site.home(node) / "clusterctl/.clusterctl/incoming" for node in range(4)]
     with site.popen("dispatch", str(workspace)) as sending:
-        incoming = [site.home(node) / "clusterctl/.clusterctl/incoming" for node in range(4)]
-        assert wait_until(lambda: any(list(place.glob("*/tree/big")) for place in incoming), 30)
+        assert wait_until(lambda: all(arrived(place) > 1 << 20 for place in incoming), 30)
         sending.send_signal(signal.SIGINT)
         sending.communicate(timeout=30)
     assert sending.returncode == 130
-    assert wait_until(lambda: not any(list(place.glob("*/tree/big")) for place in incoming), 20)
     assert {job["job"] for job in site.ok("jobs", "--json").json()["jobs"]} == before
+    nodes = site.ok("dispatch", str(workspace), "--json").json()["nodes"]
+    assert all(0 < node["bytes_received"] < (200 << 20) - (1 << 20) for node in nodes)
+    assert all(Path(node["dir"], "big").stat().st_size == 200 << 20 for node in nodes)
+    assert not any(list(place.iterdir()) for place in incoming)
+
+
+def arrived(incoming: Path) -> int:
+    """How much has come of a large file."""
+    return sum(path.stat().st_size for path in incoming.glob("*/torn-*"))
 
 
 def test_what_a_killed_dispatch_left_is_removed_by_the_next(site: Site) -> None:

@@ -205,13 +205,16 @@ MOST_BARS = 12
 
 class _Reporter:
     def __init__(self, bars: Any, cluster: Cluster) -> None:
+        from clusterctl.inventory import fold
+
         self._bars = bars
         self._lock = threading.Lock()
         self._done: dict[int, tuple[int, int]] = {}
         self._single = len(cluster.nodes) > MOST_BARS
-        names = (
-            [f"nodes 0-{len(cluster.nodes) - 1}"] if self._single else [f"{n.label} {n.where}" for n in cluster.nodes]
-        )
+        if self._single:
+            names = [f"nodes {fold(node.id for node in cluster.nodes)}"]
+        else:
+            names = [f"{node.label} {node.where}" for node in cluster.nodes]
         self._tasks = [bars.add_task(name, total=None) for name in names]
         self._ids = {node.id: 0 if self._single else i for i, node in enumerate(cluster.nodes)}
 

@@ -186,11 +186,20 @@ class Screen:
                 self._say_lines(node, output.take_rest() + ([f"(exit code {code})".encode()] if code else []))
 
     def close(self) -> None:
-        """Show what is held, folded, and which nodes ended without a word; nothing comes any more."""
+        """Show what is held, folded, and which nodes ended without a word; nothing comes any more.
+
+        Of a node that was lost, what it had said is shown line by line.
+        """
         self._clock.cancel()
         with self._lock:
-            if not self._console.json and (self._may_go_live or not self._live):
+            if self._console.json:
+                return
+            if not self._live:
+                self._go_live()
+            elif self._may_go_live:
                 self._say_folded()
+            for node, output in self.outputs.items():
+                self._say_lines(node, output.take_rest())
 
     def show_what_is_held(self) -> None:
         """The same for a command that was cut short; what the nodes that go on have said is shown too."""

@@ -27,7 +27,7 @@ def setup(session: Session, workspace: Path, *, offline: bool, upgrade: bool) ->
         more = len(requirements.packages) - MOST_SHOWN
         asked += f" and {more} more" if more > 0 else ""
         console.say(f"{requirements.source}: {asked}     {settings.source}: {nodes}")
-        done = prepare(cluster, requirements, Wishes(offline, upgrade), console.say)
+        done = prepare(cluster, requirements, Wishes(offline, upgrade), console.say, session.cache_dir)
     error = _partial_failure(done)
     document = {
         "requirements": requirements.packages,

@@ -18,7 +18,7 @@ class Waiting:
         self._calls: dict[int, AgentCall] = {}
         self._lock = threading.Lock()
         self._over = threading.Event()
-        self._thread = threading.Thread(target=self._comfort, name="dispatch-waiting", daemon=True)
+        self._thread = threading.Thread(target=self._comfort, name="waiting-nodes", daemon=True)
 
     def __enter__(self) -> Waiting:
         self._thread.start()

@@ -1,0 +1,18 @@
+"""What `exec` shows of many nodes' output, without the nodes."""
+
+from __future__ import annotations
+
+import pytest
+
+from agent.nodes import NODE
+from clusterctl.cli.arguments import GlobalOptions
+from clusterctl.cli.commands.exec import Screen
+from clusterctl.cli.console import Console
+
+
+@pytest.mark.parametrize("fold", [None, True, False])
+def test_what_a_node_said_before_it_was_lost_is_shown(fold: bool | None, capsys: pytest.CaptureFixture[str]) -> None:
+    screen = Screen(Console(GlobalOptions()), [NODE], fold)
+    screen.take(NODE.id, b"last\nwords", False)
+    screen.close()
+    assert capsys.readouterr().out == "node0: last\nnode0: words\n"
