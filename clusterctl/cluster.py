@@ -24,6 +24,7 @@ FIRST_LINE = "import sys;i=sys.stdin.buffer;exec(i.read(int(i.readline())))"
 ANSWER_S = 60.0
 STALL_S = 120.0  # in which an agent takes nothing of what it is sent: longer than any disk rests
 MAX_LINE = 64 << 20
+AT_ONCE = 64
 AGENT_ENDED = "agent_ended"
 NO_MODULE = re.compile(r"No module named '(\w+)'")
 ERROR_KINDS: Mapping[str, type[ClusterctlError]] = {
@@ -139,6 +140,15 @@ def _line(message: Message) -> bytes:
     return json.dumps(message, separators=(",", ":")).encode() + b"\n"
 
 
+def who_asks() -> str:
+    """This user on this machine, for those who find a lock taken."""
+    import socket
+
+    from clusterctl.transport.sshconfig import local_user
+
+    return f"{local_user()}@{socket.gethostname()}"
+
+
 class Cluster:
     """The nodes that a command is about, and a transport to them. A context manager.
 
@@ -204,9 +214,12 @@ class Cluster:
 
         return self.map(one, nodes)
 
-    def map(self, work: Callable[[Node], T], nodes: Sequence[Node] | None = None) -> list[NodeOutcome[T]]:
+    def map(
+        self, work: Callable[[Node], T], nodes: Sequence[Node] | None = None, *, at_once: int = AT_ONCE
+    ) -> list[NodeOutcome[T]]:
+        """Every node's outcome, in node order; `work` is done for at most so many nodes `at_once`."""
         self.asked = True
-        return self.transport.map(self.nodes if nodes is None else nodes, work)
+        return self.transport.map(self.nodes if nodes is None else nodes, work, max_workers=at_once)
 
     def __enter__(self) -> Cluster:
         return self

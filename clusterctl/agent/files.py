@@ -76,8 +76,11 @@ def is_locked(path: Path) -> bool:
     return False
 
 
-def delete(path: Path) -> None:
-    """Deletes a file or a tree, also one with read-only directories; follows no link. Raises OSError."""
+def delete(path: Path, beat: Callable[[], None] = lambda: None) -> None:
+    """Deletes a file or a tree, also one with read-only directories; follows no link. Raises OSError.
+
+    `beat` is called now and then.
+    """
     try:
         status = path.lstat()
     except FileNotFoundError:
@@ -88,5 +91,6 @@ def delete(path: Path) -> None:
     if stat.S_IMODE(status.st_mode) & 0o700 != 0o700:
         path.chmod(0o700)
     for entry in list(path.iterdir()):
-        delete(entry)
+        delete(entry, beat)
     path.rmdir()
+    beat()

@@ -45,6 +45,7 @@ class Peer:
         self.incoming = incoming
         self._outgoing = outgoing
         self._spoke = time.monotonic()
+        self._has_alarm = False
 
     def receive(self, limit_s: float | None = None) -> dict[str, Any]:
         """The next JSON line; raises `Gone` at end of file, and when none comes within the limit."""
@@ -78,13 +79,14 @@ class Peer:
         def gone(*_: object) -> None:
             raise Gone
 
-        old = signal.signal(signal.SIGALRM, gone)
+        if not self._has_alarm:
+            self._has_alarm = True
+            signal.signal(signal.SIGALRM, gone)
         signal.setitimer(signal.ITIMER_REAL, limit_s)
         try:
             return read()
         finally:
             signal.setitimer(signal.ITIMER_REAL, 0)
-            signal.signal(signal.SIGALRM, old)
 
     def send(self, value: dict[str, Any]) -> None:
         """Raises `Gone` when nobody listens any more."""

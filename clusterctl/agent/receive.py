@@ -15,7 +15,7 @@ import os
 import time
 import zlib
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Callable
 
 from clusterctl.agent.files import delete, digest_of, read_json
 from clusterctl.agent.paths import RESERVED, JobPaths, find_jobs, incoming_dir
@@ -68,7 +68,7 @@ class _Dispatch:
                 self._understand(_unpack(self._peer, word["manifest_bytes"]), None)
                 self._peer.send({**self._lacking(), **self._gone()})
             elif "keep" in word:
-                _sweep(incoming_dir(self._root))
+                _sweep(incoming_dir(self._root), self._peer.beat)
                 return {"dir": str(self._root / word["keep"]), "kept": True}
             elif "go" in word:
                 return self._build(word)
@@ -146,7 +146,7 @@ class _Dispatch:
                 if stamp and entry.digest in sizes:
                     self._sources[entry.digest] = Source(f"{self._newest.dir}/{entry.path}", stamp, False)
         missing = [digest for digest in sizes if digest not in self._sources]
-        found = find_sources(self._root, missing, sizes) if missing else {}
+        found = find_sources(self._root, missing, sizes, self._peer.beat) if missing else {}
         if self._request["rehash"]:
             found = {digest: s for digest, s in found.items() if digest_of(s.path, self._peer.beat) == digest}
         self._sources.update(found)
@@ -162,12 +162,12 @@ class _Dispatch:
         old = word["supersede"] if self._exact else None
         base = {row.entry.path: row for row in self._base or ()} if old else {}
         torn = {digest: path for digest, (path, _) in self._torn.items()}
-        work = Staging(staging, self._entries, base, in_place=bool(old), torn=torn)
+        work = Staging(staging, self._entries, base, in_place=bool(old), torn=torn, beat=self._peer.beat)
         try:
             work.begin()
             self._take(work, word)
             copying = time.monotonic()
-            work.copy(self._sources, self._peer.beat)
+            work.copy(self._sources)
             copied = time.monotonic() - copying
             record = self._new_record(word)
             if old is None:
@@ -183,7 +183,7 @@ class _Dispatch:
                 with contextlib.suppress(OSError):
                     delete(staging)
             raise
-        _sweep(incoming_dir(self._root))
+        _sweep(incoming_dir(self._root), self._peer.beat)
         return {
             "dir": str(self._root / word["go"]),
             "kept": False,
@@ -254,8 +254,8 @@ def _first_rows(entries: list[Entry], sources: dict[str, Source]) -> list[int]:
     return rows
 
 
-def _sweep(incoming: Path) -> None:
+def _sweep(incoming: Path, beat: Callable[[], None]) -> None:
     """Removes what broken dispatches left; the lock says that none is under way."""
     for place in incoming.iterdir():
         with contextlib.suppress(OSError):
-            delete(place)
+            delete(place, beat)

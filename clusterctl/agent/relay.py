@@ -101,7 +101,7 @@ class Relay:
         with contextlib.suppress(RelayBroken):
             while self._left:
                 self._next_piece()
-        self._drain(STALL_S)
+        self._drain(None)
         self.close()
         return [downstream.name for downstream in self._downstream if downstream.lost]
 
@@ -144,7 +144,7 @@ class Relay:
             raise ConnectionError("the stream ended too early")
         return piece
 
-    def _drain(self, stall_s: float) -> None:
+    def _drain(self, stall_s: float | None) -> None:
         if self._downstream:
             from clusterctl.agent.relay_links import drain
 

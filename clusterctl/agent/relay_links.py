@@ -22,6 +22,9 @@ from clusterctl.agent.relay import PIECE, STALL_S, Branch, Keys, Lag
 
 CALL_S = 5.0  # for a connection and its handshake
 JOIN_S = 10.0  # for the upstream node to come
+PATIENCE_MORE_S = 0.5  # than STALL_S, for each node behind: only the neighbour of a node that stands still gives it up
+PATIENCE_MOST_S = 10.0
+SILENCE_S = 25.0  # of the upstream node, which may be waiting for another one: longer than STALL_S + PATIENCE_MOST_S
 BUFFERED = 16 << 20  # that a downstream node may be behind
 SLOWEST = 1 << 20  # bytes a second, once there is nothing else to wait for
 GUESTS = 32  # handshakes at a time
@@ -121,10 +124,10 @@ class Upstream:
 
     def _wait(self, sock: ssl.SSLSocket, downstream: Sequence[Downstream]) -> None:
         """Until something came; raises TimeoutError when nothing does."""
-        deadline = time.monotonic() + STALL_S
+        deadline = time.monotonic() + SILENCE_S
         while sock.fileno() not in wait_for(sock, downstream, deadline - time.monotonic()):
             if time.monotonic() >= deadline:
-                raise TimeoutError(f"nothing came from {self._name} for {STALL_S:g} s")
+                raise TimeoutError(f"nothing came from {self._name} for {SILENCE_S:g} s")
             for node in downstream:
                 node.pump()
 
@@ -188,7 +191,7 @@ class Downstream:
         self.lost = False
         self._branch = branch
         self._lag = Lag(branch.nodes)
-        self._patience_s = STALL_S + min(Lag.ALLOWED_MORE_S * branch.nodes, STALL_S)  # as for a lag, nearer ones more
+        self._patience_s = STALL_S + min(PATIENCE_MORE_S * branch.nodes, PATIENCE_MOST_S)
         self._queue: deque[memoryview] = deque()
         self._waiting = 0
         self._ready = False
@@ -221,11 +224,9 @@ class Downstream:
         while self._waiting > BUFFERED and not self.lost:
             stalled_s = time.monotonic() - max(self._moved, since)
             left_s = min(self._lag.left_s(), self._patience_s - stalled_s)
-            if left_s <= 0:
-                self.give_up()
-                return
             began = time.monotonic()
-            self.wait(left_s)
+            if not self.wait(left_s):
+                self.give_up()
             self._lag.waited(time.monotonic() - began)
 
     def pump(self) -> None:
@@ -245,18 +246,24 @@ class Downstream:
         except OSError:
             self.give_up()
 
-    def wait(self, limit_s: float) -> None:
-        """Until it was called and took something, or for so long."""
-        if self._ready:
-            wait_for(None, [self], limit_s)
-        else:
-            self._thread.join(limit_s)
-        self.pump()
+    def wait(self, limit_s: float) -> bool:
+        """Until it was called, or can take much, and takes it; False when it could not for so long.
 
-    def begin_drain(self, stall_s: float) -> None:
+        Then a little more might go into the buffers of the system, and say nothing about the other side.
+        """
+        if self._ready:
+            ready = bool(wait_for(None, [self], limit_s))
+        else:
+            self._thread.join(max(limit_s, 0))
+            ready = not self._thread.is_alive()
+        if ready:
+            self.pump()
+        return ready
+
+    def begin_drain(self, stall_s: float | None) -> None:
         """From now on only what is queued matters, and it must go at a rate that is worth waiting for."""
-        self._stall_s, self._moved = stall_s, time.monotonic()
-        self._deadline = self._moved + stall_s + self._waiting / SLOWEST
+        self._stall_s, self._moved = self._patience_s if stall_s is None else stall_s, time.monotonic()
+        self._deadline = self._moved + self._stall_s + self._waiting / SLOWEST
 
     def drain_left_s(self) -> float:
         """How much longer the drain may last without progress; 0 when it is over, in whichever way."""
@@ -303,8 +310,11 @@ def wait_for(upstream: socket.socket | None, downstream: Iterable[Downstream], l
     return [fd for fd, _ in poll.poll(max(limit_s, 0) * 1000)]
 
 
-def drain(nodes: Iterable[Downstream], stall_s: float) -> None:
-    """Waits until each node took everything that is queued for it, or was given up; then closes."""
+def drain(nodes: Iterable[Downstream], stall_s: float | None) -> None:
+    """Waits until each node took everything that is queued for it, or was given up; then closes.
+
+    A node may stand still for `stall_s`; None: as long as before.
+    """
     nodes = list(nodes)
     for node in nodes:
         node.begin_drain(stall_s)

@@ -73,9 +73,14 @@ class Staging:
         *,
         in_place: bool,
         torn: dict[str, str] | None = None,
+        beat: Callable[[], None] = lambda: None,
     ) -> None:
-        """`torn`: by digest, the paths of files of which earlier dispatches brought the beginning."""
+        """`torn`: by digest, the paths of files of which earlier dispatches brought the beginning.
+
+        `beat` is called now and then where nothing is read from the stream.
+        """
         self._place = place
+        self._beat = beat
         self._torn = dict(torn or {})
         self._entries = entries
         self._stamps: dict[int, Stamp] = {}
@@ -140,7 +145,7 @@ class Staging:
         path = f"{self._place}/{TORN}{entry.digest}" if entry.size >= LARGE else name
         try:
             with self._opened(entry, path, offset) as f:
-                digest = _digest_of_beginning(f.fileno(), offset)
+                digest = _digest_of_beginning(f.fileno(), offset, self._beat)
                 left = entry.size - offset
                 while left:
                     data = stream.some(left)
@@ -187,8 +192,8 @@ class Staging:
         os.utime(fd, ns=(entry.mtime_ns, entry.mtime_ns))
         self._stamps[number] = stamp_of(os.fstat(fd))
 
-    def copy(self, sources: dict[str, Source], beat: Callable[[], None]) -> None:
-        """All files that did not come, from where their bytes are on this node; `beat` is called now and then."""
+    def copy(self, sources: dict[str, Source]) -> None:
+        """All files that did not come, from where their bytes are on this node."""
         for digest, numbers in self._wanted.items():
             done = [number for number in numbers if number in self._stamps]
             source = self._own(done[0]) if done else sources.get(digest)
@@ -197,19 +202,19 @@ class Staging:
                     continue
                 if source is None:
                     raise AgentError(f"the bytes of {self._entries[number].path!r} did not arrive")
-                self._copy(number, source, beat)
+                self._copy(number, source)
                 source = self._own(number)
 
     def _own(self, number: int) -> Source:
         return Source(f"{self._place}/{self._name(number)}", self._stamps[number], False)
 
-    def _copy(self, number: int, source: Source, beat: Callable[[], None]) -> None:
+    def _copy(self, number: int, source: Source) -> None:
         entry, path = self._entries[number], f"{self._place}/{self._name(number)}"
         moved = source.movable and _moved(source.path, path)
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW) if moved else self._create(path)
         try:
             if not moved:
-                copy_file(source, entry.size, fd, beat)
+                copy_file(source, entry.size, fd, self._beat)
                 self.bytes_copied += entry.size
             self._close_up(fd, number)
         finally:
@@ -244,7 +249,7 @@ def _other_contents(entry: Entry) -> AgentError:
     )
 
 
-def _digest_of_beginning(fd: int, count: int) -> hashlib._Hash:
+def _digest_of_beginning(fd: int, count: int, beat: Callable[[], None]) -> hashlib._Hash:
     """Hashes the first bytes of a file, and leaves its position behind them."""
     digest = hashlib.sha256()
     while count:
@@ -253,4 +258,5 @@ def _digest_of_beginning(fd: int, count: int) -> hashlib._Hash:
             raise AgentError("a file that had arrived in part became shorter", hint="dispatch again")
         digest.update(data)
         count -= len(data)
+        beat()
     return digest

@@ -162,8 +162,13 @@ def is_exact(job_dir: Path) -> bool:
         return False
 
 
-def find_sources(root: Path, wanted: Collection[str], sizes: dict[str, int]) -> dict[str, Source]:
-    """Files of this node with the wanted digests: what a broken dispatch left first, then jobs, the newest first."""
+def find_sources(
+    root: Path, wanted: Collection[str], sizes: dict[str, int], beat: Callable[[], None]
+) -> dict[str, Source]:
+    """Files of this node with the wanted digests: what a broken dispatch left first, then jobs, the newest first.
+
+    `beat` is called now and then: a job of 100,000 files takes half a second.
+    """
     found: dict[str, Source] = {}
     missing = set(wanted)
     for digest, source in _left_over(incoming_dir(root)):
@@ -173,6 +178,7 @@ def find_sources(root: Path, wanted: Collection[str], sizes: dict[str, int]) -> 
     for job in find_jobs(root):
         if not missing:
             break
+        beat()
         for digest, source in _of_job(job, missing):
             if digest in missing and is_still(source, sizes[digest]):
                 found[digest] = source

@@ -64,8 +64,8 @@ def decide(job: str, answers: Mapping[int, Message], wanted: Wanted) -> tuple[st
 def _replaceable(id_: int, answer: Message, answers: Mapping[int, Message], wanted: Wanted) -> str | None:
     """The job of this node that the new one may take the place of: never started, here or elsewhere."""
     newest = answer["newest"]
-    if not wanted.is_ours(id_, newest) or not newest["exact"]:
-        return None
+    if wanted.completing or not wanted.is_ours(id_, newest) or not newest["exact"]:
+        return None  # when completing, the nodes that are not asked may have started it
     old: str = newest["job"]
     for other in answers.values():
         its = other["newest"]

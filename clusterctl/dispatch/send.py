@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import getpass
 import hashlib
 import os
 import random
@@ -13,7 +12,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from clusterctl.agent.tree import Entry
-from clusterctl.cluster import AgentCall, Cluster, Message, NodeOutcome, combined
+from clusterctl.cluster import AgentCall, Cluster, Message, NodeOutcome, combined, who_asks
 from clusterctl.dispatch import relay, sent
 from clusterctl.dispatch.blobs import is_compressible, stream_bytes, write_blobs
 from clusterctl.dispatch.decision import Wanted, decide
@@ -175,7 +174,7 @@ class _Dispatch:
             "op": "dispatch",
             "nonce": os.urandom(8).hex(),
             "nodes": self._wanted.nodes,
-            "by": f"{getpass.getuser()}@{socket.gethostname()}",
+            "by": who_asks(),
             "workspace": self._workspace.directory.resolve().name,
             "source": self._wanted.source,
             "content": self._workspace.content,

@@ -89,14 +89,7 @@ def start(
             outcomes = cluster.map(look, [node for node in cluster.nodes if node.id not in (failed or {})])
             launch, left_out = _who_takes_part(launch, outcomes, failed or {}, allow_partial)
             looks = {outcome.node.id: outcome.get() for outcome in outcomes if outcome.ok}
-            job = _same_job(looks)
-            _check_addresses(looks)
-            _check_environments(looks)
-            name = f"{1 + max(int(found['newest_run']) for found in looks.values()):04d}"
-            dirs = {node: found["dir"] for node, found in looks.items()}
-            members = max(launch.count("trainer"), len(looks))
-            warnings = quick(looks, skews, members=members, open_files=cluster.settings.open_files)
-            run = Run(job, name, launch.nodes, dirs, tuple(warnings), left_out)
+            run = _make_run(launch, looks, skews, left_out)
             on_go(run)
             _go(cluster, launch, calls, looks, run, waiting)
         return run
@@ -129,6 +122,20 @@ def _who_takes_part(
         return launch.among(others), errors
     except NodeError as exc:
         raise NodeError(f"nothing was started: {exc.message}\n{why}", hint=why.hint, details=why.details) from exc
+
+
+def _make_run(
+    launch: LaunchPlan, looks: Mapping[int, Message], skews: Mapping[int, Skew], left_out: Mapping[int, ClusterctlError]
+) -> Run:
+    """What the nodes agree on; raises RefusedError where they do not."""
+    job = _same_job(looks)
+    _check_addresses(looks)
+    _check_environments(looks)
+    name = f"{1 + max(int(found['newest_run']) for found in looks.values()):04d}"
+    dirs = {node: found["dir"] for node, found in looks.items()}
+    members = max(launch.count("trainer"), len(looks))
+    warnings = quick(looks, skews, members=members, open_files=launch.settings.open_files)
+    return Run(job, name, launch.nodes, dirs, tuple(warnings), left_out)
 
 
 def _same_job(looks: Mapping[int, Message]) -> str:

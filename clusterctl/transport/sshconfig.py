@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import getpass
+import os
 import re
 import shlex
 import shutil
@@ -191,5 +192,8 @@ def _in(patterns: Sequence[str], name: str) -> bool:
 
 @functools.cache
 def local_user() -> str:
-    """The name of the user on this machine."""
-    return getpass.getuser()
+    """The name of the user on this machine; the number of one that has no name, as in a container."""
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):
+        return str(os.getuid())

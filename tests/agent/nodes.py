@@ -145,7 +145,7 @@ class LocalTransport:
     def open(self, node: Node, command: Command) -> Pipes:
         return Pipes(["sh", "-c", quote(command)], self.home(node))
 
-    def map(self, nodes: Sequence[Node], work: Callable[[Node], T]) -> list[NodeOutcome[T]]:
+    def map(self, nodes: Sequence[Node], work: Callable[[Node], T], **_: Any) -> list[NodeOutcome[T]]:
         outcomes: list[NodeOutcome[T]] = []
         for node in nodes:
             try:

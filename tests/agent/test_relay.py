@@ -33,6 +33,7 @@ def nothing_is_left() -> Iterator[None]:
 def short_patience(monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (relay, relay_links):
         monkeypatch.setattr(module, "STALL_S", 0.5)
+    monkeypatch.setattr(relay_links, "SILENCE_S", 0.5)
     monkeypatch.setattr(relay_links, "JOIN_S", 1.0)
     monkeypatch.setattr(relay_links, "CALL_S", 1.0)
     monkeypatch.setattr(relay_links, "BUFFERED", 256 << 10)

@@ -46,14 +46,10 @@ def built(place: Path, entries: list[Entry], data: bytes = b"") -> Path:
     work = Staging(place / "new", entries, {}, in_place=False)
     work.begin()
     work.take(Stream(io.BytesIO(b"".join([*parts, HEADER.pack(bytes(32), END)])).read, compressed=False), {})
-    work.copy({}, beat)
+    work.copy({})
     work.finish({"node": 0, "nodes": 1, "tree": "t", "source": "s"})
     assert read_seal(str(place / "new/tree")) == ("t:s:0:1", listing(str(place / "new/tree")))
     return place / "new/tree"
-
-
-def beat() -> None:
-    """Nobody waits."""
 
 
 HOSTILE = {
@@ -188,7 +184,7 @@ def test_equal_files_come_once(tmp_path: Path) -> None:
     work.begin()
     blob = HEADER.pack(bytes.fromhex(entries[0].digest), 4) + b"same" + HEADER.pack(bytes(32), END)
     work.take(Stream(io.BytesIO(blob).read, compressed=False), {})
-    work.copy({}, beat)
+    work.copy({})
     assert (tmp_path / "new/tree/b").read_bytes() == b"same"
     assert stat.S_IMODE((tmp_path / "new/tree/b").stat().st_mode) == 0o600
 
@@ -200,7 +196,7 @@ def test_what_a_broken_dispatch_left_is_taken_from_a_read_only_directory_too(tmp
     left.parent.chmod(0o500)
     work = Staging(tmp_path / "new", [entry], {}, in_place=False)
     work.begin()
-    work.copy({entry.digest: Source(str(left), stamp_of(left.stat()), True)}, beat)
+    work.copy({entry.digest: Source(str(left), stamp_of(left.stat()), True)})
     left.parent.chmod(0o700)
     assert (tmp_path / "new/tree/a").read_bytes() == b"same"
 

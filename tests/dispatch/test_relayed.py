@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import pytest
 
@@ -61,7 +61,7 @@ class Threads:
         self.open, self.close, self.home = cluster.local.open, cluster.local.close, cluster.local.home
         self._map = cluster.local.map
 
-    def map(self, nodes: Sequence[Node], work: Callable[[Node], T]) -> list[NodeOutcome[T]]:
+    def map(self, nodes: Sequence[Node], work: Callable[[Node], T], **_: Any) -> list[NodeOutcome[T]]:
         with ThreadPoolExecutor(len(nodes)) as pool:
             return [outcome for found in pool.map(lambda node: self._map([node], work), nodes) for outcome in found]
 

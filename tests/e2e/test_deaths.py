@@ -15,8 +15,7 @@ from support.processes import is_alive, wait_until
 from support.site import Site, agent_processes
 
 
-def test_a_dead_supervisor_takes_its_processes_along_and_fails_the_run(any_site: Site) -> None:
-    site = any_site
+def test_a_dead_supervisor_takes_its_processes_along_and_fails_the_run(site: Site) -> None:
     job = site.start(SLEEP)
     mine = [p["pid"] for p in site.status(job)["processes"] if p["node"] == 2]
     with site.popen("logs", "-f", job) as following:

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from clusterctl.inventory import Node
     from clusterctl.transport import Command
 
+AT_ONCE = 256  # nodes: a command may last, and the last node should not wait for the first
 HOLD_S = 2.0
 HOLD_BYTES = 1 << 20
 KEPT_BYTES = 64 << 20
@@ -86,7 +87,7 @@ def _run(cluster: Cluster, command: Command, screen: Screen) -> list[NodeOutcome
         return code
 
     try:
-        outcomes = cluster.map(work)
+        outcomes = cluster.map(work, at_once=AT_ONCE)
     except KeyboardInterrupt:
         screen.show_what_is_held()
         raise InterruptedRun(
