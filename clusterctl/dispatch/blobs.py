@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 
@@ -12,39 +13,73 @@ from clusterctl.errors import NodeError
 
 WRITE_BYTES = 256 * 1024
 SAMPLE_BYTES = 256 * 1024
+SHORT_BYTES = 4 << 20
 COMPRESSES = 0.8
 WHOLE: Mapping[str, int] = MappingProxyType({})
 
 
-def write_blobs(
-    write: Callable[[bytes], None],
-    top: Path,
-    rows: Sequence[Entry],
-    report: Callable[[int, int], None],
-    *,
-    resume: Mapping[str, int] = WHOLE,
-    compressed: bool = False,
-) -> int:
-    """Writes the files `rows` below `top`, and an end; the bytes written.
+class Blobs:
+    """A stream of the files `rows` below `top`, and its end; `compressed` or not. Several threads may write it.
 
-    `resume`: how much, by digest, is left out at the beginning. `report` hears of bytes done and in all.
+    `resume`: how much of a file, by digest, is left out at the beginning. What is short is read and compressed once.
     """
-    compressor = zlib.compressobj(1) if compressed else None
-    total = sum(entry.size - resume.get(entry.digest, 0) for entry in rows)
-    done = count = 0
-    report(done, total)
-    for piece, size in _pieces(top, rows, resume):
-        data = compressor.compress(piece) if compressor else piece
-        if data:
-            write(data)
-        count += len(data)
-        done += size
-        report(done, total)
-    if compressor:
-        tail = compressor.flush()
-        write(tail)
-        count += len(tail)
-    return count
+
+    def __init__(
+        self, top: Path, rows: Sequence[Entry], resume: Mapping[str, int] = WHOLE, *, compressed: bool = False
+    ) -> None:
+        self._top = top
+        self._rows = rows
+        self._resume = resume
+        self.compressed = compressed
+        self.total = sum(entry.size - resume.get(entry.digest, 0) for entry in rows)
+        self._lock = threading.Lock()
+        self._made: list[tuple[bytes, int]] | None = None
+
+    def write(self, write: Callable[[bytes], None], report: Callable[[int, int], None]) -> int:
+        """The bytes written. `report` hears of the files' bytes done and in all."""
+        done = count = 0
+        report(done, self.total)
+        for data, size in self._ready():
+            if data:
+                write(data)
+            count += len(data)
+            done += size
+            report(done, self.total)
+        return count
+
+    def _ready(self) -> Iterable[tuple[bytes, int]]:
+        if self.total > SHORT_BYTES:
+            return self._make()
+        with self._lock:
+            if self._made is None:
+                self._made = list(self._make())
+            return self._made
+
+    def _make(self) -> Iterator[tuple[bytes, int]]:
+        compressor = zlib.compressobj(1) if self.compressed else None
+        for piece, size in _pieces(self._top, self._rows, self._resume):
+            yield (compressor.compress(piece) if compressor else piece), size
+        if compressor:
+            yield compressor.flush(), 0
+
+
+class Shelf:
+    """Gives all nodes that lack the same files the same `Blobs`; keeps those of one set of files at a time."""
+
+    def __init__(self, top: Path) -> None:
+        self._top = top
+        self._lock = threading.Lock()
+        self._key: object = None
+        self._blobs = Blobs(top, ())
+
+    def blobs(self, rows: Sequence[Entry], resume: Mapping[str, int]) -> Blobs:
+        """Compressed where that is worth it."""
+        key = [(entry.digest, resume.get(entry.digest, 0)) for entry in rows]
+        with self._lock:
+            if key != self._key:
+                self._key = key
+                self._blobs = Blobs(self._top, rows, resume, compressed=_is_compressible(self._top, rows))
+            return self._blobs
 
 
 def stream_bytes(rows: Sequence[Entry], resume: Mapping[str, int] = WHOLE) -> int:
@@ -52,7 +87,7 @@ def stream_bytes(rows: Sequence[Entry], resume: Mapping[str, int] = WHOLE) -> in
     return sum(entry.size - resume.get(entry.digest, 0) + HEADER.size for entry in rows) + HEADER.size
 
 
-def is_compressible(top: Path, rows: Sequence[Entry]) -> bool:
+def _is_compressible(top: Path, rows: Sequence[Entry]) -> bool:
     """Whether it is worth it, from the beginning of the largest file."""
     if not rows:
         return False

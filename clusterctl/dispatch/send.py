@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 from clusterctl.agent.tree import Entry
 from clusterctl.cluster import AgentCall, Cluster, Message, NodeOutcome, combined, who_asks
 from clusterctl.dispatch import relay, sent
-from clusterctl.dispatch.blobs import is_compressible, stream_bytes, write_blobs
+from clusterctl.dispatch.blobs import Blobs, Shelf, stream_bytes
 from clusterctl.dispatch.decision import Wanted, decide
 from clusterctl.dispatch.outcomes import Dispatched, NodeDispatch, Planned, Progress
 from clusterctl.dispatch.trees import make_trees
@@ -104,6 +104,7 @@ class _Dispatch:
         )
         self._calls: dict[int, AgentCall] = {}
         self._waiting = Waiting()
+        self._shelf = Shelf(workspace.directory)
         self._relayed: Sequence[Entry] = ()
         self._relayed_from: Mapping[str, int] = {}
 
@@ -303,17 +304,13 @@ class _Dispatch:
         count = 0
         if "relay" in word:
             if word["relay"]["upstream"] is None:
-                count = self._write(call, self._relayed, self._relayed_from)
+                relayed = Blobs(self._workspace.directory, self._relayed, self._relayed_from)
+                count = self._write(call, relayed)
             answer, word = call.receive(SILENCE_S), {}
         rows = self._trees[call.node.id].rows(answer["missing"])
-        compressed = is_compressible(self._workspace.directory, rows)
-        call.send({**word, "blobs": len(rows), "compressed": compressed, "resume": answer["torn"]})
-        return count + (self._write(call, rows, answer["torn"], compressed=compressed) if rows else 0)
+        blobs = self._shelf.blobs(rows, answer["torn"])
+        call.send({**word, "blobs": len(rows), "compressed": blobs.compressed, "resume": answer["torn"]})
+        return count + (self._write(call, blobs) if rows else 0)
 
-    def _write(
-        self, call: AgentCall, rows: Sequence[Entry], resume: Mapping[str, int], *, compressed: bool = False
-    ) -> int:
-        def report(done: int, total: int) -> None:
-            self._progress.report(call.node, done, total)
-
-        return write_blobs(call.write, self._workspace.directory, rows, report, resume=resume, compressed=compressed)
+    def _write(self, call: AgentCall, blobs: Blobs) -> int:
+        return blobs.write(call.write, lambda done, total: self._progress.report(call.node, done, total))

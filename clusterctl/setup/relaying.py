@@ -9,7 +9,7 @@ from clusterctl.agent.wheels import Wheel, WheelStore
 from clusterctl.cluster import AgentCall
 from clusterctl.config import Settings
 from clusterctl.dispatch import relay
-from clusterctl.dispatch.blobs import stream_bytes, write_blobs
+from clusterctl.dispatch.blobs import Blobs, stream_bytes
 from clusterctl.inventory import Node
 
 WORK_S = 3600.0
@@ -67,7 +67,7 @@ class WheelRelay:
         call = self._calls[node.id]
         sent = 0
         if self._words[node.id]["upstream"] is None:
-            sent = write_blobs(call.write, self._store.directory, self._rows, lambda done, total: None)
+            sent = Blobs(self._store.directory, self._rows).write(call.write, lambda done, total: None)
         answer = call.receive(WORK_S)
         self._missing[node.id] = [self._missing[node.id][number] for number in answer["missing"]]
         return sent
