@@ -32,7 +32,7 @@ try:
 
     _scan: Any = make_scanner(_Rules)  # type: ignore[arg-type]
     _encode: Any = make_encoder(None, _refuse, encode_basestring_ascii, None, ":", ",", False, False, True)
-except ImportError:  # another Python, which has them elsewhere
+except (ImportError, TypeError):  # another Python, which has them elsewhere, or other ones
     _scan = _encode = None
 
 

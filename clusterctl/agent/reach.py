@@ -95,6 +95,8 @@ class Answerer:
             self._selector.register(sock, selectors.EVENT_READ, self._hear)
 
     def _hear(self, sock: socket.socket) -> None:
+        if sock not in self._visitors:
+            return  # dropped meanwhile, for a newer one
         heard, until = self._visitors[sock]
         try:
             data = sock.recv(NONCE_CHARS + 1)

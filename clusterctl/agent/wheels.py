@@ -8,6 +8,7 @@ import contextlib
 import csv
 import hashlib
 import os
+import re
 import shutil
 import tempfile
 import zipfile
@@ -213,7 +214,7 @@ def shebang(python: str) -> bytes:
     line = b"#!" + os.fsencode(python) + b"\n"
     if len(line) <= SHEBANG_CHARS and b" " not in line:
         return line
-    quoted = os.fsencode(python).replace(b'"', b'\\"')
+    quoted = re.sub(rb'(["$`\\])', rb"\\\1", os.fsencode(python))
     return b"#!/bin/sh\n'''exec' \"" + quoted + b'" "$0" "$@"\n\' \'\'\'\n'
 
 

@@ -144,14 +144,6 @@ class Session:
                 on_pass(pass_)
             self._save_pass()
 
-    def _close_open_pass(self) -> None:
-        """Ends the pass that an earlier loop left by break, or that an earlier attempt had done with."""
-        self._finish_pass(flagged=self._rejoins)
-        self._save_pass()
-        if not self._rejoins:
-            self._first_pass = self._next_pass
-        self._rejoins = False
-
     def _batches(self, reader: Reader, pass_: int, shard: bool) -> Iterator[Any]:
         rng = pass_rng(self.seed, self.rank, pass_, shard)
         every, offset = (self.trainers, self.rank) if shard else (1, 0)

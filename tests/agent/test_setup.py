@@ -362,7 +362,7 @@ def test_a_run_uses_the_environment_in_place_of_the_interpreter_setting() -> Non
 
 
 def test_a_path_too_long_for_the_kernel_is_run_by_the_shell(tmp_path: Path) -> None:
-    directory = tmp_path / ("a b" + "x" * 130)
+    directory = tmp_path / ("a $b `c` " + "x" * 130)
     directory.mkdir()
     (directory / "python").symlink_to(sys.executable)
     script = directory / "script"
