@@ -176,10 +176,8 @@ class _Dispatch:
             elif not supersede(self._root, staging, old, record, self._entries, base):
                 raise AgentError(f"{old} was started meanwhile", hint="dispatch again")
         except BaseException as exc:
-            resumable = isinstance(exc, Gone) and (
-                work.files_received or work.torn()
-            )  # what arrived stays for the next dispatch
-            if not resumable and not journal_of(self._root).exists():  # with a journal the next agent call goes on
+            stays = isinstance(exc, Gone) and (work.files_received or work.torn())  # for the next dispatch to go on
+            if not stays and not journal_of(self._root).exists():  # with a journal the next agent call goes on
                 with contextlib.suppress(OSError):
                     delete(staging)
             raise
@@ -195,23 +193,33 @@ class _Dispatch:
         }
 
     def _take(self, work: Staging, word: dict[str, Any]) -> None:
-        """All bytes that come: through the relay, then what is lacking still."""
+        """All bytes that come: through the relay, then what is lacking still, until nothing is."""
         from clusterctl.agent.staging import Stream
 
         if "relay" in word:
             self._take_from_relay(work, word["relay"], word["resume"])
-            word = self._peer.next_word()
-        if word["blobs"]:
-            work.take(Stream(self._peer.read_some, word["compressed"]), word["resume"])
+            word = self._say_what_is_lacking(work)
+        while True:
+            if word["blobs"]:
+                work.take(Stream(self._peer.read_some, word["compressed"]), word["resume"])
+            if not self._lacks(work):
+                return
+            word = self._say_what_is_lacking(work)  # the beginning of a torn file was not right
 
     def _take_from_relay(self, work: Staging, how: dict[str, Any], resume: dict[str, int]) -> None:
-        """Whatever of the stream comes and is right; then says what is lacking."""
+        """Whatever of the stream comes and is right."""
         from clusterctl.agent.relayed import take_relayed
 
         assert self._relay is not None
         take_relayed(self._relay, how, self._peer, lambda stream: work.take(stream, resume, strict=False))
-        lacking = [n for n in _first_rows(self._entries, self._sources) if not work.has(n)]
-        self._peer.send({"missing": fold_rows(lacking), "torn": work.torn()})
+
+    def _lacks(self, work: Staging) -> list[int]:
+        return [number for number in _first_rows(self._entries, self._sources) if not work.has(number)]
+
+    def _say_what_is_lacking(self, work: Staging) -> dict[str, Any]:
+        """The next word, with which it comes."""
+        self._peer.send({"missing": fold_rows(self._lacks(work)), "torn": work.torn()})
+        return self._peer.next_word()
 
     def _new_record(self, word: dict[str, Any]) -> dict[str, Any]:
         request = self._request

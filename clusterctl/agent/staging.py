@@ -115,7 +115,7 @@ class Staging:
         """Blobs until their end; of the files in `resume` only what comes after so many bytes.
 
         Raises AgentError for one that nobody asked for, or that is not what its digest says; when not `strict`, such
-        ones are passed over.
+        ones are passed over, and always where only the beginning that was here may be wrong: then it is lacking whole.
         """
         with (self._place / "arrived").open("a", buffering=1) as arrived:
             while True:
@@ -131,7 +131,7 @@ class Staging:
                     continue
                 number = numbers[0]
                 if not self._write(number, offset, stream):
-                    if strict:
+                    if strict and not offset:
                         raise _other_contents(self._entries[number])
                     continue
                 self.files_received += 1

@@ -282,12 +282,11 @@ class _Dispatch:
         sent_bytes = 0
         if "dir" in answer:
             done = {"dir": answer["dir"], "kept": True}
-        else:
-            if "keep" in word:
-                call.send(word)
-            else:
-                sent_bytes = self._send(call, word, answer)
+        elif "keep" in word:
+            call.send(word)
             done = call.result(SILENCE_S)
+        else:
+            sent_bytes, done = self._send(call, word, answer)
         return NodeDispatch(
             dir=done["dir"],
             kept=done["kept"],
@@ -299,18 +298,24 @@ class _Dispatch:
             seconds=time.monotonic() - started,
         )
 
-    def _send(self, call: AgentCall, word: Message, answer: Message) -> int:
-        """The bytes that went over the wire: through the relay from its first node, directly what is lacking still."""
+    def _send(self, call: AgentCall, word: Message, answer: Message) -> tuple[int, Message]:
+        """The bytes that went over the wire, and what the node says of its job.
+
+        Through the relay if there is one, to its first node; then directly what is lacking, until nothing is.
+        """
         count = 0
         if "relay" in word:
             if word["relay"]["upstream"] is None:
                 relayed = Blobs(self._workspace.directory, self._relayed, self._relayed_from)
                 count = self._write(call, relayed)
             answer, word = call.receive(SILENCE_S), {}
-        rows = self._trees[call.node.id].rows(answer["missing"])
-        blobs = self._shelf.blobs(rows, answer["torn"])
-        call.send({**word, "blobs": len(rows), "compressed": blobs.compressed, "resume": answer["torn"]})
-        return count + (self._write(call, blobs) if rows else 0)
+        while "missing" in answer:
+            rows = self._trees[call.node.id].rows(answer["missing"])
+            blobs = self._shelf.blobs(rows, answer["torn"])
+            call.send({**word, "blobs": len(rows), "compressed": blobs.compressed, "resume": answer["torn"]})
+            count += self._write(call, blobs) if rows else 0
+            answer, word = call.receive(SILENCE_S), {}
+        return count, answer["done"]
 
     def _write(self, call: AgentCall, blobs: Blobs) -> int:
         return blobs.write(call.write, lambda done, total: self._progress.report(call.node, done, total))

@@ -34,6 +34,16 @@ DIES = """
 import os
 Relay.pass_on = lambda self, piece: os._exit(9)
 """
+LIES_AND_DIES = """
+import os
+def _lie(self, piece):
+    self.passed = getattr(self, "passed", 0) + len(piece)
+    if self.passed > 6 << 20:
+        self._drain(1.0)
+        os._exit(9)
+    return piece if self.passed < 4 << 20 else memoryview(bytes(len(piece)))
+Relay.pass_on = _lie
+"""
 IS_SLOW = """
 def _slow(self, piece):
     time.sleep(0.05)
@@ -142,6 +152,15 @@ def test_wrong_bytes_are_noticed_and_come_directly(place: Place) -> None:
     done = place.dispatch()
     place.assert_same(done)
     assert sent_directly(done) == [True, False, False, True, True]
+
+
+def test_wrong_bytes_that_end_within_a_large_file_are_not_built_upon(place: Place) -> None:
+    (place.workspace / "large").write_bytes(random.Random(2).randbytes(9 << 20))
+    place.change(BAD, LIES_AND_DIES)
+    place.hurry()
+    done = place.dispatch()
+    assert [outcome.ok for outcome in done.outcomes] == [True, True, False, True, True]
+    place.assert_same(done, but=(BAD,))
 
 
 def test_nodes_behind_one_that_nobody_reaches_are_served_directly(place: Place) -> None:
