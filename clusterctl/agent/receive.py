@@ -60,13 +60,14 @@ class _Dispatch:
             "holds": self._holds(),
         }
         known = self._understand(listed, request["base"])
-        answer.update(self._be_ready_to_relay())
         self._peer.send({**answer, **(self._lacking() if known else {"missing": None}), **self._gone()})
         while True:
             word = self._peer.next_word()
             if "manifest_bytes" in word:
                 self._understand(_unpack(self._peer, word["manifest_bytes"]), None)
                 self._peer.send({**self._lacking(), **self._gone()})
+            elif "listen" in word:
+                self._peer.send(self._be_ready_to_relay())
             elif "keep" in word:
                 _sweep(incoming_dir(self._root), self._peer.beat)
                 return {"dir": str(self._root / word["keep"]), "kept": True}
@@ -91,8 +92,6 @@ class _Dispatch:
         return {"job": job.dir.name, "started": started, "exact": self._exact, **about}
 
     def _be_ready_to_relay(self) -> dict[str, Any]:
-        if not self._request["relay"]:
-            return {}
         from clusterctl.agent.relayed import be_ready
 
         self._relay, where = be_ready(self._request["address"], self._request["nic"])

@@ -11,7 +11,8 @@ from clusterctl.agent.tree import Entry
 Word = dict[str, Any]
 
 CHAIN = 16  # nodes; a longer chain starts slower and loses more when a node breaks
-FEWEST_NODES = 3
+FEWEST = 2  # nodes, for it to make sense at all
+FEWEST_NODES = 3  # for it to be worth the trouble
 FEWEST_BYTES = 8 << 20  # in all: below, sending is over before the nodes have shaken hands
 
 
@@ -54,7 +55,7 @@ def worth_it(nodes: int, total: int, mode: str) -> bool:
     """Whether `total` bytes, counted once for each of `nodes` nodes that lacks them, are relayed under RELAY = mode."""
     if mode == "auto":
         return nodes >= FEWEST_NODES and total >= FEWEST_BYTES
-    return mode == "always" and nodes > 1
+    return mode == "always" and nodes >= FEWEST
 
 
 def shared(

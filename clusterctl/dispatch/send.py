@@ -7,7 +7,7 @@ import os
 import random
 import socket
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -182,7 +182,6 @@ class _Dispatch:
             "complete": self._wanted.completing,
             "rehash": self._rehash,
             "plan": plan,
-            "relay": not plan and self._may_relay(),
         }
 
     def _ask_all(self, request: Message, nodes: Sequence[Node], *, expect: bool) -> list[NodeOutcome[Message]]:
@@ -250,30 +249,40 @@ class _Dispatch:
         lacking = {
             id_: self._trees[id_].rows(answer["missing"])
             for id_, answer in answers.items()
-            if "go" in words[id_] and answer.get("port") and answer["missing"]
+            if "go" in words[id_] and answer["missing"]
         }
         total = sum(entry.size for rows in lacking.values() for entry in rows)
         if not relay.worth_it(len(lacking), total, self._cluster.settings.relay):
             return
+        where = self._listen(list(lacking))
+        lacking = {id_: rows for id_, rows in lacking.items() if id_ in where}
+        if len(lacking) < relay.FEWEST:
+            return
         torn = {id_: answers[id_]["torn"] for id_ in lacking}
         self._relayed, self._relayed_from = relay.shared(lacking, torn)
-        where = {id_: (answers[id_]["address"], answers[id_]["port"]) for id_ in lacking}
         for id_, word in relay.words(where, stream_bytes(self._relayed, self._relayed_from)).items():
             words[id_].update(relay=word, resume=self._relayed_from)
         for id_ in lacking:
-            self._waiting.leave(id_)  # what comes next is the stream
+            self._waiting.leave(id_)
         nodes = [node for node in self._cluster.nodes if node.id in lacking]
         self._cluster.map(lambda node: self._calls[node.id].send(words[node.id]), nodes)
         for node in nodes:
-            if words[node.id]["relay"]["upstream"] is not None:
+            if words[node.id]["relay"]["upstream"] is not None:  # else what comes next is the stream
                 self._waiting.add(node.id, self._calls[node.id])
 
-    def _may_relay(self) -> bool:
-        """Whether nodes should be ready for it: before they are asked, what they lack is a guess."""
-        known = {entry.digest for entry in self._last.entries} if self._last and not self._rehash else set()
-        total = sum(entry.size for entry in self._workspace.tree if entry.digest not in known)
-        nodes = len(self._cluster.nodes)
-        return relay.worth_it(nodes, total * nodes, self._cluster.settings.relay)
+    def _listen(self, ids: Collection[int]) -> dict[int, tuple[str, int]]:
+        """Where these nodes wait for others; those that cannot get everything directly."""
+
+        def listen(node: Node) -> tuple[str, int] | None:
+            self._waiting.leave(node.id)
+            call = self._calls[node.id]
+            call.send({"listen": True})
+            answer = call.receive(SILENCE_S)
+            self._waiting.add(node.id, call)
+            return (answer["address"], answer["port"]) if answer else None
+
+        outcomes = self._cluster.map(listen, [node for node in self._cluster.nodes if node.id in ids])
+        return {outcome.node.id: where for outcome in outcomes if outcome.ok and (where := outcome.get())}
 
     def _bring(self, node: Node, word: Message, answer: Message) -> NodeDispatch:
         started = time.monotonic()

@@ -13,7 +13,6 @@ from clusterctl.dispatch.blobs import Blobs, stream_bytes
 from clusterctl.inventory import Node
 
 WORK_S = 3600.0
-FEWEST = 2
 
 
 class WheelRelay:
@@ -50,7 +49,7 @@ class WheelRelay:
     def plan(self, nodes: Sequence[Node]) -> list[Node]:
         """Who of these takes part; none when too few listen."""
         part = [node for node in nodes if node.id in self._where]
-        if len(part) < FEWEST:
+        if len(part) < relay.FEWEST:
             return []
         wheels = sorted({wheel for node in part for wheel in self._missing[node.id]})
         self._rows = [_row(wheel) for wheel in wheels]

@@ -35,7 +35,7 @@ TREE = [
 def request(entries: list[Entry] = TREE, **more: Any) -> dict[str, Any]:
     about = {"op": "dispatch", "nonce": "a", "node": 0, "nodes": 2, "by": "me@here", "workspace": "mine"}
     about.update(source="s0", content="c0", tree=content_of(entries), base=None, complete=None)
-    return {**about, "rehash": False, "plan": False, "relay": False, "address": None, "nic": None, **more}
+    return {**about, "rehash": False, "plan": False, "address": None, "nic": None, **more}
 
 
 @contextmanager

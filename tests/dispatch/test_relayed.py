@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import shutil
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -129,6 +130,16 @@ def sent_directly(done: Dispatched) -> list[bool]:
 
 def test_the_control_machine_sends_each_byte_once(place: Place) -> None:
     done = place.dispatch()
+    place.assert_same(done)
+    assert sent_directly(done) == [True, False, False, False, False]
+
+
+def test_nodes_that_lost_what_they_were_sent_get_it_through_the_relay_again(place: Place, tmp_path: Path) -> None:
+    cache = tmp_path / "cache"
+    first = dispatch(place.cluster, scan(place.workspace), Progress(), "JOB20261121-000001", cache=cache)
+    for outcome in first.outcomes:
+        shutil.rmtree(outcome.get().dir)
+    done = dispatch(place.cluster, scan(place.workspace), Progress(), "JOB20261121-000002", cache=cache)
     place.assert_same(done)
     assert sent_directly(done) == [True, False, False, False, False]
 
