@@ -1,10 +1,9 @@
-"""What is shipped to the nodes: the agent and the runtime, as one zip named by its contents."""
+"""What is shipped to the nodes: the agent and the runtime, as names, sizes and bytes in a row, named by their hash."""
 
 from __future__ import annotations
 
 import hashlib
-import io
-import zipfile
+import zlib
 from functools import cached_property, lru_cache
 from pathlib import Path
 
@@ -18,20 +17,17 @@ class Bundle:
 
     def __init__(self) -> None:
         paths = [HERE / "__init__.py", *(path for part in PARTS for path in sorted((HERE / part).rglob("*.py")))]
-        self._files = [(f"clusterctl/{path.relative_to(HERE).as_posix()}", path.read_bytes()) for path in paths]
-        digest = hashlib.sha256()
-        for name, data in self._files:  # as agent/boot.py does it
-            digest.update(b"%s\0%d\0" % (name.encode(), len(data)) + data)
-        self.digest = digest.hexdigest()[:DIGEST_CHARS]
+        parts = []
+        for path in paths:
+            name, data = f"clusterctl/{path.relative_to(HERE).as_posix()}", path.read_bytes()
+            parts += [b"%s\0%d\0" % (name.encode(), len(data)), data]
+        self._whole = b"".join(parts)
+        self.digest = hashlib.sha256(self._whole).hexdigest()[:DIGEST_CHARS]
 
     @cached_property
     def data(self) -> bytes:
-        """The zip; made only when a node lacks it."""
-        buffer = io.BytesIO()
-        with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
-            for name, data in self._files:
-                archive.writestr(zipfile.ZipInfo(name), data, zipfile.ZIP_DEFLATED)
-        return buffer.getvalue()
+        """What `agent/boot.py` installs; made only when a node lacks it."""
+        return zlib.compress(self._whole)
 
 
 @lru_cache(maxsize=1)

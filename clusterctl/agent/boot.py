@@ -2,7 +2,7 @@
 
 `python3 -I -S -c "...exec..." DIGEST ROOT_DIR`. The request comes before the bundle, so that a node that has the bundle
 costs no further round trip: it says `{"have": DIGEST}` and answers. One that lacks it says `{"need": DIGEST}` and reads
-`SIZE`, a newline, and a zip. With `JOB TREE` as further words, and that job untouched, it says no more than
+`SIZE`, a newline, and the bundle. With `JOB TREE` as further words, and that job untouched, it says no more than
 `{"untouched": DIRECTORY}`.
 """
 
@@ -15,24 +15,26 @@ import sys
 
 def install(lib, digest, source):
     import hashlib
-    import io
-    import shutil
-    import tempfile
-    import zipfile
+    import zlib
 
-    archive = zipfile.ZipFile(io.BytesIO(source.read(int(source.readline()))))
-    whole = hashlib.sha256()
-    for name in archive.namelist():
-        data = archive.read(name)
-        whole.update(b"%s\0%d\0" % (name.encode(), len(data)) + data)
-    if whole.hexdigest()[: len(digest)] != digest:
+    whole = zlib.decompress(source.read(int(source.readline())))
+    if hashlib.sha256(whole).hexdigest()[: len(digest)] != digest:
         raise OSError("the agent arrived damaged")
-    os.makedirs(os.path.dirname(lib), 0o700, exist_ok=True)
-    beside = tempfile.mkdtemp(dir=os.path.dirname(lib))
+    beside = "%s.%d" % (lib, os.getpid())
+    place = 0
+    while place < len(whole):
+        name, size = whole[place : place + 1000].split(b"\0", 2)[:2]
+        place += len(name) + len(size) + 2
+        path = os.path.join(beside, name.decode())
+        os.makedirs(os.path.dirname(path), 0o700, exist_ok=True)
+        with open(path, "wb") as f:
+            f.write(whole[place : place + int(size)])
+        place += int(size)
     try:
-        archive.extractall(beside)
         os.rename(beside, lib)
     except OSError:
+        import shutil
+
         shutil.rmtree(beside, ignore_errors=True)
         if not os.path.isdir(lib):  # else another agent was quicker, with the same bytes
             raise
@@ -73,7 +75,7 @@ def boot(digest, root, *expected):
         if not have:
             print('{"need": "%s"}' % digest, flush=True)
             install(lib, digest, source)
-    except Exception as exc:  # noqa: BLE001 - a damaged zip has errors of its own, and zlib too
+    except Exception as exc:  # noqa: BLE001 - what is damaged has errors of many kinds
         refuse("cannot install the agent: " + str(exc), "can this account write to ROOT_DIR (" + root + ")?")
     sys.path.insert(0, lib)
     if have and expected:
