@@ -21,7 +21,7 @@ demo: $(VENV)/demo.stamp
 	$(BIN)/clusterctl demo
 
 test: $(VENV)/dev.stamp
-	$(BIN)/python -m pytest -m "not slow"
+	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not slow"
 
 slow: $(VENV)/dev.stamp
 	$(BIN)/python -m pytest -m slow
