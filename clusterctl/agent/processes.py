@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 
 PROC = Place("/proc")
 POLL_S = 0.02
+LOOKS = 4  # at a process without environment
+NO_ENVIRONMENT = {b""}
+KERNEL_THREAD = 0x00200000  # PF_KTHREAD among the flags of /proc/PID/stat
 LIVE_STATES = ("starting", "ready", "running")  # of a process of a run
 
 
@@ -91,8 +94,26 @@ def environment_of(pid: int) -> set[bytes]:
 def find_by_environment(wanted: Mapping[str, str]) -> list[Identity]:
     """Every live process of this account whose environment holds all of `wanted`, but us and our ancestors."""
     entries = {f"{name}={value}".encode(errors="surrogateescape") for name, value in wanted.items()}
-    found = (identify(pid) for pid in own_pids() if entries <= environment_of(pid))
+    found, looks, pids = [], 0, own_pids()
+    while pids:
+        environments = {pid: environment_of(pid) for pid in pids}
+        found += [identify(pid) for pid in pids if entries <= environments[pid]]
+        pids = [pid for pid in pids if environments[pid] == NO_ENVIRONMENT and _may_be_in_exec(pid)]
+        looks += 1
+        if looks == LOOKS:
+            break
+        if pids:
+            time.sleep(POLL_S)
     return [who for who in found if who is not None]
+
+
+def _may_be_in_exec(pid: int) -> bool:
+    """Whether it is a program, though none with an environment: it may be about to become another one.
+
+    Between the two it has none. On a busy machine that lasts; some have none for good.
+    """
+    fields = _stat_fields(pid)
+    return fields is not None and fields[0] not in "ZX" and not int(fields[6]) & KERNEL_THREAD
 
 
 def own_pids() -> list[int]:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from clusterctl.agent import processes
 from clusterctl.agent.processes import (
     Identity,
     cpu_and_memory,
@@ -181,3 +182,30 @@ def test_processes_of_other_accounts_are_not_ours(tmp_path: Path) -> None:
 def test_an_identity_goes_through_json() -> None:
     who = Identity(1, 2, "boot")
     assert Identity(*list(who)) == who
+
+
+def test_a_process_that_is_becoming_another_program_is_looked_at_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In between it has no environment; a search that passed it over would call a job stopped that is not."""
+    real, looks = processes.environment_of, {"some": 2}
+
+    with running(tmp_path) as program:
+
+        def later(pid: int) -> set[bytes]:
+            if pid != program.pid or not looks["some"]:
+                return real(pid)
+            looks["some"] -= 1
+            return {b""}
+
+        monkeypatch.setattr(processes, "environment_of", later)
+        assert [who.pid for who in find_by_environment(run_environment(tmp_path))] == [program.pid]
+
+
+def test_a_process_without_any_environment_does_not_hold_up_the_search(tmp_path: Path) -> None:
+    with subprocess.Popen(["sleep", "600"], env={}) as bare, running(tmp_path) as program:
+        try:
+            assert wait_until(lambda: processes.environment_of(bare.pid) == {b""}, 5)
+            assert [who.pid for who in find_by_environment(run_environment(tmp_path))] == [program.pid]
+        finally:
+            bare.kill()
