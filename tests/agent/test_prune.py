@@ -23,6 +23,7 @@ from clusterctl.prune import Content, choose, describe_kept
 from support.processes import wait_until
 
 OLD, NEW = "JOB20260101-000000", "JOB20260102-000000"
+CAFE, BEEF = "cafe" * 8, "beef" * 8  # long, as all are: they are searched for in the words of processes
 FOREVER = [sys.executable, "-c", "print(flush=True); import time; time.sleep(600)"]
 DAY_S = 86400.0
 
@@ -130,19 +131,19 @@ def test_an_agent_killed_while_it_removes_leaves_the_job_whole_or_gone(root: Pat
 def test_environments_and_wheels_go_with_the_last_job_that_needs_them(root: Path) -> None:
     by_requirements, by_name = make_job(root, OLD), make_job(root, NEW)
     (by_requirements.dir / "requirements.txt").write_text("numpy==1\npyzmq\n")
-    write_json(by_name.record, {"job": NEW, "python": f"{root}/{META}/venvs/beef/bin/python"})
+    write_json(by_name.record, {"job": NEW, "python": f"{root}/{META}/venvs/{BEEF}/bin/python"})
     (by_name.dir / "requirements.txt").write_text("other\n")
-    cafe = make_environment(root, "cafe", effective("numpy==1\npyzmq\n", True), "aa" * 32)
-    beef = make_environment(root, "beef", ["whatever"], "bb" * 32)
+    cafe = make_environment(root, CAFE, effective("numpy==1\npyzmq\n", True), "aa" * 32)
+    beef = make_environment(root, BEEF, ["whatever"], "bb" * 32)
     assert {item["name"]: item["needed_by"] for item in find_content(root)} == {
-        "cafe": [OLD],
-        "beef": [NEW],
-        "aa" * 32: ["cafe"],
-        "bb" * 32: ["beef"],
+        CAFE: [OLD],
+        BEEF: [NEW],
+        "aa" * 32: [CAFE],
+        "bb" * 32: [BEEF],
     }
-    everything = [["environment", "cafe"], ["environment", "beef"], ["wheel", "aa" * 32], ["wheel", "bb" * 32]]
+    everything = [["environment", CAFE], ["environment", BEEF], ["wheel", "aa" * 32], ["wheel", "bb" * 32]]
     kept = remove(root.parent, OLD, content=everything)
-    assert [(one["name"], one["why"]) for one in kept] == [("beef", "it is in use"), ("bb" * 32, "it is in use")]
+    assert [(one["name"], one["why"]) for one in kept] == [(BEEF, "it is in use"), ("bb" * 32, "it is in use")]
     assert (cafe.exists(), beef.exists()) == (False, True)
     assert remove(root.parent, NEW, content=everything) == []
     assert not beef.exists()

@@ -168,9 +168,10 @@ def test_strangers_are_not_served_and_hold_up_nobody() -> None:
     silent = [socket.create_connection(("127.0.0.1", port)) for _ in range(5)]
     silent[0].sendall(b"GET / HTTP/1.0\r\n\r\n")
     refused = []
+    stream = bytes(len(STREAM) * 8)  # more than all socket buffers take
     for keys in (others.keys[0], relays.keys[2]):  # of another dispatch; of another node
         stranger = Relay("127.0.0.1")
-        stranger.start(keys, None, [Branch("127.0.0.1", port, "node1")], len(STREAM), reader(bytes(len(STREAM))))
+        stranger.start(keys, None, [Branch("127.0.0.1", port, "node1")], len(stream), reader(stream))
         refused.append(stranger.finish())
     assert refused == [["node1"], ["node1"]]
     relays.start(0)
