@@ -15,6 +15,7 @@ from paramiko import common
 from paramiko.channel import Channel
 
 from clusterctl import __version__
+from clusterctl.transport.channels import close_channel
 
 THREAD_END_S = 2
 WINDOW_BYTES = 4 * 1024 * 1024
@@ -212,7 +213,8 @@ def _on_channel_errors(channel: Any, message: Any) -> None:
 
 def _on_channel_close(channel: Any, message: Any) -> None:
     channel.ended_by_peer = True
-    Channel._handle_close(channel, message)
+    close_channel(channel)
+    channel.transport._unlink_channel(channel.chanid)
 
 
 Link._channel_handler_table = {

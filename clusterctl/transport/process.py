@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from clusterctl.errors import ClusterctlError
 from clusterctl.transport import failures, library
+from clusterctl.transport.channels import close_channel, speaking
 
 if TYPE_CHECKING:
     from paramiko.channel import Channel
@@ -68,7 +69,8 @@ class RemoteProcess:
         deadline, stall = _Deadline(deadline_s), _Deadline(stall_s)
         while view:
             try:
-                sent = self._channel.send(bytes(view[: self._channel.out_max_packet_size]))
+                with speaking(self._channel):
+                    sent = self._channel.send(bytes(view[: self._channel.out_max_packet_size]))
             except TimeoutError as exc:
                 self._check(deadline, exc)
                 self._check(stall, exc)
@@ -84,7 +86,8 @@ class RemoteProcess:
     def close_stdin(self) -> None:
         """Tell the command that its input ends here. Harmless when it has ended already."""
         try:
-            self._channel.shutdown_write()
+            with speaking(self._channel):
+                self._channel.shutdown_write()
         except library.errors():
             return
 
@@ -159,7 +162,7 @@ class RemoteProcess:
     def close(self) -> None:
         """Close our ends. The command itself goes on if it ignores that."""
         with contextlib.suppress(*library.errors()):  # the connection may just have ended
-            self._channel.close()
+            close_channel(self._channel)
 
     def __enter__(self) -> RemoteProcess:
         return self
@@ -201,14 +204,16 @@ class RemoteProcess:
     def _received(self, receive: Callable[[int], bytes]) -> bytes:
         """What is there. To take it may widen the window, which needs the connection."""
         try:
-            return receive(CHUNK_BYTES)
+            with speaking(self._channel):
+                return receive(CHUNK_BYTES)
         except library.errors() as exc:
             raise self._lost() from exc
 
     def _receive(self, size: int, deadline: _Deadline) -> bytes:
         while True:
             try:
-                piece: bytes = self._channel.recv(size)
+                with speaking(self._channel):
+                    piece: bytes = self._channel.recv(size)
             except TimeoutError as exc:
                 self._check(deadline, exc)
                 continue
@@ -304,7 +309,7 @@ def start(
         active = link.is_active()
         if channel is not None:
             with contextlib.suppress(*library.errors()):
-                channel.close()
+                close_channel(channel)
         if not active:
             raise failures.lost(label, where, what) from exc
         why = exc.text if isinstance(exc, ChannelException) else str(exc) or type(exc).__name__

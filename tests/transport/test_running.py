@@ -9,6 +9,7 @@ import pytest
 
 from clusterctl.errors import NodeError, UnreachableError
 from clusterctl.transport import Command, Raw, RemotePath, Transport, command
+from clusterctl.transport.channels import speaking
 from support.nodes import TestNode
 from support.processes import wait_until
 
@@ -209,6 +210,26 @@ def test_commands_of_several_threads_share_one_connection(transport: Transport, 
         thread.join(20)
     assert len(ports) == 8
     assert len(set(ports)) == 1
+
+
+def test_an_end_of_input_that_meets_the_end_of_the_command_does_not_end_the_connection(
+    transport: Transport, node: TestNode
+) -> None:
+    """sshd hangs up on who says anything of a channel after its close, and all other commands go with it."""
+
+    def connection() -> bytes:
+        return transport.run(node, command("sh", "-c", "echo $SSH_CONNECTION")).stdout
+
+    before = connection()
+    process = transport.open(node, command("true"))
+    channel = process._channel
+    with speaking(channel):
+        with channel.lock:
+            late = channel._send_eof()
+        assert wait_until(lambda: channel.closed)
+        channel.transport._send_user_message(late)
+    assert process.wait(10) == 0
+    assert connection() == before
 
 
 def test_closing_lets_the_command_see_the_end_of_its_input(transport: Transport, node: TestNode) -> None:
