@@ -12,7 +12,7 @@ from typing import Any
 
 from clusterctl.agent.jobs import is_free
 from clusterctl.agent.paths import META, find_jobs, incoming_dir
-from clusterctl.agent.processes import PROC, environment_of, identify, own_pids
+from clusterctl.agent.processes import PROC, identify, own_environments
 from clusterctl.agent.store import is_dispatching
 
 # What numpy and its BLAS choose their loops by: machines that differ here add in another order.
@@ -97,8 +97,8 @@ def try_to_write(root: Path) -> None:
 def leftovers(root: Path) -> list[dict[str, Any]]:
     """Processes of jobs that no start, supervisor or guardian holds: `job`, `pids`."""
     by_dir: dict[str, list[int]] = {}
-    for pid in own_pids():
-        for variable in environment_of(pid):
+    for pid, environment in own_environments().items():
+        for variable in environment:
             if variable.startswith(b"CLUSTERCTL_JOB_DIR="):
                 by_dir.setdefault(os.fsdecode(variable.partition(b"=")[2]), []).append(pid)
     found = []

@@ -94,17 +94,20 @@ def environment_of(pid: int) -> set[bytes]:
 def find_by_environment(wanted: Mapping[str, str]) -> list[Identity]:
     """Every live process of this account whose environment holds all of `wanted`, but us and our ancestors."""
     entries = {f"{name}={value}".encode(errors="surrogateescape") for name, value in wanted.items()}
-    found, looks, pids = [], 0, own_pids()
-    while pids:
-        environments = {pid: environment_of(pid) for pid in pids}
-        found += [identify(pid) for pid in pids if entries <= environments[pid]]
-        pids = [pid for pid in pids if environments[pid] == NO_ENVIRONMENT and _may_be_in_exec(pid)]
-        looks += 1
-        if looks == LOOKS:
-            break
-        if pids:
-            time.sleep(POLL_S)
+    found = [identify(pid) for pid, environment in own_environments().items() if entries <= environment]
     return [who for who in found if who is not None]
+
+
+def own_environments() -> dict[int, set[bytes]]:
+    """What every process of this account, but us and our ancestors, was started with."""
+    environments = {pid: environment_of(pid) for pid in own_pids()}
+    for _ in range(LOOKS - 1):
+        unclear = [pid for pid, found in environments.items() if found == NO_ENVIRONMENT and _may_be_in_exec(pid)]
+        if not unclear:
+            break
+        time.sleep(POLL_S)
+        environments.update({pid: environment_of(pid) for pid in unclear})
+    return environments
 
 
 def _may_be_in_exec(pid: int) -> bool:
