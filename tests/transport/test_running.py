@@ -221,11 +221,12 @@ def test_an_end_of_input_that_meets_the_end_of_the_command_does_not_end_the_conn
         return transport.run(node, command("sh", "-c", "echo $SSH_CONNECTION")).stdout
 
     before = connection()
-    process = transport.open(node, command("true"))
+    process = transport.open(node, sh("until test -e $HOME/go; do sleep 0.01; done"))
     channel = process._channel
     with speaking(channel):
         with channel.lock:
             late = channel._send_eof()
+        transport.run(node, command("touch", RemotePath("~/go")))
         assert wait_until(lambda: channel.closed)
         channel.transport._send_user_message(late)
     assert process.wait(10) == 0
