@@ -20,8 +20,8 @@ from clusterctl.agent.child import Child, describe_exit
 from clusterctl.agent.environment import NodeFacts, environment
 from clusterctl.agent.files import read_json, write_json
 from clusterctl.agent.leading import LocalLead, RemoteLead, lead_node
-from clusterctl.agent.link import listen
 from clusterctl.agent.paths import JobPaths, RunPaths
+from clusterctl.agent.ports import take_top
 from clusterctl.agent.processes import (
     LIVE_STATES,
     Identity,
@@ -32,7 +32,6 @@ from clusterctl.agent.processes import (
 )
 from clusterctl.agent.reactor import Reactor
 
-LEAD_PORTS = 1000
 SNAPSHOT_S = 1.0
 RUNNING_AFTER_S = 1.0  # a program that never speaks to us counts as running when it has lived this long
 READY_LIMIT_S = 60.0
@@ -396,8 +395,7 @@ def main(argv: list[str]) -> None:
     try:
         listener = None
         if spec["node"] == lead_node(spec):
-            top = min(spec["port"] + LEAD_PORTS, 1 << 16)
-            listener = listen(spec["address"], range(top - 1, spec["port"] - 1, -1))
+            listener = take_top(spec["address"], spec["port"])
         reactor = Reactor()
         supervisor = Supervisor(run, spec, int(lock_fd), reactor)
         supervisor.write_state()  # before anybody is told that there is a run to look at

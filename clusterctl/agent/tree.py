@@ -39,7 +39,11 @@ def order(path: str) -> str:
 
 def content_of(entries: Iterable[Entry]) -> str:
     """A name for everything that is in a tree, as 32 hex digits."""
-    return hashlib.sha256(json.dumps(list(entries), separators=(",", ":")).encode()).hexdigest()[:32]
+    return content_of_json(json.dumps(list(entries), separators=(",", ":")))
+
+
+def content_of_json(rows: str) -> str:
+    return hashlib.sha256(rows.encode()).hexdigest()[:32]
 
 
 def owned_name(tree: str, source: str, node: int, nodes: int) -> str:

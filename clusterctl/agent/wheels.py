@@ -18,12 +18,11 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Callable, NamedTuple
 
 from clusterctl.agent.files import digest_of
 from clusterctl.agent.protocol import AgentError
-from clusterctl.agent.tree import END, HEADER
+from clusterctl.agent.tree import COPY_BYTES, END, HEADER
 
 if TYPE_CHECKING:
     from clusterctl.agent.staging import Stream
 
-COPY_BYTES = 1 << 20
 SHEBANG_CHARS = 127  # what every Linux reads of a first line
 
 

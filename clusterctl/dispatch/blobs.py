@@ -22,6 +22,7 @@ class Blobs:
     """A stream of the files `rows` below `top`, and its end; `compressed` or not. Several threads may write it.
 
     `resume`: how much of a file, by digest, is left out at the beginning. What is short is read and compressed once.
+    `total` is in bytes of files, `length` in bytes of the stream before it is compressed.
     """
 
     def __init__(
@@ -32,6 +33,7 @@ class Blobs:
         self._resume = resume
         self.compressed = compressed
         self.total = sum(entry.size - resume.get(entry.digest, 0) for entry in rows)
+        self.length = self.total + HEADER.size * (len(rows) + 1)
         self._lock = threading.Lock()
         self._made: list[tuple[bytes, int]] | None = None
 
@@ -80,11 +82,6 @@ class Shelf:
                 self._key = key
                 self._blobs = Blobs(self._top, rows, resume, compressed=_is_compressible(self._top, rows))
             return self._blobs
-
-
-def stream_bytes(rows: Sequence[Entry], resume: Mapping[str, int] = WHOLE) -> int:
-    """How long the uncompressed stream of these files is."""
-    return sum(entry.size - resume.get(entry.digest, 0) + HEADER.size for entry in rows) + HEADER.size
 
 
 def _is_compressible(top: Path, rows: Sequence[Entry]) -> bool:

@@ -11,10 +11,9 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from clusterctl.agent.tree import Entry
 from clusterctl.cluster import AgentCall, Cluster, Message, NodeOutcome, combined, who_asks
 from clusterctl.dispatch import relay, sent
-from clusterctl.dispatch.blobs import Blobs, Shelf, stream_bytes
+from clusterctl.dispatch.blobs import Blobs, Shelf
 from clusterctl.dispatch.decision import Wanted, decide
 from clusterctl.dispatch.outcomes import Dispatched, NodeDispatch, Planned, Progress
 from clusterctl.dispatch.trees import make_trees
@@ -105,8 +104,7 @@ class _Dispatch:
         self._calls: dict[int, AgentCall] = {}
         self._waiting = Waiting()
         self._shelf = Shelf(workspace.directory)
-        self._relayed: Sequence[Entry] = ()
-        self._relayed_from: Mapping[str, int] = {}
+        self._relayed: Blobs | None = None
 
     def run(self, job: str) -> Dispatched:
         try:
@@ -122,7 +120,7 @@ class _Dispatch:
         if self._last is None or (self._last.job, self._last.tree) != (target, self._workspace.content):
             now = sent.Sent(target, self._workspace.content, self._workspace.tree)
             sent.save(self._cache, self._wanted.source, now)
-        return Dispatched(target, outcomes, bool(self._relayed))
+        return Dispatched(target, outcomes, self._relayed is not None)
 
     def plan(self) -> list[NodeOutcome[Planned]]:
         try:
@@ -259,9 +257,10 @@ class _Dispatch:
         if len(lacking) < relay.FEWEST:
             return
         torn = {id_: answers[id_]["torn"] for id_ in lacking}
-        self._relayed, self._relayed_from = relay.shared(lacking, torn)
-        for id_, word in relay.words(where, stream_bytes(self._relayed, self._relayed_from)).items():
-            words[id_].update(relay=word, resume=self._relayed_from)
+        rows, resume = relay.shared(lacking, torn)
+        self._relayed = Blobs(self._workspace.directory, rows, resume)
+        for id_, word in relay.words(where, self._relayed.length).items():
+            words[id_].update(relay=word, resume=resume)
         for id_ in lacking:
             self._waiting.leave(id_)
         nodes = [node for node in self._cluster.nodes if node.id in lacking]
@@ -314,9 +313,8 @@ class _Dispatch:
         """
         count = 0
         if "relay" in word:
-            if word["relay"]["upstream"] is None:
-                relayed = Blobs(self._workspace.directory, self._relayed, self._relayed_from)
-                count = self._write(call, relayed)
+            if self._relayed and word["relay"]["upstream"] is None:
+                count = self._write(call, self._relayed)
             answer, word = call.receive(SILENCE_S), {}
         while "missing" in answer:
             rows = self._trees[call.node.id].rows(answer["missing"])

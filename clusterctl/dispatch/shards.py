@@ -25,15 +25,19 @@ class Shards:
     def __init__(self, entries: Sequence[Entry], patterns: Sequence[str], trainers: int) -> None:
         self._entries = entries
         self._owners: dict[str, int] = {}
-        self._counts = dict.fromkeys(patterns, 0)
+        self._by_pattern = dict.fromkeys(patterns, 0)
         tests = [(pattern, _test(pattern)) for pattern in patterns]
         for entry in entries if tests else ():
             if entry.kind == FILE:
                 found = [pattern for pattern, matches in tests if matches(entry.path)]
                 for pattern in found:
-                    self._counts[pattern] += 1
+                    self._by_pattern[pattern] += 1
                 if found:
                     self._owners[entry.path] = shard_number(entry.path) % trainers
+
+    @property
+    def count(self) -> int:
+        return len(self._owners)
 
     def of(self, node: Node) -> list[Entry]:
         """What a node gets: everything but the shards of other nodes' trainers."""
@@ -45,7 +49,7 @@ class Shards:
         files = [entry.path for entry in self._entries if entry.kind == FILE]
         return [
             f"SHARDS: {pattern!r} matches no file in the workspace{_nearest(pattern, files)}"
-            for pattern, count in self._counts.items()
+            for pattern, count in self._by_pattern.items()
             if not count
         ]
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
-from clusterctl.agent.tree import FILE, Entry, content_of
+from clusterctl.agent.tree import FILE, Entry, content_of_json
 from clusterctl.dispatch.sent import Sent
 from clusterctl.dispatch.shards import Shards
 from clusterctl.dispatch.workspace import Workspace
@@ -35,30 +37,62 @@ class Tree:
 def make_trees(
     workspace: Workspace, last: Sent | None, nodes: Sequence[Node], shards: Sequence[str], trainers: int
 ) -> Mapping[int, Tree]:
-    """By node id; one for all nodes unless `shards` make them differ."""
-    if not shards:
-        base = last.entries if last else None
-        tree = _tree(workspace.tree, workspace.content, base, last.tree if last else None)
-        return dict.fromkeys((node.id for node in nodes), tree)
-    now = Shards(workspace.tree, shards, trainers)
-    then = Shards(last.entries, shards, trainers) if last else None
+    """By node id; nodes that are to have the same share one."""
+    now = _Parts(workspace.tree, workspace.content, shards, trainers)
+    then = None
+    if last:
+        then = now if last.tree == workspace.content else _Parts(last.entries, last.tree, shards, trainers)
+    made: dict[tuple[str, str | None], Tree] = {}
     trees = {}
     for node in nodes:
-        entries, base = now.of(node), then.of(node) if then else None
-        trees[node.id] = _tree(entries, content_of(entries), base, None if base is None else content_of(base))
+        part, base = now.of(node), then.of(node) if then else None
+        key = part.id, base.id if base else None
+        if key not in made:
+            made[key] = _tree(part, base)
+        trees[node.id] = made[key]
     return trees
 
 
-def _tree(entries: Sequence[Entry], id_: str, base: Sequence[Entry] | None, base_id: str | None) -> Tree:
-    if base is None:
-        return Tree(entries, id_, None, _pack(entries, []))
-    if id_ == base_id:
-        return Tree(entries, id_, base_id, b"")
-    known = {entry.path: entry for entry in base}
-    rows = [entry for entry in entries if known.pop(entry.path, None) != entry]
-    if 2 * len(rows) > len(entries):
-        return Tree(entries, id_, None, _pack(entries, []))
-    return Tree(entries, id_, base_id, _pack(rows, list(known)))
+class _Part(NamedTuple):
+    entries: Sequence[Entry]
+    id: str
+
+
+class _Parts:
+    """A whole tree and its name; each node's part of it and that one's name."""
+
+    def __init__(self, entries: Sequence[Entry], id_: str, shards: Sequence[str], trainers: int) -> None:
+        self._whole = _Part(entries, id_)
+        self._shards = Shards(entries, shards, trainers)
+        self._names = Names() if self._shards.count else None
+
+    def of(self, node: Node) -> _Part:
+        if self._names is None:
+            return self._whole
+        entries = self._shards.of(node)
+        return _Part(entries, self._names.content_of(entries))
+
+
+class Names:
+    """Names many trees that have most of their entries in common, as `agent.tree.content_of` would."""
+
+    def __init__(self) -> None:
+        self._encode = functools.cache(json.JSONEncoder(separators=(",", ":")).encode)
+
+    def content_of(self, entries: Iterable[Entry]) -> str:
+        return content_of_json(f"[{','.join(map(self._encode, entries))}]")
+
+
+def _tree(now: _Part, then: _Part | None) -> Tree:
+    if then is None:
+        return Tree(now.entries, now.id, None, _pack(now.entries, []))
+    if now.id == then.id:
+        return Tree(now.entries, now.id, then.id, b"")
+    known = {entry.path: entry for entry in then.entries}
+    rows = [entry for entry in now.entries if known.pop(entry.path, None) != entry]
+    if 2 * len(rows) > len(now.entries):
+        return Tree(now.entries, now.id, None, _pack(now.entries, []))
+    return Tree(now.entries, now.id, then.id, _pack(rows, list(known)))
 
 
 def _pack(rows: Sequence[Entry], gone: Sequence[str]) -> bytes:

@@ -9,7 +9,7 @@ from clusterctl.agent.wheels import Wheel, WheelStore
 from clusterctl.cluster import AgentCall
 from clusterctl.config import Settings
 from clusterctl.dispatch import relay
-from clusterctl.dispatch.blobs import Blobs, stream_bytes
+from clusterctl.dispatch.blobs import Blobs
 from clusterctl.inventory import Node
 
 WORK_S = 3600.0
@@ -32,7 +32,7 @@ class WheelRelay:
         self._store = store
         self._where: dict[int, tuple[str, int]] = {}
         self._words: Mapping[int, relay.Word] = {}
-        self._rows: list[Entry] = []
+        self._blobs = Blobs(store.directory, ())
 
     def is_worth_it(self, nodes: Sequence[Node]) -> bool:
         total = sum(wheel.size for node in nodes for wheel in self._missing[node.id])
@@ -52,8 +52,8 @@ class WheelRelay:
         if len(part) < relay.FEWEST:
             return []
         wheels = sorted({wheel for node in part for wheel in self._missing[node.id]})
-        self._rows = [_row(wheel) for wheel in wheels]
-        self._words = relay.words({node.id: self._where[node.id] for node in part}, stream_bytes(self._rows))
+        self._blobs = Blobs(self._store.directory, [_row(wheel) for wheel in wheels])
+        self._words = relay.words({node.id: self._where[node.id] for node in part}, self._blobs.length)
         return part
 
     def tell(self, node: Node) -> None:
@@ -66,7 +66,7 @@ class WheelRelay:
         call = self._calls[node.id]
         sent = 0
         if self._words[node.id]["upstream"] is None:
-            sent = Blobs(self._store.directory, self._rows).write(call.write, lambda done, total: None)
+            sent = self._blobs.write(call.write, lambda done, total: None)
         answer = call.receive(WORK_S)
         self._missing[node.id] = [self._missing[node.id][number] for number in answer["missing"]]
         return sent

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from clusterctl.agent.protocol import AgentError
-from clusterctl.agent.wheels import COPY_BYTES, Wheel, WheelStore
+from clusterctl.agent.tree import COPY_BYTES
+from clusterctl.agent.wheels import Wheel, WheelStore
 from clusterctl.cluster import AgentCall
 from clusterctl.errors import NodeError
 

@@ -1,0 +1,60 @@
+"""Which trees nodes are to have, and how they are told."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from clusterctl.agent.tree import FILE, Entry, content_of
+from clusterctl.dispatch.sent import Sent
+from clusterctl.dispatch.trees import make_trees
+from clusterctl.dispatch.workspace import Workspace
+
+NODES: list[Any] = [SimpleNamespace(id=number, trainer_ranks=(number,)) for number in range(4)]
+SHARDS = ("data-*",)
+
+
+def workspace(*names: str, mtime_ns: int = 0) -> Workspace:
+    entries = tuple(Entry(name, FILE, 0o644, mtime_ns, 1, f"{number:064x}") for number, name in enumerate(names))
+    return Workspace(Path("w"), entries, ())
+
+
+def sent(what: Workspace) -> Sent:
+    return Sent("job", what.content, what.tree)
+
+
+SHARDED = workspace("a.py", "\udcff\n.py", *(f"data-{number}" for number in range(4)))
+COMMON = workspace("a.py", "b.py", "c.py", "d.py")
+
+
+@pytest.mark.parametrize("last", [None, sent(SHARDED), sent(COMMON)])
+@pytest.mark.parametrize("now", [SHARDED, COMMON])
+def test_a_tree_has_the_name_that_nodes_give_it(now: Workspace, last: Sent | None) -> None:
+    for tree in make_trees(now, last, NODES, SHARDS, 4).values():
+        assert tree.id == content_of(tree.entries)
+
+
+@pytest.mark.parametrize("shards", [(), SHARDS, ("nothing-*",)])
+def test_what_was_sent_last_is_not_told_again(shards: tuple[str, ...]) -> None:
+    trees = make_trees(SHARDED, sent(SHARDED), NODES, shards, 4)
+    assert [tree.packed for tree in trees.values()] == [b""] * 4
+    assert [tree.base for tree in trees.values()] == [tree.id for tree in trees.values()]
+
+
+@pytest.mark.parametrize("last", [None, sent(SHARDED)])
+@pytest.mark.parametrize(("shards", "different"), [((), 1), (SHARDS, 4), (("nothing-*",), 1)])
+def test_nodes_that_are_to_have_the_same_share_a_tree(
+    shards: tuple[str, ...], different: int, last: Sent | None
+) -> None:
+    trees = make_trees(SHARDED, last, NODES, shards, 4)
+    assert len({id(tree) for tree in trees.values()}) == different
+
+
+def test_few_changes_are_told_as_changes_and_many_as_a_new_tree() -> None:
+    few = workspace("a.py", "b.py", "c.py")
+    assert {tree.base for tree in make_trees(few, sent(COMMON), NODES, (), 4).values()} == {COMMON.content}
+    touched = workspace("a.py", "b.py", "c.py", "d.py", mtime_ns=1)
+    assert {tree.base for tree in make_trees(touched, sent(COMMON), NODES, (), 4).values()} == {None}
