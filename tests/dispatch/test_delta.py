@@ -6,9 +6,9 @@ import contextlib
 import os
 import random
 import shutil
-import stat
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,25 +18,12 @@ from hypothesis import strategies as st
 
 from agent.nodes import PipeCluster, Pipes
 from clusterctl.agent import store, supersede
-from clusterctl.agent.paths import RESERVED
 from clusterctl.agent.untouched import listing, read_seal, untouched_job, write_seal
 from clusterctl.dispatch import Dispatched, Progress, dispatch, plan, scan
 from clusterctl.errors import ClusterctlError
+from support.trees import described
 
 NAMES = ("a", "b", "a.b", "ü n")
-
-
-def described(top: Path) -> dict[str, tuple[Any, ...]]:
-    """Everything below `top` that must arrive: kind, mode, time, contents; ours left out."""
-    found: dict[str, tuple[Any, ...]] = {}
-    for folder, directories, files in os.walk(top):
-        for name in directories + files:
-            path = Path(folder, name)
-            status = path.lstat()
-            kind, mode = stat.S_IFMT(status.st_mode), stat.S_IMODE(status.st_mode)
-            what = path.readlink() if stat.S_ISLNK(kind) else path.read_bytes() if stat.S_ISREG(kind) else None
-            found[os.path.relpath(path, top)] = (kind, mode, status.st_mtime_ns, what)
-    return {name: what for name, what in found.items() if name.split("/")[0] not in RESERVED}
 
 
 class Place:
@@ -275,27 +262,53 @@ class Killed(BaseException):
     """Nothing that anyone handles."""
 
 
-def test_a_change_in_place_that_was_cut_off_anywhere_is_finished_by_the_next_call(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    calls = ("replace", "rename", "unlink", "mkdir", "symlink", "chmod", "utime", "rmdir")
+def change_every_way(workspace: Path) -> None:
+    """What is kept, edited, removed, and turns from one kind into another."""
+    (workspace / "edited").write_text("anew")
+    (workspace / "gone").unlink()
+    shutil.rmtree(workspace / "becomes-link")
+    (workspace / "becomes-link").symlink_to("pointed-at")
+    for path, how in (("becomes-directory", "directory"), ("becomes-file", "file"), ("link", "link")):
+        change(workspace, path, how, b"data")
+
+
+def fill_for_every_way(workspace: Path) -> None:
+    for name in ("kept", "edited", "gone", "becomes-directory"):
+        (workspace / name).write_text(name)
+    for name in ("becomes-file", "becomes-link", "pointed-at"):  # through the link its old contents must not be seen
+        (workspace / name).mkdir()
+        (workspace / name / "inner").write_text(name)
+
+
+def killed_at(cut: int, work: Callable[[], None]) -> bool:
+    """Whether `work` ended before it changed something for the `cut`th time; there it is killed."""
+    count = 0
+    with pytest.MonkeyPatch.context() as patched:
+        for name in ("replace", "rename", "unlink", "mkdir", "symlink", "chmod", "utime", "rmdir"):
+            real = getattr(os, name)
+
+            def counting(*args: Any, real: Any = real, **options: Any) -> Any:
+                nonlocal count
+                count += 1
+                if count == cut:
+                    raise Killed
+                return real(*args, **options)
+
+            patched.setattr(os, name, counting)
+        try:
+            work()
+        except Killed:
+            return False
+    return True
+
+
+def test_a_change_in_place_that_was_cut_off_anywhere_is_finished_by_the_next_call(tmp_path: Path) -> None:
     for cut in range(1, 60):
         place = Place(tmp_path / str(cut))
-        for name in ("kept", "edited", "gone", "becomes-directory"):
-            (place.workspace / name).write_text(name)
-        (place.workspace / "becomes-file").mkdir()
-        (place.workspace / "becomes-file/inner").write_text("x")
-        for name in ("becomes-link", "pointed-at"):  # through the link its old contents must not be seen
-            (place.workspace / name).mkdir()
-            (place.workspace / name / "inner").write_text(name)
+        fill_for_every_way(place.workspace)
         done = place.dispatch()
         root = place.job_dirs(done)[0].parent
-        (place.workspace / "edited").write_text("anew")
-        (place.workspace / "gone").unlink()
-        shutil.rmtree(place.workspace / "becomes-link")
-        (place.workspace / "becomes-link").symlink_to("pointed-at")
-        for path, how in (("becomes-directory", "directory"), ("becomes-file", "file"), ("link", "link")):
-            change(place.workspace, path, how, b"data")
+        change_every_way(place.workspace)
         staging = root / ".clusterctl/incoming/staged"
         (staging / "new").mkdir(parents=True)
         entries = sorted(scan(place.workspace).entries, key=lambda entry: entry.path.replace("/", "\0"))
@@ -303,24 +316,7 @@ def test_a_change_in_place_that_was_cut_off_anywhere_is_finished_by_the_next_cal
         for number in supersede.changed(base, entries):
             shutil.copy2(place.workspace / entries[number].path, staging / "new" / str(number))
         record = {"job": "JOB20261121-999999", "node": 0, "nodes": 1, "tree": "t", "source": "s"}
-        count = 0
-        with monkeypatch.context() as patched:
-            for name in calls:
-                real = getattr(os, name)
-
-                def counting(*args: Any, real: Any = real, cut: int = cut, **options: Any) -> Any:
-                    nonlocal count
-                    count += 1
-                    if count == cut:
-                        raise Killed
-                    return real(*args, **options)
-
-                patched.setattr(os, name, counting)
-            try:
-                supersede.supersede(root, staging, done.job, record, entries, base)
-                finished = True
-            except Killed:
-                finished = False
+        finished = killed_at(cut, partial(supersede.supersede, root, staging, done.job, record, entries, base))
         supersede.recover(root)
         names = [path.name for path in root.glob("JOB*")]
         if names == [done.job]:  # cut off before the journal stood: nothing has happened

@@ -16,7 +16,7 @@ import pytest
 from agent.nodes import BUNDLE, NodeOutcome, PipeCluster
 from clusterctl.dispatch import Dispatched, Progress, dispatch, scan
 from clusterctl.inventory import Node
-from dispatch.test_delta import described
+from support.trees import described
 
 T = TypeVar("T")
 NODES = 5

@@ -12,11 +12,10 @@ from pathlib import Path
 import pytest
 
 from clusterctl.cluster import FIRST_LINE
-from e2e.test_workspace_arrives import describe
 from support.processes import processes_with_environment, wait_until
 from support.site import Site
+from support.trees import described
 
-OURS = (b"log", b"output", b"nodefile", b".clusterctl")
 NODES = 4
 
 
@@ -30,8 +29,7 @@ def assert_arrives(site: Site, top: Path) -> None:
     document = site.ok("dispatch", str(top), "--json").json()
     assert len(document["nodes"]) == NODES
     for node in document["nodes"]:
-        found = {name: what for name, what in describe(Path(node["dir"])).items() if name.split(b"/")[0] not in OURS}
-        assert found == describe(top)
+        assert described(Path(node["dir"])) == described(top)
         assert list((Path(node["dir"]).parent / ".clusterctl/incoming").iterdir()) == []
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from support.site import Site
+from support.trees import described
 
 ODD_NAMES = [
     "with space",
@@ -22,24 +23,6 @@ ODD_NAMES = [
     "back\\slash",
     "...",
 ]
-
-
-def describe(top: Path) -> dict[bytes, tuple[object, ...]]:
-    """Everything below `top` that must arrive: kind, mode, time, contents."""
-    found: dict[bytes, tuple[object, ...]] = {}
-    for folder, directories, files in os.walk(os.fsencode(top)):
-        for name in directories + files:
-            path = Path(os.fsdecode(folder), os.fsdecode(name))
-            found[os.path.relpath(os.fsencode(path), os.fsencode(top))] = describe_one(path)
-    return found
-
-
-def describe_one(path: Path) -> tuple[object, ...]:
-    status = path.lstat()
-    kind, mode = stat.S_IFMT(status.st_mode), stat.S_IMODE(status.st_mode)
-    if stat.S_ISLNK(kind):
-        return kind, status.st_mtime_ns, path.readlink()
-    return kind, mode, status.st_mtime_ns, path.read_bytes() if stat.S_ISREG(kind) else b""
 
 
 def make_odd_tree(top: Path) -> None:
@@ -67,12 +50,10 @@ def make_odd_tree(top: Path) -> None:
 def test_a_workspace_arrives_as_it_was(any_site: Site) -> None:
     top = any_site.directory / "odd"
     make_odd_tree(top)
-    expected = describe(top)
+    expected = described(top)
     document = any_site.ok("dispatch", str(top), "--json").json()
     for node in document["nodes"]:
-        arrived = describe(Path(node["dir"]))
-        ours = (b"log", b"output", b"nodefile", b".clusterctl")
-        assert {name: what for name, what in arrived.items() if name.split(b"/")[0] not in ours} == expected
+        assert described(Path(node["dir"])) == expected
         assert Path(node["dir"], "nodefile").read_text() == f"{node['node']}\n"
         assert stat.S_IMODE(Path(node["dir"]).stat().st_mode) == 0o700
         assert stat.S_IMODE(Path(node["dir"]).parent.joinpath(".clusterctl").stat().st_mode) == 0o700
