@@ -6,12 +6,14 @@ import fcntl
 import os
 import stat
 
-from clusterctl.agent.light import loads
+from clusterctl.agent.light import dumps, loads
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from pathlib import Path
     from typing import Any, Callable
+
+    from clusterctl.agent.light import Place
 
 READ_BYTES = 1 << 20
 
@@ -26,19 +28,19 @@ def write_atomic(path: Path, data: bytes, mode: int = 0o600, *, durable: bool = 
             if durable:
                 f.flush()
                 os.fsync(f.fileno())
-        beside.replace(path)
+        os.replace(beside, path)  # noqa: PTH105 - a Place is a str, which has a `replace` of its own
     except BaseException:
         beside.unlink(missing_ok=True)
         raise
 
 
-def write_json(path: Path, value: Any, mode: int = 0o600, *, durable: bool = True) -> None:
-    import json
+def write_json(path: Path, value: dict[str, Any], mode: int = 0o600, *, durable: bool = True) -> None:
+    """One key on a line."""
+    lines = (dumps(key) + b": " + dumps(value[key]) for key in value)
+    write_atomic(path, b"{\n" + b",\n".join(lines) + b"\n}\n", mode, durable=durable)
 
-    write_atomic(path, json.dumps(value, indent=1).encode() + b"\n", mode, durable=durable)
 
-
-def read_json(path: Path) -> Any:
+def read_json(path: Path | Place) -> Any:
     """The parsed file, or None when there is none that makes sense (a power cut may leave it empty)."""
     try:
         return loads(path.read_bytes())
@@ -76,7 +78,7 @@ def is_locked(path: Path) -> bool:
     return False
 
 
-def delete(path: Path, beat: Callable[[], None] = lambda: None) -> None:
+def delete(path: Path | Place, beat: Callable[[], None] = lambda: None) -> None:
     """Deletes a file or a tree, also one with read-only directories; follows no link. Raises OSError.
 
     `beat` is called now and then.
@@ -90,7 +92,7 @@ def delete(path: Path, beat: Callable[[], None] = lambda: None) -> None:
         return
     if stat.S_IMODE(status.st_mode) & 0o700 != 0o700:
         path.chmod(0o700)
-    for entry in list(path.iterdir()):
-        delete(entry, beat)
+    for name in os.listdir(path):  # noqa: PTH208 - a Path gives them one after the other
+        delete(path / name, beat)
     path.rmdir()
     beat()

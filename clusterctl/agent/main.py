@@ -12,7 +12,6 @@ if TYPE_CHECKING:
     from typing import Any, Callable
 
 OPERATIONS = {
-    "dispatch": ("receive", "receive"),
     "start": ("start", "start"),
     "check": ("probe", "check"),
     "setup": ("setup", "setup"),
@@ -53,12 +52,15 @@ def _report(peer: Peer, exc: Exception) -> None:
 
 def _answer(root: str, request: dict[str, Any], peer: Peer) -> dict[str, Any]:
     operation = request["op"]
+    place: Any = Place(root)  # in place of a Path, as far as these need one
     if os.path.exists(f"{root}/.clusterctl/journal"):  # noqa: PTH110 - most often it does not, and this is all it costs
-        from pathlib import Path
-
         from clusterctl.agent.supersede import recover
 
-        recover(Path(root))
+        recover(place)
+    if operation == "dispatch":
+        from clusterctl.agent.receive import receive
+
+        return receive(place, request, peer)
     if operation in OPERATIONS:
         from importlib import import_module
         from pathlib import Path
@@ -68,7 +70,6 @@ def _answer(root: str, request: dict[str, Any], peer: Peer) -> dict[str, Any]:
         return function(Path(root), request, peer)
     from clusterctl.agent import jobs
 
-    place: Any = Place(root)  # in place of a Path, as far as these two need one
     if operation == "status":
         return jobs.describe(jobs.find_job(place, request["ref"]), request.get("run"))
     if operation == "jobs":

@@ -10,14 +10,13 @@ Bytes come as blobs: the digest (32 bytes), the size (8 bytes, big-endian), the 
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import time
 import zlib
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Callable
 
 from clusterctl.agent.files import delete, digest_of, read_json
+from clusterctl.agent.light import loads
 from clusterctl.agent.paths import RESERVED, JobPaths, find_jobs, incoming_dir
 from clusterctl.agent.protocol import AgentError, Gone, Peer
 from clusterctl.agent.store import Source, dispatch_lock, find_sources, find_torn, is_exact, read_manifest
@@ -25,6 +24,8 @@ from clusterctl.agent.supersede import journal_of, supersede, was_started
 from clusterctl.agent.tree import FILE, Entry, content_of, decode, fold_rows, order
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from clusterctl.agent.relay import Relay
     from clusterctl.agent.staging import Staging
 
@@ -244,7 +245,7 @@ def _unpack(peer: Peer, count: int) -> dict[str, Any]:
             raise Gone
         packed += piece
     try:
-        listed: dict[str, Any] = json.loads(zlib.decompress(packed))
+        listed: dict[str, Any] = loads(zlib.decompress(packed))
     except (zlib.error, ValueError) as exc:
         raise AgentError(f"the list of files arrived damaged: {exc}") from exc
     return listed

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import json
 import os
 import zlib
-from pathlib import Path
-from typing import Any, BinaryIO, Callable
+from typing import TYPE_CHECKING, Any, BinaryIO, Callable
 
 from clusterctl.agent.files import write_all
+from clusterctl.agent.light import dumps
 from clusterctl.agent.paths import JobPaths
 from clusterctl.agent.protocol import AgentError, Gone
 from clusterctl.agent.store import TORN, Row, Source, Stamp, copy_file, stamp_of
 from clusterctl.agent.supersede import changed, finish_directory, make_link, seal
 from clusterctl.agent.tree import COPY_BYTES, DIRECTORY, END, HEADER, LINK, Entry
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 READ_BYTES = 1 << 18
 LARGE = 8 << 20  # from this size on, a file goes on where it broke off
@@ -117,7 +119,7 @@ class Staging:
         Raises AgentError for one that nobody asked for, or that is not what its digest says; when not `strict`, such
         ones are passed over, and always where only the beginning that was here may be wrong: then it is lacking whole.
         """
-        with (self._place / "arrived").open("a", buffering=1) as arrived:
+        with (self._place / "arrived").open("ab", buffering=0) as arrived:
             while True:
                 digest, size = HEADER.unpack(stream.exactly(HEADER.size))
                 if size == END:
@@ -136,7 +138,7 @@ class Staging:
                     continue
                 self.files_received += 1
                 self.bytes_received += size
-                arrived.write(json.dumps([digest.hex(), self._name(number), self._stamps[number]]) + "\n")
+                arrived.write(dumps([digest.hex(), self._name(number), self._stamps[number]]) + b"\n")
 
     def _write(self, number: int, offset: int, stream: Stream) -> bool:
         """Whether the bytes were the right ones; others are not kept."""

@@ -10,19 +10,21 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
-import json
 import os
 import stat
 import time
 from collections.abc import Collection, Iterator
-from pathlib import Path
-from typing import Any, Callable, NamedTuple, Optional
+from typing import TYPE_CHECKING, Any, Callable, NamedTuple, Optional
 
 from clusterctl.agent.files import is_locked, read_json, write_all
+from clusterctl.agent.light import Place, dumps, loads
 from clusterctl.agent.paths import META, JobPaths, find_jobs, incoming_dir
 from clusterctl.agent.protocol import AgentError
 from clusterctl.agent.tree import COPY_BYTES, DIRECTORY, FILE, LINK, Entry
 from clusterctl.agent.untouched import joined, line_of, listing, read_seal, write_seal
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 LOCK = "dispatch.lock"
 LOCK_TRIES = 20
@@ -74,7 +76,7 @@ def dispatch_lock(root: Path, holder: dict[str, Any]) -> Iterator[None]:
     fd = os.open(beside, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX)
-        os.write(fd, json.dumps({**holder, "since": time.time()}).encode())
+        os.write(fd, dumps({**holder, "since": time.time()}))
         try:
             _link(beside, place)
         finally:
@@ -117,7 +119,7 @@ def _remove_dead(place: str) -> None:
     except OSError as exc:
         if exc.errno not in (errno.EAGAIN, errno.EACCES):
             raise
-        holder = read_json(Path(place)) or {}
+        holder = read_json(Place(place)) or {}
         who = holder.get("by", "somebody")
         raise AgentError(
             f"another dispatch, by {who}, is under way here",
@@ -131,11 +133,11 @@ def _remove_dead(place: str) -> None:
 
 def write_manifest(job_dir: Path, tree: str, rows: list[Row]) -> None:
     """The rows as JSON, and the seal; the directory is one that nobody sees yet."""
-    with (job_dir / META / "manifest").open("w") as f:
+    with (job_dir / META / "manifest").open("wb") as f:
         for first in range(0, len(rows), MANY):
             part = [(*row.entry, row.stamp) for row in rows[first : first + MANY]]
-            f.write((",\n" if first else "[") + json.dumps(part, separators=(",", ":"))[1:-1])
-        f.write("]" if rows else "[]")
+            f.write((b",\n" if first else b"[") + dumps(part)[1:-1])
+        f.write(b"]" if rows else b"[]")
     lines = [
         line_of(
             entry.path, KIND_MODES[entry.kind] | entry.mode, entry.size, stamp or (entry.mtime_ns, 0, 0), entry.target
@@ -148,7 +150,7 @@ def write_manifest(job_dir: Path, tree: str, rows: list[Row]) -> None:
 def read_manifest(job_dir: Path) -> list[Row] | None:
     """A job's rows; None when there are none that make sense."""
     try:
-        found = json.loads((job_dir / META / "manifest").read_bytes())
+        found = loads((job_dir / META / "manifest").read_bytes())
         return [Row(Entry(*row[:-1]), Stamp(*row[-1]) if row[-1] else None) for row in found]
     except (OSError, ValueError, TypeError):
         return None
@@ -212,18 +214,21 @@ def _left_over(incoming: Path) -> Iterator[tuple[str, Source]]:
         with contextlib.suppress(OSError), (place / "arrived").open() as lines:
             for line in lines:
                 with contextlib.suppress(ValueError, TypeError):  # the last line may be torn
-                    digest, path, stamp = json.loads(line)
+                    digest, path, stamp = loads(line)
                     yield digest, Source(f"{place}/{path}", Stamp(*stamp), True)
 
 
 def find_torn(incoming: Path, sizes: dict[str, int]) -> dict[str, tuple[str, int]]:
     """Beginnings of large files, as (path, bytes) by digest: dispatches that broke off left them."""
     found: dict[str, tuple[str, int]] = {}
-    for path in incoming.glob(f"*/{TORN}*"):
-        digest, status = path.name[len(TORN) :], path.lstat()
-        known = found.get(digest, ("", 0))[1]
-        if digest in sizes and stat.S_ISREG(status.st_mode) and known < status.st_size < sizes[digest]:
-            found[digest] = (str(path), status.st_size)
+    for place in incoming.iterdir():
+        for path in place.iterdir() if sizes and place.is_dir() else ():
+            digest = path.name[len(TORN) :]
+            if path.name.startswith(TORN) and digest in sizes:
+                status = path.lstat()
+                known = found.get(digest, ("", 0))[1]
+                if stat.S_ISREG(status.st_mode) and known < status.st_size < sizes[digest]:
+                    found[digest] = (str(path), status.st_size)
     return found
 
 

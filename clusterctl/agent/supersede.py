@@ -8,17 +8,19 @@ every step may be repeated.
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import stat
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from clusterctl.agent.files import delete, is_locked, read_json, write_atomic, write_json
+from clusterctl.agent.light import Place, dumps, loads
 from clusterctl.agent.paths import JobPaths, incoming_dir
 from clusterctl.agent.protocol import AgentError
 from clusterctl.agent.store import Row, dispatch_lock, read_manifest, stamp_of, write_manifest
 from clusterctl.agent.tree import DIRECTORY, FILE, LINK, Entry, decode, owned_name
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 JOURNAL = "journal"
 SETTLE_S = 10.0
@@ -51,7 +53,7 @@ def supersede(
 
     The files that `changed` names are in `staging/new/NUMBER`, verified.
     """
-    write_atomic(staging / "entries", json.dumps(entries).encode(), durable=False)
+    write_atomic(staging / "entries", dumps(entries), durable=False)
     write_json(journal_of(root), {"staging": staging.name, "old": old, "record": record}, durable=False)
     return _go_on(root, entries, base)
 
@@ -87,7 +89,7 @@ def _go_on(root: Path, entries: list[Entry] | None = None, base: dict[str, Row] 
             return False
         old.dir.rename(tree)
     if tree.exists():
-        entries = entries or decode(json.loads((staging / "entries").read_bytes()))
+        entries = entries or decode(loads((staging / "entries").read_bytes()))
         base = base or {row.entry.path: row for row in read_manifest(tree) or ()}
         _change(tree, staging, entries, base, journal["record"])
         tree.rename(new)
@@ -135,7 +137,7 @@ def _kind(path: Path) -> str:
     return DIRECTORY if stat.S_ISDIR(mode) else LINK if stat.S_ISLNK(mode) else FILE
 
 
-def _remove(path: Path) -> None:
+def _remove(path: Path | Place) -> None:
     with contextlib.suppress(NotADirectoryError):
         delete(path)
 
@@ -150,7 +152,7 @@ def _place(tree: Path, staging: Path, base: dict[str, Row], number: int, entry: 
             os.mkdir(path, 0o700)  # noqa: PTH102
         return Row(entry, None)
     if entry.kind == LINK:
-        _remove(Path(path))
+        _remove(Place(path))
         make_link(path, entry)
         return Row(entry, None)
     with contextlib.suppress(FileNotFoundError):

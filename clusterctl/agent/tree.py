@@ -6,11 +6,11 @@ Paths travel as JSON strings in which bytes that are not UTF-8 are lone surrogat
 from __future__ import annotations
 
 import hashlib
-import json
 import struct
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
+from clusterctl.agent.light import dumps
 from clusterctl.agent.protocol import AgentError
 
 FILE, DIRECTORY, LINK = "f", "d", "l"
@@ -39,11 +39,11 @@ def order(path: str) -> str:
 
 def content_of(entries: Iterable[Entry]) -> str:
     """A name for everything that is in a tree, as 32 hex digits."""
-    return content_of_json(json.dumps(list(entries), separators=(",", ":")))
+    return content_of_json(dumps(list(entries)))
 
 
-def content_of_json(rows: str) -> str:
-    return hashlib.sha256(rows.encode()).hexdigest()[:32]
+def content_of_json(rows: bytes) -> str:
+    return hashlib.sha256(rows).hexdigest()[:32]
 
 
 def owned_name(tree: str, source: str, node: int, nodes: int) -> str:

@@ -80,7 +80,7 @@ class Names:
         self._encode = functools.cache(json.JSONEncoder(separators=(",", ":")).encode)
 
     def content_of(self, entries: Iterable[Entry]) -> str:
-        return content_of_json(f"[{','.join(map(self._encode, entries))}]")
+        return content_of_json(f"[{','.join(map(self._encode, entries))}]".encode())
 
 
 def _tree(now: _Part, then: _Part | None) -> Tree:

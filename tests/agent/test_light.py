@@ -4,11 +4,13 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from clusterctl.agent import jobs, light
 from clusterctl.agent.paths import is_job_id
+from clusterctl.agent.tree import content_of
 
 TEXT = 'quote " back \\ line \n \u00fc \u2028 \U0001f989'
 VALUE = {"a": [1, 2.5, -1e300, None, True, {}], "text": TEXT, "b": float("inf")}
@@ -55,15 +57,32 @@ def test_job_ids_are_told_from_other_names(name: str, is_one: bool) -> None:
     assert is_job_id(name) is is_one
 
 
-def test_status_is_answered_without_dear_imports(tmp_path: Path) -> None:
+def answered(root: Path, *lines: dict[str, object]) -> tuple[dict[str, Any], set[str]]:
+    """The last line that an agent says to these, and the modules that it took."""
     top = Path(jobs.__file__).parents[2]
+    request, *words = (json.dumps(line).encode() + b"\n" for line in lines)
     code = (
         f"import sys; sys.path.insert(0, {str(top)!r}); from clusterctl.agent.main import main\n"
-        f'main({str(tmp_path)!r}, b\'{{"op": "status", "ref": null}}\')'
+        f"main({str(root)!r}, {request!r})"
     )
     command = [sys.executable, "-I", "-S", "-X", "importtime", "-c", code]
-    done = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL, check=False)
-    assert json.loads(done.stdout)["error"]["kind"] == "no_job"
-    loaded = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
+    done = subprocess.run(command, capture_output=True, input=b"".join(words), check=False)
+    loaded = {line.rpartition("|")[2].strip() for line in done.stderr.decode().splitlines()}
+    return json.loads(done.stdout.splitlines()[-1]), loaded
+
+
+def test_status_is_answered_without_dear_imports(tmp_path: Path) -> None:
+    answer, loaded = answered(tmp_path, {"op": "status", "ref": None})
+    assert answer["error"]["kind"] == "no_job"
     assert "clusterctl.agent.jobs" in loaded
     assert not loaded & {"json", "pathlib", "re", "typing", "contextlib", "functools", "enum", "signal", "hashlib"}
+
+
+def test_a_dispatch_is_received_without_dear_imports(tmp_path: Path) -> None:
+    about = {"nonce": "n", "node": 0, "nodes": 1, "by": "me", "workspace": "w", "source": "s", "complete": None}
+    how = {"content": "c", "base": None, "tree": content_of([]), "manifest_bytes": 0, "rehash": False, "plan": False}
+    go = {"go": "JOB20261121-081530", "supersede": None, "blobs": 0, "compressed": False, "resume": {}}
+    answer, loaded = answered(tmp_path, {"op": "dispatch", **about, **how}, go)
+    assert answer["done"]["dir"] == str(tmp_path / go["go"])
+    assert "clusterctl.agent.staging" in loaded
+    assert not loaded & {"json", "pathlib", "fnmatch", "shutil", "tempfile", "subprocess", "socket"}

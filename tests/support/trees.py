@@ -1,0 +1,27 @@
+"""What a directory tree holds, to compare one with another."""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+
+from clusterctl.agent.paths import RESERVED
+
+
+def described(top: Path) -> dict[str, tuple[object, ...]]:
+    """Everything below `top` that a dispatch must bring: kind, mode, time, contents; what is ours in it left out."""
+    found: dict[str, tuple[object, ...]] = {}
+    for folder, directories, files in os.walk(top):
+        for name in directories + files:
+            path = Path(folder, name)
+            found[os.path.relpath(path, top)] = _described(path)
+    return {name: what for name, what in found.items() if name.split("/")[0] not in RESERVED}
+
+
+def _described(path: Path) -> tuple[object, ...]:
+    status = path.lstat()
+    kind, mode = stat.S_IFMT(status.st_mode), stat.S_IMODE(status.st_mode)
+    if stat.S_ISLNK(kind):
+        return kind, status.st_mtime_ns, path.readlink()
+    return kind, mode, status.st_mtime_ns, path.read_bytes() if stat.S_ISREG(kind) else None
