@@ -24,6 +24,7 @@ from clusterctl.agent.start import JobLock
 from clusterctl.agent.store import dispatch_lock
 from clusterctl.agent.wheels import WheelStore
 from clusterctl.setup.sending import send_files
+from support.addresses import IPV6, needs_ipv6
 from support.pythons import bare_python
 from support.wheels import make_wheel
 
@@ -70,16 +71,7 @@ def outcome(where: Target) -> str:
 # Reaching.
 
 
-def has_ipv6() -> bool:
-    with contextlib.suppress(OSError):
-        listening("::1").close()
-        return True
-    return False
-
-
-@pytest.mark.parametrize(
-    "address", [LOCAL, pytest.param("::1", marks=pytest.mark.skipif(not has_ipv6(), reason="no IPv6 here"))]
-)
+@pytest.mark.parametrize("address", [LOCAL, IPV6])
 def test_a_probe_that_listens_is_reached_on_all_its_ports_by_many(address: str) -> None:
     first, second = listening(address), listening(address)
     with answering(first, second):
@@ -177,7 +169,7 @@ def test_a_nic_may_be_a_subnet_or_an_address() -> None:
     assert interface_of(LOCAL) == "lo"
 
 
-@pytest.mark.skipif(not has_ipv6(), reason="no IPv6 here")
+@needs_ipv6
 def test_ipv6_addresses_are_found_too() -> None:
     assert ("lo", "::1") in local_addresses()
     assert find_address(None, "::1/128") == "::1"

@@ -16,6 +16,7 @@ import pytest
 from agent.nodes import BUNDLE, NodeOutcome, PipeCluster
 from clusterctl.dispatch import Dispatched, Progress, dispatch, scan
 from clusterctl.inventory import Node
+from support.addresses import IPV6
 from support.trees import described
 
 T = TypeVar("T")
@@ -80,13 +81,13 @@ class Threads:
 class Place:
     """A workspace of a few megabytes, and nodes that have an agent, but nothing else."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, nic: str) -> None:
         self.workspace = directory / "workspace"
         self.workspace.mkdir()
         chance = random.Random(1)
         for number in range(12):
             (self.workspace / f"data-{number}").write_bytes(chance.randbytes(200_000 + number))
-        self.cluster = PipeCluster(directory, sys.executable, NODES, RELAY="always", NIC="lo")
+        self.cluster = PipeCluster(directory, sys.executable, NODES, RELAY="always", NIC=nic)
         self.cluster.transport = Threads(self.cluster)  # type: ignore[assignment]
         self.cluster.ask({"op": "jobs"})
 
@@ -116,8 +117,8 @@ class Place:
 
 
 @pytest.fixture
-def place(tmp_path: Path) -> Iterator[Place]:
-    made = Place(tmp_path)
+def place(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Place]:
+    made = Place(tmp_path, getattr(request, "param", "127.0.0.0/8"))
     yield made
     assert made.cluster.left() == []
     assert not [thread for thread in threading.enumerate() if thread.name == "waiting-nodes"]
@@ -128,6 +129,7 @@ def sent_directly(done: Dispatched) -> list[bool]:
     return [outcome.ok and outcome.get().bytes_sent > 0 for outcome in done.outcomes]
 
 
+@pytest.mark.parametrize("place", ["127.0.0.0/8", IPV6], indirect=True)
 def test_the_control_machine_sends_each_byte_once(place: Place) -> None:
     done = place.dispatch()
     place.assert_same(done)

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from support.addresses import needs_ipv6
 from support.openssh import openssh_cluster
 from support.site import Result, Site
 
@@ -101,9 +102,8 @@ def test_nodes_that_differ_and_leftovers_are_warnings_which_start_gives_too(site
     assert "succeeded" in started.out
 
 
+@needs_ipv6
 def test_a_job_runs_over_ipv6(site: Site) -> None:
-    if not _has_ipv6():
-        pytest.skip("no IPv6 here")
     site.conf(NIC="::1/128")
     assert site.ok("check", "--json").json()["nodes"][0]["address"] == "::1"
     train = """
@@ -117,15 +117,6 @@ def test_a_job_runs_over_ipv6(site: Site) -> None:
     job = site.start("\n".join(line[8:] for line in train.splitlines()))
     assert site.run("logs", "-f", job).code == 0
     assert site.status(job)["state"] == "succeeded"
-
-
-def _has_ipv6() -> bool:
-    try:
-        with socket.socket(socket.AF_INET6) as sock:
-            sock.bind(("::1", 0))
-    except OSError:
-        return False
-    return True
 
 
 def test_a_start_up_file_that_prints_is_named(tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -15,6 +14,7 @@ import pytest
 from clusterctl.errors import ConfigError, UnreachableError
 from clusterctl.transport import Transport, command
 from clusterctl.transport.target import Resolver
+from support.addresses import needs_ipv6
 from support.clusters import Cluster
 from support.nodes import TestNode, TestSettings
 from support.openssh import make_key
@@ -187,14 +187,10 @@ def test_a_stale_agent_socket_is_no_hindrance(cluster: Cluster, monkeypatch: pyt
         assert transport.run(cluster.nodes[0], ASK).exit_code == 0
 
 
+@needs_ipv6
 def test_hosts_of_one_machine_are_told_apart_by_port_over_ipv6_too(tmp_path: Path) -> None:
     from support.clusters import make_cluster
 
-    try:
-        with socket.socket(socket.AF_INET6) as sock:
-            sock.bind(("::1", 0))
-    except OSError:
-        pytest.skip("needs IPv6 on loopback")
     with make_cluster("openssh", tmp_path, 2, "ListenAddress ::1") as cluster:
         known = tmp_path / "known_hosts"
         known.write_text(Path(str(cluster.settings.known_hosts)).read_text().replace("[127.0.0.1]", "[::1]"))
