@@ -67,7 +67,9 @@ def test_a_gz_file_is_unpacked_into_shards_of_its_name_without_gz(tmp_path: Path
 
 
 @pytest.mark.parametrize(
-    "data", [b"plain", gzip.compress(b"1\n" * 9999)[:-9], gzip.compress(b"1\n")[:12] + b"\xff" * 9]
+    "data",
+    [b"plain", gzip.compress(b"1\n" * 9999)[:-9], gzip.compress(b"1\n")[:12] + b"\xff" * 9],
+    ids=["plain", "cut off", "damaged"],  # not the bytes, in which is the time
 )
 def test_a_gz_file_that_is_none_or_damaged_is_named_and_leaves_nothing(tmp_path: Path, data: bytes) -> None:
     (tmp_path / "t.gz").write_bytes(data)
