@@ -26,7 +26,7 @@ MAY_IMPORT = {
     "bundle": (),
     "templates": (),
     "runtime": (),
-    "agent": ("runtime.manifest",),
+    "agent": ("runtime.claims", "runtime.manifest"),
     "config": ("errors",),
     "certificates": ("timing",),
     "inventory": ("config", "errors"),
@@ -45,6 +45,7 @@ MAY_IMPORT = {
     ),
     "check": ("cluster", "errors", "inventory"),
     "launch": (
+        "agent.engines",
         "agent.environment",
         "check.findings",
         "certificates",

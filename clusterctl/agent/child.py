@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Callable
 
+from clusterctl.agent.engines import name_of
 from clusterctl.agent.logs import LONGEST_LINE, READ_BYTES, LogWriter
 from clusterctl.agent.paths import log_stem
 from clusterctl.agent.processes import Identity, cpu_and_memory, identify, send_signal
@@ -32,7 +33,9 @@ class Child:
         reactor: Reactor,
         on_message: Callable[[Child, dict[str, Any]], None],
         on_log_error: Callable[[Child, OSError], None],
+        attempt: int = 1,
     ) -> None:
+        self.attempt = attempt
         self.role: str = plan["role"]
         self.rank: int = plan["rank"]
         self.plan = plan
@@ -55,7 +58,12 @@ class Child:
 
     @property
     def name(self) -> str:
-        return f"{self.role}{self.rank}"
+        return name_of(self.plan)
+
+    @property
+    def serves(self) -> bool:
+        """Whether it is there for the trainers, and has no end of its own."""
+        return self.role != "trainer"
 
     @property
     def alive(self) -> bool:

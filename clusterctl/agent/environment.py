@@ -6,11 +6,17 @@ The control machine calls it for `start --plan`, with words in place of what onl
 from __future__ import annotations
 
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any, NamedTuple
+
+from clusterctl.agent.engines import ENGINES, Endpoints
 
 
 class NodeFacts(NamedTuple):
-    """What the node adds to the plan. `pservers` is empty while pservers are being started."""
+    """What the node adds to the plan.
+
+    `pservers` lacks our own while they are being started; `endpoints` are of the processes for which a port was chosen.
+    """
 
     job_dir: str
     lib_dir: str
@@ -18,6 +24,8 @@ class NodeFacts(NamedTuple):
     pservers: tuple[str, ...]
     control_fd: str
     inherited: Mapping[str, str]
+    endpoints: Endpoints = MappingProxyType({})
+    attempt: int = 1
 
 
 def environment(spec: Mapping[str, Any], process: Mapping[str, Any], facts: NodeFacts) -> dict[str, str]:
@@ -29,6 +37,7 @@ def environment(spec: Mapping[str, Any], process: Mapping[str, Any], facts: Node
     values.update(_activated(spec, values))
     values["PYTHONPATH"] = ":".join(filter(None, (facts.lib_dir, values.get("PYTHONPATH", ""))))
     values.update(_ours(spec, process, facts), **_old_launcher(spec, process))
+    values.update(ENGINES[spec["engine"]].variables(spec, process, facts.endpoints))
     return values
 
 
@@ -56,7 +65,7 @@ def _ours(spec: Mapping[str, Any], process: Mapping[str, Any], facts: NodeFacts)
         "CLUSTERCTL_RANK": str(process["rank"]),
         "CLUSTERCTL_TRAINERS": str(spec["trainers"]),
         "CLUSTERCTL_PSERVERS": ",".join(facts.pservers),
-        "CLUSTERCTL_ATTEMPT": "1",
+        "CLUSTERCTL_ATTEMPT": str(facts.attempt),
         "CLUSTERCTL_OUTPUT_DIR": f"{facts.job_dir}/output",
         "CLUSTERCTL_CONTROL_FD": facts.control_fd,
         "PYTHONUNBUFFERED": "1",

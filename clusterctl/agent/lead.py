@@ -2,6 +2,7 @@
 
     gathering -> pservers -> trainers -> running -> finishing -> ended
          any of them -> stopping -> ended
+         any of them -> gathering, when a port that was chosen for a program was taken before it came to it
 
 The first fatal failure stops everybody; a process that ends because of that is no cause of its own.
 """
@@ -13,6 +14,7 @@ from typing import Any, NamedTuple, Optional, Union
 
 SUSPECT_S = 3.0
 STOP_MARGIN_S = 20.0
+MOST_ATTEMPTS = 4  # to find ports that nobody else takes
 Message = dict[str, Any]
 
 
@@ -46,7 +48,10 @@ Action = Union[Tell, Note, WriteManifest, Finish]
 
 
 class Lead:
-    """`processes` are all (role, rank, node) of the run, `members` the ids of all its nodes."""
+    """`processes` are all (role, rank, node) of the run, `members` the ids of all its nodes.
+
+    `pservers_leave` says that pservers end by themselves when the trainers do.
+    """
 
     def __init__(
         self,
@@ -57,17 +62,21 @@ class Lead:
         node_grace_s: float,
         grace_s: float,
         heartbeat_s: float = 1.0,
+        pservers_leave: bool = False,
     ) -> None:
         self.phase = "gathering"
         self._node_of = {(role, rank): node for role, rank, node in processes}
         self._waiting = set(self._node_of)  # for this phase's news of each
         self._heard = dict.fromkeys(members, now)
         self._here: set[int] = set()
+        self._attempt = 1
+        self._gathered: set[int] = set()  # in this attempt
         self._idle: set[int] = set()
         self._suspect: set[int] = set()
         self._lost: set[int] = set()
         self._ended_well: set[int] = set()
-        self._endpoints: dict[int, str] = {}
+        self._endpoints: dict[str, str] = {}
+        self._pservers_leave = pservers_leave
         self._receipts: dict[str, dict[int, Message]] = {}
         self._cause: Message | None = None
         self._outcome = "succeeded"
@@ -91,7 +100,8 @@ class Lead:
     def handle(self, node: int, message: Message, now: float) -> list[Action]:
         """What a supervisor said."""
         handler = getattr(self, f"_on_{message['do']}", None)
-        if handler is None or self.phase == "ended":
+        late = message.get("attempt", self._attempt) != self._attempt and not message.get("stopping")
+        if handler is None or late or self.phase == "ended":
             return []
         actions: list[Action] = handler(node, message, now)
         return actions
@@ -124,21 +134,25 @@ class Lead:
 
     def _on_hello(self, node: int, message: Message, now: float) -> list[Action]:
         self._here.add(node)
-        if self.phase != "gathering" or len(self._here) < len(self._heard):
+        self._gathered.add(node)
+        self._endpoints.update(message.get("endpoints", {}))
+        if self.phase != "gathering" or len(self._gathered) < len(self._heard):
             return []
         return self._spawn("pserver") if self._of_role("pserver") else self._spawn("trainer")
 
     def _spawn(self, role: str) -> list[Action]:
         self.phase = f"{role}s"
         self._waiting = self._of_role(role)
-        endpoints = [self._endpoints[rank] for rank in sorted(self._endpoints)]
-        return [self._phase_note(), Tell({"do": "spawn", "role": role, "pservers": endpoints})]
+        names = [f"pserver{rank}" for _, rank in sorted(self._of_role("pserver"))]
+        pservers = [self._endpoints[name] for name in names if name in self._endpoints]
+        order = {"do": "spawn", "attempt": self._attempt, "role": role, "pservers": pservers}
+        return [self._phase_note(), Tell({**order, "endpoints": dict(self._endpoints)})]
 
     def _phase_note(self) -> Note:
         return Note({"event": "phase", "phase": self.phase})
 
     def _on_ready(self, node: int, message: Message, now: float) -> list[Action]:
-        self._endpoints[message["rank"]] = message["endpoint"]
+        self._endpoints[f"pserver{message['rank']}"] = message["endpoint"]
         self._waiting.discard(("pserver", message["rank"]))
         if self.phase != "pservers" or self._waiting:
             return []
@@ -155,12 +169,23 @@ class Lead:
         key = (message["role"], message["rank"])
         if self.phase in ("stopping", "ended") or message["stopping"]:
             return []
-        if message["exit_code"] != 0 or (key[0] == "pserver" and self.phase != "finishing"):
+        if message.get("port_taken") and self._attempt < MOST_ATTEMPTS:
+            return self._try_again(node, f"{key[0]}{key[1]} found its port taken: all start again, with other ports")
+        serves = key[0] != "trainer"
+        if message["exit_code"] != 0 or (serves and self.phase != "finishing" and not self._pservers_leave):
             return self._fail({"kind": "exit", **_without_order(message), "node": node}, now)
         if key[0] == "trainer":
             self._ended_well.add(key[1])
             return self._finish_if_trained()
         return []
+
+    def _try_again(self, node: int, why: str) -> list[Action]:
+        self._attempt += 1
+        self.phase = "gathering"
+        for known in (self._gathered, self._endpoints, self._ended_well, self._idle):
+            known.clear()
+        note = Note({"event": "log", "level": "warning", "subject": node, "message": why})
+        return [note, self._phase_note(), Tell({"do": "again", "attempt": self._attempt})]
 
     def _finish_if_trained(self) -> list[Action]:
         if self.phase != "running" or len(self._ended_well) < len(self._of_role("trainer")):

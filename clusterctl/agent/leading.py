@@ -7,6 +7,7 @@ import socket
 import ssl
 from typing import Any, Callable
 
+from clusterctl.agent.engines import ENGINES
 from clusterctl.agent.lead import Action, Finish, Lead, Note, Tell, WriteManifest
 from clusterctl.agent.link import Channel, Link, dial, tls_context
 from clusterctl.agent.paths import RunPaths
@@ -151,6 +152,7 @@ class LocalLead:
             node_grace_s=float(spec["node_grace_s"]),
             grace_s=float(spec["grace_s"]),
             heartbeat_s=float(spec["heartbeat_s"]),
+            pservers_leave=ENGINES[spec["engine"]].leaves,
         )
         reactor.watch(listener, self._accept)
         reactor.every(float(spec["heartbeat_s"]), self._beat)

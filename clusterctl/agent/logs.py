@@ -23,7 +23,10 @@ LONGEST_LINE = 64 << 10
 
 
 class LogWriter:
-    """Writes one process's output. Not thread-safe. Raises OSError when the disk is full."""
+    """Writes one process's output, behind what an earlier attempt wrote. Not thread-safe.
+
+    Raises OSError when the disk is full.
+    """
 
     def __init__(
         self,
@@ -37,9 +40,10 @@ class LogWriter:
         self._rotate_bytes = rotate_bytes
         self._file = self._open(self._path)
         self._index = self._open(directory / f".{stem}.idx")
-        self._offset = 0
-        self._in_file = 0
-        self._rotations = 0
+        older = LogReader(directory, stem).files()
+        self._offset = sum(path.stat().st_size for _, path in older)
+        self._in_file = self._path.stat().st_size
+        self._rotations = len(older) - 1
         self._indexed_at = 0.0
 
     @staticmethod

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 META, RESERVED = untouched.META, untouched.RESERVED
-LOG_STEMS = {"pserver": "server", "trainer": "train"}
+LOG_STEMS = {"pserver": "server", "trainer": "train", "scheduler": "scheduler"}
 
 
 def expand(path: str) -> Path:

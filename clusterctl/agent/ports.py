@@ -5,12 +5,13 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 from clusterctl.agent.link import listen
 from clusterctl.agent.processes import PROC, environment_of
+from clusterctl.runtime.claims import claim
 
 PORTS_TRIED = 1_000
 MOST_TAKEN = 64
@@ -43,6 +44,59 @@ def take(address: str, first: int, count: int) -> tuple[list[socket.socket], lis
 def take_top(address: str, first: int) -> socket.socket:
     """Listens where the lead will: on the last free port of PORT..PORT+999."""
     return listen(address, range(min(first + PORTS_TRIED, 65_536) - 1, first - 1, -1))
+
+
+class Held:
+    """Ports kept free for processes that will listen on them: one each, the first free ones from `first`.
+
+    Each is bound with SO_REUSEADDR and does not listen: nobody is given it by chance, and a program that sets
+    SO_REUSEADDR too, as servers do, can listen on it all the same. For one that does not, `release` comes first. Raises
+    OSError when PORT..PORT+999 has not as many.
+    """
+
+    def __init__(self, address: str, first: int, names: Iterable[str]) -> None:
+        self.ports: dict[str, int] = {}
+        self._claims: list[socket.socket] = []
+        self._bound: dict[str, socket.socket] = {}
+        last = min(first + PORTS_TRIED, 65_536)
+        candidates = iter(range(first, last))
+        try:
+            for name in names:
+                if not any(self._take(name, address, port) for port in candidates):
+                    raise OSError(f"no free port in {first}..{last - 1}")
+        except BaseException:
+            self.close()
+            raise
+
+    def _take(self, name: str, address: str, port: int) -> bool:
+        claimed = claim(port)
+        if claimed is None:
+            return False
+        sock = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET, socket.SOCK_STREAM)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            sock.bind((address, port))
+        except OSError:
+            claimed.close()
+            sock.close()
+            return False
+        self.ports[name], self._bound[name] = port, sock
+        self._claims.append(claimed)
+        return True
+
+    def release(self, name: str) -> None:
+        """A program that does not set SO_REUSEADDR can bind now; no other job is given the port."""
+        if name in self._bound:
+            self._bound.pop(name).close()
+
+    def close(self) -> None:
+        for sock in (*self._bound.values(), *self._claims):
+            sock.close()
+
+
+def is_listening(port: int) -> bool:
+    """Whether anybody on this node listens on a port."""
+    return any(found == port for found, _, _ in _listening())
 
 
 def holders(ports: Collection[int]) -> list[dict[str, Any]]:

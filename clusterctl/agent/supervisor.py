@@ -8,20 +8,23 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import shutil
 import signal
 import socket
 import time
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from clusterctl.agent import guardian
 from clusterctl.agent.child import Child, describe_exit
+from clusterctl.agent.engines import ENGINES, Endpoints, has_port, name_of
 from clusterctl.agent.environment import NodeFacts, environment
 from clusterctl.agent.files import read_json, write_json
 from clusterctl.agent.leading import LocalLead, RemoteLead, lead_node
 from clusterctl.agent.paths import JobPaths, RunPaths
-from clusterctl.agent.ports import take_top
+from clusterctl.agent.ports import Held, is_listening, take_top
 from clusterctl.agent.processes import (
     LIVE_STATES,
     Identity,
@@ -36,11 +39,13 @@ SNAPSHOT_S = 1.0
 RUNNING_AFTER_S = 1.0  # a program that never speaks to us counts as running when it has lived this long
 READY_LIMIT_S = 60.0
 FINISH_LIMIT_S = 300.0
+LISTEN_POLL_S = 0.1
 LEFTOVER_POLL_S = 0.05
 LEFTOVER_LIMIT_S = 10.0
 NOT_OURS = ("SSH_CONNECTION", "SSH_CLIENT", "SSH_TTY", "SSH_AUTH_SOCK", "PWD", "OLDPWD", "SHLVL", "_")
 FROM_PROCESSES = ("ready", "step", "pass", "log", "saved", "nan")
 OURS_IN_EVENTS = ("v", "t", "node", "seq", "role", "rank", "attempt", "do", "complete")
+PORT_TAKEN = re.compile(r"address (is )?already in use|EADDRINUSE|errno\W+98\b", re.IGNORECASE)
 Message = dict[str, Any]
 
 
@@ -61,12 +66,25 @@ class Supervisor:
         self._cleared = False
         self._leftovers_seen = 0
         self._killed: set[Identity] = set()
-        self._pserver_endpoints: tuple[str, ...] = ()
+        self._pservers: tuple[str, ...] = ()
+        self._endpoints: Endpoints = {}
         self._cores = len(os.sched_getaffinity(0))
-        self.children = [Child(plan, reactor, self._on_message, self._on_log_error) for plan in spec["processes"]]
+        self._attempt = self._next_attempt = 1
+        self._engine = ENGINES[spec["engine"]]
+        self._ports = self._choose_ports()
+        self.children = self._new_children()
         self._guardian, self._lifeline = self._new_guardian()
         reactor.on_signals((signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP), self._on_signal)
         reactor.every(SNAPSHOT_S, self.write_state)
+
+    def _choose_ports(self) -> Held:
+        """Raises OSError when there are none."""
+        names = [name_of(process) for process in self.spec["processes"] if has_port(self.spec["engine"], process)]
+        return Held(self.spec["address"], self.spec["port"], names)
+
+    def _new_children(self) -> list[Child]:
+        plans = self.spec["processes"]
+        return [Child(plan, self.reactor, self._on_message, self._on_log_error, self._attempt) for plan in plans]
 
     def _new_guardian(self) -> tuple[Any, int]:
         grace_s = float(self.spec["grace_s"])
@@ -81,7 +99,15 @@ class Supervisor:
             )
         else:
             self.lead = RemoteLead(self.reactor, self.run, self.spec, self._on_order, self._on_lead_lost)
-        self.lead.say({"do": "hello"})
+        self._say_hello()
+
+    def _say_hello(self) -> None:
+        endpoints = {name: self._endpoint(port) for name, port in self._ports.ports.items()}
+        self.lead.say({"do": "hello", "attempt": self._attempt, "endpoints": endpoints})
+
+    def _endpoint(self, port: int) -> str:
+        host = self.spec["address"]
+        return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
     # Events and state: what others read.
 
@@ -90,7 +116,7 @@ class Supervisor:
         self._seq += 1
         whole: Message = {"v": 1, "t": time.time(), "node": self.spec["node"], "seq": self._seq, **event}
         if child is not None:
-            whole.update(role=child.role, rank=child.rank, attempt=1)
+            whole.update(role=child.role, rank=child.rank, attempt=child.attempt)
         with contextlib.suppress(OSError):  # a full disk: the lead hears of it by other means
             self._events.write(json.dumps(whole, separators=(",", ":")).encode() + b"\n")
         if event["event"] != "step":
@@ -136,8 +162,10 @@ class Supervisor:
     def _on_order(self, message: Message) -> None:
         order = message["do"]
         if order == "spawn" and not self.stopping:
-            self._pserver_endpoints = tuple(message["pservers"])
+            self._pservers, self._endpoints = tuple(message["pservers"]), message["endpoints"]
             self._spawn(message["role"])
+        elif order == "again" and not self.stopping:
+            self._try_again(message["attempt"])
         elif order == "finish":
             self._finish()
         elif order == "stop":
@@ -147,10 +175,12 @@ class Supervisor:
 
     def _spawn(self, role: str) -> None:
         for child in self.children:
-            if child.role == role and not self.stopping:
+            if child.serves == (role != "trainer") and not self.stopping:
                 self._start(child)
 
     def _start(self, child: Child) -> None:
+        if child.attempt > 1:  # the program may not share the port with us
+            self._ports.release(child.name)
         try:
             child.start(self.run.job.dir, self.run.job.log, lambda fd: self._environment(child, fd), time.time())
         except OSError as exc:
@@ -161,8 +191,10 @@ class Supervisor:
         self.note({"event": "spawned", "pid": child.identity.pid if child.identity else None}, child)
         if child.role == "pserver" and child.plan["ours"]:
             self.reactor.after(READY_LIMIT_S, lambda: self._expect_ready(child))
+        elif child.role == "pserver" and self._engine.listens:
+            self._await_listening(child, self.reactor.now() + READY_LIMIT_S)
         elif child.role == "pserver":
-            self._ready(child, self.spec["port"] + child.plan["index"])
+            self._ready(child, self._ports.ports[child.name])
         else:
             self.reactor.after(RUNNING_AFTER_S, lambda: self._running(child))
 
@@ -172,9 +204,11 @@ class Supervisor:
             str(self.run.job.dir),
             str(Path(__file__).parents[2]),
             self._cores,
-            self._pserver_endpoints,
+            self._pservers,
             control_fd,
             inherited,
+            self._endpoints,
+            child.attempt,
         )
         return environment(self.spec, child.plan, facts)
 
@@ -182,23 +216,34 @@ class Supervisor:
         if child.state == "starting" and child.alive and not self.stopping:
             self._fail_node(f"did not become ready within {READY_LIMIT_S:.0f} s", child)
 
+    def _await_listening(self, child: Child, deadline: float) -> None:
+        """A program that does not speak to us is ready when it listens."""
+        port = self._ports.ports[child.name]
+        if child.state != "starting" or not child.alive or self.stopping:
+            return
+        if is_listening(port):
+            self._ready(child, port)
+        elif self.reactor.now() > deadline:
+            self._fail_node(f"does not listen on {self._endpoint(port)} after {READY_LIMIT_S:.0f} s", child)
+        else:
+            self.reactor.after(LISTEN_POLL_S, lambda: self._await_listening(child, deadline))
+
     def _ready(self, child: Child, port: int) -> None:
-        host = self.spec["address"]
-        endpoint = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        endpoint = self._endpoint(port)
         child.state = "ready"
         child.progress["port"] = port
         self.note({"event": "ready", "endpoint": endpoint}, child)
-        self.lead.say({"do": "ready", "rank": child.rank, "endpoint": endpoint})
+        self.lead.say({"do": "ready", "attempt": child.attempt, "rank": child.rank, "endpoint": endpoint})
 
     def _running(self, child: Child) -> None:
         if child.state == "starting" and child.exit_code in (None, 0):
             child.state = "running"
-            self.lead.say({"do": "running", "role": child.role, "rank": child.rank})
+            self.lead.say({"do": "running", "attempt": child.attempt, "role": child.role, "rank": child.rank})
 
     def _finish(self) -> None:
         """All trainers are done: our pservers are asked to end, others are ended, and that is success."""
         for child in self.children:
-            if child.role == "pserver" and child.alive:
+            if child.serves and child.alive:
                 if child.plan["ours"]:
                     child.tell({"cmd": "finish"})
                 else:
@@ -217,16 +262,29 @@ class Supervisor:
         if self.stopping:
             return
         self.stopping = True
-        for child in self.children:
+        self._terminate()
+
+    def _try_again(self, attempt: int) -> None:
+        """Ends what runs here, and begins anew with other ports."""
+        self._next_attempt = attempt
+        if self._cleared:
+            self._begin_again()
+        else:
+            self._terminate()
+
+    def _terminate(self) -> None:
+        children = self.children
+        for child in children:
             if child.alive:
                 child.signal(signal.SIGTERM)
+                child.state = "stopped" if self._next_attempt > self._attempt else child.state
             elif child.state == "waiting":
                 child.state = "stopped"
-        self.reactor.after(float(self.spec["grace_s"]), self._kill)
+        self.reactor.after(float(self.spec["grace_s"]), lambda: self._kill(children))
         self._settle()
 
-    def _kill(self) -> None:
-        for child in self.children:
+    def _kill(self, children: list[Child]) -> None:
+        for child in children:
             if child.alive:
                 self._told["killed"] += 1
                 self.note({"event": "log", "message": f"{child.name} ignored TERM: KILL"}, child)
@@ -295,14 +353,17 @@ class Supervisor:
             self._running(child)
         expected = self.stopping or child.state == "stopped"
         child.state = "stopped" if expected else ("failed" if child.exit_code else "succeeded")
-        news = {
+        news: Message = {
             "exit_code": child.exit_code,
             "stopping": expected,
             "message": describe_exit(child.exit_code),
             "tail": child.tail() if child.exit_code and not expected else [],
         }
+        if child.exit_code and not expected and child.name in self._ports.ports and found_port_taken(news["tail"]):
+            news["port_taken"] = True
         self.note({"event": "exited", **news}, child)
-        self.lead.say({"do": "exited", "role": child.role, "rank": child.rank, "t": time.time(), **news})
+        who = {"attempt": child.attempt, "role": child.role, "rank": child.rank}
+        self.lead.say({"do": "exited", **who, "t": time.time(), **news})
 
     # Endings.
 
@@ -338,10 +399,25 @@ class Supervisor:
 
     def _clear(self) -> None:
         """Nothing of the run is left here that could be ended."""
-        self._cleared = True
         for child in self.children:
             child.close()
-        self.lead.say({"do": "idle"})
+        self._ports.close()
+        if self._next_attempt > self._attempt and not self.stopping:
+            self._begin_again()
+            return
+        self._cleared = True
+        self.lead.say({"do": "idle", "attempt": self._attempt, "stopping": self.stopping})
+
+    def _begin_again(self) -> None:
+        self._attempt = self._next_attempt
+        self._idle, self._cleared, self._leftovers_seen = False, False, 0
+        self.children = self._new_children()
+        try:
+            self._ports = self._choose_ports()
+        except OSError as exc:
+            self._fail_node(str(exc))
+            return
+        self._say_hello()
 
     def _on_lead_lost(self, why: str) -> None:
         lead = lead_node(self.spec)
@@ -378,6 +454,11 @@ class Supervisor:
         with contextlib.suppress(OSError):  # the guardian may have been killed this instant
             os.write(self._lifeline, guardian.GOODBYE)
         self.reactor.stop()
+
+
+def found_port_taken(tail: Iterable[str]) -> bool:
+    """Whether the last words of a program are that it could not bind its port."""
+    return any(PORT_TAKEN.search(line) for line in tail)
 
 
 def is_number(value: object) -> bool:

@@ -70,7 +70,7 @@ def command(group: typer.Typer, name: str, example: str) -> Callable[[Function],
 JobArgument = Annotated[
     str | None, typer.Argument(metavar="JOB", help="An id, its unique prefix, or its directory. Default: newest.")
 ]
-RoleOption = Annotated[str | None, typer.Option("--role", metavar="TEXT", help="pserver or trainer.")]
+RoleOption = Annotated[str | None, typer.Option("--role", metavar="TEXT", help="pserver, trainer or scheduler.")]
 FakeDir = Annotated[Path, typer.Option("--dir", metavar="PATH", help="Where it lives.")]
 
 
@@ -154,6 +154,10 @@ def start(
             help="Dispatch this, then start it.",
         ),
     ] = None,
+    engine: Annotated[
+        str | None,
+        typer.Option("--engine", metavar="NAME", help="In place of ENGINE: torch, paddle, mpi, dmlc, tensorflow, none."),
+    ] = None,
     detach: Annotated[bool, typer.Option("--detach", "-d", help="Return when all processes run.")] = False,
     plan: Annotated[bool, typer.Option("--plan", help="Print what would run where, and do nothing.")] = False,
     allow_partial: Annotated[
@@ -168,7 +172,15 @@ def start(
     """
     from clusterctl.cli.commands.start import start
 
-    start(context.obj, job_workspace, job_dispatch_package, detach=detach, plan=plan, allow_partial=allow_partial)
+    start(
+        context.obj,
+        job_workspace,
+        job_dispatch_package,
+        engine=engine,
+        detach=detach,
+        plan=plan,
+        allow_partial=allow_partial,
+    )
 
 
 @command(app, "status", "clusterctl status --watch")
@@ -336,6 +348,7 @@ START_OPTIONS = (
     "--job-workspace",
     "--job_dispatch_package",
     "--job-dispatch-package",
+    "--engine",
     "--detach",
     "--plan",
     "--allow-partial",

@@ -13,7 +13,7 @@ from clusterctl.errors import UsageError
 
 VALUE_OPTIONS = {"--conf": "conf", "--only": "only"}
 FLAGS = {"--json": "json", "--quiet": "quiet", "-q": "quiet", "--verbose": "verbose", "-v": "verbose"}
-NOT_YET = ("--resume", "--rejoin", "--engine")
+NOT_YET = ("--resume", "--rejoin")
 
 
 @dataclass

@@ -31,10 +31,11 @@ class Session:
         given = Path(os.environ.get("XDG_CACHE_HOME", ""))
         return (given if given.is_absolute() else Path.home() / ".cache") / "clusterctl"
 
-    def settings(self) -> Settings:
+    def settings(self, **overrides: object) -> Settings:
+        """What conf.py says, but for what options of the command say in its place, by the settings' names."""
         from clusterctl.config import load
 
-        return load(Path(self.options.conf) if self.options.conf else None, os.environ)
+        return load(Path(self.options.conf) if self.options.conf else None, os.environ, overrides=overrides)
 
     def cluster(self, settings: Settings | None = None) -> Cluster:
         """The nodes of conf.py that `--only` selects."""
@@ -65,11 +66,11 @@ class Session:
         if failed is not None:
             last.write(self._opened[1], failed)
 
-    def whole_cluster(self) -> Cluster:
+    def whole_cluster(self, settings: Settings | None = None) -> Cluster:
         """All nodes; for commands that make no sense on a part."""
         if self.options.only:
             raise UsageError("--only does not go with this command: a job runs on all its nodes or not at all")
-        return self.cluster()
+        return self.cluster(settings)
 
 
 def job_name(settings: Settings, inventory: Inventory, job: str) -> str:

@@ -10,6 +10,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from clusterctl.agent.engines import ENGINES, name_of
 from clusterctl.agent.environment import NodeFacts, environment
 from clusterctl.config import Settings
 from clusterctl.errors import ConfigError, NodeError
@@ -112,15 +113,17 @@ class LaunchPlan:
         """Every process with its command and environment, with words for what only the start knows."""
         nodes = {node.id: node for node in self.nodes}
         addresses = {node.id: node.address or node.ssh_host for node in self.nodes}
-        servers = [p for p in self.processes if p.role == "pserver"]
-        endpoints = tuple(f"{addresses[p.node]}:{self.settings.port}+{p.index} (chosen at start)" for p in servers)
+        endpoints = {name_of(p.to_json()): f"{addresses[p.node]}:(chosen at start)" for p in self.processes}
+        pservers = tuple(endpoints[f"pserver{rank}"] for rank in range(self.count("pserver")))
         described = []
         for process in self.processes:
             node = nodes[process.node]
             job_dir = f"{node.root_dir}/{job}"
-            facts = NodeFacts(job_dir, f"{node.root_dir}/.clusterctl/lib/...", 1, endpoints, "(chosen at start)", {})
+            lib_dir = f"{node.root_dir}/.clusterctl/lib/..."
+            known = () if process.role == "pserver" and process.ours else pservers
+            facts = NodeFacts(job_dir, lib_dir, 1, known, "(chosen at start)", {}, endpoints)
             spec = self.spec(node, job=job, run="(chosen at start)", addresses=addresses, lead=None)
-            env = environment(spec, process.to_json(), facts._replace(pservers=()) if _serves(process) else facts)
+            env = environment(spec, process.to_json(), facts)
             for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
                 if name not in node.env:
                     env[name] = f"(cores of {node.label} / {len(self.on(node))})"
@@ -138,10 +141,6 @@ class LaunchPlan:
         return described
 
 
-def _serves(process: Process) -> bool:
-    return process.role == "pserver"
-
-
 def plan(settings: Settings, inventory: Inventory, program_args: Sequence[str] = ()) -> LaunchPlan:
     """Places every process. `program_args` go to the training program. Raises ConfigError when nothing would run."""
     whole = _place(settings, inventory, inventory.nodes, tuple(program_args))
@@ -153,12 +152,17 @@ def plan(settings: Settings, inventory: Inventory, program_args: Sequence[str] =
 def _place(
     settings: Settings, inventory: Inventory, nodes: tuple[Node, ...], program_args: tuple[str, ...]
 ) -> LaunchPlan:
-    server = settings.pserver_command or (GENERIC_PSERVER if settings.engine == OUR_ENGINE else None)
+    engine = ENGINES[settings.engine]
     trainer = (*settings.trainer_command, *program_args)
+    server = settings.pserver_command or (GENERIC_PSERVER if settings.engine == OUR_ENGINE else None)
+    if server is None and engine.serves:
+        server = trainer
     processes = []
+    if engine.scheduled:
+        processes.append(Process(nodes[0].id, "scheduler", 0, 0, _command(server or trainer, settings.python), False))
     for node in nodes:
         if server is not None:
-            generic = settings.pserver_command is None
+            generic = settings.engine == OUR_ENGINE and settings.pserver_command is None
             argv = _command(server, settings.python)
             processes += [Process(node.id, "pserver", r, i, argv, generic) for i, r in enumerate(node.pserver_ranks)]
         argv = _command(trainer, settings.python)

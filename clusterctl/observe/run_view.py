@@ -41,6 +41,7 @@ class RunView:
 
     def __init__(self, nodes: Sequence[Node]) -> None:
         self._lead = nodes[0].id
+        self._nodes = {node.id: node for node in nodes}
         self.phase = "gathering"
         self.ended: Message | None = None
         self.causes: list[Message] = []
@@ -94,7 +95,10 @@ class RunView:
                     process.state = "running"
 
     def _on_spawned(self, event: Message) -> None:
-        self._set_state(event, "starting")
+        """Also of a scheduler, which no node has ranks for, and of a process that had ended."""
+        key = (str(event["role"]), int(event["rank"]))
+        process = self.processes.setdefault(key, ProcessView(self._nodes[event["node"]], *key))
+        process.state, process.exit_code = "starting", None
 
     def _on_ready(self, event: Message) -> None:
         self._set_state(event, "ready")
@@ -122,7 +126,7 @@ class RunView:
             return
         process.exit_code = event["exit_code"]
         process.state = "stopped" if event["stopping"] else ("failed" if event["exit_code"] else "succeeded")
-        if process.state == "failed":
+        if process.state == "failed" and not event.get("port_taken"):
             self.failures.append(event)
 
     def _on_saved(self, event: Message) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import zmq
 
 from clusterctl.runtime import wire
+from clusterctl.runtime.claims import claim
 from clusterctl.runtime.errors import ProcessError
 
 PORTS_TRIED = 1_000
@@ -62,12 +63,17 @@ def bind_first_free(socket: zmq.Socket[bytes], port: int, address: str = "") -> 
         everywhere = "[::]"
     last = min(port + PORTS_TRIED, 65_536)
     for candidate in range(port, last):
+        claimed = claim(candidate)
+        if claimed is None:
+            continue
         try:
             socket.bind(f"tcp://{everywhere}:{candidate}")
         except zmq.ZMQError as exc:
+            claimed.close()
             if exc.errno not in (errno.EADDRINUSE, errno.EACCES):
                 raise ProcessError(f"port {candidate} cannot be bound ({exc})") from exc
         else:
+            claimed.detach()  # held until this process ends
             return candidate
     raise ProcessError(f"no free port in {port}..{last - 1}", remedy="set PORT to a range that is free on this node")
 

@@ -18,12 +18,14 @@ def one_each(nodes: int) -> list[tuple[str, int, int]]:
 class Play:
     """Every call returns the actions that it led to; `actions` holds all of them."""
 
-    def __init__(self, nodes: int = 2, processes: list[tuple[str, int, int]] | None = None) -> None:
+    def __init__(self, nodes: int = 2, processes: list[tuple[str, int, int]] | None = None, **options: bool) -> None:
         self.now = 1000.0
         self.nodes = nodes
         self.processes = one_each(nodes) if processes is None else processes
         self.actions: list[Action] = []
-        self.lead = Lead(self.processes, range(nodes), now=self.now, node_grace_s=NODE_GRACE_S, grace_s=GRACE_S)
+        self.lead = Lead(
+            self.processes, range(nodes), now=self.now, node_grace_s=NODE_GRACE_S, grace_s=GRACE_S, **options
+        )
 
     def _did(self, actions: list[Action]) -> list[Action]:
         self.actions += actions
@@ -32,9 +34,15 @@ class Play:
     def says(self, node: int, do: str, **more: Any) -> list[Action]:
         return self._did(self.lead.handle(node, {"do": do, **more}, self.now))
 
-    def exits(self, role: str, rank: int, code: int = 0, *, stopping: bool = False) -> list[Action]:
+    def exits(
+        self, role: str, rank: int, code: int = 0, *, stopping: bool = False, port_taken: bool = False
+    ) -> list[Action]:
         node = next(node for r, k, node in self.processes if (r, k) == (role, rank))
-        words = {"message": f"ended with exit code {code}", "tail": ["last words"] if code else []}
+        words = {
+            "message": f"ended with exit code {code}",
+            "tail": ["last words"] if code else [],
+            "port_taken": port_taken,
+        }
         return self.says(node, "exited", role=role, rank=rank, exit_code=code, stopping=stopping, t=1.0, **words)
 
     def ready(self, rank: int) -> list[Action]:

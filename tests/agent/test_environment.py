@@ -12,6 +12,7 @@ SPEC: dict[str, Any] = {
     "job": "JOB20261121-081530",
     "run": "0001",
     "node": 1,
+    "engine": "clusterctl",
     "trainers": 3,
     "port": 7164,
     "ports_num": 2,

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from agent.plays import GRACE_S, NODE_GRACE_S, PHASES, Play
-from clusterctl.agent.lead import STOP_MARGIN_S, SUSPECT_S, Tell
+from clusterctl.agent.lead import MOST_ATTEMPTS, STOP_MARGIN_S, SUSPECT_S, Tell
 
 
 def test_a_run_without_trouble_goes_through_all_phases_and_succeeds() -> None:
@@ -32,7 +34,81 @@ def test_trainers_start_only_when_every_pserver_is_ready_and_learn_their_address
     assert play.lead.phase == "pservers"
     play.ready(1)
     spawn = [action.message for action in play.actions if isinstance(action, Tell)][-1]
-    assert spawn == {"do": "spawn", "role": "trainer", "pservers": ["host:7000", "host:7001", "host:7002"]}
+    hosts = ["host:7000", "host:7001", "host:7002"]
+    endpoints = {f"pserver{rank}": host for rank, host in enumerate(hosts)}
+    assert spawn == {"do": "spawn", "attempt": 1, "role": "trainer", "pservers": hosts, "endpoints": endpoints}
+
+
+def last_order(play: Play) -> dict[str, Any]:
+    return [action.message for action in play.actions if isinstance(action, Tell)][-1]
+
+
+TORCH = [("trainer", 0, 0), ("trainer", 1, 1)]
+
+
+def test_ports_that_nodes_chose_are_told_to_all_before_anything_is_started() -> None:
+    play = Play(nodes=2)
+    play.says(1, "hello", endpoints={"pserver1": "b:7164", "trainer1": "b:7165"})
+    play.says(0, "hello", endpoints={"pserver0": "a:7164", "trainer0": "a:7165"})
+    order = last_order(play)
+    assert order["pservers"] == ["a:7164", "b:7164"]
+    assert order["endpoints"]["trainer1"] == "b:7165"
+
+
+def test_when_a_port_is_taken_by_another_all_begin_again_with_other_ports() -> None:
+    play = Play(nodes=2, processes=TORCH)
+    play.says(1, "hello")
+    play.says(0, "hello", endpoints={"trainer0": "a:7164"})
+    play.running(1)
+    play.exits("trainer", 0, 1, port_taken=True)
+    assert last_order(play) == {"do": "again", "attempt": 2}
+    play.says(0, "idle", attempt=1)
+    play.says(1, "running", role="trainer", rank=1, attempt=1)
+    play.says(1, "hello", attempt=2)
+    assert play.lead.phase == "gathering"
+    play.says(0, "hello", attempt=2, endpoints={"trainer0": "a:7165"})
+    assert last_order(play)["endpoints"] == {"trainer0": "a:7165"}
+    assert last_order(play)["attempt"] == 2
+    for rank in (0, 1):
+        play.says(rank, "running", role="trainer", rank=rank, attempt=2)
+        play.exits("trainer", rank)
+        play.says(rank, "idle", attempt=2)
+    assert play.ended()["state"] == "succeeded"
+
+
+def test_ports_that_are_always_taken_fail_the_run_in_the_end() -> None:
+    play = Play(nodes=2, processes=TORCH)
+    for attempt in range(1, MOST_ATTEMPTS + 1):
+        play.says(0, "hello", attempt=attempt)
+        play.says(1, "hello", attempt=attempt)
+        assert play.lead.phase == "trainers"
+        play.exits("trainer", 0, 1, port_taken=True)
+    play.says(0, "idle")
+    play.says(1, "idle")
+    assert play.orders().count("again") == MOST_ATTEMPTS - 1
+    assert play.ended()["state"] == "failed"
+    assert play.ended()["cause"]["rank"] == 0
+
+
+def test_who_stops_while_all_begin_again_is_waited_for() -> None:
+    play = Play(nodes=2, processes=TORCH)
+    play.says(0, "hello")
+    play.says(1, "hello")
+    play.exits("trainer", 0, 1, port_taken=True)
+    play.says(0, "stop_wanted")
+    play.says(0, "idle")
+    assert play.lead.phase == "stopping"
+    play.says(1, "idle")
+    assert play.ended()["state"] == "stopped"
+
+
+@pytest.mark.parametrize(("leave", "state"), [(True, "succeeded"), (False, "failed")])
+def test_pservers_may_end_before_the_trainers_only_where_the_engine_says_so(leave: bool, state: str) -> None:
+    play = Play(nodes=1, pservers_leave=leave).reach("running")
+    play.exits("pserver", 0)
+    play.exits("trainer", 0)
+    play.says(0, "idle")
+    assert play.ended()["state"] == state
 
 
 def test_a_run_without_pservers_begins_with_its_trainers() -> None:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from agent.plays import GRACE_S, NODE_GRACE_S, one_each
 from clusterctl.agent.lead import STOP_MARGIN_S, Action, Finish, Lead, Note, Tell
 
-MOVES = ("deliver", "obey", "progress", "good_exit", "bad_exit", "term", "crash", "cut_off", "time")
+MOVES = ("deliver", "obey", "progress", "good_exit", "bad_exit", "port_taken", "term", "crash", "cut_off", "time")
 WEIGHTS = {"deliver": 6, "obey": 6, "progress": 6, "good_exit": 3}
 LOTS = [move for move in MOVES for _ in range(WEIGHTS.get(move, 1))]
 Key = tuple[str, int]
@@ -24,15 +24,26 @@ class Supervisor:
         self.node = node
         self.states: dict[Key, str] = dict.fromkeys(processes, "waiting")
         self.orders: deque[dict[str, Any]] = deque()
-        self.words: deque[dict[str, Any]] = deque([{"do": "hello"}])
+        self.words: deque[dict[str, Any]] = deque()
         self.stopping = self.finishing = self.idle = self.dead = False
         self.ends = 0
+        self.attempt = 1
+        self.say({"do": "hello"})
+
+    def say(self, word: dict[str, Any]) -> None:
+        self.words.append({**word, "attempt": self.attempt})
 
     def obey(self, order: dict[str, Any]) -> None:
         if order["do"] == "spawn" and not self.stopping:
             for key in self.states:
                 if key[0] == order["role"]:
                     self.states[key] = "live"
+        elif order["do"] == "again" and not self.stopping:
+            for key in self.live():
+                self.exit(key, -15, stopping=True)
+            self.attempt, self.idle = order["attempt"], False
+            self.states = dict.fromkeys(self.states, "waiting")
+            self.say({"do": "hello"})
         elif order["do"] == "stop":
             self.stop()
         elif order["do"] == "finish":
@@ -49,7 +60,7 @@ class Supervisor:
     def settle(self) -> None:
         if not self.idle and all(state == "over" for state in self.states.values()):
             self.idle = True
-            self.words.append({"do": "idle"})
+            self.say({"do": "idle", "stopping": self.stopping})
 
     def term(self) -> None:
         self.words.append({"do": "stop_wanted"})
@@ -61,16 +72,16 @@ class Supervisor:
     def progress(self, key: Key) -> None:
         self.states[key] = "up"
         if key[0] == "pserver":
-            self.words.append({"do": "ready", "rank": key[1], "endpoint": f"h:{key[1]}"})
+            self.say({"do": "ready", "rank": key[1], "endpoint": f"h:{key[1]}"})
         else:
-            self.words.append({"do": "running", "role": "trainer", "rank": key[1]})
+            self.say({"do": "running", "role": "trainer", "rank": key[1]})
 
-    def exit(self, key: Key, code: int) -> None:
+    def exit(self, key: Key, code: int, *, stopping: bool = False, port_taken: bool = False) -> None:
         if key[0] == "trainer" and code == 0 and self.states[key] == "live":
             self.progress(key)
         self.states[key] = "over"
-        news = {"exit_code": code, "stopping": self.stopping, "message": "", "tail": []}
-        self.words.append({"do": "exited", "role": key[0], "rank": key[1], **news})
+        news = {"exit_code": code, "stopping": stopping or self.stopping, "port_taken": port_taken}
+        self.say({"do": "exited", "role": key[0], "rank": key[1], "message": "", "tail": [], **news})
         self.settle()
 
 
@@ -127,6 +138,12 @@ class World:
             self.trouble = True
             who.exit(live[lot % len(live)], 1)
 
+    def _port_taken(self, who: Supervisor, lot: int) -> None:
+        live = who.live()
+        if live:
+            self.trouble = True
+            who.exit(live[lot % len(live)], 1, port_taken=True)
+
     def _term(self, who: Supervisor, lot: int) -> None:
         self.trouble = True
         who.term()
@@ -179,7 +196,7 @@ def test_every_run_ends_once_and_nothing_starts_after_a_stop(nodes: int, lots: l
     for last in ("stop", "finish"):
         assert orders.count(last) <= 1
         assert "spawn" not in orders[orders.index(last) :] if last in orders else True
-    assert orders.count("spawn") <= 2
+    assert orders.count("spawn") <= 2 * (1 + orders.count("again"))
     assert all(supervisor.ends == 1 for supervisor in world.living())
     assert not any(supervisor.live() for supervisor in world.living()), "a process lives on after the end"
     if finishes[0].state == "succeeded":

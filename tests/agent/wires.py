@@ -103,6 +103,7 @@ class Lead:
         everyone = [{"role": "trainer", "rank": rank, "node": node} for rank, node in enumerate(members)]
         values = {
             "node": members[0],
+            "engine": "clusterctl",
             "members": members,
             "all_processes": everyone,
             "node_grace_s": 30,

@@ -166,11 +166,6 @@ def test_a_wrong_value_is_refused_with_the_reason(name: str, value: object, mess
 NOT_BUILT: list[tuple[str, object]] = [
     ("MODE", "ssp(4)"),
     ("MODE", "geo(25)"),
-    ("ENGINE", "paddle"),
-    ("ENGINE", "torch"),
-    ("ENGINE", "dmlc"),
-    ("ENGINE", "tensorflow"),
-    ("ENGINE", "mpi"),
     ("SAVE_EVERY", "2 passes"),
     ("SAVE_EVERY", "500 steps"),
     ("SAVE_EVERY", "600 s"),
@@ -259,7 +254,7 @@ def test_the_example_documents_every_setting_with_its_default_and_nothing_else()
 def test_the_example_separates_what_is_not_in_this_version() -> None:
     _, _, later = EXAMPLE.read_text().partition("Not in this version")
     named = set(re.findall(r"^# ([A-Z_]+) = ", later, flags=re.MULTILINE))
-    assert named == {entry.name for entry in TABLE if entry.available is not YES} - {"MODE", "ENGINE"}
+    assert named == {entry.name for entry in TABLE if entry.available is not YES} - {"MODE"}
 
 
 def test_the_example_loads_as_it_is_and_gives_the_defaults() -> None:

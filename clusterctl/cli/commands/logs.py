@@ -62,8 +62,8 @@ def _taking_part(job: str, members: Members, cluster: Cluster) -> list[Node]:
 def _check(wanted: dict[str, Any]) -> None:
     from clusterctl.errors import UsageError
 
-    if wanted["role"] not in (None, "pserver", "trainer"):
-        raise UsageError(f"--role {wanted['role']}: there are pserver and trainer")
+    if wanted["role"] not in (None, "pserver", "trainer", "scheduler"):
+        raise UsageError(f"--role {wanted['role']}: there are pserver, trainer and scheduler")
     try:
         re.compile(wanted["grep"] or "")
     except re.error as exc:

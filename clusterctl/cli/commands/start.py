@@ -38,6 +38,7 @@ def start(
     *,
     detach: bool,
     plan: bool,
+    engine: str | None = None,
     allow_partial: bool = False,
 ) -> None:
     from clusterctl.errors import UsageError
@@ -48,7 +49,8 @@ def start(
             "start needs a job to start: --job_workspace DIR, or --job_dispatch_package WORKSPACE to send one first",
             hint="clusterctl jobs lists what is on the nodes",
         )
-    with session.whole_cluster() as cluster:
+    settings = session.settings(ENGINE=engine) if engine else None
+    with session.whole_cluster(settings) as cluster:
         launch = make_plan(cluster.settings, cluster.inventory, session.program_args)
         ref = job_ref(cluster.settings, job_workspace)
         if plan:

@@ -1,0 +1,123 @@
+"""The variables of each engine, to the letter, and which processes are given a port."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from clusterctl.agent.engines import ENGINES, has_port, name_of
+
+PROCESSES = [
+    {"role": "pserver", "rank": 1, "index": 0, "ours": False},
+    {"role": "trainer", "rank": 2, "index": 0, "ours": False},
+    {"role": "trainer", "rank": 3, "index": 1, "ours": False},
+]
+SCHEDULER = {"role": "scheduler", "rank": 0, "index": 0, "ours": False}
+SPEC: dict[str, Any] = {"address": "10.0.0.2", "trainers": 4, "pservers": 2, "processes": PROCESSES}
+ENDPOINTS = {
+    "scheduler0": "10.0.0.1:7164",
+    **{f"pserver{rank}": f"10.0.0.{1 + rank}:7165" for rank in range(2)},
+    **{f"trainer{rank}": f"10.0.0.{1 + rank // 2}:{7166 + rank % 2}" for rank in range(4)},
+}
+SERVER, FIRST, SECOND = PROCESSES
+
+
+def variables(engine: str, process: dict[str, Any], endpoints: dict[str, str] | None = None) -> dict[str, str]:
+    found = ENGINES[engine].variables(SPEC, process, endpoints or ENDPOINTS)
+    assert all(isinstance(value, str) for value in found.values())
+    return found
+
+
+def test_paddle() -> None:
+    common = {
+        "PADDLE_TRAINERS_NUM": "4",
+        "PADDLE_PSERVERS_IP_PORT_LIST": "10.0.0.1:7165,10.0.0.2:7165",
+        "PADDLE_TRAINER_ENDPOINTS": "10.0.0.1:7166,10.0.0.1:7167,10.0.0.2:7166,10.0.0.2:7167",
+        "POD_IP": "10.0.0.2",
+    }
+    assert variables("paddle", SERVER) == {**common, "PADDLE_TRAINER_ID": "1", "PADDLE_PORT": "7165"}
+    assert variables("paddle", SECOND) == {**common, "PADDLE_TRAINER_ID": "3", "PADDLE_PORT": "7167"}
+
+
+def test_a_paddle_process_finds_itself_in_a_list_by_ipv6_too() -> None:
+    ends = {name: end.replace("10.0.0.", "[fd00::").replace(":7", "]:7") for name, end in ENDPOINTS.items()}
+    found = variables("paddle", SERVER, ends)
+    assert f"{found['POD_IP']}:{found['PADDLE_PORT']}" in found["PADDLE_PSERVERS_IP_PORT_LIST"].split(",")
+
+
+def test_torch() -> None:
+    assert variables("torch", SECOND) == {
+        "MASTER_ADDR": "10.0.0.1",
+        "MASTER_PORT": "7166",
+        "RANK": "3",
+        "LOCAL_RANK": "1",
+        "WORLD_SIZE": "4",
+        "LOCAL_WORLD_SIZE": "2",
+    }
+    assert variables("torch", FIRST, {"trainer0": "[fd00::1]:7166"})["MASTER_ADDR"] == "fd00::1"
+
+
+def test_mpi() -> None:
+    assert variables("mpi", SECOND) == {
+        "OMPI_COMM_WORLD_RANK": "3",
+        "OMPI_COMM_WORLD_SIZE": "4",
+        "OMPI_COMM_WORLD_LOCAL_RANK": "1",
+        "OMPI_COMM_WORLD_LOCAL_SIZE": "2",
+        "OMPI_COMM_WORLD_NODE_RANK": "1",
+    }
+
+
+@pytest.mark.parametrize(
+    ("process", "own"),
+    [
+        (SCHEDULER, {"DMLC_ROLE": "scheduler"}),
+        (SERVER, {"DMLC_ROLE": "server", "DMLC_SERVER_ID": "1"}),
+        (SECOND, {"DMLC_ROLE": "worker", "DMLC_WORKER_ID": "3"}),
+    ],
+)
+def test_dmlc(process: dict[str, Any], own: dict[str, str]) -> None:
+    assert variables("dmlc", process) == {
+        "DMLC_PS_ROOT_URI": "10.0.0.1",
+        "DMLC_PS_ROOT_PORT": "7164",
+        "DMLC_NUM_SERVER": "2",
+        "DMLC_NUM_WORKER": "4",
+        "DMLC_NODE_HOST": "10.0.0.2",
+        **own,
+    }
+
+
+def test_tensorflow() -> None:
+    found = json.loads(variables("tensorflow", SERVER)["TF_CONFIG"])
+    assert found["task"] == {"type": "ps", "index": 1}
+    assert found["cluster"]["ps"] == ["10.0.0.1:7165", "10.0.0.2:7165"]
+    assert found["cluster"]["worker"][3] == "10.0.0.2:7167"
+    assert json.loads(variables("tensorflow", SECOND)["TF_CONFIG"])["task"] == {"type": "worker", "index": 3}
+
+
+@pytest.mark.parametrize("engine", ["clusterctl", "none"])
+def test_others_find_nothing_that_makes_a_library_wait_for_peers(engine: str) -> None:
+    assert [variables(engine, process) for process in PROCESSES] == [{}, {}, {}]
+
+
+@pytest.mark.parametrize(
+    ("engine", "with_ports"),
+    [
+        ("clusterctl", {"pserver1"}),
+        ("none", {"pserver1"}),
+        ("paddle", {"pserver1", "trainer0", "trainer2"}),
+        ("torch", {"pserver1", "trainer0"}),
+        ("mpi", {"pserver1"}),
+        ("dmlc", {"pserver1", "scheduler0"}),
+        ("tensorflow", {"pserver1", "trainer0", "trainer2"}),
+    ],
+)
+def test_a_port_is_chosen_for_who_is_told_one(engine: str, with_ports: set[str]) -> None:
+    zero = {"role": "trainer", "rank": 0, "index": 0, "ours": False}
+    candidates = [SERVER, zero, FIRST, *([SCHEDULER] if ENGINES[engine].scheduled else [])]
+    assert {name_of(process) for process in candidates if has_port(engine, process)} == with_ports
+
+
+def test_our_own_pservers_choose_their_ports_themselves() -> None:
+    assert not has_port("clusterctl", {**SERVER, "ours": True})

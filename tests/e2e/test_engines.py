@@ -1,0 +1,185 @@
+"""Programs written for other engines: they find what they expect, listen where they are told, and come to an end."""
+
+from __future__ import annotations
+
+import pytest
+
+from support.site import Site
+
+# The same program in every role, as in Paddle's and MXNet's examples: a server echoes until it is ended.
+ECHO = """
+import os, socket, sys
+
+def serve(port):
+    listener = socket.socket()
+    if REUSE:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    listener.bind(("", port))
+    listener.listen()
+    print("serves on", port, "in attempt", os.environ["CLUSTERCTL_ATTEMPT"], flush=True)
+    return listener
+
+def ask(endpoint, word):
+    host, port = endpoint.split(":")
+    with socket.create_connection((host, int(port)), timeout=30) as sock:
+        sock.sendall(word.encode())
+        sock.shutdown(socket.SHUT_WR)
+        return sock.makefile().read()
+
+def echo(listener):
+    connection, _ = listener.accept()
+    with connection:
+        word = connection.makefile().read()
+        connection.sendall(word.upper().encode())
+    return word
+"""
+
+PADDLE = """
+env = os.environ
+if env["TRAINING_ROLE"] == "PSERVER":
+    assert env["POD_IP"] + ":" + env["PADDLE_PORT"] in env["PADDLE_PSERVERS_IP_PORT_LIST"].split(",")
+    listener = serve(int(env["PADDLE_PORT"]))
+    while True:
+        echo(listener)
+for endpoint in env["PADDLE_PSERVERS_IP_PORT_LIST"].split(","):
+    print("answer", ask(endpoint, "hello from trainer " + env["PADDLE_TRAINER_ID"]), flush=True)
+if WAIT:
+    import time
+    time.sleep(600)
+"""
+
+TORCH = """
+import time
+env = os.environ
+if env["RANK"] == "0":
+    listener = serve(int(env["MASTER_PORT"]))
+    words = {echo(listener) for _ in range(int(env["WORLD_SIZE"]) - 1)}
+    assert words == {str(rank) for rank in range(1, int(env["WORLD_SIZE"]))}, words
+else:
+    while True:
+        try:
+            ask(env["MASTER_ADDR"] + ":" + env["MASTER_PORT"], env["RANK"])
+            break
+        except ConnectionError:
+            time.sleep(0.05)
+print("rank", env["RANK"], "of", env["WORLD_SIZE"], flush=True)
+"""
+
+# Servers and the scheduler leave as soon as all workers have said goodbye, which may be before these have ended.
+DMLC = """
+env = os.environ
+import time
+root = env["DMLC_PS_ROOT_URI"] + ":" + env["DMLC_PS_ROOT_PORT"]
+if env["DMLC_ROLE"] == "scheduler":
+    listener = serve(int(env["DMLC_PS_ROOT_PORT"]))
+    gone = 0
+    while gone < int(env["DMLC_NUM_WORKER"]):
+        gone += echo(listener) == "goodbye"
+    open("over", "w").close()
+elif env["DMLC_ROLE"] == "server":
+    while True:
+        try:
+            ask(root, "server")
+        except ConnectionError:
+            if os.path.exists(os.environ["MEET"]):
+                break
+        time.sleep(0.05)
+else:
+    for word in ("hello", "goodbye"):
+        while True:
+            try:
+                print(ask(root, word), flush=True)
+                break
+            except ConnectionError:
+                time.sleep(0.05)
+    open(os.environ["MEET"], "w").close()
+"""
+
+MPI = """
+import os
+print("rank", os.environ["OMPI_COMM_WORLD_RANK"], "of", os.environ["OMPI_COMM_WORLD_SIZE"],
+      "local", os.environ["OMPI_COMM_WORLD_LOCAL_RANK"], flush=True)
+"""
+
+
+def program(body: str, *, reuse: bool = True, wait: bool = False) -> str:
+    return f"REUSE, WAIT = {reuse}, {wait}\n{ECHO}{body}"
+
+
+def trained(site: Site, train: str, *options: str) -> str:
+    """What all processes of a run that succeeded have said."""
+    package = str(site.workspace(train))
+    job: str = site.ok("start", "--job_dispatch_package", package, "--detach", "--json", *options).json()["job"]
+    site.ok("status", job, "--watch", "--json")
+    assert site.status(job)["state"] == "succeeded"
+    said = site.ok("logs", job).out
+    site.assert_nothing_left(job)
+    return said
+
+
+def test_servers_that_never_end_are_ended_when_the_trainers_are_done(site: Site) -> None:
+    site.conf(HOSTS=site.hosts[:2])
+    said = trained(site, program(PADDLE), "--engine", "paddle")
+    assert said.count("answer HELLO FROM TRAINER 0") == said.count("answer HELLO FROM TRAINER 1") == 2
+    assert said.count("in attempt 1") == 2
+
+
+def test_a_program_that_does_not_share_its_port_gets_it_in_the_second_attempt(site: Site) -> None:
+    site.conf(HOSTS=site.hosts[:2], ENGINE="paddle")
+    said = trained(site, program(PADDLE, reuse=False))
+    assert said.count("in attempt 2") == 2
+    assert "Address already in use" in said
+
+
+def test_ranks_meet_at_the_first_ones_address(site: Site) -> None:
+    site.conf(HOSTS=site.hosts[:3], ENGINE="torch", TRAINERS_PER_NODE=2)
+    said = trained(site, program(TORCH))
+    assert [f"rank {rank} of 6" in said for rank in range(6)] == [True] * 6
+
+
+def test_a_master_that_does_not_share_its_port_begins_again_with_all_ranks(site: Site) -> None:
+    site.conf(HOSTS=site.hosts[:2], ENGINE="torch")
+    said = trained(site, program(TORCH, reuse=False))
+    assert "in attempt 2" in said
+    assert "rank 1 of 2" in said
+
+
+def test_a_scheduler_runs_beside_servers_and_workers(site: Site) -> None:
+    site.conf(HOSTS=site.hosts[:2], ENGINE="dmlc", ENV={"MEET": str(site.directory / "met")})
+    said = trained(site, program(DMLC))
+    assert said.count("GOODBYE") == 2
+    assert said.count("HELLO") == 2
+    assert "scheduler0" in said
+
+
+def test_mpi_style_ranks(site: Site) -> None:
+    site.conf(HOSTS=site.hosts[:2], ENGINE="mpi", TRAINERS_PER_NODE=2)
+    said = trained(site, MPI)
+    assert [f"rank {rank} of 4 local {rank % 2}" in said for rank in range(4)] == [True] * 4
+
+
+def test_two_jobs_on_the_same_nodes_have_ports_of_their_own(site: Site) -> None:
+    site.conf(HOSTS=site.hosts[:2], ENGINE="paddle")
+    jobs = [site.start(program(PADDLE, wait=True)) for _ in range(2)]
+    said = [site.ok("logs", job, "--role", "pserver").out for job in jobs]
+    served = [{line.split("serves on ")[1] for line in text.splitlines() if "serves on" in line} for text in said]
+    for job in jobs:
+        site.ok("stop", job)
+        site.assert_nothing_left(job)
+    assert len(served[0]) == len(served[1]) == 2
+    assert not served[0] & served[1]
+
+
+def test_an_unknown_engine_is_a_usage_error_that_names_the_known_ones(site: Site) -> None:
+    result = site.run("start", "--job_dispatch_package", str(site.workspace("")), "--engine", "tourch")
+    assert result.code == 2
+    assert "'tourch'" in result.err
+    assert "torch" in result.err
+
+
+@pytest.mark.parametrize("spelling", [("--engine", "mpi"), ("--engine=mpi",)])
+def test_the_plan_shows_an_engines_variables(site: Site, spelling: tuple[str, ...]) -> None:
+    site.conf(HOSTS=site.hosts[:2])
+    package = str(site.workspace(""))
+    document = site.ok("start", "--job_dispatch_package", package, "--plan", "--json", *spelling).json()
+    assert [p["env"]["OMPI_COMM_WORLD_RANK"] for p in document["processes"]] == ["0", "1"]
