@@ -48,6 +48,7 @@ MAY_IMPORT = {
         "agent.engines",
         "agent.environment",
         "check.findings",
+        "check.pairs",
         "certificates",
         "cluster",
         "config",
@@ -73,7 +74,7 @@ MAY_IMPORT = {
     "observe": ("agent.paths", "cluster", "errors", "inventory"),
     "collect": ("cluster", "errors", "inventory", "runtime"),
     "prune": ("agent.paths", "cluster", "errors", "inventory"),
-    "fake": ("agent.processes", "errors"),
+    "fake": ("agent.processes", "errors", "templates"),
     "cli": ("",),
     "__main__": ("cli",),
     "__init__": (),
@@ -94,6 +95,7 @@ MAY_PRINT = {
     "cli": "people read it",
     "agent.boot": "a program of its own, on a node where nothing is installed yet; it answers the control machine",
     "fake.server": "a program of its own; `fake up` waits for its one line",
+    "fake.keeper": "the same",
     "runtime.progress": "runs in the user's program, whose log it is",
 }
 MAY_EXIT = {
@@ -110,7 +112,7 @@ MAY_READ_ENVIRONMENT = {
     "agent.addresses": "SSH_CONNECTION: the address at which this node was reached",
     "agent.pip": "what uv inherits",
     "agent.supervisor": "what its processes inherit",
-    "fake.cluster": "what its server inherits",
+    "fake.programs": "what they inherit",
 }
 
 

@@ -15,7 +15,7 @@ from clusterctl.agent.reactor import WRITE, Reactor
 
 RETRY_S = 0.5
 DIAL_S = 5.0
-REFUSALS = 4  # in a row: the node answers, the lead's port does not
+REFUSALS = 4  # in a row: the node answers, and the lead is not behind its port
 REPLY_S = 8.0  # longer than a dial: a supervisor that lives comes back by then
 Message = dict[str, Any]
 
@@ -98,9 +98,13 @@ class RemoteLead:
             Link(self._reactor, tls, self._opened, self._frame, self._closed)
             return
         sock.close()
-        self._refusals = self._refusals + 1 if error == errno.ECONNREFUSED else 0
+        self._not_reached("connection refused" if error == errno.ECONNREFUSED else None)
+
+    def _not_reached(self, refusal: str | None) -> None:
+        """Tries again soon; `refusal` tells in which way the node says that the lead is not there."""
+        self._refusals = self._refusals + 1 if refusal else 0
         if self._refusals >= REFUSALS:
-            self._lose("its supervisor is gone (connection refused)")
+            self._lose(f"its supervisor is gone ({refusal})")
         self._reactor.after(RETRY_S, self._dial)
 
     def _opened(self, link: Link, node: int) -> None:
@@ -119,7 +123,8 @@ class RemoteLead:
 
     def _closed(self, error: OSError | None) -> None:
         self._link = None
-        self._reactor.after(RETRY_S, self._dial)
+        stranger = isinstance(error, ssl.SSLCertVerificationError)  # such as the lead of a run that began meanwhile
+        self._not_reached("another program has its port" if stranger else None)
 
 
 class LocalLead:

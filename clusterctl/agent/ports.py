@@ -41,6 +41,18 @@ def take(address: str, first: int, count: int) -> tuple[list[socket.socket], lis
     return taken, busy
 
 
+def take_as_a_job(address: str, first: int, count: int, *, lead: bool) -> tuple[list[socket.socket], list[int]]:
+    """Sockets on the first and the last port of pservers here, and on the lead's; and the ports that others have."""
+    taken, busy = take(address, first, count)
+    kept = taken[:1] + taken[1:][-1:]
+    for sock in taken:
+        if sock not in kept:
+            sock.close()
+    if lead:
+        kept.append(take_top(address, first))
+    return kept, busy
+
+
 def take_top(address: str, first: int) -> socket.socket:
     """Listens where the lead will: on the last free port of PORT..PORT+999."""
     return listen(address, range(min(first + PORTS_TRIED, 65_536) - 1, first - 1, -1))

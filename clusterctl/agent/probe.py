@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import secrets
 import socket
 import time
 from collections.abc import Iterator
@@ -18,13 +17,13 @@ from typing import Any
 from clusterctl.agent import facts, ports
 from clusterctl.agent.addresses import find_address, interface_of
 from clusterctl.agent.paths import find_jobs
+from clusterctl.agent.ports import take_as_a_job
 from clusterctl.agent.protocol import AgentError, Peer, describe_os_error
-from clusterctl.agent.reach import Answerer, Target, try_all
+from clusterctl.agent.reach import Target, answering, try_all
 from clusterctl.agent.start import probe_python
 from clusterctl.agent.venvs import find_for_job, find_newest
 
 OTHERS_S = 300.0  # until every node has told its facts, or has tried
-TOKEN_BYTES = 16
 
 
 def check(root: Path, request: dict[str, Any], peer: Peer) -> dict[str, Any]:
@@ -44,8 +43,8 @@ def check(root: Path, request: dict[str, Any], peer: Peer) -> dict[str, Any]:
     busy: list[int] = []
     if found["address"] is not None:
         with _noted(problems, "ports"):
-            listeners, busy = _listen(found["address"], request)
-    with _answering(listeners) as listening:
+            listeners, busy = take_as_a_job(found["address"], request["port"], request["count"], lead=request["lead"])
+    with answering(listeners) as listening:
         found.update(_look_around(root), listening=listening, busy=ports.holders(busy))
         peer.send({"facts": found})
         targets = [Target(*target) for target in peer.receive(OTHERS_S)["targets"]]
@@ -82,29 +81,3 @@ def _noted(problems: list[dict[str, Any]], what: str) -> Iterator[None]:
     except OSError as exc:
         error = describe_os_error(exc, "cannot write to ROOT_DIR") if what == "root" else AgentError(str(exc))
         problems.append({"check": what, "message": str(error), "hint": error.hint})
-
-
-def _listen(address: str, request: dict[str, Any]) -> tuple[list[socket.socket], list[int]]:
-    """Sockets on the first and the last port of pservers here, and on the lead's; and the ports that others have."""
-    taken, busy = ports.take(address, request["port"], request["count"])
-    kept = taken[:1] + taken[1:][-1:]
-    for sock in taken:
-        if sock not in kept:
-            sock.close()
-    if request["lead"]:
-        kept.append(ports.take_top(address, request["port"]))
-    return kept, busy
-
-
-@contextlib.contextmanager
-def _answering(listeners: list[socket.socket]) -> Iterator[list[list[Any]]]:
-    """[port, token] of each socket, on which who connects is answered within."""
-    if not listeners:
-        yield []
-        return
-    token = secrets.token_hex(TOKEN_BYTES)
-    answerer = Answerer(listeners, token)
-    try:
-        yield [[sock.getsockname()[1], token] for sock in listeners]
-    finally:
-        answerer.close()

@@ -16,14 +16,15 @@ import socket
 import threading
 import time
 from collections import deque
-from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
 
 CONNECT_S = 5.0
 REPLY_S = 10.0
 MOST_AT_ONCE = 32  # connections out
 MOST_VISITORS = 256  # connections in
 NONCE_CHARS = 32
+TOKEN_BYTES = 16
 PROOF_CHARS = 65
 
 OK, REFUSED, SILENT, NO_ROUTE, MUTE, STRANGER = "ok", "refused", "silent", "no_route", "mute", "stranger"
@@ -170,6 +171,20 @@ def _outcome(code: int) -> str | None:
     if code == errno.ETIMEDOUT:
         return SILENT
     return NO_ROUTE if code in NO_ROUTES else STRANGER
+
+
+@contextlib.contextmanager
+def answering(listeners: Sequence[socket.socket]) -> Iterator[list[list[Any]]]:
+    """[port, token] of each listening socket, on which who connects is answered within."""
+    if not listeners:
+        yield []
+        return
+    token = secrets.token_hex(TOKEN_BYTES)
+    answerer = Answerer(listeners, token)
+    try:
+        yield [[sock.getsockname()[1], token] for sock in listeners]
+    finally:
+        answerer.close()
 
 
 def try_all(targets: Sequence[Target]) -> list[Result]:

@@ -10,6 +10,7 @@ import fcntl
 import json
 import os
 import shutil
+import socket
 import subprocess
 import sys
 import time
@@ -21,8 +22,10 @@ from clusterctl.agent.facts import quick
 from clusterctl.agent.files import read_json, write_atomic, write_json
 from clusterctl.agent.jobs import find_job
 from clusterctl.agent.paths import JobPaths, RunPaths
+from clusterctl.agent.ports import take_as_a_job
 from clusterctl.agent.processes import identify, wait_until
 from clusterctl.agent.protocol import AgentError, Peer
+from clusterctl.agent.reach import Target, answering, try_all
 from clusterctl.agent.venvs import find_for_job, in_environment
 
 LOCK_S = 0.5  # who only looks whether it is free holds it for an instant
@@ -47,8 +50,7 @@ def start(root: Path, request: dict[str, Any], peer: Peer) -> dict[str, Any]:
             "cores": len(os.sched_getaffinity(0)),
             **quick(root),
         }
-        peer.send({"ready": ready})
-        go = peer.next_word()
+        go = _wait_for_go(ready, request, peer)
         if "spec" not in go:
             raise AgentError("the start was given up")
         go["spec"] = in_environment(go["spec"], venv, request["python"])
@@ -60,6 +62,27 @@ def start(root: Path, request: dict[str, Any], peer: Peer) -> dict[str, Any]:
         except BaseException:
             _undo(run, previous)
             raise
+
+
+def _wait_for_go(ready: dict[str, Any], request: dict[str, Any], peer: Peer) -> dict[str, Any]:
+    """Listens as the job will until all nodes have tried to reach each other."""
+    listeners = _listen(ready["address"], request)
+    with answering(listeners) as listening:
+        peer.send({"ready": {**ready, "listening": listening}})
+        word = peer.next_word()
+        if "reach" in word:
+            peer.send({"reach": try_all([Target(*target) for target in word["reach"]])})
+            word = peer.next_word()
+    return word
+
+
+def _listen(address: str, request: dict[str, Any]) -> list[socket.socket]:
+    try:
+        return take_as_a_job(address, request["port"], request["count"], lead=request["lead"])[0]
+    except OSError as exc:
+        raise AgentError(
+            str(exc), kind="refused", hint="PORT in conf.py names the first of 1,000 to choose from"
+        ) from exc
 
 
 def _check_identity(job: JobPaths, request: dict[str, Any]) -> None:

@@ -80,6 +80,21 @@ def peers(node: int, listening: Sequence[int]) -> list[int]:
     return sorted(chosen | set(random.Random(node).sample(rest, PEERS_EACH - len(chosen))))
 
 
+def targets(node: int, facts: Mapping[int, Mapping[str, Any]]) -> list[list[Any]]:
+    """[node, address, port, token] of every port that `node` is to try; `facts` say where each listens."""
+    listening = [peer for peer, of in facts.items() if of["listening"]]
+    return [
+        [peer, facts[peer]["address"], port, token]
+        for peer in peers(node, listening)
+        for port, token in facts[peer]["listening"]
+    ]
+
+
+def failures_in(results: Mapping[int, Sequence[Sequence[Any]]]) -> list[Failure]:
+    """What did not work, of what every node says of its tries."""
+    return [Failure(source, *result) for source, found in results.items() for result in found if result[3] != "ok"]
+
+
 def failed(failures: Sequence[Failure], port: int) -> Iterator[Finding]:
     """Folds failures: by target, and targets that the same nodes cannot reach."""
     span = f"{port}-{min(port + 999, 65_535)}"

@@ -9,7 +9,7 @@ from typing import Any
 
 from clusterctl.check import findings, pairs
 from clusterctl.check.findings import STOPS, Finding, Skew
-from clusterctl.check.pairs import Failure, Pairs
+from clusterctl.check.pairs import Pairs
 from clusterctl.cluster import AgentCall, Cluster, Message, NodeOutcome
 from clusterctl.errors import ClusterctlError
 from clusterctl.inventory import Node
@@ -75,18 +75,9 @@ class _Preflight:
         call = self._calls[node.id] = self._cluster.call(node, request)
         return dict(call.receive(FACTS_S)["facts"])
 
-    def _targets(self, node: Node) -> list[list[Any]]:
-        """[node, address, port, token] of every port that this node is to try."""
-        listening = [peer for peer, of in self._facts.items() if of["listening"]]
-        return [
-            [peer, self._facts[peer]["address"], port, token]
-            for peer in pairs.peers(node.id, listening)
-            for port, token in self._facts[peer]["listening"]
-        ]
-
     def _reach(self, node: Node) -> list[list[Any]]:
         call = self._calls[node.id]
-        targets = self._targets(node)
+        targets = pairs.targets(node.id, self._facts)
         asked = time.time()
         call.send({"targets": targets})
         clock = call.receive()["clock"]
@@ -103,9 +94,7 @@ class _Preflight:
         listening = [node for node, of in self._facts.items() if of["listening"]]
         possible = sum(node != peer for node in self._facts for peer in listening)
         tried = {(source, result[0]) for source, found in results.items() for result in found}
-        failed = [
-            Failure(source, *result) for source, found in results.items() for result in found if result[3] != "ok"
-        ]
+        failed = pairs.failures_in(results)
         broken = {(failure.source, failure.target) for failure in failed}
         return Pairs(possible, len(tried), len(tried - broken), tuple(failed))
 

@@ -35,7 +35,7 @@ app = typer.Typer(
 )
 fake_app = typer.Typer(
     cls=Group,
-    help="A fake cluster on this machine: no root, no sshd, no Docker.",
+    help="A fake cluster on this machine: of our own SSH servers, of OpenSSH daemons, or of containers.",
     epilog=GLOBAL_HELP,
     rich_markup_mode=None,
 )
@@ -72,6 +72,10 @@ JobArgument = Annotated[
 ]
 RoleOption = Annotated[str | None, typer.Option("--role", metavar="TEXT", help="pserver, trainer or scheduler.")]
 FakeDir = Annotated[Path, typer.Option("--dir", metavar="PATH", help="Where it lives.")]
+FakeNodeArgument = Annotated[str, typer.Argument(metavar="NODE", help="2 or node2.")]
+BackendOption = Annotated[
+    str, typer.Option("--backend", metavar="NAME", help="embedded (no root, no sshd), ssh or docker.")
+]
 
 
 @command(app, "init", "clusterctl init mnist && cd mnist")
@@ -156,7 +160,7 @@ def start(
     ] = None,
     engine: Annotated[
         str | None,
-        typer.Option("--engine", metavar="NAME", help="In place of ENGINE: torch, paddle, mpi, dmlc, tensorflow, none."),
+        typer.Option("--engine", metavar="NAME", help="In place of ENGINE in conf.py: torch, paddle, mpi..."),
     ] = None,
     detach: Annotated[bool, typer.Option("--detach", "-d", help="Return when all processes run.")] = False,
     plan: Annotated[bool, typer.Option("--plan", help="Print what would run where, and do nothing.")] = False,
@@ -306,12 +310,13 @@ def prune(
 def fake_up(
     context: typer.Context,
     nodes: Annotated[int, typer.Option("-n", "--nodes", min=1, max=1000, metavar="N", help="How many nodes.")] = 4,
+    backend: BackendOption = "embedded",
     directory: FakeDir = Path("fake"),
 ) -> None:
     """Start one, and write a conf.py for it."""
     from clusterctl.cli.commands.fake import up
 
-    up(context.obj, nodes, directory)
+    up(context.obj, nodes, backend, directory)
 
 
 @command(fake_app, "down", "clusterctl fake down --dir fake")
@@ -330,17 +335,50 @@ def fake_status(context: typer.Context, directory: FakeDir = Path("fake")) -> No
     status(context.obj, directory)
 
 
+@command(fake_app, "kill", "clusterctl fake kill node2")
+def fake_kill(context: typer.Context, node: FakeNodeArgument, directory: FakeDir = Path("fake")) -> None:
+    """Kill a node and all on it at once, as a power cut does."""
+    from clusterctl.cli.commands.fake import harm
+
+    harm(context.obj, node, "kill", directory)
+
+
+@command(fake_app, "pause", "clusterctl fake pause node2")
+def fake_pause(context: typer.Context, node: FakeNodeArgument, directory: FakeDir = Path("fake")) -> None:
+    """Stop a node and all on it in their tracks."""
+    from clusterctl.cli.commands.fake import harm
+
+    harm(context.obj, node, "pause", directory)
+
+
+@command(fake_app, "cut", "clusterctl fake cut node2")
+def fake_cut(context: typer.Context, node: FakeNodeArgument, directory: FakeDir = Path("fake")) -> None:
+    """Take a node off the network; only with docker."""
+    from clusterctl.cli.commands.fake import harm
+
+    harm(context.obj, node, "cut", directory)
+
+
+@command(fake_app, "heal", "clusterctl fake heal node2")
+def fake_heal(context: typer.Context, node: FakeNodeArgument, directory: FakeDir = Path("fake")) -> None:
+    """Undo what was done to a node."""
+    from clusterctl.cli.commands.fake import heal
+
+    heal(context.obj, node, directory)
+
+
 @command(app, "demo", "clusterctl demo")
 def demo(
     context: typer.Context,
     nodes: Annotated[int, typer.Option("-n", "--nodes", min=1, max=16, metavar="N", help="How many fake nodes.")] = 4,
     passes: Annotated[int, typer.Option("--passes", min=1, max=50, metavar="N", help="How often over the data.")] = 4,
+    backend: BackendOption = "embedded",
     directory: Annotated[Path | None, typer.Option("--dir", metavar="PATH", help="Where results go.")] = None,
 ) -> None:
     """Train a real model on a fake cluster, here and now."""
     from clusterctl.cli.commands.demo import demo
 
-    demo(context.obj, nodes, passes, directory)
+    demo(context.obj, nodes, passes, backend, directory)
 
 
 START_OPTIONS = (

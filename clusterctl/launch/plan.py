@@ -113,7 +113,10 @@ class LaunchPlan:
         """Every process with its command and environment, with words for what only the start knows."""
         nodes = {node.id: node for node in self.nodes}
         addresses = {node.id: node.address or node.ssh_host for node in self.nodes}
-        endpoints = {name_of(p.to_json()): f"{addresses[p.node]}:(chosen at start)" for p in self.processes}
+        port = self.settings.port
+        endpoints = {
+            name_of(p.to_json()): f"{addresses[p.node]}:{port}+{p.index} (chosen at start)" for p in self.processes
+        }
         pservers = tuple(endpoints[f"pserver{rank}"] for rank in range(self.count("pserver")))
         described = []
         for process in self.processes:

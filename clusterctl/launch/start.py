@@ -10,9 +10,11 @@ import ipaddress
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
-from clusterctl.check.findings import Finding, Skew, quick
-from clusterctl.cluster import AgentCall, Cluster, Message, NodeOutcome, combined, failures
+from clusterctl.check import pairs
+from clusterctl.check.findings import Finding, Skew, on, quick
+from clusterctl.cluster import AgentCall, Cluster, Message, NodeOutcome, combined, failures, raise_failures
 from clusterctl.errors import ClusterctlError, NodeError, RefusedError
 from clusterctl.inventory import Node, nodeset
 from clusterctl.launch.keys import KeyFiles, make_keys
@@ -20,6 +22,7 @@ from clusterctl.launch.plan import LaunchPlan
 from clusterctl.waiting import Waiting
 
 LAUNCH_S = 60.0
+REACH_S = 120.0
 
 
 @dataclass(frozen=True)
@@ -72,13 +75,15 @@ def start(
         "python": cluster.settings.python,
         "runtime": launch.needs_runtime,
         "nic": cluster.settings.nic,
+        "port": cluster.settings.port,
     }
     calls: dict[int, AgentCall] = {}
     skews: dict[int, Skew] = {}
 
     def look(node: Node) -> Message:
         asked = time.time()
-        call = calls[node.id] = cluster.call(node, {**request, "node": node.id, "address": node.address})
+        about = {"node": node.id, "address": node.address, "count": 1, "lead": node.id == launch.nodes[0].id}
+        call = calls[node.id] = cluster.call(node, {**request, **about})
         found = dict(call.receive()["ready"])
         skews[node.id] = Skew.measure(asked, found["clock"], time.time())
         waiting.add(node.id, call)
@@ -90,6 +95,7 @@ def start(
             launch, left_out = _who_takes_part(launch, outcomes, failed or {}, allow_partial)
             looks = {outcome.node.id: outcome.get() for outcome in outcomes if outcome.ok}
             run = _make_run(launch, looks, skews, left_out)
+            _check_ways(cluster, calls, looks, run, waiting)
             on_go(run)
             _go(cluster, launch, calls, looks, run, waiting)
         return run
@@ -136,6 +142,32 @@ def _make_run(
     members = max(launch.count("trainer"), len(looks))
     warnings = quick(looks, skews, members=members, open_files=launch.settings.open_files)
     return Run(job, name, launch.nodes, dirs, tuple(warnings), left_out)
+
+
+def _check_ways(
+    cluster: Cluster, calls: dict[int, AgentCall], looks: Mapping[int, Message], run: Run, waiting: Waiting
+) -> None:
+    """Lets the nodes try to reach each other on the job's ports. Raises NodeError with every way that is closed."""
+
+    def reach(node: Node) -> list[list[Any]]:
+        waiting.leave(node.id)
+        calls[node.id].send({"reach": pairs.targets(node.id, looks)})
+        found: list[list[Any]] = calls[node.id].receive(REACH_S)["reach"]
+        waiting.add(node.id, calls[node.id])
+        return found
+
+    if len(run.nodes) == 1:
+        return
+    outcomes = cluster.map(reach, run.nodes)
+    results = dict(zip(run.members, raise_failures(outcomes, "start"), strict=True))
+    closed = list(pairs.failed(pairs.failures_in(results), cluster.settings.port))
+    if closed:
+        lines = [f"  {on(found.nodes)} {found.message}\n      {found.hint}" for found in closed]
+        raise NodeError(
+            "\n".join(["nothing was started: the nodes do not reach each other", *lines]),
+            hint="clusterctl check shows all that is wrong",
+            details={"findings": [found.to_json() for found in closed]},
+        )
 
 
 def _same_job(looks: Mapping[int, Message]) -> str:

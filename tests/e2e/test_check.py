@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from clusterctl.bundle import Bundle
 from support.addresses import needs_ipv6
 from support.openssh import openssh_cluster
 from support.site import Result, Site
@@ -144,3 +145,20 @@ def _said_by_shell(sshd: Any) -> bytes:
     options = ["-F", str(sshd.ssh_config), "-i", str(sshd.identity), "-o", f"UserKnownHostsFile={sshd.known_hosts}"]
     done = subprocess.run(["ssh", *options, "-p", port, user, "true"], capture_output=True, timeout=30, check=False)
     return done.stdout
+
+
+def test_a_way_between_nodes_that_is_closed_stops_a_start_before_anything_runs(site: Site) -> None:
+    """Node 2 answers as a program that has its address would."""
+    job = site.dispatch("raise SystemExit('this must not run')")
+    reach = site.home(2) / "clusterctl/.clusterctl/lib" / Bundle().digest / "clusterctl/agent/reach.py"
+    ours = reach.read_text()
+    reach.write_text(ours + "\n_proof = proof\ndef proof(token, nonce):\n    return _proof('another', nonce)\n")
+    try:
+        started = site.run("start", "--job_workspace", job)
+    finally:
+        reach.write_text(ours)
+    assert started.code == 3
+    assert "nothing was started: the nodes do not reach each other" in started.err
+    assert "node 2 is answered by something else at 127.0.0.1:" in started.err
+    assert "NIC or Host(address=...) tells the right one" in started.err
+    assert site.status(job)["state"] == "dispatched"

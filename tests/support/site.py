@@ -133,7 +133,8 @@ class Site:
 
     def assert_nothing_left(self, job: str, deadline_s: float = 15.0) -> None:
         wait_until(lambda: not self.processes(job), deadline_s)
-        assert self.processes(job) == []
+        left = self.processes(job)
+        assert not left, left
 
     def end_everything(self) -> None:
         """After a test that failed half-way."""
