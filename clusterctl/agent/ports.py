@@ -11,7 +11,7 @@ from typing import Any
 
 from clusterctl.agent.link import listen
 from clusterctl.agent.processes import PROC, environment_of
-from clusterctl.runtime.claims import claim
+from clusterctl.runtime.claims import claim, is_claimed
 
 PORTS_TRIED = 1_000
 MOST_TAKEN = 64
@@ -22,23 +22,32 @@ LISTENING = "0A"
 def take(address: str, first: int, count: int) -> tuple[list[socket.socket], list[int]]:
     """Listens on the first `count` (at most 64) free ports from `first`, as pservers will: (sockets, busy ports).
 
-    Raises OSError when PORT..PORT+999 has not as many.
+    Those that a job has chosen are left to it. Raises OSError when PORT..PORT+999 has not as many.
     """
     last = min(first + PORTS_TRIED, 65_536)
+    wanted = min(count, MOST_TAKEN)
     taken: list[socket.socket] = []
     busy: list[int] = []
-    port = first
-    try:
-        for _ in range(min(count, MOST_TAKEN)):
-            taken.append(listen(address, range(port, last)))
-            got = taken[-1].getsockname()[1]
-            busy += range(port, got)
-            port = got + 1
-    except BaseException:
+    for port in range(first, last):
+        if len(taken) == wanted:
+            break
+        sock = None if is_claimed(port) else _listen_if_free(address, port)
+        if sock is None:
+            busy.append(port)
+        else:
+            taken.append(sock)
+    if len(taken) < wanted:
         for sock in taken:
             sock.close()
-        raise
+        raise OSError(f"no free port in {first}..{last - 1}")
     return taken, busy
+
+
+def _listen_if_free(address: str, port: int) -> socket.socket | None:
+    try:
+        return listen(address, range(port, port + 1))
+    except OSError:
+        return None
 
 
 def take_as_a_job(address: str, first: int, count: int, *, lead: bool) -> tuple[list[socket.socket], list[int]]:
@@ -61,12 +70,14 @@ def take_top(address: str, first: int) -> socket.socket:
 class Held:
     """Ports kept free for processes that will listen on them: one each, the first free ones from `first`.
 
-    Each is bound with SO_REUSEADDR and does not listen: nobody is given it by chance, and a program that sets
-    SO_REUSEADDR too, as servers do, can listen on it all the same. For one that does not, `release` comes first. Raises
-    OSError when PORT..PORT+999 has not as many.
+    Each is bound and does not listen, so that nobody is given it by chance. When `shared`, it is bound with
+    SO_REUSEADDR: a program that sets it too, as servers do, can listen on the port all the same. Otherwise it is one
+    that a program can bind without (no connection of an earlier job lingers on it), after `release`. Raises OSError when
+    PORT..PORT+999 has not as many.
     """
 
-    def __init__(self, address: str, first: int, names: Iterable[str]) -> None:
+    def __init__(self, address: str, first: int, names: Iterable[str], *, shared: bool) -> None:
+        self._shared = shared
         self.ports: dict[str, int] = {}
         self._claims: list[socket.socket] = []
         self._bound: dict[str, socket.socket] = {}
@@ -85,7 +96,7 @@ class Held:
         if claimed is None:
             return False
         sock = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET, socket.SOCK_STREAM)
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, self._shared)
         try:
             sock.bind((address, port))
         except OSError:
@@ -97,7 +108,7 @@ class Held:
         return True
 
     def release(self, name: str) -> None:
-        """A program that does not set SO_REUSEADDR can bind now; no other job is given the port."""
+        """Anybody can bind the port now; no other job is given it."""
         if name in self._bound:
             self._bound.pop(name).close()
 

@@ -92,7 +92,14 @@ def environment_of(pid: int) -> set[bytes]:
 
 
 def find_by_environment(wanted: Mapping[str, str]) -> list[Identity]:
-    """Every live process of this account whose environment holds all of `wanted`, but us and our ancestors."""
+    """Every live process of this account whose environment holds all of `wanted`, but us and our ancestors.
+
+    Where there seems to be none a second look tells: one that ended under the first may have started another meanwhile.
+    """
+    return _find_by_environment(wanted) or _find_by_environment(wanted)
+
+
+def _find_by_environment(wanted: Mapping[str, str]) -> list[Identity]:
     entries = {f"{name}={value}".encode(errors="surrogateescape") for name, value in wanted.items()}
     found = [identify(pid) for pid, environment in own_environments().items() if entries <= environment]
     return [who for who in found if who is not None]

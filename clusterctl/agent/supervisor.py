@@ -19,20 +19,15 @@ from typing import Any
 
 from clusterctl.agent import guardian
 from clusterctl.agent.child import Child, describe_exit
+from clusterctl.agent.chronicle import Chronicle
 from clusterctl.agent.engines import ENGINES, Endpoints, has_port, name_of
 from clusterctl.agent.environment import NodeFacts, environment
-from clusterctl.agent.files import read_json, write_json
+from clusterctl.agent.files import read_json
 from clusterctl.agent.leading import LocalLead, RemoteLead, lead_node
+from clusterctl.agent.leftovers import Leftovers
 from clusterctl.agent.paths import JobPaths, RunPaths
 from clusterctl.agent.ports import Held, is_listening, take_top
-from clusterctl.agent.processes import (
-    LIVE_STATES,
-    Identity,
-    find_by_environment,
-    identify,
-    run_environment,
-    send_signal,
-)
+from clusterctl.agent.processes import LIVE_STATES
 from clusterctl.agent.reactor import Reactor
 
 SNAPSHOT_S = 1.0
@@ -40,8 +35,7 @@ RUNNING_AFTER_S = 1.0  # a program that never speaks to us counts as running whe
 READY_LIMIT_S = 60.0
 FINISH_LIMIT_S = 300.0
 LISTEN_POLL_S = 0.1
-LEFTOVER_POLL_S = 0.05
-LEFTOVER_LIMIT_S = 10.0
+END_POLL_S = 0.05
 NOT_OURS = ("SSH_CONNECTION", "SSH_CLIENT", "SSH_TTY", "SSH_AUTH_SOCK", "PWD", "OLDPWD", "SHLVL", "_")
 FROM_PROCESSES = ("ready", "step", "pass", "log", "saved", "nan")
 OURS_IN_EVENTS = ("v", "t", "node", "seq", "role", "rank", "attempt", "do", "complete")
@@ -58,14 +52,8 @@ class Supervisor:
         self.reactor = reactor
         self.stopping = False
         self._lock_fd = lock_fd
-        self._seq = 0
-        self._events = run.events.open("ab", buffering=0)
-        self._me = identify(os.getpid())
-        self._told: Message = {"phase": None, "ended": None, "last_event": None, "killed": 0}
         self._idle = False
         self._cleared = False
-        self._leftovers_seen = 0
-        self._killed: set[Identity] = set()
         self._pservers: tuple[str, ...] = ()
         self._endpoints: Endpoints = {}
         self._cores = len(os.sched_getaffinity(0))
@@ -73,14 +61,17 @@ class Supervisor:
         self._engine = ENGINES[spec["engine"]]
         self._ports = self._choose_ports()
         self.children = self._new_children()
+        self.chronicle = Chronicle(run, spec["node"], lambda: self.children, reactor.now)
+        self._note = self.chronicle.note
+        self._leftovers = Leftovers(run, float(spec["grace_s"]), reactor, self.chronicle)
         self._guardian, self._lifeline = self._new_guardian()
         reactor.on_signals((signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP), self._on_signal)
-        reactor.every(SNAPSHOT_S, self.write_state)
+        reactor.every(SNAPSHOT_S, self.chronicle.write_state)
 
     def _choose_ports(self) -> Held:
         """Raises OSError when there are none."""
         names = [name_of(process) for process in self.spec["processes"] if has_port(self.spec["engine"], process)]
-        return Held(self.spec["address"], self.spec["port"], names)
+        return Held(self.spec["address"], self.spec["port"], names, shared=self._attempt == 1)
 
     def _new_children(self) -> list[Child]:
         plans = self.spec["processes"]
@@ -95,7 +86,7 @@ class Supervisor:
         self.lead: LocalLead | RemoteLead
         if listener is not None:
             self.lead = LocalLead(
-                self.reactor, self.run, self.spec, listener, self._on_order, self.note, self._write_manifest
+                self.reactor, self.run, self.spec, listener, self._on_order, self._note, self._write_manifest
             )
         else:
             self.lead = RemoteLead(self.reactor, self.run, self.spec, self._on_order, self._on_lead_lost)
@@ -108,40 +99,6 @@ class Supervisor:
     def _endpoint(self, port: int) -> str:
         host = self.spec["address"]
         return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-
-    # Events and state: what others read.
-
-    def note(self, event: Message, child: Child | None = None) -> None:
-        """Appends to this node's event log."""
-        self._seq += 1
-        whole: Message = {"v": 1, "t": time.time(), "node": self.spec["node"], "seq": self._seq, **event}
-        if child is not None:
-            whole.update(role=child.role, rank=child.rank, attempt=child.attempt)
-        with contextlib.suppress(OSError):  # a full disk: the lead hears of it by other means
-            self._events.write(json.dumps(whole, separators=(",", ":")).encode() + b"\n")
-        if event["event"] != "step":
-            self._tell_state(whole)
-
-    def _tell_state(self, event: Message) -> None:
-        self._told["last_event"] = event
-        if event["event"] == "ended":
-            self._told["ended"] = event
-        elif event["event"] == "phase":
-            self._told["phase"] = event["phase"]
-        self.write_state()
-
-    def write_state(self) -> None:
-        """Rewrites state.json, which is what `status` reads."""
-        now = self.reactor.now()
-        state = {
-            "v": 1,
-            "t": time.time(),
-            "supervisor": self._me,
-            **self._told,
-            "processes": [child.snapshot(now) for child in self.children],
-        }
-        with contextlib.suppress(OSError):
-            write_json(self.run.state, state, durable=False)
 
     def _write_manifest(self, tag: str, receipts: list[Message]) -> None:
         from clusterctl.runtime.manifest import build_manifest, write_manifest
@@ -179,7 +136,7 @@ class Supervisor:
                 self._start(child)
 
     def _start(self, child: Child) -> None:
-        if child.attempt > 1:  # the program may not share the port with us
+        if child.attempt > 1:  # it seems that the program does not share the port with us
             self._ports.release(child.name)
         try:
             child.start(self.run.job.dir, self.run.job.log, lambda fd: self._environment(child, fd), time.time())
@@ -188,7 +145,7 @@ class Supervisor:
             command = child.plan["argv"][0]
             self._fail_node(f"cannot start {command!r}: {exc.strerror or exc}", child)
             return
-        self.note({"event": "spawned", "pid": child.identity.pid if child.identity else None}, child)
+        self._note({"event": "spawned", "pid": child.identity.pid if child.identity else None}, child)
         if child.role == "pserver" and child.plan["ours"]:
             self.reactor.after(READY_LIMIT_S, lambda: self._expect_ready(child))
         elif child.role == "pserver" and self._engine.listens:
@@ -232,7 +189,7 @@ class Supervisor:
         endpoint = self._endpoint(port)
         child.state = "ready"
         child.progress["port"] = port
-        self.note({"event": "ready", "endpoint": endpoint}, child)
+        self._note({"event": "ready", "endpoint": endpoint}, child)
         self.lead.say({"do": "ready", "attempt": child.attempt, "rank": child.rank, "endpoint": endpoint})
 
     def _running(self, child: Child) -> None:
@@ -286,8 +243,8 @@ class Supervisor:
     def _kill(self, children: list[Child]) -> None:
         for child in children:
             if child.alive:
-                self._told["killed"] += 1
-                self.note({"event": "log", "message": f"{child.name} ignored TERM: KILL"}, child)
+                self.chronicle.count_killed()
+                self._note({"event": "log", "message": f"{child.name} ignored TERM: KILL"}, child)
                 child.signal(signal.SIGKILL)
 
     # What processes do.
@@ -300,7 +257,7 @@ class Supervisor:
         try:
             self._take(child, said)
         except (KeyError, IndexError, TypeError, ValueError) as exc:
-            self.note({"event": "log", "level": "error", "message": f"a malformed {said['event']}: {exc!r}"}, child)
+            self._note({"event": "log", "level": "error", "message": f"a malformed {said['event']}: {exc!r}"}, child)
 
     def _take(self, child: Child, said: Message) -> None:
         event = said["event"]
@@ -320,7 +277,7 @@ class Supervisor:
         elif event == "saved" and child.role == "pserver":
             order = {"do": "saved", "tag": str(said["tag"]), "rank": child.rank, "node": self.spec["node"]}
             self.lead.say({**said, **order})
-        self.note(said, child)
+        self._note(said, child)
 
     def _on_log_error(self, child: Child, exc: OSError) -> None:
         self._fail_node(f"cannot write its log: {exc.strerror}", child)
@@ -328,7 +285,7 @@ class Supervisor:
     def _fail_node(self, message: str, child: Child | None = None) -> None:
         """Something other than a process's exit that ends the run."""
         who = {"role": child.role, "rank": child.rank, "tail": child.tail()} if child else {}
-        self.note({"event": "log", "level": "error", "message": message}, child)
+        self._note({"event": "log", "level": "error", "message": message}, child)
         self.lead.say({"do": "failed", "message": message, "t": time.time(), **who})
 
     def _on_signal(self, number: int) -> None:
@@ -361,7 +318,7 @@ class Supervisor:
         }
         if child.exit_code and not expected and child.name in self._ports.ports and found_port_taken(news["tail"]):
             news["port_taken"] = True
-        self.note({"event": "exited", **news}, child)
+        self._note({"event": "exited", **news}, child)
         who = {"attempt": child.attempt, "role": child.role, "rank": child.rank}
         self.lead.say({"do": "exited", **who, "t": time.time(), **news})
 
@@ -372,30 +329,7 @@ class Supervisor:
         waiting = any(child.alive or child.state in ("waiting", *LIVE_STATES) for child in self.children)
         if not waiting and not self._idle:
             self._idle = True
-            self._clear_leftovers(self.reactor.now() + float(self.spec["grace_s"]))
-
-    def _clear_leftovers(self, kill_at: float) -> None:
-        left = find_by_environment(run_environment(self.run.job.dir, self.run.run))
-        if not left:
-            self._clear()
-            return
-        if len(left) > self._leftovers_seen:
-            self._leftovers_seen = len(left)
-            pids = [who.pid for who in left]
-            self.note({"event": "log", "message": "ending processes left behind", "pids": pids})
-            for who in left:
-                send_signal(who, signal.SIGTERM)
-        late = self.reactor.now() - kill_at
-        for who in left if late > 0 else ():
-            self._told["killed"] += who not in self._killed
-            self._killed.add(who)
-            send_signal(who, signal.SIGKILL)
-        if late > LEFTOVER_LIMIT_S:  # stuck in the kernel; `stop` counts it
-            pids = [who.pid for who in left]
-            self.note({"event": "log", "level": "error", "message": "processes survive KILL", "pids": pids})
-            self._clear()
-            return
-        self.reactor.after(LEFTOVER_POLL_S, lambda: self._clear_leftovers(kill_at))
+            self._leftovers.clear(self._clear)
 
     def _clear(self) -> None:
         """Nothing of the run is left here that could be ended."""
@@ -410,7 +344,7 @@ class Supervisor:
 
     def _begin_again(self) -> None:
         self._attempt = self._next_attempt
-        self._idle, self._cleared, self._leftovers_seen = False, False, 0
+        self._idle = self._cleared = False
         self.children = self._new_children()
         try:
             self._ports = self._choose_ports()
@@ -423,7 +357,7 @@ class Supervisor:
         lead = lead_node(self.spec)
         message = f"the lead on node{lead} is lost: {why}"
         cause = {"kind": "node_lost", "node": lead, "message": message}
-        self.note({"event": "lost", "node": self.spec["node"], "lost_node": lead, "message": message})
+        self._note({"event": "lost", "node": self.spec["node"], "lost_node": lead, "message": message})
         self.stop()
         self._end_when_idle({"do": "end", "state": "failed", "cause": cause})
 
@@ -431,25 +365,25 @@ class Supervisor:
         if self._cleared:
             self._end(message)
         else:
-            self.reactor.after(LEFTOVER_POLL_S, lambda: self._end_when_idle(message))
+            self.reactor.after(END_POLL_S, lambda: self._end_when_idle(message))
 
     def _end(self, message: Message) -> None:
         self.lead.let_go()
         if isinstance(self.lead, LocalLead):  # which has noted the end itself, and waits until all have heard it
             self._leave_when_quiet(self.reactor.now() + 3.0)
             return
-        self.note({"event": "ended", "state": message["state"], "cause": message["cause"]})
-        self.reactor.after(LEFTOVER_POLL_S, self._leave)
+        self._note({"event": "ended", "state": message["state"], "cause": message["cause"]})
+        self.reactor.after(END_POLL_S, self._leave)
 
     def _leave_when_quiet(self, deadline: float) -> None:
         assert isinstance(self.lead, LocalLead)
         if self.lead.quiet() or self.reactor.now() > deadline:
             self._leave()
         else:
-            self.reactor.after(LEFTOVER_POLL_S, lambda: self._leave_when_quiet(deadline))
+            self.reactor.after(END_POLL_S, lambda: self._leave_when_quiet(deadline))
 
     def _leave(self) -> None:
-        self.write_state()
+        self.chronicle.write_state()
         shutil.rmtree(self.run.keys, ignore_errors=True)
         with contextlib.suppress(OSError):  # the guardian may have been killed this instant
             os.write(self._lifeline, guardian.GOODBYE)
@@ -479,7 +413,7 @@ def main(argv: list[str]) -> None:
             listener = take_top(spec["address"], spec["port"])
         reactor = Reactor()
         supervisor = Supervisor(run, spec, int(lock_fd), reactor)
-        supervisor.write_state()  # before anybody is told that there is a run to look at
+        supervisor.chronicle.write_state()  # before anybody is told that there is a run to look at
         port = listener.getsockname()[1] if listener else None
         json.dump({"up": {"pid": os.getpid(), "port": port}}, report)
         report.close()

@@ -19,3 +19,11 @@ def claim(port: int) -> socket.socket | None:
         sock.close()
         return None
     return sock
+
+
+def is_claimed(port: int) -> bool:
+    """Whether a process has the claim now."""
+    claimed = claim(port)
+    if claimed is not None:
+        claimed.close()
+    return claimed is None

@@ -7,7 +7,7 @@
 | `TableError`        | trainers disagree about a table, or a table is unknown                    |
 | `WireError`         | a message is malformed                                                    |
 | `RefusedError`      | a pserver refuses: wrong rank for the key, old epoch or attempt, too early |
-| `UnreachableError`  | a pserver has not answered within the node's grace                        |
+| `UnreachableError`  | a pserver has not answered, well beyond the node's grace                  |
 | `ModelError`        | a model file is damaged, incomplete or of another shape                   |
 | `ProcessError`      | the process environment or the control socket is wrong                    |
 """

@@ -2,7 +2,8 @@
 
 Every request may be repeated safely. One that stays unanswered is followed by a small probe each second: the pserver
 says that it holds the request (and for whom it waits), or that it does not know it; only then is it sent again. So a
-slow step never resends megabytes. A silent pserver gets a new connection, and after the node's grace an error.
+slow step never resends megabytes. A silent pserver gets a new connection, and well after the node's grace an error:
+the lead, which knows whether its node is lost, has the first word.
 """
 
 from __future__ import annotations
@@ -23,6 +24,8 @@ from clusterctl.runtime.sockets import open_context, open_dealer
 
 _SLOWEST_BYTES_PER_S = 1e6
 _NOTICES_S = (10.0, 60.0)
+_GRACES = 1.5
+_MORE_S = 1.0  # the lead hears and looks about once a second
 
 
 @dataclass
@@ -41,7 +44,7 @@ class Outstanding:
 
 
 class RemoteLink:
-    """The link over ZeroMQ. Raises UnreachableError for a pserver that stays silent beyond the node's grace."""
+    """The link over ZeroMQ. Raises UnreachableError for a pserver that stays silent well beyond the node's grace."""
 
     def __init__(
         self, env: Environment, clock: Callable[[], float] = time.monotonic, probe_every_s: float = 1.0
@@ -52,7 +55,7 @@ class RemoteLink:
         self._addresses = env.pservers
         self._clock = clock
         self._probe_every_s = probe_every_s
-        self._grace_s = float(env.spec.get("node_grace_s", 30))
+        self._patience_s = _GRACES * float(env.spec.get("node_grace_s", 30)) + _MORE_S
         self._keys = env.keys() if env.secure else None
         self._context = open_context()
         self._poller = zmq.Poller()
@@ -86,7 +89,7 @@ class RemoteLink:
         frames = wire.encode(request)
         size = sum(len(frame) for frame in frames) + reply_bytes
         now = self._clock()
-        return Outstanding(request, frames, self._grace_s + size / _SLOWEST_BYTES_PER_S, now, now, now, now)
+        return Outstanding(request, frames, self._patience_s + size / _SLOWEST_BYTES_PER_S, now, now, now, now)
 
     def _open(self, pserver: int) -> zmq.Socket[bytes]:
         server_key = str(self._keys["servers"][pserver]) if self._keys else ""

@@ -125,7 +125,7 @@ def test_a_changed_host_key_is_refused_and_explained(any_site: Site) -> None:
         (["status", "--nonsense"], ["--nonsense"]),
         (["logs", "--grep", "("], ["--grep"]),
         (["logs", "--since", "yesterday"], ["--since"]),
-        (["logs", "--role", "waiter"], ["pserver and trainer"]),
+        (["logs", "--role", "waiter"], ["pserver, trainer and scheduler"]),
         (["status", "--only", "node[7]"], ["node"]),
         (["--conf"], ["--conf needs a value"]),
         (["--conf", "nowhere.py", "status"], ["nowhere.py", "clusterctl init"]),

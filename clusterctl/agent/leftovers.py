@@ -1,0 +1,57 @@
+"""What the processes of a run leave behind on a node: found by their environment, and ended."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable
+
+from clusterctl.agent.chronicle import Chronicle
+from clusterctl.agent.paths import RunPaths
+from clusterctl.agent.processes import Identity, find_by_environment, run_environment, send_signal
+from clusterctl.agent.reactor import Reactor
+
+POLL_S = 0.05
+LIMIT_S = 10.0  # after KILL
+
+
+class Leftovers:
+    """TERM to all there are, also to those that come yet, KILL to those that outlive the grace."""
+
+    def __init__(self, run: RunPaths, grace_s: float, reactor: Reactor, chronicle: Chronicle) -> None:
+        self._wanted = run_environment(run.job.dir, run.run)
+        self._grace_s = grace_s
+        self._reactor = reactor
+        self._chronicle = chronicle
+        self._seen = 0
+        self._killed: set[Identity] = set()
+
+    def clear(self, then: Callable[[], None]) -> None:
+        """Calls `then` when nothing is left that could be ended."""
+        self._seen = 0
+        self._look(self._reactor.now() + self._grace_s, then)
+
+    def _look(self, kill_at: float, then: Callable[[], None]) -> None:
+        left = find_by_environment(self._wanted)
+        late = self._reactor.now() - kill_at
+        if len(left) > self._seen:
+            self._seen = len(left)
+            self._note("ending processes left behind", left)
+            for who in left:
+                send_signal(who, signal.SIGTERM)
+        for who in left if late > 0 else ():
+            self._kill(who)
+        if late > LIMIT_S and left:  # stuck in the kernel; `stop` counts it
+            self._note("processes survive KILL", left, level="error")
+        if not left or late > LIMIT_S:
+            then()
+        else:
+            self._reactor.after(POLL_S, lambda: self._look(kill_at, then))
+
+    def _note(self, message: str, left: list[Identity], **more: str) -> None:
+        self._chronicle.note({"event": "log", **more, "message": message, "pids": [who.pid for who in left]})
+
+    def _kill(self, who: Identity) -> None:
+        if who not in self._killed:
+            self._killed.add(who)
+            self._chronicle.count_killed()
+        send_signal(who, signal.SIGKILL)
