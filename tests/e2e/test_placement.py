@@ -1,0 +1,37 @@
+"""Several processes on a node, nodes on one machine, and addresses in the cluster that are not SSH's."""
+
+from __future__ import annotations
+
+import os
+
+from e2e.programs import REGRESSION
+from support.site import Site
+
+HOSTS = """
+first, second = HOSTS[:2]
+HOSTS = [
+    Host(first, address="127.0.0.1", pservers=2),
+    Host(second, address="127.0.0.10", trainers=3, env={"OMP_NUM_THREADS": "7"}),
+]
+"""
+
+
+def test_hosts_run_as_many_processes_as_they_are_told_at_the_addresses_they_are_told(site: Site) -> None:
+    conf = site.conf()
+    conf.write_text(conf.read_text() + HOSTS)
+    job = site.start(REGRESSION + "\nimport os\nprint('threads', os.environ['OMP_NUM_THREADS'])")
+    site.ok("status", job, "--watch", "--json")
+    seen = site.status(job)
+    assert seen["state"] == "succeeded"
+    placed = sorted((row["node"], row["role"], row["rank"]) for row in seen["processes"])
+    servers = [(0, "pserver", 0), (0, "pserver", 1), (1, "pserver", 2)]
+    assert placed == sorted([*servers, (0, "trainer", 0), *((1, "trainer", rank) for rank in (1, 2, 3))])
+    logs = {path.name for path in (site.job_dir(job, 0) / "log").glob("[a-z]*.log")}
+    assert logs == {"server.log", "server.1.log", "train.log", "supervisor.log"}
+    said = site.ok("logs", job, "--role", "trainer").out
+    own = max(1, len(os.sched_getaffinity(0)) // 3)
+    assert said.count(f"threads {own}\n") == 1
+    assert said.count("threads 7\n") == 3
+    spec = (site.job_dir(job, 1) / ".clusterctl/runs/0001/spec.json").read_text()
+    assert '"address": "127.0.0.10"' in spec
+    site.assert_nothing_left(job)
