@@ -1,11 +1,13 @@
 # make demo   everything from a fresh clone to a trained model
 # make test   everything from a fresh clone to tested
 # make check  lint, types, tests
+# make docker images and tests of docker/; needs a Docker daemon
+# make engines  the examples of other engines; takes their packages from an index
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test check lint slow clean
+.PHONY: demo test check lint slow docker engines clean
 
 $(VENV)/demo.stamp: pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -17,14 +19,24 @@ $(VENV)/dev.stamp: pyproject.toml
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[fake,dev]'
 	touch $@ $(VENV)/demo.stamp
 
+$(VENV)/docker.stamp: $(VENV)/dev.stamp
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[docker]'
+	touch $@
+
 demo: $(VENV)/demo.stamp
 	$(BIN)/clusterctl demo
 
 test: $(VENV)/dev.stamp
-	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not slow"
+	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not slow and not docker and not engines"
 
 slow: $(VENV)/dev.stamp
-	$(BIN)/python -m pytest -m slow
+	$(BIN)/python -m pytest -m "slow and not docker and not engines"
+
+docker: $(VENV)/docker.stamp
+	.ci/docker
+
+engines: $(VENV)/dev.stamp
+	$(BIN)/python -m pytest -m engines --timeout 600 tests/examples
 
 lint: $(VENV)/dev.stamp
 	$(BIN)/ruff check .

@@ -9,7 +9,7 @@ HERE = Path(__file__).parent
 
 
 def data_file(name: str) -> Path:
-    """`workspace_template` or `conf.py.example`: inside an installed package, beside it in a checkout."""
+    """`workspace_template`, `docker` or `conf.py.example`: inside an installed package, beside it in a checkout."""
     packaged = HERE / "_data" / name
     return packaged if packaged.exists() else HERE.parent / name
 

@@ -107,7 +107,7 @@ def describe(job: JobPaths, run_name: str | None = None) -> dict[str, Any]:
         "run": run.run,
         "state": now,
         **membership(spec),
-        "mode": spec["mode"],
+        "mode": spec["mode"] if spec["engine"] == "clusterctl" else spec["engine"],
         "phase": state.get("phase"),
         "ended": state.get("ended"),
         "last_event": state.get("last_event"),

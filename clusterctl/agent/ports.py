@@ -72,8 +72,8 @@ class Held:
 
     Each is bound and does not listen, so that nobody is given it by chance. When `shared`, it is bound with
     SO_REUSEADDR: a program that sets it too, as servers do, can listen on the port all the same. Otherwise it is one
-    that a program can bind without (no connection of an earlier job lingers on it), after `release`. Raises OSError when
-    PORT..PORT+999 has not as many.
+    that a program can bind without it (no connection of an earlier job lingers there), after `release`. Raises OSError
+    when PORT..PORT+999 has not as many.
     """
 
     def __init__(self, address: str, first: int, names: Iterable[str], *, shared: bool) -> None:

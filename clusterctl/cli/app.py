@@ -71,6 +71,9 @@ JobArgument = Annotated[
     str | None, typer.Argument(metavar="JOB", help="An id, its unique prefix, or its directory. Default: newest.")
 ]
 RoleOption = Annotated[str | None, typer.Option("--role", metavar="TEXT", help="pserver, trainer or scheduler.")]
+EngineOption = Annotated[
+    str | None, typer.Option("--engine", metavar="NAME", help="In place of ENGINE in conf.py: torch, paddle, mpi...")
+]
 FakeDir = Annotated[Path, typer.Option("--dir", metavar="PATH", help="Where it lives.")]
 FakeNodeArgument = Annotated[str, typer.Argument(metavar="NODE", help="2 or node2.")]
 BackendOption = Annotated[
@@ -116,11 +119,12 @@ def setup(
     ),
     offline: Annotated[bool, typer.Option("--offline", help="Nodes use no network: packages go from here.")] = False,
     upgrade: Annotated[bool, typer.Option("--upgrade", help="Choose versions anew.")] = False,
+    engine: EngineOption = None,
 ) -> None:
     """Make the job's Python environment on the nodes."""
     from clusterctl.cli.commands.setup import setup
 
-    setup(context.obj, workspace, offline=offline, upgrade=upgrade)
+    setup(context.obj, workspace, offline=offline, upgrade=upgrade, engine=engine)
 
 
 @command(app, "dispatch", "clusterctl dispatch workspace")
@@ -158,10 +162,7 @@ def start(
             help="Dispatch this, then start it.",
         ),
     ] = None,
-    engine: Annotated[
-        str | None,
-        typer.Option("--engine", metavar="NAME", help="In place of ENGINE in conf.py: torch, paddle, mpi..."),
-    ] = None,
+    engine: EngineOption = None,
     detach: Annotated[bool, typer.Option("--detach", "-d", help="Return when all processes run.")] = False,
     plan: Annotated[bool, typer.Option("--plan", help="Print what would run where, and do nothing.")] = False,
     allow_partial: Annotated[

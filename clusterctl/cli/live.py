@@ -80,6 +80,8 @@ class Display:
             self.say(f"{self._moment(event)} {self._phase_words(event)}")
         elif event["event"] == "saved" and event.get("complete"):
             self.say(f"{self._moment(event)} saved {event['tag']}")
+        elif event["event"] == "log" and event.get("level") == "warning":
+            self.say(f"{self._moment(event)} {event['message']}")
         elif event["event"] in ("suspect", "lost", "rejoined"):
             self.say(f"{self._moment(event)} {event.get('message') or 'node{node} is {event}'.format(**event)}")
         for numbers in self._view.new_passes():
@@ -90,9 +92,10 @@ class Display:
         return time.strftime("%H:%M:%S", time.localtime(event["t"]))
 
     def _phase_words(self, event: dict[str, Any]) -> str:
+        servers = any(process.role == "pserver" for process in self._view.processes.values())
         words = {
             "pservers": "starting pservers",
-            "trainers": "all pservers are ready; starting trainers",
+            "trainers": "all pservers are ready; starting trainers" if servers else "starting trainers",
             "running": "all processes run",
             "finishing": "all trainers are done",
             "stopping": "stopping all processes",
@@ -100,7 +103,9 @@ class Display:
         return words.get(event["phase"], str(event["phase"]))
 
     def _interesting(self, line: LogLine) -> bool:
-        """The first trainer speaks for all; the others only of trouble."""
+        """The first trainer speaks for all; the others only of trouble, which being ended at last is not."""
+        if line.role != "trainer" and self._view.phase == "finishing":
+            return False
         return (line.role == "trainer" and line.rank == 0) or PROBLEM.search(line.text) is not None
 
     def _line(self, line: LogLine) -> None:

@@ -32,10 +32,11 @@ class Session:
         return (given if given.is_absolute() else Path.home() / ".cache") / "clusterctl"
 
     def settings(self, **overrides: object) -> Settings:
-        """What conf.py says, but for what options of the command say in its place, by the settings' names."""
+        """What conf.py says, and in its place what options of the command say: settings by name, None for no word."""
         from clusterctl.config import load
 
-        return load(Path(self.options.conf) if self.options.conf else None, os.environ, overrides=overrides)
+        given = {name: value for name, value in overrides.items() if value is not None}
+        return load(Path(self.options.conf) if self.options.conf else None, os.environ, overrides=given)
 
     def cluster(self, settings: Settings | None = None) -> Cluster:
         """The nodes of conf.py that `--only` selects."""

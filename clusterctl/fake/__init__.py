@@ -1,6 +1,19 @@
-"""A fake cluster on this machine: real processes behind embedded SSH servers, with no root and no sshd."""
+"""A fake cluster on this machine: real processes behind SSH servers of ours, OpenSSH daemons, or containers."""
 
-from clusterctl.fake.cluster import FakeCluster, FakeStatus, NodeStatus, down, status, up
+from clusterctl.fake.backend import NodeStatus
+from clusterctl.fake.cluster import FakeCluster, FakeStatus, Healed, check_backend, down, harm, heal, status, up
 from clusterctl.fake.layout import FakeNode
 
-__all__ = ["FakeCluster", "FakeNode", "FakeStatus", "NodeStatus", "down", "status", "up"]
+__all__ = [
+    "FakeCluster",
+    "FakeNode",
+    "FakeStatus",
+    "Healed",
+    "NodeStatus",
+    "check_backend",
+    "down",
+    "harm",
+    "heal",
+    "status",
+    "up",
+]

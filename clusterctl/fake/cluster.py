@@ -4,54 +4,40 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import importlib.util
-import json
 import os
-import select
-import signal
-import socket
-import subprocess
-import sys
+import re
 import time
-from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 
-from clusterctl.agent.processes import end_all, environment_of, find_by_environment, is_alive, send_signal, wait_until
+from clusterctl.agent.processes import wait_until
 from clusterctl.errors import ClusterctlError, RefusedError, UsageError
-from clusterctl.fake.layout import (
-    ADDRESS,
-    ENVIRONMENT_NAME,
-    NODE_ENVIRONMENT_NAME,
-    NODES_GRACE_S,
-    FakeNode,
-    Layout,
-    State,
-)
+from clusterctl.fake.backend import NAMES, Backend, NodeStatus, Terms, answers, backend_called, silent
+from clusterctl.fake.layout import FakeNode, Layout, State, write_files
 
-START_DEADLINE_S = 30.0
-START_DEADLINE_PER_NODE_S = 0.1
 LOCK_DEADLINE_S = 60.0
-SERVER_END_S = 10.0
-LOG_TAIL_BYTES = 2000
-
-# What this process holds of the servers that it started: the child, to reap it, and the lifeline.
-_STARTED: dict[Path, tuple[subprocess.Popen[bytes], int | None]] = {}
+ANSWER_DEADLINE_S = 30.0
+DEFAULT_BACKEND = "embedded"
 
 
 @dataclass(frozen=True)
 class FakeCluster:
-    """A fake cluster that is up. As a context manager it goes down at the end."""
+    """A fake cluster that is up. As a context manager it goes down at the end.
+
+    `pid` is the process behind it, or None where each node has a daemon or a container of its own.
+    """
 
     directory: Path
-    pid: int
+    pid: int | None
     nodes: tuple[FakeNode, ...]
+    backend: str = DEFAULT_BACKEND
 
     @property
     def conf(self) -> Path:
-        return self.directory / "conf.py"
+        return Layout(self.directory).conf
 
     @property
     def identity(self) -> Path:
@@ -80,56 +66,66 @@ class FakeCluster:
 
 
 @dataclass(frozen=True)
-class NodeStatus:
-    """One fake node: whether its port answers, and how many processes of it run."""
-
-    node: FakeNode
-    answers: bool
-    processes: int
-
-
-@dataclass(frozen=True)
 class FakeStatus:
-    """A fake cluster as it is now. `pid` is None when its server does not run."""
+    """A fake cluster as it is now. `pid` is that of FakeCluster, or None when it does not run."""
 
     directory: Path
+    backend: str
+    alive: bool
     pid: int | None
     nodes: tuple[NodeStatus, ...]
 
-    @property
-    def alive(self) -> bool:
-        return self.pid is not None
+
+@dataclass(frozen=True)
+class Healed:
+    """A node that answers again: whether it is to be found elsewhere now, and whether conf.py says so."""
+
+    node: FakeNode
+    moved: bool
+    conf_is_right: bool
 
 
-def up(directory: Path, n: int, *, lifeline: bool = False, remove: bool = False) -> FakeCluster:
+def up(
+    directory: Path,
+    n: int,
+    *,
+    backend: str = DEFAULT_BACKEND,
+    lifeline: bool = False,
+    remove: bool = False,
+    tell: Callable[[str], None] = silent,
+) -> FakeCluster:
     """Start a fake cluster of `n` nodes in a directory; returns when all of them answer.
 
     Leftovers of one that was killed are cleaned up first. With `lifeline`, the cluster ends when this process
-    does, however it dies; with `remove` as well, its files go too. Raises RefusedError when one is up there
-    already or something would be overwritten, UsageError without asyncssh or for a silly `n`.
+    does, however it dies; with `remove` as well, its files go too. `tell` hears what takes long. Raises
+    RefusedError when one is up there already or something would be overwritten, UsageError for a silly `n`, and
+    where the machine lacks what the backend needs.
     """
     if n < 1:
         raise UsageError(f"a fake cluster needs at least one node, not {n}")
-    if importlib.util.find_spec("asyncssh") is None:
-        raise UsageError("the fake cluster needs asyncssh", hint="pip install 'clusterctl[fake]'")
+    maker = check_backend(backend, n)
     layout = Layout.of(directory)
     _make_directory(layout)
     with _locked(layout):
         state = layout.read_state()
-        if state is not None and (pid := _server_pid(state)) is not None:
-            raise RefusedError(
-                f"a fake cluster of {len(state.nodes)} nodes is up in {layout.directory} (pid {pid})",
-                hint=f"take it down first: clusterctl fake down --dir {layout.directory}",
-            )
+        if state is not None:
+            _refuse_second(layout, state)
         layout.refuse_foreign_files()
         _clean(layout)
         layout.directory.mkdir(parents=True, exist_ok=True)
-        layout.write_state(State(None))
-        return _start(layout, n, lifeline=lifeline, remove=remove)
+        layout.write_state(State(backend))
+        return _start(layout, maker, n, Terms(lifeline, remove, tell))
+
+
+def check_backend(name: str, n: int) -> Backend:
+    """Raise UsageError when this machine cannot have `n` nodes of a backend; else the backend."""
+    backend = backend_called(name)
+    backend.check(n)
+    return backend
 
 
 def down(directory: Path) -> int:
-    """Stop a fake cluster: its server, every process of its nodes (TERM, then KILL), then what `up` made.
+    """Stop a fake cluster: its servers, every process of its nodes (TERM, then KILL), then what `up` made.
 
     Returns how many processes of nodes were ended. Harmless where there is none. An edited conf.py stays.
     Raises ClusterctlError when a process survives.
@@ -141,116 +137,138 @@ def down(directory: Path) -> int:
         return _clean(layout)
 
 
+def end(directory: Path, *, remove: bool) -> None:
+    """As `down`, but unless `remove` every file stays."""
+    if remove:
+        down(directory)
+        return
+    layout = Layout.of(directory)
+    with _locked(layout):
+        _stop(layout)
+
+
 def status(directory: Path) -> FakeStatus:
     """What is up in a directory. Raises RefusedError when no fake cluster was ever made there."""
+    layout, state, backend = _find(directory)
+    alive = _is_up(layout, state)
+    nodes = tuple(backend.look(layout, state))
+    return FakeStatus(layout.directory, backend.name, alive, _pid(state) if alive else None, nodes)
+
+
+def harm(directory: Path, node: str, fault: str) -> FakeNode:
+    """Do one of `kill`, `pause` and `cut` to a node, `2` or `node2`; returns when it is done.
+
+    `kill` is a power cut, `pause` stops the node in its tracks, `cut` takes it off the network. Raises UsageError
+    when the backend cannot do that, or there is no such node, RefusedError when the node is not up.
+    """
+    layout, state, backend = _find(directory)
+    if fault not in backend.faults:
+        raise _cannot(backend, fault)
+    with _locked(layout):
+        layout, state, backend = _find(directory)
+        target = _node_called(state, node)
+        found = _state_of(layout, state, backend, target)
+        if found != "up":
+            raise RefusedError(f"{target.label} is {found}", hint=f"heal it first: clusterctl fake heal {target.label}")
+        layout.write_state(backend.harm(layout, state, target, fault))
+    return target
+
+
+def heal(directory: Path, node: str) -> Healed:
+    """Undo what was done to a node; returns when it answers. Harmless where it is up.
+
+    Raises UsageError when there is no such node, RefusedError when the whole cluster is down.
+    """
+    layout, _, _ = _find(directory)
+    with _locked(layout):
+        layout, state, backend = _find(directory)
+        target = _node_called(state, node)
+        found = _state_of(layout, state, backend, target)
+        if found == "down":
+            raise RefusedError(f"the fake cluster in {layout.directory} is down", hint="clusterctl fake up")
+        if found == "up":
+            return Healed(target, moved=False, conf_is_right=True)
+        healed = backend.heal(layout, state, target, found)
+        layout.write_state(healed)
+        _await_answers(healed, (target.index,))
+        moved = healed.nodes != state.nodes
+        return Healed(healed.nodes[target.index], moved, write_files(layout, healed.nodes) if moved else True)
+
+
+def _start(layout: Layout, backend: Backend, n: int, terms: Terms) -> FakeCluster:
+    try:
+        state = backend.start(layout, n, terms)
+        layout.write_state(state)
+        _await_answers(state, range(n))
+    except BaseException:
+        _clean(layout)
+        raise
+    return FakeCluster(layout.directory, _pid(state), state.nodes, backend.name)
+
+
+def _await_answers(state: State, indices: Sequence[int]) -> None:
+    for node in (state.nodes[index] for index in indices):
+        if not wait_until(partial(answers, node.port), ANSWER_DEADLINE_S):
+            raise ClusterctlError(f"does not answer on port {node.port}", node=node.label)
+
+
+def _find(directory: Path) -> tuple[Layout, State, Backend]:
     layout = Layout.of(directory)
     state = layout.read_state()
     if state is None:
         raise RefusedError(f"there is no fake cluster in {layout.directory}", hint="clusterctl fake up")
-    pid = _server_pid(state)
-    counts = Counter(
-        entry
-        for process in find_by_environment({ENVIRONMENT_NAME: str(layout.directory)})
-        for entry in environment_of(process.pid)
+    return layout, state, backend_called(state.backend)
+
+
+def _node_called(state: State, name: str) -> FakeNode:
+    match = re.fullmatch(r"(?:node)?(\d{1,9})", name)
+    index = int(match[1]) if match else len(state.nodes)
+    if index >= len(state.nodes):
+        raise UsageError(f"there is no node {name!r}", hint=f"one of node0 to node{len(state.nodes) - 1}")
+    return state.nodes[index]
+
+
+def _cannot(backend: Backend, fault: str) -> UsageError:
+    able = [name for name in NAMES if fault in backend_called(name).faults]
+    what = {"kill": "kill a node", "pause": "pause a node", "cut": "cut a node off"}[fault]
+    return UsageError(
+        f"the {backend.name} backend cannot {what}", hint=f"clusterctl fake up --backend {' or '.join(able)}"
     )
-    nodes = (
-        NodeStatus(
-            node, pid is not None and _answers(node.port), counts[f"{NODE_ENVIRONMENT_NAME}={node.index}".encode()]
+
+
+def _state_of(layout: Layout, state: State, backend: Backend, node: FakeNode) -> str:
+    return backend.look(layout, state)[node.index].state
+
+
+def _pid(state: State) -> int | None:
+    return state.server.pid if state.server is not None else None
+
+
+def _is_up(layout: Layout, state: State) -> bool:
+    """One without nodes is half-made, and whoever made it is gone, unless it holds the lock."""
+    return bool(state.nodes) and backend_called(state.backend).is_up(layout, state)
+
+
+def _refuse_second(layout: Layout, state: State) -> None:
+    if _is_up(layout, state):
+        pid = f" (pid {_pid(state)})" if state.server is not None else ""
+        raise RefusedError(
+            f"a fake cluster of {len(state.nodes)} nodes is up in {layout.directory}{pid}",
+            hint=f"take it down first: clusterctl fake down --dir {layout.directory}",
         )
-        for node in state.nodes
-    )
-    return FakeStatus(layout.directory, pid, tuple(nodes))
-
-
-def _start(layout: Layout, n: int, *, lifeline: bool, remove: bool) -> FakeCluster:
-    lifeline_read, lifeline_write = os.pipe() if lifeline else (None, None)
-    request = {"directory": str(layout.directory), "count": n, "lifeline_fd": lifeline_read, "remove": remove}
-    try:
-        server = _spawn(layout, request, () if lifeline_read is None else (lifeline_read,))
-    finally:
-        if lifeline_read is not None:
-            os.close(lifeline_read)
-    _STARTED[layout.directory] = (server, lifeline_write)
-    try:
-        _await_ready(server, layout, START_DEADLINE_S + n * START_DEADLINE_PER_NODE_S)
-        state = layout.read_state()
-        assert state is not None
-        assert state.server is not None
-        for node in state.nodes:
-            if not _answers(node.port):
-                raise ClusterctlError(f"fake node {node.index} does not answer on port {node.port}")
-    except BaseException:
-        server.kill()
-        _clean(layout)
-        raise
-    return FakeCluster(layout.directory, state.server.pid, state.nodes)
-
-
-def _spawn(layout: Layout, request: dict[str, object], pass_fds: tuple[int, ...]) -> subprocess.Popen[bytes]:
-    """The server process: a session of its own, nothing of our terminal."""
-    package_root = str(Path(__file__).resolve().parents[2])
-    search = os.pathsep.join(filter(None, (package_root, os.environ.get("PYTHONPATH"))))
-    with layout.log.open("ab") as log:
-        server = subprocess.Popen(
-            [sys.executable, "-c", "from clusterctl.fake.server import main; main()"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=log,
-            cwd="/",
-            env={**os.environ, "PYTHONPATH": search, ENVIRONMENT_NAME: str(layout.directory)},
-            start_new_session=True,
-            pass_fds=pass_fds,
-        )
-    assert server.stdin is not None
-    with contextlib.suppress(BrokenPipeError):
-        server.stdin.write(json.dumps(request).encode() + b"\n")
-        server.stdin.close()
-    return server
-
-
-def _await_ready(server: subprocess.Popen[bytes], layout: Layout, deadline_s: float) -> None:
-    assert server.stdout is not None
-    with server.stdout as answers:
-        ready, _, _ = select.select([answers], [], [], deadline_s)
-        line = answers.readline() if ready else b""
-    answer = json.loads(line) if line else {}
-    if answer.get("ready"):
-        return
-    tail = layout.log.read_text(errors="replace")[-LOG_TAIL_BYTES:].strip()
-    reason = answer.get("error") or (tail.splitlines() or ["no answer in time"])[-1]
-    raise ClusterctlError(f"the fake cluster did not start: {reason}", details={"log": tail})
 
 
 def _clean(layout: Layout) -> int:
-    """End the server and every process of the cluster, remove what we made; how many were ended."""
-    state = layout.read_state()
-    server = state.server if state is not None and _server_pid(state) is not None else None
-    child, lifeline = _STARTED.pop(layout.directory, (None, None))
-    if server is not None:
-        # At once: it has nothing to save, and must not start another command while we count.
-        send_signal(server, signal.SIGKILL)
-        wait_until(lambda: not is_alive(server), SERVER_END_S)
-    if child is not None:
-        child.wait(SERVER_END_S)
-    if lifeline is not None:
-        os.close(lifeline)
-    ended, _, survivors = end_all(lambda: find_by_environment({ENVIRONMENT_NAME: str(layout.directory)}), NODES_GRACE_S)
-    if survivors:
-        raise ClusterctlError(f"{survivors} processes of the fake cluster in {layout.directory} survive KILL")
+    """End the servers and every process of the cluster, remove what we made; how many were ended."""
+    ended = _stop(layout)
     layout.remove()
     return ended
 
 
-def _server_pid(state: State) -> int | None:
-    return state.server.pid if state.server is not None and is_alive(state.server) else None
-
-
-def _answers(port: int) -> bool:
-    try:
-        with socket.create_connection((ADDRESS, port), timeout=5) as sock:
-            return sock.recv(4) == b"SSH-"
-    except OSError:
-        return False
+def _stop(layout: Layout) -> int:
+    state = layout.read_state()
+    backend = backend_called(state.backend if state is not None else DEFAULT_BACKEND)
+    return backend.stop(layout, state)
 
 
 def _make_directory(layout: Layout) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import getpass
 import hashlib
@@ -9,8 +10,8 @@ import json
 import os
 import shutil
 import sys
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -18,33 +19,54 @@ from clusterctl.agent.processes import Identity
 from clusterctl.errors import RefusedError
 
 ADDRESS = "127.0.0.1"
-ENVIRONMENT_NAME = "CLUSTERCTL_FAKE"
-NODE_ENVIRONMENT_NAME = "CLUSTERCTL_FAKE_NODE"
 _MARK = "# Written by `clusterctl fake up`. sha256 of what follows: "
-NODES_GRACE_S = 3.0  # between TERM and KILL for what runs on the nodes
 
 
 @dataclass(frozen=True)
 class FakeNode:
-    """One node of a fake cluster."""
+    """One node of a fake cluster. `address` is where the other nodes reach it, where that is not where we do."""
 
     index: int
     port: int
     home: Path
-    fingerprint: str
+    key: str  # the public half of its host key, as known_hosts has it
+    user: str = field(default_factory=getpass.getuser)
+    address: str | None = None
+
+    @property
+    def label(self) -> str:
+        return f"node{self.index}"
+
+    @property
+    def fingerprint(self) -> str:
+        """Of its host key, as ssh-keygen shows it."""
+        digest = hashlib.sha256(base64.b64decode(self.key.split()[1])).digest()
+        return "SHA256:" + base64.b64encode(digest).decode().rstrip("=")
 
     @property
     def host(self) -> str:
-        """Its HOSTS entry."""
-        return f"{getpass.getuser()}@{ADDRESS}:{self.port}"
+        """Whom SSH asks for, and where."""
+        return f"{self.user}@{ADDRESS}:{self.port}"
+
+    @property
+    def entry(self) -> str:
+        """Its entry of HOSTS, as Python."""
+        return repr(self.host) if self.address is None else f"Host({self.host!r}, address={self.address!r})"
 
 
 @dataclass(frozen=True)
 class State:
-    """What fake.json says: the server process, None while it is starting, and its nodes."""
+    """What fake.json says of a cluster.
 
-    server: Identity | None
+    `server` is the process behind it: None while it is starting, and where there is none. `daemons` are the nodes'
+    own SSH servers, where each has one. `faults` are those that nothing but our word tells, by the nodes' numbers.
+    """
+
+    backend: str
+    server: Identity | None = None
     nodes: tuple[FakeNode, ...] = ()
+    daemons: tuple[Identity, ...] = ()
+    faults: Mapping[int, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -86,6 +108,16 @@ class Layout:
         return self.directory / "server.log"
 
     @property
+    def daemons(self) -> Path:
+        """Of the nodes' own SSH servers: what they are told, and what they say."""
+        return self.directory / "sshd"
+
+    @property
+    def control(self) -> Path:
+        """The socket at which the embedded server is told what to do."""
+        return self.directory / "control"
+
+    @property
     def state(self) -> Path:
         return self.directory / "fake.json"
 
@@ -98,15 +130,23 @@ class Layout:
             document = json.loads(self.state.read_bytes())
             server = document["server"]
             return State(
+                backend=document["backend"],
                 server=Identity(**server) if server else None,
                 nodes=tuple(FakeNode(**{**node, "home": Path(node["home"])}) for node in document["nodes"]),
+                daemons=tuple(Identity(**daemon) for daemon in document["daemons"]),
+                faults={int(index): fault for index, fault in document["faults"].items()},
             )
         except (OSError, ValueError, KeyError, TypeError):
             return None
 
     def write_state(self, state: State) -> None:
-        server = state.server.to_json() if state.server else None
-        document: dict[str, Any] = {**asdict(state), "server": server}
+        document: dict[str, Any] = {
+            "backend": state.backend,
+            "server": state.server.to_json() if state.server else None,
+            "nodes": [asdict(node) for node in state.nodes],
+            "daemons": [daemon.to_json() for daemon in state.daemons],
+            "faults": dict(state.faults),
+        }
         write(self.state, json.dumps(document, default=str, indent=1) + "\n")
 
     def refuse_foreign_files(self) -> None:
@@ -116,7 +156,7 @@ class Layout:
                 f"{self.conf} is not as `fake up` wrote it, and would be overwritten",
                 hint="move it away, or choose another directory",
             )
-        mine = (self.known_hosts, self.ssh_config, self.keys, self.nodes, self.log)
+        mine = (self.known_hosts, self.ssh_config, self.keys, self.nodes, self.log, self.daemons, self.control)
         foreign = [path.name for path in mine if path.exists()]
         if foreign and not self.state.exists():
             raise RefusedError(
@@ -128,20 +168,38 @@ class Layout:
         """Remove what we made and nothing else; an edited conf.py stays. The directory goes if it is empty."""
         if not self.state.exists():
             return
-        for tree in (self.nodes, self.keys):
+        for tree in (self.nodes, self.keys, self.daemons):
             if tree.is_dir() and not tree.is_symlink():
                 _remove_tree(tree)
         if self.conf.exists() and conf_is_ours(self.conf):
             self.conf.unlink()
-        for file in (self.known_hosts, self.ssh_config, self.log, self.state):
+        for file in (self.known_hosts, self.ssh_config, self.log, self.control, self.state):
             file.unlink(missing_ok=True)
         with contextlib.suppress(OSError):
             self.directory.rmdir()
 
 
+def read_public_key(file: Path) -> str:
+    """Of a public key's file, what known_hosts has of it."""
+    return " ".join(file.read_text().split()[:2])
+
+
+def write_files(layout: Layout, nodes: Sequence[FakeNode]) -> bool:
+    """What a user needs to get at the nodes: known_hosts, ssh_config and conf.py; whether all were written.
+
+    An edited conf.py stays as it is.
+    """
+    write(layout.known_hosts, "".join(f"[{ADDRESS}]:{node.port} {node.key}\n" for node in nodes))
+    write(layout.ssh_config, ssh_config_text(layout, nodes))
+    if layout.conf.exists() and not conf_is_ours(layout.conf):
+        return False
+    write(layout.conf, conf_text(layout, nodes), 0o644)
+    return True
+
+
 def conf_text(layout: Layout, nodes: Sequence[FakeNode]) -> str:
     """The conf.py of a fake cluster, headed by its own checksum."""
-    hosts = "".join(f"    {node.host!r},\n" for node in nodes)
+    hosts = "".join(f"    {node.entry},\n" for node in nodes)
     body = (
         f"HOSTS = [\n{hosts}]\n"
         'ROOT_DIR = "~/clusterctl"\n'
@@ -165,11 +223,9 @@ def conf_is_ours(conf: Path) -> bool:
 
 def ssh_config_text(layout: Layout, nodes: Sequence[FakeNode]) -> str:
     """For people: `ssh -F DIR/ssh_config node0` opens the fake node 0."""
-    blocks = [f"Host node{n.index}\n  HostName {ADDRESS}\n  Port {n.port}\n" for n in nodes]
-    common = (
-        f'Host node*\n  User {getpass.getuser()}\n  IdentityFile "{layout.identity}"\n  IdentitiesOnly yes\n'
-        f'  UserKnownHostsFile "{layout.known_hosts}"\n'
-    )
+    blocks = [f"Host {n.label}\n  HostName {ADDRESS}\n  Port {n.port}\n  User {n.user}\n" for n in nodes]
+    identity, known_hosts = (str(path).replace("%", "%%") for path in (layout.identity, layout.known_hosts))
+    common = f'Host node*\n  IdentityFile "{identity}"\n  IdentitiesOnly yes\n  UserKnownHostsFile "{known_hosts}"\n'
     return "".join([*blocks, common])
 
 

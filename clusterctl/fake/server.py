@@ -9,26 +9,19 @@ import json
 import os
 import resource
 import signal
+import socket
 import sys
-from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import asyncssh
 
-from clusterctl.agent.processes import end_all, find_by_environment, identify
-from clusterctl.fake.layout import (
-    ADDRESS,
-    ENVIRONMENT_NAME,
-    NODE_ENVIRONMENT_NAME,
-    NODES_GRACE_S,
-    FakeNode,
-    Layout,
-    State,
-    conf_text,
-    ssh_config_text,
-    write,
-)
+from clusterctl.agent.processes import Identity, end_all, identify
+from clusterctl.errors import ClusterctlError
+from clusterctl.fake import control
+from clusterctl.fake.backend import BECOMES
+from clusterctl.fake.layout import ADDRESS, FakeNode, Layout, State, write, write_files
+from clusterctl.fake.processes import NODES_GRACE_S, cut_power, freeze, marks, on_cluster, on_node, thaw
 from clusterctl.fake.session import Children, CommandSession
 from clusterctl.fake.sftp import ExecOrSftp, HomeSftp
 
@@ -41,33 +34,121 @@ BACKLOG = 256
 
 @dataclass(frozen=True)
 class Request:
-    """What `fake.up` asks of the server process."""
+    """What `fake.up` asks of the server process; with `lifeline`, standard input ends when its maker does."""
 
     directory: Path
     count: int
-    lifeline_fd: int | None
+    lifeline: bool
     remove: bool
 
     @classmethod
     def parse(cls, text: str) -> Request:
         document = json.loads(text)
-        return cls(Path(document["directory"]), document["count"], document["lifeline_fd"], document["remove"])
+        return cls(Path(document["directory"]), document["count"], document["lifeline"], document["remove"])
+
+
+class Node:
+    """One node: its port, its key, its connections, and what was done to it."""
+
+    def __init__(self, layout: Layout, index: int, client_key: bytes, children: Children) -> None:
+        self.layout = layout
+        self.index = index
+        self.home = layout.home(index)
+        self.client_key = client_key
+        self.children = children
+        self.connections: set[asyncssh.SSHServerConnection] = set()
+        self.state = "up"
+        self._key = asyncssh.generate_private_key("ssh-ed25519", comment=f"node{index}")
+        self._port = 0
+        self._acceptor: asyncssh.SSHAcceptor | None = None
+        self._waiting: socket.socket | None = None  # while paused: callers queue here, as with a sshd that is stopped
+
+    async def begin(self) -> FakeNode:
+        self.home.mkdir(mode=0o700, parents=True)
+        write(self.layout.keys / f"node{self.index}.pub", self.public_key, 0o644)
+        await self._listen(self._bind())
+        return FakeNode(self.index, self._port, self.home, " ".join(self.public_key.split()[:2]))
+
+    @property
+    def public_key(self) -> str:
+        return self._key.export_public_key().decode()
+
+    def processes(self) -> list[Identity]:
+        return on_node(self.layout.directory, self.index)
+
+    def kill(self) -> None:
+        """Nothing here awaits: whoever runs on the node, or is connected, sees nothing before all is over."""
+        self._stop_listening()
+        cut_power(self.processes)
+        for connection in list(self.connections):
+            connection.abort()
+        self.state = BECOMES["kill"]
+
+    def pause(self) -> None:
+        """Connections stay open, and no command on them, old or new, goes on."""
+        self._waiting = self._sock.dup()
+        self._stop_listening()
+        freeze(self.processes)
+        self.state = BECOMES["pause"]
+
+    async def heal(self) -> None:
+        await self._listen(self._waiting or self._bind())
+        self._waiting = None
+        thaw(self.processes)
+        self.state = "up"
+
+    def _bind(self) -> socket.socket:
+        sock = socket.socket()
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            sock.bind((ADDRESS, self._port))
+        except OSError:
+            sock.close()
+            raise
+        self._port = sock.getsockname()[1]
+        return sock
+
+    async def _listen(self, sock: socket.socket) -> None:
+        self._sock = sock
+        self._acceptor = await asyncssh.create_server(
+            lambda: NodeServer(self),
+            sock=sock,
+            backlog=BACKLOG,
+            server_host_keys=[self._key],
+            password_auth=False,
+            kbdint_auth=False,
+            gss_host=None,
+            agent_forwarding=False,
+            compression_algs=None,
+            encoding=None,
+            line_editor=False,
+            window=WINDOW_BYTES,
+            max_pktsize=PACKET_BYTES,
+            login_timeout=LOGIN_TIMEOUT_S,
+        )
+
+    def _stop_listening(self) -> None:
+        if self._acceptor is not None:
+            self._acceptor.close()
+            self._acceptor = None
 
 
 class NodeServer(asyncssh.SSHServer):
     """One connection to one node."""
 
-    def __init__(self, layout: Layout, index: int, client_key: bytes, children: Children) -> None:
-        self._home = layout.home(index)
-        self._index = index
-        self._layout = layout
-        self._client_key = client_key
-        self._children = children
+    def __init__(self, node: Node) -> None:
+        self._node = node
+        self._connection: asyncssh.SSHServerConnection | None = None
         self._peer = ""
 
     def connection_made(self, conn: asyncssh.SSHServerConnection) -> None:
+        self._connection = conn
+        self._node.connections.add(conn)
         client, server = conn.get_extra_info("peername"), conn.get_extra_info("sockname")
         self._peer = f"{client[0]} {client[1]} {server[0]} {server[1]}"
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._node.connections.discard(self._connection)
 
     def begin_auth(self, username: str) -> bool:
         return True
@@ -76,11 +157,14 @@ class NodeServer(asyncssh.SSHServer):
         return True
 
     def validate_public_key(self, username: str, key: asyncssh.SSHKey) -> bool:
-        return username == getpass.getuser() and key.public_data == self._client_key
+        return username == getpass.getuser() and key.public_data == self._node.client_key
 
     def session_requested(self) -> ExecOrSftp:
-        command = CommandSession(self._home, self._environment(), self._children)
-        return ExecOrSftp(command, lambda chan: HomeSftp(chan, self._home))
+        node = self._node
+        command = CommandSession(
+            node.home, self._environment(), node.children, paused=lambda: node.state == BECOMES["pause"]
+        )
+        return ExecOrSftp(command, lambda chan: HomeSftp(chan, node.home))
 
     def connection_requested(self, dest_host: str, dest_port: int, orig_host: str, orig_port: int) -> bool:
         return dest_host in (ADDRESS, "localhost")
@@ -89,16 +173,60 @@ class NodeServer(asyncssh.SSHServer):
         user = getpass.getuser()
         client_host, client_port, server_host, server_port = self._peer.split()
         return {
-            "HOME": str(self._home),
+            "HOME": str(self._node.home),
             "USER": user,
             "LOGNAME": user,
             "SHELL": "/bin/sh",
             "PATH": f"{Path(sys.executable).parent}:/usr/local/bin:/usr/bin:/bin:/usr/local/sbin:/usr/sbin:/sbin",
             "SSH_CLIENT": f"{client_host} {client_port} {server_port}",
             "SSH_CONNECTION": f"{client_host} {client_port} {server_host} {server_port}",
-            ENVIRONMENT_NAME: str(self._layout.directory),
-            NODE_ENVIRONMENT_NAME: str(self._index),
+            **marks(self._node.layout.directory, self._node.index),
         }
+
+
+class Cluster:
+    """All nodes, and the word of those who may change them."""
+
+    def __init__(self, layout: Layout) -> None:
+        self._layout = layout
+        self._nodes: list[Node] = []
+        self._state = State("embedded", identify(os.getpid()))
+
+    async def begin(self, count: int, children: Children) -> None:
+        layout = self._layout
+        layout.keys.mkdir(mode=0o700)
+        client = asyncssh.generate_private_key("ssh-ed25519", comment="clusterctl fake cluster")
+        write(layout.identity, client.export_private_key().decode())
+        write(layout.identity.with_suffix(".pub"), client.export_public_key().decode(), 0o644)
+        self._nodes = [Node(layout, index, client.public_data, children) for index in range(count)]
+        nodes = tuple([await node.begin() for node in self._nodes])
+        write_files(layout, nodes)
+        self._state = replace(self._state, nodes=nodes)
+        layout.write_state(self._state)
+        await asyncio.start_unix_server(self._obey, sock=control.listen(layout))
+
+    async def _obey(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            request = json.loads(await reader.readline())
+            await self._do(self._nodes[request["node"]], request["do"])
+            answer: dict[str, object] = {"done": True}
+        except (OSError, ClusterctlError) as exc:
+            answer = {"done": False, "error": str(exc)}
+        writer.write(json.dumps(answer).encode() + b"\n")
+        with contextlib.suppress(OSError):
+            await writer.drain()
+        writer.close()
+
+    async def _do(self, node: Node, word: str) -> None:
+        if word == "kill":
+            node.kill()
+        elif word == "pause":
+            node.pause()
+        else:
+            await node.heal()
+        faults = {node.index: node.state for node in self._nodes if node.state != "up"}
+        self._state = replace(self._state, faults=faults)
+        self._layout.write_state(self._state)
 
 
 async def serve(request: Request) -> None:
@@ -108,80 +236,32 @@ async def serve(request: Request) -> None:
     layout = Layout(request.directory)
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, end.set)
-    bereft = _follow_lifeline(request.lifeline_fd, loop, end)
+    bereft = _follow_lifeline(loop, end) if request.lifeline else asyncio.Event()
     _allow_descriptors(request.count)
-    nodes = await _listen(layout, request.count, Children(loop))
-    _write_files(layout, nodes)
+    await Cluster(layout).begin(request.count, Children(loop))
     print(json.dumps({"ready": True}), flush=True)  # noqa: T201 - the answer that `up` waits for
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     await end.wait()
     await loop.run_in_executor(None, _clean_up, layout, request.remove or not bereft.is_set())
 
 
-def _follow_lifeline(fd: int | None, loop: asyncio.AbstractEventLoop, end: asyncio.Event) -> asyncio.Event:
+def _follow_lifeline(loop: asyncio.AbstractEventLoop, end: asyncio.Event) -> asyncio.Event:
     """When the pipe from our maker ends, so do we; the event returned tells that it was for this."""
     bereft = asyncio.Event()
 
     def lost() -> None:
-        assert fd is not None
-        loop.remove_reader(fd)
+        loop.remove_reader(sys.stdin)
         bereft.set()
         end.set()
 
-    if fd is not None:
-        os.set_inheritable(fd, False)
-        loop.add_reader(fd, lost)
+    loop.add_reader(sys.stdin, lost)
     return bereft
 
 
 def _clean_up(layout: Layout, remove: bool) -> None:
-    end_all(lambda: find_by_environment({ENVIRONMENT_NAME: str(layout.directory)}), NODES_GRACE_S)
+    end_all(lambda: on_cluster(layout.directory), NODES_GRACE_S)
     if remove:
         layout.remove()
-
-
-async def _listen(layout: Layout, count: int, children: Children) -> list[FakeNode]:
-    layout.keys.mkdir(mode=0o700)
-    client = asyncssh.generate_private_key("ssh-ed25519", comment="clusterctl fake cluster")
-    write(layout.identity, client.export_private_key().decode())
-    write(layout.identity.with_suffix(".pub"), client.export_public_key().decode(), 0o644)
-    return [await _listen_one(layout, index, client.public_data, children) for index in range(count)]
-
-
-async def _listen_one(layout: Layout, index: int, client_key: bytes, children: Children) -> FakeNode:
-    home = layout.home(index)
-    home.mkdir(mode=0o700, parents=True)
-    key = asyncssh.generate_private_key("ssh-ed25519", comment=f"node{index}")
-    write(layout.keys / f"node{index}.pub", key.export_public_key().decode(), 0o644)
-    listener = await asyncssh.create_server(
-        lambda: NodeServer(layout, index, client_key, children),
-        ADDRESS,
-        0,
-        backlog=BACKLOG,
-        server_host_keys=[key],
-        password_auth=False,
-        kbdint_auth=False,
-        gss_host=None,
-        agent_forwarding=False,
-        compression_algs=None,
-        encoding=None,
-        line_editor=False,
-        window=WINDOW_BYTES,
-        max_pktsize=PACKET_BYTES,
-        login_timeout=LOGIN_TIMEOUT_S,
-    )
-    return FakeNode(index, listener.get_port(), home, key.get_fingerprint())
-
-
-def _write_files(layout: Layout, nodes: Sequence[FakeNode]) -> None:
-    lines = [
-        f"[{ADDRESS}]:{node.port} {' '.join((layout.keys / f'node{node.index}.pub').read_text().split()[:2])}\n"
-        for node in nodes
-    ]
-    write(layout.known_hosts, "".join(lines))
-    write(layout.ssh_config, ssh_config_text(layout, nodes))
-    write(layout.conf, conf_text(layout, nodes), 0o644)
-    layout.write_state(State(identify(os.getpid()), tuple(nodes)))
 
 
 def _allow_descriptors(count: int) -> None:

@@ -22,6 +22,7 @@ READ_BYTES = 256 * 1024
 PENDING_BYTES = 1024 * 1024
 WRITE_AHEAD_BYTES = 512 * 1024
 PIPE_BYTES = 256 * 1024
+STAND_STILL = "kill -STOP $$\n"
 STDERR = asyncssh.EXTENDED_DATA_STDERR
 
 
@@ -64,10 +65,13 @@ class Inflow:
 class CommandSession(asyncssh.SSHServerSession[bytes]):
     """Runs the command of one exec request by /bin/sh, in a session of its own."""
 
-    def __init__(self, home: Path, environment: Mapping[str, str], children: Children) -> None:
+    def __init__(
+        self, home: Path, environment: Mapping[str, str], children: Children, *, paused: Callable[[], bool]
+    ) -> None:
         self._home = home
         self._environment = environment
         self._children = children
+        self._paused = paused
         self._loop = asyncio.get_running_loop()
         self._chan: asyncssh.SSHServerChannel[bytes]
         self._child: subprocess.Popen[bytes] | None = None
@@ -130,13 +134,15 @@ class CommandSession(asyncssh.SSHServerSession[bytes]):
         self._close_in()
 
     def _spawn(self, command: str) -> None:
+        """Begin the command; on a paused node it stands still from the start, until the node is healed."""
+        paused = self._paused()
         with contextlib.ExitStack() as on_failure:
             pipes = [os.pipe() for _ in range(3)]
             for fd in (fd for pipe in pipes for fd in pipe):
                 on_failure.callback(os.close, fd)
             (stdin, our_stdin), (our_stdout, stdout), (our_stderr, stderr) = pipes
             self._child = subprocess.Popen(
-                ["/bin/sh", "-c", command.encode("utf-8", "surrogateescape")],
+                ["/bin/sh", "-c", (STAND_STILL * paused + command).encode("utf-8", "surrogateescape")],
                 stdin=stdin,
                 stdout=stdout,
                 stderr=stderr,
@@ -145,6 +151,8 @@ class CommandSession(asyncssh.SSHServerSession[bytes]):
                 start_new_session=True,
             )
             on_failure.pop_all()
+        if paused:
+            os.waitid(os.P_PID, self._child.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
         for fd in (stdin, stdout, stderr):
             os.close(fd)
         for fd in (our_stdin, our_stdout, our_stderr):

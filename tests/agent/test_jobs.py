@@ -31,7 +31,7 @@ def begin(root: Path, **state: Any) -> RunPaths:
     make(root, FIRST)
     run = JobPaths(root / FIRST).run("0001")
     run.dir.mkdir(parents=True)
-    write_json(run.spec, {"t": 1.0, "mode": "sync"})
+    write_json(run.spec, {"t": 1.0, "mode": "sync", "engine": "clusterctl"})
     write_json(run.state, {"processes": [], "supervisor": ME, "ended": None, "phase": None, **state})
     return run
 

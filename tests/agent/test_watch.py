@@ -38,7 +38,7 @@ class Node:
         for place in (self.run.dir, job.log):
             place.mkdir(parents=True)
         write_json(job.record, {"job": JOB})
-        write_json(self.run.spec, {"processes": PROCESSES, "t": 1.0, "mode": "sync"})
+        write_json(self.run.spec, {"processes": PROCESSES, "t": 1.0, "mode": "sync", "engine": "clusterctl"})
         self.t = 0.0
         self.alive(False)
         stems = {"pserver3": "server", "trainer6": "train", "trainer7": "train.1"}

@@ -10,6 +10,7 @@ import pytest
 import typer
 
 from clusterctl import errors
+from clusterctl.agent.engines import ENGINES
 from clusterctl.agent.environment import NodeFacts, environment
 from clusterctl.cli.app import app
 from clusterctl.cli.arguments import FLAGS, VALUE_OPTIONS
@@ -69,13 +70,18 @@ def _as_written(default: object) -> str:
     return f'"{default}"' if isinstance(default, str) else repr(default)
 
 
-def test_every_variable_of_a_started_process_is_described() -> None:
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("role", ["pserver", "trainer"])
+def test_every_variable_of_a_started_process_is_described(engine: str, role: str) -> None:
+    process = {"role": role, "rank": 0, "index": 0}
     spec = {
         **dict.fromkeys(("job", "run", "node", "trainers", "use_gpu", "port", "ports_num", "ports_num_for_sparse"), 1),
-        **{"env": {}, "processes": [], "pserver_hosts": [], "ld_library_path": "/lib"},
+        **{"env": {}, "processes": [process], "pserver_hosts": [], "ld_library_path": "/lib"},
+        **{"engine": engine, "pservers": 1, "address": "10.0.0.1"},
     }
-    given = environment(spec, {"role": "trainer", "rank": 0}, NodeFacts("/job", "/lib", 1, (), "3", {}))
-    page = read("docs/runtime.md")
+    endpoints = dict.fromkeys(("scheduler0", "pserver0", "trainer0"), "10.0.0.1:7164")
+    given = environment(spec, process, NodeFacts("/job", "/lib", 1, (), "3", {}, endpoints))
+    page = read("docs/runtime.md") + (read("docs/engines.md") if engine not in ("clusterctl", "none") else "")
     assert [name for name in given if f"`{name}`" not in page] == []
 
 

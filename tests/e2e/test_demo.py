@@ -10,9 +10,11 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from clusterctl.runtime import load_model
-from support.processes import assert_none_left, processes_with_environment
+from support.openssh import find_sshd
+from support.processes import assert_none_left, processes_below, processes_with_environment, wait_until
 
 MARK = "CLUSTERCTL_FAKE"
 
@@ -62,8 +64,11 @@ def test_two_demos_run_side_by_side(tmp_path: Path) -> None:
     assert len(list((tmp_path / "clusterctl-demo").iterdir())) == 2
 
 
-def test_a_killed_demo_leaves_no_process_and_the_next_one_works(tmp_path: Path) -> None:
-    with begin(tmp_path, "-n", "2", "--dir", "first", "--passes", "50") as demo:
+@pytest.mark.parametrize("backend", ["embedded", pytest.param("ssh", marks=pytest.mark.slow)])
+def test_a_killed_demo_leaves_no_process_and_the_next_one_works(tmp_path: Path, backend: str) -> None:
+    if backend == "ssh":
+        find_sshd()
+    with begin(tmp_path, "-n", "2", "--dir", "first", "--passes", "50", "--backend", backend) as demo:
         assert demo.stdout is not None
         for line in demo.stdout:
             if "all processes run" in line:
@@ -73,7 +78,8 @@ def test_a_killed_demo_leaves_no_process_and_the_next_one_works(tmp_path: Path) 
         demo.send_signal(signal.SIGKILL)
         demo.communicate()
     assert_none_left(MARK, cluster, deadline_s=20)
-    finish(begin(tmp_path, "-n", "2", "--passes", "1"))
+    assert wait_until(lambda: not processes_below(tmp_path / "first/cluster"))
+    finish(begin(tmp_path, "-n", "2", "--passes", "1", "--backend", backend))
 
 
 def test_ctrl_c_ends_the_demo_and_everything_of_it(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ import os
 import resource
 import runpy
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -17,9 +18,10 @@ from clusterctl.errors import ClusterctlError, RefusedError, UsageError
 from clusterctl.fake.cluster import FakeCluster
 from clusterctl.transport import Completed, Transport, command
 from support.nodes import TestNode, TestSettings
-from support.processes import assert_none_left, is_alive, processes_with_environment, wait_until
+from support.processes import assert_none_left, is_alive, processes_below, processes_with_environment, wait_until
 
-DAEMON = "setsid sh -c 'trap \"\" TERM; sleep 300' </dev/null >/dev/null 2>&1 & echo started"
+STUBBORN = "setsid sh -c 'trap \"\" TERM; sleep 300' </dev/null >/dev/null 2>&1 & echo started"
+DAEMON = "setsid sh -c 'sleep 300; true' </dev/null >/dev/null 2>&1 & echo started"
 
 
 def ssh_settings(cluster: FakeCluster) -> TestSettings:
@@ -32,26 +34,40 @@ def run(cluster: FakeCluster, index: int, script: str) -> Completed:
         return transport.run(node, command("sh", "-c", script))
 
 
+def kill_servers(directory: Path) -> None:
+    """Every SSH server of a cluster, by kill -9 and without its sessions."""
+    state = json.loads((directory / "fake.json").read_text())
+    pids = [one["pid"] for one in [state["server"], *state["daemons"]] if one]
+    for pid in pids:
+        os.kill(pid, signal.SIGKILL)
+    assert wait_until(lambda: not any(map(is_alive, pids)))
+
+
 def of(directory: Path) -> list[object]:
     return list(processes_with_environment("CLUSTERCTL_FAKE", str(directory)))
 
 
-def test_a_cluster_comes_up_works_and_leaves_nothing(directory: Path) -> None:
-    cluster = fake.up(directory, 3)
+def test_a_cluster_comes_up_works_and_leaves_nothing(directory: Path, backend: str) -> None:
+    cluster = fake.up(directory, 3, backend=backend)
     try:
         for index in range(3):
-            done = run(cluster, index, "pwd; echo $HOME; echo $CLUSTERCTL_FAKE_NODE")
-            home = str(directory / f"nodes/node{index}")
-            assert done.stdout.decode().split() == [home, home, str(index)]
+            done = run(cluster, index, "echo $HOME; echo $CLUSTERCTL_FAKE_NODE")
+            assert done.stdout.decode().split() == [str(directory / f"nodes/node{index}"), str(index)]
     finally:
         assert fake.down(directory) == 0
     assert not directory.exists()
     assert not of(directory)
-    assert not is_alive(cluster.pid)
+    for node in cluster.nodes:
+        with pytest.raises(ConnectionRefusedError), socket.create_connection(("127.0.0.1", node.port)):
+            pass
 
 
-def test_conf_and_known_hosts_say_how_to_get_there(directory: Path) -> None:
-    cluster = fake.up(directory, 2)
+def test_a_command_starts_in_the_home_of_its_node(directory: Path) -> None:
+    assert run(fake.up(directory, 2), 1, "pwd").stdout.decode().strip() == str(directory / "nodes/node1")
+
+
+def test_conf_and_known_hosts_say_how_to_get_there(directory: Path, backend: str) -> None:
+    cluster = fake.up(directory, 2, backend=backend)
     conf = runpy.run_path(str(cluster.conf))
     assert conf["HOSTS"] == list(cluster.hosts)
     assert conf["ROOT_DIR"] == "~/clusterctl"
@@ -60,21 +76,24 @@ def test_conf_and_known_hosts_say_how_to_get_there(directory: Path) -> None:
         assert path.is_absolute()
         assert path.is_relative_to(directory)
         assert path.stat().st_mode & 0o077 == 0
-    state = json.loads((directory / "fake.json").read_text())
-    assert state["server"]["pid"] == cluster.pid
+    assert json.loads((directory / "fake.json").read_text())["backend"] == cluster.backend == backend
     for node in cluster.nodes:
-        assert node.fingerprint.startswith("SHA256:")
+        shown = subprocess.run(
+            ["ssh-keygen", "-l", "-f", directory / f"keys/node{node.index}.pub"], check=True, capture_output=True
+        )
+        assert node.fingerprint in shown.stdout.decode().split()
         assert f"[127.0.0.1]:{node.port} ssh-ed25519 " in cluster.known_hosts.read_text()
 
 
-def test_the_ssh_program_gets_in_with_the_files_we_write(directory: Path) -> None:
-    fake.up(directory, 2)
-    done = subprocess.run(
-        ["ssh", "-F", directory / "ssh_config", "node1", "echo $CLUSTERCTL_FAKE_NODE; exit 5"],
-        capture_output=True,
-        check=False,
-        timeout=30,
-    )
+def test_the_ssh_program_gets_in_with_the_files_we_write(tmp_path: Path, backend: str) -> None:
+    directory = tmp_path / "with space, 100%"
+    with fake.up(directory, 2, backend=backend):
+        done = subprocess.run(
+            ["ssh", "-F", directory / "ssh_config", "node1", "echo $CLUSTERCTL_FAKE_NODE; exit 5"],
+            capture_output=True,
+            check=False,
+            timeout=30,
+        )
     assert (done.returncode, done.stdout, done.stderr) == (5, b"1\n", b"")
 
 
@@ -90,6 +109,10 @@ def test_a_command_finds_a_clean_environment_and_this_python(directory: Path, mo
     client, client_port, server, server_port = found["SSH_CONNECTION"].split()
     assert (client, server, int(server_port)) == ("127.0.0.1", "127.0.0.1", cluster.nodes[0].port)
     assert client_port.isdigit()
+
+
+def test_a_command_finds_this_python(directory: Path, backend: str) -> None:
+    cluster = fake.up(directory, 1, backend=backend)
     python = run(cluster, 0, "python3 -c 'import numpy, zmq, sys; print(sys.prefix)'").stdout.decode().strip()
     assert python == sys.prefix
 
@@ -100,9 +123,9 @@ def test_a_command_is_the_leader_of_a_session_of_its_own(directory: Path) -> Non
     assert pid == session
 
 
-def test_an_idle_cluster_does_not_come_up_twice(directory: Path) -> None:
-    first = fake.up(directory, 1)
-    with pytest.raises(RefusedError, match=f"is up in .* \\(pid {first.pid}\\)"):
+def test_an_idle_cluster_does_not_come_up_twice(directory: Path, backend: str) -> None:
+    first = fake.up(directory, 1, backend=backend)
+    with pytest.raises(RefusedError, match="a fake cluster of 1 nodes is up in "):
         fake.up(directory, 1)
     assert run(first, 0, "echo fine").stdout == b"fine\n"
 
@@ -119,17 +142,17 @@ def test_going_down_twice_or_where_nothing_is_does_no_harm(directory: Path, tmp_
     assert sorted(path.name for path in (tmp_path / "other").iterdir()) == ["conf.py", "nodes"]
 
 
-def test_a_daemon_outlives_its_channel_and_is_ended_by_down(directory: Path) -> None:
-    cluster = fake.up(directory, 2)
-    assert run(cluster, 1, DAEMON).stdout == b"started\n"
+def test_a_daemon_outlives_its_channel_and_is_ended_by_down(directory: Path, backend: str) -> None:
+    cluster = fake.up(directory, 2, backend=backend)
+    assert run(cluster, 1, STUBBORN).stdout == b"started\n"
     states = fake.status(directory).nodes
     assert [state.processes > 0 for state in states] == [False, True]
     assert fake.down(directory) == 2  # the shell, which ignores TERM, and its sleep
     assert_none_left("CLUSTERCTL_FAKE", str(directory))
 
 
-def test_processes_that_keep_multiplying_are_ended(directory: Path) -> None:
-    cluster = fake.up(directory, 1)
+def test_processes_that_keep_multiplying_are_ended(directory: Path, backend: str) -> None:
+    cluster = fake.up(directory, 1, backend=backend)
     script = "setsid sh -c 'while :; do (setsid sleep 100 &) ; sleep 0.02; done' </dev/null >/dev/null 2>&1 &"
     run(cluster, 0, script)
     assert wait_until(lambda: len(of(directory)) > 10)
@@ -137,22 +160,21 @@ def test_processes_that_keep_multiplying_are_ended(directory: Path) -> None:
     assert not of(directory)
 
 
-def test_a_cluster_whose_server_was_killed_comes_up_anew(directory: Path) -> None:
-    old = fake.up(directory, 2)
+def test_a_cluster_whose_servers_were_killed_comes_up_anew(directory: Path, backend: str) -> None:
+    old = fake.up(directory, 2, backend=backend)
     run(old, 0, DAEMON)
-    os.kill(old.pid, signal.SIGKILL)
-    assert wait_until(lambda: not is_alive(old.pid))
+    kill_servers(directory)
     dead = fake.status(directory)
     assert (dead.alive, [state.answers for state in dead.nodes]) == (False, [False, False])
-    new = fake.up(directory, 3)
+    new = fake.up(directory, 3, backend=backend)
     assert run(new, 2, "echo fine").stdout == b"fine\n"
     assert [state.processes for state in fake.status(directory).nodes] == [0, 0, 0]
 
 
-def test_down_cleans_up_after_a_server_that_was_killed(directory: Path) -> None:
-    cluster = fake.up(directory, 1)
+def test_down_cleans_up_after_servers_that_were_killed(directory: Path, backend: str) -> None:
+    cluster = fake.up(directory, 1, backend=backend)
     run(cluster, 0, DAEMON)
-    os.kill(cluster.pid, signal.SIGKILL)
+    kill_servers(directory)
     assert fake.down(directory) == 2
     assert not directory.exists()
 
@@ -160,14 +182,15 @@ def test_down_cleans_up_after_a_server_that_was_killed(directory: Path) -> None:
 def test_term_makes_the_server_clean_up_by_itself(directory: Path) -> None:
     cluster = fake.up(directory, 1)
     run(cluster, 0, DAEMON)
+    assert cluster.pid is not None
     os.kill(cluster.pid, signal.SIGTERM)
     assert wait_until(lambda: not is_alive(cluster.pid), 15)
     assert not of(directory)
     assert not (directory / "nodes").exists()
 
 
-def test_two_clusters_side_by_side_leave_each_other_alone(tmp_path: Path) -> None:
-    with fake.up(tmp_path / "a", 2) as one, fake.up(tmp_path / "b", 2) as two:
+def test_two_clusters_side_by_side_leave_each_other_alone(tmp_path: Path, backend: str) -> None:
+    with fake.up(tmp_path / "a", 2, backend=backend) as one, fake.up(tmp_path / "b", 2, backend=backend) as two:
         run(one, 0, DAEMON)
         run(two, 0, DAEMON)
         assert fake.down(tmp_path / "a") == 2
@@ -214,8 +237,10 @@ def test_homes_that_jobs_have_locked_are_removed_without_following_links(directo
 
 
 @pytest.mark.parametrize("stranger", ["key", "user"])
-def test_only_our_key_gets_in_and_only_for_this_user(directory: Path, tmp_path: Path, stranger: str) -> None:
-    cluster = fake.up(directory, 1)
+def test_only_our_key_gets_in_and_only_for_this_user(
+    directory: Path, tmp_path: Path, backend: str, stranger: str
+) -> None:
+    cluster = fake.up(directory, 1, backend=backend)
     subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", tmp_path / "other"], check=True)
     config = tmp_path / "config"
     text = cluster.ssh_config.read_text()
@@ -285,10 +310,10 @@ def test_a_terminal_and_a_shell_are_refused_politely(directory: Path) -> None:
 
 
 @pytest.mark.parametrize("remove", [False, True])
-def test_with_a_lifeline_the_cluster_dies_with_its_maker(directory: Path, remove: bool) -> None:
+def test_with_a_lifeline_the_cluster_dies_with_its_maker(directory: Path, backend: str, remove: bool) -> None:
     script = (
         "import sys, time; from pathlib import Path; from clusterctl import fake\n"
-        f"c = fake.up(Path({str(directory)!r}), 2, lifeline=True, remove={remove})\n"
+        f"c = fake.up(Path({str(directory)!r}), 2, backend={backend!r}, lifeline=True, remove={remove})\n"
         "print(c.pid, flush=True); time.sleep(300)\n"
     )
     with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True) as maker:
@@ -300,11 +325,15 @@ def test_with_a_lifeline_the_cluster_dies_with_its_maker(directory: Path, remove
         maker.kill()
     assert wait_until(lambda: not is_alive(server), 15)
     assert_none_left("CLUSTERCTL_FAKE", str(directory))
+    assert not processes_below(directory)
     assert directory.exists() != remove
 
 
-def test_without_a_lifeline_the_cluster_outlives_its_maker(directory: Path) -> None:
-    script = f"from pathlib import Path; from clusterctl import fake; fake.up(Path({str(directory)!r}), 1)"
+def test_without_a_lifeline_the_cluster_outlives_its_maker(directory: Path, backend: str) -> None:
+    script = (
+        f"from pathlib import Path; from clusterctl import fake; fake.up(Path({str(directory)!r}), 1, "
+        f"backend={backend!r})"
+    )
     subprocess.run([sys.executable, "-c", script], check=True, timeout=60)
     status = fake.status(directory)
     assert status.alive
@@ -326,6 +355,64 @@ def test_of_two_who_come_up_at_the_same_time_one_is_refused(directory: Path) -> 
     for thread in threads:
         thread.join(60)
     assert sorted(type(result).__name__ for result in results) == ["FakeCluster", "RefusedError"]
+
+
+def test_what_a_maker_left_that_was_killed_half_way_is_cleaned_up(directory: Path, backend: str) -> None:
+    script = (
+        f"from pathlib import Path; from clusterctl import fake; fake.up(Path({str(directory)!r}), 60, "
+        f"backend={backend!r})"
+    )
+    with subprocess.Popen([sys.executable, "-c", script]) as maker:
+        assert wait_until((directory / "nodes/node5").exists)
+        maker.kill()
+    assert not fake.status(directory).alive
+    with fake.up(directory, 1, backend=backend) as cluster:
+        assert run(cluster, 0, "echo fine").stdout == b"fine\n"
+    assert not directory.exists()
+    assert not of(directory)
+    assert not processes_below(directory)
+
+
+def test_a_user_without_sshd_is_told_what_to_install(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("clusterctl.fake.sshd.find_program", lambda name: None)
+    with pytest.raises(UsageError, match="needs sshd") as caught:
+        fake.up(directory, 1, backend="ssh")
+    assert caught.value.hint == "apt-get install openssh-server"
+    assert not directory.exists()
+
+
+NO_DAEMON = "echo 'Cannot connect to the Docker daemon. Is it running?' >&2; exit 1"
+NO_PERMISSION = "echo 'permission denied while trying to connect to the Docker daemon' >&2; exit 1"
+NO_COMPOSE = 'test "$1" = version && echo 28.0'
+
+
+@pytest.mark.parametrize(
+    ("docker", "message", "hint"),
+    [
+        (None, "needs docker$", "apt-get install docker.io docker-compose"),
+        (NO_DAEMON, "docker does not answer: Cannot connect", "start it: systemctl start docker"),
+        (NO_PERMISSION, "docker does not answer: permission denied", "be root, or a member of the group docker"),
+        (NO_COMPOSE, "needs docker compose", "apt-get install docker-compose"),
+    ],
+)
+def test_what_the_docker_backend_lacks_is_told(
+    directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, docker: str | None, message: str, hint: str
+) -> None:
+    (tmp_path / "bin").mkdir()
+    if docker is not None:
+        (tmp_path / "bin/docker").write_text(f"#!/bin/sh\n{docker}\n")
+        (tmp_path / "bin/docker").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
+    with pytest.raises(UsageError, match=message) as caught:
+        fake.up(directory, 1, backend="docker")
+    assert caught.value.hint == hint
+    assert not directory.exists()
+
+
+def test_an_unknown_backend_is_told_with_those_that_there_are(directory: Path) -> None:
+    with pytest.raises(UsageError, match="'dokcer' is not a backend") as caught:
+        fake.up(directory, 1, backend="dokcer")
+    assert caught.value.hint == "one of embedded, ssh, docker"
 
 
 def test_a_user_without_asyncssh_is_told_what_to_install(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -360,10 +447,11 @@ def test_more_nodes_than_open_files_allow_is_told_with_the_limit(directory: Path
     assert (soft, hard) == resource.getrlimit(resource.RLIMIT_NOFILE)
 
 
-def test_a_start_that_fails_leaves_nothing(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_start_that_fails_leaves_nothing(directory: Path, monkeypatch: pytest.MonkeyPatch, backend: str) -> None:
     monkeypatch.setattr(sys, "executable", "/bin/false")
-    with pytest.raises(ClusterctlError, match="did not start"):
-        fake.up(directory, 1)
+    monkeypatch.setattr("clusterctl.fake.openssh.find_sshd", lambda: "/bin/false")
+    with pytest.raises(ClusterctlError, match=r"(did|does) not start"):
+        fake.up(directory, 1, backend=backend)
     assert not directory.exists()
 
 

@@ -5,18 +5,17 @@ from __future__ import annotations
 import contextlib
 import getpass
 import os
-import re
 import shutil
 import signal
 import socket
 import subprocess
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
+from clusterctl.fake.sshd import config_text
 from support.processes import assert_none_left, descendants, kill_all, processes_with_environment, wait_until
 
 ADDRESS = "127.0.0.1"
@@ -115,34 +114,9 @@ def _start(sshd: str, directory: Path, index: int, identity: Path, extra: tuple[
 
 
 def _config(directory: Path, node: Path, port: int, identity: Path, extra: tuple[str, ...]) -> str:
-    path = f"{node / 'bin'}:{Path(sys.executable).parent}:/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin"
-    lines = [
-        "MaxStartups 100:30:200",  # the one setting of which the last counts, not the first
-        *extra,
-        f"Port {port}",
-        f"ListenAddress {ADDRESS}",
-        f"HostKey {node / 'host_key'}",
-        f"PidFile {node / 'sshd.pid'}",
-        f"AuthorizedKeysFile {identity}.pub",
-        f'SetEnv HOME="{node / "home"}" PATH="{path}" {MARK}="{directory}"',
-        "StrictModes no",
-        "UsePAM no",
-        "PasswordAuthentication no",
-        "KbdInteractiveAuthentication no",
-        "MaxSessions 100",
-        "PrintMotd no",
-        "LogLevel VERBOSE",
-        "Subsystem sftp internal-sftp",
-    ]
-    if _openssh_version() >= (9, 8):
-        lines.append("PerSourcePenalties no")
-    return "\n".join(lines) + "\n"
-
-
-def _openssh_version() -> tuple[int, int]:
-    text = subprocess.run(["ssh", "-V"], capture_output=True, text=True, check=True).stderr
-    match = re.search(r"OpenSSH_(\d+)\.(\d+)", text)
-    return (int(match[1]), int(match[2])) if match else (0, 0)
+    variables = {"HOME": str(node / "home"), MARK: str(directory)}
+    authorized = identity.with_suffix(".pub")
+    return config_text(port, node / "host_key", authorized, variables, path_first=[node / "bin"], first=extra)
 
 
 def _comes_up(process: subprocess.Popen[bytes], port: int) -> bool:

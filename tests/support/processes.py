@@ -30,6 +30,18 @@ def processes_with_environment(name: str, value: str) -> list[Proc]:
     return found
 
 
+def processes_below(directory: Path) -> list[Proc]:
+    """The living processes, other than this one, that have a file below a directory open, or as an argument."""
+    found: list[Proc] = []
+    for pid in _pids():
+        if pid != os.getpid() and not _is_zombie(pid):
+            with contextlib.suppress(OSError):
+                links = [str(link.readlink()) for link in Path(f"/proc/{pid}/fd").iterdir()]
+                if f"{directory}/" in _command(pid) or any(link.startswith(f"{directory}/") for link in links):
+                    found.append(Proc(pid, _command(pid)))
+    return found
+
+
 def assert_none_left(name: str, value: str, *, deadline_s: float = 5.0) -> None:
     """Fail, naming them, if such processes are still there at the deadline."""
     wait_until(lambda: not processes_with_environment(name, value), deadline_s)

@@ -23,20 +23,29 @@ if TYPE_CHECKING:
 HOME = Path("clusterctl-demo")
 
 
-def demo(session: Session, nodes: int, passes: int, directory: Path | None) -> None:
+EACH_NODE_IS = {
+    "embedded": "with its own SSH server, key and home",
+    "ssh": "with its own OpenSSH daemon, key and home",
+    "docker": "a container with its own sshd, key and address",
+}
+
+
+def demo(session: Session, nodes: int, passes: int, backend: str, directory: Path | None) -> None:
     from clusterctl.config import load
+    from clusterctl.fake import check_backend
 
     started = time.monotonic()
+    check_backend(backend, nodes)  # before anything is made
     target = _make_target(directory)
     workspace = _prepare_workspace(session, target, nodes)
-    with _fake_cluster(session, target / "cluster", nodes) as conf:
+    with _fake_cluster(session, target / "cluster", nodes, backend) as conf:
         settings = load(conf, os.environ)
         with session.cluster(settings) as cluster:
             scores, view = _train(session, cluster, workspace, passes)
             model = _bring_home(session, cluster, target)
             _prove_stopped(session, cluster)
     _show_results(session, target, workspace, model, view)
-    _close(session, target, nodes, scores, time.monotonic() - started, model)
+    _close(session, target, nodes, backend, scores, time.monotonic() - started, model)
 
 
 def _make_target(directory: Path | None) -> Path:
@@ -74,12 +83,13 @@ def _prepare_workspace(session: Session, target: Path, shards: int) -> Path:
 
 
 @contextmanager
-def _fake_cluster(session: Session, directory: Path, nodes: int) -> Iterator[Path]:
+def _fake_cluster(session: Session, directory: Path, nodes: int, backend: str) -> Iterator[Path]:
     """A cluster that goes down with this process, however it ends."""
     from clusterctl import fake
 
-    with fake.up(directory, nodes, lifeline=True, remove=True) as cluster:
-        session.console.say(f"fake cluster: {nodes} nodes, each with its own SSH server, key and home")
+    say = session.console.say
+    with fake.up(directory, nodes, backend=backend, lifeline=True, remove=True, tell=say) as cluster:
+        say(f"fake cluster: {nodes} nodes, each {EACH_NODE_IS[backend]}")
         yield cluster.conf
 
 
@@ -140,11 +150,18 @@ def _show_results(session: Session, target: Path, workspace: Path, model: Path, 
 
 
 def _close(
-    session: Session, target: Path, nodes: int, scores: list[tuple[float, float]], seconds: float, model: Path
+    session: Session,
+    target: Path,
+    nodes: int,
+    backend: str,
+    scores: list[tuple[float, float]],
+    seconds: float,
+    model: Path,
 ) -> None:
     held_out, unigram = scores[-1]
     document: dict[str, Any] = {
         "nodes": nodes,
+        "backend": backend,
         "perplexity": held_out,
         "unigram_perplexity": unigram,
         "passes": [{"held_out": ours, "unigram": baseline} for ours, baseline in scores],
@@ -162,7 +179,8 @@ def _close(
     say("the fake cluster is down, and nothing of it is left")
     say()
     say("next: the same by hand, then with machines of your own in HOSTS")
-    say("  clusterctl init try && cd try && clusterctl fake up -n 4")
+    kind = "" if backend == "embedded" else f" --backend {backend}"
+    say(f"  clusterctl init try && cd try && clusterctl fake up -n 4{kind}")
     say("  python3 workspace/prepare_data.py --shards 4")
     say("  export CLUSTERCTL_CONF=fake/conf.py")
     say("  clusterctl start --job_dispatch_package workspace")

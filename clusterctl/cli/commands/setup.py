@@ -15,11 +15,11 @@ if TYPE_CHECKING:
 MOST_SHOWN = 4
 
 
-def setup(session: Session, workspace: Path, *, offline: bool, upgrade: bool) -> None:
+def setup(session: Session, workspace: Path, *, offline: bool, upgrade: bool, engine: str | None = None) -> None:
     from clusterctl.setup import Wishes, prepare, read_requirements
 
     console = session.console
-    settings = session.settings()
+    settings = session.settings(ENGINE=engine)
     requirements = read_requirements(workspace, runtime=settings.engine == "clusterctl")
     with session.cluster(settings) as cluster:
         nodes = plural(len(cluster.nodes), "node")

@@ -20,11 +20,13 @@ if TYPE_CHECKING:
     from clusterctl.cluster import Cluster
     from clusterctl.errors import ClusterctlError
     from clusterctl.launch import LaunchPlan, Run
+    from clusterctl.observe.follow import News
     from clusterctl.observe.run_view import RunView
 
 T = TypeVar("T")
 LINES_PER_S = 20
 AFTER_END_S = 5.0
+SILENT_S = 10.0  # of the only nodes that have not told their end
 
 
 class _Detach(Exception):  # noqa: N818 - a wish, not an error
@@ -49,8 +51,7 @@ def start(
             "start needs a job to start: --job_workspace DIR, or --job_dispatch_package WORKSPACE to send one first",
             hint="clusterctl jobs lists what is on the nodes",
         )
-    settings = session.settings(ENGINE=engine) if engine else None
-    with session.whole_cluster(settings) as cluster:
+    with session.whole_cluster(session.settings(ENGINE=engine)) as cluster:
         launch = make_plan(cluster.settings, cluster.inventory, session.program_args)
         ref = job_ref(cluster.settings, job_workspace)
         if plan:
@@ -201,7 +202,7 @@ def follow_run(session: Session, cluster: Cluster, run: Run, pass_line: PassForm
             _keys(session) as pressed,
             Follower(cluster, run.nodes, run.job, run.run, budget=LINES_PER_S) as follower,
         ):
-            _watch(follower, display, view, pressed)
+            _watch(follower, display, view, pressed, len(run.nodes))
     except _Detach:
         session.console.say(f"{run.job} goes on; follow: clusterctl logs -f {run.job}")
         return view
@@ -230,17 +231,33 @@ def _ask_for_the_end(cluster: Cluster, run: Run, view: RunView) -> None:
             view.take(seen.lead["ended"])
 
 
-def _watch(follower: Any, display: Display, view: RunView, pressed: Any) -> None:
-    """Until all nodes have told their end, or the lead has and the others take too long."""
-    deadline = None
+def _watch(follower: Any, display: Display, view: RunView, pressed: Any, nodes: int) -> None:
+    """Until all nodes have told their end, or the lead has, or only silent ones have not, and these take too long."""
+    since = None
+    told, silent = set[int](), set[int]()
     for news in follower:
         display.news(news)
         if pressed() == "d":
             raise _Detach
-        if view.ended is not None and deadline is None:
-            deadline = time.monotonic() + AFTER_END_S
-        if deadline is not None and time.monotonic() > deadline:
+        if news is not None:
+            _count(news, told, silent)
+        given_s = AFTER_END_S if view.ended is not None else SILENT_S
+        if view.ended is None and not (told and len(told | silent) == nodes):
+            since = None
+        elif since is None:
+            since = time.monotonic()
+        elif time.monotonic() - since > given_s:
             return
+
+
+def _count(news: News, told: set[int], silent: set[int]) -> None:
+    """Keeps the nodes whose run has ended, and those that were last heard of as unreachable."""
+    if news.ended is not None:
+        told.add(news.node.id)
+    elif news.error is not None:
+        silent.add(news.node.id)
+    else:
+        silent.discard(news.node.id)
 
 
 @contextlib.contextmanager

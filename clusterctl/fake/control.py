@@ -1,0 +1,44 @@
+"""The socket at which the embedded server is told what to do: one JSON line, and one for an answer.
+
+The name of a unix socket holds hardly a hundred bytes, and a directory's path may be longer: both sides go through
+a descriptor of the directory.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+from collections.abc import Iterator
+
+from clusterctl.fake.layout import Layout
+
+ANSWER_S = 30.0
+
+
+def listen(layout: Layout) -> socket.socket:
+    """The server's end; only this account may enter the directory."""
+    sock = socket.socket(socket.AF_UNIX)
+    with _short_name(layout) as name:
+        sock.bind(name)
+    sock.listen()
+    return sock
+
+
+@contextlib.contextmanager
+def connect(layout: Layout) -> Iterator[socket.socket]:
+    """The other end. Raises OSError where no server listens, or when it does not answer."""
+    with socket.socket(socket.AF_UNIX) as sock:
+        sock.settimeout(ANSWER_S)
+        with _short_name(layout) as name:
+            sock.connect(name)
+        yield sock
+
+
+@contextlib.contextmanager
+def _short_name(layout: Layout) -> Iterator[str]:
+    fd = os.open(layout.control.parent, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        yield f"/proc/self/fd/{fd}/{layout.control.name}"
+    finally:
+        os.close(fd)

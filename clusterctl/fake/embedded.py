@@ -1,0 +1,99 @@
+"""The embedded backend: SSH servers of ours, all in one process, with no root and no sshd."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import signal
+from collections.abc import Sequence
+
+from clusterctl.agent.processes import end_all, is_alive, send_signal, wait_until
+from clusterctl.errors import ClusterctlError, UsageError
+from clusterctl.fake import control
+from clusterctl.fake.backend import NodeStatus, Terms, answers
+from clusterctl.fake.layout import FakeNode, Layout, State
+from clusterctl.fake.processes import NODES_GRACE_S, counts_by_node, on_cluster
+from clusterctl.fake.programs import await_ready, hold, release, stay
+
+START_DEADLINE_S = 30.0
+START_DEADLINE_PER_NODE_S = 0.1
+END_S = 10.0
+
+
+class Embedded:
+    name = "embedded"
+    faults = frozenset({"kill", "pause"})
+
+    def check(self, n: int) -> None:
+        if importlib.util.find_spec("asyncssh") is None:
+            raise UsageError("the fake cluster needs asyncssh", hint="pip install 'clusterctl[fake]'")
+
+    def start(self, layout: Layout, n: int, terms: Terms) -> State:
+        request = {"directory": str(layout.directory), "count": n, "lifeline": terms.lifeline, "remove": terms.remove}
+        server = stay("clusterctl.fake.server", layout, request, lifeline=terms.lifeline)
+        hold(layout, server)
+        try:
+            await_ready(server, layout, START_DEADLINE_S + n * START_DEADLINE_PER_NODE_S)
+        except BaseException:
+            server.kill()
+            raise
+        return _written(layout)
+
+    def stop(self, layout: Layout, state: State | None) -> int:
+        server = state.server if state is not None else None
+        if server is not None and is_alive(server):
+            # At once: it has nothing to save, and must not start another command while we count.
+            send_signal(server, signal.SIGKILL)
+            wait_until(lambda: not is_alive(server), END_S)
+        ended, _, survivors = end_all(lambda: on_cluster(layout.directory), NODES_GRACE_S)
+        release(layout)
+        if survivors:
+            raise ClusterctlError(f"{survivors} processes of the fake cluster in {layout.directory} survive KILL")
+        return ended
+
+    def is_up(self, layout: Layout, state: State) -> bool:
+        return is_alive(state.server)
+
+    def look(self, layout: Layout, state: State) -> Sequence[NodeStatus]:
+        counts = counts_by_node(layout.directory)
+        return [_look(node, _state_of(node, state), counts[node.index]) for node in state.nodes]
+
+    def harm(self, layout: Layout, state: State, node: FakeNode, fault: str) -> State:
+        return _tell(layout, node, fault)
+
+    def heal(self, layout: Layout, state: State, node: FakeNode, node_state: str) -> State:
+        return _tell(layout, node, "heal")
+
+
+BACKEND = Embedded()
+
+
+def _state_of(node: FakeNode, state: State) -> str:
+    """While the server lives it does only what it is told, and writes down what it did."""
+    return state.faults.get(node.index, "up") if is_alive(state.server) else "down"
+
+
+def _look(node: FakeNode, state: str, processes: int) -> NodeStatus:
+    return NodeStatus(node, state, state == "up" and answers(node.port), processes)
+
+
+def _tell(layout: Layout, node: FakeNode, word: str) -> State:
+    """Have the server do something to a node, and wait until it has."""
+    try:
+        with control.connect(layout) as sock, sock.makefile("rw", encoding="utf-8") as lines:
+            lines.write(json.dumps({"node": node.index, "do": word}) + "\n")
+            lines.flush()
+            answer = json.loads(lines.readline() or "{}")
+    except OSError as exc:
+        raise ClusterctlError(f"the server of the fake cluster in {layout.directory} does not answer: {exc}") from exc
+    if not answer.get("done"):
+        raise ClusterctlError(answer.get("error", "the server of the fake cluster went away"), node=node.label)
+    return _written(layout)
+
+
+def _written(layout: Layout) -> State:
+    """What the server has just written."""
+    state = layout.read_state()
+    if state is None:
+        raise ClusterctlError(f"the fake cluster in {layout.directory} went away")
+    return state

@@ -1,0 +1,19 @@
+"""The process that ends a cluster of daemons or containers when the process that made it is gone."""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+from pathlib import Path
+
+from clusterctl.fake import cluster
+
+
+def main() -> None:
+    """Entry point. The request comes on standard input, which then lasts as long as the maker does."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    request = json.loads(sys.stdin.readline())
+    print(json.dumps({"ready": True}), flush=True)  # noqa: T201 - the answer that `up` waits for
+    sys.stdin.read()
+    cluster.end(Path(request["directory"]), remove=request["remove"])

@@ -1,0 +1,28 @@
+"""The keeper of a cluster of daemons or containers, which ends it when the process that made it is gone."""
+
+from __future__ import annotations
+
+import os
+
+from clusterctl.agent.processes import Identity, identify, is_alive
+from clusterctl.fake.layout import Layout, State
+from clusterctl.fake.processes import cut_power
+from clusterctl.fake.programs import await_ready, hold, stay
+
+READY_S = 30.0
+
+
+def start_keeper(layout: Layout, *, remove: bool) -> Identity | None:
+    """Start it, with a lifeline from this process; with `remove` it removes the files too."""
+    request = {"directory": str(layout.directory), "remove": remove}
+    keeper = stay("clusterctl.fake.keeper", layout, request, lifeline=True)
+    hold(layout, keeper)
+    await_ready(keeper, layout, READY_S)
+    return identify(keeper.pid)
+
+
+def end_keeper(state: State | None) -> None:
+    """End it, if there is one and it is not this very process."""
+    keeper = state.server if state is not None else None
+    if keeper is not None and keeper.pid != os.getpid():
+        cut_power(lambda: [keeper] if is_alive(keeper) else [])

@@ -1,0 +1,167 @@
+"""The ssh backend: real OpenSSH daemons of the current user on free loopback ports, one per node."""
+
+from __future__ import annotations
+
+import contextlib
+import getpass
+import os
+import socket
+import subprocess
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from clusterctl.agent.processes import Identity, end_all, identify, is_alive, wait_until
+from clusterctl.errors import ClusterctlError
+from clusterctl.fake.backend import NodeStatus, Terms, answers
+from clusterctl.fake.keeping import end_keeper, start_keeper
+from clusterctl.fake.layout import ADDRESS, FakeNode, Layout, State, read_public_key, write, write_files
+from clusterctl.fake.processes import (
+    NODES_GRACE_S,
+    counts_by_node,
+    cut_power,
+    freeze,
+    is_frozen,
+    marks,
+    on_cluster,
+    on_node,
+    thaw,
+)
+from clusterctl.fake.programs import call, hold, make_key, release
+from clusterctl.fake.sshd import config_text, find_by_log, find_sshd
+
+BEGIN_S = 30.0
+TRIES = 5
+SEPARATION = Path("/run/sshd")  # root's sshd wants it for its privilege separation
+
+
+class OpenSsh:
+    name = "ssh"
+    faults = frozenset({"kill", "pause"})
+
+    def check(self, n: int) -> None:
+        find_sshd()
+
+    def start(self, layout: Layout, n: int, terms: Terms) -> State:
+        state = State(self.name)
+        if terms.lifeline:
+            state = replace(state, server=start_keeper(layout, remove=terms.remove))
+        layout.keys.mkdir(mode=0o700)
+        layout.daemons.mkdir(mode=0o700)
+        make_key(layout.identity, "clusterctl fake cluster")
+        nodes, daemons = [], []
+        for index in range(n):
+            layout.home(index).mkdir(mode=0o700, parents=True)
+            make_key(layout.keys / f"node{index}", f"node{index}")
+            node, daemon = _begin_anywhere(layout, index)
+            nodes.append(node)
+            daemons.append(daemon)
+        write_files(layout, nodes)
+        _prove_login(layout)
+        return replace(state, nodes=tuple(nodes), daemons=tuple(daemons))
+
+    def stop(self, layout: Layout, state: State | None) -> int:
+        cut_power(lambda: find_by_log(layout.daemons))
+        end_keeper(state)
+        ended, _, survivors = end_all(lambda: on_cluster(layout.directory), NODES_GRACE_S)
+        release(layout)
+        if survivors:
+            raise ClusterctlError(f"{survivors} processes of the fake cluster in {layout.directory} survive KILL")
+        return ended
+
+    def is_up(self, layout: Layout, state: State) -> bool:
+        return any(map(is_alive, state.daemons))
+
+    def look(self, layout: Layout, state: State) -> Sequence[NodeStatus]:
+        counts = counts_by_node(layout.directory)
+        daemons = zip(state.nodes, state.daemons, strict=True)
+        return [_look(node, daemon, counts[node.index]) for node, daemon in daemons]
+
+    def harm(self, layout: Layout, state: State, node: FakeNode, fault: str) -> State:
+        act = cut_power if fault == "kill" else freeze
+        act(lambda: _everything(layout, node.index))
+        return state
+
+    def heal(self, layout: Layout, state: State, node: FakeNode, node_state: str) -> State:
+        if node_state == "paused":
+            thaw(lambda: _everything(layout, node.index))
+            return state
+        daemon = _begin(layout, node.index, node.port)
+        if daemon is None:
+            raise ClusterctlError(f"sshd does not start: {_last_words(layout, node.index)}", node=node.label)
+        daemons = [daemon if index == node.index else old for index, old in enumerate(state.daemons)]
+        return replace(state, daemons=tuple(daemons))
+
+
+BACKEND = OpenSsh()
+
+
+def _everything(layout: Layout, index: int) -> list[Identity]:
+    """Of a node: its daemon, the sessions, and what runs."""
+    return [*find_by_log(_log(layout, index)), *on_node(layout.directory, index)]
+
+
+def _look(node: FakeNode, daemon: Identity, processes: int) -> NodeStatus:
+    state = "killed" if not is_alive(daemon) else "paused" if is_frozen(daemon) else "up"
+    return NodeStatus(node, state, state == "up" and answers(node.port), processes)
+
+
+def _begin_anywhere(layout: Layout, index: int) -> tuple[FakeNode, Identity]:
+    """A daemon on a port that was free a moment ago, and on another one if somebody was faster."""
+    for _ in range(TRIES):
+        port = _free_port()
+        daemon = _begin(layout, index, port)
+        if daemon is not None:
+            key = read_public_key(layout.keys / f"node{index}.pub")
+            return FakeNode(index, port, layout.home(index), key), daemon
+    raise ClusterctlError(f"sshd does not start: {_last_words(layout, index)}", node=f"node{index}")
+
+
+def _begin(layout: Layout, index: int, port: int) -> Identity | None:
+    """Start the daemon of a node and wait until it answers; None when it ends instead."""
+    if os.getuid() == 0:
+        SEPARATION.mkdir(mode=0o755, exist_ok=True)
+    config = layout.daemons / f"node{index}.config"
+    variables = {"HOME": str(layout.home(index)), **marks(layout.directory, index)}
+    identity = layout.identity.with_suffix(".pub")
+    write(config, config_text(port, layout.keys / f"node{index}", identity, variables))
+    with _log(layout, index).open("ab") as log:
+        daemon = subprocess.Popen(
+            [find_sshd(), "-D", "-e", "-f", str(config)],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            cwd="/",
+            start_new_session=True,
+        )
+    hold(layout, daemon)
+    who = identify(daemon.pid)
+    wait_until(lambda: daemon.poll() is not None or answers(port), BEGIN_S)
+    return who if daemon.poll() is None else None
+
+
+def _prove_login(layout: Layout) -> None:
+    """A daemon that greets may still let nobody in: the account is locked, or has no shell."""
+    done = call(["ssh", "-F", str(layout.ssh_config), "-o", "BatchMode=yes", "node0", "true"])
+    if done.returncode:
+        log = _log(layout, 0).read_text(errors="replace").splitlines()
+        reasons = [line for line in log if "not allowed" in line] or [*log, *done.stderr.strip().splitlines()]
+        raise ClusterctlError(f"sshd lets {getpass.getuser()} run nothing: {reasons[-1]}", node="node0")
+
+
+def _free_port() -> int:
+    with socket.socket() as sock:
+        sock.bind((ADDRESS, 0))
+        port: int = sock.getsockname()[1]
+        return port
+
+
+def _log(layout: Layout, index: int) -> Path:
+    return layout.daemons / f"node{index}.log"
+
+
+def _last_words(layout: Layout, index: int) -> str:
+    with contextlib.suppress(OSError):
+        lines = _log(layout, index).read_text(errors="replace").strip().splitlines()
+        return lines[-1] if lines else "it says nothing"
+    return "it has no log"

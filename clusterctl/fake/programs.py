@@ -1,0 +1,116 @@
+"""Other programs that a fake cluster needs: those of ours that stay with it, and those of others that are called."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from clusterctl.errors import ClusterctlError
+from clusterctl.fake.layout import Layout
+from clusterctl.fake.processes import marks
+
+SYSTEM_PLACES = "/usr/sbin:/usr/local/sbin:/sbin"  # not in everyone's PATH
+LOG_TAIL_BYTES = 2000
+END_S = 10.0
+
+
+def find_program(name: str) -> str | None:
+    """Where a program is, those that are for administrators included."""
+    return shutil.which(name) or shutil.which(name, path=SYSTEM_PLACES)
+
+
+def call(
+    argv: Sequence[str], *, more: Mapping[str, str] | None = None, deadline_s: float = 60.0
+) -> subprocess.CompletedProcess[str]:
+    """Runs a program to its end, with `more` in its environment; raises ClusterctlError when that takes too long."""
+    try:
+        return subprocess.run(
+            argv,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            env={**os.environ, **(more or {})},
+            timeout=deadline_s,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        raise ClusterctlError(f"`{' '.join(argv)}` did not end within {deadline_s:.0f} s") from None
+
+
+def variable(name: str, default: str) -> str:
+    """A variable of our environment that `call` hands on."""
+    return os.environ.get(name) or default
+
+
+def make_key(path: Path, comment: str) -> None:
+    """A new private key at `path`, with its public half beside it."""
+    done = call(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", comment, "-f", str(path)])
+    if done.returncode:
+        raise ClusterctlError(f"ssh-keygen failed: {done.stderr.strip()}")
+
+
+def stay(module: str, layout: Layout, request: Mapping[str, object], *, lifeline: bool) -> subprocess.Popen[bytes]:
+    """Start `main` of one of our modules as a process that stays: a session of its own, nothing of our terminal.
+
+    The request is the first line of its standard input. With `lifeline` that stays open until this process is gone.
+    """
+    package_root = str(Path(__file__).resolve().parents[2])
+    search = os.pathsep.join(filter(None, (package_root, os.environ.get("PYTHONPATH"))))
+    with layout.log.open("ab") as log:
+        program = subprocess.Popen(
+            [sys.executable, "-c", f"from {module} import main; main()"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=log,
+            cwd="/",
+            env={**os.environ, "PYTHONPATH": search, **marks(layout.directory)},
+            start_new_session=True,
+        )
+    assert program.stdin is not None
+    with contextlib.suppress(BrokenPipeError):
+        program.stdin.write(json.dumps(request).encode() + b"\n")
+        program.stdin.flush()
+    if not lifeline:
+        with contextlib.suppress(BrokenPipeError):
+            program.stdin.close()
+    return program
+
+
+def await_ready(program: subprocess.Popen[bytes], layout: Layout, deadline_s: float) -> None:
+    """Wait for its one line of output; raises ClusterctlError with the reason when it is another, or none comes."""
+    assert program.stdout is not None
+    with program.stdout as answers:
+        ready, _, _ = select.select([answers], [], [], deadline_s)
+        line = answers.readline() if ready else b""
+    answer = json.loads(line) if line else {}
+    if answer.get("ready"):
+        return
+    tail = layout.log.read_text(errors="replace")[-LOG_TAIL_BYTES:].strip()
+    reason = answer.get("error") or (tail.splitlines() or ["no answer in time"])[-1]
+    raise ClusterctlError(f"the fake cluster did not start: {reason}", details={"log": tail})
+
+
+# What this process has started, by the cluster's directory: to reap it, and to keep the lifelines.
+_HELD: dict[Path, list[subprocess.Popen[bytes]]] = {}
+
+
+def hold(layout: Layout, program: subprocess.Popen[bytes]) -> None:
+    """Remember a program until `release`, so that it can be reaped and its lifeline stays whole."""
+    _HELD.setdefault(layout.directory, []).append(program)
+
+
+def release(layout: Layout) -> None:
+    """Reap what was held of a cluster, which has ended by now, and let its lifelines go."""
+    for program in _HELD.pop(layout.directory, []):
+        program.wait(END_S)
+        if program.stdin is not None:
+            with contextlib.suppress(BrokenPipeError):
+                program.stdin.close()

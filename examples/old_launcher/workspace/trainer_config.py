@@ -1,0 +1,2 @@
+batch_size = 20
+learning_rate = 0.1

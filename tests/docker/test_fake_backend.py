@@ -1,0 +1,131 @@
+"""`clusterctl fake` and `clusterctl demo` with containers for nodes."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from clusterctl import fake
+from docker.compose import compose_command, docker, need_images
+from e2e.programs import REGRESSION
+from support.processes import assert_none_left, wait_until
+
+LABEL = "com.docker.compose.project"
+
+
+@pytest.fixture(scope="module")
+def fake_directory(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Where a fake cluster of three containers is up; afterwards Docker has nothing of it."""
+    compose_command()
+    need_images()
+    directory = tmp_path_factory.mktemp("containers") / "fake"
+    fake.up(directory, 3, backend="docker")
+    names = projects()
+    yield directory
+    fake.down(directory)
+    assert not directory.exists()
+    assert not projects() & names
+
+
+def projects() -> set[str]:
+    """Of fake clusters: those that any container, network or volume belongs to."""
+    kinds = (("ps", "-a"), ("network", "ls"), ("volume", "ls"))
+    found = [name for kind in kinds for name in docker(*kind, "--format", f'{{{{.Label "{LABEL}"}}}}').split()]
+    return {name for name in found if re.fullmatch("clusterctl-[0-9a-f]{12}", name)}
+
+
+def begin(directory: Path, *args: str) -> subprocess.Popen[str]:
+    env = {**os.environ, "CLUSTERCTL_CONF": str(directory / "conf.py"), "COLUMNS": "120"}
+    return subprocess.Popen(
+        [sys.executable, "-m", "clusterctl", *args],
+        cwd=directory.parent,
+        env=env,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def finish(process: subprocess.Popen[str], code: int = 0) -> tuple[str, str]:
+    with process:
+        out, err = process.communicate(timeout=120)
+    assert process.returncode == code, out + err
+    return out, err
+
+
+def states(directory: Path) -> list[tuple[str, bool]]:
+    seen = json.loads(finish(begin(directory, "fake", "status", "--dir", str(directory), "--json"))[0])
+    assert (seen["backend"], seen["alive"]) == ("docker", True)
+    return [(node["state"], node["answers"]) for node in seen["nodes"]]
+
+
+@pytest.mark.parametrize(("fault", "state"), [("kill", "killed"), ("pause", "paused"), ("cut", "cut")])
+def test_a_node_is_harmed_and_healed_and_the_files_lead_to_it(fake_directory: Path, fault: str, state: str) -> None:
+    assert states(fake_directory) == [("up", True)] * 3
+    finish(begin(fake_directory, "fake", fault, "node1", "--dir", str(fake_directory)))
+    assert states(fake_directory) == [("up", True), (state, False), ("up", True)]
+    assert "node1 answers" in finish(begin(fake_directory, "fake", "heal", "1", "--dir", str(fake_directory)))[0]
+    assert states(fake_directory) == [("up", True)] * 3
+    out, _ = finish(begin(fake_directory, "exec", "--json", "--", "hostname", "-i"))
+    addresses = {node["stdout"].strip() for node in json.loads(out)["nodes"]}
+    assert addresses == {node.node.address for node in fake.status(fake_directory).nodes}
+
+
+def test_a_node_that_is_cut_off_fails_the_run_by_its_name(fake_directory: Path) -> None:
+    conf = fake_directory / "conf.py"
+    ours = conf.read_text()
+    workspace = fake_directory.parent / "work"
+    workspace.mkdir()
+    (workspace / "train.py").write_text(REGRESSION)
+    conf.write_text(ours + "NODE_GRACE_S = 3\n")
+    starting = begin(fake_directory, "start", "--job_dispatch_package", str(workspace), "--num_passes=1000000")
+    assert starting.stdout is not None
+    assert any("end of pass 0" in line for line in starting.stdout)
+    finish(begin(fake_directory, "fake", "cut", "2", "--dir", str(fake_directory)))
+    out, err = finish(starting, 1)
+    assert "node2" in out + err
+    _, said = finish(begin(fake_directory, "fake", "heal", "2", "--dir", str(fake_directory)))
+    port = fake.status(fake_directory).nodes[2].node.port
+    assert (f"HOSTS[2] must become Host('trainer@127.0.0.1:{port}'" in said) == (f":{port}'" not in ours)
+    assert wait_until(lambda: not any(node.processes for node in fake.status(fake_directory).nodes), 30)
+    conf.write_text(ours)
+
+
+def test_the_demo_runs_and_leaves_nothing(tmp_path: Path) -> None:
+    compose_command()
+    need_images()
+    before = projects()
+    command = ("demo", "--backend", "docker", "-n", "2", "--passes", "1", "--dir", "it", "--json")
+    document = json.loads(finish(begin(tmp_path / "it", *command))[0])
+    assert document["perplexity"] < document["unigram_perplexity"]
+    assert projects() <= before
+    assert not (tmp_path / "it/cluster").exists()
+
+
+def test_a_cluster_whose_maker_is_killed_leaves_nothing(tmp_path: Path) -> None:
+    compose_command()
+    need_images()
+    before = projects()
+    directory = tmp_path / "fake"
+    script = (
+        "import time; from pathlib import Path; from clusterctl import fake\n"
+        f"fake.up(Path({str(directory)!r}), 1, backend='docker', lifeline=True, remove=True)\n"
+        "print('up', flush=True); time.sleep(300)\n"
+    )
+    with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE) as maker:
+        assert maker.stdout is not None
+        assert maker.stdout.readline() == b"up\n"
+        assert projects() - before
+        maker.send_signal(signal.SIGKILL)
+    assert wait_until(lambda: projects() <= before, 30)
+    assert_none_left("CLUSTERCTL_FAKE", str(directory))
+    assert not directory.exists()

@@ -1,0 +1,28 @@
+"""Three nodes for the programs under examples/, which are run with their own conf.py."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from support.processes import wait_until
+from support.site import Site, make_site
+
+
+@pytest.fixture(scope="module")
+def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+    with make_site("embedded", tmp_path_factory.mktemp("examples"), 3) as made:
+        yield made
+
+
+@pytest.fixture
+def site(nodes: Site, tmp_path: Path) -> Iterator[Site]:
+    nodes.directory, nodes.conf_path = tmp_path, tmp_path / "conf.py"
+    yield nodes
+    # An agent whose connection is gone ends by itself, but not in the same instant.
+    wait_until(lambda: not any(nodes.leftovers(node) for node in range(len(nodes.hosts))))
+    left = [proc for node in range(len(nodes.hosts)) for proc in nodes.leftovers(node)]
+    nodes.end_everything()
+    assert not left, f"processes left on the nodes: {left}"

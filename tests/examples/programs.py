@@ -1,0 +1,54 @@
+"""The examples as a user has them: copied, with the HOSTS of a test in their conf.py."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from support.site import GRACE_S, Site
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+PACKAGES_S = 240.0
+NO_INDEX = re.compile(r"could not reach a package index|No matching distribution|Could not find a version")
+
+
+def copy(site: Site, name: str, hosts: int, **settings: Any) -> Path:
+    """An example in the site's directory; its conf.py is the site's, and its hosts are the site's first."""
+    directory = site.directory / name
+    shutil.copytree(EXAMPLES / name, directory)
+    site.conf_path = directory / "conf.py"
+    values = {"HOSTS": site.hosts[:hosts], "GRACE_S": GRACE_S, **site.paths, **settings}
+    plain = {key: str(value) if isinstance(value, Path) else value for key, value in values.items()}
+    with site.conf_path.open("a") as conf:
+        conf.writelines(f"{key} = {value!r}\n" for key, value in plain.items())
+    return directory
+
+
+def set_up(site: Site, directory: Path) -> None:
+    """The example's packages on the nodes, by way of the user's own cache; skips where no index gives them in time."""
+    cache = os.environ.get("XDG_CACHE_HOME", str(Path.home() / ".cache"))
+    command = ("setup", "--offline", str(directory / "workspace"))
+    try:
+        result = site.run(*command, timeout_s=PACKAGES_S, env={"XDG_CACHE_HOME": cache})
+    except AssertionError:
+        pytest.skip(f"its packages were not there within {PACKAGES_S:.0f} s")
+    if result.code and NO_INDEX.search(result.err):
+        pytest.skip(f"no package index gives its packages: {result.err}")
+    assert result.code == 0, result.err
+
+
+def newest_job(site: Site) -> str:
+    job: str = site.ok("jobs", "--json").json()["jobs"][0]["job"]
+    return job
+
+
+def losses(text: str, who: str) -> list[float]:
+    """What a process printed after each pass, in its order."""
+    found = [float(loss) for loss in re.findall(rf"{who} of \d+, pass \d+: loss ([\d.]+)", text)]
+    assert found, text
+    return found
