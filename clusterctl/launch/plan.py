@@ -7,7 +7,7 @@ can know. `start --plan` prints the plan itself.
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from clusterctl.agent.engines import ENGINES, name_of
@@ -160,6 +160,8 @@ def _place(
     server = settings.pserver_command or (GENERIC_PSERVER if settings.engine == OUR_ENGINE else None)
     if server is None and engine.serves:
         server = trainer
+    if server is None:
+        nodes = tuple(replace(node, pserver_ranks=()) for node in nodes)
     processes = []
     if engine.scheduled:
         processes.append(Process(nodes[0].id, "scheduler", 0, 0, _command(server or trainer, settings.python), False))

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import hashlib
+import os
+import sys
 
 import torch
 import torch.distributed as dist
@@ -54,9 +56,11 @@ def main() -> None:
         dist.all_reduce(total)
         print(f"rank {rank} of {ranks}, pass {pass_}: loss {total.item() / args.batches / ranks:.4f}", flush=True)
     print(f"rank {rank}: parameters {digest(model)}", flush=True)
-    dist.barrier()  # gloo's threads let go of tensors before Python ends: otherwise they may abort it
+    dist.barrier()
     dist.destroy_process_group()
 
 
 if __name__ == "__main__":
     main()
+    sys.stdout.flush()
+    os._exit(0)  # gloo's threads may still let go of tensors, and abort a Python that is about to end meanwhile

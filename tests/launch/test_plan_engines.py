@@ -1,0 +1,62 @@
+"""What runs under each engine, and with which command."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from clusterctl.config import from_values
+from clusterctl.inventory import build
+from clusterctl.launch import LaunchPlan, plan
+
+TRAIN, SERVE = ("python3", "train.py", "--a=1"), ("./serve", "now")
+
+
+def launch(engine: str, **values: Any) -> LaunchPlan:
+    settings = from_values({"HOSTS": ["10.0.0.1", "10.0.0.2"], "ENGINE": engine, **values})
+    return plan(settings, build(settings), ["--a=1"])
+
+
+def commands(launch: LaunchPlan) -> dict[str, set[tuple[str, ...]]]:
+    """By role."""
+    found: dict[str, set[tuple[str, ...]]] = {}
+    for process in launch.processes:
+        found.setdefault(process.role, set()).add(process.argv)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("engine", "wanted"),
+    [
+        ("paddle", {"pserver": {TRAIN}, "trainer": {TRAIN}}),
+        ("dmlc", {"scheduler": {TRAIN}, "pserver": {TRAIN}, "trainer": {TRAIN}}),
+        ("torch", {"trainer": {TRAIN}}),
+        ("mpi", {"trainer": {TRAIN}}),
+        ("tensorflow", {"trainer": {TRAIN}}),
+        ("none", {"trainer": {TRAIN}}),
+    ],
+)
+def test_which_roles_there_are_without_a_command_for_pservers(
+    engine: str, wanted: dict[str, set[tuple[str, ...]]]
+) -> None:
+    assert commands(launch(engine)) == wanted
+
+
+@pytest.mark.parametrize("engine", ["clusterctl", "paddle", "dmlc", "torch", "mpi", "tensorflow", "none"])
+def test_a_command_for_pservers_is_run_by_them_and_none_of_them_is_ours(engine: str) -> None:
+    made = launch(engine, PSERVER_COMMAND="./serve now")
+    assert commands(made)["pserver"] == {SERVE}
+    assert commands(made)["trainer"] == {TRAIN}
+    assert not any(process.ours for process in made.processes)
+
+
+def test_the_scheduler_is_one_and_on_the_first_node_that_takes_part() -> None:
+    made = launch("dmlc")
+    for part, node in ((made, 0), (made.among([1]), 1)):
+        assert [process.node for process in part.processes if process.role == "scheduler"] == [node]
+
+
+def test_nodes_have_no_ranks_of_pservers_that_are_not_there() -> None:
+    assert [node.pserver_ranks for node in launch("torch").nodes] == [(), ()]
+    assert [node.pserver_ranks for node in launch("paddle").nodes] == [(0,), (1,)]
