@@ -33,6 +33,7 @@ from clusterctl.agent.reactor import Reactor
 SNAPSHOT_S = 1.0
 RUNNING_AFTER_S = 1.0  # a program that never speaks to us counts as running when it has lived this long
 READY_LIMIT_S = 60.0
+LISTENS_LIMIT_S = 180.0  # programs of others may take long to load
 FINISH_LIMIT_S = 300.0
 LISTEN_POLL_S = 0.1
 END_POLL_S = 0.05
@@ -149,7 +150,7 @@ class Supervisor:
         if child.role == "pserver" and child.plan["ours"]:
             self.reactor.after(READY_LIMIT_S, lambda: self._expect_ready(child))
         elif child.role == "pserver" and self._engine.listens:
-            self._await_listening(child, self.reactor.now() + READY_LIMIT_S)
+            self._await_listening(child, self.reactor.now() + LISTENS_LIMIT_S)
         elif child.role == "pserver":
             self._ready(child, self._ports.ports[child.name])
         else:
@@ -181,7 +182,7 @@ class Supervisor:
         if is_listening(port):
             self._ready(child, port)
         elif self.reactor.now() > deadline:
-            self._fail_node(f"does not listen on {self._endpoint(port)} after {READY_LIMIT_S:.0f} s", child)
+            self._fail_node(f"does not listen on {self._endpoint(port)} after {LISTENS_LIMIT_S:.0f} s", child)
         else:
             self.reactor.after(LISTEN_POLL_S, lambda: self._await_listening(child, deadline))
 

@@ -9,13 +9,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from clusterctl.agent.processes import end_all, wait_until
+from clusterctl.agent.processes import wait_until
 from clusterctl.errors import ClusterctlError, UsageError
 from clusterctl.fake.backend import NodeStatus, Terms, answers
 from clusterctl.fake.keeping import end_keeper, start_keeper
 from clusterctl.fake.layout import FakeNode, Layout, State, write_files
-from clusterctl.fake.processes import NODES_GRACE_S, on_cluster
-from clusterctl.fake.programs import call, find_program, make_key, release, variable
+from clusterctl.fake.programs import call, end_everything, find_program, make_key, variable
 from clusterctl.templates import data_file
 
 IMAGE = "clusterctl/node"
@@ -63,8 +62,7 @@ class Docker:
 
     def stop(self, layout: Layout, state: State | None) -> int:
         end_keeper(state)
-        end_all(lambda: on_cluster(layout.directory), NODES_GRACE_S)  # a compose whose maker was killed
-        release(layout)
+        end_everything(layout)  # a compose whose maker was killed
         containers = _containers(layout, service=None)
         ended = sum(_count_processes(container) for container in containers)
         for container in containers:

@@ -7,13 +7,13 @@ import json
 import signal
 from collections.abc import Sequence
 
-from clusterctl.agent.processes import end_all, is_alive, send_signal, wait_until
+from clusterctl.agent.processes import is_alive, send_signal, wait_until
 from clusterctl.errors import ClusterctlError, UsageError
 from clusterctl.fake import control
 from clusterctl.fake.backend import NodeStatus, Terms, answers
 from clusterctl.fake.layout import FakeNode, Layout, State
-from clusterctl.fake.processes import NODES_GRACE_S, counts_by_node, on_cluster
-from clusterctl.fake.programs import await_ready, hold, release, stay
+from clusterctl.fake.processes import counts_by_node
+from clusterctl.fake.programs import await_ready, end_everything, hold, stay
 
 START_DEADLINE_S = 30.0
 START_DEADLINE_PER_NODE_S = 0.1
@@ -45,11 +45,7 @@ class Embedded:
             # At once: it has nothing to save, and must not start another command while we count.
             send_signal(server, signal.SIGKILL)
             wait_until(lambda: not is_alive(server), END_S)
-        ended, _, survivors = end_all(lambda: on_cluster(layout.directory), NODES_GRACE_S)
-        release(layout)
-        if survivors:
-            raise ClusterctlError(f"{survivors} processes of the fake cluster in {layout.directory} survive KILL")
-        return ended
+        return end_everything(layout)
 
     def is_up(self, layout: Layout, state: State) -> bool:
         return is_alive(state.server)

@@ -11,23 +11,21 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from clusterctl.agent.processes import Identity, end_all, identify, is_alive, wait_until
+from clusterctl.agent.processes import Identity, identify, is_alive, wait_until
 from clusterctl.errors import ClusterctlError
 from clusterctl.fake.backend import NodeStatus, Terms, answers
 from clusterctl.fake.keeping import end_keeper, start_keeper
 from clusterctl.fake.layout import ADDRESS, FakeNode, Layout, State, read_public_key, write, write_files
 from clusterctl.fake.processes import (
-    NODES_GRACE_S,
     counts_by_node,
     cut_power,
     freeze,
     is_frozen,
     marks,
-    on_cluster,
     on_node,
     thaw,
 )
-from clusterctl.fake.programs import call, hold, make_key, release
+from clusterctl.fake.programs import call, end_everything, hold, make_key
 from clusterctl.fake.sshd import config_text, find_by_log, find_sshd
 
 BEGIN_S = 30.0
@@ -63,11 +61,7 @@ class OpenSsh:
     def stop(self, layout: Layout, state: State | None) -> int:
         cut_power(lambda: find_by_log(layout.daemons))
         end_keeper(state)
-        ended, _, survivors = end_all(lambda: on_cluster(layout.directory), NODES_GRACE_S)
-        release(layout)
-        if survivors:
-            raise ClusterctlError(f"{survivors} processes of the fake cluster in {layout.directory} survive KILL")
-        return ended
+        return end_everything(layout)
 
     def is_up(self, layout: Layout, state: State) -> bool:
         return any(map(is_alive, state.daemons))

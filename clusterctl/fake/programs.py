@@ -12,9 +12,10 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from clusterctl.agent.processes import end_all
 from clusterctl.errors import ClusterctlError
 from clusterctl.fake.layout import Layout
-from clusterctl.fake.processes import marks
+from clusterctl.fake.processes import NODES_GRACE_S, marks, on_cluster
 
 SYSTEM_PLACES = "/usr/sbin:/usr/local/sbin:/sbin"  # not in everyone's PATH
 LOG_TAIL_BYTES = 2000
@@ -105,6 +106,15 @@ _HELD: dict[Path, list[subprocess.Popen[bytes]]] = {}
 def hold(layout: Layout, program: subprocess.Popen[bytes]) -> None:
     """Remember a program until `release`, so that it can be reaped and its lifeline stays whole."""
     _HELD.setdefault(layout.directory, []).append(program)
+
+
+def end_everything(layout: Layout) -> int:
+    """End what runs on the nodes, and what else is of the cluster; how many that were. Raises when some survive."""
+    ended, _, survivors = end_all(lambda: on_cluster(layout.directory), NODES_GRACE_S)
+    release(layout)
+    if survivors:
+        raise ClusterctlError(f"{survivors} processes of the fake cluster in {layout.directory} survive KILL")
+    return ended
 
 
 def release(layout: Layout) -> None:
