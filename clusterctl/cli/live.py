@@ -76,7 +76,7 @@ class Display:
     def _event(self, event: dict[str, Any]) -> None:
         self._console.record(event)
         self._view.take(event)
-        if event["event"] == "phase":
+        if event["event"] == "phase" and event["phase"] != "gathering":  # told already, with the reason
             self.say(f"{self._moment(event)} {self._phase_words(event)}")
         elif event["event"] == "saved" and event.get("complete"):
             self.say(f"{self._moment(event)} saved {event['tag']}")

@@ -209,6 +209,18 @@ def test_a_conf_that_someone_edited_is_never_lost(directory: Path) -> None:
     assert (directory / "conf.py").read_text() == edited
 
 
+def test_of_the_shards_in_its_conf_none_is_missed_until_someone_edits_it(directory: Path, tmp_path: Path) -> None:
+    """They are those of the template workspace, and any other one may be sent."""
+    (tmp_path / "w").mkdir()
+    command = [sys.executable, "-m", "clusterctl", "dispatch", str(tmp_path / "w"), "--plan", "--conf"]
+    with fake.up(directory, 1) as cluster:
+        for missed in (False, True):
+            done = subprocess.run([*command, str(cluster.conf)], capture_output=True, text=True, check=True)
+            assert ("matches no file" in done.stderr) is missed
+            cluster.conf.write_text(cluster.conf.read_text() + "# mine\n")
+    cluster.conf.unlink()
+
+
 def test_a_directory_with_files_of_someone_else_is_refused(directory: Path) -> None:
     directory.mkdir()
     (directory / "keys").mkdir()

@@ -48,15 +48,23 @@ def _scan(session: Session, cluster: Cluster, directory: Path, rehash: bool) -> 
     from clusterctl.dispatch.shards import Shards
 
     workspace = scan(directory, rehash=rehash, cache=session.cache_dir)
-    shards = Shards(workspace.entries, cluster.settings.shards, cluster.inventory.trainer_count)
-    for warning in shards.warnings():
-        session.console.warn(warning)
+    warnings = Shards(workspace.entries, cluster.settings.shards, cluster.inventory.trainer_count).warnings()
+    if warnings and not _is_of_a_fake_cluster(cluster.settings.source):
+        for warning in warnings:
+            session.console.warn(warning)
     ignored = f" ({len(workspace.ignored)} ignored)" if workspace.ignored else ""
     session.console.say(
         f"workspace  {plural(workspace.files, 'file')}, {human_bytes(workspace.bytes)}{ignored}"
         f"     {cluster.settings.source}: {plural(len(cluster.nodes), 'node')}"
     )
     return workspace
+
+
+def _is_of_a_fake_cluster(conf: Path | None) -> bool:
+    """Such a conf.py names the shards of the template workspace, whatever workspace is sent."""
+    from clusterctl.fake.layout import conf_is_ours
+
+    return conf is not None and conf_is_ours(conf)
 
 
 def send(session: Session, cluster: Cluster, directory: Path, *, rehash: bool = False) -> Dispatched:
