@@ -19,10 +19,12 @@ class Engine(NamedTuple):
 
     `serves` says that pservers run the trainers' program unless PSERVER_COMMAND names another; `scheduled` that the
     first node runs it once more, as the scheduler; `listens` that pservers are ready when they listen on their port;
-    `leaves` that pservers end by themselves, just before or after the trainers.
+    `leaves` that pservers end by themselves, just before or after the trainers. `ports` says which trainers are told a
+    port of their own: "all", the "first" one, or "none".
     """
 
     variables: Callable[[Message, Message, Endpoints], dict[str, str]]
+    ports: str = "none"
     serves: bool = False
     scheduled: bool = False
     listens: bool = False
@@ -37,7 +39,8 @@ def name_of(process: Message) -> str:
 def has_port(engine: str, process: Message) -> bool:
     """Whether the node chooses a port for a process before it is started; our own pservers choose by themselves."""
     if process["role"] == "trainer":
-        return engine in ("paddle", "tensorflow") or (engine == "torch" and process["rank"] == 0)
+        ports = ENGINES[engine].ports
+        return ports == "all" or (ports == "first" and process["rank"] == 0)
     return not process["ours"]
 
 
@@ -45,10 +48,9 @@ def _all(role: str, count: int, endpoints: Endpoints) -> list[str]:
     return [endpoints[f"{role}{rank}"] for rank in range(count)]
 
 
-def _local(spec: Message, process: Message) -> dict[str, int]:
-    """A trainer's place among those of its node."""
-    count = sum(other["role"] == "trainer" for other in spec["processes"])
-    return {"rank": process["index"], "size": count}
+def _local_size(spec: Message) -> str:
+    """How many trainers this node has."""
+    return str(sum(process["role"] == "trainer" for process in spec["processes"]))
 
 
 def _paddle(spec: Message, process: Message, endpoints: Endpoints) -> dict[str, str]:
@@ -67,27 +69,25 @@ def _torch(spec: Message, process: Message, endpoints: Endpoints) -> dict[str, s
     if process["role"] != "trainer":
         return {}
     host, _, port = endpoints["trainer0"].rpartition(":")
-    local = _local(spec, process)
     return {
         "MASTER_ADDR": host.strip("[]"),
         "MASTER_PORT": port,
         "RANK": str(process["rank"]),
-        "LOCAL_RANK": str(local["rank"]),
+        "LOCAL_RANK": str(process["index"]),
         "WORLD_SIZE": str(spec["trainers"]),
-        "LOCAL_WORLD_SIZE": str(local["size"]),
+        "LOCAL_WORLD_SIZE": _local_size(spec),
     }
 
 
 def _mpi(spec: Message, process: Message, endpoints: Endpoints) -> dict[str, str]:
     if process["role"] != "trainer":
         return {}
-    local = _local(spec, process)
     return {
         "OMPI_COMM_WORLD_RANK": str(process["rank"]),
         "OMPI_COMM_WORLD_SIZE": str(spec["trainers"]),
-        "OMPI_COMM_WORLD_LOCAL_RANK": str(local["rank"]),
-        "OMPI_COMM_WORLD_LOCAL_SIZE": str(local["size"]),
-        "OMPI_COMM_WORLD_NODE_RANK": str(local["rank"]),
+        "OMPI_COMM_WORLD_LOCAL_RANK": str(process["index"]),
+        "OMPI_COMM_WORLD_LOCAL_SIZE": _local_size(spec),
+        "OMPI_COMM_WORLD_NODE_RANK": str(process["index"]),
     }
 
 
@@ -121,9 +121,9 @@ def _nothing(spec: Message, process: Message, endpoints: Endpoints) -> dict[str,
 ENGINES: Mapping[str, Engine] = {
     "clusterctl": Engine(_nothing),
     "none": Engine(_nothing),
-    "paddle": Engine(_paddle, serves=True, listens=True),
-    "torch": Engine(_torch),
+    "paddle": Engine(_paddle, ports="all", serves=True, listens=True),
+    "torch": Engine(_torch, ports="first"),
     "mpi": Engine(_mpi),
     "dmlc": Engine(_dmlc, serves=True, scheduled=True, leaves=True),
-    "tensorflow": Engine(_tensorflow, listens=True),
+    "tensorflow": Engine(_tensorflow, ports="all", listens=True),
 }

@@ -53,7 +53,7 @@ def boot_id() -> str:
     return (PROC / "sys/kernel/random/boot_id").read_text().strip()
 
 
-def _stat_fields(pid: int) -> list[str] | None:
+def stat_fields(pid: int) -> list[str] | None:
     """The fields of /proc/PID/stat from the state on, or None when there is no such process."""
     try:
         text = (PROC / str(pid) / "stat").read_text(errors="replace")
@@ -64,7 +64,7 @@ def _stat_fields(pid: int) -> list[str] | None:
 
 def identify(pid: int) -> Identity | None:
     """Who `pid` is now; None for nobody, and for a zombie, which runs no more."""
-    fields = _stat_fields(pid)
+    fields = stat_fields(pid)
     if fields is None or fields[0] in "ZX":
         return None
     return Identity(pid, int(fields[19]), boot_id())
@@ -76,7 +76,7 @@ def is_alive(who: Identity | None) -> bool:
 
 def cpu_and_memory(pid: int) -> tuple[float, int] | None:
     """(CPU seconds used so far, resident bytes) of a process, or None."""
-    fields = _stat_fields(pid)
+    fields = stat_fields(pid)
     if fields is None:
         return None
     ticks = int(fields[11]) + int(fields[12])
@@ -122,7 +122,7 @@ def _may_be_in_exec(pid: int) -> bool:
 
     Between the two it has none. On a busy machine that lasts; some have none for good.
     """
-    fields = _stat_fields(pid)
+    fields = stat_fields(pid)
     return fields is not None and fields[0] not in "ZX" and not int(fields[6]) & KERNEL_THREAD
 
 
@@ -145,7 +145,7 @@ def _ancestors() -> set[int]:
     pid = os.getpid()
     while pid and pid not in chain:
         chain.add(pid)
-        fields = _stat_fields(pid)
+        fields = stat_fields(pid)
         pid = int(fields[1]) if fields else 0
     return chain
 

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from clusterctl.agent.processes import Identity, environment_of, find_by_environment, is_alive, wait_until
+from clusterctl.agent.processes import Identity, environment_of, find_by_environment, is_alive, stat_fields, wait_until
 from clusterctl.errors import ClusterctlError
 
 ENVIRONMENT_NAME = "CLUSTERCTL_FAKE"
@@ -72,10 +72,8 @@ def cut_power(find: Find) -> int:
 
 def is_frozen(who: Identity) -> bool:
     """Whether a process is stopped."""
-    with contextlib.suppress(OSError):
-        stat = Path(f"/proc/{who.pid}/stat").read_text(errors="replace")
-        return stat.rpartition(")")[2].split()[0] == "T"
-    return False
+    fields = stat_fields(who.pid)
+    return fields is not None and fields[0] == "T"
 
 
 def _signal(processes: Iterable[Identity], number: int) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 
-from clusterctl.agent.processes import Identity, identify, own_pids
+from clusterctl.agent.processes import Identity, identify, own_pids, stat_fields
 from clusterctl.errors import UsageError
 from clusterctl.fake.layout import ADDRESS
 from clusterctl.fake.programs import call, find_program
@@ -94,11 +94,8 @@ def _children(parents: set[int]) -> list[int]:
 
 
 def _parent(pid: int) -> int | None:
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_text(errors="replace")
-    except OSError:
-        return None
-    return int(stat.rpartition(")")[2].split()[1])
+    fields = stat_fields(pid)
+    return int(fields[1]) if fields else None
 
 
 def _identified(pids: Iterable[int]) -> list[Identity]:
