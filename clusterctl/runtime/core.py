@@ -21,8 +21,9 @@ from clusterctl.runtime.errors import ModelError, RefusedError, RuntimeFailure, 
 from clusterctl.runtime.members import Member, ModelSource, Output, Reply, Save, error_reply
 from clusterctl.runtime.pushes import Push, answer_pull, dense_parts, read_push
 from clusterctl.runtime.saving import SaveBook
+from clusterctl.runtime.sparse import SparseTable
 from clusterctl.runtime.spec import TableSpec, spec_from_json
-from clusterctl.runtime.tables import DenseTable, SparseTable, Table, Tables
+from clusterctl.runtime.tables import DenseTable, Table, Tables
 
 
 @dataclass

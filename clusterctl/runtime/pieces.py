@@ -19,7 +19,8 @@ import numpy as np
 
 from clusterctl.runtime.manifest import piece_name
 from clusterctl.runtime.placement import BLOCK_ELEMENTS, SLOTS, slots_of
-from clusterctl.runtime.tables import DenseTable, SparseTable, Table
+from clusterctl.runtime.sparse import SparseTable
+from clusterctl.runtime.tables import DenseTable, Table
 from clusterctl.runtime.tensorfile import Entry, write_tensors
 
 FORMAT = "clusterctl-pieces/1"

@@ -10,16 +10,9 @@ import numpy as np
 from clusterctl.runtime import wire
 from clusterctl.runtime.errors import TableError, WireError
 from clusterctl.runtime.placement import Ids, owners_of
+from clusterctl.runtime.sparse import SparseGrad, SparseTable
 from clusterctl.runtime.spec import TableSpec
-from clusterctl.runtime.tables import (
-    PART_ELEMENTS,
-    DenseGrad,
-    DenseTable,
-    SparseGrad,
-    SparseTable,
-    Table,
-    Tables,
-)
+from clusterctl.runtime.tables import PART_ELEMENTS, DenseGrad, DenseTable, Table, Tables
 
 _MAX_SAMPLES = 2**53
 

@@ -12,7 +12,7 @@ from clusterctl.runtime import SGD, Adagrad, Adam, Momentum, constant, uniform
 from clusterctl.runtime.grouping import sum_by_id
 from clusterctl.runtime.rules import Rule
 from clusterctl.runtime.session import Session
-from clusterctl.runtime.tables import SparseTable
+from clusterctl.runtime.sparse import SparseTable
 from tests.runtime.cluster import thread_cluster
 from tests.runtime.oracle import Oracle
 
