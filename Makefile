@@ -2,7 +2,7 @@
 # make test   everything from a fresh clone to tested
 # make check  lint, types, tests
 # make docker images and tests of docker/; needs a Docker daemon
-# make engines  the examples of other engines; takes their packages from an index
+# make engines  the examples of other engines, our rules beside torch's; takes their packages from an index
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -23,6 +23,10 @@ $(VENV)/docker.stamp: $(VENV)/dev.stamp
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[docker]'
 	touch $@
 
+$(VENV)/engines.stamp: $(VENV)/dev.stamp
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[engines]'
+	touch $@
+
 demo: $(VENV)/demo.stamp
 	$(BIN)/clusterctl demo
 
@@ -35,8 +39,8 @@ slow: $(VENV)/dev.stamp
 docker: $(VENV)/docker.stamp
 	.ci/docker
 
-engines: $(VENV)/dev.stamp
-	$(BIN)/python -m pytest -m engines --timeout 600 tests/examples
+engines: $(VENV)/engines.stamp
+	$(BIN)/python -m pytest -m engines --timeout 600 tests/examples tests/runtime
 
 lint: $(VENV)/dev.stamp
 	$(BIN)/ruff check .

@@ -47,6 +47,7 @@ MAY_IMPORT = {
     "launch": (
         "agent.engines",
         "agent.environment",
+        "agent.paths",
         "check.findings",
         "check.pairs",
         "certificates",

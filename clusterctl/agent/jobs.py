@@ -108,6 +108,7 @@ def describe(job: JobPaths, run_name: str | None = None) -> dict[str, Any]:
         "state": now,
         **membership(spec),
         "mode": spec["mode"] if spec["engine"] == "clusterctl" else spec["engine"],
+        "resumed": resumed(spec),
         "phase": state.get("phase"),
         "ended": state.get("ended"),
         "last_event": state.get("last_event"),
@@ -120,6 +121,12 @@ def describe(job: JobPaths, run_name: str | None = None) -> dict[str, Any]:
 def membership(spec: dict[str, Any]) -> dict[str, Any]:
     """When a run was started, on which nodes, and which were left out (`[{"node", "message"}, ...]`)."""
     return {"started": spec["t"], "members": spec.get("members"), "left_out": spec.get("left_out", [])}
+
+
+def resumed(spec: dict[str, Any]) -> dict[str, Any] | None:
+    """The checkpoint from which a run went on: `run`, `tag`, `step`, `pass`."""
+    resume = spec.get("resume")
+    return {name: resume[name] for name in ("run", "tag", "step", "pass")} if resume else None
 
 
 def list_jobs(root: Path) -> list[dict[str, Any]]:

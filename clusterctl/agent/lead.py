@@ -12,6 +12,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, NamedTuple, Optional, Union
 
+from clusterctl.agent.upkeep import Known, Logged, Upkeep
+
 SUSPECT_S = 3.0
 STOP_MARGIN_S = 20.0
 MOST_ATTEMPTS = 4  # to find ports that nobody else takes
@@ -32,10 +34,18 @@ class Note(NamedTuple):
 
 
 class WriteManifest(NamedTuple):
-    """Every pserver has written its pieces of `tag`: make it a whole."""
+    """Every pserver has written its pieces of `tag`: make it a whole. Of a checkpoint, say `kept` then."""
 
     tag: str
     receipts: list[Message]
+    checkpoint: bool = False
+
+
+class DropManifests(NamedTuple):
+    """Checkpoints before `newest` are none any more, those that `stay` excepted: nodes will be told to remove them."""
+
+    stay: list[str]
+    newest: str
 
 
 class Finish(NamedTuple):
@@ -44,7 +54,7 @@ class Finish(NamedTuple):
     state: str
 
 
-Action = Union[Tell, Note, WriteManifest, Finish]
+Action = Union[Tell, Note, WriteManifest, DropManifests, Finish]
 
 
 class Lead:
@@ -63,6 +73,7 @@ class Lead:
         grace_s: float,
         heartbeat_s: float = 1.0,
         pservers_leave: bool = False,
+        upkeep: Upkeep | None = None,
     ) -> None:
         self.phase = "gathering"
         self._node_of = {(role, rank): node for role, rank, node in processes}
@@ -77,7 +88,8 @@ class Lead:
         self._ended_well: set[int] = set()
         self._endpoints: dict[str, str] = {}
         self._pservers_leave = pservers_leave
-        self._receipts: dict[str, dict[int, Message]] = {}
+        self._receipts: dict[tuple[bool, str], dict[int, Message]] = {}
+        self._upkeep = upkeep or Upkeep(3)
         self._cause: Message | None = None
         self._outcome = "succeeded"
         self._node_grace_s = node_grace_s
@@ -202,14 +214,28 @@ class Lead:
         return self._stop("stopped", {"kind": "stopped", "message": "stopped by the user"}, now)
 
     def _on_saved(self, node: int, message: Message, now: float) -> list[Action]:
-        receipts = self._receipts.setdefault(message["tag"], {})
+        tag, checkpoint = message["tag"], bool(message.get("checkpoint"))
+        receipts = self._receipts.setdefault((checkpoint, tag), {})
         receipts[message["rank"]] = message
         if len(receipts) < len(self._of_role("pserver")):
             return []
         whole = [receipts[rank] for rank in sorted(receipts)]
-        del self._receipts[message["tag"]]
-        note = Note({"event": "saved", "tag": message["tag"], "step": message.get("step"), "complete": True})
-        return [WriteManifest(message["tag"], whole), note]
+        del self._receipts[checkpoint, tag]
+        if checkpoint:
+            return [WriteManifest(tag, whole, checkpoint)]
+        return [WriteManifest(tag, whole), _saved_note(message)]
+
+    def _on_kept(self, node: int, message: Message, now: float) -> list[Action]:
+        """The manifest of a checkpoint is in place: older ones may go."""
+        tag = message["tag"]
+        stay = self._upkeep.add(Known(tag, message["step"], message["steps"]))
+        order = {"do": "keep", "tags": stay, "newest": stay[-1], "alone": self._upkeep.full}
+        return [_saved_note(message, checkpoint=True), DropManifests(stay, stay[-1]), Tell(order)]
+
+    def _on_logged(self, node: int, message: Message, now: float) -> list[Action]:
+        """A trainer logged what KEEP_BEST goes by."""
+        self._upkeep.log(message["rank"], Logged(message["step"], message["value"], message["weight"]))
+        return []
 
     def _on_idle(self, node: int, message: Message, now: float) -> list[Action]:
         self._idle.add(node)
@@ -245,3 +271,7 @@ class Lead:
 
 def _without_order(message: Message) -> Message:
     return {key: value for key, value in message.items() if key != "do"}
+
+
+def _saved_note(message: Message, **more: bool) -> Note:
+    return Note({"event": "saved", "tag": message["tag"], "step": message.get("step"), "complete": True, **more})

@@ -8,10 +8,11 @@ import ssl
 from typing import Any, Callable
 
 from clusterctl.agent.engines import ENGINES
-from clusterctl.agent.lead import Action, Finish, Lead, Note, Tell, WriteManifest
+from clusterctl.agent.lead import Action, DropManifests, Finish, Lead, Note, Tell, WriteManifest
 from clusterctl.agent.link import Channel, Link, dial, tls_context
 from clusterctl.agent.paths import RunPaths
 from clusterctl.agent.reactor import WRITE, Reactor
+from clusterctl.agent.upkeep import Best, Known, Upkeep
 
 RETRY_S = 0.5
 DIAL_S = 5.0
@@ -23,6 +24,13 @@ Message = dict[str, Any]
 def lead_node(spec: dict[str, Any]) -> int:
     """The node that leads the run of a spec."""
     return int(spec["members"][0])
+
+
+def upkeep_of(spec: dict[str, Any]) -> Upkeep:
+    """Which checkpoints a run keeps, by its spec."""
+    best, resume = spec.get("keep_best"), spec.get("resume")
+    first = Known(resume["tag"], resume["step"]) if resume else None
+    return Upkeep(spec.get("keep", 3), Best(best["name"], best["direction"]) if best else None, first)
 
 
 class RemoteLead:
@@ -138,12 +146,14 @@ class LocalLead:
         listener: socket.socket,
         on_order: Callable[[Message], None],
         note: Callable[[Message], None],
-        write_manifest: Callable[[str, list[Message]], None],
+        write_manifest: Callable[[WriteManifest], None],
+        drop_manifests: Callable[[DropManifests], None],
     ) -> None:
         self._reactor = reactor
         self._on_order = on_order
         self._note = note
         self._write_manifest = write_manifest
+        self._drop_manifests = drop_manifests
         self._listener = listener
         self._context = tls_context(run, server=True)
         self._node = spec["node"]
@@ -158,6 +168,7 @@ class LocalLead:
             grace_s=float(spec["grace_s"]),
             heartbeat_s=float(spec["heartbeat_s"]),
             pservers_leave=ENGINES[spec["engine"]].leaves,
+            upkeep=upkeep_of(spec),
         )
         reactor.watch(listener, self._accept)
         reactor.every(float(spec["heartbeat_s"]), self._beat)
@@ -191,7 +202,9 @@ class LocalLead:
             elif isinstance(action, Note):
                 self._note(action.event)
             elif isinstance(action, WriteManifest):
-                self._write_manifest(action.tag, action.receipts)
+                self._write_manifest(action)
+            elif isinstance(action, DropManifests):
+                self._drop_manifests(action)
             else:
                 assert isinstance(action, Finish)
 

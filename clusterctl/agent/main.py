@@ -20,6 +20,10 @@ OPERATIONS = {
     "follow": ("watch", "follow"),
     "collect": ("collect", "collect"),
     "prune": ("prune", "prune"),
+    "find_checkpoints": ("checkpoints", "find"),
+    "verify_checkpoint": ("checkpoints", "verify"),
+    "send_piece": ("checkpoints", "send"),
+    "take_piece": ("checkpoints", "take"),
 }
 
 

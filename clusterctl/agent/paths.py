@@ -8,7 +8,7 @@ ROOT_DIR/
   JOB/                           the job directory: the user's files, nodefile, log/, output/
     .clusterctl/job.json         what was dispatched; `manifest`: its files, `seal`: how to tell that none was touched
     .clusterctl/lock             locked while a run is alive
-    .clusterctl/runs/0001/       spec.json, events.jsonl, state.json, keys/, and log/ and output/ of older runs
+    .clusterctl/runs/0001/       spec.json, events.jsonl, state.json, keys/, checkpoints/; older runs' log/, output/
 """
 
 from __future__ import annotations
@@ -87,6 +87,7 @@ class RunPaths:
         self.spec = self.dir / "spec.json"
         self.events = self.dir / "events.jsonl"
         self.state = self.dir / "state.json"
+        self.checkpoints = self.dir / "checkpoints"
         self.keys = self.dir / "keys"
         self.tls = self.keys / "tls.pem"
         self.tls_authority = self.keys / "ca.pem"

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from clusterctl.agent.addresses import find_address
+from clusterctl.agent.checkpoints import carry_on, set_aside_later
 from clusterctl.agent.facts import quick
 from clusterctl.agent.files import read_json, write_atomic, write_json
 from clusterctl.agent.jobs import find_job
@@ -60,7 +61,7 @@ def start(root: Path, request: dict[str, Any], peer: Peer) -> dict[str, Any]:
             _prepare(run, previous, go)
             return {"dir": str(job.dir), **_launch(run, lock)}
         except BaseException:
-            _undo(run, previous)
+            _undo(run, previous, resumed="resume" in go)
             raise
 
 
@@ -148,15 +149,22 @@ def probe_python(python: str, runtime: bool) -> dict[str, str]:
 
 
 def _prepare(run: RunPaths, previous: str | None, go: dict[str, Any]) -> None:
-    """Makes the run's directory; logs and outputs of an older run move beside its events."""
-    job = run.job
+    """Makes the run's directory; logs and outputs of an older run move beside its events.
+
+    A run that is resumed has the outputs up to its checkpoint for its own.
+    """
+    job, resume = run.job, go.get("resume")
     run.dir.mkdir(0o700)
     run.keys.mkdir(0o700)
+    if resume:
+        carry_on(run, resume)
     if previous is not None:
         shutil.rmtree(job.run(previous).keys, ignore_errors=True)  # left when its supervisor was killed
-        for place in (job.log, job.output):
+        for place in (job.log,) if resume else (job.log, job.output):
             if place.is_dir() and any(place.iterdir()):
                 place.rename(job.run(previous).dir / place.name)
+        if resume:
+            set_aside_later(job, resume["manifest"]["step"], job.run(previous).dir / "output")
     for place in (job.log, job.output):
         place.mkdir(0o700, exist_ok=True)
     for name, text in go["keys"].items():
@@ -164,13 +172,18 @@ def _prepare(run: RunPaths, previous: str | None, go: dict[str, Any]) -> None:
     write_json(run.spec, {**go["spec"], "t": time.time()})
 
 
-def _undo(run: RunPaths, previous: str | None) -> None:
+def _undo(run: RunPaths, previous: str | None, *, resumed: bool) -> None:
     """There was no such run: what the previous one left is where it was."""
     shutil.rmtree(run.dir, ignore_errors=True)
     if previous is None:
         return
-    for place in (run.job.log, run.job.output):
-        kept = run.job.run(previous).dir / place.name
+    older = run.job.run(previous).dir
+    if resumed and (older / "output").is_dir():
+        for place in (older / "output").iterdir():
+            place.rename(run.job.output / place.name)
+        (older / "output").rmdir()
+    for place in (run.job.log,) if resumed else (run.job.log, run.job.output):
+        kept = older / place.name
         if kept.is_dir():
             shutil.rmtree(place, ignore_errors=True)
             kept.rename(place)

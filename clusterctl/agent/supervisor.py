@@ -29,6 +29,7 @@ from clusterctl.agent.paths import JobPaths, RunPaths
 from clusterctl.agent.ports import Held, is_listening, take_top
 from clusterctl.agent.processes import LIVE_STATES
 from clusterctl.agent.reactor import Reactor
+from clusterctl.agent.saves import Saves
 
 SNAPSHOT_S = 1.0
 RUNNING_AFTER_S = 1.0  # a program that never speaks to us counts as running when it has lived this long
@@ -64,6 +65,7 @@ class Supervisor:
         self.children = self._new_children()
         self.chronicle = Chronicle(run, spec["node"], lambda: self.children, reactor.now)
         self._note = self.chronicle.note
+        self._saves = Saves(run, spec, self._note, self._fail_node, self._say)
         self._leftovers = Leftovers(run, float(spec["grace_s"]), reactor, self.chronicle)
         self._guardian, self._lifeline = self._new_guardian()
         reactor.on_signals((signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP), self._on_signal)
@@ -87,11 +89,21 @@ class Supervisor:
         self.lead: LocalLead | RemoteLead
         if listener is not None:
             self.lead = LocalLead(
-                self.reactor, self.run, self.spec, listener, self._on_order, self._note, self._write_manifest
+                self.reactor,
+                self.run,
+                self.spec,
+                listener,
+                self._on_order,
+                self._note,
+                self._saves.write_manifest,
+                self._saves.drop_manifests,
             )
         else:
             self.lead = RemoteLead(self.reactor, self.run, self.spec, self._on_order, self._on_lead_lost)
         self._say_hello()
+
+    def _say(self, word: Message) -> None:
+        self.lead.say(word)
 
     def _say_hello(self) -> None:
         endpoints = {name: self._endpoint(port) for name, port in self._ports.ports.items()}
@@ -100,20 +112,6 @@ class Supervisor:
     def _endpoint(self, port: int) -> str:
         host = self.spec["address"]
         return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-
-    def _write_manifest(self, tag: str, receipts: list[Message]) -> None:
-        from clusterctl.runtime.manifest import build_manifest, write_manifest
-
-        try:
-            manifest = build_manifest(self.spec["job"], self.spec["run"], receipts)
-            if Path(tag).name != tag or tag.startswith("."):
-                raise ValueError("not a name for a directory")
-            directory = self.run.job.output / tag
-            directory.mkdir(0o700, parents=True, exist_ok=True)
-            if manifest is not None:
-                write_manifest(directory, manifest)
-        except (OSError, ValueError) as exc:
-            self._fail_node(f"cannot write the manifest of {tag}: {exc}")
 
     # What the lead orders.
 
@@ -126,6 +124,8 @@ class Supervisor:
             self._try_again(message["attempt"])
         elif order == "finish":
             self._finish()
+        elif order == "keep":
+            self._saves.keep(message)
         elif order == "stop":
             self.stop()
         elif order == "end":
@@ -275,6 +275,7 @@ class Supervisor:
         elif event == "log":
             said["values"] = {str(name): value for name, value in dict(said["values"]).items() if is_number(value)}
             child.progress["values"] = said["values"]
+            self._saves.log(child, said)
         elif event == "saved" and child.role == "pserver":
             order = {"do": "saved", "tag": str(said["tag"]), "rank": child.rank, "node": self.spec["node"]}
             self.lead.say({**said, **order})

@@ -85,11 +85,14 @@ BackendOption = Annotated[
 def init(
     context: typer.Context,
     directory: Annotated[Path, typer.Argument(metavar="DIR", help="Made if missing.")] = Path(),
+    template: Annotated[
+        str, typer.Option("--template", metavar="NAME", help="ngram (a language model) or ctr (click-through).")
+    ] = "ngram",
 ) -> None:
     """Write a conf.py and a workspace to begin with."""
     from clusterctl.cli.commands.local import init
 
-    init(context.obj, directory)
+    init(context.obj, directory, template)
 
 
 @command(app, "trust", "clusterctl trust --yes")
@@ -163,6 +166,9 @@ def start(
         ),
     ] = None,
     engine: EngineOption = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on from the newest complete checkpoint of the job (default: newest).")
+    ] = False,
     detach: Annotated[bool, typer.Option("--detach", "-d", help="Return when all processes run.")] = False,
     plan: Annotated[bool, typer.Option("--plan", help="Print what would run where, and do nothing.")] = False,
     allow_partial: Annotated[
@@ -182,6 +188,7 @@ def start(
         job_workspace,
         job_dispatch_package,
         engine=engine,
+        resume=resume,
         detach=detach,
         plan=plan,
         allow_partial=allow_partial,
@@ -388,6 +395,7 @@ START_OPTIONS = (
     "--job_dispatch_package",
     "--job-dispatch-package",
     "--engine",
+    "--resume",
     "--detach",
     "--plan",
     "--allow-partial",

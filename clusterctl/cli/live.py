@@ -78,7 +78,7 @@ class Display:
         self._view.take(event)
         if event["event"] == "phase" and event["phase"] != "gathering":  # told already, with the reason
             self.say(f"{self._moment(event)} {self._phase_words(event)}")
-        elif event["event"] == "saved" and event.get("complete"):
+        elif event["event"] == "saved" and event.get("complete") and not event.get("checkpoint"):
             self.say(f"{self._moment(event)} saved {event['tag']}")
         elif event["event"] == "log" and event.get("level") == "warning":
             self.say(f"{self._moment(event)} {event['message']}")

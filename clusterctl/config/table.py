@@ -125,15 +125,9 @@ TABLE: Final[tuple[Setting, ...]] = (
     Setting("WIRE", choice("float32", "float16"), "float32", "the numbers on the network", available=("float32",)),
     Setting("KEY_CACHE", flag, False, "remember lists of ids on both sides", available=NOT_YET),
     # checkpoints
-    Setting(
-        "SAVE_EVERY",
-        Every.parse,
-        "1 pass",
-        '"1 pass", "500 steps" or "600 s"; a bare number is steps',
-        available=("1 pass",),
-    ),
-    Setting("KEEP", whole(1), 3, "how many checkpoints are kept", available=NOT_YET),
-    Setting("KEEP_BEST", optional(Best.parse), None, 'and the best one, such as "auc:max"', available=NOT_YET),
+    Setting("SAVE_EVERY", Every.parse, "1 pass", '"1 pass", "500 steps" or "600 s"; a bare number is steps'),
+    Setting("KEEP", whole(1), 3, "how many checkpoints are kept"),
+    Setting("KEEP_BEST", optional(Best.parse), None, 'and the best one, such as "auc:max"'),
     # failures
     Setting("HEARTBEAT_S", seconds(0.05), 1, "how often nodes tell that they live"),
     Setting("NODE_GRACE_S", seconds(1), 30, "how long a node may be silent before it counts as lost"),

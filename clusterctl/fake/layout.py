@@ -206,8 +206,8 @@ def conf_text(layout: Layout, nodes: Sequence[FakeNode]) -> str:
         f"IDENTITY_FILE = {str(layout.identity)!r}\n"
         f"KNOWN_HOSTS = {str(layout.known_hosts)!r}\n"
         f"SSH_CONFIG = {str(layout.ssh_config)!r}\n"
-        "# as the template workspace calls its data: each trainer's node gets its own part\n"
-        'SHARDS = ["train.txt-*", "test.txt-*"]\n'
+        "# as the template workspaces call their data: each trainer's node gets its own part\n"
+        'SHARDS = ["train.???-*", "test.???-*"]\n'
     )
     return f"{_MARK}{_digest(body)}\n{body}"
 

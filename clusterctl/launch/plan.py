@@ -18,6 +18,7 @@ from clusterctl.inventory import Inventory, Node, among, nodeset
 
 GENERIC_PSERVER = ("python", "-m", "clusterctl.runtime.pserver")
 OUR_ENGINE = "clusterctl"
+EVERY = {"pass": "pass", "steps": "step", "s": "s"}
 
 
 @dataclass(frozen=True)
@@ -73,10 +74,12 @@ class LaunchPlan:
         addresses: dict[int, str],
         lead: dict[str, Any] | None,
         left_out: Sequence[dict[str, Any]] = (),
+        resume: dict[str, Any] | None = None,
     ) -> dict[str, Any]:
         """What the supervisor of `node` works from; `addresses` are the members' in the cluster, by node id.
 
-        `left_out` says which nodes do not take part and why, for those who ask later.
+        `left_out` says which nodes do not take part and why, for those who ask later; `resume` is the checkpoint from
+        which the run goes on: `run`, `tag`, `step`, `pass`, and `dir`, relative to the job directory.
         """
         settings = self.settings
         return {
@@ -104,6 +107,11 @@ class LaunchPlan:
             "node_grace_s": settings.node_grace_s,
             "grace_s": settings.grace_s,
             "load": None,
+            "checkpoints": True,
+            "save_every": {"unit": EVERY[settings.save_every.unit], "n": settings.save_every.count},
+            "keep": settings.keep,
+            "keep_best": _best(settings),
+            "resume": resume,
             "env": dict(node.env),
             "processes": [process.to_json() for process in self.on(node)],
             "all_processes": [{"role": p.role, "rank": p.rank, "node": p.node} for p in self.processes],
@@ -173,6 +181,11 @@ def _place(
         argv = _command(trainer, settings.python)
         processes += [Process(node.id, "trainer", r, i, argv, False) for i, r in enumerate(node.trainer_ranks)]
     return LaunchPlan(settings, inventory, nodes, program_args, tuple(processes))
+
+
+def _best(settings: Settings) -> dict[str, str] | None:
+    best = settings.keep_best
+    return {"name": best.metric, "direction": best.direction} if best else None
 
 
 def _command(argv: Sequence[str], python: str) -> tuple[str, ...]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import ipaddress
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from clusterctl.check import pairs
@@ -17,8 +17,9 @@ from clusterctl.check.findings import Finding, Skew, on, quick
 from clusterctl.cluster import AgentCall, Cluster, Message, NodeOutcome, combined, failures, raise_failures
 from clusterctl.errors import ClusterctlError, NodeError, RefusedError
 from clusterctl.inventory import Node, nodeset
-from clusterctl.launch.keys import KeyFiles, make_keys
+from clusterctl.launch.keys import make_keys
 from clusterctl.launch.plan import LaunchPlan
+from clusterctl.launch.resume import Resume, bring, choose
 from clusterctl.waiting import Waiting
 
 LAUNCH_S = 60.0
@@ -30,7 +31,7 @@ class Run:
     """One start of a job on `nodes`, which have their ranks of this run; the first one leads.
 
     `dirs` are the absolute job directories, by node id; `findings` what the nodes warn of; `left_out` why other nodes
-    of conf.py do not take part, by their id.
+    of conf.py do not take part, by their id; `resume` from which checkpoint it goes on.
     """
 
     job: str
@@ -39,6 +40,7 @@ class Run:
     dirs: dict[int, str]
     findings: tuple[Finding, ...] = ()
     left_out: Mapping[int, ClusterctlError] = field(default_factory=dict)
+    resume: Resume | None = None
 
     @property
     def members(self) -> list[int]:
@@ -61,12 +63,14 @@ def start(
     *,
     allow_partial: bool = False,
     failed: Mapping[int, ClusterctlError] | None = None,
+    on_resume: Callable[[Resume], None] | None = None,
 ) -> Run:
     """Starts job `ref` (None: the newest). Raises with every node's reason; nothing runs anywhere then.
 
     With `allow_partial` nodes that cannot be reached or fail are left out, and so are those that `failed` before,
-    which are not asked; not those that refuse for safety. `on_go` is called before the first node gets the word: who
-    interrupts from then on has something to stop.
+    which are not asked; not those that refuse for safety. With `on_resume` the run goes on from the newest checkpoint
+    that is complete and undamaged, which it is called with before pieces are brought to where they are needed.
+    `on_go` is called before the first node gets the word: who interrupts from then on has something to stop.
     """
     request = {
         "op": "start",
@@ -96,6 +100,11 @@ def start(
             looks = {outcome.node.id: outcome.get() for outcome in outcomes if outcome.ok}
             run = _make_run(launch, looks, skews, left_out)
             _check_ways(cluster, calls, looks, run, waiting)
+            if on_resume is not None:
+                resume = choose(cluster, run.job, run.nodes, launch)
+                on_resume(resume)
+                bring(cluster, run.job, resume, launch)
+                run = replace(run, resume=resume)
             on_go(run)
             _go(cluster, launch, calls, looks, run, waiting)
         return run
@@ -223,7 +232,10 @@ def _go(
 
     def launch_one(node: Node, lead: Message | None) -> Message:
         waiting.leave(node.id)
-        return _launch_one(node, launch, calls, keys, addresses, run, lead)
+        word = {"resume": run.resume.word(launch, node)} if run.resume else {}
+        spec = _spec_for(node, launch, addresses, run, lead)
+        calls[node.id].send({"spec": spec, "keys": keys[node.id], **word})
+        return calls[node.id].result(LAUNCH_S)
 
     try:
         lead = launch_one(run.lead, None)
@@ -236,19 +248,12 @@ def _go(
         _take_back(cluster, run, outcomes)
 
 
-def _launch_one(
-    node: Node,
-    launch: LaunchPlan,
-    calls: dict[int, AgentCall],
-    keys: KeyFiles,
-    addresses: dict[int, str],
-    run: Run,
-    lead: Message | None,
-) -> Message:
-    left_out = run.left_out_json()
-    spec = launch.spec(node, job=run.job, run=run.run, addresses=addresses, lead=lead, left_out=left_out)
-    calls[node.id].send({"spec": spec, "keys": keys[node.id]})
-    return calls[node.id].result(LAUNCH_S)
+def _spec_for(
+    node: Node, launch: LaunchPlan, addresses: dict[int, str], run: Run, lead: Message | None
+) -> dict[str, Any]:
+    resume = run.resume.spec(run.run) if run.resume else None
+    about: dict[str, Any] = {"left_out": run.left_out_json(), "resume": resume}
+    return launch.spec(node, job=run.job, run=run.run, addresses=addresses, lead=lead, **about)
 
 
 def _take_back(cluster: Cluster, run: Run, outcomes: list[NodeOutcome[Message]]) -> None:

@@ -48,6 +48,7 @@ class RunView:
         self.failures: list[Message] = []
         self.curve: list[tuple[int, float]] = []
         self.saved: list[str] = []
+        self.checkpoints: list[str] = []
         self.processes: dict[tuple[str, int], ProcessView] = {}
         for role in ("pserver", "trainer"):
             for node in nodes:
@@ -131,7 +132,7 @@ class RunView:
 
     def _on_saved(self, event: Message) -> None:
         if event.get("complete"):
-            self.saved.append(event["tag"])
+            (self.checkpoints if event.get("checkpoint") else self.saved).append(event["tag"])
 
     def _on_log(self, event: Message) -> None:
         if event.get("values") is not None and event.get("pass") is not None:

@@ -11,23 +11,36 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from clusterctl.runtime.clipping import clip_by_norm, clip_by_value
     from clusterctl.runtime.connecting import connect
     from clusterctl.runtime.errors import RuntimeFailure
+    from clusterctl.runtime.export import torch_state_dict
     from clusterctl.runtime.initial import constant, normal, uniform, zeros
     from clusterctl.runtime.models import load_model, merge_model
-    from clusterctl.runtime.rules import SGD, Adagrad, Adam, Momentum
+    from clusterctl.runtime.rules import SGD, Adagrad, Adam, Ftrl, Momentum, RMSProp
+    from clusterctl.runtime.schedules import constant_rate, cosine, exponential, polynomial, step_decay
 
 __all__ = [
     "SGD",
     "Adagrad",
     "Adam",
+    "Ftrl",
     "Momentum",
+    "RMSProp",
     "RuntimeFailure",
+    "clip_by_norm",
+    "clip_by_value",
     "connect",
     "constant",
+    "constant_rate",
+    "cosine",
+    "exponential",
     "load_model",
     "merge_model",
     "normal",
+    "polynomial",
+    "step_decay",
+    "torch_state_dict",
     "uniform",
     "zeros",
 ]
@@ -38,6 +51,15 @@ _HOMES = {
     "Adagrad": "rules",
     "Adam": "rules",
     "Momentum": "rules",
+    "RMSProp": "rules",
+    "Ftrl": "rules",
+    "constant_rate": "schedules",
+    "step_decay": "schedules",
+    "exponential": "schedules",
+    "polynomial": "schedules",
+    "cosine": "schedules",
+    "clip_by_value": "clipping",
+    "clip_by_norm": "clipping",
     "uniform": "initial",
     "normal": "initial",
     "zeros": "initial",
@@ -45,6 +67,7 @@ _HOMES = {
     "load_model": "models",
     "merge_model": "models",
     "RuntimeFailure": "errors",
+    "torch_state_dict": "export",
 }
 
 

@@ -1,60 +1,82 @@
-"""The parameter server without sockets, clock, files or environment: messages in, replies and saves out.
+"""A lane of a parameter server without sockets, clock, files or environment: messages in, replies and saves out.
 
-The ZeroMQ process and local mode drive this very class. Not thread-safe: one thread calls it. After `handle` or
-`saved` returned a `Save`, the caller writes the files and calls `saved` before it hands in the next message, so
-that a save sees exactly one version.
-
-In sync mode the step `t` is applied when every trainer that has not left has pushed `t`: gradients merged by
-ascending rank, weighted by samples. In async mode each push is applied on arrival, and its staleness is counted.
+The ZeroMQ process and local mode drive this very class. A lane owns disjoint pieces of the tables, and shares nothing
+with other lanes. Not thread-safe: one thread calls it. How pushes become updates is in `turns`: all trainers' pushes
+of a step at once (sync), or each on arrival (async, ssp, geo).
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Callable
 
-import numpy as np
-
 from clusterctl.runtime import wire
-from clusterctl.runtime.errors import ModelError, RefusedError, RuntimeFailure, TableError, UseError
-from clusterctl.runtime.members import Member, ModelSource, Output, Reply, Save, error_reply
-from clusterctl.runtime.pushes import Push, answer_pull, dense_parts, read_push
+from clusterctl.runtime.each import Each
+from clusterctl.runtime.errors import ModelError, RefusedError, RuntimeFailure, TableError, WireError
+from clusterctl.runtime.key_cache import KeyCache
+from clusterctl.runtime.members import (
+    CheckpointSource,
+    Member,
+    Members,
+    ModelSource,
+    Output,
+    Reply,
+    Save,
+    error_reply,
+)
+from clusterctl.runtime.modes import Delta, Every, Mode
+from clusterctl.runtime.placement import Layout
+from clusterctl.runtime.pushes import Reader, dense_parts
 from clusterctl.runtime.saving import SaveBook
 from clusterctl.runtime.sparse import SparseTable
 from clusterctl.runtime.spec import TableSpec, spec_from_json
-from clusterctl.runtime.tables import DenseTable, Table, Tables
+from clusterctl.runtime.tables import DenseTable, Floats, Table, Tables
+from clusterctl.runtime.turns import AllTogether, Turns
+
+#: (table key, elements) -> the two buffers of a dense table's values.
+Allocate = Callable[[int, int], "tuple[Floats, Floats]"]
 
 
 @dataclass
 class ServerCore:
-    pserver: int
-    pservers: int
+    """`lane` is one of `layout.lanes`; `greeting` goes into every reply to a hello."""
+
+    lane: int
+    layout: Layout
     trainers: int
     seed: int = 0
-    mode: str = "sync"
+    mode: Mode = field(default_factory=Mode)
+    save_every: Every | None = None
+    half: bool = False
+    key_cache: bool = False
     open_model: Callable[[str], ModelSource] | None = None
+    restored: CheckpointSource | None = None
+    allocate: Allocate | None = None
+    greeting: dict[str, Any] = field(default_factory=dict)
     epoch: int = 0
-    step: int = 0
     tables: Tables = field(default_factory=dict)
-    staleness: Counter[int] = field(default_factory=Counter)
 
     def __post_init__(self) -> None:
-        if self.mode not in ("sync", "async"):
-            raise UseError(f"mode {self.mode!r} is not available in this version", remedy='use "sync" or "async"')
-        self._members = {rank: Member() for rank in range(self.trainers)}
-        self._pulls: list[wire.Message] = []
-        self._book = SaveBook()
+        self.pserver = self.lane // self.layout.per_pserver
+        self.members = Members({rank: Member() for rank in range(self.trainers)})
+        self.reader = Reader(self.tables, KeyCache(self.key_cache), self._place("sparse"), self.mode.name == "sync")
+        self._declared: dict[int, TableSpec] = {}
         self._models: dict[str, ModelSource] = {}
         self._initial: set[int] = set()
-        self._handlers = {
+        self.book = SaveBook()
+        self.turns: Turns = AllTogether(self) if self.mode.name == "sync" else Each(self)
+        if self.restored is not None:
+            self.members.restore(self.restored.cursors, self.trainers, self.restored.step)
+            self.turns.restore(self.restored.step)
+        self._handlers: dict[int, Callable[[wire.Message], list[Output]]] = {
             wire.HELLO: self._hello,
             wire.CREATE: self._create,
             wire.PULL: self._pull,
-            wire.PUSH: self._push if self.mode == "sync" else self._push_async,
+            wire.PUSH: self.turns.push,
             wire.PROBE: self._probe,
             wire.SAVE: self._save,
             wire.BYE: self._bye,
+            wire.CUT: self.turns.cut,
         }
 
     def handle(self, rank: int, message: wire.Message) -> list[Output]:
@@ -66,31 +88,27 @@ class ServerCore:
             return [Reply(rank, error_reply(message, failure))]
 
     def saved(self, tag: str) -> list[Output]:
-        """The files of `tag` are in place: answers who waited for them, and goes on with what the save held up."""
-        out: list[Output] = [Reply(m.rank, m.answer(wire.OK)) for m in self._book.finish(tag, self.step)]
-        return out + self._advance()
+        """The file of `tag` is in place: answers who waited for it."""
+        return [Reply(m.rank, m.answer(wire.OK)) for m in self.book.finish(tag)]
+
+    def request_cut(self) -> None:
+        """A checkpoint is due by the clock: trainers hear of it with the next replies."""
+        self.turns.announce()
 
     @property
-    def passes(self) -> int:
-        """Passes that all trainers still here have ended."""
-        return min([m.passes for m in self._members.values() if not m.left], default=self._most_passes())
+    def step(self) -> int:
+        """Steps applied (sync), or pushes of all trainers (other modes)."""
+        return self.turns.step
 
-    def active(self) -> set[int]:
-        return {rank for rank, member in self._members.items() if not member.left}
-
-    def missing(self) -> list[int]:
-        """Trainers whose push of the current step has not come."""
-        return [rank for rank, member in self._members.items() if not member.left and member.pending is None]
-
-    def _most_passes(self) -> int:
-        return max((m.passes for m in self._members.values()), default=0)
+    def _place(self, kind: str) -> tuple[int, int]:
+        return self.layout.place(self.lane, kind) or (0, 1)
 
     def _admit(self, rank: int, message: wire.Message) -> None:
-        if rank not in self._members or message.rank != rank:
+        if rank not in self.members.by_rank or message.rank != rank:
             raise RefusedError(f"a message says it is of trainer {message.rank}, its key belongs to trainer {rank}")
         if message.kind not in self._handlers:
             raise RefusedError(f"trainer {rank} sent a message of kind {message.kind}, which is not a request")
-        member = self._members[rank]
+        member = self.members[rank]
         if message.kind != wire.HELLO and message.epoch != self.epoch:
             raise RefusedError(f"trainer {rank} speaks in epoch {message.epoch}, the job is in epoch {self.epoch}")
         if message.attempt < member.attempt:
@@ -99,7 +117,7 @@ class ServerCore:
             raise RefusedError(f"attempt {message.attempt} of trainer {rank} has not said hello")
 
     def _hello(self, message: wire.Message) -> list[Output]:
-        member, info = self._members[message.rank], message.json()
+        member, info = self.members[message.rank], message.json()
         if info.get("trainers") != self.trainers:
             raise RefusedError(
                 f"trainer {message.rank} counts {info.get('trainers')} trainers, this pserver {self.trainers}"
@@ -108,38 +126,74 @@ class ServerCore:
             raise RefusedError(f"trainer {message.rank} had already left this run")
         member.attempt = message.attempt
         facts: dict[str, Any] = {
+            **self.greeting,
             "pserver": self.pserver,
-            "pservers": self.pservers,
-            "mode": self.mode,
+            "pservers": self.layout.pservers,
+            "lanes": [self.layout.dense, self.layout.sparse],
+            "mode": str(self.mode),
             "seed": self.seed,
-            "step": self.step if self.mode == "sync" else member.pushed,
-            "passes": self.passes,
+            "half": self.half,
+            "key_cache": self.key_cache,
+            "used": bool(self.tables) or self.restored is not None,
+            "step": self.turns.next_step(message.rank),
+            "passes": self.members.passes,
             "pass": member.cursor[0],
             "batch": member.cursor[1],
+            "cut": self.turns.cuts,
         }
-        return [self._reply(message.answer(wire.OK, epoch=self.epoch, parts=[wire.json_part(facts)]))]
+        return [Reply(message.rank, message.answer(wire.OK, epoch=self.epoch, parts=[wire.json_part(facts)]))]
 
     def _create(self, message: wire.Message) -> list[Output]:
         spec = spec_from_json(message.json())
-        table = self.tables.get(spec.key)
-        if table is None:
-            table = self.tables[spec.key] = self._make(spec)
-        table.spec.require_same(spec, message.rank)
+        if not self.tables and self.restored is None:
+            self.turns.join_late(message)
+        declared = self._declared.get(spec.key)
+        if declared is None:
+            self.tables[spec.key] = self._make(spec)
+            declared = self._declared[spec.key] = spec
+        declared.require_same(spec, message.rank)
         facts = {"initial": spec.key in self._initial}
-        return [self._reply(message.answer(wire.OK, parts=[wire.json_part(facts)]))]
+        return [Reply(message.rank, message.answer(wire.OK, parts=[wire.json_part(facts)]))]
 
-    def _make(self, spec: TableSpec) -> Table:
-        """A table of initial values, or of those in the saved model that the spec names."""
+    def _make(self, declared: TableSpec) -> Table:
+        """A table of initial values, or of those in the checkpoint or saved model that it starts from."""
+        spec = replace(declared, rule=Delta()) if self.mode.name == "geo" else declared
         try:
             if spec.kind == "dense":
-                table: Table = DenseTable(spec, self.pserver, self.pservers, self.seed)
+                table: Table = self._make_dense(spec)
             else:
-                table = SparseTable(spec, self.seed)
-            if spec.load is not None and not self._load(table, spec.load):
+                table = SparseTable(spec, self.seed, *self._place("sparse"))
+            if not self._restore(table) and spec.load is not None and not self._load(table, spec.load):
                 self._initial.add(spec.key)
         except MemoryError as exc:
             raise TableError(f"table {spec.name!r} does not fit into the memory of pserver {self.pserver}") from exc
         return table
+
+    def _make_dense(self, spec: TableSpec) -> DenseTable:
+        allocate = self.allocate
+        pair = None if allocate is None else lambda count: allocate(spec.key, count)
+        return DenseTable(spec, *self._place("dense"), self.seed, pair)
+
+    def _restore(self, table: Table) -> bool:
+        """Fills a table from the checkpoint of this run; False when there is none, or it does not have the table."""
+        source = self.restored
+        if source is None:
+            return False
+        if isinstance(table, DenseTable):
+            dense = source.dense(table.spec, table.start, table.stop)
+            if dense is None:
+                return False
+            table.current[:] = dense[0]
+            for state, saved in zip(table.state, dense[1]):
+                state[:] = saved
+            return True
+        sparse = source.sparse(table.spec, *self._place("sparse"))
+        if sparse is None:
+            return False
+        ids, columns, candidates, counts = sparse
+        table.restore(ids, columns)
+        table.restore_candidates(candidates, counts)
+        return True
 
     def _load(self, table: Table, path: str) -> bool:
         """Fills a table from the saved model at `path`; False when the model does not have it."""
@@ -152,147 +206,81 @@ class ServerCore:
                 if values is not None:
                     table.current[:] = values
                 return values is not None
-            rows = source.sparse(table.spec, self.pserver, self.pservers)
+            rows = source.sparse(table.spec, *self._place("sparse"))
             if rows is not None:
-                table.put(*rows)
+                table.restore(rows[0], {"rows": rows[1]})
             return rows is not None
         except (OSError, ValueError, KeyError) as exc:
             raise ModelError(f"pserver {self.pserver}: table {table.spec.name!r} of {path} is damaged ({exc})") from exc
 
     def _pull(self, message: wire.Message) -> list[Output]:
-        if self.mode == "async" or message.version == wire.NEWEST:
-            return [self._answer_pull(message, None)]
-        if message.version > self.step:
-            self._pulls = [m for m in self._pulls if m.rank != message.rank]
-            self._pulls.append(message)
+        if self.turns.must_wait(message):
+            self.turns.hold(message)
             return []
-        if message.version < self.step - 1:
-            raise RefusedError(
-                f"trainer {message.rank} pulls version {message.version}, pserver {self.pserver} is at {self.step}"
-            )
-        return [self._answer_pull(message, message.version)]
+        parts = self._answer_pull(message)
+        step = self.step
+        return [Reply(message.rank, message.answer(wire.OK, version=step, cut=self.turns.cuts, parts=parts))]
 
-    def _answer_pull(self, message: wire.Message, version: int | None) -> Reply:
-        parts = answer_pull(message, self.tables, (self.pserver, self.pservers), version)
-        if self.mode == "async":
-            parts = [wire.Part(p.kind, p.array.copy(), p.table, p.offset) for p in parts]
-        return self._reply(message.answer(wire.OK, step=self.step, version=self.step, parts=parts))
-
-    def _push(self, message: wire.Message) -> list[Output]:
-        member = self._members[message.rank]
-        if message.step < self.step:
-            return [self._pushed(message, sorted(self.tables), wire.REPEATED)]
-        if message.step > self.step or member.left:
-            raise RefusedError(
-                f"trainer {message.rank} pushes step {message.step}, pserver {self.pserver} is at {self.step}"
-            )
-        push = read_push(message, self.tables, (self.pserver, self.pservers), float(message.samples))
-        if member.pending is not None:
-            member.pending.message.request = message.request  # a repeat: the first one counts, the newest is answered
-            return []
-        member.pending = push
-        return self._advance()
-
-    def _advance(self) -> list[Output]:
-        """Saves what is due, else applies the step if it is whole, else waits."""
-        if self._book.writing:
-            return []
-        whole = not self.missing() and any(m.pending for m in self._members.values())
-        due = self._book.due(self.active(), force=whole)
-        if due:
-            return [Save(tag, self.step, max(0, self._most_passes() - 1)) for tag in due]
-        return self._apply() if whole else []
-
-    def _apply(self) -> list[Output]:
-        pushes = [m.pending for _, m in sorted(self._members.items()) if m.pending is not None]
-        weighty = [push for push in pushes if push.samples > 0]
-        changed = self._merge(weighty, sum(push.samples for push in weighty))
-        self.step += 1
-        for push in pushes:
-            member = self._members[push.message.rank]
-            member.pending = None
-            member.note(push.message)
-        out: list[Output] = [self._pushed(p.message, changed, 0) for p in pushes]
-        held, self._pulls = self._pulls, []
-        for pull in held:
-            out += self.handle(pull.rank, pull)
+    def _answer_pull(self, message: wire.Message) -> list[wire.Part]:
+        version = self.turns.version(message)
+        out: list[wire.Part] = []
+        for part in message.parts:
+            table = self.reader.table(part.table)
+            if isinstance(table, DenseTable):
+                if part.kind != wire.DENSE:
+                    raise WireError(f"a pull of table {table.spec.name!r} asks for the wrong kind of part")
+                out += dense_parts(table, self.turns.stable(table.at(version)), self.half)
+            else:
+                rows = table.pull(self.reader.ids(table, part, message.rank), version)
+                out.append(wire.Part(wire.ROWS16 if self.half else wire.ROWS, rows, part.table))
         return out
 
-    def _merge(self, pushes: list[Push], total: int) -> list[int]:
-        """Applies one step's gradients, ordered by rank; returns the keys of the dense tables that changed."""
-        changed = []
-        with np.errstate(all="ignore"):
-            for key, table in sorted(self.tables.items()):
-                if isinstance(table, SparseTable):
-                    sparse = [p.sparse[key] for p in pushes if key in p.sparse]
-                    if any(len(grad.ids) for grad in sparse):
-                        table.apply(sparse, np.float32(total), self.step)
-                    continue
-                dense = [p.dense[key] for p in pushes if key in p.dense]
-                if dense:
-                    table.apply(dense, np.float32(total), self.step)
-                    changed.append(key)
-        return changed
-
-    def _pushed(self, message: wire.Message, tables: list[int], flags: int) -> Reply:
-        parts: list[wire.Part] = []
-        for key in tables:
-            table = self.tables[key]
-            if isinstance(table, DenseTable):
-                parts += dense_parts(table, None, copy=self.mode == "async")
-        fields = {
-            "step": self.step,
-            "version": self.step,
-            "pass_": self.passes,
-            "flags": flags,
-            "parts": parts,
-        }
-        return self._reply(message.answer(wire.OK, **fields))
-
-    def _push_async(self, message: wire.Message) -> list[Output]:
-        member = self._members[message.rank]
-        if message.step < member.pushed:
-            return [self._pushed(message, sorted(self.tables), wire.REPEATED)]
-        if message.step > member.pushed or member.left:
-            raise RefusedError(f"trainer {message.rank} pushes its step {message.step}, {member.pushed} is next")
-        push = read_push(message, self.tables, (self.pserver, self.pservers), 1.0)
-        if message.version <= self.step:
-            self.staleness[self.step - message.version] += 1
-        self._merge([push] if push.samples else [], total=1)
-        self.step += 1
-        member.note(message)
-        return [self._pushed(message, sorted(self.tables), 0)]
-
     def _save(self, message: wire.Message) -> list[Output]:
-        tag = str(message.json().get("tag", ""))
-        if self._book.ask(tag, message, at_pass_end=bool(message.flags & wire.END_OF_PASS)):
-            return [self._reply(message.answer(wire.OK))]
-        out = self._advance()
-        if any(isinstance(o, Save) and o.tag == tag for o in out) or not message.flags & wire.END_OF_PASS:
-            self._book.wait(tag, message)
-            return out
-        return [*out, self._reply(message.answer(wire.OK))]
+        tag, at_pass_end = str(message.json().get("tag", "")), bool(message.flags & wire.END_OF_PASS)
+        if self.book.ask(tag, message, at_pass_end):
+            return [Reply(message.rank, message.answer(wire.OK))]
+        out = self.due_saves(force=False)
+        if at_pass_end:
+            return [*out, Reply(message.rank, message.answer(wire.OK))]
+        self.book.wait(tag, message)
+        return out
+
+    def due_saves(self, force: bool) -> list[Output]:
+        """The saves that trainers asked for and that are due now; with `force` also what only some asked for."""
+        out: list[Output] = []
+        due = self.book.due(self.members.active(), force)
+        tables = self._frozen() if due else ()
+        for tag, whole_pass in due:
+            pass_ = max(0, self.members.most_passes - 1)
+            out.append(Save(tag, self.step, pass_, tables))
+            self.book.saved_step = self.step
+            if whole_pass and self.save_every is not None and self.save_every.is_pass(pass_ + 1):
+                out += self.turns.pass_ended(tables)
+        return out
+
+    def checkpoint(self, step: int, tables: tuple[Any, ...] | None = None) -> Save:
+        """A checkpoint of this moment, with the trainers' cursors."""
+        frozen = self._frozen() if tables is None else tables
+        return Save(f"step-{step:09d}", step, self.members.passes, frozen, True, self.members.cursors())
+
+    def _frozen(self) -> tuple[Any, ...]:
+        return tuple(table.frozen() for _, table in sorted(self.tables.items()))
 
     def _bye(self, message: wire.Message) -> list[Output]:
-        member = self._members[message.rank]
-        member.left, member.pending = True, None
-        out = self._advance()
-        if not self.active() and not self._book.writing and self._book.saved_step != self.step:
-            tag = self._book.unfinished_pass(self._most_passes())
-            self._book.ask(tag, message, at_pass_end=False)
-            out += self._advance()
-        if self._book.writing:
-            self._book.wait(self._book.writing[-1], message)
+        member = self.members[message.rank]
+        member.left, member.push = True, None
+        out = self.turns.someone_left()
+        out += self.due_saves(force=False)
+        if not self.members.active():
+            if self.tables and self.book.saved_step != self.step:
+                self.book.ask(self.book.unfinished_pass(self.members.most_passes), message, at_pass_end=False)
+            out += self.due_saves(force=True)
+        if self.book.writing:
+            self.book.wait(self.book.writing[-1], message)
             return out
-        return [*out, self._reply(message.answer(wire.OK))]
+        return [*out, Reply(message.rank, message.answer(wire.OK))]
 
     def _probe(self, message: wire.Message) -> list[Output]:
-        asked = message.version
-        pending = self._members[message.rank].pending
-        requests = {pending.message.request} if pending else set()
-        requests |= {m.request for m in [*self._pulls, *self._book.waiting()] if m.rank == message.rank}
-        facts = {"held": asked in requests, "waiting": self.missing(), "step": self.step}
-        return [self._reply(message.answer(wire.STATE, parts=[wire.json_part(facts)]))]
-
-    def _reply(self, message: wire.Message) -> Reply:
-        return Reply(message.rank, message)
+        held = {m.request for m in [*self.turns.held(message.rank), *self.book.waiting()] if m.rank == message.rank}
+        facts = {"held": sorted(held), "waiting": self.turns.waited_for(), "step": self.step}
+        return [Reply(message.rank, message.answer(wire.STATE, parts=[wire.json_part(facts)]))]

@@ -50,6 +50,10 @@ class Environment:
     def secure(self) -> bool:
         return bool(self.spec.get("security", "curve") != "none")
 
+    @property
+    def checkpoint_dir(self) -> Path:
+        return self._run_dir() / "checkpoints"
+
     def keys(self) -> dict[str, Any]:
         """This process's CURVE keys and those of its peers; raises ProcessError when they are not there."""
         path = self._run_dir() / "keys" / f"{self.role}-{self.rank}.json"

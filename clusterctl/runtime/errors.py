@@ -6,6 +6,7 @@
 | `NotAvailableError` | an option that this version does not have                                 |
 | `TableError`        | trainers disagree about a table, or a table is unknown                    |
 | `WireError`         | a message is malformed                                                    |
+| `ForgottenError`    | a pserver no longer knows a list of ids: the trainer sends it again         |
 | `RefusedError`      | a pserver refuses: wrong rank for the key, old epoch or attempt, too early |
 | `UnreachableError`  | a pserver has not answered, well beyond the node's grace                  |
 | `ModelError`        | a model file is damaged, incomplete or of another shape                   |
@@ -38,6 +39,10 @@ class WireError(RuntimeFailure):
     pass
 
 
+class ForgottenError(RuntimeFailure):
+    pass
+
+
 class RefusedError(RuntimeFailure):
     pass
 
@@ -56,5 +61,5 @@ class ProcessError(RuntimeFailure):
 
 #: What may travel in an error reply, by class name.
 BY_NAME: dict[str, type[RuntimeFailure]] = {
-    cls.__name__: cls for cls in (UseError, TableError, WireError, RefusedError, ModelError)
+    cls.__name__: cls for cls in (UseError, TableError, WireError, ForgottenError, RefusedError, ModelError)
 }

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +15,8 @@ from clusterctl.runtime.placement import Ids, owners_of
 
 Floats = npt.NDArray[np.float32]
 
-_FEW = 32
+_GOLDEN = 0x9E3779B97F4A7C15
+_LEAST_BITS = 10
 
 
 def checked_ids(name: str, ids: Any, rows: int | None) -> Ids:
@@ -44,40 +47,90 @@ def checked_floats(what: str, values: Any, shape: tuple[int, ...]) -> Floats:
 
 
 @dataclass(frozen=True)
+class Groups:
+    """`distinct` ids, ascending, and for each of the ids given the place of its equal there: `inverse`, int64."""
+
+    distinct: Ids
+    inverse: Ids
+
+    def sum(self, values: Floats) -> Floats:
+        """The sum of each distinct id's rows of `values`, (len(inverse), dim), added in order of occurrence.
+
+        All additions are in float32, from +0.0. `np.add.at` adds in the order of its indices; rows of columns side by
+        side go through it as complex numbers, whose two parts are summed each for itself.
+        """
+        sums = np.zeros((len(self.distinct), values.shape[1]), np.float32)
+        paired = values.shape[1] // 2 * 2
+        if values.shape[1] == paired:
+            pairs, into = values.view(np.complex64), sums.view(np.complex64)
+        else:
+            pairs = np.ascontiguousarray(values[:, :paired]).view(np.complex64)
+            into = np.zeros((len(sums), paired // 2), np.complex64)
+            np.add.at(sums[:, paired], self.inverse, values[:, paired])
+        for column in range(paired // 2):
+            np.add.at(into[:, column], self.inverse, pairs[:, column])
+        sums[:, :paired] = into.view(np.float32)
+        return sums
+
+
+def group(ids: Ids) -> Groups:
+    """The groups of equal ids, by hashing: every id writes its place into a cell, and the last writer stands for all.
+
+    Ids that lose their cell to another id try again with another hash; nothing is cleared between, since a cell is
+    only read after it was written. Only the distinct ids are sorted.
+    """
+    count = len(ids)
+    bits = max(_LEAST_BITS, (2 * count).bit_length())
+    cells = np.empty(1 << bits, np.int64)
+    leader, todo, rest = np.empty(count, np.int64), np.arange(count, dtype=np.int64), ids
+    for multiplier in _multipliers():
+        cell = ((rest.view(np.uint64) * multiplier) >> np.uint64(64 - bits)).view(np.int64)
+        cells[cell] = todo
+        found = cells.take(cell)
+        leader[todo] = found
+        lost = np.flatnonzero(ids.take(found) != rest)
+        if not lost.size:
+            break
+        todo, rest = todo.take(lost), rest.take(lost)
+    return _ranked(ids, leader)
+
+
+def _multipliers() -> Iterator[np.uint64]:
+    """Odd numbers for multiplicative hashing (Knuth 6.4), another for every round."""
+    return (np.uint64(round_ * _GOLDEN % 2**64 | 1) for round_ in itertools.count(1))
+
+
+def _ranked(ids: Ids, leader: Ids) -> Groups:
+    leads = np.flatnonzero(leader == np.arange(len(ids), dtype=np.int64))
+    some = ids.take(leads)
+    order = np.argsort(some)
+    rank = np.empty(len(ids), np.int64)
+    rank[leads.take(order)] = np.arange(len(leads), dtype=np.int64)
+    return Groups(some.take(order), rank.take(leader))
+
+
+def sum_by_id(ids: Ids, values: Floats) -> tuple[Ids, Floats]:
+    """Distinct ids, ascending, and the sum of each one's rows of `values`, added in order of occurrence in float32."""
+    groups = group(ids)
+    return groups.distinct, groups.sum(values)
+
+
+@dataclass(frozen=True)
 class Shares:
-    """Ascending distinct ids, and for each pserver the positions of those that it holds, ascending too."""
+    """Ascending distinct ids, and for each lane the positions of those that it holds, ascending too."""
 
     ids: Ids
     positions: list[Ids]
 
 
-def share_out(ids: Ids, rows: int | None, pservers: int) -> Shares:
+def share_out(ids: Ids, rows: int | None, lanes: int) -> Shares:
     """`ids` must be ascending and distinct."""
-    if pservers == 1:
+    if lanes == 1:
         return Shares(ids, [np.arange(len(ids), dtype=np.int64)])
-    owners = owners_of(ids, rows, pservers)
+    owners = owners_of(ids, rows, lanes).astype(np.uint16)  # numpy sorts 16 bits by radix; there are SLOTS owners
     order = np.argsort(owners, kind="stable")
-    cuts = np.searchsorted(owners[order], np.arange(1, pservers))
+    cuts = np.cumsum(np.bincount(owners, minlength=lanes))[:-1]
     return Shares(ids, np.split(order, cuts))
-
-
-def sum_by_id(ids: Ids, values: Floats) -> tuple[Ids, Floats]:
-    """Distinct ids, ascending, and the sum of each one's rows of `values`, added in order of occurrence in float32."""
-    order = np.argsort(ids, kind="stable")
-    ordered = ids[order]
-    starts = np.flatnonzero(np.concatenate((np.ones(min(1, len(ids)), bool), ordered[1:] != ordered[:-1])))
-    counts = np.diff(np.append(starts, len(ids)))
-    sums = values.take(order[starts], axis=0)
-    nth = 1
-    many = np.flatnonzero(counts > nth)
-    while many.size > _FEW:  # the n-th occurrence of every id at once
-        sums[many] += values[order[starts[many] + nth]]
-        nth += 1
-        many = many[counts[many] > nth]
-    for at in many.tolist():  # few ids that occur often: each one's rest in one go (accumulate keeps the order)
-        rest = values[order[starts[at] + nth : starts[at] + counts[at]]]
-        sums[at] = np.add.accumulate(np.concatenate((sums[at : at + 1], rest)), axis=0)[-1]
-    return ordered[starts], sums
 
 
 def is_finite(values: Floats) -> bool:

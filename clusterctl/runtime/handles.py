@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import deque
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -9,16 +11,16 @@ import numpy.typing as npt
 
 from clusterctl.runtime import wire
 from clusterctl.runtime.errors import UseError
-from clusterctl.runtime.grouping import checked_floats, checked_ids, is_finite, share_out, sum_by_id
-from clusterctl.runtime.placement import owned_elements
-from clusterctl.runtime.tables import PART_ELEMENTS
+from clusterctl.runtime.grouping import Groups, checked_floats, checked_ids, group, share_out
+from clusterctl.runtime.placement import Ids, owned_elements
 
 if TYPE_CHECKING:
     from clusterctl.runtime.session import Session
     from clusterctl.runtime.spec import TableSpec
 
 Floats = npt.NDArray[np.float32]
-PartsByPserver = list[list[wire.Part]]
+
+_REMEMBERED = 8
 
 
 class Dense:
@@ -29,34 +31,36 @@ class Dense:
         self.spec = spec
         self.name = spec.name
         self.shape = spec.shape
-        self._flat = np.zeros(spec.elements, np.float32)
-        self.value: Floats = self._flat.reshape(spec.shape)
-        count = session.pservers
-        self._owned = [owned_elements(spec.elements, spec.key, p, count) for p in range(count)]
+        self.flat = np.zeros(spec.elements, np.float32)
+        self.value: Floats = self.flat.reshape(spec.shape)
+
+    def runs(self) -> Iterator[tuple[int, int, int]]:
+        """`(lane, start, stop)` of each run of the flattened table; runs without elements are left out."""
+        lanes = self._session.layout.places("dense")
+        for place, lane in enumerate(lanes):
+            start, stop = owned_elements(self.spec.elements, self.spec.key, place, len(lanes))
+            if stop > start:
+                yield lane, start, stop
 
     def pull(self) -> Floats:
         """Fetches the values of the current step into `value` and returns it."""
-        empty = np.empty(0, np.float32)
-        ask = [wire.Part(wire.DENSE, empty, self.spec.key)]
-        self._session.pull({p: ask for p, (start, stop) in enumerate(self._owned) if stop > start})
+        self._session.pull_dense(self)
         return self.value
+
+    def tensor(self) -> Any:
+        """`value` as a torch tensor over the same memory; needs torch."""
+        import torch
+
+        return torch.from_numpy(self.value)
 
     def refresh(self, part: wire.Part) -> None:
         """Takes a part of the table out of a reply."""
-        self._flat[part.offset : part.offset + len(part.array)] = part.array
+        self.flat[part.offset : part.offset + len(part.array)] = part.array
 
-    def gradient(self, gradient: Any) -> tuple[PartsByPserver, bool]:
-        """The parts of a push for each pserver, and whether all values are finite. Views, not copies."""
+    def checked(self, gradient: Any) -> Floats:
+        """The flattened gradient, a view where it can be one."""
         what = f"the gradient of table {self.name!r} from trainer {self._session.rank}"
-        flat = checked_floats(what, gradient, self.shape).reshape(-1)
-        parts = [
-            [
-                wire.Part(wire.DENSE, flat[a : min(a + PART_ELEMENTS, stop)], self.spec.key, a)
-                for a in range(start, stop, PART_ELEMENTS)
-            ]
-            for start, stop in self._owned
-        ]
-        return parts, is_finite(flat)
+        return checked_floats(what, as_array(gradient), self.shape).reshape(-1)
 
 
 class Embedding:
@@ -68,47 +72,65 @@ class Embedding:
         self.name = spec.name
         self.dim = spec.dim
         self.rows = spec.rows
+        self._recent: deque[Wanted] = deque(maxlen=_REMEMBERED)
 
-    def pull(self, ids: Any) -> Floats:
+    def pull(self, ids: Any) -> Any:
         """The rows of `ids`, float32 of shape (len(ids), dim), at the current step; ids may repeat and be negative.
 
         Makes no row: an id that nobody pushed has its initial value. Ids of more dimensions give `ids.shape + (dim,)`.
+        A torch tensor of ids gives a torch tensor.
         """
-        wanted = checked_ids(self.name, ids, self.rows)
-        distinct, inverse = np.unique(wanted.reshape(-1), return_inverse=True)
-        shares = share_out(distinct, self.rows, self._session.pservers)
-        asks: dict[int, list[wire.Part]] = {}
-        for pserver, positions in enumerate(shares.positions):
-            if len(positions):
-                asks[pserver] = [wire.Part(wire.IDS, part, self.spec.key) for part in self._cut(distinct[positions])]
-        out = np.empty((len(distinct), self.dim), np.float32)
-        for pserver, parts in self._session.pull(asks).items():
-            rows = [part.array for part in parts]
-            out[shares.positions[pserver]] = rows[0] if len(rows) == 1 else np.concatenate(rows)
-        return out.take(inverse.reshape(-1), axis=0).reshape(*wanted.shape, self.dim)
+        wanted = self.wanted(ids)
+        rows = self._session.pull_rows(self, wanted)
+        out: Floats = rows.take(wanted.groups.inverse, axis=0).reshape(*wanted.ids.shape, self.dim)
+        if type(ids).__module__ == "torch":
+            import torch
 
-    def gradient(self, gradient: Any) -> tuple[PartsByPserver, bool]:
-        """The parts of a push for each pserver, and whether all values are finite. Duplicate ids are summed."""
+            return torch.from_numpy(out)
+        return out
+
+    def wanted(self, ids: Any) -> Wanted:
+        """Checked and grouped. The newest are remembered: rows are mostly asked for, and pushed, by the same ids."""
+        checked = checked_ids(self.name, as_array(ids), self.rows)
+        for known in self._recent:
+            if known.is_of(checked):
+                return known
+        self._recent.append(Wanted(self, checked))
+        return self._recent[-1]
+
+    def checked(self, gradient: Any) -> tuple[Ids, Floats]:
+        """Distinct ids, ascending, and the sum of each one's gradients in order of occurrence."""
         what = f"the gradient of table {self.name!r} from trainer {self._session.rank}"
         if not isinstance(gradient, tuple) or len(gradient) != 2:
             raise UseError(f"{what} is not a pair", remedy="push {embedding: (ids, gradients)}")
-        ids = checked_ids(self.name, gradient[0], self.rows)
-        values = checked_floats(what, gradient[1], (*ids.shape, self.dim)).reshape(-1, self.dim)
-        distinct, sums = sum_by_id(ids.reshape(-1), values)
-        shares = share_out(distinct, self.rows, self._session.pservers)
-        parts: PartsByPserver = []
-        for positions in shares.positions:
-            own_ids, own = distinct[positions], sums.take(positions, axis=0)
-            pairs = zip(self._cut(own_ids), self._cut(own)) if len(positions) else ()
-            parts.append(
-                [
-                    p
-                    for i, r in pairs
-                    for p in (wire.Part(wire.IDS, i, self.spec.key), wire.Part(wire.ROWS, r, self.spec.key))
-                ]
-            )
-        return parts, is_finite(sums)
+        wanted = self.wanted(gradient[0])
+        values = checked_floats(what, as_array(gradient[1]), (*wanted.ids.shape, self.dim)).reshape(-1, self.dim)
+        return wanted.groups.distinct, wanted.groups.sum(values)
 
-    def _cut(self, array: npt.NDArray[Any]) -> list[npt.NDArray[Any]]:
-        length = max(1, PART_ELEMENTS // max(2, self.dim))
-        return [array[a : a + length] for a in range(0, len(array), length)]
+    def shared_out(self, ids: Ids) -> list[tuple[int, Ids]]:
+        """`(lane, positions)` of distinct ascending ids, for the lanes that hold any of them."""
+        for known in self._recent:
+            if known.groups.distinct is ids:
+                return known.shares
+        lanes = self._session.layout.places("sparse")
+        shares = share_out(ids, self.rows, len(lanes)).positions
+        return [(lane, positions) for lane, positions in zip(lanes, shares) if len(positions)]
+
+
+class Wanted:
+    """Ids that the training program gave, and what follows from them alone. `ids` is a copy."""
+
+    def __init__(self, table: Embedding, ids: Ids) -> None:
+        self.ids = ids.copy()
+        self.groups: Groups = group(self.ids.reshape(-1))
+        self.shares = table.shared_out(self.groups.distinct)
+
+    def is_of(self, ids: Ids) -> bool:
+        return self.ids.shape == ids.shape and np.array_equal(self.ids, ids)
+
+
+def as_array(values: Any) -> Any:
+    """A torch tensor's memory as an array; anything else as it is."""
+    if type(values).__module__.partition(".")[0] == "torch":
+        return values.detach().cpu().numpy()
+    return values

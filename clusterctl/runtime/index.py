@@ -1,74 +1,158 @@
-"""A vectorised open-addressing index from int64 ids to row positions: linear probing, numpy only."""
+"""From int64 ids to row positions, vectorised with numpy alone.
+
+`HashIndex` serves any ids: open addressing with linear probing (Knuth, The Art of Computer Programming 3, 6.4), where
+a cell holds a position only and the ids stand beside the rows (`keys`, at their positions). `DirectIndex` serves a
+table whose `rows` are known: one cell for each id that may come, in memory that costs nothing until it is touched.
+"""
 
 from __future__ import annotations
 
+from typing import Protocol
+
 import numpy as np
+import numpy.typing as npt
 
-from clusterctl.runtime.placement import Bits, Ids, mix64
+from clusterctl.runtime.placement import SLOTS, Bits, Ids, mix64
 
-_FILL = 0.5
+Cells = npt.NDArray[np.int32]
+
+MAX_POSITIONS = 2**31 - 2
+_FILL, _FILL_AFTER_GROWTH = 0.5, 0.4
+_LEAST_CELLS = 1_024
+#: A bounded table with more rows than this is hashed: few rows spread over many pages would cost a page each.
+_DIRECT_ROWS = 2**25
+_CHUNK = 2**18
+_EMPTY, _REMOVED = 0, -1  # a cell with position p holds p + 1, so that untouched memory is empty
 
 
-class IdIndex:
-    """Maps distinct int64 ids to positions 0, 1, 2, ... in the order they were added. Not thread-safe."""
+class Index(Protocol):
+    """Maps distinct ids to positions below MAX_POSITIONS. `keys[p]` is the id at position p, kept by the caller."""
 
-    def __init__(self) -> None:
-        self._count = 0
-        self._make(1_024)
+    @property
+    def bytes(self) -> int: ...
 
-    def __len__(self) -> int:
-        return self._count
+    def find(self, ids: Ids, keys: Ids) -> Ids:
+        """The position of each id, -1 where it is absent; `keys` must not be empty."""
 
-    def find(self, ids: Ids) -> Ids:
-        """The position of each id, -1 where it is absent."""
-        probe = self._home(ids)
-        found = self._positions.take(probe)
-        todo = np.flatnonzero((found >= 0) & (self._ids.take(probe) != ids))
-        while todo.size:
-            probe[todo] = (probe[todo] + 1) & self._mask
-            at = probe[todo]
-            found[todo] = self._positions[at]
-            todo = todo[(found[todo] >= 0) & (self._ids[at] != ids[todo])]
+    def add(self, ids: Ids, positions: Ids, keys: Ids) -> None:
+        """Adds ids, distinct and absent; `keys` has them already."""
+
+    def remove(self, ids: Ids, positions: Ids) -> None:
+        """Removes ids that are present at `positions`."""
+
+
+def make_index(rows: int | None, lane: int, lanes: int) -> Index:
+    """The index of a lane (one of `lanes`) of a table that is bounded by `rows`, or unbounded when None."""
+    if rows is not None and rows // lanes <= _DIRECT_ROWS:
+        return DirectIndex(rows, lane, lanes)
+    return HashIndex()
+
+
+class DirectIndex:
+    """A cell per id of the lane: ids of slots lane, lane + lanes, ... Ids of other lanes must not be asked for."""
+
+    def __init__(self, rows: int, lane: int, lanes: int) -> None:
+        self._lanes = np.int64(lanes)
+        self._per_round = np.int64(-(-(SLOTS - lane) // lanes))  # ids of this lane among any SLOTS successive ones
+        self._cells: Cells = np.zeros(-(-rows // SLOTS) * int(self._per_round), np.int32)
+
+    @property
+    def bytes(self) -> int:
+        return int(self._cells.nbytes)
+
+    def find(self, ids: Ids, keys: Ids) -> Ids:
+        found = self._cells.take(self._local(ids)).astype(np.int64)
+        found -= 1
         return found
 
-    def add(self, ids: Ids) -> Ids:
-        """Adds ids that must be distinct and absent; returns their positions."""
-        first, self._count = self._count, self._count + len(ids)
-        added = np.arange(first, self._count, dtype=np.int64)
-        if self._count > _FILL * len(self._ids):
-            self._grow()
-        self._place(ids, added)
-        return added
+    def add(self, ids: Ids, positions: Ids, keys: Ids) -> None:
+        self._cells[self._local(ids)] = positions + 1
 
-    def _grow(self) -> None:
-        old_ids, old_positions = self._ids, self._positions
-        size = len(old_ids)
-        while self._count > _FILL * size:
+    def remove(self, ids: Ids, positions: Ids) -> None:
+        self._cells[self._local(ids)] = _EMPTY
+
+    def _local(self, ids: Ids) -> Ids:
+        if self._lanes == 1:
+            return ids
+        local: Ids = (ids // SLOTS) * self._per_round + (ids % SLOTS) // self._lanes
+        return local
+
+
+class HashIndex:
+    """Open addressing over a power of two of cells, at most half of them in use. Not thread-safe."""
+
+    def __init__(self) -> None:
+        self._live = 0
+        self._make(_LEAST_CELLS)
+
+    @property
+    def bytes(self) -> int:
+        return int(self._cells.nbytes)
+
+    def find(self, ids: Ids, keys: Ids) -> Ids:
+        probe = self._home(ids)
+        cell = self._cells.take(probe)
+        found = cell.astype(np.int64)
+        found -= 1
+        todo = np.flatnonzero((cell != _EMPTY) & ((keys.take(found, mode="clip") != ids) | (cell < 0)))
+        while todo.size:
+            at = (probe.take(todo) + 1) & self._mask
+            probe[todo] = at
+            cell = self._cells.take(at)
+            found[todo] = position = cell.astype(np.int64) - 1
+            other = (keys.take(position, mode="clip") != ids.take(todo)) | (cell < 0)
+            todo = todo[(cell != _EMPTY) & other]
+        return found
+
+    def add(self, ids: Ids, positions: Ids, keys: Ids) -> None:
+        self._live += len(ids)
+        if self._filled + len(ids) > _FILL * len(self._cells):
+            self._rebuild(keys)
+        for a in range(0, len(ids), _CHUNK):
+            self._place(ids[a : a + _CHUNK], positions[a : a + _CHUNK])
+
+    def remove(self, ids: Ids, positions: Ids) -> None:
+        self._live -= len(ids)
+        probe, wanted = self._home(ids), positions + 1
+        todo = np.flatnonzero(self._cells.take(probe) != wanted)
+        while todo.size:
+            probe[todo] = (probe.take(todo) + 1) & self._mask
+            todo = todo[self._cells.take(probe.take(todo)) != wanted.take(todo)]
+        self._cells[probe] = _REMOVED
+
+    def _rebuild(self, keys: Ids) -> None:
+        """Makes room, and empties the removed cells; in chunks, so that a great table needs no great scratch."""
+        old = self._cells
+        size = len(old)
+        while self._live > _FILL_AFTER_GROWTH * size:
             size *= 2
         self._make(size)
-        used = old_positions >= 0
-        self._place(old_ids[used], old_positions[used])
+        for a in range(0, len(old), _CHUNK):
+            cells = old[a : a + _CHUNK]
+            positions = cells[cells > _EMPTY].astype(np.int64) - 1
+            self._place(keys.take(positions), positions)
 
     def _make(self, size: int) -> None:
-        self._ids = np.zeros(size, np.int64)
-        self._positions = np.full(size, -1, np.int64)
+        self._filled = 0  # cells that are not empty: a removed one still leads on to others
+        self._cells: Cells = np.zeros(size, np.int32)
         self._mask = np.int64(size - 1)
         self._shift = np.uint64(64 - (size.bit_length() - 1))
 
     def _home(self, ids: Ids) -> Ids:
-        # The high bits: the low ones choose the slot, so on one pserver they hardly vary.
+        # The high bits: the low ones choose the slot, so in one lane they hardly vary.
         hashed: Bits = mix64(ids.view(np.uint64)) >> self._shift
         return hashed.view(np.int64)
 
     def _place(self, ids: Ids, positions: Ids) -> None:
-        probe = self._home(ids)
+        probe, cells = self._home(ids), (positions + 1).astype(np.int32)
         todo = np.arange(len(ids), dtype=np.int64)
         while todo.size:
-            at = probe[todo]
-            free = self._positions[at] < 0
+            at = probe.take(todo)
+            before = self._cells.take(at)
+            free = before <= _EMPTY
             claim, cell = todo[free], at[free]
-            self._positions[cell] = positions[claim]  # of several claims on one cell the last stays
-            won = self._positions[cell] == positions[claim]
-            self._ids[cell[won]] = ids[claim[won]]
+            self._cells[cell] = cells.take(claim)  # of several claims on one cell the last stays
+            won = self._cells.take(cell) == cells.take(claim)
+            self._filled += int(np.count_nonzero(won & (before[free] == _EMPTY)))
             todo = np.concatenate((todo[~free], claim[~won]))
-            probe[todo] = (probe[todo] + 1) & self._mask
+            probe[todo] = (probe.take(todo) + 1) & self._mask

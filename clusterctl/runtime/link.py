@@ -1,10 +1,9 @@
-"""How a trainer reaches the pservers: the interface, and the link of local mode, with the pserver in this process."""
+"""How a trainer reaches the lanes: the interface, and the link of local mode, with the pserver in this process."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Protocol
+from typing import Callable, Protocol
 
 from clusterctl.runtime import wire
 from clusterctl.runtime.core import ServerCore
@@ -14,18 +13,31 @@ from clusterctl.runtime.manifest import build_manifest, write_manifest
 from clusterctl.runtime.members import ModelSource, Reply, Save
 from clusterctl.runtime.models import open_model
 from clusterctl.runtime.pieces import Cut, write_piece
+from clusterctl.runtime.placement import Layout
+
+OnReply = Callable[[wire.Message], None]
 
 
 class Link(Protocol):
-    """Carries one request to each of several pservers and brings all replies. Not thread-safe."""
+    """Carries requests to lanes, many at a time, and brings each one's reply. Not thread-safe.
 
-    pservers: int
+    Arrays of a request must not change before its reply; arrays of a reply hold only while `on_reply` runs.
+    """
 
-    def exchange(self, requests: Mapping[int, wire.Message], reply_bytes: int = 0) -> dict[int, wire.Message]:
-        """Replies by pserver. Blocks until all are there; raises the error that a pserver answers with.
+    layout: Layout
 
-        `reply_bytes` is about how long a reply may be, so that a slow network gets time for it.
-        Arrays of the requests must not change before it returns; arrays of the replies hold until the next call.
+    def open(self, lane: int, port: int) -> None:
+        """Makes a lane reachable, on the host of its pserver; the first lane of each pserver already is."""
+        ...
+
+    def post(self, lane: int, message: wire.Message, on_reply: OnReply, full: wire.Message | None = None) -> None:
+        """Sends a request. `full` is sent instead when the lane has forgotten a list of ids that `message` names."""
+        ...
+
+    def wait(self, done: Callable[[], bool], reply_bytes: int = 0) -> None:
+        """Takes replies in until `done()`. Raises the error that a pserver answers with.
+
+        `reply_bytes` is about how long replies may be, so that a slow network gets time for them.
         """
         ...
 
@@ -40,34 +52,39 @@ def raise_for_error(reply: wire.Message) -> None:
 
 
 class LocalLink:
-    """One trainer and one pserver in one process, over the same core that the pserver process runs."""
-
-    pservers = 1
+    """One trainer and one lane in one process, over the same core that the pserver process runs."""
 
     def __init__(self, env: Environment) -> None:
+        self.layout = Layout(1)
         self._env = env
-        self._core = ServerCore(0, 1, 1, seed=env.seed, open_model=self._open_model)
+        self._core = ServerCore(0, self.layout, 1, seed=env.seed, open_model=self._open_model)
+        self._waiting: dict[int, OnReply] = {}
 
-    def exchange(self, requests: Mapping[int, wire.Message], reply_bytes: int = 0) -> dict[int, wire.Message]:
-        return {pserver: self._ask(request) for pserver, request in requests.items()}
+    def open(self, lane: int, port: int) -> None:
+        raise AssertionError("local mode has one lane")
 
-    def close(self) -> None:
-        pass
-
-    def _ask(self, request: wire.Message) -> wire.Message:
-        outputs = self._core.handle(0, request)
+    def post(self, lane: int, message: wire.Message, on_reply: OnReply, full: wire.Message | None = None) -> None:
+        self._waiting[message.request] = on_reply
+        outputs = self._core.handle(0, message)
         for output in outputs:
             if isinstance(output, Save):
                 self._write(output)
                 outputs += self._core.saved(output.tag)
-        [reply] = [o.message for o in outputs if isinstance(o, Reply) and o.message.request == request.request]
-        raise_for_error(reply)
-        return reply
+        for output in outputs:
+            if isinstance(output, Reply):
+                raise_for_error(output.message)
+                self._waiting.pop(output.message.request)(output.message)
+
+    def wait(self, done: Callable[[], bool], reply_bytes: int = 0) -> None:
+        assert done(), "a request of local mode was not answered at once"
+
+    def close(self) -> None:
+        pass
 
     def _write(self, save: Save) -> None:
         env, core = self._env, self._core
-        cut = Cut(env.job, env.run, save.tag, save.pass_, save.step, core.mode, core.seed, 0, 1)
-        receipt = write_piece(env.output_dir, cut, core.tables.values())
+        cut = Cut(env.job, env.run, save.tag, save.pass_, save.step, str(core.mode), core.seed, 0, 1)
+        receipt = write_piece(env.output_dir, cut, save.tables)
         manifest = build_manifest(env.job, env.run, [receipt])
         if manifest is not None:
             write_manifest(env.output_dir / save.tag, manifest)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import struct
+from collections import deque
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Callable
 
 import numpy as np
@@ -14,17 +16,17 @@ from clusterctl.runtime.errors import UseError
 
 Reader = Callable[[int, np.random.Generator], Iterable[Any]]
 
-_END = object()
 _SHARED = 2**32 - 1
 
 
 @dataclass
 class Turn:
-    """The batch that the training program works on; one push ends it."""
+    """The batch that the training program works on; one push ends it. `ahead` are the batches after it, if read."""
 
     pass_: int
     batch: int
     last: bool
+    ahead: list[Any] = field(default_factory=list)
     pushed: bool = False
 
 
@@ -46,20 +48,24 @@ def own_batches(reader: Reader, pass_: int, rng: np.random.Generator, every: int
     return (batch for number, batch in enumerate(batches) if number % every == offset)
 
 
-def with_last(batches: Iterator[Any], skip: int) -> Iterator[tuple[int, Any, bool]]:
-    """`(number, batch, is the last)`, reading one batch ahead; the first `skip` batches are passed over."""
-    number, batch = 0, next(batches, _END)
-    while batch is not _END:
-        following = next(batches, _END)
+def read_ahead(batches: Iterator[Any], skip: int, ahead: int) -> Iterator[tuple[int, Any, list[Any]]]:
+    """`(number, batch, the next ones)`, reading `ahead` (at least 1) batches further; the first `skip` are passed over.
+
+    The batch is the last one when there is no next one.
+    """
+    numbered = enumerate(batches)
+    window: deque[tuple[int, Any]] = deque(itertools.islice(numbered, ahead))
+    while window:
+        window.extend(itertools.islice(numbered, 1))
+        number, batch = window.popleft()
         if number >= skip:
-            yield number, batch, following is _END
-        number, batch = number + 1, following
+            yield number, batch, [following for _, following in window]
 
 
-def checked_passes(passes: Any) -> int:
-    if isinstance(passes, bool) or not isinstance(passes, (int, np.integer)) or passes < 0:
-        raise UseError(f"passes={passes!r} is not a whole number from 0 up")
-    return int(passes)
+def whole_number(name: str, number: Any, least: int) -> int:
+    if isinstance(number, bool) or not isinstance(number, (int, np.integer)) or number < least:
+        raise UseError(f"{name}={number!r} is not a whole number from {least} up")
+    return int(number)
 
 
 def checked_samples(samples: Any, rank: int, step: int) -> int:

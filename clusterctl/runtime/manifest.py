@@ -5,11 +5,14 @@ Schema, version 1::
     {"v": 1, "job": "JOB...", "run": "0001", "tag": "pass-00000", "pass": 0, "step": 35, "mode": "sync", "seed": 0,
      "pservers": 4,
      "tables": {NAME: {"kind": "dense" | "sparse", "shape": [...], "rows": null | n, "held": elements or rows saved}},
-     "files": [{"file": "pserver-00000.safetensors", "pserver": 0, "bytes": n, "sha256": hex}, ...]}
+     "files": [{"file": "pserver-00000.safetensors", "pserver": 0, "bytes": n, "sha256": hex, "node": 0}, ...]}
+
+A checkpoint's has besides `"checkpoint": true`, `"trainers": n` and `"lanes": [dense, sparse]`, those of a pserver.
+`node` is the node that wrote the file, where there are nodes.
 
 It is built from the receipts of all pservers, each the fields of a `saved` event:
-`tag, pass, step, mode, seed, pserver, pservers, file, bytes, sha256, tables`. It is written last, when every file is
-in place; files are listed by pserver.
+`tag, pass, step, mode, seed, pserver, pservers, file, bytes, sha256, tables`, and those that are said above. It is
+written last, when every file is in place; files are listed by pserver.
 """
 
 from __future__ import annotations
@@ -27,6 +30,7 @@ VERSION = 1
 
 _PIECE = re.compile(r"pserver-\d{5}\.safetensors")
 _COMMON = ("tag", "pass", "step", "mode", "seed", "pservers")
+_OF_CHECKPOINTS = ("checkpoint", "trainers", "lanes")
 
 
 def piece_name(pserver: int) -> str:
@@ -42,15 +46,17 @@ def build_manifest(job: str, run: str, receipts: Sequence[Mapping[str, Any]]) ->
     if not by_pserver or len(by_pserver) < int(receipts[0]["pservers"]):
         return None
     ordered = [by_pserver[p] for p in sorted(by_pserver)]
-    if any(r[k] != ordered[0][k] for r in ordered for k in _COMMON):
-        raise ValueError(f"receipts of tag {ordered[0]['tag']!r} are not of one cut")
+    first = ordered[0]
+    alike = [*_COMMON, *(key for key in _OF_CHECKPOINTS if key in first)]
+    if any(r.get(k) != first[k] for r in ordered for k in alike):
+        raise ValueError(f"receipts of tag {first['tag']!r} are not of one cut")
     tables: dict[str, Any] = {}
     for receipt in ordered:
         for name, table in receipt["tables"].items():
             total = tables.setdefault(name, {**table, "held": 0})
             total["held"] += table["held"]
-    files = [{key: r[key] for key in ("file", "pserver", "bytes", "sha256")} for r in ordered]
-    common = {key: ordered[0][key] for key in _COMMON}
+    files = [{key: r[key] for key in ("file", "pserver", "bytes", "sha256", "node") if key in r} for r in ordered]
+    common = {key: first[key] for key in alike}
     return {"v": VERSION, "job": job, "run": run, **common, "tables": tables, "files": files}
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Protocol, Union
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol, Union
 
 from clusterctl.runtime import wire
 from clusterctl.runtime.errors import BY_NAME, RuntimeFailure
@@ -21,6 +22,18 @@ class ModelSource(Protocol):
     def sparse(self, spec: TableSpec, pserver: int, pservers: int) -> tuple[Ids, Floats] | None: ...
 
 
+class CheckpointSource(Protocol):
+    """A checkpoint that a run goes on from: what was saved, with the state of rules and the trainers' cursors."""
+
+    step: int
+    mode: str
+    cursors: list[dict[str, Any]]
+
+    def dense(self, spec: TableSpec, start: int, stop: int) -> tuple[Floats, list[Floats]] | None: ...
+
+    def sparse(self, spec: TableSpec, lane: int, lanes: int) -> tuple[Ids, Mapping[str, Any], Ids, Ids] | None: ...
+
+
 @dataclass(frozen=True)
 class Reply:
     rank: int
@@ -29,11 +42,17 @@ class Reply:
 
 @dataclass(frozen=True)
 class Save:
-    """Write this pserver's tables, as they are now, under `tag`; then call `ServerCore.saved(tag)`."""
+    """Write `tables`, which are copies of this moment, under `tag`, and call `ServerCore.saved(tag)` when they are.
+
+    A checkpoint has the trainers' cursors.
+    """
 
     tag: str
     step: int
     pass_: int
+    tables: tuple[Any, ...] = ()
+    checkpoint: bool = False
+    cursors: tuple[dict[str, Any], ...] = ()
 
 
 Output = Union[Reply, Save]
@@ -41,22 +60,73 @@ Output = Union[Reply, Save]
 
 @dataclass
 class Member:
-    """What a pserver knows of one trainer."""
+    """What a lane knows of one trainer. `push` is the one that is not applied, or not wholly applied, yet."""
 
     attempt: int = 0
     passes: int = 0
     pushed: int = 0
     cursor: tuple[int, int] = (0, 0)
     left: bool = False
-    pending: Push | None = None
+    push: Push | None = None
+    cut: int = 0
 
     def note(self, push: wire.Message) -> None:
         """Counts a push that was applied."""
+        self.push = None
         self.pushed += 1
         self.cursor = (push.pass_, push.batch + 1)
         if push.flags & wire.LAST_OF_PASS:
             self.passes = max(self.passes, push.pass_ + 1)
             self.cursor = (push.pass_ + 1, 0)
+
+    def to_json(self, rank: int) -> dict[str, Any]:
+        """The trainer's cursor, as checkpoints have it."""
+        pass_, batch = self.cursor
+        at = {"rank": rank, "step": self.pushed, "pass": pass_, "batch": batch}
+        return {**at, "passes": self.passes, "left": self.left}
+
+
+@dataclass
+class Members:
+    """All trainers of the run, by rank."""
+
+    by_rank: dict[int, Member] = field(default_factory=dict)
+
+    def __getitem__(self, rank: int) -> Member:
+        return self.by_rank[rank]
+
+    def active(self) -> set[int]:
+        return {rank for rank, member in self.by_rank.items() if not member.left}
+
+    @property
+    def passes(self) -> int:
+        """Passes that all trainers still here have ended."""
+        return min((m.passes for m in self.by_rank.values() if not m.left), default=self.most_passes)
+
+    @property
+    def most_passes(self) -> int:
+        return max((m.passes for m in self.by_rank.values()), default=0)
+
+    @property
+    def slowest(self) -> int:
+        """The fewest pushes of any trainer still here; one that has not come yet counts as 0."""
+        return min((m.pushed for m in self.by_rank.values() if not m.left), default=0)
+
+    @property
+    def fastest(self) -> int:
+        return max((m.pushed for m in self.by_rank.values()), default=0)
+
+    def cursors(self) -> tuple[dict[str, Any], ...]:
+        return tuple(member.to_json(rank) for rank, member in sorted(self.by_rank.items()))
+
+    def restore(self, cursors: list[dict[str, Any]], trainers: int, step: int) -> None:
+        """Goes on from a checkpoint's cursors; with another number of trainers the interrupted pass starts again."""
+        same = len(cursors) == trainers
+        pass_ = min((int(c["pass"]) for c in cursors), default=0)
+        for rank, member in self.by_rank.items():
+            at = cursors[rank] if same else {"step": step, "pass": pass_, "batch": 0, "passes": pass_}
+            member.pushed, member.passes = int(at["step"]), int(at["passes"])
+            member.cursor = (int(at["pass"]), int(at["batch"]))
 
 
 def error_reply(message: wire.Message, failure: RuntimeFailure) -> wire.Message:

@@ -78,7 +78,7 @@ class MergedFile:
 
     def __init__(self, path: Path) -> None:
         self._file = TensorFile(path)
-        self.tables = _tables(self._file, MERGED_FORMAT)
+        self.tables = read_tables(self._file, MERGED_FORMAT)
 
     def kinds(self) -> list[tuple[str, str]]:
         return [(name, str(table["kind"])) for name, table in self.tables.items()]
@@ -103,10 +103,10 @@ class PieceSet:
             raise ModelError(f"no pieces of a model in {_names(directories)}", remedy="give the directories of one tag")
         files = [TensorFile(path) for path in found]
         self.metadata = files[0].metadata
-        self.tables = _tables(files[0], FORMAT)
+        self.tables = read_tables(files[0], FORMAT)
         self._files = _by_pserver(files)
         for name, table in self.tables.items():
-            table["held"] = sum(int(_tables(f, FORMAT)[name]["held"]) for f in self._files)
+            table["held"] = sum(int(read_tables(f, FORMAT)[name]["held"]) for f in self._files)
         self._homes = {tensor: file for file in self._files for tensor in file.names}
         self._check()
 
@@ -209,7 +209,7 @@ def _find_pieces(directories: Iterable[Path]) -> list[Path]:
     sums: dict[str, tuple[int, str]] = {}
     for directory in directories:
         for path in sorted(directory.glob("pserver-*.safetensors")):
-            if path.name in found and _checksum(path) != _checksum(found[path.name]):
+            if path.name in found and checksum(path) != checksum(found[path.name]):
                 raise ModelError(
                     f"{path} and {found[path.name]} differ", remedy="give the pieces of one run and tag only"
                 )
@@ -223,12 +223,13 @@ def _find_pieces(directories: Iterable[Path]) -> list[Path]:
     for name, expected in sums.items():
         if name not in found:
             raise ModelError(f"{name} is missing, the manifest lists it", remedy="collect it from its node")
-        if _checksum(found[name]) != expected:
+        if checksum(found[name]) != expected:
             raise ModelError(f"{found[name]} is damaged: it differs from the manifest", remedy="collect it again")
     return [found[name] for name in sorted(found)]
 
 
-def _checksum(path: Path) -> tuple[int, str]:
+def checksum(path: Path) -> tuple[int, str]:
+    """Size and sha256 of a file."""
     digest = hashlib.sha256()
     with path.open("rb") as file:
         while chunk := file.read(1 << 20):
@@ -242,7 +243,7 @@ def _by_pserver(files: Sequence[TensorFile]) -> list[TensorFile]:
     alike = ("job", "run", "tag", "pass", "step", "pservers", "block_elements", "slots")
     for file in files:
         differing = [key for key in alike if file.metadata.get(key) != first.metadata.get(key)]
-        if differing or sorted(_tables(file, FORMAT)) != sorted(_tables(first, FORMAT)):
+        if differing or sorted(read_tables(file, FORMAT)) != sorted(read_tables(first, FORMAT)):
             raise ModelError(
                 f"{file.path} is of another cut than {first.path} ({', '.join(differing) or 'tables'} differ)"
             )
@@ -257,7 +258,8 @@ def _by_pserver(files: Sequence[TensorFile]) -> list[TensorFile]:
     return [by_number[str(p)] for p in range(count)]
 
 
-def _tables(file: TensorFile, expected: str) -> dict[str, dict[str, Any]]:
+def read_tables(file: TensorFile, expected: str) -> dict[str, dict[str, Any]]:
+    """What a file of format `expected` says of its tables, by name; raises ModelError."""
     if file.metadata.get("format") != expected:
         raise ModelError(f"{file.path} has format {file.metadata.get('format')!r}, expected {expected!r}")
     try:

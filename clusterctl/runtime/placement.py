@@ -4,13 +4,16 @@ A dense table is flattened in C order and cut into blocks of `BLOCK_ELEMENTS` el
 into `SLOTS` slots. Both are fixed for ever by the table alone (the file format names them); only the map from
 blocks and slots to pservers knows how many pservers there are, so any model loads onto any number of them.
 
-A pserver owns one contiguous run of a dense table's blocks, so that a gradient leaves the trainer as a view and
-needs no gathering. Small tables start at a pserver chosen by their name, so that they do not all crowd on the first.
+A lane owns one contiguous run of a dense table's blocks, so that a gradient leaves the trainer as a view and
+needs no gathering. Small tables start at a lane chosen by their name, so that they do not all crowd on the first.
 """
 
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -41,15 +44,54 @@ def mix64(values: Bits) -> Bits:
     return out
 
 
+@dataclass(frozen=True)
+class Layout:
+    """The lanes of a run: each pserver has `dense` of them for dense tables, then `sparse` for sparse tables.
+
+    Lanes are numbered through all pservers. With `sparse` 0 the rows share the dense lanes. A table is cut among the
+    lanes of its kind, which are its *places* 0, 1, ... in the order of the lanes.
+    """
+
+    pservers: int
+    dense: int = 1
+    sparse: int = 0
+
+    @property
+    def per_pserver(self) -> int:
+        return self.dense + self.sparse
+
+    @property
+    def lanes(self) -> int:
+        return self.pservers * self.per_pserver
+
+    def places(self, kind: str) -> list[int]:
+        """The lane of each place of tables of a kind, "dense" or "sparse"."""
+        return [lane for lane in range(self.lanes) if self._serves(lane, kind)]
+
+    def place(self, lane: int, kind: str) -> tuple[int, int] | None:
+        """`(place, places)` of a lane for tables of a kind, None when it has none of them."""
+        places = self.places(kind)
+        return (places.index(lane), len(places)) if lane in places else None
+
+    def _serves(self, lane: int, kind: str) -> bool:
+        is_dense = lane % self.per_pserver < self.dense
+        return is_dense if kind == "dense" or not self.sparse else not is_dense
+
+
+def layout_of(spec: Mapping[str, Any], pservers: int) -> Layout:
+    """The lanes that spec.json says, for so many pservers."""
+    return Layout(pservers, int(spec.get("ports_num", 1)), int(spec.get("ports_num_for_sparse", 0)))
+
+
 def block_count(elements: int) -> int:
     return -(-elements // BLOCK_ELEMENTS)
 
 
-def owned_elements(elements: int, key: int, pserver: int, pservers: int) -> tuple[int, int]:
-    """`(start, stop)` of the flattened table's elements that live on `pserver`; empty when start == stop."""
+def owned_elements(elements: int, key: int, place: int, places: int) -> tuple[int, int]:
+    """`(start, stop)` of the flattened table's elements that live at `place`; empty when start == stop."""
     blocks = block_count(elements)
-    place = (pserver - key) % pservers
-    first, last = place * blocks // pservers, (place + 1) * blocks // pservers
+    at = (place - key) % places
+    first, last = at * blocks // places, (at + 1) * blocks // places
     return min(first * BLOCK_ELEMENTS, elements), min(last * BLOCK_ELEMENTS, elements)
 
 
@@ -62,7 +104,7 @@ def slots_of(ids: Ids, rows: int | None) -> Ids:
     return remainder
 
 
-def owners_of(ids: Ids, rows: int | None, pservers: int) -> Ids:
-    """The pserver that holds each id: slot modulo the number of pservers."""
-    owners: Ids = slots_of(ids, rows) % np.int64(pservers)
+def owners_of(ids: Ids, rows: int | None, places: int) -> Ids:
+    """The place that holds each id: slot modulo the number of places."""
+    owners: Ids = slots_of(ids, rows) % np.int64(places)
     return owners

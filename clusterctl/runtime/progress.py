@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Callable
+
+import numpy.typing as npt
 
 from clusterctl.runtime.control import Control
 from clusterctl.runtime.logbook import Logbook
 
 _EVENT_EVERY_S = 1.0
+_SMALL_ELEMENTS = 262_144
 
 
 def say(line: str) -> None:
@@ -50,6 +54,7 @@ class Progress:
         self._clock = clock
         self._pass = 0
         self._warned_s = float("-inf")
+        self._checked_s = float("-inf")
         self._step = 0
         self._logbook = Logbook(self._send_log)
         now = clock()
@@ -110,6 +115,14 @@ class Progress:
             if self._warned_s < 0:
                 say(f"warning: {what} is not finite (pass {self._pass}, step {step}); training goes on")
             self._warned_s = now
+
+    def checks_numbers(self, arrays: Sequence[npt.NDArray[Any]]) -> bool:
+        """Whether to look for NaN now: in small gradients always, in large ones about once a second."""
+        now = self._clock()
+        if sum(array.size for array in arrays) > _SMALL_ELEMENTS and now - self._checked_s < _EVENT_EVERY_S:
+            return False
+        self._checked_s = now
+        return True
 
     def log(self, step: int, values: dict[str, float], weight: float) -> None:
         """Notes named numbers; they go out as weighted means, at most once a second for each set of names."""

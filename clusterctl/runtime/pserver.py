@@ -1,27 +1,31 @@
 """The generic pserver process: `python -m clusterctl.runtime.pserver`, configured by its environment alone.
 
-It binds, says `ready`, serves until the supervisor says `finish`, and ends with 0; with 1 and one clear line on
-standard error when something is wrong, and at once when the supervisor is gone or SIGTERM comes.
+It binds a port for each of its lanes, says `ready`, serves until the supervisor says `finish`, and ends with 0; with 1
+and one clear line on standard error when something is wrong, and at once when the supervisor is gone or SIGTERM comes.
 """
 
 from __future__ import annotations
 
 import signal
 import sys
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import zmq
 
+from clusterctl.runtime.checkpoints import open_checkpoint
 from clusterctl.runtime.control import Control
 from clusterctl.runtime.core import ServerCore
 from clusterctl.runtime.environment import Environment, read_environment
 from clusterctl.runtime.errors import ProcessError, RuntimeFailure
-from clusterctl.runtime.members import ModelSource, Save
+from clusterctl.runtime.members import CheckpointSource, ModelSource, Save
 from clusterctl.runtime.models import open_model
+from clusterctl.runtime.modes import Every, Mode
 from clusterctl.runtime.pieces import Cut, write_piece
+from clusterctl.runtime.placement import Layout, layout_of
 from clusterctl.runtime.progress import say
-from clusterctl.runtime.server import Server
+from clusterctl.runtime.server import Lane, Server
 from clusterctl.runtime.sockets import bind_first_free, open_context, open_router
 from clusterctl.runtime.zap import Gate
 
@@ -45,65 +49,110 @@ def main() -> int:
 
 def serve(env: Environment) -> None:
     """Serves one pserver of a run, from bind to `finish`."""
-    core = _make_core(env)
-    context = open_context()
-    keys = env.keys() if env.secure else None
-    if keys is not None:
-        Gate(context, keys["allow"])
-    router = open_router(context, keys)
-    try:
-        _serve(env, core, router)
-    finally:
-        _clear_half_written(env)
-        router.close()
-        context.term()
-
-
-def _serve(env: Environment, core: ServerCore, router: zmq.Socket[bytes]) -> None:
-    port = bind_first_free(router, int(env.spec.get("port", 7164)), str(env.spec.get("address", "")))
     control: list[Control] = []
-    server = Server(core, router, lambda save: _write(env, core, control[0], save), secure=env.secure)
-    control.append(Control(env.control_fd, lambda command: server.finish() if command == "finish" else None))
-    control[0].send("ready", ports=[port])
-    say(f"pserver {env.rank}: ready on port {port}")
+    pserver = PServer(env, lambda receipt: control[0].send("saved", **receipt))
     try:
-        server.run()
+        control.append(Control(env.control_fd, lambda command: pserver.finish() if command == "finish" else None))
+        control[0].send("ready", ports=pserver.ports)
+        say(f"pserver {env.rank}: ready on port {', '.join(map(str, pserver.ports))}")
+        pserver.run()
     finally:
-        _report(core, server)
+        pserver.report()
+        pserver.close()
 
 
-def _make_core(env: Environment) -> ServerCore:
-    def open_saved(path: str) -> ModelSource:
-        return open_model(env.job_dir / path)
+class PServer:
+    """A pserver of the run that `env` describes, with its sockets bound. `on_saved` gets the receipt of each file."""
 
-    return ServerCore(
-        pserver=env.rank,
-        pservers=int(env.spec["pservers"]),
-        trainers=int(env.spec["trainers"]),
-        seed=env.seed,
-        mode=str(env.spec.get("mode", "sync")),
-        open_model=open_saved,
-    )
+    def __init__(self, env: Environment, on_saved: Any) -> None:
+        self._env = env
+        self._on_saved = on_saved
+        self.layout = layout_of(env.spec, int(env.spec["pservers"]))
+        self._context = open_context(self.layout.per_pserver)
+        self._keys = env.keys() if env.secure else None
+        if self._keys is not None:
+            Gate(self._context, self._keys["allow"])
+        self.ports: list[int] = []
+        restored = _restored(env)
+        first = env.rank * self.layout.per_pserver
+        lanes = [self._open(first + k, restored) for k in range(self.layout.per_pserver)]
+        for lane in lanes:
+            lane.core.greeting["ports"] = self.ports
+        self.server = Server(lanes, self._write)
+
+    def run(self) -> None:
+        self.server.run()
+
+    def finish(self) -> None:
+        self.server.finish()
+
+    def close(self) -> None:
+        self.server.close()
+        _clear_half_written(self._env)
+        self._context.term()
+
+    def report(self) -> None:
+        """Says what is worth knowing when all is over."""
+        staleness: Counter[int] = Counter()
+        refused = 0
+        for lane in self.server.lanes:
+            staleness += lane.core.turns.staleness
+            refused += sum(lane.refused.values())
+        if staleness:
+            counts = ", ".join(f"{age}: {count}" for age, count in sorted(staleness.items()))
+            say(f"pserver {self._env.rank}: staleness of {sum(staleness.values())} pushes: {counts}")
+        if refused:
+            say(f"pserver {self._env.rank}: refused {refused} messages")
+
+    def _open(self, lane: int, restored: CheckpointSource | None) -> Lane:
+        env = self._env
+        router: zmq.Socket[bytes] = open_router(self._context, self._keys)
+        self.ports.append(bind_first_free(router, int(env.spec.get("port", 7164)), str(env.spec.get("address", ""))))
+        core = ServerCore(
+            lane=lane,
+            layout=self.layout,
+            trainers=int(env.spec["trainers"]),
+            seed=env.seed,
+            mode=Mode.parse(str(env.spec.get("mode", "sync"))),
+            save_every=Every.from_json(env.spec.get("save_every")) if env.spec.get("checkpoints") else None,
+            half=env.spec.get("wire") == "float16",
+            key_cache=bool(env.spec.get("key_cache")),
+            open_model=self._open_model,
+            restored=restored,
+        )
+        return Lane(core, router, self._take, env.secure)
+
+    def _take(self, lane: Lane, save: Save) -> None:
+        self.server.take(lane, save)
+
+    def _open_model(self, path: str) -> ModelSource:
+        return open_model(self._env.job_dir / path)
+
+    def _write(self, save: Save) -> None:
+        receipt = write_save(self._env, self.layout, self._env.rank, save)
+        self._on_saved(receipt)
+        say(f"pserver {self._env.rank}: saved {save.tag} at step {save.step}, {receipt['bytes']:,} bytes")
 
 
-def _write(env: Environment, core: ServerCore, control: Control, save: Save) -> None:
-    cut = Cut(env.job, env.run, save.tag, save.pass_, save.step, core.mode, core.seed, core.pserver, core.pservers)
-    receipt = write_piece(env.output_dir, cut, core.tables.values())
-    control.send("saved", **receipt)
-    say(f"pserver {env.rank}: saved {save.tag} at step {save.step}, {receipt['bytes']:,} bytes")
+def write_save(env: Environment, layout: Layout, pserver: int, save: Save) -> dict[str, Any]:
+    """Writes a pserver's piece of a save; returns the receipt."""
+    mode = str(env.spec.get("mode", "sync"))
+    cut = Cut(env.job, env.run, save.tag, save.pass_, save.step, mode, env.seed, pserver, layout.pservers)
+    if not save.checkpoint:
+        return write_piece(env.output_dir, cut, save.tables)
+    lanes = (layout.dense, layout.sparse)
+    return write_piece(env.checkpoint_dir, cut, save.tables, cursors=save.cursors, lanes=lanes)
 
 
-def _report(core: ServerCore, server: Server) -> None:
-    if core.staleness:
-        counts = ", ".join(f"{age}: {count}" for age, count in sorted(core.staleness.items()))
-        say(f"pserver {core.pserver}: staleness of {sum(core.staleness.values())} pushes: {counts}")
-    if server.refused:
-        say(f"pserver {core.pserver}: refused {sum(server.refused.values())} messages")
+def _restored(env: Environment) -> CheckpointSource | None:
+    resume = env.spec.get("resume")
+    return None if resume is None else open_checkpoint(env.job_dir / str(resume["dir"]))
 
 
 def _clear_half_written(env: Environment) -> None:
-    for path in Path(env.output_dir).glob(f"*/.pserver-{env.rank:05d}.safetensors-*"):
-        path.unlink(missing_ok=True)
+    for directory in (env.output_dir, env.checkpoint_dir):
+        for path in Path(directory).glob(f"*/.pserver-{env.rank:05d}.safetensors-*"):
+            path.unlink(missing_ok=True)
 
 
 def _terminate(signum: int, frame: Any) -> None:

@@ -1,114 +1,155 @@
-"""Reading the parts of a request against the tables: what a pserver accepts from a trainer."""
+"""Reading the parts of a request against the tables: what a lane accepts from a trainer."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from clusterctl.runtime import wire
 from clusterctl.runtime.errors import TableError, WireError
+from clusterctl.runtime.key_cache import KeyCache
 from clusterctl.runtime.placement import Ids, owners_of
 from clusterctl.runtime.sparse import SparseGrad, SparseTable
 from clusterctl.runtime.spec import TableSpec
-from clusterctl.runtime.tables import PART_ELEMENTS, DenseGrad, DenseTable, Table, Tables
+from clusterctl.runtime.tables import PART_ELEMENTS, DenseTable, Floats, Table, Tables
 
 _MAX_SAMPLES = 2**53
 
 
 @dataclass
 class Push:
-    """A checked push that waits for its step: gradients by table key, and the request to answer."""
+    """A checked push: its opening without parts, gradients by table key, and the pieces that came.
+
+    `dense` has the parts of each table that are there and not applied yet, by number; `later` how many parts of a
+    table come in pieces of their own; `asked` the request to answer for each of those; `applied` (outside of sync
+    mode) the pieces that are applied.
+    """
 
     message: wire.Message
-    dense: dict[int, DenseGrad] = field(default_factory=dict)
+    dense: dict[int, dict[int, Floats]] = field(default_factory=dict)
     sparse: dict[int, SparseGrad] = field(default_factory=dict)
+    later: dict[int, int] = field(default_factory=dict)
+    asked: dict[tuple[int, int], wire.Message] = field(default_factory=dict)
+    applied: set[tuple[int, int]] = field(default_factory=set)
+    weight: np.float32 = field(default_factory=lambda: np.float32(1))
 
     @property
     def samples(self) -> int:
         return self.message.samples
 
-
-def read_push(message: wire.Message, tables: Tables, place: tuple[int, int], weight: float) -> Push:
-    """Checks every part of a push; `place` is (pserver, pservers). Raises WireError or TableError, changes nothing."""
-    if message.piece != 0:
-        raise WireError(
-            f"trainer {message.rank} sent piece {message.piece} of step {message.step}; there is only piece 0"
-        )
-    if message.samples > _MAX_SAMPLES:
-        raise WireError(f"trainer {message.rank} claims {message.samples} samples at step {message.step}")
-    push = Push(message)
-    for key, parts in _by_table(message.parts):
-        table = known(tables, key)
-        if isinstance(table, DenseTable):
-            push.dense[key] = _dense_grad(table, parts, np.float32(weight))
-        else:
-            push.sparse[key] = _sparse_grad(table, parts, place, np.float32(weight))
-    return push
+    def announces(self) -> tuple[object, ...]:
+        """What of it must be the same when a trainer's successor pushes the step again."""
+        return self.message.samples, sorted(self.later.items())
 
 
-def known(tables: Tables, key: int) -> Table:
-    table = tables.get(key)
-    if table is None:
-        raise TableError(f"a message names a table that was never made (key {key:#x})")
-    return table
+class Reader:
+    """Checks every part of a message. Raises WireError or TableError, and then has changed nothing."""
+
+    def __init__(self, tables: Tables, keys: KeyCache, place: tuple[int, int], weighted: bool) -> None:
+        self._tables = tables
+        self._keys = keys
+        self._place = place  # of sparse tables
+        self._weighted = weighted
+
+    def opening(self, message: wire.Message) -> Push:
+        """Piece 0 of a push."""
+        if message.samples > _MAX_SAMPLES:
+            raise WireError(f"trainer {message.rank} claims {message.samples} samples at step {message.step}")
+        push = Push(message.bare())
+        if self._weighted:
+            push.weight = np.float32(message.samples)
+        for key, parts in _by_table(message.parts).items():
+            table = self.table(key)
+            if isinstance(table, SparseTable):
+                push.sparse[key] = self._sparse(table, parts, push)
+            elif parts[0].kind == wire.LATER:
+                push.later[key] = self._announced(table, parts)
+            elif table.count or len(parts) != 1 or len(parts[0].array):
+                push.dense[key] = dict(self._part(table, parts))
+        return push
+
+    def piece(self, message: wire.Message, push: Push) -> tuple[int, int, Floats]:
+        """A later piece of `push`: the table's key, the number of the part, and its gradient."""
+        if len(message.parts) != 1 or message.parts[0].table not in push.later:
+            raise WireError(f"piece {message.piece} of step {message.step} was not announced")
+        key = message.parts[0].table
+        table = self.table(key)
+        assert isinstance(table, DenseTable)
+        [(number, grad)] = self._part(table, message.parts)
+        return key, number, grad
+
+    def table(self, key: int) -> Table:
+        table = self._tables.get(key)
+        if table is None:
+            raise TableError(f"a message names a table that was never made (key {key:#x})")
+        return table
+
+    def ids(self, table: SparseTable, part: wire.Part, rank: int) -> Ids:
+        """The ids of a part, in full or by the digest of a list that this trainer has sent before."""
+        if part.kind == wire.SAME:
+            return self._keys.recall(rank, table.spec.key, part.array.tobytes())
+        ids: Ids = part.array
+        if part.kind != wire.IDS:
+            raise WireError(f"a part for table {table.spec.name!r} is of the wrong kind")
+        check_ids(table.spec, ids, self._place)
+        self._keys.remember(rank, table.spec.key, ids)
+        return ids
+
+    def _announced(self, table: DenseTable, parts: list[wire.Part]) -> int:
+        if len(parts) != 1 or parts[0].offset != table.parts:
+            raise WireError(f"the gradient of table {table.spec.name!r} should follow in {table.parts} pieces")
+        return table.parts
+
+    def _part(self, table: DenseTable, parts: list[wire.Part]) -> list[tuple[int, Floats]]:
+        part = parts[0]
+        number, odd = divmod(part.offset - table.start, PART_ELEMENTS)
+        start, stop = table.bounds(number)
+        fits = len(parts) == 1 and odd == 0 and 0 <= number < table.parts and len(part.array) == stop - start
+        if part.kind not in (wire.DENSE, wire.DENSE16) or not fits:
+            raise WireError(f"the gradient of table {table.spec.name!r} does not fit the lane's run of it")
+        return [(number, part.array.astype(np.float32, copy=False))]
+
+    def _sparse(self, table: SparseTable, parts: list[wire.Part], push: Push) -> SparseGrad:
+        spec, rank = table.spec, push.message.rank
+        rows = [part.array for part in parts[1::2]]
+        if len(parts) % 2 or any(part.kind not in (wire.ROWS, wire.ROWS16) for part in parts[1::2]):
+            raise WireError(f"the gradient of table {spec.name!r} is not made of ids and rows")
+        ids = [self.ids(table, part, rank) for part in parts[::2]]
+        if any(r.shape != (len(i), spec.dim) for i, r in zip(ids, rows)):
+            raise WireError(f"the gradient of table {spec.name!r} is not made of ids and rows of width {spec.dim}")
+        all_ids, all_rows = (ids[0], rows[0]) if len(ids) == 1 else (np.concatenate(ids), np.concatenate(rows))
+        if len(ids) > 1:
+            check_ids(spec, all_ids, self._place)
+        return SparseGrad(push.weight, all_ids, all_rows.astype(np.float32, copy=False))
 
 
 def check_ids(spec: TableSpec, ids: Ids, place: tuple[int, int]) -> None:
-    """Ids must ascend strictly, be within the table's bound, and belong to this pserver."""
+    """Ids must ascend strictly, be within the table's bound, and belong to this place of `places`."""
     if len(ids) == 0:
         return
     if not bool((ids[1:] > ids[:-1]).all()):
         raise WireError(f"ids for table {spec.name!r} do not ascend")
     if spec.rows is not None and not (ids[0] >= 0 and ids[-1] < spec.rows):
         raise TableError(f"ids for table {spec.name!r} are outside 0..{spec.rows - 1}")
-    if not bool((owners_of(ids, spec.rows, place[1]) == place[0]).all()):
-        raise WireError(f"ids for table {spec.name!r} came to the wrong pserver, {place[0]} of {place[1]}")
+    if place[1] > 1 and not bool((owners_of(ids, spec.rows, place[1]) == place[0]).all()):
+        raise WireError(f"ids for table {spec.name!r} came to the wrong lane, {place[0]} of {place[1]}")
 
 
-def _by_table(parts: list[wire.Part]) -> Iterator[tuple[int, list[wire.Part]]]:
+def dense_parts(table: DenseTable, values: Floats, half: bool) -> list[wire.Part]:
+    """The lane's run of a table as the parts of a reply."""
+    cuts = range(0, table.count, PART_ELEMENTS)
+    return [dense_part(table, table.start + a, values[a : a + PART_ELEMENTS], half) for a in cuts]
+
+
+def dense_part(table: DenseTable, offset: int, values: Floats, half: bool) -> wire.Part:
+    if half:
+        return wire.Part(wire.DENSE16, values.astype(np.float16), table.spec.key, offset)
+    return wire.Part(wire.DENSE, values, table.spec.key, offset)
+
+
+def _by_table(parts: list[wire.Part]) -> dict[int, list[wire.Part]]:
     grouped: dict[int, list[wire.Part]] = {}
     for part in parts:
         grouped.setdefault(part.table, []).append(part)
-    return iter(grouped.items())
-
-
-def _dense_grad(table: DenseTable, parts: list[wire.Part], weight: np.float32) -> DenseGrad:
-    expected = [(table.start + a, min(PART_ELEMENTS, table.count - a)) for a in range(0, table.count, PART_ELEMENTS)]
-    got = [(p.offset, len(p.array)) for p in parts]
-    if any(p.kind != wire.DENSE for p in parts) or got != expected:
-        raise WireError(f"the gradient of table {table.spec.name!r} has parts {got[:4]}, not {expected[:4]}")
-    return DenseGrad(weight, [p.array for p in parts])
-
-
-def _sparse_grad(table: SparseTable, parts: list[wire.Part], place: tuple[int, int], weight: np.float32) -> SparseGrad:
-    spec = table.spec
-    ids, rows = [p.array for p in parts[::2]], [p.array for p in parts[1::2]]
-    paired = [p.kind for p in parts] == [wire.IDS, wire.ROWS] * len(rows)
-    if not paired or any(r.shape != (len(i), spec.dim) for i, r in zip(ids, rows)):
-        raise WireError(f"the gradient of table {spec.name!r} is not made of ids and rows of width {spec.dim}")
-    all_ids, all_rows = (ids[0], rows[0]) if len(ids) == 1 else (np.concatenate(ids), np.concatenate(rows))
-    check_ids(spec, all_ids, place)
-    return SparseGrad(weight, all_ids, all_rows)
-
-
-def answer_pull(message: wire.Message, tables: Tables, place: tuple[int, int], version: int | None) -> list[wire.Part]:
-    """The parts that a pull asks for, at `version` (None: the newest)."""
-    out: list[wire.Part] = []
-    for part in message.parts:
-        table = known(tables, part.table)
-        if part.kind == wire.DENSE and isinstance(table, DenseTable):
-            out += dense_parts(table, version)
-        elif part.kind == wire.IDS and isinstance(table, SparseTable):
-            check_ids(table.spec, part.array, place)
-            out.append(wire.Part(wire.ROWS, table.pull(part.array, version), part.table))
-        else:
-            raise WireError(f"a pull of table {table.spec.name!r} asks for the wrong kind of part")
-    return out
-
-
-def dense_parts(table: DenseTable, version: int | None, copy: bool = False) -> list[wire.Part]:
-    values = table.at(version)
-    values = values.copy() if copy else values
-    return [wire.Part(wire.DENSE, array, table.spec.key, offset) for offset, array in table.parts(values)]
+    return grouped

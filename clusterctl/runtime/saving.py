@@ -1,4 +1,4 @@
-"""Which saves were asked for, by whom, and which are done: the bookkeeping of one pserver."""
+"""Which saves were asked for, by whom, and which are done: the bookkeeping of one lane."""
 
 from __future__ import annotations
 
@@ -23,7 +23,10 @@ def check_tag(tag: str) -> str:
 
 @dataclass
 class SaveBook:
-    """A tag is saved once: at the end of a pass when all trainers have asked, otherwise at the first call."""
+    """A tag is saved once: at the end of a pass when all trainers have asked, otherwise at the first call.
+
+    A tag is asked for, then `writing`, then done.
+    """
 
     writing: list[str] = field(default_factory=list)
     saved_step: int = 0
@@ -36,15 +39,27 @@ class SaveBook:
         """Notes that a trainer asks for `tag`; True when it is saved already."""
         if check_tag(tag) in self._done:
             return True
-        self._asked.setdefault(tag, set()).add(message.rank)
-        if not at_pass_end:
-            self._at_once.add(tag)
+        if tag not in self.writing:
+            self._asked.setdefault(tag, set()).add(message.rank)
+            if not at_pass_end:
+                self._at_once.add(tag)
         return False
 
-    def due(self, active: set[int], force: bool) -> list[str]:
-        """The tags to write now, which are `writing` until `finish`; with `force` also what only some asked for."""
-        self.writing = [t for t, ranks in self._asked.items() if force or t in self._at_once or active <= ranks]
-        return list(self.writing)
+    def due(self, active: set[int], force: bool) -> list[tuple[str, bool]]:
+        """The tags to write now, which are `writing` until `finish`, and whether all trainers ended a pass with it.
+
+        With `force` also what only some asked for.
+        """
+        found = [
+            (tag, tag not in self._at_once)
+            for tag, ranks in self._asked.items()
+            if force or tag in self._at_once or active <= ranks
+        ]
+        for tag, _ in found:
+            del self._asked[tag]
+            self._at_once.discard(tag)
+            self.writing.append(tag)
+        return found
 
     def wait(self, tag: str, message: wire.Message) -> None:
         """`message` is answered when `tag` is saved; a repeat of it replaces the earlier one."""
@@ -57,13 +72,11 @@ class SaveBook:
     def unfinished_pass(self, passes: int) -> str:
         """The tag for what is not saved yet when everyone has left after `passes` whole passes."""
         last, partial = f"pass-{max(0, passes - 1):05d}", f"pass-{passes:05d}"
-        return partial if last in self._done else last
+        return partial if last in self._done or last in self.writing else last
 
-    def finish(self, tag: str, step: int) -> list[wire.Message]:
-        """Marks `tag` as saved at `step`; returns who waited for it."""
-        self.writing = [t for t in self.writing if t != tag]
-        self._asked.pop(tag, None)
-        self._at_once.discard(tag)
+    def finish(self, tag: str) -> list[wire.Message]:
+        """Marks `tag` as saved; returns who waited for it."""
+        if tag in self.writing:
+            self.writing.remove(tag)
         self._done.add(tag)
-        self.saved_step = max(self.saved_step, step)
         return self._waiters.pop(tag, [])

@@ -1,19 +1,18 @@
-"""The pserver process around the core: one ROUTER socket, one thread that handles messages, one that writes files.
+"""A pserver around its lanes: a socket and a thread for each lane, and one thread that writes files.
 
-While a save is being written, the values must not change: probes are answered at once, everything else waits in
-`_later`, which is bounded because a trainer has one request out at a time and repeats what gets lost.
+A lane's thread waits in one place, its ROUTER socket. Other threads wake it by a message over inproc, which nobody
+outside of the process can do more with than wake it.
 """
 
 from __future__ import annotations
 
 import queue
-import socket as sockets
 import sys
 import threading
 import time
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Callable
+from typing import Callable
 
 import zmq
 
@@ -23,166 +22,211 @@ from clusterctl.runtime.errors import WireError
 from clusterctl.runtime.members import Output, Reply, Save
 from clusterctl.runtime.zap import rank_of
 
-_LATER_PER_TRAINER = 8
-# A signal that comes just before the wait, or to another thread, is seen only when Python runs again.
-_WAKE_MS = 250
-_BATCH = 64
-
-if TYPE_CHECKING:
-    from typing import TypeGuard
-
-Arrival = tuple[bytes, int, wire.Message]
+_WAKE = b""
+#: How many saves may wait for the one that is being written, before lanes wait too.
+_SAVES_WAITING = 1
+_ROUTES_KNOWN = 4_096
 
 
-class Server:
-    """Runs until `finish` is called, from any thread. `write(save)` writes files and may raise; then so does `run`."""
+class Lane:
+    """Handles the messages of one lane until `finish`; everything but `finish` and `saved` belongs to its thread.
+
+    `on_save(lane, save)` takes copies of the lane's tables; it may block. `find_shared(rank)` gives the view of shared
+    memory for messages of a trainer.
+    """
 
     def __init__(
         self,
         core: ServerCore,
         router: zmq.Socket[bytes],
-        write: Callable[[Save], None],
+        on_save: Callable[[Lane, Save], None],
         secure: bool,
+        find_shared: Callable[[int], wire.Shared | None] = lambda rank: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._core = core
-        self._router = router
-        self._write = write
+        self.core = core
+        self.router = router
+        self.refused: Counter[str] = Counter()
+        self._on_save = on_save
         self._secure = secure
+        self._find_shared = find_shared
         self._clock = clock
         self._routes: dict[int, bytes] = {}
-        self._arrived: dict[int, tuple[int, float]] = {}
-        self._saves: deque[Save] = deque()
-        self._later: deque[Arrival] = deque()
-        self._results: queue.SimpleQueue[BaseException | None] = queue.SimpleQueue()
+        self._ranks: dict[bytes, int] = {}
+        self._arrived: dict[tuple[int, int], float] = {}
+        self._saved: queue.SimpleQueue[str] = queue.SimpleQueue()
         self._finishing = False
-        self._writing = False
-        self._began = clock()
-        self._alarm, self._bell = sockets.socketpair()
-        self._alarm.setblocking(False)
-        self.refused: Counter[str] = Counter()
+        self._lock = threading.Lock()
+        every = core.save_every
+        self._cut_every_s = every.n if every is not None and every.unit == "s" and core.lane == 0 else 0.0
+        self._cut_s = clock()
+        address = f"inproc://lane-{id(self):x}"
+        router.bind(address)
+        self._bell: zmq.Socket[bytes] = router.context.socket(zmq.DEALER)
+        self._bell.setsockopt(zmq.LINGER, 0)
+        self._bell.connect(address)
 
     def finish(self) -> None:
-        """Lets `run` return once nothing is being written."""
+        """Lets `run` return. From any thread."""
         self._finishing = True
         self._ring()
 
+    def saved(self, tag: str) -> None:
+        """The file of `tag` is in place. From any thread."""
+        self._saved.put(tag)
+        self._ring()
+
     def run(self) -> None:
-        poller = zmq.Poller()
-        poller.register(self._router, zmq.POLLIN)
-        poller.register(self._alarm, zmq.POLLIN)
-        while not (self._finishing and not self._saves):
-            ready = dict(poller.poll(_WAKE_MS))
-            if self._alarm.fileno() in ready:
-                self._hear()
-            if self._router in ready:
-                self._receive()
+        while not self._finishing:
+            self._receive(self.router.recv_multipart(copy=False))
 
     def close(self) -> None:
-        self._alarm.close()
         self._bell.close()
+        self.router.close()
 
     def _ring(self) -> None:
-        self._bell.send(b"!")
+        with self._lock:
+            self._bell.send(_WAKE)
 
-    def _hear(self) -> None:
-        self._alarm.recv(4_096)
-        while not self._results.empty():
-            failure = self._results.get()
-            self._writing = False
-            if failure is not None:
-                raise failure
-            self._send(self._core.saved(self._saves.popleft().tag))
-        while self._later and not self._saves:
-            self._handle(self._later.popleft())
-
-    def _receive(self) -> None:
-        for _ in range(_BATCH):
-            try:
-                frames = self._router.recv_multipart(zmq.NOBLOCK, copy=False)
-            except zmq.Again:
-                return
-            arrival = self._read(frames)
-            if arrival is None:
-                continue
-            if not self._saves:
-                self._handle(arrival)
-            elif arrival[2].kind == wire.PROBE:
-                self._say_busy(arrival)
-            elif sum(rank == arrival[1] for _, rank, _ in self._later) < _LATER_PER_TRAINER:
-                self._later.append(arrival)
-
-    def _read(self, frames: Sequence[zmq.Frame]) -> Arrival | None:
-        """The message in `frames` with its sender's route and proven rank; None for what is not a message."""
+    def _receive(self, frames: Sequence[zmq.Frame]) -> None:
+        if len(frames) == 2 and len(frames[1]) == 0:
+            while not self._saved.empty():
+                self._send(self.core.saved(self._saved.get()))
+            return
+        route = frames[0].bytes
         try:
-            message = wire.decode([frame.buffer for frame in frames[1:]])
+            rank = self._rank(route, frames)
+            message = wire.decode([frame.buffer for frame in frames[1:]], self._find_shared(rank))
         except WireError as exc:
             self._refuse(str(exc))
-            return None
-        rank = message.rank
-        if self._secure:
-            rank = rank_of(_user(frames[1]))
-        if rank < 0:
-            self._refuse("a sender that is not a trainer")
-            return None
-        return frames[0].bytes, rank, message
+            return
+        if not self._secure:
+            rank = message.rank
+        self._handle(route, rank, message)
 
-    def _handle(self, arrival: Arrival) -> None:
-        route, rank, message = arrival
-        if self._secure and message.rank != rank:
+    def _rank(self, route: bytes, frames: Sequence[zmq.Frame]) -> int:
+        """The trainer whose key opened this connection; what it says itself where there are no keys."""
+        if not self._secure:
+            return -1
+        known = self._ranks.get(route)
+        if known is not None:
+            return known
+        rank = rank_of(_user(frames[1])) if len(frames) > 1 else -1
+        if rank < 0:
+            raise WireError("a sender that is not a trainer")
+        if route[:1] == b"\0" and len(self._ranks) < _ROUTES_KNOWN:  # libzmq chose it: it stands for one connection
+            self._ranks[route] = rank
+        return rank
+
+    def _handle(self, route: bytes, rank: int, message: wire.Message) -> None:
+        if message.rank != rank:
             self._refuse(f"trainer {rank} spoke as trainer {message.rank}")
-        self._began = self._clock()
-        known = self._arrived.get(rank)
-        if message.kind in (wire.PUSH, wire.PULL) and (known is None or known[0] != message.request):
-            self._arrived[rank] = (message.request, self._began)
-        outputs = self._core.handle(rank, message)
-        if _is_refusal(outputs, message):
+        now = self._clock()
+        if self._cut_every_s and now - self._cut_s >= self._cut_every_s:
+            self._cut_s = now
+            self.core.request_cut()
+        outputs = self.core.handle(rank, message)
+        if len(outputs) == 1 and isinstance(outputs[0], Reply) and outputs[0].message.request == message.request:
+            if outputs[0].message.kind != wire.ERROR:
+                self._routes[rank] = route
             self._answer(route, outputs[0].message)
             return
         self._routes[rank] = route
+        if message.kind in (wire.PUSH, wire.PULL):
+            self._arrived.setdefault((rank, message.request), now)
         self._send(outputs)
 
     def _send(self, outputs: Sequence[Output]) -> None:
+        now = self._clock()
         for output in outputs:
             if isinstance(output, Save):
-                self._saves.append(output)
+                self._on_save(self, output)
             elif output.rank in self._routes:
-                request, arrived = self._arrived.get(output.rank, (0, 0.0))
-                held_s = self._began - arrived if request == output.message.request else 0.0
-                output.message.held_us = int(held_s * 1e6)
+                arrived = self._arrived.pop((output.rank, output.message.request), now)
+                output.message.held_us = min(int((now - arrived) * 1e6), 2**32 - 1)
                 self._answer(self._routes[output.rank], output.message)
-        self._write_next()
 
     def _answer(self, route: bytes, message: wire.Message) -> None:
-        frames: list[Any] = [route, *wire.encode(message)]
+        frames = [route, *wire.encode(message)]
         try:
-            self._router.send_multipart(frames, zmq.NOBLOCK, copy=False)
+            self.router.send_multipart(frames, zmq.NOBLOCK, copy=False)
         except zmq.ZMQError:
             return  # the peer is gone or slow: it asks again
-
-    def _say_busy(self, arrival: Arrival) -> None:
-        route, rank, message = arrival
-        if rank == message.rank:
-            facts = {"held": True, "waiting": [], "step": self._core.step, "busy": "saving"}
-            self._answer(route, message.answer(wire.STATE, parts=[wire.json_part(facts)]))
-
-    def _write_next(self) -> None:
-        if self._saves and not self._writing:
-            self._writing = True
-            threading.Thread(target=self._write_one, args=(self._saves[0],), daemon=True).start()
-
-    def _write_one(self, save: Save) -> None:
-        try:
-            self._write(save)
-            self._results.put(None)
-        except BaseException as failure:  # noqa: BLE001 - handed to the main thread, which raises it
-            self._results.put(failure)
-        self._ring()
 
     def _refuse(self, reason: str) -> None:
         self.refused[reason] += 1
         if self.refused[reason] == 1 and len(self.refused) <= 100:
-            sys.stderr.write(f"pserver {self._core.pserver}: refused {reason}\n")
+            sys.stderr.write(f"pserver {self.core.pserver}: refused {reason}\n")
+
+
+class Server:
+    """Runs the lanes of one pserver until `finish` is called, from any thread.
+
+    `write(save)` writes the tables of all lanes, and may raise; then so does `run`.
+    """
+
+    def __init__(self, lanes: Sequence[Lane], write: Callable[[Save], None]) -> None:
+        self.lanes = list(lanes)
+        self._write = write
+        self._lock = threading.Lock()
+        self._parts: dict[str, dict[int, Save]] = {}
+        self._jobs: queue.Queue[Save | None] = queue.Queue(_SAVES_WAITING)
+        self._failures: list[BaseException] = []
+        self._over = threading.Event()
+
+    def finish(self) -> None:
+        """Lets `run` return once nothing is being written."""
+        self._over.set()
+
+    def run(self) -> None:
+        threads = [threading.Thread(target=self._run_lane, args=(lane,), daemon=True) for lane in self.lanes]
+        writer = threading.Thread(target=self._write_all, daemon=True)
+        for thread in (*threads, writer):
+            thread.start()
+        self._over.wait()
+        for lane in self.lanes:
+            lane.finish()
+        if not self._failures:
+            for thread in threads:
+                thread.join()
+            self._jobs.put(None)
+            writer.join()
+        if self._failures:
+            raise self._failures[0]
+
+    def close(self) -> None:
+        for lane in self.lanes:
+            lane.close()
+
+    def take(self, lane: Lane, save: Save) -> None:
+        """A lane's part of a save; when all lanes that have tables have given theirs, the file is written."""
+        with self._lock:
+            parts = self._parts.setdefault(save.tag, {})
+            parts[lane.core.lane] = save
+            if any(other.core.tables and other.core.lane not in parts for other in self.lanes):
+                return
+            del self._parts[save.tag]
+        tables = tuple(table for _, part in sorted(parts.items()) for table in part.tables)
+        self._jobs.put(Save(save.tag, save.step, save.pass_, tables, save.checkpoint, save.cursors))
+
+    def _run_lane(self, lane: Lane) -> None:
+        try:
+            lane.run()
+        except BaseException as failure:  # noqa: BLE001 - handed to the main thread, which raises it
+            self._fail(failure)
+
+    def _write_all(self) -> None:
+        try:
+            while (save := self._jobs.get()) is not None:
+                self._write(save)
+                for lane in self.lanes:
+                    lane.saved(save.tag)
+        except BaseException as failure:  # noqa: BLE001 - the same
+            self._fail(failure)
+
+    def _fail(self, failure: BaseException) -> None:
+        self._failures.append(failure)
+        self._over.set()
 
 
 def _user(frame: zmq.Frame) -> str:
@@ -191,11 +235,3 @@ def _user(frame: zmq.Frame) -> str:
         return str(frame.get("User-Id") or "")
     except zmq.ZMQError:
         return ""
-
-
-def _is_refusal(outputs: Sequence[Output], message: wire.Message) -> TypeGuard[Sequence[Reply]]:
-    """Whether the only output is an error that answers this very message."""
-    if len(outputs) != 1 or not isinstance(outputs[0], Reply):
-        return False
-    reply = outputs[0].message
-    return reply.kind == wire.ERROR and reply.request == message.request

@@ -15,10 +15,13 @@ from clusterctl.runtime.errors import ProcessError
 PORTS_TRIED = 1_000
 
 _CLOSE_MS = 2_000
+_MOST_IO_THREADS = 4
+#: Messages that may wait for a trainer before further ones are dropped; it never has as many on their way.
+_TO_A_TRAINER = 512
 
 
-def open_context() -> zmq.Context[zmq.Socket[bytes]]:
-    return zmq.Context(io_threads=1)
+def open_context(lanes: int = 1) -> zmq.Context[zmq.Socket[bytes]]:
+    return zmq.Context(io_threads=max(1, min(lanes, _MOST_IO_THREADS)))
 
 
 def open_router(context: zmq.Context[zmq.Socket[bytes]], keys: Mapping[str, Any] | None) -> zmq.Socket[bytes]:
@@ -26,7 +29,7 @@ def open_router(context: zmq.Context[zmq.Socket[bytes]], keys: Mapping[str, Any]
     socket = context.socket(zmq.ROUTER)
     _bound(socket)
     socket.setsockopt(zmq.RCVHWM, 16)
-    socket.setsockopt(zmq.SNDHWM, 64)
+    socket.setsockopt(zmq.SNDHWM, _TO_A_TRAINER)
     if keys is not None:
         socket.setsockopt(zmq.CURVE_SERVER, 1)
         socket.setsockopt(zmq.CURVE_SECRETKEY, str(keys["secret"]).encode())

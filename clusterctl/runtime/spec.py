@@ -9,6 +9,7 @@ from typing import Any
 from clusterctl.runtime.errors import TableError, UseError
 from clusterctl.runtime.initial import Initial, initial_from_json
 from clusterctl.runtime.placement import table_key
+from clusterctl.runtime.retention import Retention, retention_from_json
 from clusterctl.runtime.rules import Rule, rule_from_json
 
 _NAME = re.compile(r"[\w.:+-][\w.:+/ -]{0,199}")
@@ -27,6 +28,7 @@ class TableSpec:
     init: Initial
     rows: int | None = None
     load: str | None = None
+    retention: Retention | None = None
 
     def __post_init__(self) -> None:
         if not _NAME.fullmatch(self.name) or self.name in _RESERVED or self.name.endswith("/"):
@@ -39,6 +41,8 @@ class TableSpec:
             raise UseError(f"table {self.name!r}: shape {self.shape} is not usable", remedy="each size is at least 1")
         if self.rows is not None and not 1 <= self.rows <= 2**62:
             raise UseError(f"table {self.name!r}: rows={self.rows} is not usable", remedy="rows=None is unbounded")
+        if self.kind == "dense" and self.retention is not None:
+            raise UseError(f"table {self.name!r}: a dense table forgets nothing, retention is for embeddings")
 
     @property
     def elements(self) -> int:
@@ -65,6 +69,7 @@ class TableSpec:
             "rule": self.rule.to_json(),
             "init": self.init.to_json(),
             "load": self.load,
+            "retention": None if self.retention is None else self.retention.to_json(),
         }
 
     def require_same(self, other: TableSpec, rank: int) -> None:
@@ -90,6 +95,7 @@ def spec_from_json(data: dict[str, Any]) -> TableSpec:
             init=initial_from_json(data["init"]),
             rows=None if rows is None else int(rows),
             load=None if load is None else str(load),
+            retention=retention_from_json(data.get("retention")),
         )
     except (KeyError, TypeError, ValueError, OverflowError) as exc:
         raise UseError(f"table definition {data!r} is not understood") from exc

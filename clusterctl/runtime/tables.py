@@ -1,93 +1,146 @@
-"""A pserver's part of a dense table: values, rule state, and what the last step replaced.
+"""A lane's part of a dense table: values, rule state, and what the last step replaced.
 
-Steps are merged and applied in cache-sized chunks. Every operation is elementwise, so neither chunks nor the
-number of pservers show in the bits. `previous` holds what step t replaced until step t+1 is applied: a pull that
-names the older version gets it.
+A gradient is merged and applied part by part, each in cache-sized chunks. Every operation is elementwise, so neither
+parts nor chunks nor the number of lanes show in the bits.
+
+In sync mode a step writes into a second buffer, and `finish` swaps the two: `previous` then holds what step t
+replaced, until the first part of t+1 is applied. A pull that names the older version gets it. In the other modes
+values change in place.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Union
+from typing import Callable, Union
 
 import numpy as np
 import numpy.typing as npt
 
 from clusterctl.runtime.initial import stream_key
 from clusterctl.runtime.placement import owned_elements
+from clusterctl.runtime.rules import Rule
 from clusterctl.runtime.sparse import SparseTable
 from clusterctl.runtime.spec import TableSpec
 
 Floats = npt.NDArray[np.float32]
+#: (weight, gradient) of one trainer.
+Weighted = tuple[np.float32, Floats]
 
 CHUNK_ELEMENTS = 65_536
-#: A dense part on the wire is at most this long, and cut at its multiples from the start of the owned run.
-PART_ELEMENTS = 4_194_304
-
-
-@dataclass(frozen=True)
-class DenseGrad:
-    """One trainer's gradient of the elements that this pserver owns, in parts of PART_ELEMENTS."""
-
-    weight: np.float32
-    parts: Sequence[Floats]
-
-    def chunk(self, start: int, stop: int) -> Floats:
-        part = self.parts[start // PART_ELEMENTS]
-        base = start - start % PART_ELEMENTS
-        return part[start - base : stop - base]
+#: A dense part on the wire is at most this long, and cut at its multiples from the start of the lane's run.
+PART_ELEMENTS = 262_144
 
 
 class DenseTable:
-    """The run of a dense table's elements that one pserver owns (perhaps none)."""
+    """The run of a dense table's elements that one lane owns (perhaps none).
 
-    def __init__(self, spec: TableSpec, pserver: int, pservers: int, seed: int) -> None:
+    `allocate(count)` makes the buffers of the values; both are written before they are read.
+    """
+
+    def __init__(
+        self,
+        spec: TableSpec,
+        place: int,
+        places: int,
+        seed: int,
+        allocate: Callable[[int], tuple[Floats, Floats]] | None = None,
+    ) -> None:
         self.spec = spec
-        self.start, self.stop = owned_elements(spec.elements, spec.key, pserver, pservers)
+        self.start, self.stop = owned_elements(spec.elements, spec.key, place, places)
         self.count = self.stop - self.start
-        self.current = np.empty(self.count, np.float32)
-        self.previous: Floats = self.current[:0]
+        self.current, self.previous = (allocate or _lazy_pair)(self.count)
         self.state = [np.zeros(self.count, np.float32) for _ in range(spec.rule.states)]
         self.changed_by = -1
+        self.parts = -(-self.count // PART_ELEMENTS)
+        size = min(CHUNK_ELEMENTS, self.count)
+        self._merged, self._scratch = np.empty(size, np.float32), np.empty(size, np.float32)
         key = stream_key(seed, spec.key)
-        for a in range(0, self.count, CHUNK_ELEMENTS):
-            b = min(a + CHUNK_ELEMENTS, self.count)
+        for a, b in _chunks(0, self.count):
             self.current[a:b] = spec.init.dense(key, self.start + a, b - a)
 
-    def apply(self, grads: Sequence[DenseGrad], total: np.float32, step: int) -> None:
-        """Merges and applies the gradients of `step`; `grads` by ascending rank, at least one."""
-        if len(self.previous) != self.count:
-            self.previous = np.empty(self.count, np.float32)
-        merged, scratch = np.empty((2, min(CHUNK_ELEMENTS, self.count)), np.float32)
-        for a in range(0, self.count, CHUNK_ELEMENTS):
-            b = min(a + CHUNK_ELEMENTS, self.count)
-            grad = merged[: b - a]
-            _merge(grad, scratch[: b - a], [(g.weight, g.chunk(a, b)) for g in grads], total)
-            state = [s[a:b] for s in self.state]
-            self.spec.rule.update(self.current[a:b], state, grad, self.previous[a:b], step + 1)
+    def bounds(self, part: int) -> tuple[int, int]:
+        """Where a part lies in the lane's run."""
+        return part * PART_ELEMENTS, min((part + 1) * PART_ELEMENTS, self.count)
+
+    def apply(self, part: int, grads: Sequence[Weighted], total: int, t: int, rule: Rule, in_place: bool) -> Floats:
+        """Merges and applies a part of step `t` (from 1); `grads` by ascending rank. Returns the part's new values.
+
+        The mean is `sum of weight * gradient from +0.0, divided by total`. Values go to the second buffer unless
+        `in_place`; then the result is a copy.
+        """
+        start, stop = self.bounds(part)
+        source, target = self.current, self.current if in_place else self.previous
+        for a, b in _chunks(start, stop):
+            merged, scratch = self._merged[: b - a], self._scratch[: b - a]
+            merge(merged, scratch, [(w, g[a - start : b - start]) for w, g in grads], total)
+            rule.update(source[a:b], [s[a:b] for s in self.state], merged, target[a:b], t)
+        new = target[start:stop]
+        return new.copy() if in_place else new
+
+    def finish(self, step: int) -> None:
+        """All parts of `step` were applied to the second buffer: it is the current one from now on."""
         self.current, self.previous = self.previous, self.current
         self.changed_by = step
 
     def at(self, version: int | None) -> Floats:
-        """The owned elements after `version` steps, which is the newest (or None) or the one before."""
+        """The run after `version` steps, which is the newest (or None) or the one before."""
         return self.previous if version is not None and version <= self.changed_by else self.current
 
-    def parts(self, values: Floats) -> list[tuple[int, Floats]]:
-        """`values` as (offset in the whole table, part) in the cuts of the wire."""
-        cuts = range(0, self.count, PART_ELEMENTS)
-        return [(self.start + a, values[a : a + PART_ELEMENTS]) for a in cuts]
+    def frozen(self) -> FrozenDense:
+        return FrozenDense(self)
+
+
+class FrozenDense:
+    """A copy of a dense table, for a thread that writes it while training goes on."""
+
+    def __init__(self, table: DenseTable) -> None:
+        self.spec = table.spec
+        self.start, self.stop, self.count = table.start, table.stop, table.count
+        self.current = table.current.copy()
+        self.state = [state.copy() for state in table.state]
 
 
 Table = Union[DenseTable, SparseTable]
 Tables = dict[int, Table]
 
 
-def _merge(merged: Floats, scratch: Floats, grads: Sequence[tuple[np.float32, Floats]], total: np.float32) -> None:
-    weight, first = grads[0]
-    np.multiply(first, weight, out=merged)
-    merged += np.float32(0)  # the sum starts from +0.0, which turns a -0.0 round
-    for weight, grad in grads[1:]:
-        np.multiply(grad, weight, out=scratch)
-        merged += scratch
-    merged /= total
+def merge(merged: Floats, scratch: Floats, grads: Sequence[Weighted], total: int) -> None:
+    """`merged = (0 + w0 * g0 + w1 * g1 + ...) / total`, each operation rounded to float32."""
+    weight, divisor = _common_weight(grads, total)
+    if weight:
+        grads = [(np.float32(1), grad) for _, grad in grads]
+    _, first = grads[0]
+    if weight:
+        np.add(first, np.float32(0), out=merged)
+    else:
+        np.multiply(first, grads[0][0], out=merged)
+        merged += np.float32(0)  # the sum starts from +0.0, which turns a -0.0 round
+    for each, grad in grads[1:]:
+        if weight:
+            merged += grad
+        else:
+            np.multiply(grad, each, out=scratch)
+            merged += scratch
+    if divisor != 1:
+        merged /= np.float32(divisor)
+
+
+def _common_weight(grads: Sequence[Weighted], total: int) -> tuple[int, float]:
+    """The one power of two that weighs all gradients, if there is one, and what then remains to divide by.
+
+    To multiply by a power of two changes no bit of a mantissa, so it may as well be left out on both sides.
+    """
+    weight = float(grads[0][0])
+    alike = all(w == grads[0][0] for w, _ in grads)
+    if alike and weight >= 1 and math.frexp(weight)[0] == 0.5 and total % weight == 0:
+        return int(weight), total / weight
+    return 0, float(total)
+
+
+def _chunks(start: int, stop: int) -> list[tuple[int, int]]:
+    return [(a, min(a + CHUNK_ELEMENTS, stop)) for a in range(start, stop, CHUNK_ELEMENTS)]
+
+
+def _lazy_pair(count: int) -> tuple[Floats, Floats]:
+    return np.empty(count, np.float32), np.empty(count, np.float32)

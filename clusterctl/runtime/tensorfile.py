@@ -112,6 +112,15 @@ class TensorFile:
     def __contains__(self, name: str) -> bool:
         return name in self._header
 
+    def require_whole(self) -> None:
+        """Raises ModelError when the file is shorter or longer than its header says."""
+        try:
+            data = max((int(info["data_offsets"][1]) for info in self._header.values()), default=0)
+        except (KeyError, IndexError, TypeError, ValueError) as exc:
+            raise ModelError(f"{self.path}: the header is damaged ({exc!r})") from exc
+        if self._data + data != len(self._map):
+            raise ModelError(f"{self.path} is damaged: it has {len(self._map)} of {self._data + data} bytes")
+
     def shape(self, name: str) -> tuple[int, ...]:
         return tuple(int(n) for n in self._header[name]["shape"])
 

@@ -1,22 +1,29 @@
 """The messages between trainers and pservers, and their frames. The only place that knows the bytes.
 
-A message is one ZeroMQ multipart message, all little-endian:
+A message is one ZeroMQ multipart message, all little-endian. Its first frame holds, one after the other,
 
-| frame | bytes       | holds                                                                        |
-|-------|-------------|------------------------------------------------------------------------------|
-| 0     | 80          | the header, `HEADER` below: magic `CCPS`, version, kind, flags, numbers        |
-| 1     | 32 per part | the directory: for each part table key, offset, count, width, kind (`ENTRY`)    |
-| 2...  | as said     | one frame per part: raw array bytes, exactly count * width * item size          |
+| bytes       | holds                                                                                |
+|-------------|--------------------------------------------------------------------------------------|
+| 88          | the header, `HEADER` below: magic `CCPS`, version, kind, flags, numbers                |
+| 40 per part | the directory: table key, offset, count, position, width, kind, place (`ENTRY`)         |
+| as said     | the arrays whose place is `INLINE`, each padded to a multiple of 8 bytes               |
+
+and each array whose place is `FRAME` follows as a frame of its own: exactly count * width * item size raw bytes. The
+bytes of an array whose place is `SHARED` are at `position` of the memory that the two processes share (`shared`).
 
 Header fields in order: magic, version, kind, flags, rank, piece, epoch, attempt, pass, batch, request, step,
-version of the values, samples, held microseconds, number of parts. A request and its reply carry the same `request`.
-`rank` must be the rank that the sender's key belongs to. A push is identified by (rank, step, piece, epoch); `attempt`
-says which incarnation of the trainer speaks. The cursor (pass, batch) travels with every push.
+version of the values, samples, cut, held microseconds, parts, pieces. A request and its reply carry the same
+`request`. `rank` must be the rank that the sender's key belongs to. A push is identified by (rank, step, piece, epoch);
+`attempt` says which incarnation of the trainer speaks. Piece 0 opens a push: it carries the cursor (pass, batch), the
+samples, and says by `LATER` parts which tables' gradients follow in pieces 1 to `pieces` - 1.
 
-Parts: `DENSE` (float32[count] at `offset` of the flattened table), `IDS` (int64[count], strictly ascending) followed
-in a push or a reply by `ROWS` (float32[count][width]), `JSON` (bytes). In a pull a DENSE part of count 0 asks for all
-that the pserver owns. Nothing is ever unpickled, and nothing is allocated by a size that a message only claims:
-a frame is looked at after it arrived whole, and one above `MAX_FRAME_BYTES` is refused before (ZMQ_MAXMSGSIZE).
+Parts: `DENSE` (float32[count] at `offset` of the flattened table), `IDS` (int64[count], strictly ascending), `SAME`
+(the digest of a list of ids that the pserver remembers), each followed in a push or a reply by `ROWS`
+(float32[count][width]); `DENSE16` and `ROWS16` are the same in float16; `LATER` (no bytes; `offset` pieces follow),
+`JSON` (bytes). In a pull a DENSE part of count 0 asks for all that the lane owns.
+
+Nothing is ever unpickled, and nothing is allocated by a size that a message only claims: a frame is looked at after it
+arrived whole, and one above `MAX_FRAME_BYTES` is refused before (ZMQ_MAXMSGSIZE).
 """
 
 from __future__ import annotations
@@ -25,7 +32,7 @@ import json
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Union
+from typing import Any, Callable, NamedTuple, Union
 
 import numpy as np
 import numpy.typing as npt
@@ -33,20 +40,24 @@ import numpy.typing as npt
 from clusterctl.runtime.errors import WireError
 
 MAGIC = b"CCPS"
-VERSION = 1
-HEADER = struct.Struct("<4sBBHIIIIIIQQQQQI4x")
-ENTRY = struct.Struct("<QQQIB3x")
+VERSION = 2
+HEADER = struct.Struct("<4sBBHIIIIIIQQQQQIII4x")
+ENTRY = struct.Struct("<QQQQIBB2x")
 MAX_FRAME_BYTES = 64 * 2**20
 MAX_PARTS = 65_536
 MAX_JSON_BYTES = 1 << 20
+#: Longer arrays have a frame of their own: a frame costs more than to copy this much.
+INLINE_BYTES = 16_384
 
 # Kinds of a trainer's requests, and of the replies.
-HELLO, CREATE, PULL, PUSH, PROBE, SAVE, BYE = 1, 2, 3, 4, 5, 6, 7
+HELLO, CREATE, PULL, PUSH, PROBE, SAVE, BYE, CUT = 1, 2, 3, 4, 5, 6, 7, 8
 OK, ERROR, STATE = 64, 65, 66
-REQUESTS = frozenset((HELLO, CREATE, PULL, PUSH, PROBE, SAVE, BYE))
+REQUESTS = frozenset((HELLO, CREATE, PULL, PUSH, PROBE, SAVE, BYE, CUT))
 REPLIES = frozenset((OK, ERROR, STATE))
+_KINDS = REQUESTS | REPLIES
 
-DENSE, IDS, ROWS, JSON = 1, 2, 3, 4
+DENSE, IDS, ROWS, JSON, LATER, DENSE16, ROWS16, SAME = 1, 2, 3, 4, 5, 6, 7, 8
+INLINE, FRAME, SHARED = 0, 1, 2
 
 # Flags: of a push, "my last of this pass"; of a save, "at the end of a pass, when all trainers ask"; of a reply to a
 # push, "had been applied before".
@@ -55,20 +66,38 @@ LAST_OF_PASS, END_OF_PASS, REPEATED = 1, 2, 4
 #: The version that a pull names when it takes whatever is newest.
 NEWEST = 2**64 - 1
 
-_DTYPES = {DENSE: "<f4", IDS: "<i8", ROWS: "<f4", JSON: "<u1"}
+_DTYPES: dict[int, np.dtype[Any]] = {
+    DENSE: np.dtype("<f4"),
+    IDS: np.dtype("<i8"),
+    ROWS: np.dtype("<f4"),
+    JSON: np.dtype("<u1"),
+    LATER: np.dtype("<u1"),
+    DENSE16: np.dtype("<f2"),
+    ROWS16: np.dtype("<f2"),
+    SAME: np.dtype("<u1"),
+}
+_WIDE = frozenset((ROWS, ROWS16))
+_NOTHING = np.empty(0, np.uint8)
+#: What may lie in shared memory. Never ids: they are checked first and used afterwards.
+_SHAREABLE = frozenset((DENSE, ROWS, DENSE16, ROWS16))
 
 Buffer = Union[bytes, memoryview]
 Array = npt.NDArray[Any]
+#: (table, position, bytes) -> those bytes of shared memory; raises WireError for what is not there.
+Shared = Callable[[int, int, int], memoryview]
 
 
-@dataclass(frozen=True)
-class Part:
-    """One array of a message; `array` has shape (count,), or (count, width) for ROWS."""
+class Part(NamedTuple):
+    """One array of a message; `array` has shape (count,), or (count, width) for rows.
+
+    `position` is where in shared memory the receiver finds the bytes, None when they travel with the message.
+    """
 
     kind: int
     array: Array
     table: int = 0
     offset: int = 0
+    position: int | None = None
 
 
 @dataclass
@@ -84,8 +113,10 @@ class Message:
     step: int = 0
     version: int = NEWEST
     samples: int = 0
+    cut: int = 0
     held_us: int = 0
     flags: int = 0
+    pieces: int = 1
     parts: list[Part] = field(default_factory=list)
 
     def json(self) -> dict[str, Any]:
@@ -101,73 +132,138 @@ class Message:
         raise WireError("a message lacks its JSON object")
 
     def answer(self, kind: int, **fields: Any) -> Message:
-        """A reply to this request: same rank, request, epoch and attempt."""
-        plain = Message(kind, self.rank, self.request, self.epoch, self.attempt)
-        return replace(plain, **fields)
+        """A reply to this request: same rank, request, epoch, attempt, step and piece."""
+        known = {"epoch": self.epoch, "attempt": self.attempt, "piece": self.piece, "step": self.step}
+        return Message(kind, self.rank, self.request, **{**known, **fields})
+
+    def bare(self) -> Message:
+        """The message without its parts, for whoever only has to answer it."""
+        return replace(self, parts=[])
 
 
 def json_part(value: dict[str, Any]) -> Part:
     return Part(JSON, np.frombuffer(json.dumps(value).encode(), np.uint8))
 
 
+def later_part(table: int, pieces: int) -> Part:
+    """Says that the gradient of `table` follows in so many pieces."""
+    return Part(LATER, _NOTHING, table, pieces)
+
+
 def encode(message: Message) -> list[Any]:
     """The frames of `message`; array frames are views of its arrays, which must not change until they are sent."""
     m = message
-    header = HEADER.pack(
-        MAGIC,
-        VERSION,
-        m.kind,
-        m.flags,
-        m.rank,
-        m.piece,
-        m.epoch,
-        m.attempt,
-        m.pass_,
-        m.batch,
-        m.request,
-        m.step,
-        m.version,
-        m.samples,
-        m.held_us,
-        len(m.parts),
-    )
-    entries = [ENTRY.pack(p.table, p.offset, len(p.array), _width(p), p.kind) for p in m.parts]
-    return [header, b"".join(entries), *(_bytes_of(p) for p in m.parts)]
+    head = [
+        HEADER.pack(
+            MAGIC,
+            VERSION,
+            m.kind,
+            m.flags,
+            m.rank,
+            m.piece,
+            m.epoch,
+            m.attempt,
+            m.pass_,
+            m.batch,
+            m.request,
+            m.step,
+            m.version,
+            m.samples,
+            m.cut,
+            m.held_us,
+            len(m.parts),
+            m.pieces,
+        )
+    ]
+    inline: list[bytes] = []
+    frames: list[Any] = []
+    for kind, array, table, offset, position in m.parts:
+        width = array.shape[1] if array.ndim == 2 else 1
+        place = SHARED
+        if position is None:
+            place = INLINE if array.nbytes <= INLINE_BYTES else FRAME
+        head.append(ENTRY.pack(table, offset, len(array), position or 0, width, kind, place))
+        if place == INLINE:
+            raw = np.ascontiguousarray(array, _DTYPES[kind]).tobytes()
+            inline.append(raw)
+            if len(raw) % 8:
+                inline.append(bytes(-len(raw) % 8))
+        elif place == FRAME:
+            frames.append(np.ascontiguousarray(array, _DTYPES[kind]).reshape(-1).view(np.uint8).data)
+    return [b"".join(head + inline), *frames]
 
 
-def decode(frames: Sequence[Buffer]) -> Message:
-    """The message in `frames`, its arrays read-only views of them; raises WireError for anything but a message."""
-    if len(frames) < 2 or len(frames[0]) != HEADER.size:
+def decode(frames: Sequence[Buffer], shared: Shared | None = None) -> Message:
+    """The message in `frames`, its arrays read-only views of them; raises WireError for anything but a message.
+
+    `shared` finds the arrays that are in shared memory; without it such a message is refused.
+    """
+    first = frames[0] if frames else b""
+    if len(first) < HEADER.size:
         raise WireError("not a message: the header is missing or has another size")
-    magic, version, kind, flags, rank, piece, epoch, attempt, pass_, batch, *rest = HEADER.unpack(frames[0])
-    request, step, values, samples, held_us, count = rest
-    if magic != MAGIC or version != VERSION or kind not in REQUESTS | REPLIES:
+    magic, version, kind, flags, rank, piece, epoch, attempt, pass_, batch, *rest = HEADER.unpack_from(first)
+    request, step, values, samples, cut, held_us, count, pieces = rest
+    if magic != MAGIC or version != VERSION or kind not in _KINDS:
         raise WireError(f"not a message of version {VERSION}, or of an unknown kind")
-    if count > MAX_PARTS or len(frames) != 2 + count or len(frames[1]) != count * ENTRY.size:
-        raise WireError(f"a message says {count} parts and has {len(frames) - 2}")
-    parts = [_part(entry, frame) for entry, frame in zip(ENTRY.iter_unpack(frames[1]), frames[2:])]
+    if count > MAX_PARTS or HEADER.size + count * ENTRY.size > len(first):
+        raise WireError(f"a message says {count} parts, its directory is shorter")
+    parts = _parts(first, count, frames, shared) if count else _no_more(first, frames)
     return Message(
-        kind, rank, request, epoch, attempt, piece, pass_, batch, step, values, samples, held_us, flags, parts
+        kind,
+        rank,
+        request,
+        epoch,
+        attempt,
+        piece,
+        pass_,
+        batch,
+        step,
+        values,
+        samples,
+        cut,
+        held_us,
+        flags,
+        pieces,
+        parts,
     )
 
 
-def _width(part: Part) -> int:
-    return int(part.array.shape[1]) if part.array.ndim == 2 else 1
+def _no_more(first: Buffer, frames: Sequence[Buffer]) -> list[Part]:
+    if len(first) != HEADER.size or len(frames) != 1:
+        raise WireError("a message without parts is longer than its header")
+    return []
 
 
-def _bytes_of(part: Part) -> memoryview:
-    array = np.ascontiguousarray(part.array, _DTYPES[part.kind])
-    return array.reshape(-1).view(np.uint8).data if array.size else memoryview(b"")
-
-
-def _part(entry: Sequence[int], frame: Buffer) -> Part:
-    table, offset, count, width, kind = entry
-    if kind not in _DTYPES or (width != 1 and kind != ROWS) or width < 1:
-        raise WireError(f"a part of kind {kind} and width {width} is not known")
-    dtype = np.dtype(_DTYPES[kind])
-    if count * width * dtype.itemsize != len(frame) or (kind == JSON and count > MAX_JSON_BYTES):
-        raise WireError(f"a part of {count} x {width} values came with {len(frame)} bytes")
-    array = np.frombuffer(frame, dtype)
-    if not array.flags.aligned:  # libzmq hands out small frames at any offset of its receive buffer
-        array = array.copy()
-    return Part(kind, array.reshape(count, width) if kind == ROWS else array, table, offset)
+def _parts(first: Buffer, count: int, frames: Sequence[Buffer], shared: Shared | None) -> list[Part]:
+    parts: list[Part] = []
+    at = HEADER.size + count * ENTRY.size
+    used = 1
+    for table, offset, items, position, width, kind, place in ENTRY.iter_unpack(first[HEADER.size : at]):
+        dtype = _DTYPES.get(kind)
+        if dtype is None or width < 1 or (width != 1 and kind not in _WIDE) or place > SHARED:
+            raise WireError(f"a part of kind {kind}, width {width} and place {place} is not known")
+        size = items * width * dtype.itemsize
+        if kind == JSON and size > MAX_JSON_BYTES:
+            raise WireError(f"a part of {size} bytes of JSON is too long")
+        if size == 0 and place == INLINE:
+            array = np.empty(0, dtype)
+        elif place == INLINE:
+            if size > INLINE_BYTES or at + size > len(first):
+                raise WireError(f"a part of {items} x {width} values is not all there")
+            array = np.frombuffer(first, dtype, items * width, at)
+            at += size + -size % 8
+        elif place == FRAME:
+            if used == len(frames) or len(frames[used]) != size:
+                raise WireError(f"a part of {items} x {width} values came without its bytes, or with others")
+            array = np.frombuffer(frames[used], dtype)
+            used += 1
+        else:
+            if shared is None or kind not in _SHAREABLE:
+                raise WireError("a part is said to be in shared memory, where it cannot be")
+            array = np.frombuffer(shared(table, position, size), dtype)
+        if not array.flags.aligned:  # libzmq hands out small frames at any offset of its receive buffer
+            array = array.copy()
+        parts.append(Part(kind, array.reshape(items, width) if kind in _WIDE else array, table, offset))
+    if at != len(first) or used != len(frames):
+        raise WireError("a message is longer than its directory says")
+    return parts

@@ -117,7 +117,8 @@ class Lead:
             self.listener,
             self.orders.append,
             self.notes.append,
-            lambda tag, receipts: self.manifests.append(tag),
+            lambda whole: self.manifests.append(whole.tag),
+            lambda action: None,
         )
 
     def noted(self, event: str) -> list[Message]:

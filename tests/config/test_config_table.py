@@ -166,12 +166,6 @@ def test_a_wrong_value_is_refused_with_the_reason(name: str, value: object, mess
 NOT_BUILT: list[tuple[str, object]] = [
     ("MODE", "ssp(4)"),
     ("MODE", "geo(25)"),
-    ("SAVE_EVERY", "2 passes"),
-    ("SAVE_EVERY", "500 steps"),
-    ("SAVE_EVERY", "600 s"),
-    ("SAVE_EVERY", 500),
-    ("KEEP", 4),
-    ("KEEP_BEST", "auc:max"),
     ("RESTARTS", 1),
     ("ON_TRAINER_LOSS", "wait"),
     ("ON_TRAINER_LOSS", "shrink"),

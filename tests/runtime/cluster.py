@@ -19,14 +19,10 @@ import zmq
 from clusterctl.runtime.control import Control
 from clusterctl.runtime.core import ServerCore
 from clusterctl.runtime.environment import Environment
-from clusterctl.runtime.members import Save
-from clusterctl.runtime.models import open_model
-from clusterctl.runtime.pieces import Cut, write_piece
+from clusterctl.runtime.pserver import PServer
 from clusterctl.runtime.remote import RemoteLink
-from clusterctl.runtime.server import Server
+from clusterctl.runtime.server import Lane
 from clusterctl.runtime.session import Session
-from clusterctl.runtime.sockets import bind_first_free, open_context, open_router
-from clusterctl.runtime.zap import Gate
 
 RUN = "0001"
 DEADLINE_S = 60.0
@@ -79,45 +75,22 @@ class ThreadCluster:
         self.root = make_job(root, pservers, trainers, **spec)
         self.trainers = trainers
         self.probe_every_s = 1.0
-        self.servers: list[Server] = []
-        self.cores: list[ServerCore] = []
         self.receipts: list[dict[str, Any]] = []
-        self._contexts: list[zmq.Context[zmq.Socket[bytes]]] = []
-        self._routers: list[zmq.Socket[bytes]] = []
+        self.pservers: list[PServer] = []
         self._threads: list[threading.Thread] = []
-        ports = [self._start(rank) for rank in range(pservers)]
-        self.addresses = tuple(f"127.0.0.1:{port}" for port in ports)
+        for rank in range(pservers):
+            self.pservers.append(PServer(environment(self.root, "pserver", rank), self.receipts.append))
+            self._threads.append(threading.Thread(target=self.pservers[-1].run, daemon=True))
+            self._threads[-1].start()
+        self.addresses = tuple(f"127.0.0.1:{pserver.ports[0]}" for pserver in self.pservers)
 
-    def _start(self, rank: int) -> int:
-        env = environment(self.root, "pserver", rank)
-        spec, keys = env.spec, env.keys() if env.secure else None
-        context = open_context()
-        if keys is not None:
-            Gate(context, keys["allow"])
-        router = open_router(context, keys)
-        port = bind_first_free(router, spec["port"])
-        core = ServerCore(
-            rank,
-            spec["pservers"],
-            spec["trainers"],
-            env.seed,
-            spec["mode"],
-            lambda path: open_model(self.root / path),
-        )
+    @property
+    def lanes(self) -> list[Lane]:
+        return [lane for pserver in self.pservers for lane in pserver.server.lanes]
 
-        def write(save: Save) -> None:
-            cut = Cut("JOB", RUN, save.tag, save.pass_, save.step, core.mode, core.seed, rank, core.pservers)
-            self.receipts.append(write_piece(env.output_dir, cut, core.tables.values()))
-
-        server = Server(core, router, write, env.secure)
-        thread = threading.Thread(target=server.run, daemon=True)
-        thread.start()
-        self.cores.append(core)
-        self.servers.append(server)
-        self._contexts.append(context)
-        self._routers.append(router)
-        self._threads.append(thread)
-        return port
+    @property
+    def cores(self) -> list[ServerCore]:
+        return [lane.core for lane in self.lanes]
 
     def session(self, rank: int, *, attempt: int = 1, load: str | None = None) -> Session:
         env = environment(self.root, "trainer", rank, self.addresses, attempt)
@@ -149,14 +122,12 @@ class ThreadCluster:
         return results
 
     def stop(self) -> None:
-        for server, thread in zip(self.servers, self._threads, strict=True):
-            server.finish()
+        for pserver, thread in zip(self.pservers, self._threads, strict=True):
+            pserver.finish()
             thread.join(DEADLINE_S)
             assert not thread.is_alive(), "a pserver hangs"
-        for server, router, context in zip(self.servers, self._routers, self._contexts, strict=True):
-            server.close()
-            router.close(linger=0)
-            context.term()
+        for pserver in self.pservers:
+            pserver.close()
 
 
 @contextlib.contextmanager

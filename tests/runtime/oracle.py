@@ -13,9 +13,9 @@ Array = Any
 
 
 class Lazy:
-    """One value and its state under one rule; `kind` is (name, numbers)."""
+    """One value and its state under one rule; `kind` is (name, numbers), of which lr may be a function of t."""
 
-    def __init__(self, value: Array, kind: tuple[str, dict[str, float]]) -> None:
+    def __init__(self, value: Array, kind: tuple[str, dict[str, Any]]) -> None:
         self.value = np.array(value, np.float64)
         self.name, self.numbers = kind
         self.first = np.zeros_like(self.value)
@@ -23,16 +23,23 @@ class Lazy:
 
     def apply(self, grad: Array, t: int) -> None:
         p = self.numbers
-        grad = grad + p.get("l2", 0.0) * self.value
-        lr = p["lr"]
+        lr = p["lr"](t) if callable(p["lr"]) else p["lr"]
+        if self.name == "Ftrl":
+            self._ftrl(np.asarray(grad, np.float64), lr)
+            return
+        grad = grad + p.get("l2", 0.0) * self.value + p.get("l1", 0.0) * np.sign(self.value)
         if self.name == "SGD":
             self.value = self.value - lr * grad
         elif self.name == "Momentum":
             self.first = p["momentum"] * self.first + grad
-            self.value = self.value - lr * self.first
+            ahead = grad + p["momentum"] * self.first
+            self.value = self.value - lr * (ahead if p.get("nesterov") else self.first)
         elif self.name == "Adagrad":
             self.first = self.first + grad**2
             self.value = self.value - lr * grad / (np.sqrt(self.first) + 1e-10)
+        elif self.name == "RMSProp":
+            self.first = p["decay"] * self.first + (1 - p["decay"]) * grad**2
+            self.value = self.value - lr * grad / (np.sqrt(self.first) + 1e-8)
         elif self.name == "Adam":
             b1, b2 = 0.9, 0.999
             self.first = b1 * self.first + (1 - b1) * grad
@@ -42,11 +49,20 @@ class Lazy:
         else:
             raise AssertionError(self.name)
 
+    def _ftrl(self, grad: Array, alpha: float) -> None:
+        """Algorithm 1 of McMahan et al. 2013, line by line: `first` is z, `second` is n."""
+        beta, l1, l2 = (self.numbers[name] for name in ("beta", "l1", "l2"))
+        sigma = (np.sqrt(self.second + grad**2) - np.sqrt(self.second)) / alpha
+        self.first = self.first + grad - sigma * self.value
+        self.second = self.second + grad**2
+        slope = -1 / ((beta + np.sqrt(self.second)) / alpha + l2)
+        self.value = np.where(abs(self.first) <= l1, 0.0, slope * (self.first - np.sign(self.first) * l1))
+
 
 class Oracle:
     """Sync training of one dense and one sparse table. `rows` gives the initial row of an id."""
 
-    def __init__(self, dense: Array, rows: Any, kind: tuple[str, dict[str, float]]) -> None:
+    def __init__(self, dense: Array, rows: Any, kind: tuple[str, dict[str, Any]]) -> None:
         self.kind = kind
         self.dense = Lazy(dense, kind)
         self.sparse: dict[int, Lazy] = {}

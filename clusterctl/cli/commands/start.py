@@ -19,7 +19,7 @@ from clusterctl.cli.session import Session, job_name, job_ref
 if TYPE_CHECKING:
     from clusterctl.cluster import Cluster
     from clusterctl.errors import ClusterctlError
-    from clusterctl.launch import LaunchPlan, Run
+    from clusterctl.launch import LaunchPlan, Resume, Run
     from clusterctl.observe.follow import News
     from clusterctl.observe.run_view import RunView
 
@@ -41,21 +41,17 @@ def start(
     detach: bool,
     plan: bool,
     engine: str | None = None,
+    resume: bool = False,
     allow_partial: bool = False,
 ) -> None:
-    from clusterctl.errors import UsageError
     from clusterctl.launch import plan as make_plan
 
-    if (job_workspace is None) == (package is None):
-        raise UsageError(
-            "start needs a job to start: --job_workspace DIR, or --job_dispatch_package WORKSPACE to send one first",
-            hint="clusterctl jobs lists what is on the nodes",
-        )
+    _check_job(job_workspace, package, resume)
     with session.whole_cluster(session.settings(ENGINE=engine)) as cluster:
         launch = make_plan(cluster.settings, cluster.inventory, session.program_args)
         ref = job_ref(cluster.settings, job_workspace)
         if plan:
-            _show_plan(session, launch, ref or "JOB...")
+            _show_plan(session, launch, ref or "JOB...", _would_resume(cluster, launch, ref) if resume else None)
             return
         failed = None
         if package is not None:
@@ -63,7 +59,39 @@ def start(
         if not detach:
             session.console.stream()
         follow = _detached if detach else follow_run
-        launch_and_follow(session, cluster, launch, ref, follow, allow_partial=allow_partial, failed=failed)
+        launch_and_follow(
+            session, cluster, launch, ref, follow, allow_partial=allow_partial, failed=failed, resume=resume
+        )
+
+
+def _check_job(job_workspace: str | None, package: Path | None, resume: bool) -> None:
+    from clusterctl.errors import UsageError
+
+    if resume and package is not None:
+        raise UsageError(
+            "--resume goes on with a job that is on the nodes, --job_dispatch_package makes a new one",
+            hint="name the job: --job_workspace DIR, or none for the newest",
+        )
+    if not resume and (job_workspace is None) == (package is None):
+        raise UsageError(
+            "start needs a job to start: --job_workspace DIR, or --job_dispatch_package WORKSPACE to send one first",
+            hint="clusterctl jobs lists what is on the nodes",
+        )
+
+
+def _would_resume(cluster: Cluster, launch: LaunchPlan, ref: str | None) -> tuple[str, Resume]:
+    """The job, and the checkpoint from which it would go on."""
+    from clusterctl.launch import choose
+    from clusterctl.observe.status import find
+
+    job, _ = find(cluster, ref)
+    return job, choose(cluster, job, launch.nodes, launch)
+
+
+def _tell_resume(session: Session, resume: Resume) -> None:
+    for line in resume.warnings:
+        session.console.warn(clean(line, keep_newlines=True))
+    session.console.say(f"goes on from {resume}")
 
 
 def _dispatch(
@@ -79,9 +107,13 @@ def _dispatch(
     return done.job, {outcome.node.id: outcome.error for outcome in done.outcomes if outcome.error}
 
 
-def _show_plan(session: Session, launch: LaunchPlan, job: str) -> None:
-    described = launch.describe(job)
-    session.console.document({"job": job, "processes": described})
+def _show_plan(session: Session, launch: LaunchPlan, job: str, would: tuple[str, Resume] | None) -> None:
+    described = launch.describe(job if would is None else would[0])
+    document: dict[str, Any] = {"job": job, "processes": described}
+    if would is not None:
+        document.update(job=would[0], resume=would[1].to_json())
+        _tell_resume(session, would[1])
+    session.console.document(document)
     if session.console.json:
         return
     for process in described:
@@ -107,6 +139,7 @@ def launch_and_follow(
     *,
     allow_partial: bool = False,
     failed: dict[int, ClusterctlError] | None = None,
+    resume: bool = False,
 ) -> T:
     """Starts the job and follows the run by `follow`. From the first word to a node on, Ctrl-C stops it everywhere."""
     from clusterctl.cli.commands.check import finding_lines
@@ -123,7 +156,8 @@ def launch_and_follow(
             session.console.say(line)
 
     try:
-        run = begin(cluster, launch, ref, on_go, allow_partial=allow_partial, failed=failed)
+        on_resume = (lambda chosen: _tell_resume(session, chosen)) if resume else None
+        run = begin(cluster, launch, ref, on_go, allow_partial=allow_partial, failed=failed, on_resume=on_resume)
         name = job_name(cluster.settings, cluster.inventory, run.job)
         session.console.say(f"{name} run {int(run.run)}: supervisors are up on {len(run.nodes)} nodes")
         return follow(session, cluster, run)
@@ -218,7 +252,8 @@ def follow_run(session: Session, cluster: Cluster, run: Run, pass_line: PassForm
 
 
 def _identity(run: Run) -> dict[str, Any]:
-    return {"job": run.job, "run": run.run, "members": run.members, "left_out": run.left_out_json()}
+    resumed = {"resumed": run.resume.to_json()} if run.resume else {}
+    return {"job": run.job, "run": run.run, "members": run.members, "left_out": run.left_out_json(), **resumed}
 
 
 def _ask_for_the_end(cluster: Cluster, run: Run, view: RunView) -> None:
@@ -295,7 +330,10 @@ def raise_failed(session: Session, cluster: Cluster, run: Run, view: RunView, se
     elif missing:
         lines.append(f"no word from node {json.dumps(missing)}: it ends its processes by itself within NODE_GRACE_S")
     details = {**_identity(run), "state": state, "cause": cause}
-    raise JobFailedError("\n".join(lines), hint=f"clusterctl logs {run.job}", details=details)
+    hint = f"clusterctl logs {run.job}"
+    if view.checkpoints:
+        hint += f"; clusterctl start --resume --job_workspace {run.job} goes on from {view.checkpoints[-1]}"
+    raise JobFailedError("\n".join(lines), hint=hint, details=details)
 
 
 def _progress(view: RunView) -> str:

@@ -57,6 +57,7 @@ def _document(cluster: Cluster, seen: JobStatus) -> dict[str, Any]:
         "state": seen.state,
         "job_workspace": job_name(cluster.settings, cluster.inventory, seen.job),
         **seen.members.to_json(),
+        "resumed": (seen.lead or {}).get("resumed"),
         "processes": seen.processes,
         "nodes": seen.nodes,
     }
@@ -96,6 +97,8 @@ def headline(seen: JobStatus) -> str:
         parts.append(f"{roles.count('pserver')} pservers, {roles.count('trainer')} trainers")
     parts.append(seen.state)
     lead = seen.lead or {}
+    resumed = lead.get("resumed")
+    parts += [f"resumed from step {resumed['step']:,} of run {int(resumed['run'])}"] if resumed else []
     if lead.get("started"):
         until = lead["ended"]["t"] if lead.get("ended") else lead["now"]
         parts.append(human_time(max(0.0, until - lead["started"])))

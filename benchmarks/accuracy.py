@@ -1,0 +1,137 @@
+"""What a mode of training costs in accuracy: AUC and log-loss of the ctr workspace, over seeds, on real flights.
+
+A single process, and jobs of four trainers and two pservers on a fake cluster, learn from the same flights for as many
+passes. What `collect` brings home is scored here, on all held-out flights at once. The SEED decides initial values and
+the order of samples. pip downloads the data once.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+sys.path.append(str(Path(__file__).parents[1] / "workspace_ctr"))
+
+import model as formulas
+import prepare_data
+import train as program
+from clusterctl import fake
+from clusterctl.runtime import connect
+from ps_common import options, show
+
+TRAINERS, PSERVERS, BATCH = 4, 2, 512
+PROGRAM = [sys.executable, "-m", "clusterctl"]
+
+
+@dataclass(frozen=True)
+class Score:
+    """On all held-out flights."""
+
+    auc: float
+    logloss: float
+
+
+@dataclass(frozen=True)
+class Bench:
+    """A directory with the workspace, its data, and the conf.py of a fake cluster."""
+
+    directory: Path
+    conf: Path
+    given: argparse.Namespace
+
+    @property
+    def workspace(self) -> Path:
+        return self.directory / "workspace"
+
+    def options(self, batch: int) -> list[str]:
+        chosen = {"num_passes": self.given.passes, "batch_size": batch, "learning_rate": self.given.learning_rate}
+        return [f"--{name}={value}" for name, value in chosen.items()]
+
+    def alone(self, batch: int, seed: int) -> Score:
+        """Of a single process with batches of so many samples."""
+        output = self.directory / f"alone-{batch}-{seed}"
+        environ = {"CLUSTERCTL_SEED": str(seed), "CLUSTERCTL_OUTPUT_DIR": str(output)}
+        run([sys.executable, "train.py", *self.options(batch)], self.workspace, **environ)
+        return self.score(output / f"pass-{self.given.passes - 1:05d}", seed)
+
+    def job(self, mode: str, seed: int) -> Score:
+        """Of a job of all trainers."""
+        home = Path(tempfile.mkdtemp(prefix="job-", dir=self.directory))
+        conf = self.conf.with_name(f"{home.name}.py")
+        settings = {"MODE": mode, "SEED": seed, "TRAINERS": TRAINERS, "PSERVERS": PSERVERS}
+        conf.write_text(self.conf.read_text() + "".join(f"{name} = {value!r}\n" for name, value in settings.items()))
+        clusterctl = [*PROGRAM, "--conf", str(conf)]
+        run([*clusterctl, "start", "--job_dispatch_package", str(self.workspace), "--", *self.options(BATCH)], home)
+        run([*clusterctl, "collect", "-o", str(home / "result")], home)
+        return self.score(home / "result/model/model.safetensors", seed)
+
+    def score(self, saved: Path, seed: int) -> Score:
+        """Of a saved model. Categories that it has not met get the initial values that they have with this seed."""
+        os.environ["CLUSTERCTL_SEED"] = str(seed)
+        data = self.workspace / "data"
+        held_out = program.read_shards(sorted(data.glob("test.npy-*")))
+        categories = len((data / "categories.txt").read_text().splitlines())
+        fields = len(prepare_data.OPEN) + len(prepare_data.CLOSED)
+        with connect(load=str(saved)) as ps:
+            z = program.Trainer(ps, categories, fields, learning_rate=1.0).scores(held_out)
+        return Score(formulas.auc(z, held_out["late"]), formulas.log_loss(z, held_out["late"]))
+
+
+@contextlib.contextmanager
+def bench(given: argparse.Namespace) -> Iterator[Bench]:
+    with tempfile.TemporaryDirectory(prefix="clusterctl-bench-") as scratch:
+        directory = Path(scratch)
+        run([*PROGRAM, "init", "--template", "ctr", str(directory)], directory)
+        run([sys.executable, "prepare_data.py", "--shards", str(TRAINERS)], directory / "workspace")
+        with fake.up(directory / "fake", TRAINERS, lifeline=True) as cluster:
+            yield Bench(directory, cluster.conf, given)
+
+
+def run(command: Sequence[str], cwd: Path, **environ: str) -> None:
+    """Runs a program to its end; one that fails ends this one with its words."""
+    env = {**os.environ, "OPENBLAS_NUM_THREADS": "1", **environ}
+    done = subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise SystemExit(f"{' '.join(command)}\n{done.stdout[-2000:]}\n{done.stderr[-2000:]}")
+
+
+def row(name: str, batch: int, scores: Sequence[Score], reference: float) -> list[str]:
+    aucs, losses = [score.auc for score in scores], [score.logloss for score in scores]
+    mean = statistics.mean(aucs)
+    return [name, str(batch), *cells(aucs), *cells(losses), f"{mean - reference:+.4f}"]
+
+
+def cells(figures: Sequence[float]) -> list[str]:
+    """Mean, and least to greatest."""
+    return [f"{statistics.mean(figures):.4f}", f"{min(figures):.4f}-{max(figures):.4f}"]
+
+
+def main() -> None:
+    parser = options(__doc__.partition("\n")[0], seeds=5, passes=3, learning_rate=0.02)
+    parser.add_argument("modes", nargs="*", default=["sync", "async", "ssp(4)", "geo(25)"])
+    given = parser.parse_args()
+    rows: list[list[str]] = []
+    with bench(given) as made:
+        contenders = {f"alone, {size}": (size, made.alone, size) for size in (BATCH, BATCH * TRAINERS)}
+        contenders |= {mode: (BATCH, made.job, mode) for mode in given.modes}
+        reference = 0.0
+        for name, (batch, contender, what) in contenders.items():
+            began = time.monotonic()
+            scores = [contender(what, seed) for seed in range(1, given.seeds + 1)]
+            reference = reference or statistics.mean(score.auc for score in scores)
+            rows.append(row(name, batch, scores, reference))
+            print(*rows[-1], f"{time.monotonic() - began:.0f} s", flush=True)
+    show(["", "batch", "AUC", "spread", "log-loss", "spread", "AUC beside alone"], rows)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,19 @@
+"""The synchronous step of an all but empty model (one number): what the barrier of all trainers costs, in microseconds.
+
+Beside it bare pyzmq processes do the same: every client sends 4 bytes to every server, which answers when all have.
+"""
+
+from __future__ import annotations
+
+import ps_common as bench
+import ps_small
+
+
+def main() -> None:
+    parser = bench.options(__doc__.splitlines()[0], layouts="8x4", rounds=5, steps=500, security="none", shm="off")
+    rows = ps_small.compare(parser.parse_args(), 4, barrier=True)
+    bench.show(["barrier", "ours", "range", "bare", "range", "ours / bare"], rows)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,308 @@
+"""What the benchmarks of the parameter server share: real pservers, real trainers, bare pyzmq beside them, tables.
+
+A benchmark script is its own trainer program: `fleet` starts pservers as a supervisor does and the script again as
+every trainer (`SCRIPT trainer JSON`), which makes steps when the harness says so (`Stopwatch`). `bare_fleet` starts
+the same number of processes that only send frames to and fro. Contenders run by turns, in fresh processes each time,
+so that a busy moment of the machine, or one of TCP's two moods on loopback, meets all of them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Any, TypeVar
+
+import zmq
+
+RUN = "0001"
+DEADLINE_S = 300.0
+BARE = Path(__file__).with_name("ps_bare.py")
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How many processes, and what their spec.json says besides."""
+
+    trainers: int = 1
+    pservers: int = 1
+    spec: dict[str, Any] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        return f"{self.trainers}x{self.pservers}"
+
+
+class Stopwatch:
+    """A trainer's side of a round: waits for `steps N` from the harness, marks the time of each step, reports.
+
+    Call `tick()` at the end of every step, and once before the first. It ends the process when the harness is gone,
+    without leaving the run: a clean end would save the model, which is not what is measured.
+    """
+
+    def __init__(self) -> None:
+        self._marks: list[float] = []
+        self._steps = 0
+
+    def tick(self) -> None:
+        self._marks.append(time.perf_counter())
+        if len(self._marks) > self._steps:
+            tell(seconds=[b - a for a, b in zip(self._marks, self._marks[1:], strict=False)])
+            line = sys.stdin.readline()
+            if not line:
+                sys.stdout.flush()
+                os._exit(0)
+            self._steps = int(line)
+            self._marks = [time.perf_counter()]
+
+
+def tell(**facts: Any) -> None:
+    """Reports to the harness."""
+    sys.stdout.write("::" + json.dumps(facts) + "\n")
+    sys.stdout.flush()
+
+
+class Child:
+    """A process with JSON lines out and numbers in; killed at the end."""
+
+    def __init__(self, argv: Sequence[str], env: dict[str, str], cwd: Path, pass_fds: Sequence[int] = ()) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, *argv],
+            env={**os.environ, "OPENBLAS_NUM_THREADS": "1", **env},
+            cwd=cwd,
+            pass_fds=pass_fds,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    def say(self, line: str) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.write(line + "\n")
+        self.process.stdin.flush()
+
+    def hear(self) -> dict[str, Any]:
+        """The next report; what else the process prints is passed over."""
+        out: IO[str] | None = self.process.stdout
+        for line in out or ():
+            if line.startswith("::"):
+                return dict(json.loads(line[2:]))
+        raise RuntimeError(f"{self.process.args!r} ended with {self.process.wait()}")
+
+    @property
+    def rss(self) -> int:
+        """Resident bytes now."""
+        pages = int(Path(f"/proc/{self.process.pid}/statm").read_text().split()[1])
+        return pages * os.sysconf("SC_PAGE_SIZE")
+
+    @property
+    def cpu_s(self) -> float:
+        """CPU seconds so far, of all its threads."""
+        stat = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(") ")[2].split()
+        return (int(stat[11]) + int(stat[12])) / os.sysconf("SC_CLK_TCK")
+
+    def reap(self) -> None:
+        self.process.kill()
+        self.process.wait()
+        for pipe in (self.process.stdin, self.process.stdout):
+            if pipe is not None:
+                with contextlib.suppress(BrokenPipeError):
+                    pipe.close()
+
+
+@dataclass
+class Fleet:
+    """Running pservers (or bare echoes) and trainers; the CPU seconds that a step of the last round took of all."""
+
+    servers: list[Child]
+    trainers: list[Child]
+    servers_cpu_s: float = 0.0
+    trainers_cpu_s: float = 0.0
+
+    _ready: bool = False
+
+    def wait(self) -> None:
+        """Until every trainer stands before its first step."""
+        for trainer in [] if self._ready else self.trainers:
+            trainer.hear()
+        self._ready = True
+
+    def steps(self, count: int, skip: int = 2) -> list[float]:
+        """Seconds of each of `count` steps after `skip` more that warm up; the slowest trainer's, step by step."""
+        self.wait()
+        began = self._cpu_s()
+        for trainer in self.trainers:
+            trainer.say(str(count + skip))
+        columns = [trainer.hear()["seconds"] for trainer in self.trainers]
+        ended = self._cpu_s()
+        self.servers_cpu_s, self.trainers_cpu_s = ((b - a) / (count + skip) for a, b in zip(began, ended, strict=True))
+        return [max(step) for step in zip(*columns, strict=True)][skip:]
+
+    def _cpu_s(self) -> tuple[float, float]:
+        return sum(child.cpu_s for child in self.servers), sum(child.cpu_s for child in self.trainers)
+
+
+@contextlib.contextmanager
+def fleet(layout: Layout, script: str, **given: Any) -> Iterator[Fleet]:
+    """Pservers and trainers of `layout`; `script` runs as `python script trainer JSON` with `given` as the JSON."""
+    with contextlib.ExitStack() as stack:
+        root = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="clusterctl-bench-")))
+        make_job(root, layout)
+
+        def start(role: str, rank: int, argv: Sequence[str], addresses: Sequence[str] = ()) -> tuple[Child, IO[str]]:
+            ours, theirs = socket.socketpair()
+            stack.callback(ours.close)
+            ours.settimeout(DEADLINE_S)
+            env = process_environment(root, layout, role, rank, addresses, theirs.fileno())
+            child = Child(argv, env, root, [theirs.fileno()])
+            theirs.close()
+            stack.callback(child.reap)
+            return child, stack.enter_context(ours.makefile("r"))
+
+        servers = [start("pserver", p, ["-m", "clusterctl.runtime.pserver"]) for p in range(layout.pservers)]
+        addresses = [f"127.0.0.1:{ready_ports(control)[0]}" for _, control in servers]
+        program = [str(Path(script).resolve()), "trainer", json.dumps(given)]
+        trainers = [start("trainer", t, program, addresses) for t in range(layout.trainers)]
+        yield Fleet([child for child, _ in servers], [child for child, _ in trainers])
+
+
+def ready_ports(control: IO[str]) -> list[int]:
+    """The ports that a pserver says it has bound."""
+    for line in control:
+        event = json.loads(line)
+        if event["event"] == "ready":
+            return [int(port) for port in event["ports"]]
+    raise RuntimeError("a pserver ended before it was ready: its words are above")
+
+
+def make_job(root: Path, layout: Layout) -> None:
+    """A job directory as the supervisors of the nodes leave it."""
+    run_dir = root / ".clusterctl" / "runs" / RUN
+    (run_dir / "keys").mkdir(parents=True)
+    spec = {"v": 1, "job": "bench", "run": RUN, "mode": "sync", "seed": 7, "port": free_port(), "security": "none"}
+    spec |= {"trainers": layout.trainers, "pservers": layout.pservers, "node_grace_s": 60, "load": None}
+    spec |= layout.spec
+    (run_dir / "spec.json").write_text(json.dumps(spec))
+    if spec["security"] == "curve":
+        write_keys(run_dir / "keys", layout)
+
+
+def write_keys(directory: Path, layout: Layout) -> None:
+    pairs = {("pserver", p): zmq.curve_keypair() for p in range(layout.pservers)}
+    pairs |= {("trainer", t): zmq.curve_keypair() for t in range(layout.trainers)}
+    allow = {pairs["trainer", t][0].decode(): f"trainer-{t}" for t in range(layout.trainers)}
+    servers = [pairs["pserver", p][0].decode() for p in range(layout.pservers)]
+    for (role, rank), (public, secret) in pairs.items():
+        peers = {"allow": allow} if role == "pserver" else {"servers": servers}
+        keys = {"public": public.decode(), "secret": secret.decode(), **peers}
+        (directory / f"{role}-{rank}.json").write_text(json.dumps(keys))
+
+
+def process_environment(
+    root: Path, layout: Layout, role: str, rank: int, addresses: Sequence[str], control_fd: int
+) -> dict[str, str]:
+    return {
+        "CLUSTERCTL_JOB": "bench",
+        "CLUSTERCTL_JOB_DIR": str(root),
+        "CLUSTERCTL_RUN": RUN,
+        "CLUSTERCTL_NODE_ID": "0",
+        "CLUSTERCTL_ROLE": role,
+        "CLUSTERCTL_RANK": str(rank),
+        "CLUSTERCTL_TRAINERS": str(layout.trainers),
+        "CLUSTERCTL_PSERVERS": ",".join(addresses),
+        "CLUSTERCTL_ATTEMPT": "1",
+        "CLUSTERCTL_OUTPUT_DIR": str(root / "output"),
+        "CLUSTERCTL_CONTROL_FD": str(control_fd),
+    }
+
+
+@contextlib.contextmanager
+def bare_fleet(layout: Layout, **given: Any) -> Iterator[Fleet]:
+    """As many processes as in `layout` that do nothing but send messages: what pyzmq alone can do here."""
+    with contextlib.ExitStack() as stack:
+        public, secret = zmq.curve_keypair() if layout.spec.get("security") == "curve" else (b"", b"")
+        given |= {"public": public.decode(), "trainers": layout.trainers}
+
+        def start(role: str, **more: Any) -> Child:
+            child = Child([str(BARE), role, json.dumps(given | more)], {}, Path.cwd())
+            stack.callback(child.reap)
+            return child
+
+        servers = [start("server", secret=secret.decode()) for _ in range(layout.pservers)]
+        addresses = [server.hear()["address"] for server in servers]
+        yield Fleet(servers, [start("client", addresses=addresses) for _ in range(layout.trainers)])
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+Figure = TypeVar("Figure")
+Contender = Callable[[], float]
+
+
+def contest(contenders: Mapping[str, Callable[[], Figure]], rounds: int) -> dict[str, list[Figure]]:
+    """Each contender's figure of every round, first to last and last to first by turns."""
+    figures: dict[str, list[Figure]] = {name: [] for name in contenders}
+    for turn in range(rounds):
+        names = list(contenders)
+        for name in names if turn % 2 == 0 else reversed(names):
+            figures[name].append(contenders[name]())
+    return figures
+
+
+def ratio(ours: Sequence[float], reference: Sequence[float]) -> float:
+    """The median over the rounds of ours / reference."""
+    return statistics.median(a / b for a, b in zip(ours, reference, strict=True))
+
+
+def percentile(values: Sequence[float], percent: int) -> float:
+    """The value that `percent` of a hundred do not exceed."""
+    ordered = sorted(values)
+    return ordered[min(len(ordered) - 1, len(ordered) * percent // 100)]
+
+
+def options(description: str, **defaults: Any) -> argparse.ArgumentParser:
+    """A parser with an option for each of `defaults`, of its type."""
+    parser = argparse.ArgumentParser(description=description)
+    more_options(parser, **defaults)
+    return parser
+
+
+def more_options(parser: argparse.ArgumentParser, **defaults: Any) -> None:
+    for name, value in defaults.items():
+        parser.add_argument(f"--{name.replace('_', '-')}", type=type(value), default=value, help=f"default {value}")
+
+
+def layouts(text: str, **spec: Any) -> list[Layout]:
+    """The layouts in words such as "1x1,2x2" (trainers x pservers)."""
+    pairs = [word.split("x") for word in text.split(",")]
+    return [Layout(int(trainers), int(pservers), spec) for trainers, pservers in pairs]
+
+
+def spread(figures: Sequence[float], scale: float = 1.0) -> list[str]:
+    """The cells "median" and "least-greatest"."""
+    low, high = min(figures) * scale, max(figures) * scale
+    return [f"{statistics.median(figures) * scale:.3g}", f"{low:.3g}-{high:.3g}"]
+
+
+def show(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """Prints a table in Markdown, so that it can be kept as it is."""
+    lines = [headings, ["---"] * len(headings), *rows]
+    print("".join(f"| {' | '.join(line)} |\n" for line in lines), flush=True)
+
+
+def trainer_given() -> dict[str, Any] | None:
+    """What the harness gave this process as a trainer; None when a person started it."""
+    return dict(json.loads(sys.argv[2])) if sys.argv[1:2] == ["trainer"] else None

@@ -1,0 +1,98 @@
+"""A dense model's step, push + update + pull, beside a bare pyzmq echo of the same bytes between as many processes.
+
+GB/s count what all trainers send and get: 2 x trainers x bytes / step. `--shm auto` lets the runtime use shared memory,
+as it does by itself on one host; the reference stays TCP. Values are checked against what the rule must give.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import statistics
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+import ps_common as bench
+
+RATE = 2.0**-20
+
+
+def trainer(given: dict[str, Any]) -> None:
+    from clusterctl.runtime import SGD, connect
+
+    gradient = np.ones(given["elements"], np.float32)
+    watch = bench.Stopwatch()
+    with connect() as ps:
+        w = ps.dense("w", shape=len(gradient), rule=SGD(RATE))
+        watch.tick()
+        for _ in ps.steps(lambda pass_, rng: itertools.count(), passes=1):
+            ps.push({w: gradient}, samples=1)
+            # After step s each value is -s * RATE, exactly; looking at all of them would be a part of the cost.
+            ends = w.value[:: max(1, len(gradient) // 64)]
+            if not (ends == -ps.step * np.float32(RATE)).all():
+                raise SystemExit(f"step {ps.step}: {ends}")
+            watch.tick()
+
+
+def ours(layout: bench.Layout, elements: int, steps: int) -> float:
+    """GB/s of one round."""
+    with bench.fleet(layout, __file__, elements=elements) as running:
+        return rate(layout, 4 * elements, running.steps(steps))
+
+
+def bare(layout: bench.Layout, elements: int, steps: int, frame: int, window: int) -> float:
+    each = 4 * elements // layout.pservers
+    with bench.bare_fleet(layout, bytes=min(frame, each), count=max(1, each // frame), window=window) as running:
+        return rate(layout, max(1, each // frame) * min(frame, each) * layout.pservers, running.steps(steps))
+
+
+def rate(layout: bench.Layout, size: int, seconds: list[float]) -> float:
+    return 2 * layout.trainers * size / statistics.median(seconds) / 1e9
+
+
+def tune(layout: bench.Layout, elements: int, steps: int) -> tuple[int, int]:
+    """The frame's bytes and the window with which the echo is fastest here."""
+    found: dict[tuple[int, int], float] = {}
+    for frame, window in itertools.product((2**18, 2**20, 2**22, 2**24), (4, 16, 0)):
+        found[frame, window] = statistics.median(bare(layout, elements, steps, frame, window) for _ in range(3))
+        print(f"echo of {said(frame, window)}: {found[frame, window]:.2f} GB/s", flush=True)
+    return max(found, key=found.__getitem__)
+
+
+def said(frame: int, window: int) -> str:
+    return f"{frame >> 10} KB, {window or 'all'} on their way"
+
+
+def row(layout: bench.Layout, given: argparse.Namespace) -> list[str]:
+    """The line of the table for one layout."""
+    elements = int(given.megabytes * 1e6 / 4)
+    frame, window = tune(layout, elements, given.steps) if given.tune else (given.frame, given.window)
+    contenders: dict[str, bench.Contender] = {
+        "ours": partial(ours, layout, elements, given.steps),
+        "bare": partial(bare, layout, elements, given.steps, frame, window),
+    }
+    figures = bench.contest(contenders, given.rounds)
+    cells = [*bench.spread(figures["ours"]), *bench.spread(figures["bare"]), said(frame, window)]
+    return [str(layout), *cells, f"{bench.ratio(figures['ours'], figures['bare']):.2f}"]
+
+
+def main() -> None:
+    parser = bench.options(__doc__.splitlines()[0], layouts="1x1,1x2,2x2", megabytes=100.0, rounds=5, steps=8)
+    bench.more_options(parser, security="none", shm="off", ports=1, frame=2**20, window=16)
+    parser.add_argument("--tune", action="store_true", help="look for the echo's best frame and window first")
+    given = parser.parse_args()
+    spec = {"security": given.security, "shm": given.shm, "ports_num": given.ports}
+    rows = [row(layout, given) for layout in bench.layouts(given.layouts, **spec)]
+    what = f"{given.megabytes:g} MB, security {given.security}, shm {given.shm}, {given.ports} ports"
+    print(f"{what}, {given.rounds} rounds of {given.steps} steps: GB/s")
+    bench.show(["trainers x pservers", "ours", "range", "bare echo", "range", "its frames", "ours / echo"], rows)
+
+
+if __name__ == "__main__":
+    settings = bench.trainer_given()
+    if settings is None:
+        main()
+    else:
+        trainer(settings)

@@ -1,0 +1,80 @@
+"""A 1 KB push with a real update, beside a bare pyzmq round trip of 1 KB: microseconds, p50 and p99."""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+import ps_common as bench
+
+RATE = 2.0**-20
+
+
+def trainer(given: dict[str, Any]) -> None:
+    from clusterctl.runtime import SGD, connect
+
+    gradient = np.ones(given["bytes"] // 4, np.float32)
+    watch = bench.Stopwatch()
+    with connect() as ps:
+        w = ps.dense("w", shape=len(gradient), rule=SGD(RATE))
+        watch.tick()
+        for _ in ps.steps(lambda pass_, rng: itertools.count(), passes=1):
+            ps.push({w: gradient}, samples=1)
+            if w.value[-1] != -ps.step * np.float32(RATE):
+                raise SystemExit(f"step {ps.step}: {w.value[-1]}")
+            watch.tick()
+
+
+Tail = tuple[float, float]
+
+
+def measure(running: bench.Fleet, steps: int) -> Tail:
+    """Microseconds that 50 and 99 of a hundred steps do not exceed, in one round."""
+    seconds = running.steps(steps, skip=50)
+    return 1e6 * bench.percentile(seconds, 50), 1e6 * bench.percentile(seconds, 99)
+
+
+def ours(layout: bench.Layout, size: int, steps: int) -> Tail:
+    with bench.fleet(layout, __file__, bytes=size) as running:
+        return measure(running, steps)
+
+
+def bare(layout: bench.Layout, size: int, steps: int, barrier: bool) -> Tail:
+    with bench.bare_fleet(layout, bytes=size, count=1, barrier=barrier) as running:
+        return measure(running, steps)
+
+
+def compare(given: argparse.Namespace, size: int, barrier: bool) -> list[list[str]]:
+    """The table's lines: p50 and p99 of each layout."""
+    rows = []
+    for layout in bench.layouts(given.layouts, security=given.security, shm=given.shm):
+        contenders = {
+            "ours": partial(ours, layout, size, given.steps),
+            "bare": partial(bare, layout, size, given.steps, barrier),
+        }
+        figures = bench.contest(contenders, given.rounds)
+        for at, name in enumerate(("p50", "p99")):
+            us, them = ([figure[at] for figure in figures[who]] for who in ("ours", "bare"))
+            rows.append([f"{layout}, {name}", *bench.spread(us), *bench.spread(them), f"{bench.ratio(us, them):.2f}"])
+    print(f"security {given.security}, shm {given.shm}, {given.rounds} rounds of {given.steps} steps: microseconds")
+    return rows
+
+
+def main() -> None:
+    parser = bench.options(__doc__.splitlines()[0], layouts="1x1", bytes=1024, rounds=7, steps=3000)
+    bench.more_options(parser, security="none", shm="off")
+    given = parser.parse_args()
+    rows = compare(given, given.bytes, barrier=False)
+    bench.show([f"push of {given.bytes} bytes", "ours", "range", "bare round trip", "range", "ours / bare"], rows)
+
+
+if __name__ == "__main__":
+    settings = bench.trainer_given()
+    if settings is None:
+        main()
+    else:
+        trainer(settings)

@@ -1,0 +1,237 @@
+"""A trainer's side of the protocol: requests to all lanes, answers taken in, steps counted. It knows no tables' names.
+
+`Session` is what the training program sees; this is what it speaks through.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Callable
+
+from clusterctl.runtime import wire
+from clusterctl.runtime.environment import Environment
+from clusterctl.runtime.errors import RefusedError
+from clusterctl.runtime.link import Link
+from clusterctl.runtime.loop import Turn
+from clusterctl.runtime.modes import WINDOWS, Mode
+from clusterctl.runtime.progress import Progress
+from clusterctl.runtime.pushing import Outgoing
+
+Replies = dict[int, wire.Message]
+
+
+@dataclass
+class Ticket:
+    """Requests on their way: how many are unanswered, and how long pservers held them back."""
+
+    unanswered: int = 0
+    held_us: int = 0
+    replies: Replies = field(default_factory=dict)
+
+
+class Client:
+    """`step` counts this trainer's pushes (in sync mode: the job's steps). `used` are the lanes that have tables."""
+
+    def __init__(self, env: Environment, link: Link, rank: int, progress: Progress) -> None:
+        self.rank = rank
+        self.layout = link.layout
+        self.used: list[int] = []
+        self._link = link
+        self._attempt = env.attempt
+        self._trainers = env.trainers
+        self._progress = progress
+        self._requests = 0
+        self._epoch = 0
+        self._pushes: deque[Ticket] = deque()
+        self._cut = 0
+        self._cuts_taken = 0
+        self._has_tables = False
+        self.reply_bytes = 0
+        self.refresh: Callable[[wire.Part], None] = lambda part: None
+        self._hello()
+
+    # Requests
+
+    def ask(self, kind: int, lanes: list[int], **fields: Any) -> Replies:
+        """The same request to several lanes; waits for all replies."""
+        return self.exchange({lane: self._message(kind, **fields) for lane in lanes})
+
+    def ask_all(self, kind: int, **fields: Any) -> Replies:
+        return self.ask(kind, list(range(self.layout.lanes)), **fields)
+
+    def exchange(self, requests: Mapping[int, wire.Message]) -> Replies:
+        ticket = Ticket()
+        for lane, message in requests.items():
+            self._post(ticket, lane, message)
+        self.wait_for(ticket)
+        return ticket.replies
+
+    def pull(
+        self,
+        asks: Mapping[int, tuple[list[wire.Part], list[wire.Part] | None]],
+        on_reply: Callable[[int, wire.Message], None],
+    ) -> Ticket:
+        """Asks lanes for values: parts, and the same in full where they name lists of ids by digest.
+
+        `on_reply(lane, reply)` is called for each. In sync mode the values are those of this very step, after the
+        pushes that were sent before; the lanes answer when they have them.
+        """
+        version = self.step if self.mode.name == "sync" else wire.NEWEST
+        ticket = Ticket()
+
+        def taken(lane: int) -> Callable[[wire.Message], None]:
+            def take(reply: wire.Message) -> None:
+                self._note(ticket, lane, reply)
+                on_reply(lane, reply)
+
+            return take
+
+        for lane, (parts, full) in asks.items():
+            message = self._message(wire.PULL, version=version, parts=parts)
+            again = None if full is None else self._message(wire.PULL, version=version, parts=full)
+            ticket.unanswered += 1
+            self._link.post(lane, message, taken(lane), again)
+        return ticket
+
+    def wait_for(self, ticket: Ticket) -> None:
+        if ticket.unanswered:
+            self._wait(lambda: ticket.unanswered == 0, ticket)
+
+    # Pushes
+
+    @property
+    def window(self) -> int:
+        """How many pushes may be on their way at once."""
+        return WINDOWS[self.mode.name]
+
+    def push(self, parts: Mapping[int, Outgoing], turn: Turn, samples: int) -> None:
+        """Sends a push to all lanes in use, without waiting for it; see `settle`."""
+        fields = {
+            "pass_": turn.pass_,
+            "batch": turn.batch,
+            "flags": wire.LAST_OF_PASS if turn.last else 0,
+            "samples": samples,
+            "step": self.step,
+        }
+        if self.mode.name == "sync" and self._cut > self.step:
+            fields["cut"] = self._cut
+        ticket = Ticket()
+        for lane in self.used:
+            out = parts.get(lane) or Outgoing()
+            fields.update(version=self._versions[lane], pieces=1 + len(out.pieces))
+            message = self._message(wire.PUSH, **fields, parts=out.opening)
+            full = None if out.full is None else self._message(wire.PUSH, **fields, parts=out.full)
+            self._post_push(ticket, lane, message, full)
+        for number in range(max((len(out.pieces) for out in parts.values()), default=0)):
+            for lane, out in parts.items():
+                if number < len(out.pieces):
+                    fields.update(version=self._versions[lane], piece=number + 1, pieces=1 + len(out.pieces))
+                    self._post_push(ticket, lane, self._message(wire.PUSH, **fields, parts=[out.pieces[number]]), None)
+        self._pushes.append(ticket)
+        self.step += 1
+
+    def settle(self, on_their_way: int = 0) -> None:
+        """Waits until at most so many pushes are unanswered."""
+        while self._pushes and (self._pushes[0].unanswered == 0 or len(self._pushes) > on_their_way):
+            self.wait_for(self._pushes[0])
+            self._pushes.popleft()
+
+    @property
+    def passes_done(self) -> int:
+        """Passes that all trainers have ended, as far as this one has heard."""
+        return min(self._passes.values())
+
+    def stop_for_cut(self) -> bool:
+        """Whether a checkpoint waits for this trainer, outside of sync mode; see `take_cut`."""
+        return self.mode.name != "sync" and self._cut > self._cuts_taken
+
+    def take_cut(self) -> None:
+        """Stops until the checkpoint that is due is made; nothing of this trainer may be on its way."""
+        self.settle()
+        self._cuts_taken = self._cut
+        self.ask(wire.CUT, self.used, cut=self._cut)
+
+    # Beginning and end
+
+    def _hello(self) -> None:
+        first = [pserver * self.layout.per_pserver for pserver in range(self.layout.pservers)]
+        about = {"parts": [wire.json_part({"trainers": self._trainers})]}
+        replies = self.ask(wire.HELLO, first, **about)
+        facts = {lane: reply.json() for lane, reply in replies.items()}
+        for lane, said in list(facts.items()):
+            self._check(lane, said)
+            for number, port in enumerate(said.get("ports", [])[1:], 1):
+                self._link.open(lane + number, int(port))
+        others = [lane for lane in range(self.layout.lanes) if lane not in first]
+        more = self.ask(wire.HELLO, others, **about)
+        facts.update({lane: reply.json() for lane, reply in more.items()})
+        self.facts = facts
+        known = [said for said in facts.values() if said["used"]] or list(facts.values())
+        earliest = min(known, key=lambda said: int(said["step"]))
+        self.mode, self.seed = Mode.parse(str(earliest["mode"])), int(earliest["seed"])
+        self.half, self.key_cache = bool(earliest["half"]), bool(earliest["key_cache"])
+        self.step, self.next_pass, self.batch = (int(earliest[name]) for name in ("step", "pass", "batch"))
+        self._passes = {lane: int(said["passes"]) for lane, said in facts.items() if said in known}
+        self._versions = dict.fromkeys(range(self.layout.lanes), self.step)
+        self._cut = self._cuts_taken = max(int(said["cut"]) for said in facts.values())
+        self._epoch = next(iter(replies.values())).epoch
+        self.used = first
+
+    def use(self, lanes: list[int]) -> None:
+        """Takes lanes into use, because tables are there. Before the first table that is one lane of each pserver."""
+        passes = self.passes_done
+        self.used = sorted({*(self.used if self._has_tables else ()), *lanes})
+        self._has_tables = True
+        self._passes = {lane: self._passes.get(lane, passes) for lane in self.used}
+
+    def _check(self, lane: int, said: Mapping[str, Any]) -> None:
+        pserver, here = lane // self.layout.per_pserver, self.layout
+        if (said["pserver"], said["pservers"]) != (pserver, here.pservers):
+            raise RefusedError(
+                f"pserver {pserver} of {here.pservers} says that it is {said['pserver']} of {said['pservers']}"
+            )
+        if said["lanes"] != [here.dense, here.sparse]:
+            raise RefusedError(f"pserver {pserver} has {said['lanes']} lanes, not {[here.dense, here.sparse]}")
+
+    def close(self) -> None:
+        self._link.close()
+
+    # How it is done
+
+    def _message(self, kind: int, **fields: Any) -> wire.Message:
+        self._requests += 1
+        return wire.Message(kind, self.rank, self._requests, self._epoch, self._attempt, **fields)
+
+    def _post(self, ticket: Ticket, lane: int, message: wire.Message) -> None:
+        def take(reply: wire.Message) -> None:
+            self._note(ticket, lane, reply)
+            ticket.replies[lane] = reply
+
+        ticket.unanswered += 1
+        self._link.post(lane, message, take)
+
+    def _post_push(self, ticket: Ticket, lane: int, message: wire.Message, full: wire.Message | None) -> None:
+        def take(reply: wire.Message) -> None:
+            self._note(ticket, lane, reply)
+            for part in reply.parts:
+                self.refresh(part)
+            if reply.piece == 0:
+                self._passes[lane] = reply.pass_
+
+        ticket.unanswered += 1
+        self._link.post(lane, message, take, full)
+
+    def _note(self, ticket: Ticket, lane: int, reply: wire.Message) -> None:
+        ticket.unanswered -= 1
+        ticket.held_us = max(ticket.held_us, reply.held_us)
+        if reply.kind == wire.OK and reply.version != wire.NEWEST:
+            self._versions[lane] = max(self._versions[lane], reply.version)
+            self._cut = max(self._cut, reply.cut)
+
+    def _wait(self, done: Callable[[], bool], ticket: Ticket) -> None:
+        began = time.monotonic()
+        self._link.wait(done, self.reply_bytes)
+        self._progress.blocked(time.monotonic() - began, ticket.held_us / 1e6)

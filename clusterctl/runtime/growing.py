@@ -1,0 +1,81 @@
+"""Arrays that grow in place: a table of gigabytes never needs its old and its new copy at one time.
+
+On Linux the memory is an anonymous private mapping that mremap(2) enlarges by moving page tables, not bytes, and pages
+that were never written cost nothing. Where that is missing (macOS), or while somebody still looks at the old memory,
+the array is copied.
+"""
+
+from __future__ import annotations
+
+import mmap
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+Array = npt.NDArray[Any]
+
+_LEAST_BYTES = 64 * 1024
+#: A mapping of this size or more asks for huge pages, as numpy does for its own arrays.
+_HUGE_BYTES = 4 * 2**20
+
+
+class Growing:
+    """`array`, of shape (room,) or (room, width), is zero where it was never written. Not thread-safe.
+
+    `reserve` gives another `array`. A view of the earlier one stays valid, keeps what it saw, and costs a copy.
+    """
+
+    def __init__(self, dtype: npt.DTypeLike, width: int | None = None) -> None:
+        self._dtype = np.dtype(dtype)
+        self._row = () if width is None else (width,)
+        self._row_bytes = self._dtype.itemsize * (width or 1)
+        self._map = _mapped(max(_LEAST_BYTES, self._row_bytes))
+        self.array = self._view()
+
+    def reserve(self, count: int) -> None:
+        """Makes room for `count` rows; raises MemoryError when there is none."""
+        if count <= len(self.array):
+            return
+        size = max(count * self._row_bytes, len(self._map) * 3 // 2)
+        del self.array  # a mapping that is looked at cannot be moved
+        try:
+            self._map = _resized(self._map, -(-size // mmap.PAGESIZE) * mmap.PAGESIZE)
+        finally:
+            self.array = self._view()
+
+    def _view(self) -> Array:
+        room = len(self._map) // self._row_bytes
+        flat = np.frombuffer(self._map, self._dtype, room * (self._row_bytes // self._dtype.itemsize))
+        return flat.reshape(room, *self._row)
+
+
+def _mapped(size: int) -> mmap.mmap:
+    try:
+        memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    except (OSError, OverflowError) as exc:
+        raise MemoryError(f"no room for {size} bytes") from exc
+    _ask_for_huge_pages(memory)
+    return memory
+
+
+def _resized(memory: mmap.mmap, size: int) -> mmap.mmap:
+    try:
+        memory.resize(size)
+    except (BufferError, SystemError):  # somebody looks at it; this system cannot
+        fresh = _mapped(size)
+        np.copyto(np.frombuffer(fresh, np.uint8, len(memory)), np.frombuffer(memory, np.uint8))
+        return fresh
+    except (OSError, OverflowError) as exc:
+        raise MemoryError(f"no room for {size} bytes") from exc
+    _ask_for_huge_pages(memory)
+    return memory
+
+
+def _ask_for_huge_pages(memory: mmap.mmap) -> None:
+    advice = getattr(mmap, "MADV_HUGEPAGE", None)
+    if advice is not None and len(memory) >= _HUGE_BYTES:
+        try:
+            memory.madvise(advice)
+        except OSError:
+            return  # a kernel without them: smaller pages serve as well

@@ -1,0 +1,173 @@
+"""Checkpoints on one node: found, verified, carried on and removed; pieces that come arrive whole or not at all."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agent.nodes import ask, asked
+from clusterctl.agent import start
+from clusterctl.agent.checkpoints import carry_on, drop_manifests, remove_older, set_aside_later
+from clusterctl.agent.files import write_json
+from clusterctl.agent.paths import JobPaths, RunPaths
+from clusterctl.errors import NodeError
+from clusterctl.runtime.manifest import piece_name, read_manifest, write_manifest
+
+JOB = "JOB20261121-081530"
+
+
+def tag(step: int) -> str:
+    return f"step-{step:09d}"
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> JobPaths:
+    job = JobPaths(tmp_path / "root" / JOB)
+    job.runs.mkdir(parents=True)
+    write_json(job.record, {"job": JOB, "node": 0, "nodes": 1})
+    return job
+
+
+def manifest_of(step: int, pieces: dict[str, bytes]) -> dict[str, Any]:
+    files = [
+        {"file": name, "pserver": rank, "bytes": len(data), "sha256": hashlib.sha256(data).hexdigest(), "node": rank}
+        for rank, (name, data) in enumerate(sorted(pieces.items()))
+    ]
+    common = {"tag": tag(step), "step": step, "pass": 1, "mode": "sync", "seed": 0, "pservers": len(files)}
+    return {"v": 1, "job": JOB, "run": "0001", **common, "checkpoint": True, "tables": {}, "files": files}
+
+
+def make(run: RunPaths, step: int, *ranks: int, complete: bool = True) -> dict[str, Any]:
+    """A checkpoint of two pservers with the pieces of some here."""
+    place = run.checkpoints / tag(step)
+    place.mkdir(parents=True)
+    pieces = {piece_name(rank): f"{step} of {rank}".encode() * 1000 for rank in range(2)}
+    for rank in ranks:
+        (place / piece_name(rank)).write_bytes(pieces[piece_name(rank)])
+    manifest = manifest_of(step, pieces)
+    if complete:
+        write_manifest(place, manifest)
+    return manifest
+
+
+def names(run: RunPaths) -> list[str]:
+    return sorted(path.name for path in run.checkpoints.iterdir())
+
+
+def test_a_node_tells_what_it_has_and_what_is_wrong_with_it(job: JobPaths, tmp_path: Path) -> None:
+    manifest = make(job.run("0001"), 10, 0, 1)
+    make(job.run("0001"), 20, 0, complete=False)
+    make(job.run("0002"), 30)
+    (job.run("0002").checkpoints / tag(30) / "manifest.json").write_text("{")
+    found = ask(tmp_path, {"op": "find_checkpoints", "ref": None})["checkpoints"]
+    assert [(one["run"], one["tag"], one["pieces"]) for one in found] == [
+        ("0001", tag(10), [piece_name(0), piece_name(1)]),
+        ("0001", tag(20), [piece_name(0)]),
+        ("0002", tag(30), []),
+    ]
+    assert (found[0]["manifest"], found[1]["manifest"], found[1]["reason"]) == (manifest, None, None)
+    assert "cannot be read" in found[2]["reason"]
+
+
+def test_every_byte_of_a_piece_is_verified(job: JobPaths, tmp_path: Path) -> None:
+    manifest = make(job.run("0001"), 10, 0, 1)
+    about = {"op": "verify_checkpoint", "ref": JOB, "run": "0001", "tag": tag(10), "files": manifest["files"]}
+    assert ask(tmp_path, about)["pieces"] == {piece_name(0): None, piece_name(1): None}
+    first, second = (job.run("0001").checkpoints / tag(10) / piece_name(rank) for rank in range(2))
+    first.write_bytes(first.read_bytes()[:-1] + b"?")
+    second.write_bytes(b"short")
+    said = ask(tmp_path, about)["pieces"]
+    assert said == {piece_name(0): "is damaged: its checksum differs", piece_name(1): "has 5 of 7000 bytes"}
+    first.unlink()
+    assert piece_name(0) not in ask(tmp_path, about)["pieces"]
+
+
+@pytest.mark.parametrize("data", [b"x" * 100_000, b"y" * 100_000, b"x" * 99_999])
+def test_a_piece_arrives_whole_or_not_at_all(job: JobPaths, tmp_path: Path, data: bytes) -> None:
+    expected = b"x" * 100_000
+    about = {"run": "0001", "tag": tag(10), "file": piece_name(1)}
+    request = {"op": "take_piece", "ref": JOB, "bytes": len(expected), "sha256": hashlib.sha256(expected).hexdigest()}
+    with asked(tmp_path, {**request, **about}) as call:
+        call.write(data)
+        if len(data) < len(expected):
+            call._process.close_input()
+        if data == expected:
+            call.result()
+        else:
+            with pytest.raises(NodeError):
+                call.result()
+    here = [path.name for path in (job.run("0001").checkpoints / tag(10)).iterdir()]
+    assert here == ([piece_name(1)] if data == expected else [])
+
+
+def test_what_a_node_sends_is_what_it_has(job: JobPaths, tmp_path: Path) -> None:
+    make(job.run("0001"), 10, 1)
+    about = {"op": "send_piece", "ref": JOB, "run": "0001", "tag": tag(10), "file": piece_name(1)}
+    with asked(tmp_path, about) as call:
+        left, got = int(call.receive()["bytes"]), b""
+        while len(got) < left:
+            got += call.read(left - len(got))
+    assert got == b"10 of 1" * 1000
+
+
+def test_removal_takes_older_ones_and_incomplete_ones_and_nothing_else(job: JobPaths) -> None:
+    run, older = job.run("0002"), job.run("0001")
+    make(older, 90, 0, 1)
+    for step in (10, 20, 30, 1_000_000_000):
+        make(run, step, 0, complete=step != 20)
+    drop_manifests(run, [tag(30)], tag(30))
+    assert read_manifest(run.checkpoints / tag(10)) is None
+    assert read_manifest(run.checkpoints / tag(30)) is not None
+    remove_older(run, [tag(30)], tag(30), alone=False)
+    assert (names(run), names(older)) == ([tag(30), tag(1_000_000_000)], [tag(90)])
+    remove_older(run, [tag(30)], tag(30), alone=True)
+    assert (names(run), names(older)) == ([tag(30), tag(1_000_000_000)], [])
+
+
+def test_a_run_that_goes_on_has_its_checkpoint_for_its_own(job: JobPaths) -> None:
+    manifest = make(job.run("0001"), 10, 0, 1)
+    run = job.run("0002")
+    carry_on(run, {"run": "0001", "tag": tag(10), "files": [piece_name(1)], "manifest": manifest})
+    remove_older(job.run("0001"), [], tag(11), alone=False)
+    assert (run.checkpoints / tag(10) / piece_name(1)).read_bytes() == b"10 of 1" * 1000
+    assert read_manifest(run.checkpoints / tag(10)) == manifest
+    assert not (run.checkpoints / tag(10) / piece_name(0)).exists()
+
+
+def save_model(job: JobPaths, name: str, step: int) -> None:
+    header = json.dumps({"__metadata__": {"step": str(step)}}).encode()
+    (job.output / name).mkdir(parents=True)
+    (job.output / name / piece_name(0)).write_bytes(len(header).to_bytes(8, "little") + header + b"data")
+
+
+def test_models_after_the_checkpoint_are_set_aside_and_others_stay(job: JobPaths) -> None:
+    save_model(job, "pass-00000", 10)
+    save_model(job, "pass-00001", 20)
+    (job.output / "mine").mkdir()
+    (job.output / "mine" / piece_name(0)).write_bytes(b"\xff" * 20)
+    aside = job.run("0001").dir / "output"
+    aside.parent.mkdir()
+    set_aside_later(job, 10, aside)
+    assert sorted(path.name for path in job.output.iterdir()) == ["mine", "pass-00000"]
+    assert [path.name for path in aside.iterdir()] == ["pass-00001"]
+
+
+@pytest.mark.parametrize("resumed", [True, False])
+def test_a_start_that_is_undone_leaves_outputs_and_checkpoints_as_they_were(job: JobPaths, resumed: bool) -> None:
+    manifest = make(job.run("0001"), 10, 0, 1)
+    save_model(job, "pass-00000", 10)
+    save_model(job, "pass-00001", 20)
+    resume = {"run": "0001", "tag": tag(10), "files": [piece_name(0)], "manifest": manifest}
+    go: dict[str, Any] = {"spec": {}, "keys": {}, **({"resume": resume} if resumed else {})}
+    start._prepare(job.run("0002"), "0001", go)
+    kept = ["pass-00000"] if resumed else []
+    assert [path.name for path in job.output.iterdir()] == kept
+    start._undo(job.run("0002"), "0001", resumed=resumed)
+    assert sorted(path.name for path in job.output.iterdir()) == ["pass-00000", "pass-00001"]
+    assert not job.run("0002").dir.exists()
+    assert sorted(path.name for path in job.run("0001").dir.iterdir()) == ["checkpoints"]
+    assert read_manifest(job.run("0001").checkpoints / tag(10)) == manifest

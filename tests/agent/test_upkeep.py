@@ -1,0 +1,131 @@
+"""Which checkpoints stay: the newest few, the best one, and the one that the run was resumed from until then."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from agent.plays import Play
+from clusterctl.agent.lead import DropManifests, Tell
+from clusterctl.agent.upkeep import Best, Known, Logged, Upkeep
+
+AUC = Best("auc", "max")
+
+
+def tag(step: int) -> str:
+    return f"step-{step:09d}"
+
+
+def add(upkeep: Upkeep, *steps: int) -> list[int]:
+    """The steps of what stays after the last of these."""
+    stay: list[str] = []
+    for step in steps:
+        stay = upkeep.add(Known(tag(step), step))
+    return [int(name[5:]) for name in stay]
+
+
+def test_the_newest_few_stay() -> None:
+    upkeep = Upkeep(2)
+    assert add(upkeep, 10) == [10]
+    assert not upkeep.full
+    assert add(upkeep, 20) == [10, 20]
+    assert upkeep.full
+    assert add(upkeep, 30, 40) == [30, 40]
+
+
+def test_what_the_run_was_resumed_from_stays_until_enough_newer_ones_are_complete() -> None:
+    upkeep = Upkeep(1, first=Known(tag(500), 500))
+    assert add(upkeep, 600) == [600]
+    upkeep = Upkeep(2, first=Known(tag(500), 500))
+    assert add(upkeep, 600) == [500, 600]
+    assert add(upkeep, 700) == [600, 700]
+
+
+def test_one_that_is_written_again_counts_once() -> None:
+    assert add(Upkeep(2), 10, 20, 20) == [10, 20]
+
+
+def test_the_best_stays_besides_and_of_equals_the_newest() -> None:
+    upkeep = Upkeep(1, AUC)
+    for step, value in ((10, 0.7), (20, 0.9), (30, 0.9), (40, 0.8)):
+        upkeep.log(0, Logged(step, value, 1.0))
+        stay = add(upkeep, step)
+    assert stay == [30, 40]
+    assert not upkeep.full, "an older run may have a better one"
+
+
+def test_only_what_was_logged_at_or_before_the_cut_counts_and_by_weight() -> None:
+    upkeep = Upkeep(1, Best("loss", "min"))
+    upkeep.log(0, Logged(9, 1.0, 3.0))
+    upkeep.log(1, Logged(10, 2.0, 1.0))  # the mean is 1.25
+    upkeep.log(1, Logged(11, 0.0, 1.0))
+    assert add(upkeep, 10) == [10]
+    upkeep.log(0, Logged(20, 1.3, 1.0))
+    upkeep.log(1, Logged(20, 1.3, 1.0))
+    assert add(upkeep, 20) == [10, 20]
+    upkeep.log(0, Logged(30, math.nan, 1.0))
+    assert add(upkeep, 30) == [10, 30], "what is not a number is no word at all"
+
+
+def test_a_word_that_comes_after_its_checkpoint_is_heard_when_the_next_is_complete() -> None:
+    upkeep = Upkeep(1, AUC)
+    assert add(upkeep, 10) == [10]
+    upkeep.log(0, Logged(10, 0.9, 1.0))
+    upkeep.log(0, Logged(20, 0.5, 1.0))
+    assert add(upkeep, 20) == [10, 20]
+
+
+def test_without_sync_each_trainer_is_at_a_step_of_its_own() -> None:
+    upkeep = Upkeep(1, AUC)
+    for step, value in ((5, 0.9), (8, 0.1)):
+        upkeep.log(0, Logged(step, value, 1.0))
+    upkeep.log(1, Logged(8, 0.9, 1.0))
+    assert upkeep.add(Known(tag(13), 13, (5, 8))) == [tag(13)]
+    upkeep.log(0, Logged(20, 0.8, 1.0))
+    upkeep.log(1, Logged(20, 0.8, 1.0))
+    assert upkeep.add(Known(tag(40), 40, (20, 20))) == [tag(13), tag(40)]
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.integers(1, 4), st.sampled_from(["max", "min"]), st.lists(st.integers(0, 5), max_size=12))
+def test_what_stays_is_what_a_plain_search_over_all_finds(keep: int, direction: str, values: list[int]) -> None:
+    upkeep = Upkeep(keep, Best("auc", direction))
+    scores: dict[int, int] = {}
+    stay: list[int] = []
+    for step, value in enumerate(values):
+        upkeep.log(0, Logged(step, float(value), 1.0))
+        scores[step] = value
+        stay = add(upkeep, step)
+        sign = 1 if direction == "max" else -1
+        best = max(scores, key=lambda one: (sign * scores[one], one))
+        assert stay == sorted({*sorted(scores)[-keep:], best})
+
+
+def saved(play: Play, rank: int, step: int, **more: Any) -> list[Any]:
+    return play.says(rank, "saved", rank=rank, tag=tag(step), step=step, checkpoint=True, **more)
+
+
+def test_older_checkpoints_go_when_the_manifest_of_a_newer_one_is_written_and_not_before() -> None:
+    play = Play(nodes=2).reach("running")
+    for step in (10, 20, 30):
+        saved(play, 0, step)
+        saved(play, 1, step)
+        play.says(0, "kept", tag=tag(step), step=step, steps=[])
+    saved(play, 0, 40)
+    (whole,) = saved(play, 1, 40)
+    assert (whole.tag, whole.checkpoint) == (tag(40), True)
+    note, drop, tell = play.says(0, "kept", tag=tag(40), step=40, steps=[])
+    assert note.event == {"event": "saved", "tag": tag(40), "step": 40, "complete": True, "checkpoint": True}
+    stay = [tag(20), tag(30), tag(40)]
+    assert drop == DropManifests(stay, tag(40))
+    assert tell == Tell({"do": "keep", "tags": stay, "newest": tag(40), "alone": True})
+
+
+def test_a_model_and_a_checkpoint_of_one_tag_are_two_things() -> None:
+    play = Play(nodes=2).reach("running")
+    saved(play, 0, 10)
+    assert play.says(1, "saved", rank=1, tag=tag(10), step=10) == []
+    assert play.manifests() == []

@@ -1,0 +1,162 @@
+"""Kill -9 anywhere at any moment, then `start --resume`: the model is that of an undisturbed run, bit for bit."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+
+from clusterctl.runtime import load_model
+from support.site import Result, Site
+
+QUICK = {"PSERVERS": 3, "TRAINERS": 3, "SAVE_EVERY": 7, "KEEP": 2}
+STEPS = 120
+# With the arguments KIND, STEP and RUN, trainer 0 of that run kills a process of the job at that step; but not before
+# a checkpoint is complete.
+TRAIN = """
+import glob, os, random, signal, sys
+import numpy as np
+from clusterctl.runtime import connect, Adagrad, Adam, uniform, zeros
+
+kind, at, run = sys.argv[1:4] if len(sys.argv) > 3 else ("", "0", "")
+mine = os.environ["CLUSTERCTL_RUN"]
+
+def read(pid, name):
+    try:
+        with open(f"/proc/{pid}/{name}", "rb") as file:
+            return file.read().decode(errors="replace").replace(chr(0), " ")
+    except OSError:
+        return ""
+
+def kill():
+    job = os.environ["CLUSTERCTL_JOB"]
+    pids = [pid for pid in os.listdir("/proc") if pid.isdigit() and kind in read(pid, "cmdline")]
+    os.kill(int(random.choice([p for p in pids if job in read(p, "environ") + read(p, "cmdline")])), signal.SIGKILL)
+
+def reader(pass_, rng):
+    for _ in range(20):
+        x = rng.standard_normal((32, 4), dtype=np.float32)
+        yield x, x @ np.arange(4, dtype=np.float32), rng.integers(-500, 500, 64)
+
+with connect() as ps:
+    w = ps.dense("w", shape=(4,), rule=Adam(0.05), init=zeros())
+    wide = ps.dense("wide", shape=(3, 70_000), rule=Adagrad(0.1), init=uniform(0.1))
+    emb = ps.embedding("e", dim=3, rule=Adagrad(0.1), init=uniform(0.1))
+    for x, y, ids in ps.steps(reader, passes=6, on_pass=lambda pass_: ps.log(auc=1.0 / (1 + pass_))):
+        if mine == run and ps.rank == 0 and ps.step >= int(at):
+            if glob.glob(f".clusterctl/runs/{run}/checkpoints/*/manifest.json"):
+                kill()
+                run = ""
+        error = x @ w.value - y
+        rows = emb.pull(ids)
+        slope = {w: x.T @ error / len(x), emb: (ids, rows), wide: wide.value * np.float32(0.1)}
+        ps.push(slope, samples=len(x), loss=float((error ** 2).mean()))
+"""
+
+
+def finished(site: Site, job: str) -> dict[str, Any]:
+    """The model that a job brought home."""
+    site.ok("collect", job, "-o", "home")
+    return load_model(site.directory / "home" / "model")
+
+
+def assert_same(model: dict[str, Any], expected: dict[str, Any]) -> None:
+    assert sorted(model) == sorted(expected) == ["e", "w", "wide"]
+    for name in ("w", "wide"):
+        assert model[name].tobytes() == expected[name].tobytes(), name
+    assert [array.tobytes() for array in model["e"]] == [array.tobytes() for array in expected["e"]]
+
+
+def checkpoints(site: Site, job: str, run: str = "0001") -> list[str]:
+    """The complete ones, oldest first."""
+    place = site.job_dir(job, 0) / f".clusterctl/runs/{run}/checkpoints"
+    return sorted(path.parent.name for path in place.glob("*/manifest.json"))
+
+
+def tag(step: int) -> str:
+    return f"step-{step:09d}"
+
+
+@pytest.fixture(scope="module")
+def expected(embedded_site: Site, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """What an undisturbed run comes to."""
+    site = embedded_site
+    site.directory = tmp_path_factory.mktemp("undisturbed")
+    site.conf_path = site.directory / "conf.py"
+    site.conf(**QUICK, KEEP_BEST="auc:max")
+    job = site.dispatch(TRAIN)
+    site.ok("start", "--job_workspace", job)
+    best = [tag(35)]  # the newest before the second pass ends, whose auc is lower
+    assert checkpoints(site, job) == [*best, tag(112), tag(119)]
+    return finished(site, job)
+
+
+def crash(site: Site, *args: str) -> Result:
+    """A run in which a process is killed."""
+    result = site.run("start", *args)
+    assert result.code == 1, result.out + result.err
+    return result
+
+
+def test_a_killed_trainer_and_a_resumed_run_make_the_model_of_an_undisturbed_run(
+    site: Site, expected: dict[str, Any]
+) -> None:
+    site.conf(**QUICK)
+    job = site.dispatch(TRAIN)
+    crashed = crash(site, "--job_workspace", job, "--", "train.py", str(random.randint(8, STEPS - 1)), "0001")
+    site.assert_nothing_left(job)
+    last = checkpoints(site, job)[-1]
+    assert f"clusterctl start --resume --job_workspace {job} goes on from" in crashed.err
+    plan = site.ok("start", "--resume", "--job_workspace", job, "--plan", "--json").json()
+    assert (plan["job"], plan["resume"]["tag"]) == (job, last)
+    resumed = site.ok("start", "--resume", "--job_workspace", job)
+    assert f"goes on from checkpoint {last} of run 1" in resumed.out
+    assert site.status(job)["resumed"]["tag"] == last
+    assert_same(finished(site, job), expected)
+    assert len(checkpoints(site, job, "0002")) == 2
+
+
+def test_after_a_killed_pserver_the_last_undamaged_checkpoint_goes_to_other_pservers_and_lanes(
+    site: Site, expected: dict[str, Any]
+) -> None:
+    site.conf(**QUICK)
+    job = site.dispatch(TRAIN)
+    crash(site, "--job_workspace", job, "--", "runtime.pserver", str(random.randint(30, STEPS - 1)), "0001")
+    site.assert_nothing_left(job)
+    before, last = checkpoints(site, job)
+    piece = site.job_dir(job, 1) / f".clusterctl/runs/0001/checkpoints/{last}/pserver-00001.safetensors"
+    piece.write_bytes(piece.read_bytes()[:-1] + b"?")
+    site.conf(**{**QUICK, "PSERVERS": 2, "PORTS_NUM_FOR_SPARSE": 2})
+    resumed = site.ok("start", "--resume", "--job_workspace", job)
+    assert f"checkpoint {last} of run 1 is passed over: pserver-00001.safetensors on node1 is damaged" in resumed.err
+    assert f"goes on from checkpoint {before} of run 1" in resumed.out
+    assert_same(finished(site, job), expected)
+
+
+def test_a_resumed_run_that_dies_before_its_first_checkpoint_is_resumed_from_the_same(
+    site: Site, expected: dict[str, Any]
+) -> None:
+    site.conf(**QUICK)
+    job = site.dispatch(TRAIN)
+    crash(site, "--job_workspace", job, "--", " supervisor ", str(random.randint(8, STEPS - 8)), "0001")
+    site.assert_nothing_left(job, 60)
+    last = checkpoints(site, job)[-1]
+    site.conf(**{**QUICK, "SAVE_EVERY": "100 passes"})
+    crash(site, "--resume", "--", " supervisor ", "0", "0002")
+    site.assert_nothing_left(job, 60)
+    assert checkpoints(site, job, "0002") == [last]
+    resumed = site.ok("start", "--resume")
+    assert f"goes on from checkpoint {last} of run 2" in resumed.out
+    assert_same(finished(site, job), expected)
+
+
+def test_without_a_checkpoint_resume_is_refused_with_the_remedy(site: Site) -> None:
+    job = site.dispatch(TRAIN)
+    refused = site.run("start", "--resume", "--json")
+    assert refused.code == 4
+    error = refused.json()["error"]
+    assert f"{job} has no checkpoint to go on from" in error["message"]
+    assert "without --resume" in error["hint"]
+    assert site.status(job)["state"] == "dispatched"
+    assert site.run("start", "--resume", "--job_dispatch_package", str(site.directory / "workspace")).code == 2

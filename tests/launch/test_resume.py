@@ -1,0 +1,173 @@
+"""Which checkpoint a job goes on from, and how its pieces come to where they are needed. There is no runtime here."""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agent.nodes import PipeCluster
+from clusterctl.agent.files import write_json
+from clusterctl.agent.paths import JobPaths
+from clusterctl.errors import NodeError, RefusedError
+from clusterctl.launch import LaunchPlan, choose, plan
+from clusterctl.launch.resume import Resume, bring
+from clusterctl.runtime.manifest import NAME, piece_name, write_manifest
+
+JOB = "JOB20261121-081530"
+
+
+def tag(step: int) -> str:
+    return f"step-{step:09d}"
+
+
+class Nodes(PipeCluster):
+    """Nodes that have a job; checkpoints are put there as runs leave them."""
+
+    def __init__(self, directory: Path, nodes: int = 3, **values: Any) -> None:
+        super().__init__(directory, sys.executable, nodes, **values)
+        for node in self.nodes:
+            job = self.job(node.id)
+            job.runs.mkdir(parents=True)
+            write_json(job.record, {"job": JOB, "node": node.id, "nodes": nodes})
+
+    def job(self, node: int) -> JobPaths:
+        return JobPaths(self.home(node) / "clusterctl" / JOB)
+
+    def place(self, node: int, step: int, run: str = "0001") -> Path:
+        return self.job(node).run(run).checkpoints / tag(step)
+
+    def save(self, step: int, run: str = "0001", pservers: int = 3, complete: bool = True, **facts: Any) -> None:
+        """Pserver p's piece on node p; the manifest on node 0."""
+        files = []
+        for p in range(pservers):
+            data = f"{run} {step} {p}".encode() * 300_000
+            self.place(p, step, run).mkdir(parents=True)
+            (self.place(p, step, run) / piece_name(p)).write_bytes(data)
+            digest = hashlib.sha256(data).hexdigest()
+            files.append({"file": piece_name(p), "pserver": p, "bytes": len(data), "sha256": digest, "node": p})
+        common = {"v": 1, "job": JOB, "run": run, "tag": tag(step), "step": step, "pass": 2, "mode": "sync", "seed": 0}
+        whole = {"checkpoint": True, "trainers": 3, "lanes": [1, 1], "pservers": pservers, "tables": {}, "files": files}
+        if complete:
+            write_manifest(self.place(0, step, run), {**common, **whole, **facts})
+
+    def plan(self) -> LaunchPlan:
+        return plan(self.settings, self.inventory)
+
+    def choose(self) -> Resume:
+        return choose(self, JOB, self.nodes, self.plan())
+
+    def has(self, node: int, step: int) -> list[str]:
+        place = self.place(node, step)
+        return sorted(path.name for path in place.iterdir() if path.name != NAME) if place.is_dir() else []
+
+
+@pytest.fixture
+def nodes(tmp_path: Path) -> Nodes:
+    return Nodes(tmp_path)
+
+
+def test_the_newest_complete_checkpoint_of_the_newest_run_that_has_one_is_chosen(nodes: Nodes) -> None:
+    nodes.save(900)
+    nodes.save(500, "0002")
+    nodes.save(600, "0002")
+    nodes.save(700, "0002", complete=False)
+    resume = nodes.choose()
+    assert resume.to_json() == {"run": "0002", "tag": tag(600), "step": 600, "pass": 2}
+    assert resume.spec("0003")["dir"] == f".clusterctl/runs/0003/checkpoints/{tag(600)}"
+    (warning,) = resume.warnings
+    assert warning == f"checkpoint {tag(700)} of run 2 is passed over: it is not complete (no manifest)"
+
+
+def test_a_damaged_and_a_missing_piece_are_named_and_the_checkpoint_before_is_used(nodes: Nodes) -> None:
+    for step in (100, 200, 300):
+        nodes.save(step)
+    path = nodes.place(1, 300) / piece_name(1)
+    path.write_bytes(path.read_bytes()[:-1] + b"!")
+    (nodes.place(2, 200) / piece_name(2)).unlink()
+    resume = nodes.choose()
+    assert resume.tag == tag(100)
+    assert resume.warnings[0].endswith("pserver-00001.safetensors on node1 is damaged: its checksum differs")
+    assert resume.warnings[1].endswith("pserver-00002.safetensors is missing (node2 wrote it)")
+
+
+def test_without_a_good_checkpoint_it_is_refused_and_all_trouble_is_told(nodes: Nodes) -> None:
+    with pytest.raises(RefusedError, match="has no checkpoint to go on from") as none:
+        nodes.choose()
+    assert "without --resume" in str(none.value.hint)
+    nodes.save(100)
+    (nodes.place(0, 100) / NAME).write_text("{")
+    with pytest.raises(RefusedError, match="passed over: its manifest cannot be read"):
+        nodes.choose()
+
+
+def test_another_seed_is_refused_another_mode_and_other_trainers_are_told(tmp_path: Path) -> None:
+    nodes = Nodes(tmp_path, SEED=5, MODE="async", TRAINERS=2)
+    nodes.save(100)
+    with pytest.raises(RefusedError, match=r"made with SEED = 0, and conf\.py says 5"):
+        nodes.choose()
+    nodes.save(200, seed=5)
+    mode, trainers = nodes.choose().warnings
+    assert "made in mode sync, now it is async" in mode
+    assert "of 3 trainers, now there are 2" in trainers
+
+
+@pytest.mark.parametrize("values", [{"ENGINE": "torch"}, {"PSERVER_COMMAND": "python ps.py"}])
+def test_other_parameter_servers_are_not_resumed(tmp_path: Path, values: dict[str, Any]) -> None:
+    with pytest.raises(RefusedError, match="our own parameter server"):
+        Nodes(tmp_path, **values).choose()
+
+
+def test_pieces_stay_where_pservers_and_lanes_are_as_they_were(nodes: Nodes) -> None:
+    nodes.save(100)
+    resume = nodes.choose()
+    bring(nodes, JOB, resume, nodes.plan())
+    assert [nodes.has(node, 100) for node in range(3)] == [[piece_name(node)] for node in range(3)]
+    assert [resume.word(nodes.plan(), node)["files"] for node in nodes.nodes] == [[piece_name(n)] for n in range(3)]
+
+
+@pytest.mark.parametrize("values", [{"PSERVERS": 2}, {"PORTS_NUM_FOR_SPARSE": 2}, {"PSERVERS_PER_NODE": 2}])
+def test_all_pieces_come_to_every_pserver_when_the_placement_has_changed(
+    tmp_path: Path, values: dict[str, Any]
+) -> None:
+    nodes = Nodes(tmp_path, **values)
+    nodes.save(100)
+    resume = nodes.choose()
+    bring(nodes, JOB, resume, nodes.plan())
+    everything = [piece_name(p) for p in range(3)]
+    serve = [bool(node.pserver_ranks) for node in nodes.nodes]
+    assert [nodes.has(n, 100) for n in range(3)] == [everything if serve[n] else [piece_name(n)] for n in range(3)]
+    for p in range(3):
+        copies = {(nodes.place(n, 100) / piece_name(p)).read_bytes() for n in range(3) if n == p or serve[n]}
+        assert len(copies) == 1
+    assert [bool(resume.word(nodes.plan(), node)["files"]) for node in nodes.nodes] == serve
+    again = nodes.choose()
+    assert again.holders[piece_name(2)] == {n for n in range(3) if n == 2 or serve[n]}
+
+
+def test_a_pserver_that_moved_gets_its_piece_and_no_other(nodes: Nodes) -> None:
+    nodes.save(100)
+    source, target = nodes.place(2, 100) / piece_name(2), nodes.place(1, 100) / piece_name(2)
+    source.rename(target)
+    bring(nodes, JOB, nodes.choose(), nodes.plan())
+    assert [nodes.has(node, 100) for node in range(3)] == [
+        [piece_name(0)],
+        [piece_name(1), piece_name(2)],
+        [piece_name(2)],
+    ]
+    assert source.read_bytes() == target.read_bytes()
+
+
+def test_a_piece_that_changes_after_it_was_verified_does_not_arrive(nodes: Nodes) -> None:
+    nodes.save(100)
+    resume = nodes.choose()
+    path = nodes.place(1, 100) / piece_name(1)
+    path.write_bytes(path.read_bytes()[:-1] + b"!")
+    holders = {name: nodes if name != piece_name(1) else frozenset({1}) for name, nodes in resume.holders.items()}
+    moved = nodes.plan().among([0, 2])
+    with pytest.raises(NodeError, match=r"pserver-00001\.safetensors"):
+        bring(nodes, JOB, Resume(resume.run, resume.manifest, holders), moved)
+    assert nodes.has(0, 100) == [piece_name(0)]

@@ -1,0 +1,331 @@
+"""An attacker of pservers, the messages that it sends, and the good trainer that must not notice."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import random
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import zmq
+
+from clusterctl.runtime import wire
+from clusterctl.runtime.errors import WireError
+from clusterctl.runtime.placement import table_key
+from tests.runtime.cluster import RUN, Process, make_job
+
+DEADLINE_S = 60
+EVIL = (0, 1, 2, 127, 255, 2**15, 2**16 - 1, 2**31 - 1, 2**31, 2**32 - 1, 2**40, 2**62, 2**63 - 1, 2**63, 2**64 - 1)
+THEIRS = {"theirs.w": 150, "theirs.e": 4, "theirs.u": 4}
+
+Frames = list[bytes]
+
+# A trainer whose every request is written down. It ends before its pass does: the end of a job is not wanted here.
+RECORDED = """
+import json, os
+import numpy as np
+from clusterctl.runtime import SGD, Adagrad, connect, wire
+
+log, encode = open("recorded.jsonl", "w"), wire.encode
+
+def tap(message, *args, **kwargs):
+    frames = encode(message, *args, **kwargs)
+    log.write(json.dumps([bytes(frame).hex() for frame in frames]) + "\\n")
+    return frames
+
+wire.encode = tap
+with connect() as ps:
+    w = ps.dense("theirs.w", shape=(3, 50), rule=SGD(0.5))
+    e = ps.embedding("theirs.e", dim=4, rule=Adagrad(0.1), rows=1000)
+    u = ps.embedding("theirs.u", dim=4, rule=Adagrad(0.1))
+    for n in ps.steps(lambda pass_, rng: range(100), passes=1):
+        ids = (np.arange(40) * (n + 3)) % 1000
+        rows = e.pull(ids)
+        u.pull(-ids)
+        ps.push({w: np.full((3, 50), n, "f4"), e: (ids, rows), u: (-ids, rows)}, samples=n % 3 + 1)
+        if n == 9:
+            log.close()
+            os._exit(0)
+"""
+LEAVES = """
+from clusterctl.runtime import connect
+with connect():
+    pass
+"""
+# A good trainer: waits for a line before each step, and says the digest of what it then holds.
+GOOD = """
+import hashlib
+import numpy as np
+from clusterctl.runtime import SGD, Adagrad, connect
+
+with connect() as ps, open("go") as go:
+    w = ps.dense("good.w", shape=(7, 11), rule=SGD(0.3))
+    e = ps.embedding("good.e", dim=3, rule=Adagrad(0.2))
+    for n in ps.steps(lambda pass_, rng: range(10**6), passes=1):
+        if not go.readline():
+            break
+        ids = np.arange(20) * n - 100
+        ps.push({w: w.value * np.float32(0.5) + n, e: (ids, e.pull(ids))}, samples=1)
+        print("=" + hashlib.sha256(w.value.tobytes() + e.pull(ids).tobytes()).hexdigest(), flush=True)
+"""
+
+
+def mutant(valid: Frames, others: list[Frames], rng: random.Random) -> Frames:
+    """A message that is like `valid`, but for one to three things."""
+    frames = [bytearray(frame) for frame in valid]
+    for _ in range(rng.choice((1, 1, 1, 2, 3))):
+        if rng.random() < 0.12:
+            _reshuffle(frames, others, rng)
+        elif frames:
+            frame = rng.choice(frames)
+            _damage(frame, rng.choice((min(len(frame), 128), len(frame))), rng)
+    return [bytes(frame) for frame in frames]
+
+
+def _reshuffle(frames: list[bytearray], others: list[Frames], rng: random.Random) -> None:
+    """Frames come twice, not at all, in another order, or from another message."""
+    at = rng.randrange(len(frames) + 1)
+    what = rng.randrange(3)
+    if what == 0:
+        frames.insert(at, bytearray(rng.choice(rng.choice(others))))
+    elif what == 1 and frames:
+        del frames[at - 1]
+    else:
+        rng.shuffle(frames)
+
+
+def _damage(frame: bytearray, reach: int, rng: random.Random) -> None:
+    """Changes bits, bytes, or an aligned number within the first `reach` bytes, or the frame's length."""
+    at, what = rng.randrange(reach + 1), rng.randrange(6)
+    if what == 0 and at < len(frame):
+        frame[at] ^= 1 << rng.randrange(8)
+    elif what == 1 and at < len(frame):
+        frame[at] = rng.randrange(256)
+    elif what == 2:
+        del frame[at:]
+    elif what == 3:
+        frame += rng.randbytes(rng.choice((1, 8, 4096)))
+    else:
+        size = rng.choice((1, 2, 4, 8))
+        at -= at % size
+        number = (rng.choice(EVIL) + rng.choice((-1, 0, 1))) % 256**size
+        frame[at : at + size] = number.to_bytes(size, "little")
+
+
+def invented(rng: random.Random) -> Frames:
+    """A well-formed message of trainer 1 with wrong parts: NaN, foreign ids, ids twice, odd shapes, other tables."""
+    name = rng.choice([*THEIRS, "good.w", "good.e", "nobody's"])
+    kind = rng.choice((wire.PULL, wire.PUSH, wire.PUSH, wire.PUSH, wire.CREATE, wire.HELLO))
+    parts = [_part(name, rng) for _ in range(rng.randrange(4))]
+    if name.startswith("good") and kind == wire.PUSH:  # to change them is a trainer's right: these shapes do not fit
+        parts = [wire.Part(wire.DENSE, np.full(5, np.nan, "f4"), table_key(name), rng.choice((0, 3, 2**63)))]
+    message = wire.Message(kind, 1, 5, rng.choice((0, 0, 0, 1, 2**32 - 1)), rng.choice((1, 1, 1, 0)), parts=parts)
+    message.step, message.piece = rng.randrange(12), rng.choice((0, 0, 1, 2**32 - 1))
+    message.version = rng.choice((0, 1, 9, wire.NEWEST))
+    message.samples = rng.choice((0, 1, 3, 2**53 + 1, 2**64 - 1))
+    message.flags, message.pass_, message.batch = rng.randrange(256), rng.choice((0, 1, 2**32 - 1)), rng.randrange(20)
+    return [bytes(frame) for frame in wire.encode(message)]
+
+
+def _part(name: str, rng: random.Random) -> wire.Part:
+    key, width = table_key(name), THEIRS.get(name, 4)
+    count = rng.choice((0, 1, 7, 40, 150))
+    what = rng.randrange(4)
+    if what == 0:
+        values = np.full(count, rng.choice((0.0, np.nan, np.inf, -1e38)), "f4")
+        return wire.Part(wire.DENSE, values, key, rng.choice((0, 0, 1, 149, 2**40, 2**64 - 1)))
+    if what == 1:
+        ids = [rng.choice((rng.randrange(1000), -1, 1000, -(2**63), 2**63 - 1, 7, 7)) for _ in range(count)]
+        return wire.Part(wire.IDS, np.array(sorted(ids) if rng.random() < 0.7 else ids, "i8"), key)
+    if what == 2:
+        shape = (count, rng.choice((width, 1, 4, 5)))
+        return wire.Part(wire.ROWS, np.full(shape, rng.choice((1.0, np.nan, np.inf)), "f4"), key)
+    return wire.json_part({"name": name, "kind": "dense", "shape": [2**60], "trainers": -1, "tag": "../x"})
+
+
+def is_wanted(frames: Frames) -> bool:
+    """Whether an input belongs here.
+
+    A trainer may make tables, save, leave, and take the place of its former attempt: a mutant that says so by the
+    book is no attack, and would only keep the rest from the doors that they are to try.
+    """
+    try:
+        message = wire.decode(frames)
+    except WireError:
+        return True
+    if message.kind == wire.CREATE:
+        with contextlib.suppress(WireError, KeyError, TypeError, ValueError, OverflowError):
+            shape = message.json()["shape"]
+            return bool(np.prod([abs(float(n)) for n in shape]) < 10_000)
+        return True
+    return message.kind not in (wire.SAVE, wire.BYE) and not (message.kind == wire.HELLO and message.attempt != 1)
+
+
+def hostile(recorded: list[Frames], inputs: int, rng: random.Random) -> Iterator[Frames]:
+    """`inputs` messages: mutants of each recorded one, and some invented, before it comes itself, twice."""
+    each = max(3, inputs // len(recorded))
+    for valid in recorded:
+        for _ in range(each - 2):
+            made = invented(rng) if rng.random() < 0.2 else mutant(valid, recorded, rng)
+            yield made if is_wanted(made) else valid[:1]
+        yield valid
+        yield valid
+
+
+@contextlib.contextmanager
+def pserver(root: Path, **spec: Any) -> Iterator[tuple[Process, tuple[str, ...]]]:
+    """A pserver process for two trainers, and its address."""
+    make_job(root, 1, 2, **spec)
+    server = Process(root, "pserver", 0, ["-m", "clusterctl.runtime.pserver"], ())
+    try:
+        yield server, (f"127.0.0.1:{server.until('ready')['ports'][0]}",)
+    finally:
+        server.reap()
+
+
+def run_trainer(root: Path, rank: int, script: str, addresses: tuple[str, ...]) -> None:
+    trainer = Process(root, "trainer", rank, [script], addresses)
+    try:
+        status, out, err = trainer.wait()
+        assert status == 0, (out, err)
+    finally:
+        trainer.reap()
+
+
+class GoodTrainer:
+    """Trainer 0, which makes a step when told to and must hold what it would hold all alone, bit for bit."""
+
+    def __init__(self, root: Path, addresses: tuple[str, ...]) -> None:
+        (root / "good.py").write_text(GOOD)
+        os.mkfifo(root / "go")
+        self._trainer = Process(root, "trainer", 0, ["good.py"], addresses)
+        self._go = (root / "go").open("w", buffering=1)
+        self.steps = 0
+        self._alone = Alone(root)
+
+    def step(self) -> None:
+        self._go.write("\n")
+        assert digest(self._trainer.process) == self._alone.step(), f"step {self.steps} has other bits"
+        self.steps += 1
+
+    def close(self) -> None:
+        self._go.close()
+        self._alone.close()
+        self._trainer.reap()
+
+
+class Alone:
+    """The same program in local mode: the oracle."""
+
+    def __init__(self, root: Path) -> None:
+        here = root / "alone"
+        here.mkdir()
+        os.mkfifo(here / "go")
+        environ = {name: value for name, value in os.environ.items() if not name.startswith("CLUSTERCTL_")}
+        argv = [sys.executable, str(root / "good.py")]
+        self._process = subprocess.Popen(
+            argv, cwd=here, env={**environ, "CLUSTERCTL_SEED": "7"}, stdout=subprocess.PIPE, text=True
+        )
+        self._go = (here / "go").open("w", buffering=1)
+
+    def step(self) -> str:
+        self._go.write("\n")
+        return digest(self._process)
+
+    def close(self) -> None:
+        self._go.close()
+        self._process.kill()
+        self._process.communicate()
+
+
+def digest(process: subprocess.Popen[str]) -> str:
+    for line in process.stdout or ():
+        if line.startswith("="):
+            return str(line)
+    raise AssertionError(f"a trainer ended: {process.communicate()}")
+
+
+class Attacker:
+    """A DEALER with trainer 1's key; `burst` sends messages and returns when the pserver has handled them all."""
+
+    def __init__(self, root: Path, server: Process, address: str, secure: bool) -> None:
+        self._server = server
+        self._context = zmq.Context()
+        self.socket = self._context.socket(zmq.DEALER)
+        self.socket.setsockopt(zmq.LINGER, 0)
+        self.socket.setsockopt(zmq.SNDTIMEO, DEADLINE_S * 1000)
+        self.replies = 0
+        if secure:
+            path = root / ".clusterctl" / "runs" / RUN / "keys" / "trainer-1.json"
+            keys = json.loads(path.read_text())
+            self.socket.setsockopt(zmq.CURVE_PUBLICKEY, keys["public"].encode())
+            self.socket.setsockopt(zmq.CURVE_SECRETKEY, keys["secret"].encode())
+            self.socket.setsockopt(zmq.CURVE_SERVERKEY, keys["servers"][0].encode())
+        self.address = address
+        self.socket.connect(f"tcp://{address}")
+        self._asked = 2**62
+
+    def ask(self, frames: Frames) -> wire.Message | None:
+        """What the pserver answers to a message alone; None when it says nothing."""
+        self.socket.send_multipart(frames)
+        answers = self._answers()
+        assert len(answers) < 2
+        return answers[0] if answers else None
+
+    def burst(self, messages: list[Frames]) -> None:
+        for frames in messages:
+            self.socket.send_multipart(frames or [b""])
+        self.replies += len(self._answers())
+
+    def _answers(self) -> list[wire.Message]:
+        """The answers until that to a probe, which the pserver meets after all that was sent before."""
+        self._asked += 1
+        self.socket.send_multipart(wire.encode(wire.Message(wire.PROBE, 1, self._asked)))
+        answers: list[wire.Message] = []
+        while True:
+            while not self.socket.poll(1000):
+                assert self._server.process.poll() is None, self._server.process.communicate()
+            answers.append(wire.decode(self.socket.recv_multipart()))
+            if answers[-1].request == self._asked:
+                return answers[:-1]
+
+    def close(self) -> None:
+        self._context.destroy(linger=0)
+
+
+def resident(process: Process) -> int:
+    """The greatest resident memory of a process so far, in bytes."""
+    status = Path(f"/proc/{process.process.pid}/status").read_text()
+    [line] = [line for line in status.splitlines() if line.startswith("VmHWM:")]
+    return int(line.split()[1]) * 1024
+
+
+@contextlib.contextmanager
+def under_attack(root: Path, mode: str, security: str) -> Iterator[tuple[Process, GoodTrainer, Attacker]]:
+    with contextlib.ExitStack() as stack:
+        server, addresses = stack.enter_context(pserver(root, mode=mode, security=security))
+        if mode == "sync":  # else a step would wait for trainer 1
+            (root / "leaves.py").write_text(LEAVES)
+            run_trainer(root, 1, "leaves.py", addresses)
+        good = stack.enter_context(contextlib.closing(GoodTrainer(root, addresses)))
+        attacker = Attacker(root, server, addresses[0], security == "curve")
+        yield server, good, stack.enter_context(contextlib.closing(attacker))
+
+
+def record(root: Path) -> list[Frames]:
+    """The requests of trainer 1 of 2 in async mode."""
+    with pserver(root, mode="async") as (server, addresses):
+        (root / "train.py").write_text(RECORDED)
+        run_trainer(root, 1, "train.py", addresses)
+        assert server.process.poll() is None
+    lines = (root / "recorded.jsonl").read_text().splitlines()
+    found = [[bytes.fromhex(frame) for frame in json.loads(line)] for line in lines]
+    assert len(found) > 20
+    assert all(wire.decode(frames).rank == 1 for frames in found)
+    return found

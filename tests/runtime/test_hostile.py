@@ -1,0 +1,228 @@
+"""Hostile bytes: messages that no trainer would send, against the decoder and against live pservers.
+
+Valid requests are written down by a real trainer, so that nothing here knows their bytes. Their mutants, and messages
+of random parts for real tables, come in the order in which the valid ones would come, which follow as well: so each
+meets a pserver that waits for just its like. INPUTS says how many there are (CLUSTERCTL_HOSTILE_INPUTS for more).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import socket
+import struct
+import tracemalloc
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import zmq
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from clusterctl.runtime import wire
+from clusterctl.runtime.errors import WireError
+from clusterctl.runtime.placement import table_key
+from tests.runtime.hostile import DEADLINE_S, Frames, hostile, record, resident, under_attack
+
+INPUTS = int(os.environ.get("CLUSTERCTL_HOSTILE_INPUTS", "20000"))
+MIB = 2**20
+#: What a pserver may grow by whatever it is sent: its queues, and the small tables that mutants make in earnest.
+GROWTH_BYTES = 128 * MIB
+BURST = 100
+
+# The decoder
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> list[Frames]:
+    return record(tmp_path_factory.mktemp("recorded"))
+
+
+def check_decode(frames: Frames) -> bool:
+    """Whether `frames` decode; raises unless they do or are refused by WireError, within memory of their own size."""
+    tracemalloc.reset_peak()
+    before = tracemalloc.get_traced_memory()[0]
+    try:
+        wire.decode(frames)
+    except WireError:
+        return False
+    finally:
+        grown = tracemalloc.get_traced_memory()[1] - before
+        assert grown < 8 * sum(map(len, frames)) + 65_536
+    return True
+
+
+def test_mutants_decode_or_are_refused_by_name_in_bounded_memory(recorded: list[Frames]) -> None:
+    rng = random.Random(20_260_101)
+    tracemalloc.start()
+    try:
+        outcomes = [check_decode(frames) for frames in hostile(recorded, INPUTS, rng)]
+    finally:
+        tracemalloc.stop()
+    assert len(outcomes) > 0.9 * INPUTS
+    assert 0.1 < sum(outcomes) / len(outcomes) < 0.9, "mutants that are all refused, or none, try nothing"
+
+
+@given(st.lists(st.binary(max_size=400), max_size=4))
+@settings(max_examples=300, deadline=None)
+def test_bytes_of_any_kind_are_a_message_or_a_wire_error(frames: Frames) -> None:
+    with contextlib.suppress(WireError):
+        wire.decode(frames)
+
+
+ARRAYS = {
+    wire.DENSE: st.lists(st.floats(width=32), max_size=40).map(lambda values: np.array(values, "f4")),
+    wire.IDS: st.lists(st.integers(-(2**63), 2**63 - 1), max_size=40).map(lambda ids: np.array(ids, "i8")),
+    wire.ROWS: st.tuples(st.integers(0, 30), st.integers(1, 200)).map(lambda shape: np.ones(shape, "f4")),
+    wire.JSON: st.binary(max_size=40).map(lambda raw: np.frombuffer(raw, np.uint8)),
+}
+U32, U64 = st.integers(0, 2**32 - 1), st.integers(0, 2**64 - 1)
+PARTS = st.sampled_from(sorted(ARRAYS)).flatmap(
+    lambda kind: st.builds(wire.Part, st.just(kind), ARRAYS[kind], table=U64, offset=U64)
+)
+MESSAGES = st.builds(
+    wire.Message,
+    st.sampled_from(sorted(wire.REQUESTS | wire.REPLIES)),
+    rank=U32,
+    request=U64,
+    epoch=U32,
+    attempt=U32,
+    piece=U32,
+    pass_=U32,
+    batch=U32,
+    step=U64,
+    version=U64,
+    samples=U64,
+    flags=st.integers(0, 255),
+    parts=st.lists(PARTS, max_size=5),
+)
+
+
+@given(MESSAGES)
+@settings(max_examples=200, deadline=None)
+def test_what_is_encoded_decodes_to_the_same(message: wire.Message) -> None:
+    got = wire.decode([bytes(frame) for frame in wire.encode(message)])
+    assert {**vars(got), "parts": None} == {**vars(message), "parts": None}
+    for mine, theirs in zip(got.parts, message.parts, strict=True):
+        assert (mine.kind, mine.table, mine.offset) == (theirs.kind, theirs.table, theirs.offset)
+        assert mine.array.shape == theirs.array.shape
+        assert mine.array.tobytes() == theirs.array.tobytes()
+
+
+# Live pservers
+
+
+@pytest.mark.parametrize("mode", ["async", "sync"])
+def test_a_pserver_outlives_hostile_messages_and_serves_a_good_trainer_bit_for_bit(
+    tmp_path: Path, recorded: list[Frames], mode: str
+) -> None:
+    """In async mode trainer 1 is at work; in sync mode it has left, and every one of its pushes is too late."""
+    inputs = list(hostile(recorded, INPUTS // 2, random.Random(mode)))
+    with under_attack(tmp_path, mode, "curve") as (server, good, attacker):
+        good.step()
+        before = resident(server)
+        for at in range(0, len(inputs), BURST):
+            attacker.burst(inputs[at : at + BURST])
+            if at // BURST % 5 == 0:
+                good.step()
+        assert resident(server) - before < GROWTH_BYTES
+        good.step()
+        assert good.steps > len(inputs) / BURST / 5
+        assert attacker.replies > len(inputs) / BURST * 10, "no mutant was worth an answer"
+
+
+def changed(recorded: list[Frames], kind: int = 0, **fields: Any) -> Frames:
+    """The first push of trainer 1 with other fields; `kind` and what else a part has change its first such part."""
+    push = next(m for m in map(wire.decode, recorded) if m.kind == wire.PUSH)
+    part = {name: fields.pop(name) for name in ("array", "table", "offset", "position") if name in fields}
+    at = next((n for n, p in enumerate(push.parts) if p.kind == kind), 0)
+    push.parts[at] = push.parts[at]._replace(**part)
+    for name, value in fields.items():
+        assert hasattr(push, name)
+        setattr(push, name, value)
+    return [bytes(frame) for frame in wire.encode(push)]
+
+
+IDS = np.arange(40)
+REFUSED: dict[str, tuple[dict[str, Any], str]] = {
+    "ids that come twice": ({"kind": wire.IDS, "array": IDS // 2}, "do not ascend"),
+    "ids that descend": ({"kind": wire.IDS, "array": IDS[::-1]}, "do not ascend"),
+    "ids beyond the table": ({"kind": wire.IDS, "array": IDS + 961}, "outside 0..999"),
+    "negative ids": ({"kind": wire.IDS, "array": IDS - 1}, "outside 0..999"),
+    "an unknown table": ({"kind": wire.DENSE, "table": 1}, "never made"),
+    "a gradient that is shorter": ({"kind": wire.DENSE, "array": np.ones(149, "f4")}, "theirs.w"),
+    "a gradient that begins elsewhere": ({"kind": wire.DENSE, "offset": 3}, "theirs.w"),
+    "a gradient of another table's shape": ({"kind": wire.DENSE, "table": table_key("good.w")}, "good.w"),
+    "rows of another width": ({"kind": wire.ROWS, "array": np.ones((40, 5), "f4")}, "theirs.e"),
+    "more samples than can be summed": ({"samples": 2**53 + 1}, "samples"),
+    "a step to come": ({"step": 7}, "step 7"),
+    "another epoch": ({"epoch": 9}, "epoch 9"),
+    "another trainer's rank": ({"rank": 0}, "trainer 1"),
+    "a rank that is not there": ({"rank": 2**32 - 1}, "trainer 1"),
+    "an attempt that has not said hello": ({"attempt": 2}, "hello"),
+}
+UNANSWERED: dict[str, dict[str, Any]] = {
+    "shared memory that is not there": {"kind": wire.DENSE, "position": 2**40},
+}
+
+
+def test_each_kind_of_hostile_push_is_refused_by_name_and_a_repeated_one_not_applied(
+    tmp_path: Path, recorded: list[Frames]
+) -> None:
+    with under_attack(tmp_path, "async", "curve") as (_, good, attacker):
+        good.step()
+        attacker.burst([frames for frames in recorded if wire.decode(frames).kind in (wire.HELLO, wire.CREATE)])
+        for what, (change, said) in REFUSED.items():
+            answer = attacker.ask(changed(recorded, **change))
+            assert answer is not None, what
+            assert answer.kind == wire.ERROR, what
+            assert said in answer.json()["message"], what
+        for what, change in UNANSWERED.items():
+            assert attacker.ask(changed(recorded, **change)) is None, what
+        flags = [attacker.ask(changed(recorded)) for _ in range(3)]
+        assert [answer and answer.flags & wire.REPEATED for answer in flags] == [0, wire.REPEATED, wire.REPEATED]
+        good.step()
+
+
+GREETING = b"\xff" + bytes(8) + b"\x7f\x03\x00" + b"NULL".ljust(20, b"\0") + bytes(32)
+READY = b"\x05READY" + b"\x0bSocket-Type" + struct.pack(">I", 6) + b"DEALER"
+HANDSHAKE = GREETING + bytes([4, len(READY)]) + READY
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        HANDSHAKE + b"\x02" + struct.pack(">Q", 2**62) + bytes(1000),
+        HANDSHAKE + b"\x02" + struct.pack(">Q", wire.MAX_FRAME_BYTES + 1) + bytes(1000),
+        HANDSHAKE + bytes([4, 255]) + bytes(255),
+        GREETING[:12] + b"CURVE".ljust(20, b"\0") + bytes(32) + bytes(1000),
+        b"GET / HTTP/1.0\r\n\r\n" + bytes(100),
+    ],
+    ids=["4 EiB", "one byte too many", "odd command", "other mechanism", "HTTP"],
+)
+def test_a_peer_that_does_not_speak_by_the_rules_is_cut_off_and_costs_nothing(tmp_path: Path, sent: bytes) -> None:
+    with under_attack(tmp_path, "async", "none") as (server, good, attacker):
+        good.step()
+        before = resident(server)
+        host, port = attacker.address.split(":")
+        with socket.create_connection((host, int(port)), timeout=DEADLINE_S) as peer:
+            peer.sendall(sent)
+            with contextlib.suppress(ConnectionResetError):
+                while peer.recv(4096):  # until it hangs up; else this times out
+                    pass
+        good.step()
+        assert resident(server) - before < 8 * MIB
+
+
+def test_a_frame_above_the_limit_is_never_taken_in(tmp_path: Path) -> None:
+    with under_attack(tmp_path, "async", "none") as (server, good, attacker):
+        good.step()
+        before = resident(server)
+        monitor = attacker.socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
+        attacker.socket.send(bytes(wire.MAX_FRAME_BYTES + 1))
+        assert monitor.poll(DEADLINE_S * 1000), "the pserver does not hang up"
+        good.step()
+        assert resident(server) - before < wire.MAX_FRAME_BYTES // 2

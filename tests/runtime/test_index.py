@@ -1,0 +1,113 @@
+"""The index from ids to positions, against a dictionary."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from clusterctl.runtime import index as index_module
+from clusterctl.runtime.index import DirectIndex, HashIndex, Index, make_index
+from clusterctl.runtime.placement import SLOTS, mix64, owners_of
+
+
+class Book:
+    """An index beside a dictionary; positions are given out at random from those that are free."""
+
+    def __init__(self, index: Index, room: int) -> None:
+        self.index = index
+        self.keys = np.zeros(room, np.int64)
+        self.expected: dict[int, int] = {}
+        self.free = np.random.default_rng(1).permutation(room).tolist()
+
+    def add(self, ids: Any) -> None:
+        positions = np.array([self.free.pop() for _ in range(len(ids))], np.int64)
+        self.keys[positions] = ids
+        self.index.add(ids, positions, self.keys)
+        self.expected.update(zip(ids.tolist(), positions.tolist(), strict=True))
+
+    def remove(self, ids: Any) -> None:
+        positions = [self.expected.pop(i) for i in ids.tolist()]
+        self.index.remove(ids, np.array(positions, np.int64))
+        self.free += positions
+
+    def check(self, ids: Any) -> None:
+        assert self.index.find(ids, self.keys).tolist() == [self.expected.get(i, -1) for i in ids.tolist()]
+
+
+def unmixed(hashed: Any) -> Any:
+    """The ids whose hashes these are: `mix64` undone step by step."""
+
+    def unshift(x: Any, by: int) -> Any:
+        out = x
+        for _ in range(64 // by + 1):
+            out = x ^ (out >> np.uint64(by))
+        return out
+
+    out = unshift(hashed, 31) * np.uint64(pow(0x94D049BB133111EB, -1, 2**64))
+    out = unshift(out, 27) * np.uint64(pow(0xBF58476D1CE4E5B9, -1, 2**64))
+    return unshift(out, 30).view(np.int64)
+
+
+OPERATIONS = st.lists(st.tuples(st.booleans(), st.sets(st.integers(0, 59), min_size=1)), max_size=30)
+
+
+@pytest.mark.parametrize("kind", ["colliding", "extreme", "bounded"])
+@settings(max_examples=60, deadline=None)
+@given(operations=OPERATIONS)
+def test_ids_come_and_go_as_in_a_dictionary(kind: str, operations: Any) -> None:
+    if kind == "bounded":
+        lane_ids = np.arange(5 * SLOTS)[owners_of(np.arange(5 * SLOTS), 5 * SLOTS, 3) == 1]
+        book, pool = Book(DirectIndex(5 * SLOTS, 1, 3), 60), lane_ids[:: len(lane_ids) // 60][:60]
+    else:
+        colliding = unmixed(np.arange(60, dtype=np.uint64) + np.uint64(2**64 - 30))  # all of one cell, the last one
+        book = Book(HashIndex(), 60)
+        pool = colliding if kind == "colliding" else np.r_[-(2**63) : -(2**63) + 30, 2**63 - 30 : 2**63 - 1, -1]
+    for is_add, chosen in operations:
+        ids = pool[sorted(chosen)]
+        known = np.isin(ids, list(book.expected))
+        if is_add:
+            book.add(ids[~known])
+        else:
+            book.remove(ids[known])
+        book.check(pool)
+
+
+def test_unmixed_ids_have_the_hashes_asked_for() -> None:
+    hashes = np.array([0, 1, 2**63, 2**64 - 1], np.uint64)
+    assert mix64(unmixed(hashes).view(np.uint64)).tolist() == hashes.tolist()
+
+
+def test_the_hash_index_grows_through_chunks_and_forgets_removed_cells(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(index_module, "_CHUNK", 100)
+    book = Book(HashIndex(), 6_000)
+    rng = np.random.default_rng(0)
+    ids = np.unique(rng.integers(-(2**62), 2**62, 60_000))
+    rng.shuffle(ids)
+    for at in range(0, 50_000, 1_000):  # a window of 5,000 ids moves on
+        book.add(ids[at : at + 1_000])
+        if at >= 5_000:
+            book.remove(ids[at - 5_000 : at - 4_000])
+        book.check(ids[max(0, at - 7_000) : at + 2_000])
+    assert book.index.bytes <= 4 * 5_000 / 0.2  # 4 bytes a cell, of which at least a fifth is in use
+
+
+def test_cells_are_direct_while_a_page_for_a_row_is_no_waste() -> None:
+    assert isinstance(make_index(10_000_000, 0, 1), DirectIndex)
+    assert isinstance(make_index(100_000_000, 2, 4), DirectIndex)
+    assert isinstance(make_index(100_000_000, 0, 1), HashIndex)
+    assert isinstance(make_index(None, 0, 1), HashIndex)
+
+
+@pytest.mark.parametrize(("rows", "lanes"), [(1, 1), (1023, 3), (1025, 1024), (10_000, 7)])
+def test_every_id_of_every_lane_has_a_cell_of_its_own(rows: int, lanes: int) -> None:
+    every = np.arange(rows)
+    for lane in range(lanes):
+        own = every[owners_of(every, rows, lanes) == lane]
+        book = Book(DirectIndex(rows, lane, lanes), rows)
+        book.add(own)
+        book.check(own)
+        assert book.index.bytes <= 4 * (len(own) + 2 * SLOTS)

@@ -1,0 +1,238 @@
+"""Rules one by one: against float64 statements of their papers, and what tables rely on (cuts, aliases, bits, JSON)."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import itertools
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from clusterctl.runtime import SGD, Adagrad, Adam, Ftrl, Momentum, RMSProp, constant_rate, cosine, step_decay
+from clusterctl.runtime.errors import UseError
+from clusterctl.runtime.rules import RULES, Rule, rule_from_json
+from clusterctl.runtime.schedules import Schedule
+from tests.runtime.oracle import Lazy
+
+STEPS = 60
+PENALTIES: list[dict[str, float]] = [{}, {"l2": 0.02}, {"l1": 0.01}, {"l1": 0.01, "l2": 0.02}]
+KINDS: list[Any] = [
+    lambda lr=0.1, **p: SGD(lr, **p),
+    lambda lr=0.05, **p: Momentum(lr, **p),
+    lambda lr=0.05, **p: Momentum(lr, 0.5, nesterov=True, **p),
+    lambda lr=0.1, **p: Adagrad(lr, **p),
+    lambda lr=0.05, **p: RMSProp(lr, 0.9, **p),
+    lambda lr=0.05, **p: Adam(lr, **p),
+    lambda lr=0.1, **p: Ftrl(lr, **p),
+]
+ALL = [kind(**penalty) for kind in KINDS for penalty in PENALTIES]
+SCHEDULED = [kind(cosine(0.2, steps=50, to=0.002, warmup=10)) for kind in KINDS[:-1]]
+
+
+def spread(count: int, salt: int) -> Any:
+    """Numbers in -1..1 from integer arithmetic alone, float32."""
+    bits = np.arange(1, count + 1, dtype=np.uint64) * np.uint64(2654435761) + np.uint64(salt * 40503 * 65537)
+    return ((bits % np.uint64(2**32)).astype(np.float64) / 2**31 - 1).astype(np.float32)
+
+
+def trained(rule: Rule, steps: int, count: int = 300) -> tuple[Any, list[Any]]:
+    """Value and state after so many steps in place."""
+    value, state = spread(count, 0), [np.zeros(count, np.float32) for _ in range(rule.states)]
+    for t in range(1, steps + 1):
+        rule.update(value, state, spread(count, t), value, t)
+    return value, state
+
+
+def numbers_of(rule: Rule) -> dict[str, Any]:
+    """What the oracle needs; a schedule becomes a function."""
+    numbers = {field.name: getattr(rule, field.name) for field in dataclasses.fields(rule)}
+    return {name: value.at if isinstance(value, Schedule) else value for name, value in numbers.items()}
+
+
+@pytest.mark.parametrize("rule", ALL + SCHEDULED, ids=repr)
+def test_a_rule_follows_its_paper_for_sixty_steps_within_three_millionths(rule: Rule) -> None:
+    oracle = Lazy(spread(300, 0), (type(rule).__name__, numbers_of(rule)))
+    for t in range(1, STEPS + 1):
+        oracle.apply(spread(300, t).astype(np.float64), t)
+    value, _ = trained(rule, STEPS)
+    assert np.abs(oracle.value - spread(300, 0)).max() > 0.1, "it went somewhere"
+    np.testing.assert_allclose(value, oracle.value, rtol=0, atol=3e-6)
+
+
+@pytest.mark.parametrize(
+    ("rule", "digest"),
+    [
+        (SGD(0.1), "538d6e020b5d3138"),
+        (SGD(0.1, l2=0.01), "5566088c03e821ac"),
+        (Momentum(0.05), "80c6e1f3763fd9a3"),
+        (Momentum(0.05, momentum=0.5, l2=0.01), "5d2d5a26f1611fa3"),
+        (Adagrad(0.05), "8268b5ca922b5764"),
+        (Adagrad(0.05, l2=0.02), "8aaa71879ae61d03"),
+        (Adam(0.01), "afb73a238157f81b"),
+        (Adam(0.01, l2=0.02), "0c6cdce2b4e7f27a"),
+    ],
+    ids=repr,
+)
+def test_the_bits_are_those_of_the_first_version(rule: Rule, digest: str) -> None:
+    value, state = trained(rule, STEPS, 1000)
+    assert hashlib.sha256(b"".join(a.tobytes() for a in (value, *state))).hexdigest()[:16] == digest
+
+
+@pytest.mark.parametrize("rule", [Ftrl(0.1), Ftrl(0.1, beta=0.5, l1=0.3), Ftrl(0.1, l1=0.3, l2=0.2)], ids=repr)
+def test_ftrl_gives_the_minimum_that_its_name_promises(rule: Ftrl) -> None:
+    """The optimality conditions of `g_1..t w + sum s_i (w - w_i)^2 / 2 + beta w^2 / (2 lr) + l1 |w| + l2 w^2 / 2`."""
+    value, state = np.zeros(300, np.float32), [np.zeros(300, np.float32) for _ in range(2)]
+    grads, values = [], []
+    for t in range(1, STEPS + 1):
+        grads.append(spread(300, t).astype(np.float64) / 5)
+        values.append(value.astype(np.float64))
+        rule.update(value, state, grads[-1].astype(np.float32), value, t)
+    roots = np.sqrt(np.cumsum(np.square(grads), axis=0))
+    sigmas = np.diff(roots, axis=0, prepend=0.0) / rule.lr
+    w = value.astype(np.float64)
+    slope = (
+        np.sum(grads, axis=0) + np.sum(sigmas * (w - np.array(values)), axis=0) + (rule.beta / rule.lr + rule.l2) * w
+    )
+    moved = w != 0
+    np.testing.assert_allclose(slope[moved] + rule.l1 * np.sign(w[moved]), 0, atol=2e-5)
+    assert np.all(np.abs(slope[~moved]) <= rule.l1 + 2e-5)
+    assert moved.any()
+    assert (~moved).any() == bool(rule.l1), "a penalty makes zeros"
+
+
+@pytest.mark.parametrize("rule", ALL + SCHEDULED, ids=repr)
+def test_a_step_may_be_written_over_the_value_or_elsewhere(rule: Rule) -> None:
+    value, state = trained(rule, 3)
+    other, kept, out = value.copy(), [s.copy() for s in state], np.full_like(value, np.nan)
+    rule.update(other, kept, spread(300, 4), out, 4)
+    np.testing.assert_array_equal(other, value, "the value stays when out is another array")
+    rule.update(value, state, spread(300, 4), value, 4)
+    np.testing.assert_array_equal(value, out)
+    np.testing.assert_array_equal(state, kept)
+
+
+@given(st.sampled_from(ALL + SCHEDULED), st.lists(st.integers(0, 300), max_size=4), st.integers(1, 5))
+@settings(max_examples=60, deadline=None)
+def test_how_arrays_are_cut_does_not_show(rule: Rule, cuts: list[int], steps: int) -> None:
+    edges = [0, *sorted(cuts), 300]
+    whole, whole_state = trained(rule, steps)
+    value, state = spread(300, 0), [np.zeros(300, np.float32) for _ in range(rule.states)]
+    for t in range(1, steps + 1):
+        grad = spread(300, t)
+        for a, b in itertools.pairwise(edges):
+            rule.update(value[a:b], [s[a:b] for s in state], grad[a:b], value[a:b], t)
+    np.testing.assert_array_equal(value, whole)
+    np.testing.assert_array_equal(state, whole_state)
+
+
+@pytest.mark.parametrize("rule", ALL + SCHEDULED, ids=repr)
+def test_rows_give_what_their_elements_give(rule: Rule) -> None:
+    flat, _ = trained(rule, 2, 12)
+    value, state = spread(12, 0).reshape(4, 3), [np.zeros((4, 3), np.float32) for _ in range(rule.states)]
+    for t in (1, 2):
+        rule.update(value, state, spread(12, t).reshape(4, 3), value, t)
+    np.testing.assert_array_equal(value.ravel(), flat)
+
+
+def test_zero_gradients_from_the_start_give_no_nan() -> None:
+    for rule in ALL:
+        value, state = spread(9, 0), [np.zeros(9, np.float32) for _ in range(rule.states)]
+        with np.errstate(all="raise"):
+            rule.update(value, state, np.zeros(9, np.float32), value, 1)
+        assert np.isfinite(value).all(), rule
+
+
+def test_the_rate_of_a_step_is_that_of_its_schedule() -> None:
+    rule, twice = SGD(step_decay(1.0, every=2, factor=0.5)), np.zeros(1, np.float32)
+    went = []
+    for t in range(1, 6):
+        rule.update(twice, [], np.ones(1, np.float32), twice, t)
+        went.append(float(twice[0]))
+    assert went == [-1.0, -2.0, -2.5, -3.0, -3.25]
+
+
+rates = st.floats(1e-6, 10)
+schedules = st.one_of(
+    st.builds(cosine, rates, steps=st.integers(51, 10**6), to=st.floats(0, 1), warmup=st.integers(0, 50)),
+    st.builds(step_decay, rates, every=st.integers(1, 10**6), factor=st.floats(1e-3, 1), warmup=st.integers(0, 50)),
+    st.builds(constant_rate, rates, warmup=st.integers(0, 50)),
+)
+shares, weights = st.floats(0, 0.999), st.floats(0, 10)
+penalties = {"l1": weights, "l2": weights}
+rules = st.one_of(
+    st.builds(SGD, rates | schedules, **penalties),
+    st.builds(Momentum, rates | schedules, shares, nesterov=st.booleans(), **penalties),
+    st.builds(Adagrad, rates | schedules, eps=rates, **penalties),
+    st.builds(RMSProp, rates | schedules, shares, eps=rates, **penalties),
+    st.builds(Adam, rates | schedules, shares, shares, eps=rates, **penalties),
+    st.builds(Ftrl, rates, beta=rates, **penalties),
+)
+
+
+@given(rules)
+@settings(max_examples=100, deadline=None)
+def test_a_rule_goes_through_json_and_back(rule: Rule) -> None:
+    back = rule_from_json(json.loads(json.dumps(rule.to_json())))
+    assert back == rule
+    assert type(back) is type(rule)
+    assert hash(back) == hash(rule)
+
+
+def test_rules_of_older_files_still_load() -> None:
+    assert rule_from_json({"rule": "SGD", "lr": 0.1, "l2": 0.0}) == SGD(0.1)
+    assert rule_from_json({"rule": "Momentum", "lr": 0.1, "l2": 0.5, "momentum": 0.8}) == Momentum(0.1, 0.8, l2=0.5)
+    assert rule_from_json({"rule": "Adagrad", "lr": 0.1, "l2": 0.0, "eps": 1e-9}) == Adagrad(0.1, eps=1e-9)
+    adam = {"rule": "Adam", "lr": 0.1, "l2": 0.0, "beta1": 0.8, "beta2": 0.9, "eps": 1e-8}
+    assert rule_from_json(adam) == Adam(0.1, 0.8, 0.9)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        None,
+        [],
+        {},
+        {"rule": "SGD"},
+        {"rule": "Best", "lr": 0.1},
+        {"rule": ["SGD"], "lr": 0.1},
+        {"rule": "SGD", "lr": 0.1, "speed": 1},
+        {"rule": "SGD", "lr": None},
+        {"rule": "SGD", "lr": True},
+        {"rule": "SGD", "lr": {"kind": "cosine"}},
+        {"rule": "SGD", "lr": {"kind": [], "rate": 0.1}},
+        {"rule": "SGD", "lr": 0.1, "l2": {"kind": "constant_rate", "rate": 0.1}},
+        {"rule": "Momentum", "lr": 0.1, "nesterov": 1},
+    ],
+)
+def test_other_json_is_refused(data: Any) -> None:
+    with pytest.raises(UseError):
+        rule_from_json(data)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: SGD(1e-60), r"SGD\(lr=1e-60\) must be positive"),
+        (lambda: SGD(1e39), "not a finite number"),
+        (lambda: SGD(True), "not a finite number"),
+        (lambda: SGD(0.1, l1=-1), r"SGD\(l1=-1\) must be positive"),
+        (lambda: Adagrad(0.1, eps=0), r"eps=0\) must be positive"),
+        (lambda: Momentum(0.1, nesterov=1), "neither True nor False"),  # type: ignore[arg-type]
+        (lambda: RMSProp(0.1, 1.0), r"RMSProp\(decay=1.0\) must be below 1"),
+        (lambda: Adam(beta2=1), r"Adam\(beta2=1\) must be below 1"),
+        (lambda: Ftrl(0.1, beta=0), r"Ftrl\(beta=0\) must be positive"),
+        (lambda: Ftrl(cosine(0.1, steps=9)), r"Ftrl\(lr=cosine.*give a number"),  # type: ignore[arg-type]
+    ],
+)
+def test_numbers_that_cannot_work_are_named(make: Any, message: str) -> None:
+    with pytest.raises(UseError, match=message):
+        make()
+
+
+def test_every_rule_is_tested_here() -> None:
+    assert {type(rule).__name__ for rule in ALL} == set(RULES)

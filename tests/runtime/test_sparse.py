@@ -1,0 +1,155 @@
+"""A lane's rows: growth, reading for a file, and what another thread sees. Retention has tests of its own."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import numpy as np
+import pytest
+
+from clusterctl.runtime.growing import Growing
+from clusterctl.runtime.initial import uniform
+from clusterctl.runtime.placement import owners_of
+from clusterctl.runtime.rules import Adagrad, Adam, Rule
+from clusterctl.runtime.sparse import SparseGrad, SparseTable
+from clusterctl.runtime.spec import TableSpec
+
+ONE = np.float32(1)
+
+
+def table_of(
+    dim: int = 3, rule: Rule | None = None, rows: int | None = None, lane: int = 0, lanes: int = 1
+) -> SparseTable:
+    spec = TableSpec("e", "sparse", (dim,), rule or Adagrad(0.5), uniform(0.1), rows=rows)
+    return SparseTable(spec, 7, lane, lanes)
+
+
+def grad_of(table: SparseTable, ids: Any, seed: int = 0, weight: int = 1) -> SparseGrad:
+    rows = np.random.default_rng(seed).normal(size=(len(ids), table.spec.dim))
+    return SparseGrad(np.float32(weight), np.array(ids), rows.astype(np.float32))
+
+
+def train(table: SparseTable, steps: int, count: int = 300) -> None:
+    for step in range(steps):
+        rng = np.random.default_rng(step)
+        table.apply([grad_of(table, np.unique(rng.integers(0, 5_000, count)), step)], ONE, step)
+
+
+@pytest.mark.parametrize("dim", [1, 3, 16, 20_000])
+def test_rows_keep_what_they_hold_while_the_table_grows(dim: int) -> None:
+    table, held = table_of(dim), {}
+    for step in range(6):
+        ids = np.arange(step, 9_000 // dim + 12, 6) * 1_000_003 - 2**40
+        table.apply([grad_of(table, ids, step)], ONE, step)
+        held.update(zip(ids.tolist(), table.pull(ids, None), strict=True))
+    ids = np.array(sorted(held))
+    np.testing.assert_array_equal(table.pull(ids, None), np.array([held[i] for i in ids.tolist()]))
+    assert sorted(table.ids.tolist()) == ids.tolist()
+
+
+@pytest.mark.parametrize("rows", [None, 5_000])
+def test_lanes_hold_the_bits_of_one_table(rows: int | None) -> None:
+    one, three = table_of(rows=rows), [table_of(rows=rows, lane=lane, lanes=3) for lane in range(3)]
+    rng = np.random.default_rng(0)
+    for step in range(8):
+        grads = [grad_of(one, np.unique(rng.integers(0, 5_000, 400)), seed, weight=seed + 2) for seed in range(3)]
+        one.apply(grads, np.float32(9), step)
+        for lane, table in enumerate(three):
+            own = [owners_of(g.ids, rows, 3) == lane for g in grads]
+            table.apply(
+                [SparseGrad(g.weight, g.ids[o], g.rows[o]) for g, o in zip(grads, own, strict=True)],
+                np.float32(9),
+                step,
+            )
+    ids = np.arange(5_000)
+    for lane, table in enumerate(three):
+        own = ids[owners_of(ids, rows, 3) == lane]
+        np.testing.assert_array_equal(table.pull(own, None), one.pull(own, None))
+        np.testing.assert_array_equal(table.pull(own, 7), one.pull(own, 7))
+    assert sum(len(table) for table in three) == len(one)
+
+
+def test_the_previous_version_is_seen_until_the_next_step() -> None:
+    table = table_of()
+    ids = np.arange(40)
+    initial = table.pull(ids, None)
+    table.apply([grad_of(table, ids[::2])], ONE, 0)
+    first = table.pull(ids, 1)
+    table.apply([grad_of(table, ids[::3])], ONE, 1)
+    np.testing.assert_array_equal(table.pull(ids, 1), first)
+    assert not np.array_equal(initial, first)
+    assert not np.array_equal(table.pull(ids, 2), first)
+
+
+def test_a_file_read_back_goes_on_with_the_same_bits() -> None:
+    source, other = table_of(rule=Adam(0.01)), table_of(rule=Adam(0.01))
+    train(source, 5)
+    at = source.live()
+    assert [(c.name, c.dtype, c.width) for c in source.columns()] == [
+        ("rows", "F32", 3), ("state/0", "F32", 3), ("state/1", "F32", 3)
+    ]  # fmt: skip
+    other.restore(source.ids_at(at), {c.name: source.read(c.name, at) for c in source.columns()})
+    ids = np.arange(5_000)
+    for table in (source, other):
+        table.apply([grad_of(table, ids)], ONE, 5)
+    np.testing.assert_array_equal(other.pull(ids, None), source.pull(ids, None))
+
+
+def test_what_is_missing_in_a_file_begins_as_in_a_new_row() -> None:
+    loaded, fresh = table_of(), table_of()
+    ids = np.arange(10)
+    loaded.put(ids, fresh.pull(ids, None))
+    loaded.restore(ids + 100, {"state/0": np.zeros((10, 3), np.float32)})
+    every = np.concatenate((ids, ids + 100))
+    assert len(loaded) == 20
+    for table in (loaded, fresh):
+        table.apply([grad_of(table, every)], ONE, 0)
+    np.testing.assert_array_equal(loaded.pull(every, None), fresh.pull(every, None))
+
+
+def test_a_frozen_table_stays_as_it_was_while_training_goes_on_in_another_thread() -> None:
+    table = table_of()
+    train(table, 3)
+    at = table.live()
+    before = table.ids_at(at), [table.read(c.name, at) for c in table.columns()]
+    frozen = table.frozen()
+    trainer = threading.Thread(target=train, args=(table, 40, 900))
+    trainer.start()
+    read = frozen.ids_at(frozen.live()), [frozen.read(c.name, frozen.live()) for c in frozen.columns()]
+    trainer.join()
+    again = frozen.ids_at(frozen.live()), [frozen.read(c.name, frozen.live()) for c in frozen.columns()]
+    for now in (read, again):
+        np.testing.assert_array_equal(now[0], before[0])
+        np.testing.assert_array_equal(now[1], before[1])
+    assert len(frozen) == len(at) < len(table)
+
+
+def test_counters_count_ids() -> None:
+    table = table_of()
+    table.apply([grad_of(table, [1, 2, 3])], ONE, 0)
+    table.pull(np.array([2, 3, 4, 5]), None)
+    counters = table.counters()
+    assert counters.pop("bytes") > 3 * (2 * 3 * 4 + 8)
+    assert counters == {
+        "rows": 3, "looked_up": 4, "hits": 2, "admitted": 3, "refused": 0, "expired": 0, "evicted": 0
+    }  # fmt: skip
+
+
+def test_memory_that_is_looked_at_grows_too_and_the_view_keeps_what_it_saw() -> None:
+    growing = Growing(np.float32, 4)
+    growing.array[:] = 1
+    view, room = growing.array, len(growing.array)
+    growing.reserve(room + 1)
+    growing.array[0] = 2
+    assert (view == 1).all()
+    assert (growing.array[1:room] == 1).all()
+    assert not growing.array[room:].any()
+
+
+def test_memory_that_cannot_be_had_is_a_memory_error_and_what_was_there_stays() -> None:
+    growing = Growing(np.int64)
+    growing.array[:] = 5
+    with pytest.raises(MemoryError):
+        growing.reserve(2**57)
+    assert (growing.array == 5).all()
