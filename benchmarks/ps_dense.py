@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import itertools
 import statistics
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -17,6 +18,7 @@ import numpy as np
 import ps_common as bench
 
 RATE = 2.0**-20
+CPU = ["CPU ms a step", "echo's"]
 
 
 def trainer(given: dict[str, Any]) -> None:
@@ -36,27 +38,36 @@ def trainer(given: dict[str, Any]) -> None:
             watch.tick()
 
 
-def ours(layout: bench.Layout, elements: int, steps: int) -> float:
-    """GB/s of one round."""
+@dataclass(frozen=True)
+class Round:
+    """GB/s of one round, and CPU milliseconds of a step, of all processes: these a busy machine hardly changes."""
+
+    rate: float
+    cpu_ms: float
+
+
+def ours(layout: bench.Layout, elements: int, steps: int) -> Round:
     with bench.fleet(layout, __file__, elements=elements) as running:
-        return rate(layout, 4 * elements, running.steps(steps))
+        return measure(running, 4 * elements, steps)
 
 
-def bare(layout: bench.Layout, elements: int, steps: int, frame: int, window: int) -> float:
+def bare(layout: bench.Layout, elements: int, steps: int, frame: int, window: int) -> Round:
     each = 4 * elements // layout.pservers
     with bench.bare_fleet(layout, bytes=min(frame, each), count=max(1, each // frame), window=window) as running:
-        return rate(layout, max(1, each // frame) * min(frame, each) * layout.pservers, running.steps(steps))
+        return measure(running, max(1, each // frame) * min(frame, each) * layout.pservers, steps)
 
 
-def rate(layout: bench.Layout, size: int, seconds: list[float]) -> float:
-    return 2 * layout.trainers * size / statistics.median(seconds) / 1e9
+def measure(running: bench.Fleet, size: int, steps: int) -> Round:
+    seconds = statistics.median(running.steps(steps))
+    cpu_s = running.servers_cpu_s + running.trainers_cpu_s
+    return Round(2 * len(running.trainers) * size / seconds / 1e9, 1e3 * cpu_s)
 
 
 def tune(layout: bench.Layout, elements: int, steps: int) -> tuple[int, int]:
     """The frame's bytes and the window with which the echo is fastest here."""
     found: dict[tuple[int, int], float] = {}
     for frame, window in itertools.product((2**18, 2**20, 2**22, 2**24), (4, 16, 0)):
-        found[frame, window] = statistics.median(bare(layout, elements, steps, frame, window) for _ in range(3))
+        found[frame, window] = statistics.median(bare(layout, elements, steps, frame, window).rate for _ in range(3))
         print(f"echo of {said(frame, window)}: {found[frame, window]:.2f} GB/s", flush=True)
     return max(found, key=found.__getitem__)
 
@@ -69,13 +80,21 @@ def row(layout: bench.Layout, given: argparse.Namespace) -> list[str]:
     """The line of the table for one layout."""
     elements = int(given.megabytes * 1e6 / 4)
     frame, window = tune(layout, elements, given.steps) if given.tune else (given.frame, given.window)
-    contenders: dict[str, bench.Contender] = {
+    contenders = {
         "ours": partial(ours, layout, elements, given.steps),
         "bare": partial(bare, layout, elements, given.steps, frame, window),
     }
     figures = bench.contest(contenders, given.rounds)
-    cells = [*bench.spread(figures["ours"]), *bench.spread(figures["bare"]), said(frame, window)]
-    return [str(layout), *cells, f"{bench.ratio(figures['ours'], figures['bare']):.2f}"]
+    us, them = ([each.rate for each in figures[name]] for name in ("ours", "bare"))
+    cpu = [f"{statistics.median(each.cpu_ms for each in figures[name]):.0f}" for name in ("ours", "bare")]
+    return [
+        str(layout),
+        *bench.spread(us),
+        *bench.spread(them),
+        said(frame, window),
+        f"{bench.ratio(us, them):.2f}",
+        *cpu,
+    ]
 
 
 def main() -> None:
@@ -87,7 +106,7 @@ def main() -> None:
     rows = [row(layout, given) for layout in bench.layouts(given.layouts, **spec)]
     what = f"{given.megabytes:g} MB, security {given.security}, shm {given.shm}, {given.ports} ports"
     print(f"{what}, {given.rounds} rounds of {given.steps} steps: GB/s")
-    bench.show(["trainers x pservers", "ours", "range", "bare echo", "range", "its frames", "ours / echo"], rows)
+    bench.show(["trainers x pservers", "ours", "range", "bare echo", "range", "its frames", "ours / echo", *CPU], rows)
 
 
 if __name__ == "__main__":

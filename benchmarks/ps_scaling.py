@@ -45,11 +45,8 @@ def bare(layout: bench.Layout, elements: int, steps: int) -> Cost:
         return cost(running, steps)
 
 
-def compare(layout: bench.Layout, elements: int, given: argparse.Namespace) -> dict[str, list[Cost]]:
-    contenders = {
-        "ours": partial(ours, layout, elements, given.steps),
-        "bare": partial(bare, layout, elements, given.steps),
-    }
+def compare(layout: bench.Layout, elements: int, steps: int, given: argparse.Namespace) -> dict[str, list[Cost]]:
+    contenders = {"ours": partial(ours, layout, elements, steps), "bare": partial(bare, layout, elements, steps)}
     return bench.contest(contenders, given.rounds)
 
 
@@ -64,7 +61,8 @@ def by_bytes(given: argparse.Namespace) -> None:
     """One trainer and more and more bytes."""
     rows, medians, sizes = [], [], [int(float(word) * 1e6) for word in given.sizes.split(",")]
     for size in sizes:
-        figures = compare(bench.Layout(1, given.pservers, {"shm": given.shm}), size // 4, given)
+        steps = given.steps * (1 if size > 1e6 else 20)
+        figures = compare(bench.Layout(1, given.pservers, {"shm": given.shm}), size // 4, steps, given)
         medians.append(middle(figures["ours"], "step"))
         rows.append([f"{size / 1e6:g} MB", *cells(figures)])
     print(f"1 trainer, {given.pservers} pservers, shm {given.shm}: milliseconds a step")
@@ -78,7 +76,7 @@ def by_trainers(given: argparse.Namespace) -> None:
     rows = []
     for count in [int(word) for word in given.trainers.split(",")]:
         layout = bench.Layout(count, given.pservers, {"shm": given.shm})
-        figures = compare(layout, int(given.megabytes * 1e6 / 4), given)
+        figures = compare(layout, int(given.megabytes * 1e6 / 4), given.steps, given)
         each = middle(figures["ours"], "step") / count
         rows.append([str(count), f"{each:.3g}", *cells(figures)])
     print(f"{given.megabytes:g} MB, {given.pservers} pservers, shm {given.shm}: milliseconds a step")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import NamedTuple, Optional
+from typing import NamedTuple
 
 
 class Best(NamedTuple):
@@ -35,7 +35,7 @@ class Upkeep:
         self._keep = keep
         self._best = best
         self._known: list[Known] = [first] if first else []
-        self._scores: dict[str, Optional[float]] = {}  # noqa: UP045 - evaluated at run time on python 3.9
+        self._scores: dict[str, float | None] = {}
         self._logs: dict[int, list[Logged]] = {}
 
     def log(self, rank: int, logged: Logged) -> None:

@@ -7,11 +7,15 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Callable
 
+import numpy as np
+
 from clusterctl.runtime import wire
+from clusterctl.runtime.borrowing import Borrowing, Slot, find_lender
 from clusterctl.runtime.environment import Environment
 from clusterctl.runtime.errors import RefusedError
 from clusterctl.runtime.link import Link
@@ -19,6 +23,7 @@ from clusterctl.runtime.loop import Turn
 from clusterctl.runtime.modes import WINDOWS, Mode
 from clusterctl.runtime.progress import Progress
 from clusterctl.runtime.pushing import Outgoing
+from clusterctl.runtime.sharing import LEAST_BYTES
 
 Replies = dict[int, wire.Message]
 
@@ -30,6 +35,7 @@ class Ticket:
     unanswered: int = 0
     held_us: int = 0
     replies: Replies = field(default_factory=dict)
+    slots: list[tuple[Borrowing, Slot]] = field(default_factory=list)
 
 
 class Client:
@@ -49,6 +55,7 @@ class Client:
         self._cut = 0
         self._cuts_taken = 0
         self._has_tables = False
+        self._lenders: dict[int, Borrowing] = {}
         self.reply_bytes = 0
         self.refresh: Callable[[wire.Part], None] = lambda part: None
         self._hello()
@@ -71,21 +78,23 @@ class Client:
 
     def pull(
         self,
+        ticket: Ticket,
         asks: Mapping[int, tuple[list[wire.Part], list[wire.Part] | None]],
         on_reply: Callable[[int, wire.Message], None],
-    ) -> Ticket:
+    ) -> None:
         """Asks lanes for values: parts, and the same in full where they name lists of ids by digest.
 
         `on_reply(lane, reply)` is called for each. In sync mode the values are those of this very step, after the
         pushes that were sent before; the lanes answer when they have them.
         """
         version = self.step if self.mode.name == "sync" else wire.NEWEST
-        ticket = Ticket()
 
         def taken(lane: int) -> Callable[[wire.Message], None]:
             def take(reply: wire.Message) -> None:
                 self._note(ticket, lane, reply)
                 on_reply(lane, reply)
+                if ticket.unanswered == 0:
+                    self.give_back(ticket)
 
             return take
 
@@ -94,7 +103,6 @@ class Client:
             again = None if full is None else self._message(wire.PULL, version=version, parts=full)
             ticket.unanswered += 1
             self._link.post(lane, message, taken(lane), again)
-        return ticket
 
     def wait_for(self, ticket: Ticket) -> None:
         if ticket.unanswered:
@@ -121,6 +129,7 @@ class Client:
         ticket = Ticket()
         for lane in self.used:
             out = parts.get(lane) or Outgoing()
+            self._lend_rows(ticket, lane, out)
             fields.update(version=self._versions[lane], pieces=1 + len(out.pieces))
             message = self._message(wire.PUSH, **fields, parts=out.opening)
             full = None if out.full is None else self._message(wire.PUSH, **fields, parts=out.full)
@@ -128,8 +137,9 @@ class Client:
         for number in range(max((len(out.pieces) for out in parts.values()), default=0)):
             for lane, out in parts.items():
                 if number < len(out.pieces):
+                    piece = self._lent(ticket, lane, out.pieces[number])
                     fields.update(version=self._versions[lane], piece=number + 1, pieces=1 + len(out.pieces))
-                    self._post_push(ticket, lane, self._message(wire.PUSH, **fields, parts=[out.pieces[number]]), None)
+                    self._post_push(ticket, lane, self._message(wire.PUSH, **fields, parts=[piece]), None)
         self._pushes.append(ticket)
         self.step += 1
 
@@ -137,7 +147,7 @@ class Client:
         """Waits until at most so many pushes are unanswered."""
         while self._pushes and (self._pushes[0].unanswered == 0 or len(self._pushes) > on_their_way):
             self.wait_for(self._pushes[0])
-            self._pushes.popleft()
+            self.give_back(self._pushes.popleft())
 
     @property
     def passes_done(self) -> int:
@@ -153,6 +163,52 @@ class Client:
         self.settle()
         self._cuts_taken = self._cut
         self.ask(wire.CUT, self.used, cut=self._cut)
+
+    # Shared memory
+
+    def borrow(self, lanes: Iterable[int], table: int) -> None:
+        """Maps a dense table's values where its lanes are processes of this host."""
+        for lane in lanes:
+            lender = self._lenders.get(lane)
+            if lender is not None:
+                lender.borrow(lane, table)
+
+    def room_for(self, lane: int, size: int) -> tuple[Borrowing, Slot] | None:
+        """Memory that a lane can put `size` bytes in; None when it is not of this host, or it is not worth it."""
+        lender = self._lenders.get(lane)
+        slot = None if lender is None or size < LEAST_BYTES else lender.take(size)
+        return None if lender is None or slot is None else (lender, slot)
+
+    def _lent(self, ticket: Ticket, lane: int, part: wire.Part) -> wire.Part:
+        """The part with its array in memory that the lane can see, if there is any; until the ticket is done with."""
+        room = self.room_for(lane, part.array.nbytes)
+        if room is None:
+            return part
+        ticket.slots.append(room)
+        room[1].data[: part.array.nbytes] = part.array.reshape(-1).view(np.uint8)
+        return part._replace(position=room[1].position)
+
+    def _lend_rows(self, ticket: Ticket, lane: int, out: Outgoing) -> None:
+        if lane in self._lenders:
+            lent = {id(part): self._lent(ticket, lane, part) for part in out.opening if part.kind == wire.ROWS}
+            out.opening = [lent.get(id(part), part) for part in out.opening]
+            out.full = None if out.full is None else [lent.get(id(part), part) for part in out.full]
+
+    def give_back(self, ticket: Ticket) -> None:
+        """The memory that requests were lent is free again; all of them are answered."""
+        for lender, slot in ticket.slots:
+            lender.give(slot)
+        ticket.slots.clear()
+
+    def _find_lenders(self) -> None:
+        for lane, said in sorted(self.facts.items()):
+            first = lane - lane % self.layout.per_pserver
+            if lane == first and not self.half:
+                lender = find_lender(said.get("shared"), self.rank)
+                if lender is not None:
+                    self._lenders.update(dict.fromkeys(range(first, first + self.layout.per_pserver), lender))
+        for lane, lender in self._lenders.items():
+            self._link.share(lane, partial(lender.find, lane))
 
     # Beginning and end
 
@@ -179,6 +235,7 @@ class Client:
         self._cut = self._cuts_taken = max(int(said["cut"]) for said in facts.values())
         self._epoch = next(iter(replies.values())).epoch
         self.used = first
+        self._find_lenders()
 
     def use(self, lanes: list[int]) -> None:
         """Takes lanes into use, because tables are there. Before the first table that is one lane of each pserver."""
@@ -197,6 +254,8 @@ class Client:
             raise RefusedError(f"pserver {pserver} has {said['lanes']} lanes, not {[here.dense, here.sparse]}")
 
     def close(self) -> None:
+        for lender in set(self._lenders.values()):
+            lender.close()
         self._link.close()
 
     # How it is done

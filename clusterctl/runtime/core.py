@@ -8,7 +8,10 @@ of a step at once (sync), or each on arrival (async, ssp, geo).
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import Any, Callable
+from typing import Any, Callable, Protocol
+
+import numpy as np
+import numpy.typing as npt
 
 from clusterctl.runtime import wire
 from clusterctl.runtime.each import Each
@@ -26,15 +29,28 @@ from clusterctl.runtime.members import (
 )
 from clusterctl.runtime.modes import Delta, Every, Mode
 from clusterctl.runtime.placement import Layout
-from clusterctl.runtime.pushes import Reader, dense_parts
+from clusterctl.runtime.pushes import Reader
 from clusterctl.runtime.saving import SaveBook
 from clusterctl.runtime.sparse import SparseTable
 from clusterctl.runtime.spec import TableSpec, spec_from_json
 from clusterctl.runtime.tables import DenseTable, Floats, Table, Tables
 from clusterctl.runtime.turns import AllTogether, Turns
 
-#: (table key, elements) -> the two buffers of a dense table's values.
-Allocate = Callable[[int, int], "tuple[Floats, Floats]"]
+
+class Lender(Protocol):
+    """Memory that this lane shares with trainers of the same host."""
+
+    def allocate(self, lane: int, key: int, count: int) -> tuple[Floats, Floats]:
+        """The two buffers of a dense table's values."""
+        ...
+
+    def position(self, rank: int, lane: int, key: int, values: Floats) -> int | None:
+        """Where a trainer finds `values`, a view of such a buffer; None when it cannot see them."""
+        ...
+
+    def room(self, rank: int, position: int, size: int) -> npt.NDArray[np.uint8] | None:
+        """Where a trainer wants bytes to be put, if it may."""
+        ...
 
 
 @dataclass
@@ -51,7 +67,7 @@ class ServerCore:
     key_cache: bool = False
     open_model: Callable[[str], ModelSource] | None = None
     restored: CheckpointSource | None = None
-    allocate: Allocate | None = None
+    lender: Lender | None = None
     greeting: dict[str, Any] = field(default_factory=dict)
     epoch: int = 0
     tables: Tables = field(default_factory=dict)
@@ -170,9 +186,9 @@ class ServerCore:
         return table
 
     def _make_dense(self, spec: TableSpec) -> DenseTable:
-        allocate = self.allocate
-        pair = None if allocate is None else lambda count: allocate(spec.key, count)
-        return DenseTable(spec, *self._place("dense"), self.seed, pair)
+        lender = self.lender
+        lend = None if lender is None else lambda count: lender.allocate(self.lane, spec.key, count)
+        return DenseTable(spec, *self._place("dense"), self.seed, lend)
 
     def _restore(self, table: Table) -> bool:
         """Fills a table from the checkpoint of this run; False when there is none, or it does not have the table."""
@@ -229,11 +245,19 @@ class ServerCore:
             if isinstance(table, DenseTable):
                 if part.kind != wire.DENSE:
                     raise WireError(f"a pull of table {table.spec.name!r} asks for the wrong kind of part")
-                out += dense_parts(table, self.turns.stable(table.at(version)), self.half)
+                out += self.turns.values(message.rank, table, table.at(version))
             else:
                 rows = table.pull(self.reader.ids(table, part, message.rank), version)
-                out.append(wire.Part(wire.ROWS16 if self.half else wire.ROWS, rows, part.table))
+                out.append(self._rows_part(message.rank, part, rows))
         return out
+
+    def _rows_part(self, rank: int, asked: wire.Part, rows: Floats) -> wire.Part:
+        if self.lender is not None and asked.position is not None:
+            room = self.lender.room(rank, asked.position, rows.nbytes)
+            if room is not None:
+                room[:] = rows.reshape(-1).view(np.uint8)
+                return wire.Part(wire.ROWS, rows, asked.table, 0, asked.position)
+        return wire.Part(wire.ROWS16 if self.half else wire.ROWS, rows, asked.table)
 
     def _save(self, message: wire.Message) -> list[Output]:
         tag, at_pass_end = str(message.json().get("tag", "")), bool(message.flags & wire.END_OF_PASS)

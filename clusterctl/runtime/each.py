@@ -10,7 +10,7 @@ from clusterctl.runtime import wire
 from clusterctl.runtime.errors import RefusedError
 from clusterctl.runtime.members import Output
 from clusterctl.runtime.modes import WINDOWS
-from clusterctl.runtime.pushes import Push, dense_part
+from clusterctl.runtime.pushes import Push
 from clusterctl.runtime.sparse import SparseTable
 from clusterctl.runtime.tables import DenseTable, Floats
 from clusterctl.runtime.turns import Turns
@@ -122,25 +122,24 @@ class Each(Turns):
             return []  # its opening got lost: the trainer will ask, and send both again
         key, number, grad = self.core.reader.piece(message, push)
         if (key, number) in push.applied:
-            return [self._reply(message, self._part(key, number), wire.REPEATED)]
+            return [self._reply(message, self._piece_values(message.rank, key, number), wire.REPEATED)]
         with np.errstate(all="ignore"):
             self._apply(key, number, grad)
         push.applied.add((key, number))
-        return [self._reply(message, self._part(key, number))]
+        return [self._reply(message, self._piece_values(message.rank, key, number))]
 
     def _apply(self, key: int, number: int, grad: Floats) -> None:
         table = self.core.tables[key]
         assert isinstance(table, DenseTable)
         table.apply(number, [(np.float32(1), grad)], 1, self.step + 1, table.spec.rule, in_place=True)
 
-    def _part(self, key: int, number: int) -> list[wire.Part]:
+    def _piece_values(self, rank: int, key: int, number: int) -> list[wire.Part]:
         """New values for a piece's reply; in ssp they come when the trainer may have them."""
         table = self.core.tables[key]
         assert isinstance(table, DenseTable)
         if self.core.mode.name == "ssp":
             return []
-        start, stop = table.bounds(number)
-        return [dense_part(table, table.start + start, self.stable(table.current[start:stop]), self.core.half)]
+        return [self._part(rank, table, number, table.current)]
 
     def _complete(self, push: Push) -> list[Output]:
         members, rank = self.core.members, push.message.rank
@@ -158,9 +157,8 @@ class Each(Turns):
         for rank in [rank for rank in self._ahead if not self._is_ahead(rank)]:
             push = self._ahead.pop(rank)
             brought = () if self.core.mode.name == "ssp" else push.later
-            out.append(
-                self._reply(push.message, self._values([k for k in sorted(self.core.tables) if k not in brought]))
-            )
+            keys = [key for key in sorted(self.core.tables) if key not in brought]
+            out.append(self._reply(push.message, self._newest(rank, keys)))
         return [*out, *self._answer_held()]
 
     def _again(self, message: wire.Message) -> list[Output]:
@@ -170,7 +168,7 @@ class Each(Turns):
             waiting.message.request = message.request
             return []
         keys = sorted(self.core.tables) if message.piece == 0 else [part.table for part in message.parts]
-        return [self._reply(message, self._values(keys), wire.REPEATED)]
+        return [self._reply(message, self._newest(message.rank, keys), wire.REPEATED)]
 
     def _is_ahead(self, rank: int) -> bool:
         mode, members = self.core.mode, self.core.members

@@ -41,6 +41,10 @@ class Link(Protocol):
         """
         ...
 
+    def share(self, lane: int, find: wire.Shared) -> None:
+        """How to read what a lane's replies say is in shared memory."""
+        ...
+
     def close(self) -> None: ...
 
 
@@ -62,6 +66,9 @@ class LocalLink:
 
     def open(self, lane: int, port: int) -> None:
         raise AssertionError("local mode has one lane")
+
+    def share(self, lane: int, find: wire.Shared) -> None:
+        raise AssertionError("local mode shares all of its memory")
 
     def post(self, lane: int, message: wire.Message, on_reply: OnReply, full: wire.Message | None = None) -> None:
         self._waiting[message.request] = on_reply

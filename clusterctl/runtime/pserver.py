@@ -14,6 +14,7 @@ from typing import Any
 
 import zmq
 
+from clusterctl.runtime import memory
 from clusterctl.runtime.checkpoints import open_checkpoint
 from clusterctl.runtime.control import Control
 from clusterctl.runtime.core import ServerCore
@@ -26,6 +27,7 @@ from clusterctl.runtime.pieces import Cut, write_piece
 from clusterctl.runtime.placement import Layout, layout_of
 from clusterctl.runtime.progress import say
 from clusterctl.runtime.server import Lane, Server
+from clusterctl.runtime.sharing import Sharing
 from clusterctl.runtime.sockets import bind_first_free, open_context, open_router
 from clusterctl.runtime.zap import Gate
 
@@ -73,11 +75,14 @@ class PServer:
         if self._keys is not None:
             Gate(self._context, self._keys["allow"])
         self.ports: list[int] = []
+        shares = env.spec.get("shm", "auto") != "off" and memory.is_available()
+        self._sharing = Sharing() if shares else None
         restored = _restored(env)
         first = env.rank * self.layout.per_pserver
         lanes = [self._open(first + k, restored) for k in range(self.layout.per_pserver)]
         for lane in lanes:
             lane.core.greeting["ports"] = self.ports
+            lane.core.greeting["shared"] = None if self._sharing is None else self._sharing.greeting()
         self.server = Server(lanes, self._write)
 
     def run(self) -> None:
@@ -88,6 +93,8 @@ class PServer:
 
     def close(self) -> None:
         self.server.close()
+        if self._sharing is not None:
+            self._sharing.close()
         _clear_half_written(self._env)
         self._context.term()
 
@@ -119,8 +126,9 @@ class PServer:
             key_cache=bool(env.spec.get("key_cache")),
             open_model=self._open_model,
             restored=restored,
+            lender=self._sharing,
         )
-        return Lane(core, router, self._take, env.secure)
+        return Lane(core, router, self._take, env.secure, self._sharing)
 
     def _take(self, lane: Lane, save: Save) -> None:
         self.server.take(lane, save)

@@ -136,18 +136,6 @@ def check_ids(spec: TableSpec, ids: Ids, place: tuple[int, int]) -> None:
         raise WireError(f"ids for table {spec.name!r} came to the wrong lane, {place[0]} of {place[1]}")
 
 
-def dense_parts(table: DenseTable, values: Floats, half: bool) -> list[wire.Part]:
-    """The lane's run of a table as the parts of a reply."""
-    cuts = range(0, table.count, PART_ELEMENTS)
-    return [dense_part(table, table.start + a, values[a : a + PART_ELEMENTS], half) for a in cuts]
-
-
-def dense_part(table: DenseTable, offset: int, values: Floats, half: bool) -> wire.Part:
-    if half:
-        return wire.Part(wire.DENSE16, values.astype(np.float16), table.spec.key, offset)
-    return wire.Part(wire.DENSE, values, table.spec.key, offset)
-
-
 def _by_table(parts: list[wire.Part]) -> dict[int, list[wire.Part]]:
     grouped: dict[int, list[wire.Part]] = {}
     for part in parts:

@@ -59,6 +59,7 @@ class Way:
     newest: int = 0
     newest_probed: int = 0
     waiting: list[int] = field(default_factory=list)
+    find: wire.Shared | None = None
 
 
 class RemoteLink:
@@ -98,6 +99,9 @@ class RemoteLink:
         way.bytes += size
         way.newest = message.request
         self._send(way, frames)
+
+    def share(self, lane: int, find: wire.Shared) -> None:
+        self._ways[lane].find = find
 
     def wait(self, done: Callable[[], bool], reply_bytes: int = 0) -> None:
         began = self._clock()
@@ -170,7 +174,7 @@ class RemoteLink:
         except zmq.Again:
             return False
         try:
-            reply = wire.decode([frame.buffer for frame in frames])
+            reply = wire.decode([frame.buffer for frame in frames], way.find)
         except WireError:
             return True
         if reply.request == way.probe:

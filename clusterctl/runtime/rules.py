@@ -26,6 +26,8 @@ Floats = npt.NDArray[np.float32]
 Rate = Union[float, Schedule]
 
 _LARGEST = float(np.finfo(np.float32).max)
+#: Where a rule divides by the rate: what is below, as the end of a schedule, moves nothing.
+_NO_RATE = 1e-30
 
 
 @dataclass(frozen=True, init=False)
@@ -221,45 +223,44 @@ class Adam(Rule):
 class Ftrl(Rule):
     """FTRL-proximal, algorithm 1 of McMahan et al. 2013 (Ad Click Prediction), with alpha named `lr`.
 
-    `s = (sqrt(n + g*g) - sqrt(n)) / lr; z += g - s*w; n += g*g;
-    w = 0 where |z| <= l1, else (sign(z)*l1 - z) / ((beta + sqrt(n)) / lr + l2)`
+    `n += g*g; d = (beta + sqrt(n)) / lr + l2; u = c + g - w*d; c = clip(u, -l1, l1); w = (c - u) / d`
 
-    The value is made anew from z and n, which know nothing of initial values: begin from `zeros()`. For the same
-    reason `lr` is a number: a schedule would scale the whole value instead of the step.
+    The paper keeps `z = c - w*d` in place of c, and makes w of z and n alone. The values are the same when they begin
+    at zero; kept this way, one that was initialized, loaded, or changed from elsewhere is gone on from: w minimizes the
+    sum of `g_i*w + s_i*(w - w_i)^2 / 2` over all steps, `(beta/lr + l2) * (w - w_0)^2 / 2` and `l1*|w|`, with s_i what
+    step i added to d.
     """
 
     beta: float
     states: ClassVar[int] = 2
     _above_zero: ClassVar[tuple[str, ...]] = ("lr", "beta")
 
-    def __init__(self, lr: float, *, beta: float = 1.0, l1: float = 0.0, l2: float = 0.0) -> None:
-        if isinstance(lr, Schedule):
-            raise UseError(
-                f"Ftrl(lr={lr.kind}(...)): a schedule would scale the value, not the step", remedy="give a number"
-            )
+    def __init__(self, lr: Rate, *, beta: float = 1.0, l1: float = 0.0, l2: float = 0.0) -> None:
         self._set(lr, beta=beta, l1=l1, l2=l2)
 
-    def update(self, value: Floats, state: Sequence[Floats], grad: Floats, out: Floats, t: int) -> None:
-        z, n = state
-        rate = self._rate(t)
-        before = np.sqrt(n)
-        z += grad
-        np.multiply(grad, grad, out=grad)
-        n += grad
-        root = np.sqrt(n, out=grad)
-        np.subtract(root, before, out=before)
-        before *= np.float32(1 / rate)
-        before *= value
-        z -= before
-        root *= np.float32(1 / rate)
-        root += np.float32(self.beta / rate + self.l2)
-        np.divide(self._shrunk(z, before), root, out=out)
+    def _penalise(self, value: Floats, grad: Floats) -> None:
+        """Penalties are part of the formula."""
 
-    def _shrunk(self, z: Floats, scratch: Floats) -> Floats:
-        """`-sign(z) * max(|z| - l1, 0)`, in `scratch`."""
-        limit = np.float32(self.l1)
-        kept = np.clip(z, -limit, limit, out=scratch) if self.l1 else limit
-        return np.subtract(kept, z, out=scratch)
+    def _move(self, value: Floats, state: Sequence[Floats], grad: Floats, out: Floats, t: int) -> None:
+        rate = self._rate(t)
+        if rate < _NO_RATE:
+            np.copyto(out, value)
+            return
+        kept, squares = state
+        divisor = grad * grad
+        squares += divisor
+        np.sqrt(squares, out=divisor)
+        divisor *= np.float32(1 / rate)
+        divisor += np.float32(self.beta / rate + self.l2)
+        if self.l1:
+            grad += kept
+            grad -= value * divisor
+            np.clip(grad, np.float32(-self.l1), np.float32(self.l1), out=kept)
+            np.subtract(kept, grad, out=grad)
+            np.divide(grad, divisor, out=out)
+        else:  # the same, where c is zero
+            grad /= divisor
+            np.subtract(value, grad, out=out)
 
 
 RULES: dict[str, type[Rule]] = {cls.__name__: cls for cls in (SGD, Momentum, Adagrad, RMSProp, Adam, Ftrl)}

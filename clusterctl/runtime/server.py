@@ -20,6 +20,7 @@ from clusterctl.runtime import wire
 from clusterctl.runtime.core import ServerCore
 from clusterctl.runtime.errors import WireError
 from clusterctl.runtime.members import Output, Reply, Save
+from clusterctl.runtime.sharing import Sharing
 from clusterctl.runtime.zap import rank_of
 
 _WAKE = b""
@@ -31,8 +32,7 @@ _ROUTES_KNOWN = 4_096
 class Lane:
     """Handles the messages of one lane until `finish`; everything but `finish` and `saved` belongs to its thread.
 
-    `on_save(lane, save)` takes copies of the lane's tables; it may block. `find_shared(rank)` gives the view of shared
-    memory for messages of a trainer.
+    `on_save(lane, save)` takes copies of the lane's tables; it may block. `sharing` reads what is in shared memory.
     """
 
     def __init__(
@@ -41,7 +41,7 @@ class Lane:
         router: zmq.Socket[bytes],
         on_save: Callable[[Lane, Save], None],
         secure: bool,
-        find_shared: Callable[[int], wire.Shared | None] = lambda rank: None,
+        sharing: Sharing | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.core = core
@@ -49,7 +49,7 @@ class Lane:
         self.refused: Counter[str] = Counter()
         self._on_save = on_save
         self._secure = secure
-        self._find_shared = find_shared
+        self._sharing = sharing
         self._clock = clock
         self._routes: dict[int, bytes] = {}
         self._ranks: dict[bytes, int] = {}
@@ -96,25 +96,25 @@ class Lane:
         route = frames[0].bytes
         try:
             rank = self._rank(route, frames)
-            message = wire.decode([frame.buffer for frame in frames[1:]], self._find_shared(rank))
+            shared = None if self._sharing is None else self._sharing.view_of(rank)
+            message = wire.decode([frame.buffer for frame in frames[1:]], shared)
         except WireError as exc:
             self._refuse(str(exc))
             return
-        if not self._secure:
-            rank = message.rank
         self._handle(route, rank, message)
 
     def _rank(self, route: bytes, frames: Sequence[zmq.Frame]) -> int:
         """The trainer whose key opened this connection; what it says itself where there are no keys."""
-        if not self._secure:
-            return -1
         known = self._ranks.get(route)
         if known is not None:
             return known
-        rank = rank_of(_user(frames[1])) if len(frames) > 1 else -1
+        rank = -1
+        if len(frames) > 1:
+            rank = rank_of(_user(frames[1])) if self._secure else wire.rank_of(frames[1].buffer)
         if rank < 0:
             raise WireError("a sender that is not a trainer")
-        if route[:1] == b"\0" and len(self._ranks) < _ROUTES_KNOWN:  # libzmq chose it: it stands for one connection
+        chosen_by_libzmq = route[:1] == b"\0"  # then it stands for one connection
+        if self._secure and chosen_by_libzmq and len(self._ranks) < _ROUTES_KNOWN:
             self._ranks[route] = rank
         return rank
 

@@ -67,7 +67,7 @@ class DenseTable:
         """Merges and applies a part of step `t` (from 1); `grads` by ascending rank. Returns the part's new values.
 
         The mean is `sum of weight * gradient from +0.0, divided by total`. Values go to the second buffer unless
-        `in_place`; then the result is a copy.
+        `in_place`. The result is a view.
         """
         start, stop = self.bounds(part)
         source, target = self.current, self.current if in_place else self.previous
@@ -75,8 +75,7 @@ class DenseTable:
             merged, scratch = self._merged[: b - a], self._scratch[: b - a]
             merge(merged, scratch, [(w, g[a - start : b - start]) for w, g in grads], total)
             rule.update(source[a:b], [s[a:b] for s in self.state], merged, target[a:b], t)
-        new = target[start:stop]
-        return new.copy() if in_place else new
+        return target[start:stop]
 
     def finish(self, step: int) -> None:
         """All parts of `step` were applied to the second buffer: it is the current one from now on."""

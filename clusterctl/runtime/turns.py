@@ -13,7 +13,7 @@ import numpy as np
 from clusterctl.runtime import wire
 from clusterctl.runtime.errors import RefusedError
 from clusterctl.runtime.members import Output, Reply
-from clusterctl.runtime.pushes import Push, dense_part, dense_parts
+from clusterctl.runtime.pushes import Push
 from clusterctl.runtime.sparse import SparseTable
 from clusterctl.runtime.tables import DenseTable, Floats, Weighted
 
@@ -89,14 +89,26 @@ class Turns:
         fields = {"version": self.step, "pass_": core.members.passes, "cut": self.cuts, "flags": flags, "parts": parts}
         return Reply(request.rank, request.answer(wire.OK, **fields))
 
-    def _values(self, keys: list[int]) -> list[wire.Part]:
+    def values(self, rank: int, table: DenseTable, run: Floats) -> list[wire.Part]:
+        """`run`, the lane's run of a table, as the parts of a reply."""
+        return [self._part(rank, table, number, run) for number in range(table.parts)]
+
+    def _part(self, rank: int, table: DenseTable, number: int, run: Floats) -> wire.Part:
+        """A part of `run` for a trainer: where it is in shared memory, or what it holds."""
+        core, (start, stop) = self.core, table.bounds(number)
+        key, values, offset = table.spec.key, run[start:stop], table.start + start
+        position = None if core.lender is None else core.lender.position(rank, core.lane, key, values)
+        if position is not None:
+            return wire.Part(wire.DENSE, values, key, offset, position)
+        if core.half:
+            with np.errstate(over="ignore"):
+                return wire.Part(wire.DENSE16, values.astype(np.float16), key, offset)
+        return wire.Part(wire.DENSE, self.stable(values), key, offset)
+
+    def _newest(self, rank: int, keys: list[int]) -> list[wire.Part]:
         """The newest values of dense tables, as far as this lane has them."""
-        parts: list[wire.Part] = []
-        for key in keys:
-            table = self.core.tables[key]
-            if isinstance(table, DenseTable):
-                parts += dense_parts(table, self.stable(table.at(None)), self.core.half)
-        return parts
+        dense = [table for key in keys if isinstance(table := self.core.tables[key], DenseTable)]
+        return [part for table in dense for part in self.values(rank, table, table.current)]
 
 
 class AllTogether(Turns):
@@ -117,7 +129,7 @@ class AllTogether(Turns):
         member = self.core.members[message.rank]
         if message.step < self.step:
             keys = sorted(self.core.tables) if message.piece == 0 else [p.table for p in message.parts]
-            return [self._reply(message, self._values(keys), wire.REPEATED)]
+            return [self._reply(message, self._newest(message.rank, keys), wire.REPEATED)]
         if message.step > self.step or member.left:
             raise RefusedError(
                 f"trainer {message.rank} pushes step {message.step}, pserver {self.core.pserver} is at {self.step}"
@@ -190,17 +202,12 @@ class AllTogether(Turns):
         table = self.core.tables[key]
         assert isinstance(table, DenseTable)
         if self._began and number not in self._left_over.get(key, set()):
-            return [self._reply(message, [self._fresh(table, number)], wire.REPEATED)]
+            return [self._reply(message, [self._part(message.rank, table, number, table.previous)], wire.REPEATED)]
         push.asked[key, number] = message.bare()
         push.dense.setdefault(key, {})[number] = grad
         if not self._began:
             return []
         return self._apply(key, number) + self._finish_if_done()
-
-    def _fresh(self, table: DenseTable, number: int) -> wire.Part:
-        """A part of the values that this step makes, which `finish` has not made current yet."""
-        start, stop = table.bounds(number)
-        return dense_part(table, table.start + start, table.previous[start:stop], self.core.half)
 
     def _advance(self) -> list[Output]:
         """Begins the step once all trainers' pushes have opened."""
@@ -244,15 +251,15 @@ class AllTogether(Turns):
         table = self.core.tables[key]
         assert isinstance(table, DenseTable)
         with np.errstate(all="ignore"):
-            new = table.apply(number, grads, self._total, self.step + 1, table.spec.rule, in_place=False)
+            table.apply(number, grads, self._total, self.step + 1, table.spec.rule, in_place=False)
         self._left_over[key].discard(number)
         out: list[Output] = []
         for push in concerned:
             del push.dense[key][number]
             request = push.asked.pop((key, number), None)
             if request is not None:
-                offset = table.start + table.bounds(number)[0]
-                out.append(self._reply(request, [dense_part(table, offset, new, self.core.half)]))
+                fresh = self._part(request.rank, table, number, table.previous)  # `finish` makes it the current one
+                out.append(self._reply(request, [fresh]))
         return out
 
     def _finish_if_done(self) -> list[Output]:
@@ -268,7 +275,9 @@ class AllTogether(Turns):
         for push in pushes:
             self.core.members[push.message.rank].note(push.message)
         out = self._make_cuts()
-        out += [self._reply(p.message, self._values([key for key in changed if key not in p.later])) for p in pushes]
+        for push in pushes:
+            rest = [key for key in changed if key not in push.later]
+            out.append(self._reply(push.message, self._newest(push.message.rank, rest)))
         return out + self._answer_held()
 
     def _make_cuts(self) -> list[Output]:

@@ -62,7 +62,9 @@ class ServerValues:
             for part in reply.parts:
                 handle.refresh(part)
 
-        self.client.wait_for(self.client.pull(asks, take))
+        ticket = Ticket()
+        self.client.pull(ticket, asks, take)
+        self.client.wait_for(ticket)
 
     def pull_rows(self, handle: Embedding, wanted: Wanted) -> Floats:
         """Rows of the distinct ids of `wanted`, (n, dim)."""
@@ -91,6 +93,7 @@ class ServerValues:
             whole = len(positions) == len(ids)
             places[lane] = slice(None) if whole else positions
             pairs = list(self.packer.ids(lane, handle, ids if whole else ids.take(positions)))
+            pairs = [self._with_room(asked.ticket, lane, handle.dim, *pair) for pair in pairs]
             brief, full = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
             asks[lane] = (brief, full if any(b is not f for b, f in pairs) else None)
 
@@ -98,8 +101,19 @@ class ServerValues:
             rows = [part.array for part in reply.parts]
             asked.rows[places[lane]] = rows[0] if len(rows) == 1 else np.concatenate(rows)
 
-        asked.ticket = self.client.pull(asks, take)
+        self.client.pull(asked.ticket, asks, take)
         return asked
+
+    def _with_room(
+        self, ticket: Ticket, lane: int, dim: int, brief: wire.Part, full: wire.Part
+    ) -> tuple[wire.Part, wire.Part]:
+        """The parts that ask for rows, with the place in shared memory where they may be put."""
+        room = self.client.room_for(lane, 4 * dim * len(full.array))
+        if room is None:
+            return brief, full
+        ticket.slots.append(room)
+        placed = brief._replace(position=room[1].position)
+        return placed, placed if brief is full else full._replace(position=room[1].position)
 
 
 def make_values(client: Client, trainers: int) -> ServerValues:

@@ -90,7 +90,8 @@ Shared = Callable[[int, int, int], memoryview]
 class Part(NamedTuple):
     """One array of a message; `array` has shape (count,), or (count, width) for rows.
 
-    `position` is where in shared memory the receiver finds the bytes, None when they travel with the message.
+    `position` is where in shared memory the receiver finds the bytes, None when they travel with the message. Of ids
+    in a pull it says where the pserver may put the rows.
     """
 
     kind: int
@@ -179,9 +180,9 @@ def encode(message: Message) -> list[Any]:
     frames: list[Any] = []
     for kind, array, table, offset, position in m.parts:
         width = array.shape[1] if array.ndim == 2 else 1
-        place = SHARED
-        if position is None:
-            place = INLINE if array.nbytes <= INLINE_BYTES else FRAME
+        place = INLINE if array.nbytes <= INLINE_BYTES else FRAME
+        if position is not None and kind in _SHAREABLE:
+            place = SHARED
         head.append(ENTRY.pack(table, offset, len(array), position or 0, width, kind, place))
         if place == INLINE:
             raw = np.ascontiguousarray(array, _DTYPES[kind]).tobytes()
@@ -228,6 +229,11 @@ def decode(frames: Sequence[Buffer], shared: Shared | None = None) -> Message:
     )
 
 
+def rank_of(first: Buffer) -> int:
+    """The rank that a message says it is of, -1 when it is too short to say."""
+    return int(HEADER.unpack_from(first)[4]) if len(first) >= HEADER.size else -1
+
+
 def _no_more(first: Buffer, frames: Sequence[Buffer]) -> list[Part]:
     if len(first) != HEADER.size or len(frames) != 1:
         raise WireError("a message without parts is longer than its header")
@@ -263,7 +269,9 @@ def _parts(first: Buffer, count: int, frames: Sequence[Buffer], shared: Shared |
             array = np.frombuffer(shared(table, position, size), dtype)
         if not array.flags.aligned:  # libzmq hands out small frames at any offset of its receive buffer
             array = array.copy()
-        parts.append(Part(kind, array.reshape(items, width) if kind in _WIDE else array, table, offset))
+        if kind in _WIDE:
+            array = array.reshape(items, width)
+        parts.append(Part(kind, array, table, offset, position or None))
     if at != len(first) or used != len(frames):
         raise WireError("a message is longer than its directory says")
     return parts

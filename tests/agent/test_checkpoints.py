@@ -13,7 +13,9 @@ from agent.nodes import ask, asked
 from clusterctl.agent import start
 from clusterctl.agent.checkpoints import carry_on, drop_manifests, remove_older, set_aside_later
 from clusterctl.agent.files import write_json
+from clusterctl.agent.lead import WriteManifest
 from clusterctl.agent.paths import JobPaths, RunPaths
+from clusterctl.agent.saves import Saves
 from clusterctl.errors import NodeError
 from clusterctl.runtime.manifest import piece_name, read_manifest, write_manifest
 
@@ -171,3 +173,50 @@ def test_a_start_that_is_undone_leaves_outputs_and_checkpoints_as_they_were(job:
     assert not job.run("0002").dir.exists()
     assert sorted(path.name for path in job.run("0001").dir.iterdir()) == ["checkpoints"]
     assert read_manifest(job.run("0001").checkpoints / tag(10)) == manifest
+
+
+def receipts(step: int) -> list[dict[str, Any]]:
+    pieces = {piece_name(rank): b"x" for rank in range(2)}
+    manifest = manifest_of(step, pieces)
+    common = {key: manifest[key] for key in ("tag", "step", "pass", "mode", "seed", "pservers", "checkpoint")}
+    more = {"trainers": 2, "lanes": [1, 1], "tables": {}, "steps": [5, 6]}
+    return [{**common, **more, **file, "rank": rank} for rank, file in enumerate(manifest["files"])]
+
+
+@pytest.mark.parametrize("trouble", [None, "in the way", "disk full"])
+def test_a_checkpoint_counts_only_when_its_manifest_is_written(
+    job: JobPaths, trouble: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*args: Any) -> Any:
+        raise OSError(28, "No space left on device")
+
+    run = job.run("0001")
+    make(run, 10, 0, 1)
+    if trouble == "in the way":
+        (run.checkpoints / tag(20)).write_text("")
+    elif trouble == "disk full":
+        monkeypatch.setattr("clusterctl.runtime.manifest.os.fsync", full)
+    failed: list[str] = []
+    said: list[dict[str, Any]] = []
+    saves = Saves(run, {"job": JOB, "run": "0001"}, lambda event: None, failed.append, said.append)
+    saves.write_manifest(WriteManifest(tag(20), receipts(20), checkpoint=True))
+    if trouble is None:
+        manifest = read_manifest(run.checkpoints / tag(20))
+        assert manifest is not None
+        assert [file["node"] for file in manifest["files"]] == [0, 1]
+        assert (said, failed) == ([{"do": "kept", "tag": tag(20), "step": 20, "steps": [5, 6]}], [])
+    else:
+        assert said == []
+        assert f"cannot write the manifest of {tag(20)}" in failed[0]
+        assert ("free space" in failed[0]) == (trouble == "disk full")
+    assert read_manifest(run.checkpoints / tag(10)) is not None
+
+
+def test_the_lead_hears_of_the_numbers_that_keep_best_goes_by_and_of_no_others(job: JobPaths) -> None:
+    said: list[dict[str, Any]] = []
+    spec = {"keep_best": {"name": "auc", "direction": "max"}}
+    saves = Saves(job.run("0001"), spec, lambda event: None, lambda why: None, said.append)
+    child: Any = type("Child", (), {"role": "trainer", "rank": 3})
+    for values in ({"auc": 0.5, "loss": 1.0}, {"loss": 1.0}):
+        saves.log(child, {"event": "log", "step": 7, "values": values, "weight": 2})
+    assert said == [{"do": "logged", "rank": 3, "value": 0.5, "step": 7, "weight": 2.0}]

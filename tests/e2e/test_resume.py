@@ -12,8 +12,8 @@ from support.site import Result, Site
 
 QUICK = {"PSERVERS": 3, "TRAINERS": 3, "SAVE_EVERY": 7, "KEEP": 2}
 STEPS = 120
-# With the arguments KIND, STEP and RUN, trainer 0 of that run kills a process of the job at that step; but not before
-# a checkpoint is complete.
+# With the arguments KIND, STEP and RUN, trainer 0 of that run kills a process of the job, any of that kind, at that
+# step; but not before a checkpoint is complete.
 TRAIN = """
 import glob, os, random, signal, sys
 import numpy as np
@@ -21,6 +21,7 @@ from clusterctl.runtime import connect, Adagrad, Adam, uniform, zeros
 
 kind, at, run = sys.argv[1:4] if len(sys.argv) > 3 else ("", "0", "")
 mine = os.environ["CLUSTERCTL_RUN"]
+words = {"trainer": "train.py", "pserver": "clusterctl.runtime.pserver", "supervisor": "entry.py supervisor"}.get(kind)
 
 def read(pid, name):
     try:
@@ -31,7 +32,7 @@ def read(pid, name):
 
 def kill():
     job = os.environ["CLUSTERCTL_JOB"]
-    pids = [pid for pid in os.listdir("/proc") if pid.isdigit() and kind in read(pid, "cmdline")]
+    pids = [pid for pid in os.listdir("/proc") if pid.isdigit() and words in read(pid, "cmdline")]
     os.kill(int(random.choice([p for p in pids if job in read(p, "environ") + read(p, "cmdline")])), signal.SIGKILL)
 
 def reader(pass_, rng):
@@ -104,7 +105,7 @@ def test_a_killed_trainer_and_a_resumed_run_make_the_model_of_an_undisturbed_run
 ) -> None:
     site.conf(**QUICK)
     job = site.dispatch(TRAIN)
-    crashed = crash(site, "--job_workspace", job, "--", "train.py", str(random.randint(8, STEPS - 1)), "0001")
+    crashed = crash(site, "--job_workspace", job, "--", "trainer", str(random.randint(8, STEPS - 1)), "0001")
     site.assert_nothing_left(job)
     last = checkpoints(site, job)[-1]
     assert f"clusterctl start --resume --job_workspace {job} goes on from" in crashed.err
@@ -122,7 +123,7 @@ def test_after_a_killed_pserver_the_last_undamaged_checkpoint_goes_to_other_pser
 ) -> None:
     site.conf(**QUICK)
     job = site.dispatch(TRAIN)
-    crash(site, "--job_workspace", job, "--", "runtime.pserver", str(random.randint(30, STEPS - 1)), "0001")
+    crash(site, "--job_workspace", job, "--", "pserver", str(random.randint(30, STEPS - 1)), "0001")
     site.assert_nothing_left(job)
     before, last = checkpoints(site, job)
     piece = site.job_dir(job, 1) / f".clusterctl/runs/0001/checkpoints/{last}/pserver-00001.safetensors"
@@ -139,11 +140,11 @@ def test_a_resumed_run_that_dies_before_its_first_checkpoint_is_resumed_from_the
 ) -> None:
     site.conf(**QUICK)
     job = site.dispatch(TRAIN)
-    crash(site, "--job_workspace", job, "--", " supervisor ", str(random.randint(8, STEPS - 8)), "0001")
+    crash(site, "--job_workspace", job, "--", "supervisor", str(random.randint(8, STEPS - 8)), "0001")
     site.assert_nothing_left(job, 60)
     last = checkpoints(site, job)[-1]
     site.conf(**{**QUICK, "SAVE_EVERY": "100 passes"})
-    crash(site, "--resume", "--", " supervisor ", "0", "0002")
+    crash(site, "--resume", "--", "trainer", "0", "0002")
     site.assert_nothing_left(job, 60)
     assert checkpoints(site, job, "0002") == [last]
     resumed = site.ok("start", "--resume")

@@ -171,3 +171,16 @@ def test_a_piece_that_changes_after_it_was_verified_does_not_arrive(nodes: Nodes
     with pytest.raises(NodeError, match=r"pserver-00001\.safetensors"):
         bring(nodes, JOB, Resume(resume.run, resume.manifest, holders), moved)
     assert nodes.has(0, 100) == [piece_name(0)]
+
+
+def test_a_spec_tells_when_to_save_what_to_keep_and_where_to_go_on_from(tmp_path: Path) -> None:
+    nodes = Nodes(tmp_path, SAVE_EVERY=500, KEEP=4, KEEP_BEST="auc:max")
+    nodes.save(100)
+    resume = nodes.choose().spec("0002")
+    node = nodes.nodes[1]
+    addresses = dict.fromkeys(range(3), "10.0.0.1")
+    spec = nodes.plan().spec(node, job=JOB, run="0002", addresses=addresses, lead=None, resume=resume)
+    assert (spec["checkpoints"], spec["save_every"], spec["keep"]) == (True, {"unit": "step", "n": 500}, 4)
+    assert spec["keep_best"] == {"name": "auc", "direction": "max"}
+    place = f".clusterctl/runs/0002/checkpoints/{tag(100)}"
+    assert spec["resume"] == {"run": "0001", "tag": tag(100), "step": 100, "pass": 2, "dir": place}

@@ -16,9 +16,11 @@ from typing import Any
 
 import zmq
 
+from clusterctl.runtime import wire
 from clusterctl.runtime.control import Control
 from clusterctl.runtime.core import ServerCore
 from clusterctl.runtime.environment import Environment
+from clusterctl.runtime.link import Link
 from clusterctl.runtime.pserver import PServer
 from clusterctl.runtime.remote import RemoteLink
 from clusterctl.runtime.server import Lane
@@ -66,6 +68,14 @@ def environment(root: Path, role: str, rank: int, addresses: tuple[str, ...] = (
     return Environment(
         role, rank, spec["trainers"], "JOB", RUN, root, output, spec["seed"], attempt, addresses, None, spec
     )
+
+
+def ask(link: Link, message: wire.Message, lane: int = 0) -> wire.Message:
+    """The reply of a lane to one request; raises the error that it answers with."""
+    replies: list[wire.Message] = []
+    link.post(lane, message, replies.append)
+    link.wait(lambda: bool(replies))
+    return replies[0]
 
 
 class ThreadCluster:

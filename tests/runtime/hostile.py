@@ -71,8 +71,8 @@ with connect() as ps, open("go") as go:
         if not go.readline():
             break
         ids = np.arange(20) * n - 100
-        ps.push({w: w.value * np.float32(0.5) + n, e: (ids, e.pull(ids))}, samples=1)
-        print("=" + hashlib.sha256(w.value.tobytes() + e.pull(ids).tobytes()).hexdigest(), flush=True)
+        ps.push({w: w.pull() * np.float32(0.5) + n, e: (ids, e.pull(ids))}, samples=1)
+        print("=" + hashlib.sha256(w.pull().tobytes() + e.pull(ids).tobytes()).hexdigest(), flush=True)
 """
 
 

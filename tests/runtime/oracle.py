@@ -50,7 +50,7 @@ class Lazy:
             raise AssertionError(self.name)
 
     def _ftrl(self, grad: Array, alpha: float) -> None:
-        """Algorithm 1 of McMahan et al. 2013, line by line: `first` is z, `second` is n."""
+        """Algorithm 1 of McMahan et al. 2013, line by line: `first` is z, `second` is n; the value begins at zero."""
         beta, l1, l2 = (self.numbers[name] for name in ("beta", "l1", "l2"))
         sigma = (np.sqrt(self.second + grad**2) - np.sqrt(self.second)) / alpha
         self.first = self.first + grad - sigma * self.value

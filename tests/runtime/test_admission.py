@@ -17,11 +17,12 @@ from clusterctl.runtime import SGD, wire, zeros
 from clusterctl.runtime.core import ServerCore
 from clusterctl.runtime.errors import RefusedError, WireError
 from clusterctl.runtime.members import Reply
+from clusterctl.runtime.placement import Layout
 from clusterctl.runtime.remote import RemoteLink
 from clusterctl.runtime.session import Session
 from clusterctl.runtime.sockets import open_dealer
 from clusterctl.runtime.spec import TableSpec
-from tests.runtime.cluster import ThreadCluster, environment, thread_cluster
+from tests.runtime.cluster import ThreadCluster, ask, environment, thread_cluster
 
 SILENCE_MS = 1_000
 DENSE = TableSpec("w", "dense", (70_000,), SGD(1.0), zeros())
@@ -69,11 +70,11 @@ def test_a_rank_that_is_not_the_keys_is_refused(tmp_path: Path) -> None:
         request = wire.Message(wire.HELLO, 0, 1, parts=[wire.json_part({"trainers": 2})])
         try:
             with pytest.raises(RefusedError, match="of trainer 0, its key belongs to trainer 1"):
-                link.exchange({0: request})
+                ask(link, request)
         finally:
             link.close()
         assert cluster.train(small_training) == [3.0, 3.0]
-        assert sum(cluster.servers[0].refused.values()) == 1
+        assert sum(cluster.lanes[0].refused.values()) == 1
 
 
 def test_a_pserver_key_is_no_trainer(tmp_path: Path) -> None:
@@ -136,7 +137,7 @@ def feed(core: ServerCore, frames: list[bytes]) -> None:
 
 def test_40000_damaged_messages_neither_break_the_core_nor_make_it_allocate() -> None:
     chance = random.Random(1)
-    core = ServerCore(0, 1, 2)
+    core = ServerCore(0, Layout(1), 2)
     good = good_messages()
     for frames in good[:3]:
         feed(core, frames)
@@ -161,27 +162,33 @@ def test_arbitrary_frames_are_refused_as_malformed(frames: list[bytes]) -> None:
     kind=st.integers(0, 255),
     numbers=st.lists(st.integers(0, 2**32 - 1), min_size=6, max_size=6),
     big=st.lists(st.integers(0, 2**64 - 1), min_size=5, max_size=5),
+    last=st.lists(st.integers(0, 2**32 - 1), min_size=2, max_size=2),
+    count=st.sampled_from([0, 0, 0, 1, 3, 2**16, 2**32 - 1]),
     entries=st.lists(
         st.tuples(
             st.sampled_from([0, DENSE.key, SPARSE.key, 2**64 - 1]),
             st.integers(0, 2**64 - 1),
             st.sampled_from([0, 1, 3, 2**40, 2**64 - 1]),
+            st.integers(0, 2**64 - 1),
             st.sampled_from([0, 1, 3, 2**32 - 1]),
-            st.integers(0, 6),
+            st.integers(0, 9),
+            st.integers(0, 3),
         ),
         max_size=4,
     ),
     body=st.binary(max_size=64),
 )
 def test_sizes_that_are_only_claimed_are_refused(
-    kind: int, numbers: list[int], big: list[int], entries: list[Any], body: bytes
+    kind: int, numbers: list[int], big: list[int], last: list[int], count: int, entries: list[Any], body: bytes
 ) -> None:
-    core = ServerCore(0, 1, 2)
+    core = ServerCore(0, Layout(1), 2)
     for frames in good_messages()[:3]:
         feed(core, frames)
-    header = wire.HEADER.pack(wire.MAGIC, wire.VERSION, kind, 0, *numbers, *big, len(entries))
+    said = (last[0], count or len(entries), last[1])
+    header = wire.HEADER.pack(wire.MAGIC, wire.VERSION, kind, 0, *numbers, *big, *said)
     directory = b"".join(wire.ENTRY.pack(*entry) for entry in entries)
-    feed(core, [header, directory, *[body] * len(entries)])
+    feed(core, [header + directory + body, *[body] * len(entries)])
+    feed(core, [header + directory])
     assert core.step == 0
 
 
@@ -208,7 +215,7 @@ def test_a_frame_above_the_bound_is_not_taken(tmp_path: Path) -> None:
         huge = bytes(wire.MAX_FRAME_BYTES + 1)
         assert answer_to(cluster, None, [huge]) is None
         assert cluster.train(small_training) == [3.0]
-        assert not cluster.servers[0].refused
+        assert not cluster.lanes[0].refused
 
 
 def test_a_message_survives_its_frames() -> None:
@@ -216,9 +223,14 @@ def test_a_message_survives_its_frames() -> None:
         wire.Part(wire.IDS, np.array([-1, 2**40]), 7),
         wire.Part(wire.ROWS, np.arange(6, dtype=np.float32).reshape(2, 3), 7),
         wire.Part(wire.DENSE, np.arange(5, dtype=np.float32), 2**64 - 1, 10),
+        wire.Part(wire.DENSE, np.arange(9_000, dtype=np.float32), 8),
+        wire.Part(wire.DENSE16, np.arange(3, dtype=np.float16), 8, 3),
+        wire.Part(wire.ROWS16, np.ones((2, 5_000), np.float16), 7),
+        wire.Part(wire.SAME, np.arange(16, dtype=np.uint8), 7),
+        wire.later_part(9, 77),
         wire.json_part({"a": 1}),
     ]
-    sent = wire.Message(wire.PUSH, 3, 4, 5, 6, 0, 8, 9, 10, 11, 12, 13, wire.LAST_OF_PASS, parts)
+    sent = wire.Message(wire.PUSH, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, wire.LAST_OF_PASS, 15, parts)
     got = wire.decode([bytes(frame) for frame in wire.encode(sent)])
     assert {**vars(got), "parts": None} == {**vars(sent), "parts": None}
     for mine, theirs in zip(sent.parts, got.parts, strict=True):

@@ -81,7 +81,7 @@ ARRAYS = {
 }
 U32, U64 = st.integers(0, 2**32 - 1), st.integers(0, 2**64 - 1)
 PARTS = st.sampled_from(sorted(ARRAYS)).flatmap(
-    lambda kind: st.builds(wire.Part, st.just(kind), ARRAYS[kind], table=U64, offset=U64)
+    lambda kind: st.builds(wire.Part, st.just(kind), ARRAYS[kind], table=U64, offset=U64, position=st.none())
 )
 MESSAGES = st.builds(
     wire.Message,

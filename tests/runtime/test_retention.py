@@ -167,7 +167,7 @@ class Lanes:
         return other
 
 
-EXPIRES = [None, older_than(1), older_than(3), score_below(0.4, 0.5), score_below(2.0, 0.5)]
+EXPIRES = [None, older_than(1), older_than(3), score_below(0.3, 0.5), score_below(2.0, 0.5)]
 RETENTIONS = st.builds(
     Retention,
     admit=st.sampled_from([None, after_sightings(1), after_sightings(3)]),
@@ -255,6 +255,29 @@ def test_the_cap_holds_in_every_slot_while_rows_come_and_go() -> None:
         assert (held <= np.diff(np.arange(SLOTS + 1) * 3_000 // SLOTS)).all()
     assert len(table) > 2_900
     assert table.live().max() < 6_000  # positions are used again: memory does not grow with the ids that came
+
+
+def test_a_restored_last_push_decides_who_goes_next() -> None:
+    rows, one = 9 * SLOTS, np.float32(1)
+    table = SparseTable(spec_of(Retention(max_rows=2 * SLOTS), rows), 0)
+    ids = np.arange(9) * SLOTS
+    for step in range(4):
+        table.apply([SparseGrad(one, ids[step : step + 1], np.ones((1, DIM), np.float32))], one, step)
+    assert sorted(table.ids.tolist()) == ids[2:4].tolist()
+    table.restore(ids[3:4], {"seen": np.array([0])})
+    table.apply([SparseGrad(one, ids[4:5], np.ones((1, DIM), np.float32))], one, 10)
+    assert sorted(table.ids.tolist()) == [ids[2], ids[4]]
+
+
+def test_a_loaded_row_counts_as_pushed_once_before_the_first_step() -> None:
+    rows, one = 9 * SLOTS, np.float32(1)
+    table = SparseTable(spec_of(Retention(expire=score_below(0.2, 0.5), sweep_every=1), rows), 0)
+    table.put(np.array([5]), np.ones((1, DIM), np.float32))
+    left = []
+    for step in range(4):
+        table.apply([], one, step)
+        left.append(len(table))
+    assert left == [1, 1, 0, 0]  # scores 1/2, 1/4, 1/8
 
 
 def test_a_fraction_of_ids_is_admitted_and_always_the_same() -> None:

@@ -28,10 +28,11 @@ KINDS: list[Any] = [
     lambda lr=0.1, **p: Adagrad(lr, **p),
     lambda lr=0.05, **p: RMSProp(lr, 0.9, **p),
     lambda lr=0.05, **p: Adam(lr, **p),
-    lambda lr=0.1, **p: Ftrl(lr, **p),
+    lambda lr=0.3, **p: Ftrl(lr, **p),
 ]
 ALL = [kind(**penalty) for kind in KINDS for penalty in PENALTIES]
-SCHEDULED = [kind(cosine(0.2, steps=50, to=0.002, warmup=10)) for kind in KINDS[:-1]]
+SCHEDULED = [kind(cosine(0.2, steps=50, to=0.002, warmup=10)) for kind in KINDS]
+PAPERS = [rule for rule in ALL + SCHEDULED if rule not in SCHEDULED or not isinstance(rule, Ftrl)]
 
 
 def spread(count: int, salt: int) -> Any:
@@ -40,9 +41,10 @@ def spread(count: int, salt: int) -> Any:
     return ((bits % np.uint64(2**32)).astype(np.float64) / 2**31 - 1).astype(np.float32)
 
 
-def trained(rule: Rule, steps: int, count: int = 300) -> tuple[Any, list[Any]]:
+def trained(rule: Rule, steps: int, count: int = 300, start: Any = None) -> tuple[Any, list[Any]]:
     """Value and state after so many steps in place."""
-    value, state = spread(count, 0), [np.zeros(count, np.float32) for _ in range(rule.states)]
+    value = spread(count, 0) if start is None else start.copy()
+    state = [np.zeros(count, np.float32) for _ in range(rule.states)]
     for t in range(1, steps + 1):
         rule.update(value, state, spread(count, t), value, t)
     return value, state
@@ -54,13 +56,14 @@ def numbers_of(rule: Rule) -> dict[str, Any]:
     return {name: value.at if isinstance(value, Schedule) else value for name, value in numbers.items()}
 
 
-@pytest.mark.parametrize("rule", ALL + SCHEDULED, ids=repr)
+@pytest.mark.parametrize("rule", PAPERS, ids=repr)
 def test_a_rule_follows_its_paper_for_sixty_steps_within_three_millionths(rule: Rule) -> None:
-    oracle = Lazy(spread(300, 0), (type(rule).__name__, numbers_of(rule)))
+    start = spread(300, 0) if not isinstance(rule, Ftrl) else np.zeros(300, np.float32)
+    oracle = Lazy(start, (type(rule).__name__, numbers_of(rule)))
     for t in range(1, STEPS + 1):
         oracle.apply(spread(300, t).astype(np.float64), t)
-    value, _ = trained(rule, STEPS)
-    assert np.abs(oracle.value - spread(300, 0)).max() > 0.1, "it went somewhere"
+    value, _ = trained(rule, STEPS, start=start)
+    assert np.abs(oracle.value - start).max() > 0.1, "it went somewhere"
     np.testing.assert_allclose(value, oracle.value, rtol=0, atol=3e-6)
 
 
@@ -83,26 +86,37 @@ def test_the_bits_are_those_of_the_first_version(rule: Rule, digest: str) -> Non
     assert hashlib.sha256(b"".join(a.tobytes() for a in (value, *state))).hexdigest()[:16] == digest
 
 
-@pytest.mark.parametrize("rule", [Ftrl(0.1), Ftrl(0.1, beta=0.5, l1=0.3), Ftrl(0.1, l1=0.3, l2=0.2)], ids=repr)
-def test_ftrl_gives_the_minimum_that_its_name_promises(rule: Ftrl) -> None:
-    """The optimality conditions of `g_1..t w + sum s_i (w - w_i)^2 / 2 + beta w^2 / (2 lr) + l1 |w| + l2 w^2 / 2`."""
-    value, state = np.zeros(300, np.float32), [np.zeros(300, np.float32) for _ in range(2)]
-    grads, values = [], []
+@pytest.mark.parametrize("start", [0.0, 1.0], ids=["from zero", "from elsewhere"])
+@pytest.mark.parametrize(
+    "rule",
+    [
+        Ftrl(0.1),
+        Ftrl(0.1, beta=0.5, l1=0.3),
+        Ftrl(0.1, l1=0.3, l2=0.2),
+        Ftrl(cosine(0.3, steps=50, to=0.05, warmup=5), l1=0.3),
+    ],
+    ids=repr,
+)
+def test_ftrl_gives_the_minimum_that_it_promises(rule: Ftrl, start: float) -> None:
+    """The gradient of what the docstring says is minimized, summed up from its history, is zero but for l1."""
+    value, state = spread(300, 0) * np.float32(start), [np.zeros(300, np.float32) for _ in range(2)]
+    grads, values = [], [value.astype(np.float64)]
     for t in range(1, STEPS + 1):
         grads.append(spread(300, t).astype(np.float64) / 5)
-        values.append(value.astype(np.float64))
         rule.update(value, state, grads[-1].astype(np.float32), value, t)
-    roots = np.sqrt(np.cumsum(np.square(grads), axis=0))
-    sigmas = np.diff(roots, axis=0, prepend=0.0) / rule.lr
-    w = value.astype(np.float64)
-    slope = (
-        np.sum(grads, axis=0) + np.sum(sigmas * (w - np.array(values)), axis=0) + (rule.beta / rule.lr + rule.l2) * w
+        values.append(value.astype(np.float64))
+    roots = np.sqrt(np.cumsum([np.zeros(300), *np.square(grads)], axis=0))
+    rates = np.array(
+        [[numbers_of(rule)["lr"](max(t, 1)) if isinstance(rule.lr, Schedule) else rule.lr] for t in range(STEPS + 1)]
     )
+    added = np.diff((rule.beta + roots) / rates + rule.l2, axis=0, prepend=0.0)
+    w, centers = values[-1], np.array([values[0], *values[:-1]])
+    slope = np.sum(grads, axis=0) + np.sum(added * (w - centers), axis=0)
     moved = w != 0
-    np.testing.assert_allclose(slope[moved] + rule.l1 * np.sign(w[moved]), 0, atol=2e-5)
-    assert np.all(np.abs(slope[~moved]) <= rule.l1 + 2e-5)
+    np.testing.assert_allclose(slope[moved] + rule.l1 * np.sign(w[moved]), 0, atol=1e-4)
+    assert np.all(np.abs(slope[~moved]) <= rule.l1 + 1e-4)
     assert moved.any()
-    assert (~moved).any() == bool(rule.l1), "a penalty makes zeros"
+    assert (~moved).any() == (rule.l1 > 0), "a penalty makes zeros"
 
 
 @pytest.mark.parametrize("rule", ALL + SCHEDULED, ids=repr)
@@ -156,6 +170,28 @@ def test_the_rate_of_a_step_is_that_of_its_schedule() -> None:
     assert went == [-1.0, -2.0, -2.5, -3.0, -3.25]
 
 
+def test_a_rate_of_zero_moves_nothing_and_makes_no_nan() -> None:
+    for kind in KINDS:
+        rule = kind(cosine(0.1, steps=3), l1=0.01)
+        value, state = trained(rule, 3)
+        kept = value.copy()
+        for t in range(4, 7):
+            rule.update(value, state, spread(300, t), value, t)
+        np.testing.assert_array_equal(value, kept)
+        assert np.isfinite(state).all()
+
+
+@pytest.mark.parametrize("l1", [0.0, 0.3])
+def test_ftrl_stays_where_it_is_without_a_gradient(l1: float) -> None:
+    rule = Ftrl(0.3, l1=l1)
+    value, state = trained(rule, 30)
+    kept = value.copy()
+    for t in range(31, 1_031):
+        rule.update(value, state, np.zeros(300, np.float32), value, t)
+    np.testing.assert_allclose(value, kept, rtol=0, atol=2e-7 if l1 else 0)
+    np.testing.assert_array_equal(value == 0, kept == 0)
+
+
 rates = st.floats(1e-6, 10)
 schedules = st.one_of(
     st.builds(cosine, rates, steps=st.integers(51, 10**6), to=st.floats(0, 1), warmup=st.integers(0, 50)),
@@ -170,7 +206,7 @@ rules = st.one_of(
     st.builds(Adagrad, rates | schedules, eps=rates, **penalties),
     st.builds(RMSProp, rates | schedules, shares, eps=rates, **penalties),
     st.builds(Adam, rates | schedules, shares, shares, eps=rates, **penalties),
-    st.builds(Ftrl, rates, beta=rates, **penalties),
+    st.builds(Ftrl, rates | schedules, beta=rates, **penalties),
 )
 
 
@@ -226,7 +262,6 @@ def test_other_json_is_refused(data: Any) -> None:
         (lambda: RMSProp(0.1, 1.0), r"RMSProp\(decay=1.0\) must be below 1"),
         (lambda: Adam(beta2=1), r"Adam\(beta2=1\) must be below 1"),
         (lambda: Ftrl(0.1, beta=0), r"Ftrl\(beta=0\) must be positive"),
-        (lambda: Ftrl(cosine(0.1, steps=9)), r"Ftrl\(lr=cosine.*give a number"),  # type: ignore[arg-type]
     ],
 )
 def test_numbers_that_cannot_work_are_named(make: Any, message: str) -> None:

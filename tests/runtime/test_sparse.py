@@ -11,17 +11,23 @@ import pytest
 from clusterctl.runtime.growing import Growing
 from clusterctl.runtime.initial import uniform
 from clusterctl.runtime.placement import owners_of
+from clusterctl.runtime.retention import Retention, older_than
 from clusterctl.runtime.rules import Adagrad, Adam, Rule
-from clusterctl.runtime.sparse import SparseGrad, SparseTable
+from clusterctl.runtime.sparse import SparseGrad, SparseReader, SparseTable
 from clusterctl.runtime.spec import TableSpec
 
 ONE = np.float32(1)
 
 
 def table_of(
-    dim: int = 3, rule: Rule | None = None, rows: int | None = None, lane: int = 0, lanes: int = 1
+    dim: int = 3,
+    rule: Rule | None = None,
+    rows: int | None = None,
+    lane: int = 0,
+    lanes: int = 1,
+    retention: Retention | None = None,
 ) -> SparseTable:
-    spec = TableSpec("e", "sparse", (dim,), rule or Adagrad(0.5), uniform(0.1), rows=rows)
+    spec = TableSpec("e", "sparse", (dim,), rule or Adagrad(0.5), uniform(0.1), rows=rows, retention=retention)
     return SparseTable(spec, 7, lane, lanes)
 
 
@@ -108,21 +114,24 @@ def test_what_is_missing_in_a_file_begins_as_in_a_new_row() -> None:
     np.testing.assert_array_equal(loaded.pull(every, None), fresh.pull(every, None))
 
 
+def contents(reader: SparseReader) -> dict[str, Any]:
+    at = reader.live()
+    return {"ids": reader.ids_at(at), **{c.name: reader.read(c.name, at) for c in reader.columns()}}
+
+
 def test_a_frozen_table_stays_as_it_was_while_training_goes_on_in_another_thread() -> None:
-    table = table_of()
+    table = table_of(retention=Retention(expire=older_than(2), sweep_every=1))  # so that places are used again
     train(table, 3)
-    at = table.live()
-    before = table.ids_at(at), [table.read(c.name, at) for c in table.columns()]
-    frozen = table.frozen()
+    before, frozen = contents(table), table.frozen()
     trainer = threading.Thread(target=train, args=(table, 40, 900))
     trainer.start()
-    read = frozen.ids_at(frozen.live()), [frozen.read(c.name, frozen.live()) for c in frozen.columns()]
+    meanwhile = contents(frozen)
     trainer.join()
-    again = frozen.ids_at(frozen.live()), [frozen.read(c.name, frozen.live()) for c in frozen.columns()]
-    for now in (read, again):
-        np.testing.assert_array_equal(now[0], before[0])
-        np.testing.assert_array_equal(now[1], before[1])
-    assert len(frozen) == len(at) < len(table)
+    for seen in (meanwhile, contents(frozen)):
+        assert seen.keys() == {"ids", "rows", "state/0", "seen"}
+        for name, array in seen.items():
+            np.testing.assert_array_equal(array, before[name])
+    assert table.counters()["expired"] > len(frozen) == len(before["ids"])
 
 
 def test_counters_count_ids() -> None:

@@ -1,0 +1,83 @@
+"""Memory that two processes of one host share: memfd, passed over a unix socket, gone with the last that has it.
+
+A region is sealed against shrinking, so that whoever maps it cannot be killed by its end coming nearer, and never
+larger or smaller than it was made. Linux only; elsewhere `is_available()` is False and everything goes over TCP.
+"""
+
+from __future__ import annotations
+
+import array
+import fcntl
+import json
+import mmap
+import os
+import socket
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+_ADD_SEALS, _GET_SEALS = 1033, 1034
+_SEAL_SEAL, _SEAL_SHRINK, _SEAL_GROW = 1, 2, 4
+_MOST_BYTES = 4_096
+
+Bytes = npt.NDArray[np.uint8]
+
+
+def is_available() -> bool:
+    return hasattr(os, "memfd_create")
+
+
+def make_region(size: int) -> tuple[int, Bytes]:
+    """A new region: its descriptor, which the caller closes, and its bytes, from zero and writable."""
+    fd = os.memfd_create("clusterctl", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    try:
+        os.ftruncate(fd, size)
+        fcntl.fcntl(fd, _ADD_SEALS, _SEAL_SHRINK | _SEAL_GROW | _SEAL_SEAL)
+        return fd, np.frombuffer(mmap.mmap(fd, size), np.uint8)
+    except BaseException:
+        os.close(fd)
+        raise
+
+
+def map_region(fd: int, size: int, writable: bool) -> Bytes:
+    """The bytes of a region that another process made. Raises OSError or ValueError when it is not as it should be."""
+    if os.fstat(fd).st_size != size or not fcntl.fcntl(fd, _GET_SEALS) & _SEAL_SHRINK:
+        raise ValueError("a region of shared memory has another size than said, or could shrink")
+    access = mmap.ACCESS_WRITE if writable else mmap.ACCESS_READ
+    return np.frombuffer(mmap.mmap(fd, size, access=access), np.uint8)
+
+
+def send(sock: socket.socket, message: dict[str, Any], fd: int | None = None) -> None:
+    """One message, of less than 4 KB, with a descriptor perhaps."""
+    data = json.dumps(message).encode()
+    fds = [] if fd is None else [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [fd]))]
+    sock.sendmsg([len(data).to_bytes(2, "little") + data], fds)
+
+
+def receive(sock: socket.socket) -> tuple[dict[str, Any], int | None]:
+    """The other end's next message and descriptor, which the caller closes. Raises OSError or ValueError."""
+    head, ancillary, _, _ = sock.recvmsg(2, socket.CMSG_LEN(4 * 4), socket.MSG_WAITALL)
+    fds = [fd for level, kind, data in ancillary if (level, kind) == _RIGHTS for fd in _numbers(data)]
+    try:
+        size = int.from_bytes(head, "little")
+        data = sock.recv(size, socket.MSG_WAITALL) if len(head) == 2 and size <= _MOST_BYTES else b""
+        if len(data) != size or not data:
+            raise ConnectionError("the other end is gone")
+        message = json.loads(data)
+        if not isinstance(message, dict) or len(fds) > 1:
+            raise ValueError("not a message")
+    except BaseException:
+        for fd in fds:
+            os.close(fd)
+        raise
+    return message, fds[0] if fds else None
+
+
+_RIGHTS = (socket.SOL_SOCKET, socket.SCM_RIGHTS)
+
+
+def _numbers(data: bytes) -> list[int]:
+    numbers = array.array("i")
+    numbers.frombytes(data[: len(data) - len(data) % numbers.itemsize])
+    return numbers.tolist()
