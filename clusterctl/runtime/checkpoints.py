@@ -8,6 +8,7 @@ of it is used.
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -43,7 +44,7 @@ def open_checkpoint(directory: Path) -> Checkpoint:
 
 class Checkpoint:
     """`step`, `pass_`, `tag`, `mode`, `seed`, and `cursors`: per trainer a dict of
-    `rank, step, pass, batch, passes, left`."""
+    `rank, step, pass, batch, passes, left`. Several threads may read it at once."""
 
     def __init__(self, directory: Path) -> None:
         self.path = directory
@@ -173,6 +174,7 @@ class _Piece:
         self.file.require_whole()
         self.tables = read_tables(self.file, FORMAT)
         self.expected: tuple[int, str] | None = None
+        self._lock = threading.Lock()
 
     def require_cut_of(self, other: _Piece) -> None:
         mine, theirs = self.file.metadata, other.file.metadata
@@ -191,8 +193,8 @@ class _Piece:
             raise ModelError(f"{self.file.path}: the metadata is damaged ({exc!r})") from exc
 
     def tensor(self, name: str) -> npt.NDArray[Any]:
-        if self.expected is not None:
-            if checksum(self.file.path) != self.expected:
+        with self._lock:
+            if self.expected is not None and checksum(self.file.path) != self.expected:
                 raise ModelError(f"{self.file.path} is damaged: it differs from the manifest")
             self.expected = None
         return self.file.tensor(name)

@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
-from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
 BLOCK, PART, WHOLE = 512, 1_000, 300
-_SIZES = {"BLOCK_ELEMENTS": BLOCK, "PART_ELEMENTS": PART, "_WHOLE_ELEMENTS": WHOLE}
 
 
-@pytest.fixture
-def small_pieces(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Lanes, files and pushes cut tables as they do, only into blocks of 512 elements and pieces of up to 1,000."""
-    import clusterctl.runtime.pserver  # noqa: F401 - so that all modules with these sizes are there
-    import clusterctl.runtime.session  # noqa: F401 - the same
-
-    for name, size in _SIZES.items():
-        homes = [m for key, m in sys.modules.items() if key.startswith("clusterctl.runtime.") and hasattr(m, name)]
-        assert homes, f"nothing is called {name} any more"
+def cut_small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tables are cut as ever, only into blocks of 512 elements, and pushes into pieces of up to 1,000."""
+    for name in ("pserver", "session", "remote"):  # so that all modules with these sizes are there
+        importlib.import_module(f"clusterctl.runtime.{name}")
+    runtime: list[Any] = [module for name, module in sys.modules.items() if name.startswith("clusterctl.runtime.")]
+    for size, value in {"BLOCK_ELEMENTS": BLOCK, "PART_ELEMENTS": PART, "_WHOLE_ELEMENTS": WHOLE}.items():
+        homes = [module for module in runtime if hasattr(module, size)]
+        assert homes, f"nothing is called {size} any more"
         for home in homes:
-            monkeypatch.setattr(home, name, size)
-    yield
+            monkeypatch.setattr(home, size, value)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shutil
+import threading
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,7 +16,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from clusterctl.runtime import Adagrad, Adam, load_model, torch_state_dict, uniform, zeros
+from clusterctl.runtime import Adagrad, Adam, checkpoints, load_model, torch_state_dict, uniform, zeros
 from clusterctl.runtime.checkpoints import Checkpoint, open_checkpoint
 from clusterctl.runtime.errors import ModelError, UseError
 from clusterctl.runtime.manifest import build_manifest, piece_name, write_manifest
@@ -189,6 +192,26 @@ def test_a_pserver_needs_only_its_own_piece_when_nothing_moved(world: World, sav
         checkpoint.sparse(WORDS, 1, 6)
     with pytest.raises(ModelError, match=r"missing: pserver-00000\.safetensors"):
         checkpoint.dense(DENSE, 0, DENSE.elements)
+
+
+def test_lanes_read_a_checkpoint_from_threads_of_their_own(
+    world: World, saved: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All come at once, while the checksum of each file is made for the first time."""
+    lanes = 4
+    first = threading.Barrier(lanes)
+    hashing = checkpoints.checksum
+
+    def slowly(path: Path) -> tuple[int, str]:
+        with contextlib.suppress(threading.BrokenBarrierError):
+            first.wait(0.2)  # only who makes it twice comes here together
+        return hashing(path)
+
+    monkeypatch.setattr(checkpoints, "checksum", slowly)
+    checkpoint = open_checkpoint(saved)
+    with ThreadPoolExecutor(lanes) as pool:
+        found = list(pool.map(lambda lane: world.assert_rows(checkpoint, "word", lane, lanes), range(lanes)))
+    assert sum(found) == len(world.rows["word"].ids) + 50
 
 
 def test_a_table_that_is_new_is_not_in_the_checkpoint(saved: Path) -> None:

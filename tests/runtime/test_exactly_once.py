@@ -1,8 +1,7 @@
-"""Lost, repeated and reordered messages: every push counts once, and waits are explained."""
+"""Repeated and reordered messages at a lane, trainers that are killed: every push counts once, waits are explained."""
 
 from __future__ import annotations
 
-import functools
 import itertools
 import random
 import threading
@@ -20,16 +19,19 @@ from clusterctl.runtime.core import ServerCore
 from clusterctl.runtime.errors import RefusedError, UnreachableError
 from clusterctl.runtime.initial import zeros
 from clusterctl.runtime.members import Output, Reply
+from clusterctl.runtime.modes import Mode
+from clusterctl.runtime.placement import Layout
 from clusterctl.runtime.remote import RemoteLink
 from clusterctl.runtime.session import Session
 from clusterctl.runtime.spec import TableSpec
-from tests.runtime.cluster import DEADLINE_S, environment, free_port, make_job, thread_cluster
+from tests.runtime.between import Between
+from tests.runtime.cluster import DEADLINE_S, ask, environment, free_port, make_job, thread_cluster
 
 SPEC = TableSpec("w", "dense", (4,), SGD(1.0), zeros())
 
 
 def made_core(trainers: int, mode: str = "sync") -> ServerCore:
-    core = ServerCore(0, 1, trainers, mode=mode)
+    core = ServerCore(0, Layout(1), trainers, mode=Mode.parse(mode))
     for rank in range(trainers):
         core.handle(rank, hello(rank, trainers))
         core.handle(rank, wire.Message(wire.CREATE, rank, 2, parts=[wire.json_part(SPEC.to_json())]))
@@ -139,33 +141,22 @@ def test_the_cursor_of_the_last_applied_push_greets_a_successor() -> None:
     assert (facts["step"], facts["pass"], facts["batch"]) == (1, 0, 8)
 
 
+def counted(ps: Session) -> float:
+    w = ps.dense("w", 4, SGD(1.0))
+    for _ in ps.steps(lambda pass_, rng: range(8), passes=1):
+        ps.push({w: -np.ones(4)}, samples=1)
+    w.pull()
+    return float(w.value[0])
+
+
 @pytest.mark.parametrize("mode", ["sync", "async"])
 def test_a_quarter_of_all_messages_lost_changes_nothing(tmp_path: Path, mode: str) -> None:
-    """Replies and requests are dropped at random by the pservers' own sockets."""
-
-    def program(ps: Session) -> float:
-        w = ps.dense("w", 4, SGD(1.0))
-        for _ in ps.steps(lambda pass_, rng: range(8), passes=1):
-            ps.push({w: -np.ones(4)}, samples=1)
-        w.pull()
-        return float(w.value[0])
-
-    with thread_cluster(tmp_path, 2, 2, mode=mode) as cluster:
-        chance = random.Random(9)
-        for server in cluster.servers:
-            read, answer = server._read, server._answer
-
-            def lossy_read(frames: Any, read: Any = read) -> Any:
-                return None if chance.random() < 0.25 else read(frames)
-
-            def lossy_answer(route: bytes, message: wire.Message, answer: Any = answer) -> None:
-                if chance.random() > 0.25:
-                    answer(route, message)
-
-            server._read, server._answer = lossy_read, lossy_answer  # type: ignore[method-assign]
+    """Requests and replies alike, on their way between two trainers and two pservers."""
+    with thread_cluster(tmp_path, 2, 2, mode=mode) as cluster, Between(cluster, seed=9, lose=0.25) as between:
         cluster.probe_every_s = 0.02
-        results = cluster.train(program)
+        results = cluster.train(counted)
         assert [core.step for core in cluster.cores] == [8 if mode == "sync" else 16] * 2
+    assert between.fates["lose"] > 10
     assert max(results) == (8.0 if mode == "sync" else 16.0)
 
 
@@ -176,7 +167,8 @@ def test_a_connection_that_breaks_is_made_again(tmp_path: Path) -> None:
             w = ps.dense("w", 4, SGD(1.0))
             for batch in ps.steps(lambda pass_, rng: range(6), passes=1):
                 if batch % 2:
-                    ps._link._reopen(batch % 2)  # type: ignore[attr-defined]
+                    link: Any = ps._client._link
+                    link._reopen(link._ways[1])
                 ps.push({w: np.ones(4)}, samples=1)
             return ps.step
 
@@ -228,29 +220,42 @@ def test_a_trainer_of_another_count_is_refused(tmp_path: Path) -> None:
         link = RemoteLink(env)
         try:
             with pytest.raises(RefusedError, match="counts 3 trainers"):
-                link.exchange({0: hello(0, 3)})
+                ask(link, hello(0, 3))
         finally:
             link.close()
 
 
 def value_dependent(ps: Session, die_at: int | None = None) -> Any:
     """Training whose every step depends on the one before; with `die_at`, only pserver 0 hears that step's push."""
-    link: Any = ps._link
     w = ps.dense("w", 200_000, Adagrad(0.1), uniform(0.5))
     e = ps.embedding("e", 3, Adagrad(0.1))
     if die_at is not None:
-        link.exchange = functools.partial(die_in_push, link, link.exchange, die_at)
+        die_in_push(ps._client._link, die_at)
     for batch in ps.steps(lambda pass_, rng: (rng.integers(-9, 9, size=5) for _ in range(4 - ps.rank)), passes=2):
         rows = e.pull(batch)
         ps.push({w: w.value * rows.sum(), e: (batch, rows + w.value[:3])}, samples=1 + ps.rank)
     return w.value.copy(), e.pull(np.arange(-9, 9))
 
 
-def die_in_push(link: RemoteLink, exchange: Any, step: int, requests: Any, reply_bytes: int) -> Any:
-    if requests and requests[min(requests)].kind == wire.PUSH and requests[0].step == step:
-        link._send(0, wire.encode(requests[0]))
+def die_in_push(link: Any, step: int) -> None:
+    """The trainer dies when pserver 0 has the whole push of `step`, and pserver 1 nothing of it."""
+    post, wait = link.post, link.wait
+
+    def post_to_one(lane: int, message: wire.Message, *rest: Any) -> None:
+        if message.kind != wire.PUSH or message.step != step or lane == 0:
+            post(lane, message, *rest)
+
+    def die_waiting(done: Any, reply_bytes: int = 0) -> None:
+        asked = list(link._ways[0].requests.values())
+        if not any(request.message.kind == wire.PUSH and request.message.step == step for request in asked):
+            return wait(done, reply_bytes)
+        last = asked[-1].message
+        heard: list[wire.Message] = []
+        post(0, wire.Message(wire.PROBE, last.rank, 2**40, last.epoch, last.attempt), heard.append)
+        wait(lambda: bool(heard))  # lanes take messages in turn: the push is there
         raise InterruptedError("killed between push and reply")
-    return exchange(requests, reply_bytes)
+
+    link.post, link.wait = post_to_one, die_waiting
 
 
 @pytest.mark.parametrize("die_at", [0, 2, 3, 4, 6, 7])
