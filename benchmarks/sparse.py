@@ -2,16 +2,17 @@
 
 The table is filled first, in a process of its own: its memory is what that process grew by, at the end and at the worst
 moment of growth (the kernel's high-water mark, which includes the batch in hand). Then every operation makes its rounds
-by turns with a reference in plain numpy; figures are medians.
+by turns with a reference in plain numpy. Times are CPU times of the one thread that works, and medians, so that other
+programs matter less.
 
 What did not help (2 cores, AMD EPYC, numpy 2.4), so that nobody need try it again:
 - grouping by sorting: `np.sort` of the 106,496 ids alone takes 2.8 ms, `np.unique` with its inverse 6 to 14;
-- `np.add.reduceat` for the sums: it adds pairwise, not in order; `np.add.at` on two dimensions has no fast path (17 ms),
-  on a flat index 5.9 (as complex 3.8), column by column 2.9, column by column as complex 1.6;
+- `np.add.reduceat` for the sums: it adds pairwise, not in order; `np.add.at` on two dimensions has no fast path
+  (17 ms), on a flat index 5.9 (as complex 3.8), column by column 2.9, column by column as complex 1.6;
 - values and state side by side in one array: `np.take` copies a strided table whole before it begins;
 - int32 positions out of the index: numpy makes them int64 before each take;
-- `np.put` for the cells of the hash: three times slower than fancy assignment for 4 bytes; for rows as single items it is
-  twice as fast;
+- `np.put` for the cells of the hash: three times slower than fancy assignment for 4 bytes; for rows as single items
+  it is twice as fast;
 - keeping the positions of the last pull for the push that follows: 0.1 to 0.4 ms of 2, not worth its invalidation;
 - unions of several trainers' ids by hashing: sorted runs merge in 0.05 ms.
 """
@@ -23,8 +24,9 @@ import multiprocessing
 import os
 import statistics
 import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Callable
+from typing import Any
 
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 import numpy as np
@@ -63,12 +65,12 @@ def filled(rows: int, dim: int, bounded: bool) -> tuple[SparseTable, dict[str, f
     grad = np.zeros((FILL, dim), np.float32)
     begun = memory("VmRSS")
     table = table_of(rows if bounded else None, dim)
-    began = time.perf_counter()
+    began = time.process_time()
     for step, at in enumerate(range(0, rows, FILL)):
         ids = np.arange(at, min(at + FILL, rows))
         table.apply([SparseGrad(WEIGHT, ids, grad[: len(ids)])], WEIGHT, step)
     facts = {
-        "rows made, M/s": rows / (time.perf_counter() - began) / 1e6,
+        "rows made, M/s": rows / (time.process_time() - began) / 1e6,
         "bytes a row": (memory("VmRSS") - begun) / rows,
         "bytes a row at most": (memory("VmHWM") - begun) / rows,
         "bytes a row allowed": 1.6 * 2 * dim * 4 + 16,
@@ -81,9 +83,9 @@ def in_turns(contenders: dict[str, Work], repeats: int, batches: int) -> dict[st
     times: dict[str, list[float]] = {name: [] for name in contenders}
     for number in range(repeats):
         for name, work in contenders.items():
-            began = time.perf_counter()
+            began = time.process_time()
             work(number % batches)
-            times[name].append((time.perf_counter() - began) * 1e3)
+            times[name].append((time.process_time() - began) * 1e3)
     return {name: statistics.median(each) for name, each in times.items()}
 
 
@@ -131,9 +133,9 @@ def forget(rows: int, dim: int, _: bool, repeats: int) -> tuple[dict[str, float]
     times = []
     for step, ids in enumerate(batches):
         grad = SparseGrad(WEIGHT, ids, np.full((len(ids), dim), 1e-3, np.float32))
-        began = time.perf_counter()
+        began = time.process_time()
         table.apply([grad], WEIGHT, step)
-        times.append((time.perf_counter() - began) * 1e3)
+        times.append((time.process_time() - began) * 1e3)
     last = times[-repeats:]
     counted = table.counters()
     facts = {"rows kept, M": counted["rows"] / 1e6, "evicted a step": counted["evicted"] / len(batches)}

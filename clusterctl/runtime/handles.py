@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from clusterctl.runtime import wire
+from clusterctl.runtime import torch_side, wire
 from clusterctl.runtime.errors import UseError
 from clusterctl.runtime.grouping import Groups, checked_floats, checked_ids, group, share_out
 from clusterctl.runtime.placement import Ids, owned_elements
@@ -49,9 +49,7 @@ class Dense:
 
     def tensor(self) -> Any:
         """`value` as a torch tensor over the same memory; needs torch."""
-        import torch
-
-        return torch.from_numpy(self.value)
+        return torch_side.tensor(self.value)
 
     def refresh(self, part: wire.Part) -> None:
         """Takes a part of the table out of a reply."""
@@ -60,7 +58,7 @@ class Dense:
     def checked(self, gradient: Any) -> Floats:
         """The flattened gradient, a view where it can be one."""
         what = f"the gradient of table {self.name!r} from trainer {self._session.rank}"
-        return checked_floats(what, as_array(gradient), self.shape).reshape(-1)
+        return checked_floats(what, torch_side.as_array(gradient), self.shape).reshape(-1)
 
 
 class Embedding:
@@ -83,15 +81,11 @@ class Embedding:
         wanted = self.wanted(ids)
         rows = self._session.pull_rows(self, wanted)
         out: Floats = rows.take(wanted.groups.inverse, axis=0).reshape(*wanted.ids.shape, self.dim)
-        if type(ids).__module__ == "torch":
-            import torch
-
-            return torch.from_numpy(out)
-        return out
+        return torch_side.tensor(out) if torch_side.is_tensor(ids) else out
 
     def wanted(self, ids: Any) -> Wanted:
         """Checked and grouped. The newest are remembered: rows are mostly asked for, and pushed, by the same ids."""
-        checked = checked_ids(self.name, as_array(ids), self.rows)
+        checked = checked_ids(self.name, torch_side.as_array(ids), self.rows)
         for known in self._recent:
             if known.is_of(checked):
                 return known
@@ -104,7 +98,9 @@ class Embedding:
         if not isinstance(gradient, tuple) or len(gradient) != 2:
             raise UseError(f"{what} is not a pair", remedy="push {embedding: (ids, gradients)}")
         wanted = self.wanted(gradient[0])
-        values = checked_floats(what, as_array(gradient[1]), (*wanted.ids.shape, self.dim)).reshape(-1, self.dim)
+        values = checked_floats(what, torch_side.as_array(gradient[1]), (*wanted.ids.shape, self.dim)).reshape(
+            -1, self.dim
+        )
         return wanted.groups.distinct, wanted.groups.sum(values)
 
     def shared_out(self, ids: Ids) -> list[tuple[int, Ids]]:
@@ -127,10 +123,3 @@ class Wanted:
 
     def is_of(self, ids: Ids) -> bool:
         return self.ids.shape == ids.shape and np.array_equal(self.ids, ids)
-
-
-def as_array(values: Any) -> Any:
-    """A torch tensor's memory as an array; anything else as it is."""
-    if type(values).__module__.partition(".")[0] == "torch":
-        return values.detach().cpu().numpy()
-    return values

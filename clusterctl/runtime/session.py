@@ -166,6 +166,8 @@ class Session:
         self._accumulate = whole_number("accumulate", accumulate, 1)
         ahead = whole_number("prefetch", prefetch, 0)
         self._ids_of = dict(ids or {}) if ahead else {}
+        if clip is not None and not isinstance(clip, Clip):
+            raise UseError(f"clip={clip!r}", remedy="give such as clip_by_norm(5.0)")
         self._clip = clip
         for handle, of in self._ids_of.items():
             if self._handles.get(getattr(getattr(handle, "spec", None), "key", -1)) is not handle or not callable(of):
@@ -209,7 +211,8 @@ class Session:
         self._values.settle()
         while not flagged or (self.mode == "sync" and self._client.passes_done <= pass_):
             gradients, samples = self._collected.take()
-            self._values.push(self._checked_again(gradients), Turn(pass_, self._batch, last=True), samples)
+            gradient = self._clipped(self._checked_again(gradients))
+            self._values.push(gradient, Turn(pass_, self._batch, last=True), samples)
             self._values.settle()
             self._batch += 1
             flagged = True
@@ -253,12 +256,14 @@ class Session:
                 return
             tables, samples = self._collected.last(tables, samples)
             gradient = self._checked_again(tables)
-        if self._clip is not None:
-            gradient = gradient.replaced(self._clip.apply(gradient.arrays()))
+        gradient = self._clipped(gradient)
         if self._progress.checks_numbers(gradient.arrays()):
             for name in gradient.not_finite():
                 self._progress.not_finite(self.step, f"the gradient of table {name!r} of trainer {self.rank}")
         self._values.push(gradient, turn, samples, lambda: self._prefetch(turn))
+
+    def _clipped(self, gradient: Gradient) -> Gradient:
+        return gradient if self._clip is None else gradient.replaced(self._clip.apply(gradient.arrays()))
 
     def _prefetch(self, turn: Turn) -> None:
         """Asks for the rows of the batches ahead that are not asked for yet."""

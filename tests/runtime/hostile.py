@@ -22,7 +22,7 @@ from tests.runtime.cluster import RUN, Process, make_job
 
 DEADLINE_S = 60
 EVIL = (0, 1, 2, 127, 255, 2**15, 2**16 - 1, 2**31 - 1, 2**31, 2**32 - 1, 2**40, 2**62, 2**63 - 1, 2**63, 2**64 - 1)
-THEIRS = {"theirs.w": 150, "theirs.e": 4, "theirs.u": 4}
+THEIRS = {"theirs.w": 150, "theirs.long": 70_000, "theirs.e": 4, "theirs.u": 4}
 
 Frames = list[bytes]
 
@@ -42,13 +42,15 @@ def tap(message, *args, **kwargs):
 wire.encode = tap
 with connect() as ps:
     w = ps.dense("theirs.w", shape=(3, 50), rule=SGD(0.5))
+    long = ps.dense("theirs.long", shape=70_000, rule=SGD(0.5))  # its gradient comes in a piece of its own
     e = ps.embedding("theirs.e", dim=4, rule=Adagrad(0.1), rows=1000)
     u = ps.embedding("theirs.u", dim=4, rule=Adagrad(0.1))
     for n in ps.steps(lambda pass_, rng: range(100), passes=1):
         ids = (np.arange(40) * (n + 3)) % 1000
         rows = e.pull(ids)
         u.pull(-ids)
-        ps.push({w: np.full((3, 50), n, "f4"), e: (ids, rows), u: (-ids, rows)}, samples=n % 3 + 1)
+        grads = {w: np.full((3, 50), n, "f4"), e: (ids, rows), u: (-ids, rows)}
+        ps.push({**grads, long: np.ones(70_000, "f4")} if n % 3 == 0 else grads, samples=n % 3 + 1)
         if n == 9:
             log.close()
             os._exit(0)
@@ -121,12 +123,13 @@ def _damage(frame: bytearray, reach: int, rng: random.Random) -> None:
 def invented(rng: random.Random) -> Frames:
     """A well-formed message of trainer 1 with wrong parts: NaN, foreign ids, ids twice, odd shapes, other tables."""
     name = rng.choice([*THEIRS, "good.w", "good.e", "nobody's"])
-    kind = rng.choice((wire.PULL, wire.PUSH, wire.PUSH, wire.PUSH, wire.CREATE, wire.HELLO))
+    kind = rng.choice((wire.PULL, wire.PULL, wire.PUSH, wire.PUSH, wire.PUSH, wire.CREATE, wire.HELLO, wire.CUT))
     parts = [_part(name, rng) for _ in range(rng.randrange(4))]
     if name.startswith("good") and kind == wire.PUSH:  # to change them is a trainer's right: these shapes do not fit
         parts = [wire.Part(wire.DENSE, np.full(5, np.nan, "f4"), table_key(name), rng.choice((0, 3, 2**63)))]
     message = wire.Message(kind, 1, 5, rng.choice((0, 0, 0, 1, 2**32 - 1)), rng.choice((1, 1, 1, 0)), parts=parts)
     message.step, message.piece = rng.randrange(12), rng.choice((0, 0, 1, 2**32 - 1))
+    message.pieces, message.cut = rng.choice((1, 1, 2, 3, 2**32 - 1)), rng.choice((0, 0, 1, 2**32 - 1))
     message.version = rng.choice((0, 1, 9, wire.NEWEST))
     message.samples = rng.choice((0, 1, 3, 2**53 + 1, 2**64 - 1))
     message.flags, message.pass_, message.batch = rng.randrange(256), rng.choice((0, 1, 2**32 - 1)), rng.randrange(20)
@@ -136,16 +139,21 @@ def invented(rng: random.Random) -> Frames:
 def _part(name: str, rng: random.Random) -> wire.Part:
     key, width = table_key(name), THEIRS.get(name, 4)
     count = rng.choice((0, 1, 7, 40, 150))
-    what = rng.randrange(4)
+    what = rng.randrange(6)
     if what == 0:
         values = np.full(count, rng.choice((0.0, np.nan, np.inf, -1e38)), "f4")
-        return wire.Part(wire.DENSE, values, key, rng.choice((0, 0, 1, 149, 2**40, 2**64 - 1)))
+        kind, place = rng.choice((wire.DENSE, wire.DENSE, wire.DENSE16)), rng.choice((None, None, 0, 2**40, 2**63))
+        return wire.Part(kind, values, key, rng.choice((0, 0, 1, 149, 2**40, 2**64 - 1)), place)
     if what == 1:
+        return wire.later_part(key, rng.choice((0, 1, 2, 2**32)))
+    if what == 2:
+        return wire.Part(wire.SAME, np.frombuffer(rng.randbytes(rng.choice((0, 3, 16))), np.uint8), key)
+    if what == 3:
         ids = [rng.choice((rng.randrange(1000), -1, 1000, -(2**63), 2**63 - 1, 7, 7)) for _ in range(count)]
         return wire.Part(wire.IDS, np.array(sorted(ids) if rng.random() < 0.7 else ids, "i8"), key)
-    if what == 2:
+    if what == 4:
         shape = (count, rng.choice((width, 1, 4, 5)))
-        return wire.Part(wire.ROWS, np.full(shape, rng.choice((1.0, np.nan, np.inf)), "f4"), key)
+        return wire.Part(rng.choice((wire.ROWS, wire.ROWS, wire.ROWS16)), np.full(shape, rng.choice((1.0, np.nan, np.inf)), "f4"), key)
     return wire.json_part({"name": name, "kind": "dense", "shape": [2**60], "trainers": -1, "tag": "../x"})
 
 
@@ -181,7 +189,7 @@ def hostile(recorded: list[Frames], inputs: int, rng: random.Random) -> Iterator
 @contextlib.contextmanager
 def pserver(root: Path, **spec: Any) -> Iterator[tuple[Process, tuple[str, ...]]]:
     """A pserver process for two trainers, and its address."""
-    make_job(root, 1, 2, **spec)
+    make_job(root, 1, 2, key_cache=True, **spec)
     server = Process(root, "pserver", 0, ["-m", "clusterctl.runtime.pserver"], ())
     try:
         yield server, (f"127.0.0.1:{server.until('ready')['ports'][0]}",)
@@ -320,7 +328,7 @@ def under_attack(root: Path, mode: str, security: str) -> Iterator[tuple[Process
 
 def record(root: Path) -> list[Frames]:
     """The requests of trainer 1 of 2 in async mode."""
-    with pserver(root, mode="async") as (server, addresses):
+    with pserver(root, mode="async", shm="off") as (server, addresses):
         (root / "train.py").write_text(RECORDED)
         run_trainer(root, 1, "train.py", addresses)
         assert server.process.poll() is None

@@ -1,0 +1,216 @@
+"""Pushes in pieces at one lane: any order, repeats, and a trainer that is killed between any two of its messages."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+from clusterctl.runtime import SGD, Adagrad, uniform, wire
+from clusterctl.runtime.core import ServerCore
+from clusterctl.runtime.members import Output, Reply
+from clusterctl.runtime.modes import Mode
+from clusterctl.runtime.placement import Layout
+from clusterctl.runtime.spec import TableSpec
+from tests.runtime.small import PART, cut_small
+
+LONG = TableSpec("long", "dense", (2 * PART + 500,), Adagrad(0.1), uniform(0.5))
+SHORT = TableSpec("short", "dense", (5,), SGD(0.5), uniform(0.5))
+ROWS = TableSpec("rows", "sparse", (2,), Adagrad(0.1), uniform(0.5))
+IDS = np.array([-3, 4, 10**12])
+PIECES = 3
+
+Values = dict[str, Any]
+Messages = list[wire.Message]
+
+
+@pytest.fixture(autouse=True)
+def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    cut_small(monkeypatch)
+
+
+def made_core(trainers: int = 2, mode: str = "sync") -> ServerCore:
+    core = ServerCore(0, Layout(1), trainers, seed=7, mode=Mode.parse(mode))
+    for rank in range(trainers):
+        join(core, rank)
+    return core
+
+
+def join(core: ServerCore, rank: int, attempt: int = 1) -> int:
+    """Says hello and declares the tables; returns the step to go on from."""
+    about = wire.json_part({"trainers": core.trainers})
+    [hello] = answers(core.handle(rank, wire.Message(wire.HELLO, rank, 1, attempt=attempt, parts=[about])))
+    for number, spec in enumerate((LONG, SHORT, ROWS), 2):
+        part = wire.json_part(spec.to_json())
+        [made] = answers(core.handle(rank, wire.Message(wire.CREATE, rank, number, attempt=attempt, parts=[part])))
+        assert made.kind == wire.OK
+    return int(hello.json()["step"])
+
+
+def answers(outputs: Sequence[Output]) -> Messages:
+    return [output.message for output in outputs if isinstance(output, Reply)]
+
+
+def pulled(core: ServerCore, rank: int, version: int = wire.NEWEST, attempt: int = 1) -> Values:
+    nothing = np.empty(0, np.float32)
+    parts = [wire.Part(wire.DENSE, nothing, spec.key) for spec in (LONG, SHORT)]
+    parts.append(wire.Part(wire.IDS, IDS, ROWS.key))
+    ask = wire.Message(wire.PULL, rank, 50, attempt=attempt, version=version, parts=parts)
+    [reply] = answers(core.handle(rank, ask))
+    assert reply.kind == wire.OK, reply.parts
+    of = {spec.name: [p.array for p in reply.parts if p.table == spec.key] for spec in (LONG, SHORT, ROWS)}
+    return {name: np.concatenate(arrays) for name, arrays in of.items()}
+
+
+def push(rank: int, step: int, values: Values, samples: int | None = None, attempt: int = 1) -> Messages:
+    """A push whose gradients depend on the values: an opening, and a piece for each part of the long table."""
+    count = rank + 1 if samples is None else samples
+    fields: dict[str, Any] = {"step": step, "samples": count, "attempt": attempt, "batch": step, "pieces": 1 + PIECES}
+    long, short, rows = (np.sin(values[name] * (rank + 2)) for name in ("long", "short", "rows"))
+    opening = [
+        wire.later_part(LONG.key, PIECES),
+        wire.Part(wire.DENSE, short, SHORT.key),
+        wire.Part(wire.IDS, IDS[rank:], ROWS.key),
+        wire.Part(wire.ROWS, rows[rank:], ROWS.key),
+    ]
+    number = 1000 * attempt + 100 * step
+    out = [wire.Message(wire.PUSH, rank, number, parts=opening, **fields)]
+    for n in range(PIECES):
+        part = wire.Part(wire.DENSE, long[n * PART : (n + 1) * PART], LONG.key, n * PART)
+        out.append(wire.Message(wire.PUSH, rank, number + n + 1, piece=n + 1, parts=[part], **fields))
+    return out
+
+
+def send(core: ServerCore, messages: Messages) -> Messages:
+    return [reply for message in messages for reply in answers(core.handle(message.rank, message))]
+
+
+def train(core: ServerCore, steps: int) -> Values:
+    for step in range(core.step, steps):
+        values = pulled(core, 0)
+        send(core, [message for rank in range(core.trainers) for message in push(rank, step, values)])
+    assert core.step == steps
+    return pulled(core, 0)
+
+
+def assert_same(mine: Values, theirs: Values) -> None:
+    for name, array in mine.items():
+        np.testing.assert_array_equal(array.view(np.uint32), theirs[name].view(np.uint32), err_msg=name)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_pieces_in_any_order_and_repeated_give_the_same_bits(seed: int) -> None:
+    chance, core = random.Random(seed), made_core()
+    for step in range(3):
+        values = pulled(core, 0)
+        unanswered = {(m.rank, m.request): m for rank in range(2) for m in push(rank, step, values)}
+        first = list(unanswered.values())
+        while unanswered:
+            again = [*unanswered.values(), *chance.choices(first, k=3)]
+            for reply in send(core, chance.sample(again, len(again))):
+                assert reply.kind == wire.OK
+                unanswered.pop((reply.rank, reply.request), None)
+    assert_same(train(made_core(), 3), pulled(core, 0))
+
+
+def test_a_part_is_answered_as_soon_as_all_have_sent_it() -> None:
+    core = made_core()
+    values = pulled(core, 0)
+    mine, theirs = push(0, 0, values), push(1, 0, values)
+    assert send(core, mine[:2]) == []
+    assert send(core, theirs[:1]) == []
+    both = send(core, theirs[1:2])
+    assert [(reply.rank, reply.piece) for reply in both] == [(0, 1), (1, 1)]
+    send(core, mine[2:] + theirs[2:])
+    np.testing.assert_array_equal(both[0].parts[0].array, pulled(core, 0)["long"][:PART])
+
+
+@pytest.mark.parametrize("other_is_first", [True, False])
+@pytest.mark.parametrize("sent", range(2 + PIECES))
+def test_a_trainer_killed_between_any_two_messages_of_its_push_is_succeeded_bit_for_bit(
+    sent: int, other_is_first: bool
+) -> None:
+    expected = train(made_core(), 3)
+    core = made_core()
+    train(core, 1)
+    start = pulled(core, 0)
+    other = push(0, 1, start)
+    before, after = (other, []) if other_is_first else ([], other)
+    send(core, [*before, *push(1, 1, start)[:sent]])
+
+    step = join(core, 1, attempt=2)
+    assert step == (2 if other_is_first and sent == 1 + PIECES else 1)
+    got = pulled(core, 1, version=1, attempt=2)
+    assert_same(start, got)
+    heard = send(core, [*push(1, 1, got, attempt=2), *after])
+    mine = {reply.piece: reply for reply in heard if reply.rank == 1}
+    assert sorted(mine) == [0, 1, 2, 3]
+    now = np.concatenate([mine[n + 1].parts[0].array for n in range(PIECES)])
+    if core.step == 2 and mine[1].flags == 0:
+        np.testing.assert_array_equal(now, pulled(core, 0)["long"])
+    assert core.step == 2
+    values = pulled(core, 0)
+    send(core, [*push(0, 2, values), *push(1, 2, values, attempt=2)])
+    assert_same(expected, pulled(core, 0))
+
+
+def test_a_successor_that_pushes_other_things_in_a_step_that_has_begun_is_refused() -> None:
+    core = made_core()
+    values = pulled(core, 0)
+    send(core, [*push(0, 0, values), *push(1, 0, values)[:2]])
+    join(core, 1, attempt=2)
+    [reply] = send(core, push(1, 0, values, samples=9, attempt=2)[:1])
+    assert reply.kind == wire.ERROR
+    assert "attempt 2 of trainer 1 pushes other things in step 0 than attempt 1 did" in reply.json()["message"]
+
+
+def test_a_successors_push_takes_the_place_of_one_that_still_waits() -> None:
+    core, expected = made_core(), made_core()
+    values = pulled(core, 0)
+    send(core, push(1, 0, values, samples=9))
+    join(core, 1, attempt=2)
+    send(core, [*push(1, 0, values, samples=4, attempt=2), *push(0, 0, values)])
+    send(expected, [*push(0, 0, values), *push(1, 0, values, samples=4)])
+    assert_same(pulled(expected, 0), pulled(core, 0))
+
+
+def test_a_late_piece_of_a_trainer_that_was_succeeded_is_refused() -> None:
+    core = made_core()
+    values = pulled(core, 0)
+    send(core, push(1, 0, values)[:1])
+    join(core, 1, attempt=2)
+    [reply] = send(core, push(1, 0, values)[1:2])
+    assert reply.kind == wire.ERROR
+    assert "was replaced by attempt 2" in reply.json()["message"]
+
+
+@pytest.mark.parametrize("mode", ["async", "ssp(2)", "geo(2)"])
+@pytest.mark.parametrize("sent", range(1, 2 + PIECES))
+def test_outside_of_sync_what_a_killed_trainer_sent_is_not_applied_again(mode: str, sent: int) -> None:
+    core = made_core(1, mode)
+    values = pulled(core, 0)
+    send(core, push(0, 0, values)[:sent])
+    step = join(core, 0, attempt=2)
+    heard = send(core, push(0, step, values, attempt=2))
+    whole = made_core(1, mode)
+    send(whole, push(0, 0, values))
+    if step:
+        send(whole, push(0, 1, values))
+    assert {reply.piece for reply in heard} == {0, 1, 2, 3}
+    assert_same(pulled(whole, 0), pulled(core, 0, attempt=2))
+    assert core.step == step + 1
+
+
+@pytest.mark.parametrize("mode", ["async", "ssp(2)"])
+def test_outside_of_sync_a_successor_may_push_less_than_was_announced(mode: str) -> None:
+    """Its reader may give other numbers; the step must not wait for pieces that nobody will send."""
+    core = made_core(1, mode)
+    values = pulled(core, 0)
+    send(core, push(0, 0, values)[:2])
+    join(core, 0, attempt=2)
+    empty = wire.Message(wire.PUSH, 0, 5000, attempt=2, step=0, samples=0)
+    assert [reply.kind for reply in send(core, [empty])] == [wire.OK]
+    assert core.step == 1
