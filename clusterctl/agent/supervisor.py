@@ -39,6 +39,8 @@ FINISH_LIMIT_S = 300.0
 LISTEN_POLL_S = 0.1
 END_POLL_S = 0.05
 NOT_OURS = ("SSH_CONNECTION", "SSH_CLIENT", "SSH_TTY", "SSH_AUTH_SOCK", "PWD", "OLDPWD", "SHLVL", "_")
+#: What pservers count: pushes by staleness, and of each sparse table rows, look-ups and so on.
+COUNTS = ("staleness", "tables")
 FROM_PROCESSES = ("ready", "step", "pass", "log", "saved", "nan")
 OURS_IN_EVENTS = ("v", "t", "node", "seq", "role", "rank", "attempt", "do", "complete")
 PORT_TAKEN = re.compile(r"address (is )?already in use|EADDRINUSE|errno\W+98\b", re.IGNORECASE)
@@ -271,7 +273,7 @@ class Supervisor:
         if event in ("step", "pass"):
             numbers = ("pass", "step", "loss", "samples_per_s", "compute", "wait", "wire")
             said = {name: value for name, value in said.items() if name not in numbers or is_number(value)}
-            child.progress.update({name: said[name] for name in numbers if name in said})
+            child.progress.update({name: said[name] for name in (*numbers, *COUNTS) if name in said})
         elif event == "log":
             said["values"] = {str(name): value for name, value in dict(said["values"]).items() if is_number(value)}
             child.progress["values"] = said["values"]

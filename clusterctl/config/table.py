@@ -114,7 +114,7 @@ TABLE: Final[tuple[Setting, ...]] = (
     Setting("KNOWN_HOSTS", optional(local_path), None, "the known host keys; None: ~/.ssh/known_hosts"),
     Setting("STRICT_HOST_KEYS", flag, True, "False connects to hosts whose key nobody checked"),
     # training
-    Setting("MODE", Mode.parse, "sync", '"sync", "async", "ssp(4)" or "geo(25)"', available=("sync", "async")),
+    Setting("MODE", Mode.parse, "sync", '"sync", "async", "ssp(4)" or "geo(25)"'),
     Setting("SEED", whole(0, 2**63 - 1), 0, "the seed of initial values and of the readers' random numbers"),
     Setting(
         "ENGINE",
@@ -122,8 +122,8 @@ TABLE: Final[tuple[Setting, ...]] = (
         "clusterctl",
         'whose variables programs find, "clusterctl", "paddle", "torch", "mpi", "dmlc", "tensorflow" or "none"',
     ),
-    Setting("WIRE", choice("float32", "float16"), "float32", "the numbers on the network", available=("float32",)),
-    Setting("KEY_CACHE", flag, False, "remember lists of ids on both sides", available=NOT_YET),
+    Setting("WIRE", choice("float32", "float16"), "float32", "the numbers on the network"),
+    Setting("KEY_CACHE", flag, False, "remember lists of ids on both sides"),
     # checkpoints
     Setting("SAVE_EVERY", Every.parse, "1 pass", '"1 pass", "500 steps" or "600 s"; a bare number is steps'),
     Setting("KEEP", whole(1), 3, "how many checkpoints are kept"),

@@ -94,6 +94,8 @@ class LaunchPlan:
             "lead": lead,
             "mode": str(settings.mode),
             "seed": settings.seed,
+            "wire": settings.wire,
+            "key_cache": settings.key_cache,
             "engine": settings.engine,
             "security": settings.ps_security,
             "trainers": self.count("trainer"),

@@ -15,7 +15,8 @@ from clusterctl.observe.members import Members, members_of
 DISPATCHED, UNKNOWN = "dispatched", "unknown"
 WORST_FIRST = (UNKNOWN, "lost", "failed", "stopped", "running", "starting", "succeeded", DISPATCHED)
 LIVE = ("starting", "running")
-SHOWN = ("pass", "step", "loss", "samples_per_s", "compute", "wait", "wire", "cpu", "memory", "values", "started")
+_NUMBERS = ("pass", "step", "loss", "samples_per_s", "compute", "wait", "wire", "cpu", "memory")
+SHOWN = (*_NUMBERS, "values", "started", "staleness", "tables")
 
 
 @dataclass(frozen=True)

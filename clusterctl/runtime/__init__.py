@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from clusterctl.runtime.export import torch_state_dict
     from clusterctl.runtime.initial import constant, normal, uniform, zeros
     from clusterctl.runtime.models import load_model, merge_model
+    from clusterctl.runtime.retention import Retention, after_sightings, fraction, older_than, score_below
     from clusterctl.runtime.rules import SGD, Adagrad, Adam, Ftrl, Momentum, RMSProp
     from clusterctl.runtime.schedules import constant_rate, cosine, exponential, polynomial, step_decay
 
@@ -27,7 +28,9 @@ __all__ = [
     "Ftrl",
     "Momentum",
     "RMSProp",
+    "Retention",
     "RuntimeFailure",
+    "after_sightings",
     "clip_by_norm",
     "clip_by_value",
     "connect",
@@ -35,10 +38,13 @@ __all__ = [
     "constant_rate",
     "cosine",
     "exponential",
+    "fraction",
     "load_model",
     "merge_model",
     "normal",
+    "older_than",
     "polynomial",
+    "score_below",
     "step_decay",
     "torch_state_dict",
     "uniform",
@@ -67,6 +73,11 @@ _HOMES = {
     "load_model": "models",
     "merge_model": "models",
     "RuntimeFailure": "errors",
+    "Retention": "retention",
+    "after_sightings": "retention",
+    "fraction": "retention",
+    "older_than": "retention",
+    "score_below": "retention",
     "torch_state_dict": "export",
 }
 

@@ -97,24 +97,27 @@ class Each(Turns):
         return [save, *(self._reply(message, []) for message in requests.values())]
 
     def _open(self, message: wire.Message) -> list[Output]:
-        member, core = self.core.members[message.rank], self.core
-        if member.push is not None:
-            member.push.message.request = message.request
-            return []
-        push = core.reader.opening(message)
+        member = self.core.members[message.rank]
+        push = self.core.reader.opening(message)
         if not push.samples:
             push.later, push.sparse, push.dense = {}, {}, {}
+        if member.push is None:
+            self._apply_opening(push)
+        else:  # what of it is applied stays; a successor says what else will come
+            push.applied = {piece for piece in member.push.applied if piece[0] in push.later}
+        push.sparse, push.dense = {}, {}
+        member.push = push
+        return []
+
+    def _apply_opening(self, push: Push) -> None:
         with np.errstate(all="ignore"):
-            for key, table in sorted(core.tables.items()):
+            for key, table in sorted(self.core.tables.items()):
                 grads = [push.sparse[key]] if key in push.sparse else []
                 if isinstance(table, SparseTable) and (grads or table.spec.retention is not None):
                     table.apply(grads, np.float32(1), self.step)
             for key, parts in sorted(push.dense.items()):
                 for number, values in parts.items():
                     self._apply(key, number, values)
-        push.sparse, push.dense = {}, {}
-        member.push = push
-        return []
 
     def _piece(self, message: wire.Message) -> list[Output]:
         push = self.core.members[message.rank].push

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import signal
 import sys
+import time
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +31,7 @@ from clusterctl.runtime.progress import say
 from clusterctl.runtime.server import Lane, Server
 from clusterctl.runtime.sharing import Sharing
 from clusterctl.runtime.sockets import bind_first_free, open_context, open_router
+from clusterctl.runtime.sparse import SparseTable
 from clusterctl.runtime.zap import Gate
 
 
@@ -52,7 +55,7 @@ def main() -> int:
 def serve(env: Environment) -> None:
     """Serves one pserver of a run, from bind to `finish`."""
     control: list[Control] = []
-    pserver = PServer(env, lambda receipt: control[0].send("saved", **receipt))
+    pserver = PServer(env, lambda event, facts: control[0].send(event, **facts))
     try:
         control.append(Control(env.control_fd, lambda command: pserver.finish() if command == "finish" else None))
         control[0].send("ready", ports=pserver.ports)
@@ -64,11 +67,15 @@ def serve(env: Environment) -> None:
 
 
 class PServer:
-    """A pserver of the run that `env` describes, with its sockets bound. `on_saved` gets the receipt of each file."""
+    """A pserver of the run that `env` describes, with its sockets bound.
 
-    def __init__(self, env: Environment, on_saved: Any) -> None:
+    `tell(event, facts)` hears of `saved` files, with their receipts, and of a `step` about once a second, with counts.
+    """
+
+    def __init__(self, env: Environment, tell: Callable[[str, dict[str, Any]], None]) -> None:
         self._env = env
-        self._on_saved = on_saved
+        self._tell_control = tell
+        self._told_s = 0.0
         self.layout = layout_of(env.spec, int(env.spec["pservers"]))
         self._context = open_context(self.layout.per_pserver)
         self._keys = env.keys() if env.secure else None
@@ -100,16 +107,33 @@ class PServer:
 
     def report(self) -> None:
         """Says what is worth knowing when all is over."""
-        staleness: Counter[int] = Counter()
-        refused = 0
-        for lane in self.server.lanes:
-            staleness += lane.core.turns.staleness
-            refused += sum(lane.refused.values())
+        self._told_s = 0.0
+        self._tell()
+        staleness = self._staleness()
+        refused = sum(sum(lane.refused.values()) for lane in self.server.lanes)
         if staleness:
             counts = ", ".join(f"{age}: {count}" for age, count in sorted(staleness.items()))
             say(f"pserver {self._env.rank}: staleness of {sum(staleness.values())} pushes: {counts}")
         if refused:
             say(f"pserver {self._env.rank}: refused {refused} messages")
+
+    def _staleness(self) -> Counter[int]:
+        """How many pushes were how stale. Other threads count on meanwhile: `dict` takes a copy at once."""
+        return sum((Counter(dict(lane.core.turns.staleness)) for lane in self.server.lanes), Counter())
+
+    def _tell(self) -> None:
+        now = time.monotonic()
+        if now - self._told_s < 1.0:
+            return  # another lane did
+        self._told_s = now
+        tables: dict[str, Counter[str]] = {}
+        for lane in self.server.lanes:
+            for table in list(lane.core.tables.values()):
+                if isinstance(table, SparseTable):
+                    tables.setdefault(table.spec.name, Counter()).update(table.counters())
+        facts: dict[str, Any] = {"tables": {name: dict(counts) for name, counts in tables.items()}}
+        facts["staleness"] = {str(age): count for age, count in sorted(self._staleness().items())}
+        self._tell_control("step", facts)
 
     def _open(self, lane: int, restored: CheckpointSource | None) -> Lane:
         env = self._env
@@ -128,7 +152,7 @@ class PServer:
             restored=restored,
             lender=self._sharing,
         )
-        return Lane(core, router, self._take, env.secure, self._sharing)
+        return Lane(core, router, self._take, env.secure, self._sharing, self._tell)
 
     def _take(self, lane: Lane, save: Save) -> None:
         self.server.take(lane, save)
@@ -138,7 +162,7 @@ class PServer:
 
     def _write(self, save: Save) -> None:
         receipt = write_save(self._env, self.layout, self._env.rank, save)
-        self._on_saved(receipt)
+        self._tell_control("saved", receipt)
         say(f"pserver {self._env.rank}: saved {save.tag} at step {save.step}, {receipt['bytes']:,} bytes")
 
 

@@ -97,7 +97,7 @@ class RemoteLink:
             way.heard_s = way.opened_s = way.probed_s = self._clock()
         way.requests[message.request] = Request(message, frames, on_reply, full, size)
         way.bytes += size
-        way.newest = message.request
+        way.newest = max(way.newest, message.request)  # one in full comes after later ones
         self._send(way, frames)
 
     def share(self, lane: int, find: wire.Shared) -> None:

@@ -33,6 +33,7 @@ class Lane:
     """Handles the messages of one lane until `finish`; everything but `finish` and `saved` belongs to its thread.
 
     `on_save(lane, save)` takes copies of the lane's tables; it may block. `sharing` reads what is in shared memory.
+    `on_second` is called about once a second, as long as messages come.
     """
 
     def __init__(
@@ -42,6 +43,7 @@ class Lane:
         on_save: Callable[[Lane, Save], None],
         secure: bool,
         sharing: Sharing | None = None,
+        on_second: Callable[[], None] = lambda: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.core = core
@@ -57,6 +59,8 @@ class Lane:
         self._saved: queue.SimpleQueue[str] = queue.SimpleQueue()
         self._finishing = False
         self._lock = threading.Lock()
+        self._on_second = on_second
+        self._second_s = 0.0
         every = core.save_every
         self._cut_every_s = every.n if every is not None and every.unit == "s" and core.lane == 0 else 0.0
         self._cut_s = clock()
@@ -122,9 +126,8 @@ class Lane:
         if message.rank != rank:
             self._refuse(f"trainer {rank} spoke as trainer {message.rank}")
         now = self._clock()
-        if self._cut_every_s and now - self._cut_s >= self._cut_every_s:
-            self._cut_s = now
-            self.core.request_cut()
+        if now - self._second_s >= 1.0:
+            self._tick(now)
         outputs = self.core.handle(rank, message)
         if len(outputs) == 1 and isinstance(outputs[0], Reply) and outputs[0].message.request == message.request:
             if outputs[0].message.kind != wire.ERROR:
@@ -135,6 +138,14 @@ class Lane:
         if message.kind in (wire.PUSH, wire.PULL):
             self._arrived.setdefault((rank, message.request), now)
         self._send(outputs)
+
+    def _tick(self, now: float) -> None:
+        """What is done about once a second, as long as messages come."""
+        self._second_s = now
+        if self._cut_every_s and now - self._cut_s >= self._cut_every_s:
+            self._cut_s = now
+            self.core.request_cut()
+        self._on_second()
 
     def _send(self, outputs: Sequence[Output]) -> None:
         now = self._clock()

@@ -205,7 +205,7 @@ class SparseTable(SparseReader):
         first, *states = [self._store.data[name] for name in self._value_names]
         rows = max(1, _CHUNK_ELEMENTS // self.spec.dim)
         for a in range(0, len(ids), rows):
-            first[positions[a : a + rows]] = self._initial(ids[a : a + rows])
+            _scatter(first, positions[a : a + rows], self._initial(ids[a : a + rows]))
         for state in states:
             state[positions] = 0
         if self._keeper is not None:
@@ -219,11 +219,13 @@ class SparseTable(SparseReader):
         """Adds rows to those that this step replaced, unless they are there with an older value."""
         if self.changed_by != step:
             self._replaced_ids, self._replaced = self._replaced_ids[:0], self._replaced[:0]
-        new = np.flatnonzero(~np.isin(ids, self._replaced_ids))
-        all_ids = np.concatenate((self._replaced_ids, ids[new]))
-        order = np.argsort(all_ids)
-        self._replaced_ids = all_ids.take(order)
-        self._replaced = np.concatenate((self._replaced, rows[new])).take(order, axis=0)
+        known, order = self._replaced_ids, np.argsort(ids)
+        at = np.searchsorted(known, ids.take(order))
+        new = order if not len(known) else order[known.take(at, mode="clip") != ids.take(order)]
+        every = np.concatenate((known, ids.take(new)))
+        merged = np.argsort(every, kind="stable")  # merges ascending runs
+        self._replaced_ids = every.take(merged)
+        self._replaced = np.concatenate((self._replaced, rows.take(new, axis=0))).take(merged, axis=0)
         self.changed_by = step
 
 

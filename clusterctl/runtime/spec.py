@@ -41,6 +41,10 @@ class TableSpec:
             raise UseError(f"table {self.name!r}: shape {self.shape} is not usable", remedy="each size is at least 1")
         if self.rows is not None and not 1 <= self.rows <= 2**62:
             raise UseError(f"table {self.name!r}: rows={self.rows} is not usable", remedy="rows=None is unbounded")
+        if self.retention is not None and not isinstance(self.retention, Retention):
+            raise UseError(
+                f"table {self.name!r}: retention={self.retention!r}", remedy="give such as Retention(max_rows=1_000_000)"
+            )
         if self.kind == "dense" and self.retention is not None:
             raise UseError(f"table {self.name!r}: a dense table forgets nothing, retention is for embeddings")
 

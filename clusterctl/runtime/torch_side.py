@@ -1,4 +1,4 @@
-"""torch, where a training program uses it: tensors in and out, over the same memory on CPU. Never imported otherwise."""
+"""torch, where a training program uses it: tensors in and out, on CPU over the same memory."""
 
 from __future__ import annotations
 

@@ -240,17 +240,22 @@ def _no_more(first: Buffer, frames: Sequence[Buffer]) -> list[Part]:
     return []
 
 
+def _dtype(kind: int, items: int, width: int, place: int) -> np.dtype[Any]:
+    dtype = _DTYPES.get(kind)
+    if dtype is None or width < 1 or (width != 1 and kind not in _WIDE) or place > SHARED:
+        raise WireError(f"a part of kind {kind}, width {width} and place {place} is not known")
+    if kind == JSON and items > MAX_JSON_BYTES:
+        raise WireError(f"a part of {items} bytes of JSON is too long")
+    return dtype
+
+
 def _parts(first: Buffer, count: int, frames: Sequence[Buffer], shared: Shared | None) -> list[Part]:
     parts: list[Part] = []
     at = HEADER.size + count * ENTRY.size
     used = 1
     for table, offset, items, position, width, kind, place in ENTRY.iter_unpack(first[HEADER.size : at]):
-        dtype = _DTYPES.get(kind)
-        if dtype is None or width < 1 or (width != 1 and kind not in _WIDE) or place > SHARED:
-            raise WireError(f"a part of kind {kind}, width {width} and place {place} is not known")
+        dtype = _dtype(kind, items, width, place)
         size = items * width * dtype.itemsize
-        if kind == JSON and size > MAX_JSON_BYTES:
-            raise WireError(f"a part of {size} bytes of JSON is too long")
         if size == 0 and place == INLINE:
             array = np.empty(0, dtype)
         elif place == INLINE:
@@ -263,9 +268,9 @@ def _parts(first: Buffer, count: int, frames: Sequence[Buffer], shared: Shared |
                 raise WireError(f"a part of {items} x {width} values came without its bytes, or with others")
             array = np.frombuffer(frames[used], dtype)
             used += 1
+        elif shared is None or kind not in _SHAREABLE:
+            raise WireError("a part is said to be in shared memory, where it cannot be")
         else:
-            if shared is None or kind not in _SHAREABLE:
-                raise WireError("a part is said to be in shared memory, where it cannot be")
             array = np.frombuffer(shared(table, position, size), dtype)
         if not array.flags.aligned:  # libzmq hands out small frames at any offset of its receive buffer
             array = array.copy()

@@ -164,8 +164,6 @@ def test_a_wrong_value_is_refused_with_the_reason(name: str, value: object, mess
 
 
 NOT_BUILT: list[tuple[str, object]] = [
-    ("MODE", "ssp(4)"),
-    ("MODE", "geo(25)"),
     ("RESTARTS", 1),
     ("ON_TRAINER_LOSS", "wait"),
     ("ON_TRAINER_LOSS", "shrink"),
@@ -175,8 +173,6 @@ NOT_BUILT: list[tuple[str, object]] = [
     ("TIME_LIMIT_S", 3600),
     ("MEMORY_LIMIT_MB", 1000),
     ("OPEN_FILES", 4096),
-    ("WIRE", "float16"),
-    ("KEY_CACHE", True),
 ]
 
 

@@ -89,10 +89,14 @@ class ThreadCluster:
         self.pservers: list[PServer] = []
         self._threads: list[threading.Thread] = []
         for rank in range(pservers):
-            self.pservers.append(PServer(environment(self.root, "pserver", rank), self.receipts.append))
+            self.pservers.append(PServer(environment(self.root, "pserver", rank), self._hear))
             self._threads.append(threading.Thread(target=self.pservers[-1].run, daemon=True))
             self._threads[-1].start()
         self.addresses = tuple(f"127.0.0.1:{pserver.ports[0]}" for pserver in self.pservers)
+
+    def _hear(self, event: str, facts: dict[str, Any]) -> None:
+        if event == "saved":
+            self.receipts.append(facts)
 
     @property
     def lanes(self) -> list[Lane]:

@@ -141,7 +141,7 @@ def _part(name: str, rng: random.Random) -> wire.Part:
     count = rng.choice((0, 1, 7, 40, 150))
     what = rng.randrange(6)
     if what == 0:
-        values = np.full(count, rng.choice((0.0, np.nan, np.inf, -1e38)), "f4")
+        values = np.full(count, rng.choice((0.0, np.nan, np.inf, -1e4)), "f4")
         kind, place = rng.choice((wire.DENSE, wire.DENSE, wire.DENSE16)), rng.choice((None, None, 0, 2**40, 2**63))
         return wire.Part(kind, values, key, rng.choice((0, 0, 1, 149, 2**40, 2**64 - 1)), place)
     if what == 1:
@@ -153,7 +153,11 @@ def _part(name: str, rng: random.Random) -> wire.Part:
         return wire.Part(wire.IDS, np.array(sorted(ids) if rng.random() < 0.7 else ids, "i8"), key)
     if what == 4:
         shape = (count, rng.choice((width, 1, 4, 5)))
-        return wire.Part(rng.choice((wire.ROWS, wire.ROWS, wire.ROWS16)), np.full(shape, rng.choice((1.0, np.nan, np.inf)), "f4"), key)
+        return wire.Part(
+            rng.choice((wire.ROWS, wire.ROWS, wire.ROWS16)),
+            np.full(shape, rng.choice((1.0, np.nan, np.inf)), "f4"),
+            key,
+        )
     return wire.json_part({"name": name, "kind": "dense", "shape": [2**60], "trainers": -1, "tag": "../x"})
 
 

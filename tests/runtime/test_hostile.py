@@ -8,11 +8,14 @@ meets a pserver that waits for just its like. INPUTS says how many there are (CL
 from __future__ import annotations
 
 import contextlib
+import itertools
+import json
 import os
 import random
 import socket
 import struct
 import tracemalloc
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +25,7 @@ import zmq
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from clusterctl.runtime import wire
+from clusterctl.runtime import memory, wire
 from clusterctl.runtime.errors import WireError
 from clusterctl.runtime.placement import table_key
 from tests.runtime.hostile import DEADLINE_S, Frames, hostile, record, resident, under_attack
@@ -134,12 +137,18 @@ def test_a_pserver_outlives_hostile_messages_and_serves_a_good_trainer_bit_for_b
         assert attacker.replies > len(inputs) / BURST * 10, "no mutant was worth an answer"
 
 
+def until_first_push(recorded: list[Frames]) -> list[Frames]:
+    return list(itertools.takewhile(lambda frames: wire.decode(frames).kind != wire.PUSH, recorded))
+
+
 def changed(recorded: list[Frames], kind: int = 0, **fields: Any) -> Frames:
-    """The first push of trainer 1 with other fields; `kind` and what else a part has change its first such part."""
+    """The first push of trainer 1 with other fields; with `kind`, with another first part of that kind."""
     push = next(m for m in map(wire.decode, recorded) if m.kind == wire.PUSH)
     part = {name: fields.pop(name) for name in ("array", "table", "offset", "position") if name in fields}
-    at = next((n for n, p in enumerate(push.parts) if p.kind == kind), 0)
-    push.parts[at] = push.parts[at]._replace(**part)
+    if kind:
+        alike = (wire.IDS, wire.SAME) if kind == wire.IDS else (kind,)
+        [at, *_] = [number for number, p in enumerate(push.parts) if p.kind in alike]
+        push.parts[at] = push.parts[at]._replace(kind=kind, **part)
     for name, value in fields.items():
         assert hasattr(push, name)
         setattr(push, name, value)
@@ -174,7 +183,7 @@ def test_each_kind_of_hostile_push_is_refused_by_name_and_a_repeated_one_not_app
 ) -> None:
     with under_attack(tmp_path, "async", "curve") as (_, good, attacker):
         good.step()
-        attacker.burst([frames for frames in recorded if wire.decode(frames).kind in (wire.HELLO, wire.CREATE)])
+        attacker.burst(until_first_push(recorded))
         for what, (change, said) in REFUSED.items():
             answer = attacker.ask(changed(recorded, **change))
             assert answer is not None, what
@@ -192,37 +201,88 @@ READY = b"\x05READY" + b"\x0bSocket-Type" + struct.pack(">I", 6) + b"DEALER"
 HANDSHAKE = GREETING + bytes([4, len(READY)]) + READY
 
 
-@pytest.mark.parametrize(
-    "sent",
-    [
-        HANDSHAKE + b"\x02" + struct.pack(">Q", 2**62) + bytes(1000),
-        HANDSHAKE + b"\x02" + struct.pack(">Q", wire.MAX_FRAME_BYTES + 1) + bytes(1000),
-        HANDSHAKE + bytes([4, 255]) + bytes(255),
-        GREETING[:12] + b"CURVE".ljust(20, b"\0") + bytes(32) + bytes(1000),
-        b"GET / HTTP/1.0\r\n\r\n" + bytes(100),
-    ],
-    ids=["4 EiB", "one byte too many", "odd command", "other mechanism", "HTTP"],
-)
-def test_a_peer_that_does_not_speak_by_the_rules_is_cut_off_and_costs_nothing(tmp_path: Path, sent: bytes) -> None:
+ODD_PEERS = {
+    "a frame of 4 EiB": HANDSHAKE + b"\x02" + struct.pack(">Q", 2**62) + bytes(1000),
+    "one byte too many": HANDSHAKE + b"\x02" + struct.pack(">Q", wire.MAX_FRAME_BYTES + 1) + bytes(1000),
+    "a command of ZMTP that is none": HANDSHAKE + bytes([4, 255]) + bytes(255),
+    "another mechanism": GREETING[:12] + b"CURVE".ljust(20, b"\0") + bytes(32) + bytes(1000),
+    "HTTP": b"GET / HTTP/1.0\r\n\r\n" + bytes(100),
+}
+
+
+def test_a_peer_that_does_not_speak_by_the_rules_is_cut_off_and_costs_nothing(tmp_path: Path) -> None:
     with under_attack(tmp_path, "async", "none") as (server, good, attacker):
         good.step()
         before = resident(server)
         host, port = attacker.address.split(":")
-        with socket.create_connection((host, int(port)), timeout=DEADLINE_S) as peer:
-            peer.sendall(sent)
-            with contextlib.suppress(ConnectionResetError):
-                while peer.recv(4096):  # until it hangs up; else this times out
-                    pass
-        good.step()
+        for sent in ODD_PEERS.values():
+            with socket.create_connection((host, int(port)), timeout=DEADLINE_S) as peer:
+                peer.sendall(sent)
+                with contextlib.suppress(ConnectionResetError):
+                    while peer.recv(4096):  # until it hangs up; else this times out
+                        pass
+            good.step()
         assert resident(server) - before < 8 * MIB
-
-
-def test_a_frame_above_the_limit_is_never_taken_in(tmp_path: Path) -> None:
-    with under_attack(tmp_path, "async", "none") as (server, good, attacker):
-        good.step()
-        before = resident(server)
         monitor = attacker.socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
         attacker.socket.send(bytes(wire.MAX_FRAME_BYTES + 1))
         assert monitor.poll(DEADLINE_S * 1000), "the pserver does not hang up"
         good.step()
         assert resident(server) - before < wire.MAX_FRAME_BYTES // 2
+
+
+def lend(greeting: dict[str, Any], size: int) -> socket.socket:
+    """Lends a pserver a region of this process as trainer 1's number 3, as trainers do."""
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    sock.settimeout(DEADLINE_S)
+    sock.connect(f"\0{greeting['name']}")
+    memory.send(sock, {"token": greeting["token"], "rank": 1})
+    memory.receive(sock)
+    fd, _ = memory.make_region(size)
+    memory.send(sock, {"region": 3, "size": size}, fd)
+    memory.receive(sock)
+    os.close(fd)
+    return sock
+
+
+def strangers(greeting: dict[str, Any]) -> Iterator[bytes]:
+    """What a process of this host might say to the unix socket."""
+    for said in ({"token": "0" * 32, "rank": 1}, {"token": "\u00e9", "rank": 1}, {"rank": 1}, [], 7):
+        yield framed(said)
+    hello = framed({"token": greeting["token"], "rank": 1})
+    yield framed({"token": greeting["token"], "rank": 1e999})
+    for said in ({"lane": 9, "table": 1}, {"region": 1}, {"lane": "x"}, {"lane": 1e999, "table": 0}, {}):
+        yield hello + framed(said)
+    yield from (b"", b"\xff\xff" + bytes(9000), b"\x00\x00", b"\x04\x00{{{{", framed([]).replace(b"[]", b"[" * 2))
+
+
+def framed(said: Any) -> bytes:
+    data = json.dumps(said).encode()
+    return len(data).to_bytes(2, "little") + data
+
+
+def test_shared_memory_is_read_only_where_it_is_and_strangers_get_none(tmp_path: Path, recorded: list[Frames]) -> None:
+    with under_attack(tmp_path, "async", "curve") as (server, good, attacker):
+        good.step()
+        hello = attacker.ask(recorded[0])
+        assert hello is not None
+        greeting = hello.json()["shared"]
+        for said in strangers(greeting):
+            with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as peer:
+                peer.settimeout(DEADLINE_S)
+                peer.connect(f"\0{greeting['name']}")
+                peer.sendall(said)
+                peer.shutdown(socket.SHUT_WR)
+                with contextlib.suppress(ConnectionResetError):
+                    while peer.recv(4096):
+                        pass
+        attacker.burst(until_first_push(recorded))
+        size = 4 * 150
+        with lend(greeting, 4096):
+            for region, offset in ((3, 4096), (3, 4096 - size + 8), (3, 3), (3, 2**40 - 8), (2, 0), (0, 0), (2**23, 0)):
+                change = {"kind": wire.DENSE, "array": np.empty(150, "f4"), "position": region << 40 | offset}
+                assert attacker.ask(changed(recorded, **change)) is None, (region, offset)
+            fits = changed(recorded, kind=wire.DENSE, array=np.empty(150, "f4"), position=3 << 40 | (4096 - size))
+            answer = attacker.ask(fits)
+            assert answer is not None
+            assert answer.kind == wire.OK
+        good.step()

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from clusterctl.cli.causes import cause_lines
 from clusterctl.cli.console import Console, human_bytes, human_count, human_time, percent
+from clusterctl.cli.counts import count_lines
 from clusterctl.cli.session import Session, job_name, job_ref
 
 if TYPE_CHECKING:
@@ -71,7 +72,7 @@ def _show(console: Console, cluster: Cluster, seen: JobStatus, *, clear: bool) -
     console.say(headline(seen))
     if seen.processes:
         console.table(HEADINGS, [_cells(process) for process in seen.processes], NUMERIC, DROPPED_FIRST)
-    for line in left_out_lines(seen.members):
+    for line in (*count_lines(seen.processes), *left_out_lines(seen.members)):
         console.say(line)
     ended = (seen.lead or {}).get("ended")
     for line in cause_lines(cluster.inventory, ended["cause"] if ended else None):

@@ -1,0 +1,59 @@
+"""What the pservers of a run count, as lines below its table: how stale pushes were, and what sparse tables hold."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from clusterctl.cli.console import human_bytes, human_count, percent
+
+Processes = Iterable[Mapping[str, Any]]
+
+
+def count_lines(processes: Processes) -> list[str]:
+    pservers = [process for process in processes if process["role"] == "pserver"]
+    return [*_staleness_lines(pservers), *_table_lines(pservers)]
+
+
+def staleness(processes: Processes) -> Counter[int]:
+    """How many pushes were applied when so many others had come in between, over all pservers."""
+    counts: Counter[int] = Counter()
+    for process in processes:
+        counts.update({int(age): int(count) for age, count in (process.get("staleness") or {}).items()})
+    return counts
+
+
+def _staleness_lines(pservers: Processes) -> list[str]:
+    counts = staleness(pservers)
+    if not counts:
+        return []
+    bins: Counter[int] = Counter()
+    for age, count in counts.items():
+        bins[age.bit_length()] += count
+    shares = (f"{_range(bits)}: {percent(count / counts.total())}" for bits, count in sorted(bins.items()))
+    return [f"staleness of {human_count(counts.total())} pushes  {'  '.join(shares)}"]
+
+
+def _range(bits: int) -> str:
+    """0, 1, 2-3, 4-7, 8-15, ..."""
+    least, most = (1 << bits) >> 1, (1 << bits) - 1
+    return str(most) if least >= most else f"{least}-{most}"
+
+
+def _table_lines(pservers: Processes) -> list[str]:
+    tables: dict[str, Counter[str]] = {}
+    for process in pservers:
+        for name, counts in (process.get("tables") or {}).items():
+            tables.setdefault(name, Counter()).update({key: int(value) for key, value in counts.items()})
+    return [f"table {name}  {_table(counts)}" for name, counts in sorted(tables.items())]
+
+
+def _table(counts: Counter[str]) -> str:
+    parts = [f"{human_count(counts['rows'])} rows, {human_bytes(counts['bytes'])}"]
+    if counts["looked_up"]:
+        parts.append(
+            f"{percent(counts['hits'] / counts['looked_up'])} of {human_count(counts['looked_up'])} look-ups hit"
+        )
+    gone = [f"{human_count(counts[name])} {name}" for name in ("refused", "expired", "evicted") if counts[name]]
+    return ", ".join([*parts, *gone])
