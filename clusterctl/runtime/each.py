@@ -126,8 +126,7 @@ class Each(Turns):
         key, number, grad = self.core.reader.piece(message, push)
         if (key, number) in push.applied:
             return [self._reply(message, self._piece_values(message.rank, key, number), wire.REPEATED)]
-        with np.errstate(all="ignore"):
-            self._apply(key, number, grad)
+        self._apply(key, number, grad)
         push.applied.add((key, number))
         return [self._reply(message, self._piece_values(message.rank, key, number))]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -134,6 +135,6 @@ def share_out(ids: Ids, rows: int | None, lanes: int) -> Shares:
 
 
 def is_finite(values: Floats) -> bool:
-    """Whether all values are finite; the sum tells in one cheap sweep unless it overflows."""
-    with np.errstate(all="ignore"):
-        return bool(np.isfinite(values.sum())) or bool(np.isfinite(values).all())
+    """Whether all values are finite; the sum of squares tells in one cheap sweep unless it overflows."""
+    flat = values.reshape(-1)
+    return math.isfinite(np.dot(flat, flat)) or bool(np.isfinite(flat).all())

@@ -33,10 +33,10 @@ class Dense:
         self.shape = spec.shape
         self.flat = np.zeros(spec.elements, np.float32)
         self.value: Floats = self.flat.reshape(spec.shape)
+        #: `(lane, start, stop)` of each run of the flattened table; runs without elements are left out.
+        self.runs = list(self._runs(session.layout.places("dense")))
 
-    def runs(self) -> Iterator[tuple[int, int, int]]:
-        """`(lane, start, stop)` of each run of the flattened table; runs without elements are left out."""
-        lanes = self._session.layout.places("dense")
+    def _runs(self, lanes: list[int]) -> Iterator[tuple[int, int, int]]:
         for place, lane in enumerate(lanes):
             start, stop = owned_elements(self.spec.elements, self.spec.key, place, len(lanes))
             if stop > start:

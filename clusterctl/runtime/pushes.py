@@ -56,17 +56,18 @@ class Reader:
         """Piece 0 of a push."""
         if message.samples > _MAX_SAMPLES:
             raise WireError(f"trainer {message.rank} claims {message.samples} samples at step {message.step}")
-        push = Push(message.bare())
+        parts, message.parts = message.parts, []
+        push = Push(message)
         if self._weighted:
             push.weight = np.float32(message.samples)
-        for key, parts in _by_table(message.parts).items():
+        for key, own in _by_table(parts).items():
             table = self.table(key)
             if isinstance(table, SparseTable):
-                push.sparse[key] = self._sparse(table, parts, push)
-            elif parts[0].kind == wire.LATER:
-                push.later[key] = self._announced(table, parts)
-            elif table.count or len(parts) != 1 or len(parts[0].array):
-                push.dense[key] = dict(self._part(table, parts))
+                push.sparse[key] = self._sparse(table, own, push)
+            elif own[0].kind == wire.LATER:
+                push.later[key] = self._announced(table, own)
+            elif table.count or len(own) != 1 or len(own[0].array):
+                push.dense[key] = dict(self._part(table, own))
         return push
 
     def piece(self, message: wire.Message, push: Push) -> tuple[int, int, Floats]:

@@ -74,7 +74,7 @@ class Packer:
         """What goes to each of `lanes`; every one of them gets an opening, even an empty one."""
         out = {lane: Outgoing() for lane in lanes}
         for handle, flat in gradient.dense.items():
-            for lane, start, stop in handle.runs():
+            for lane, start, stop in handle.runs:
                 self._dense(out[lane], handle.spec.key, flat, start, stop)
         for embedding, (ids, rows) in gradient.sparse.items():
             for lane, positions in embedding.shared_out(ids):

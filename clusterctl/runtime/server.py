@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Callable
 
+import numpy as np
 import zmq
 
 from clusterctl.runtime import wire
@@ -81,8 +82,9 @@ class Lane:
         self._ring()
 
     def run(self) -> None:
-        while not self._finishing:
-            self._receive(self.router.recv_multipart(copy=False))
+        with np.errstate(all="ignore"):  # what is not finite stays so, and trainers tell
+            while not self._finishing:
+                self._receive(self.router.recv_multipart(copy=False))
 
     def close(self) -> None:
         self._bell.close()

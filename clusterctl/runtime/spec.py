@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from dataclasses import dataclass
 from typing import Any
@@ -43,7 +44,8 @@ class TableSpec:
             raise UseError(f"table {self.name!r}: rows={self.rows} is not usable", remedy="rows=None is unbounded")
         if self.retention is not None and not isinstance(self.retention, Retention):
             raise UseError(
-                f"table {self.name!r}: retention={self.retention!r}", remedy="give such as Retention(max_rows=1_000_000)"
+                f"table {self.name!r}: retention={self.retention!r}",
+                remedy="give such as Retention(max_rows=1_000_000)",
             )
         if self.kind == "dense" and self.retention is not None:
             raise UseError(f"table {self.name!r}: a dense table forgets nothing, retention is for embeddings")
@@ -60,7 +62,7 @@ class TableSpec:
     def dim(self) -> int:
         return self.shape[0]
 
-    @property
+    @functools.cached_property
     def key(self) -> int:
         return table_key(self.name)
 

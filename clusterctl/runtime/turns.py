@@ -203,7 +203,8 @@ class AllTogether(Turns):
         assert isinstance(table, DenseTable)
         if self._began and number not in self._left_over.get(key, set()):
             return [self._reply(message, [self._part(message.rank, table, number, table.previous)], wire.REPEATED)]
-        push.asked[key, number] = message.bare()
+        message.parts = []
+        push.asked[key, number] = message
         push.dense.setdefault(key, {})[number] = grad
         if not self._began:
             return []
@@ -226,11 +227,10 @@ class AllTogether(Turns):
         keys = sorted({key for push in weighty for key in [*push.dense, *push.later]})
         tables = {key: self.core.tables[key] for key in keys}
         self._left_over = {key: set(range(t.parts)) for key, t in tables.items() if isinstance(t, DenseTable)}
-        with np.errstate(all="ignore"):
-            self._apply_rows(weighty)
-            for key in keys:
-                for number in sorted(self._left_over[key]):
-                    out += self._apply(key, number)
+        self._apply_rows(weighty)
+        for key in keys:
+            for number in sorted(self._left_over[key]):
+                out += self._apply(key, number)
         return out + self._finish_if_done()
 
     def _pushes(self) -> list[Push]:
@@ -250,8 +250,7 @@ class AllTogether(Turns):
             return []
         table = self.core.tables[key]
         assert isinstance(table, DenseTable)
-        with np.errstate(all="ignore"):
-            table.apply(number, grads, self._total, self.step + 1, table.spec.rule, in_place=False)
+        table.apply(number, grads, self._total, self.step + 1, table.spec.rule, in_place=False)
         self._left_over[key].discard(number)
         out: list[Output] = []
         for push in concerned:

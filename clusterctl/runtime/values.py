@@ -56,7 +56,7 @@ class ServerValues:
 
     def pull_dense(self, handle: Dense) -> None:
         empty = np.empty(0, np.float32)
-        asks = {lane: ([wire.Part(wire.DENSE, empty, handle.spec.key)], None) for lane, _, _ in handle.runs()}
+        asks = {lane: ([wire.Part(wire.DENSE, empty, handle.spec.key)], None) for lane, _, _ in handle.runs}
 
         def take(lane: int, reply: wire.Message) -> None:
             for part in reply.parts:

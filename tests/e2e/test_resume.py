@@ -31,9 +31,9 @@ def read(pid, name):
         return ""
 
 def kill():
-    job = os.environ["CLUSTERCTL_JOB"]
+    nodes = os.getcwd().partition("/node0/")[0]  # job ids may be those of another cluster on this machine too
     pids = [pid for pid in os.listdir("/proc") if pid.isdigit() and words in read(pid, "cmdline")]
-    os.kill(int(random.choice([p for p in pids if job in read(p, "environ") + read(p, "cmdline")])), signal.SIGKILL)
+    os.kill(int(random.choice([p for p in pids if nodes in read(p, "environ") + read(p, "cmdline")])), signal.SIGKILL)
 
 def reader(pass_, rng):
     for _ in range(20):

@@ -50,7 +50,7 @@ with connect() as ps:
         rows = e.pull(ids)
         u.pull(-ids)
         grads = {w: np.full((3, 50), n, "f4"), e: (ids, rows), u: (-ids, rows)}
-        ps.push({**grads, long: np.ones(70_000, "f4")} if n % 3 == 0 else grads, samples=n % 3 + 1)
+        ps.push({**grads, long: np.ones(70_000, "f4")} if n % 3 == 1 else grads, samples=n % 3 + 1)
         if n == 9:
             log.close()
             os._exit(0)

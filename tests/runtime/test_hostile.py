@@ -261,7 +261,7 @@ def framed(said: Any) -> bytes:
 
 
 def test_shared_memory_is_read_only_where_it_is_and_strangers_get_none(tmp_path: Path, recorded: list[Frames]) -> None:
-    with under_attack(tmp_path, "async", "curve") as (server, good, attacker):
+    with under_attack(tmp_path, "async", "curve") as (_, good, attacker):
         good.step()
         hello = attacker.ask(recorded[0])
         assert hello is not None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -24,8 +25,10 @@ from clusterctl.runtime.retention import (
     score_below,
 )
 from clusterctl.runtime.rules import SGD, Adagrad
+from clusterctl.runtime.session import Session
 from clusterctl.runtime.sparse import SparseGrad, SparseTable
 from clusterctl.runtime.spec import TableSpec, spec_from_json
+from tests.runtime.cluster import thread_cluster
 
 DIM = 3
 LR, EPS = np.float32(0.5), np.float32(1e-10)
@@ -357,6 +360,7 @@ def test_trainers_that_forget_differently_are_refused() -> None:
         lambda: Retention(sweep_every=0),
         lambda: Retention(admit=older_than(3)),  # type: ignore[arg-type]
         lambda: Retention(expire=after_sightings(3)),  # type: ignore[arg-type]
+        lambda: spec_of(older_than(3)),  # type: ignore[arg-type]
         lambda: TableSpec("w", "dense", (2,), SGD(1.0), constant(0), retention=Retention()),
     ],
 )
@@ -387,3 +391,32 @@ GOOD = Retention(after_sightings(2), older_than(5), 2048).to_json()
 def test_a_definition_that_is_damaged_is_refused(data: Any) -> None:
     with pytest.raises(UseError):
         retention_from_json(data)
+
+
+def forgetful_program(ps: Session) -> tuple[list[float], dict[int, list[float]]]:
+    """Gradients depend on values and ids drift, so that rows come and go, and any difference grows."""
+    retention = Retention(after_sightings(2), older_than(3), max_rows=SLOTS, sweep_every=2)
+    table = ps.embedding("e", DIM, Adagrad(0.1), retention=retention)
+    sums = []
+    for step in ps.steps(lambda pass_, rng: range(8), passes=2):
+        ids = np.random.default_rng([ps.rank, step]).integers(200 * step, 200 * step + 900, 700)
+        rows = table.pull(ids)
+        sums.append(float(rows.sum(dtype=np.float64)))
+        ps.push({table: (ids, rows * np.float32(1 + ps.rank))}, samples=ps.rank + 1 if step != 5 else 0)
+    ids = np.arange(3_000)
+    return sums, dict(zip(ids.tolist(), table.pull(ids).tolist(), strict=True))
+
+
+def test_an_embedding_forgets_the_same_on_any_pservers_and_ports(tmp_path: Path) -> None:
+    results = []
+    for pservers, ports in ((1, {}), (2, {"ports_num": 1, "ports_num_for_sparse": 2})):
+        with thread_cluster(tmp_path / str(pservers), pservers, 2, **ports) as cluster:
+            trained = cluster.train(forgetful_program)
+            tables = [t for core in cluster.cores for t in core.tables.values() if isinstance(t, SparseTable)]
+            held = sorted(i for t in tables for i in t.ids.tolist())
+            counted = [
+                sum(t.counters()[name] for t in tables) for name in ("admitted", "refused", "expired", "evicted")
+            ]
+            results.append((trained, held, counted))
+    assert results[0] == results[1]
+    assert min(results[0][2]) > 50
