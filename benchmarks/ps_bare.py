@@ -1,7 +1,8 @@
 """The reference of the parameter server's benchmarks: processes that only send messages to and fro by pyzmq.
 
-A server sends every message back; one whose first frame is an 8-byte number gets that many bytes instead; with
-`barrier` it answers all clients once each of them has sent. A client's step sends `count` messages of `bytes` to every
+A server sends every message back; one whose first frame is an 8-byte number gets that many bytes instead; with `model`
+the number is that of a part, which the server updates and sends; with `barrier` it answers all clients once each of
+them has sent. A client's step sends `count` messages of `bytes` to every
 server, at most `window` on their way to each, and waits for all replies. Nothing is copied that pyzmq need not copy.
 """
 
@@ -10,12 +11,15 @@ from __future__ import annotations
 import json
 import os
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import zmq
 
 from ps_common import Stopwatch, tell
+
+Answer = Callable[[int, memoryview], Any]
 
 
 def serve(given: dict[str, Any]) -> None:
@@ -25,14 +29,13 @@ def serve(given: dict[str, Any]) -> None:
         router.setsockopt(zmq.CURVE_SERVER, 1)
         router.setsockopt(zmq.CURVE_SECRETKEY, given["secret"].encode())
     tell(address=f"tcp://127.0.0.1:{router.bind_to_random_port('tcp://127.0.0.1')}")
-    waiting: list[Any] = []
+    waiting: list[list[Any]] = []
     everyone = given["trainers"] if given.get("barrier") else 1
-    answers: dict[int, Any] = {}
+    reply: Answer = Model(given["count"], given["bytes"]).update if given.get("model") else Store().fetch
     while True:
-        frames = router.recv_multipart(copy=False)
+        frames: list[Any] = router.recv_multipart(copy=False)
         if len(frames) == 3:
-            size = int.from_bytes(frames[1].buffer, "little")
-            frames = [frames[0], answers.setdefault(size, memoryview(bytes(size)))]
+            frames = [frames[0], reply(int.from_bytes(frames[1].buffer, "little"), frames[2].buffer)]
         waiting.append(frames)
         if len(waiting) == everyone:
             for answer in waiting:
@@ -40,29 +43,68 @@ def serve(given: dict[str, Any]) -> None:
             waiting.clear()
 
 
+class Store:
+    """Answers with as many bytes as asked for."""
+
+    def __init__(self) -> None:
+        self._answers: dict[int, memoryview] = {}
+
+    def fetch(self, size: int, payload: memoryview) -> memoryview:
+        return self._answers.setdefault(size, memoryview(bytes(size)))
+
+
+class Model:
+    """The least that a parameter server does: `w -= rate * gradient` for the part of that number, and the new part."""
+
+    def __init__(self, count: int, size: int) -> None:
+        self._parts = np.zeros((count, size // 4), np.float32)
+        self._scratch = np.empty(size // 4, np.float32)
+
+    def update(self, number: int, payload: memoryview) -> Any:
+        part = self._parts[number]
+        np.multiply(np.frombuffer(payload, np.float32), np.float32(2.0**-20), out=self._scratch)
+        np.subtract(part, self._scratch, out=part)
+        return part.view(np.uint8).data
+
+
 def train(given: dict[str, Any]) -> None:
     context = zmq.Context(io_threads=given.get("io_threads", 1))
     sockets = [connect(context, address, given["public"]) for address in given["addresses"]]
     size, count = given["bytes"], given["count"]
-    data = np.ones(len(sockets) * count * size, np.uint8).data  # all of it: one message again and again stays in cache
-    head = [given["reply"].to_bytes(8, "little")] if "reply" in given else []
-    messages = [[*head, data[at : at + size]] for at in range(0, len(data), size)]
+    # All of the bytes: one message again and again would stay in the cache.
+    data = np.ones(len(sockets) * count * size // 4, np.float32).view(np.uint8).data
+    own = np.zeros(len(data), np.uint8) if given.get("model") else None
+    messages = [[*head(given, n % count), data[n * size : (n + 1) * size]] for n in range(len(sockets) * count)]
     shares = [messages[n * count : (n + 1) * count] for n in range(len(sockets))]
+    places = [own[n * count * size : (n + 1) * count * size] if own is not None else None for n in range(len(sockets))]
     watch = Stopwatch()
     watch.tick()
     while True:
-        exchange(sockets, shares, given.get("window") or count)
+        exchange(sockets, shares, places, given.get("window") or count)
         watch.tick()
 
 
-def exchange(sockets: list[zmq.Socket[bytes]], shares: list[list[list[Any]]], window: int) -> None:
-    """Sends each server its messages and takes the replies in turn, each of which lets the next one go."""
+def head(given: dict[str, Any], number: int) -> list[bytes]:
+    """What a server is told beside the bytes: how many to answer with, or which part of the model it is."""
+    if given.get("model"):
+        return [number.to_bytes(8, "little")]
+    return [given["reply"].to_bytes(8, "little")] if "reply" in given else []
+
+
+def exchange(sockets: list[zmq.Socket[bytes]], shares: list[list[list[Any]]], places: list[Any], window: int) -> None:
+    """Sends each server its messages and takes the replies in turn, each of which lets the next one go.
+
+    Where there are places, the replies are copied there, one behind the other.
+    """
     for number in range(min(window, len(shares[0]))):
         for each, share in zip(sockets, shares, strict=True):
             each.send_multipart(share[number], copy=False)
     for number in range(window, window + len(shares[0])):
-        for each, share in zip(sockets, shares, strict=True):
-            each.recv(copy=False)
+        for each, share, place in zip(sockets, shares, places, strict=True):
+            frame = each.recv(copy=False)
+            if place is not None:
+                at = (number - window) * len(frame)
+                place[at : at + len(frame)] = np.frombuffer(frame.buffer, np.uint8)
             if number < len(share):
                 each.send_multipart(share[number], copy=False)
 
@@ -74,6 +116,7 @@ def connect(context: zmq.Context[zmq.Socket[bytes]], address: str, server_key: s
         dealer.setsockopt(zmq.CURVE_PUBLICKEY, public)
         dealer.setsockopt(zmq.CURVE_SECRETKEY, secret)
         dealer.setsockopt(zmq.CURVE_SERVERKEY, server_key.encode())
+    dealer.setsockopt(zmq.RCVTIMEO, 60_000)  # for the case that the server ended
     dealer.connect(address)
     return dealer
 

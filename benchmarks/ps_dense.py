@@ -1,7 +1,9 @@
 """A dense model's step, push + update + pull, beside a bare pyzmq echo of the same bytes between as many processes.
 
-GB/s count what all trainers send and get: 2 x trainers x bytes / step. `--shm auto` lets the runtime use shared memory,
-as it does by itself on one host; the reference stays TCP. Values are checked against what the rule must give.
+GB/s count what all trainers send and get: 2 x trainers x bytes / step. Third comes the least that a parameter server
+could be on pyzmq, without merging, checking or remembering anything: a server that updates each part as it comes and
+sends it back, and a trainer that copies it to its place. `--shm auto` lets the runtime use shared memory, as it does
+by itself on one host; the others stay with TCP. Our values are checked against what the rule must give.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ import numpy as np
 import ps_common as bench
 
 RATE = 2.0**-20
-CPU = ["CPU ms a step", "echo's"]
+HEADINGS = ["trainers x pservers", "ours", "range", "echo", "range", "least", "range", "ours / echo", "ours / least"]
 
 
 def trainer(given: dict[str, Any]) -> None:
@@ -51,10 +53,11 @@ def ours(layout: bench.Layout, elements: int, steps: int) -> Round:
         return measure(running, 4 * elements, steps)
 
 
-def bare(layout: bench.Layout, elements: int, steps: int, frame: int, window: int) -> Round:
+def bare(layout: bench.Layout, elements: int, steps: int, frame: int, window: int, model: bool = False) -> Round:
     each = 4 * elements // layout.pservers
-    with bench.bare_fleet(layout, bytes=min(frame, each), count=max(1, each // frame), window=window) as running:
-        return measure(running, max(1, each // frame) * min(frame, each) * layout.pservers, steps)
+    size, count = min(frame, each), max(1, each // frame)
+    with bench.bare_fleet(layout, bytes=size, count=count, window=window, model=model) as running:
+        return measure(running, count * size * layout.pservers, steps)
 
 
 def measure(running: bench.Fleet, size: int, steps: int) -> Round:
@@ -83,18 +86,13 @@ def row(layout: bench.Layout, given: argparse.Namespace) -> list[str]:
     contenders = {
         "ours": partial(ours, layout, elements, given.steps),
         "bare": partial(bare, layout, elements, given.steps, frame, window),
+        "least": partial(bare, layout, elements, given.steps, frame, window, model=True),
     }
     figures = bench.contest(contenders, given.rounds)
-    us, them = ([each.rate for each in figures[name]] for name in ("ours", "bare"))
-    cpu = [f"{statistics.median(each.cpu_ms for each in figures[name]):.0f}" for name in ("ours", "bare")]
-    return [
-        str(layout),
-        *bench.spread(us),
-        *bench.spread(them),
-        said(frame, window),
-        f"{bench.ratio(us, them):.2f}",
-        *cpu,
-    ]
+    us, echo, least = ([each.rate for each in figures[name]] for name in contenders)
+    cpu = [f"{statistics.median(each.cpu_ms for each in figures[name]):.0f}" for name in contenders]
+    ratios = [f"{bench.ratio(us, them):.2f}" for them in (echo, least)]
+    return [str(layout), *bench.spread(us), *bench.spread(echo), *bench.spread(least), *ratios, " / ".join(cpu)]
 
 
 def main() -> None:
@@ -106,7 +104,7 @@ def main() -> None:
     rows = [row(layout, given) for layout in bench.layouts(given.layouts, **spec)]
     what = f"{given.megabytes:g} MB, security {given.security}, shm {given.shm}, {given.ports} ports"
     print(f"{what}, {given.rounds} rounds of {given.steps} steps: GB/s")
-    bench.show(["trainers x pservers", "ours", "range", "bare echo", "range", "its frames", "ours / echo", *CPU], rows)
+    bench.show([*HEADINGS, "CPU ms a step"], rows)
 
 
 if __name__ == "__main__":

@@ -133,8 +133,9 @@ def carry_on(run: RunPaths, resume: dict[str, Any]) -> None:
     write_manifest(target, resume["manifest"])
 
 
-def set_aside_later(job: JobPaths, step: int, aside: Path) -> None:
-    """Models in output/ that were saved after `step`, which the run will make again, move to `aside`."""
+def set_aside_later(job: JobPaths, manifest: dict[str, Any], aside: Path) -> None:
+    """Models in output/ that were saved after a checkpoint, which the run will make again, move to `aside`."""
+    step = sum(manifest["steps"]) if "steps" in manifest else manifest["step"]
     for place in sorted(job.output.iterdir()) if job.output.is_dir() else ():
         if place.is_dir() and any(step_of(piece) > step for piece in place.glob(PIECES)):
             aside.mkdir(0o700, exist_ok=True)

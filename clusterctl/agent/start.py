@@ -164,7 +164,7 @@ def _prepare(run: RunPaths, previous: str | None, go: dict[str, Any]) -> None:
             if place.is_dir() and any(place.iterdir()):
                 place.rename(job.run(previous).dir / place.name)
         if resume:
-            set_aside_later(job, resume["manifest"]["step"], job.run(previous).dir / "output")
+            set_aside_later(job, resume["manifest"], job.run(previous).dir / "output")
     for place in (job.log, job.output):
         place.mkdir(0o700, exist_ok=True)
     for name, text in go["keys"].items():

@@ -6,6 +6,8 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
+MOST_LOGS = 1_000  # of a trainer: a cut is complete long before it has logged so much again
+
 
 class Best(NamedTuple):
     """KEEP_BEST: the checkpoint with the highest ("max") or lowest ("min") value of what trainers log as `name`."""
@@ -41,7 +43,9 @@ class Upkeep:
     def log(self, rank: int, logged: Logged) -> None:
         """What a trainer logged of the metric; in the order in which it did."""
         if self._best is not None and math.isfinite(logged.value) and logged.weight > 0:
-            self._logs.setdefault(rank, []).append(logged)
+            logs = self._logs.setdefault(rank, [])
+            logs.append(logged)
+            del logs[:-MOST_LOGS]
 
     def add(self, new: Known) -> list[str]:
         """A checkpoint is complete: the tags that stay, the newest last."""

@@ -109,16 +109,18 @@ def _find(cluster: Cluster, job: str, nodes: Sequence[Node]) -> list[Found]:
     found: dict[tuple[str, str], Found] = {}
     for row in (row for answer in answers for row in answer["checkpoints"]):
         key = (str(row["run"]), str(row["tag"]))
-        manifest = row["manifest"] if _is_of(row) else None
+        manifest, reason = row["manifest"], row["reason"] or "it is not complete (no manifest)"
+        if manifest is not None and not _is_of(manifest, row["tag"]):
+            manifest, reason = None, "its manifest is not that of a checkpoint"
         if manifest is not None or key not in found or (row["reason"] and found[key].manifest is None):
-            reason = row["reason"] or "it is not complete (no manifest)"
             found[key] = Found(*key, manifest, reason)
     return sorted(found.values(), key=lambda one: one.order, reverse=True)
 
 
-def _is_of(row: Message) -> bool:
-    manifest = row["manifest"]
-    return bool(manifest and manifest.get("checkpoint") and manifest.get("tag") == row["tag"])
+def _is_of(manifest: Message, tag: str) -> bool:
+    numbers = all(isinstance(manifest.get(name), int) for name in ("step", "pass", "seed", "pservers"))
+    files = all({"file", "pserver", "bytes", "sha256"} <= set(file) for file in manifest["files"])
+    return bool(manifest.get("checkpoint") and manifest.get("tag") == tag and "mode" in manifest and numbers and files)
 
 
 def _verify(

@@ -225,22 +225,25 @@ class Client:
         more = self.ask(wire.HELLO, others, **about)
         facts.update({lane: reply.json() for lane, reply in more.items()})
         self.facts = facts
-        known = [said for said in facts.values() if said["used"]] or list(facts.values())
-        earliest = min(known, key=lambda said: int(said["step"]))
+        self.used = first
+        known = {lane: said for lane, said in facts.items() if said["used"]} or {lane: facts[lane] for lane in first}
+        earliest = min(known.values(), key=lambda said: int(said["step"]))
         self.mode, self.seed = Mode.parse(str(earliest["mode"])), int(earliest["seed"])
         self.half, self.key_cache = bool(earliest["half"]), bool(earliest["key_cache"])
         self.step, self.next_pass, self.batch = (int(earliest[name]) for name in ("step", "pass", "batch"))
-        self._passes = {lane: int(said["passes"]) for lane, said in facts.items() if said in known}
+        self._passes = {lane: int(said["passes"]) for lane, said in known.items()}
         self._versions = dict.fromkeys(range(self.layout.lanes), self.step)
         self._cut = self._cuts_taken = max(int(said["cut"]) for said in facts.values())
         self._epoch = next(iter(replies.values())).epoch
-        self.used = first
         self._find_lenders()
 
     def use(self, lanes: list[int]) -> None:
-        """Takes lanes into use, because tables are there. Before the first table that is one lane of each pserver."""
+        """Takes lanes into use, because tables are there. Before the first table that is one lane of each pserver.
+
+        Lane 0 always is: it says when checkpoints are due.
+        """
         passes = self.passes_done
-        self.used = sorted({*(self.used if self._has_tables else ()), *lanes})
+        self.used = sorted({0, *(self.used if self._has_tables else ()), *lanes})
         self._has_tables = True
         self._passes = {lane: self._passes.get(lane, passes) for lane in self.used}
 

@@ -161,8 +161,7 @@ class ServerCore:
 
     def _create(self, message: wire.Message) -> list[Output]:
         spec = spec_from_json(message.json())
-        if not self.tables and self.restored is None:
-            self.turns.join_late(message)
+        self.turns.join_late(message)
         declared = self._declared.get(spec.key)
         if declared is None:
             self.tables[spec.key] = self._make(spec)
@@ -239,6 +238,9 @@ class ServerCore:
 
     def _answer_pull(self, message: wire.Message) -> list[wire.Part]:
         version = self.turns.version(message)
+        brief = [(p.table, p.array.tobytes()) for p in message.parts if p.kind in (wire.DENSE, wire.SAME)]
+        if len(set(brief)) < len(brief):
+            raise WireError("a pull asks for the same values twice")
         out: list[wire.Part] = []
         for part in message.parts:
             table = self.reader.table(part.table)

@@ -32,6 +32,7 @@ class Each(Turns):
         self._ahead: dict[int, Push] = {}  # ssp: applied, and answered when the trainer may go on
         self._cut_requests: dict[int, wire.Message] = {}
         self._cuts_made = 0
+        self._saved_at = -1
         self._announced_at = 0.0
 
     def push(self, message: wire.Message) -> list[Output]:
@@ -67,12 +68,15 @@ class Each(Turns):
 
     def restore(self, step: int) -> None:
         members = self.core.members
-        self.step = sum(member.pushed for member in members.by_rank.values())
+        self.step = self._saved_at = members.pushes
         every = self.core.save_every
         self._announced_at = 0 if every is None else members.passes if every.unit == "pass" else members.slowest
 
     def join_late(self, message: wire.Message) -> None:
-        self.core.members[message.rank].pushed = message.step
+        member = self.core.members[message.rank]
+        if not member.declared:
+            member.pushed = max(member.pushed, message.step)
+        member.declared = True
 
     def announce(self) -> None:
         self.cuts += 1
@@ -92,9 +96,10 @@ class Each(Turns):
         if not requests or not self.core.members.active() <= set(requests):
             return []
         self._cuts_made = max(message.cut for message in requests.values())
-        save = self.core.checkpoint(self.core.members.fastest)
         self._cut_requests = {}
-        return [save, *(self._reply(message, []) for message in requests.values())]
+        out: list[Output] = [self._reply(message, []) for message in requests.values()]
+        before, self._saved_at = self._saved_at, self.core.members.pushes
+        return out if self._saved_at == before else [self.core.checkpoint(self._saved_at), *out]
 
     def _open(self, message: wire.Message) -> list[Output]:
         member = self.core.members[message.rank]
@@ -169,7 +174,9 @@ class Each(Turns):
         if waiting is not None and waiting.message.step == message.step and message.piece == 0:
             waiting.message.request = message.request
             return []
-        keys = sorted(self.core.tables) if message.piece == 0 else [part.table for part in message.parts]
+        if self.core.mode.name != "ssp":
+            return [self._repeated(message)]
+        keys = [] if message.piece else sorted(self.core.tables)  # there pieces bring nothing
         return [self._reply(message, self._newest(message.rank, keys), wire.REPEATED)]
 
     def _is_ahead(self, rank: int) -> bool:

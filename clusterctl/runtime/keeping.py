@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 
 from clusterctl.runtime.index import HashIndex
-from clusterctl.runtime.oldest import GONE, Oldest
+from clusterctl.runtime.oldest import GONE, UNKNOWN, Oldest
 from clusterctl.runtime.placement import SLOTS, Bits, Ids, mix64, slots_of
 from clusterctl.runtime.retention import Age, Fraction, Retention, Score, Sightings
 from clusterctl.runtime.rowstore import Array, Column, RowStore
@@ -21,7 +21,7 @@ _POWERS = 4_096
 
 
 def columns_of(retention: Retention | None) -> list[Column]:
-    """What rows carry for their retention: `seen`, the step of the last push (-1: none), and `score` as of then."""
+    """What rows carry for their retention: `seen`, the step of the last push, and `score` as of then."""
     if retention is None or (retention.expire is None and retention.max_rows is None):
         return []
     seen = Column("seen", "I64")
@@ -39,6 +39,7 @@ class Keeper:
         self._powers = Powers(retention.expire.decay) if isinstance(retention.expire, Score) else None
         self._oldest = Oldest(store, rows) if retention.max_rows is not None else None
         self._shares = retention.slot_shares()
+        self._is_restored = False
         self.candidates = Candidates()
         self.expired = self.evicted = 0
 
@@ -54,18 +55,26 @@ class Keeper:
         return np.ones(len(ids), bool)
 
     def made(self, positions: Ids) -> None:
-        """Rows were made, as if a step before the first had pushed them once."""
+        """Rows were made, as if pushed once by an unknown step."""
         self._held += self._by_slot(positions)
         data = self._store.data
         if "seen" in data:
-            data["seen"][positions] = -1
+            data["seen"][positions] = UNKNOWN
         if "score" in data:
             data["score"][positions] = 1
 
     def restored(self) -> None:
-        """Columns of rows that were made already have other contents now."""
+        """Columns of rows that were made already may have other contents now."""
+        self._is_restored = True
         if self._oldest is not None:
             self._oldest.forget()
+
+    def begin(self, step: int) -> None:
+        """Rows of which no push is known, since they were loaded, count as pushed just before `step`."""
+        if self._is_restored and "seen" in self._store.data:
+            seen = self._store.data["seen"][: self._store.used]
+            seen[seen == UNKNOWN] = step - 1
+        self._is_restored = False
 
     def pushed(self, positions: Ids, sightings: Ids, fresh: Ids, step: int) -> None:
         """Rows at `positions` were named by so many pushes of `step`; those at `fresh` have just been made."""

@@ -7,7 +7,8 @@ Schema, version 1::
      "tables": {NAME: {"kind": "dense" | "sparse", "shape": [...], "rows": null | n, "held": elements or rows saved}},
      "files": [{"file": "pserver-00000.safetensors", "pserver": 0, "bytes": n, "sha256": hex, "node": 0}, ...]}
 
-A checkpoint's has besides `"checkpoint": true`, `"trainers": n` and `"lanes": [dense, sparse]`, those of a pserver.
+A checkpoint's has besides `"checkpoint": true`, `"trainers": n`, `"lanes": [dense, sparse]`, those of a pserver, and
+outside sync mode `"steps": [...]`, those of the trainers by rank. The step of a model counts all pushes then.
 `node` is the node that wrote the file, where there are nodes.
 
 It is built from the receipts of all pservers, each the fields of a `saved` event:
@@ -30,7 +31,8 @@ VERSION = 1
 
 _PIECE = re.compile(r"pserver-\d{5}\.safetensors")
 _COMMON = ("tag", "pass", "step", "mode", "seed", "pservers")
-_OF_CHECKPOINTS = ("checkpoint", "trainers", "lanes")
+_OF_CHECKPOINTS = ("checkpoint", "trainers", "lanes", "steps")
+_MOMENT = ("pass", "step")
 
 
 def piece_name(pserver: int) -> str:
@@ -40,7 +42,8 @@ def piece_name(pserver: int) -> str:
 def build_manifest(job: str, run: str, receipts: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
     """The manifest of one tag, or None while receipts of some pservers are missing.
 
-    Raises ValueError when the receipts are not of one cut (their tag, step or number of pservers differ).
+    Raises ValueError when the receipts are not of one cut (their tag, step or number of pservers differ; see `is_cut`).
+    `pass` and `step` are the latest.
     """
     by_pserver = {int(r["pserver"]): r for r in receipts}
     if not by_pserver or len(by_pserver) < int(receipts[0]["pservers"]):
@@ -48,7 +51,8 @@ def build_manifest(job: str, run: str, receipts: Sequence[Mapping[str, Any]]) ->
     ordered = [by_pserver[p] for p in sorted(by_pserver)]
     first = ordered[0]
     alike = [*_COMMON, *(key for key in _OF_CHECKPOINTS if key in first)]
-    if any(r.get(k) != first[k] for r in ordered for k in alike):
+    exact = [key for key in alike if key not in _MOMENT or is_cut(first)]
+    if any(r.get(k) != first[k] for r in ordered for k in exact):
         raise ValueError(f"receipts of tag {first['tag']!r} are not of one cut")
     tables: dict[str, Any] = {}
     for receipt in ordered:
@@ -56,8 +60,16 @@ def build_manifest(job: str, run: str, receipts: Sequence[Mapping[str, Any]]) ->
             total = tables.setdefault(name, {**table, "held": 0})
             total["held"] += table["held"]
     files = [{key: r[key] for key in ("file", "pserver", "bytes", "sha256", "node") if key in r} for r in ordered]
-    common = {key: first[key] for key in alike}
+    common = {key: max(r[key] for r in ordered) if key in _MOMENT else first[key] for key in alike}
     return {"v": VERSION, "job": job, "run": run, **common, "tables": tables, "files": files}
+
+
+def is_cut(said: Mapping[str, Any]) -> bool:
+    """Whether all pieces are of one step: of a receipt or a file's metadata.
+
+    Outside sync mode nobody waits for a model to be saved, and its pieces may be some pushes apart.
+    """
+    return said.get("mode") == "sync" or "cursors" in said or bool(said.get("checkpoint"))
 
 
 def write_manifest(directory: Path, manifest: Mapping[str, Any]) -> Path:

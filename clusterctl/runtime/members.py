@@ -60,13 +60,17 @@ Output = Union[Reply, Save]
 
 @dataclass
 class Member:
-    """What a lane knows of one trainer. `push` is the one that is not applied, or not wholly applied, yet."""
+    """What a lane knows of one trainer. `push` is the one that is not applied, or not wholly applied, yet.
+
+    `declared` says whether it has made a table here, and so pushes to this lane.
+    """
 
     attempt: int = 0
     passes: int = 0
     pushed: int = 0
     cursor: tuple[int, int] = (0, 0)
     left: bool = False
+    declared: bool = False
     push: Push | None = None
     cut: int = 0
 
@@ -113,8 +117,9 @@ class Members:
         return min((m.pushed for m in self.by_rank.values() if not m.left), default=0)
 
     @property
-    def fastest(self) -> int:
-        return max((m.pushed for m in self.by_rank.values()), default=0)
+    def pushes(self) -> int:
+        """Of all trainers, also of those that have left."""
+        return sum(m.pushed for m in self.by_rank.values())
 
     def cursors(self) -> tuple[dict[str, Any], ...]:
         return tuple(member.to_json(rank) for rank, member in sorted(self.by_rank.items()))

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from clusterctl.runtime.errors import ModelError
-from clusterctl.runtime.manifest import piece_name, read_manifest
+from clusterctl.runtime.manifest import is_cut, piece_name, read_manifest
 from clusterctl.runtime.pieces import FORMAT
 from clusterctl.runtime.placement import BLOCK_ELEMENTS, SLOTS, Ids, block_count, owners_of
 from clusterctl.runtime.spec import TableSpec
@@ -240,7 +240,8 @@ def checksum(path: Path) -> tuple[int, str]:
 def _by_pserver(files: Sequence[TensorFile]) -> list[TensorFile]:
     """The files by pserver; raises ModelError when one is missing or they are not of one cut."""
     first = files[0]
-    alike = ("job", "run", "tag", "pass", "step", "pservers", "block_elements", "slots")
+    moment = ("pass", "step") if is_cut(first.metadata) else ()
+    alike = ("job", "run", "tag", *moment, "pservers", "block_elements", "slots")
     for file in files:
         differing = [key for key in alike if file.metadata.get(key) != first.metadata.get(key)]
         if differing or sorted(read_tables(file, FORMAT)) != sorted(read_tables(first, FORMAT)):

@@ -12,8 +12,8 @@ import numpy as np
 from clusterctl.runtime.placement import SLOTS, Ids, slots_of
 from clusterctl.runtime.rowstore import Array, RowStore
 
-#: What column "seen" holds where there is no row.
-GONE = -2
+#: What column "seen" holds where there is no row, and where it is not known when the row was pushed.
+GONE, UNKNOWN = -2, -3
 
 
 class Oldest:

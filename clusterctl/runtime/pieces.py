@@ -126,9 +126,9 @@ def write_piece(
 
 
 def _own_steps(cut: Cut, cursors: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """In sync all trainers are at the cut's step; else each has a step of its own."""
+    """In sync mode all trainers are at the cut's step; else each has a step of its own."""
     steps = [cursor["step"] for cursor in sorted(cursors, key=lambda cursor: cursor["rank"])]
-    return {} if all(step == cut.step for step in steps) else {"steps": steps}
+    return {} if cut.mode == "sync" else {"steps": steps}
 
 
 def _places(cut: Cut, lanes: tuple[int, int]) -> tuple[int, int, int]:

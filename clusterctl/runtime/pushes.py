@@ -80,6 +80,14 @@ class Reader:
         [(number, grad)] = self._part(table, message.parts)
         return key, number, grad
 
+    def repeated(self, message: wire.Message) -> tuple[DenseTable, int]:
+        """The table, and the number of the part, that a piece of an earlier push is about."""
+        table = self.table(message.parts[0].table) if message.parts else None
+        if not isinstance(table, DenseTable):
+            raise WireError(f"piece {message.piece} of step {message.step} is not of a dense table")
+        [(number, _)] = self._part(table, message.parts)
+        return table, number
+
     def table(self, key: int) -> Table:
         table = self._tables.get(key)
         if table is None:

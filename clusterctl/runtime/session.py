@@ -165,12 +165,13 @@ class Session:
             raise UseError(f"reader={reader!r} cannot be called", remedy="give reader(pass_, rng) that yields batches")
         self._accumulate = whole_number("accumulate", accumulate, 1)
         ahead = whole_number("prefetch", prefetch, 0)
-        self._ids_of = dict(ids or {}) if ahead else {}
         if clip is not None and not isinstance(clip, Clip):
             raise UseError(f"clip={clip!r}", remedy="give such as clip_by_norm(5.0)")
         self._clip = clip
-        for handle, of in self._ids_of.items():
-            if self._handles.get(getattr(getattr(handle, "spec", None), "key", -1)) is not handle or not callable(of):
+        self._ids_of = dict(ids or {}) if ahead else {}
+        for handle, of in (ids or {}).items():
+            known = isinstance(handle, Embedding) and self._handles.get(handle.spec.key) is handle
+            if not known or not callable(of):
                 raise UseError(f"ids={{{handle!r}: {of!r}}}", remedy="map an embedding to a function of a batch")
         return self._run(reader, whole_number("passes", passes, 0), shard, max(1, ahead), on_pass)
 

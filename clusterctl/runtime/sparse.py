@@ -110,13 +110,14 @@ class SparseTable(SparseReader):
     def restore(self, ids: Ids, columns: Mapping[str, Array]) -> None:
         """Sets distinct ids to what `columns` holds of each, by name; a column that is missing begins as in a new row.
 
-        Without "seen" a row counts as pushed once, just before the first step.
+        Without "seen" a row counts as pushed once, just before the step that comes next. Columns of another retention
+        than this table has are left out.
         """
         positions = self._store.find(ids)
         absent = np.flatnonzero(positions < 0)
         positions[absent] = self._make(ids[absent])
-        for name, values in columns.items():
-            self._store.data[name][positions] = values
+        for name in columns.keys() & self._store.data.keys():
+            self._store.data[name][positions] = columns[name]
         if self._keeper is not None:
             self._keeper.restored()
 
@@ -130,6 +131,8 @@ class SparseTable(SparseReader):
 
         A table with a retention must be told of every step, also of one without gradients: rows expire by steps.
         """
+        if self._keeper is not None:
+            self._keeper.begin(step)
         grads = [grad for grad in grads if len(grad.ids)]
         if grads:
             self._update(grads, total, step)
@@ -216,16 +219,13 @@ class SparseTable(SparseReader):
         return self.spec.init.rows(self._key, ids, self.spec.dim)
 
     def _remember(self, ids: Ids, rows: Floats, step: int) -> None:
-        """Adds rows to those that this step replaced, unless they are there with an older value."""
+        """Adds rows to those that this step replaced. Of one that is there already the older value stays the first."""
         if self.changed_by != step:
             self._replaced_ids, self._replaced = self._replaced_ids[:0], self._replaced[:0]
-        known, order = self._replaced_ids, np.argsort(ids)
-        at = np.searchsorted(known, ids.take(order))
-        new = order if not len(known) else order[known.take(at, mode="clip") != ids.take(order)]
-        every = np.concatenate((known, ids.take(new)))
-        merged = np.argsort(every, kind="stable")  # merges ascending runs
-        self._replaced_ids = every.take(merged)
-        self._replaced = np.concatenate((self._replaced, rows.take(new, axis=0))).take(merged, axis=0)
+        every = np.concatenate((self._replaced_ids, ids))
+        order = np.argsort(every, kind="stable")
+        self._replaced_ids = every.take(order)
+        self._replaced = np.concatenate((self._replaced, rows)).take(order, axis=0)
         self.changed_by = step
 
 

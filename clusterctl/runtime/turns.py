@@ -65,7 +65,7 @@ class Turns:
         self.step = step
 
     def join_late(self, message: wire.Message) -> None:
-        """The lane gets its first table after the run has taken steps elsewhere."""
+        """A trainer makes a table: it, or the run, may have taken steps elsewhere before this lane had any."""
 
     def cut(self, message: wire.Message) -> list[Output]:
         raise RefusedError("a sync job makes its checkpoints between steps")
@@ -105,9 +105,19 @@ class Turns:
                 return wire.Part(wire.DENSE16, values.astype(np.float16), key, offset)
         return wire.Part(wire.DENSE, self.stable(values), key, offset)
 
+    def _repeated(self, message: wire.Message) -> Reply:
+        """The answer to what is applied already: a piece brings its part, an opening all that no piece brings."""
+        if message.piece:
+            table, number = self.core.reader.repeated(message)
+            parts = [self._part(message.rank, table, number, table.current)]
+        else:
+            later = {part.table for part in message.parts if part.kind == wire.LATER}
+            parts = self._newest(message.rank, [key for key in sorted(self.core.tables) if key not in later])
+        return self._reply(message, parts, wire.REPEATED)
+
     def _newest(self, rank: int, keys: list[int]) -> list[wire.Part]:
         """The newest values of dense tables, as far as this lane has them."""
-        dense = [table for key in keys if isinstance(table := self.core.tables[key], DenseTable)]
+        dense = [table for key in keys if isinstance(table := self.core.tables.get(key), DenseTable)]
         return [part for table in dense for part in self.values(rank, table, table.current)]
 
 
@@ -128,8 +138,7 @@ class AllTogether(Turns):
     def push(self, message: wire.Message) -> list[Output]:
         member = self.core.members[message.rank]
         if message.step < self.step:
-            keys = sorted(self.core.tables) if message.piece == 0 else [p.table for p in message.parts]
-            return [self._reply(message, self._newest(message.rank, keys), wire.REPEATED)]
+            return [self._repeated(message)]
         if message.step > self.step or member.left:
             raise RefusedError(
                 f"trainer {message.rank} pushes step {message.step}, pserver {self.core.pserver} is at {self.step}"
@@ -157,10 +166,12 @@ class AllTogether(Turns):
         return self.step
 
     def join_late(self, message: wire.Message) -> None:
-        self.step = max(self.step, message.step)
+        if not self.core.tables:
+            self.step = max(self.step, message.step)
 
     def announce(self) -> None:
-        self.cuts = self.step + 1
+        """Trainers hear of it at the end of this step, and tell all lanes with their next push."""
+        self.cuts = self.step + 2
 
     def pass_ended(self, tables: tuple[Any, ...]) -> list[Output]:
         return [self.core.checkpoint(self.step, tables)]

@@ -146,14 +146,15 @@ def save_model(job: JobPaths, name: str, step: int) -> None:
     (job.output / name / piece_name(0)).write_bytes(len(header).to_bytes(8, "little") + header + b"data")
 
 
-def test_models_after_the_checkpoint_are_set_aside_and_others_stay(job: JobPaths) -> None:
+@pytest.mark.parametrize("moment", [{"step": 10}, {"step": 5, "steps": [5, 5, 0]}])
+def test_models_after_the_checkpoint_are_set_aside_and_others_stay(job: JobPaths, moment: dict[str, Any]) -> None:
     save_model(job, "pass-00000", 10)
     save_model(job, "pass-00001", 20)
     (job.output / "mine").mkdir()
     (job.output / "mine" / piece_name(0)).write_bytes(b"\xff" * 20)
     aside = job.run("0001").dir / "output"
     aside.parent.mkdir()
-    set_aside_later(job, 10, aside)
+    set_aside_later(job, moment, aside)
     assert sorted(path.name for path in job.output.iterdir()) == ["mine", "pass-00000"]
     assert [path.name for path in aside.iterdir()] == ["pass-00001"]
 

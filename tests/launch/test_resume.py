@@ -98,8 +98,11 @@ def test_without_a_good_checkpoint_it_is_refused_and_all_trouble_is_told(nodes: 
     with pytest.raises(RefusedError, match="has no checkpoint to go on from") as none:
         nodes.choose()
     assert "without --resume" in str(none.value.hint)
+    nodes.save(50, seed="?")
     nodes.save(100)
     (nodes.place(0, 100) / NAME).write_text("{")
+    with pytest.raises(RefusedError, match="its manifest is not that of a checkpoint"):
+        nodes.choose()
     with pytest.raises(RefusedError, match="passed over: its manifest cannot be read"):
         nodes.choose()
 

@@ -7,6 +7,7 @@ import random
 import threading
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -100,7 +101,7 @@ def test_random_repeats_and_late_copies_apply_every_push_once() -> None:
                 sent.append(push(rank, step))
                 core.handle(rank, push(rank, step))
                 for late in chance.sample(sent, min(len(sent), 3)):
-                    core.handle(late.rank, late)
+                    core.handle(late.rank, replace(late))
         assert value(core) == pytest.approx(20.0 if mode == "sync" else 60.0)
 
 

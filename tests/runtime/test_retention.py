@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Iterable
 from pathlib import Path
@@ -272,15 +273,28 @@ def test_a_restored_last_push_decides_who_goes_next() -> None:
     assert sorted(table.ids.tolist()) == [ids[2], ids[4]]
 
 
-def test_a_loaded_row_counts_as_pushed_once_before_the_first_step() -> None:
+@pytest.mark.parametrize("first", [0, 5_000])
+def test_a_loaded_row_counts_as_pushed_once_before_the_step_that_comes_next(first: int) -> None:
     rows, one = 9 * SLOTS, np.float32(1)
     table = SparseTable(spec_of(Retention(expire=score_below(0.2, 0.5), sweep_every=1), rows), 0)
     table.put(np.array([5]), np.ones((1, DIM), np.float32))
     left = []
-    for step in range(4):
+    for step in range(first, first + 4):
         table.apply([], one, step)
         left.append(len(table))
     assert left == [1, 1, 0, 0]  # scores 1/2, 1/4, 1/8
+
+
+def test_a_checkpoint_may_be_read_by_a_table_of_another_retention() -> None:
+    one, ids = np.float32(1), np.arange(8)
+    tables = [SparseTable(spec_of(r), 0) for r in (None, Retention(expire=older_than(5)), Retention(max_rows=SLOTS))]
+    tables[1].apply([SparseGrad(one, ids, np.ones((8, DIM), np.float32))], one, 0)
+    for source, target in itertools.permutations(tables, 2):
+        at = source.live()
+        target.restore(source.ids_at(at), {c.name: source.read(c.name, at) for c in source.columns()})
+    for table in tables:
+        assert table.ids.tolist() == ids.tolist()
+        np.testing.assert_array_equal(table.pull(ids, None), tables[1].pull(ids, None))
 
 
 def test_a_fraction_of_ids_is_admitted_and_always_the_same() -> None:

@@ -14,6 +14,7 @@ from safetensors.numpy import load_file
 from clusterctl.runtime import SGD, Adagrad, connect, load_model, merge_model, normal, uniform
 from clusterctl.runtime.errors import ModelError, UseError
 from clusterctl.runtime.manifest import build_manifest, piece_name, read_manifest, write_manifest
+from clusterctl.runtime.pieces import Cut, write_piece
 from clusterctl.runtime.placement import BLOCK_ELEMENTS
 from clusterctl.runtime.session import Session
 from clusterctl.runtime.tensorfile import Entry, TensorFile, write_tensors
@@ -202,6 +203,20 @@ def test_a_manifest_waits_for_all_receipts_and_refuses_mixed_ones() -> None:
     assert len(build_manifest("J", "1", [other, receipt])["files"]) == 2  # type: ignore[index]
     with pytest.raises(ValueError, match="not of one cut"):
         build_manifest("J", "1", [receipt, {**other, "step": 5}])
+    with pytest.raises(ValueError, match="not of one cut"):
+        build_manifest("J", "1", [{**r, "mode": "async", "checkpoint": True} for r in (receipt, {**other, "step": 5})])
+
+
+def test_outside_sync_mode_the_pieces_of_a_model_may_be_some_pushes_apart(tmp_path: Path) -> None:
+    receipts = [
+        write_piece(tmp_path, Cut("J", "1", "t", 2, step, "async", 0, pserver, 2), [])
+        for pserver, step in enumerate((7, 9))
+    ]
+    manifest = build_manifest("J", "1", receipts)
+    assert manifest is not None
+    assert (manifest["step"], manifest["pass"]) == (9, 2)
+    write_manifest(tmp_path / "t", manifest)
+    assert load_model(tmp_path / "t") == {}
 
 
 def test_a_manifest_cannot_name_files_elsewhere(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from clusterctl.runtime import SGD, Adagrad, Adam, Momentum, connect, constant, uniform
 from clusterctl.runtime.environment import read_environment
-from clusterctl.runtime.errors import NotAvailableError, ProcessError, TableError, UseError
+from clusterctl.runtime.errors import ProcessError, TableError, UseError
 from clusterctl.runtime.session import Session
 from tests.runtime.cluster import thread_cluster
 
@@ -95,10 +95,38 @@ def test_a_push_that_was_refused_can_be_done_right(ps: Session) -> None:
     np.testing.assert_array_equal(w.value, [-1, -1])
 
 
-@pytest.mark.parametrize("options", [{"accumulate": 2}, {"prefetch": 1}, {"ids": {1: 2}}])
-def test_options_of_later_versions_say_so(ps: Session, options: Any) -> None:
-    with pytest.raises(NotAvailableError, match="not available in this version"):
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"accumulate": 0}, "accumulate=0 is not a whole number from 1 up"),
+        ({"accumulate": 1.5}, "accumulate=1.5 is not a whole number"),
+        ({"accumulate": True}, "accumulate=True is not a whole number"),
+        ({"prefetch": -1}, "prefetch=-1 is not a whole number from 0 up"),
+        ({"prefetch": "2"}, "prefetch='2' is not a whole number"),
+        ({"ids": {1: abs}}, r"ids=\{1: .*\}; map an embedding to a function of a batch"),
+        ({"clip": 5.0}, r"clip=5\.0; give such as clip_by_norm"),
+    ],
+)
+def test_options_of_steps_are_checked(ps: Session, options: Any, message: str) -> None:
+    with pytest.raises(UseError, match=message):
         ps.steps(lambda pass_, rng: [], passes=1, **options)
+
+
+def test_ids_are_a_function_for_an_embedding_of_this_session(ps: Session, tmp_path: Path) -> None:
+    e, w = ps.embedding("e", 2, SGD(0.1)), ps.dense("w", 2, SGD(0.1))
+    with connect() as other:
+        theirs = other.embedding("e", 2, SGD(0.1))
+    for ids in ({e: [1, 2]}, {w: abs}, {theirs: abs}):
+        with pytest.raises(UseError, match="map an embedding to a function of a batch"):
+            ps.steps(lambda pass_, rng: [], passes=1, prefetch=1, ids=ids)  # type: ignore[arg-type]
+
+
+def test_ids_that_are_asked_for_ahead_are_checked_too(ps: Session) -> None:
+    e = ps.embedding("e", 2, SGD(0.1), rows=10)
+    batches = ps.steps(lambda pass_, rng: [3, 10], passes=1, prefetch=1, ids={e: lambda batch: [batch]})
+    next(batches)
+    with pytest.raises(UseError, match=r"it has rows=10; give ids in 0\.\.9"):
+        ps.push({}, samples=1)
 
 
 def test_readers_and_passes_are_checked(ps: Session) -> None:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from clusterctl.cli.causes import cause_lines
 from clusterctl.cli.console import clean, human_time, plural
 from clusterctl.cli.live import Display, PassFormat, default_pass_line
+from clusterctl.cli.resuming import check_job, tell_resume, would_resume
 from clusterctl.cli.session import Session, job_name, job_ref
 
 if TYPE_CHECKING:
@@ -46,12 +47,12 @@ def start(
 ) -> None:
     from clusterctl.launch import plan as make_plan
 
-    _check_job(job_workspace, package, resume)
+    check_job(job_workspace, package, resume)
     with session.whole_cluster(session.settings(ENGINE=engine)) as cluster:
         launch = make_plan(cluster.settings, cluster.inventory, session.program_args)
         ref = job_ref(cluster.settings, job_workspace)
         if plan:
-            _show_plan(session, launch, ref or "JOB...", _would_resume(cluster, launch, ref) if resume else None)
+            _show_plan(session, launch, ref or "JOB...", would_resume(cluster, launch, ref) if resume else None)
             return
         failed = None
         if package is not None:
@@ -62,36 +63,6 @@ def start(
         launch_and_follow(
             session, cluster, launch, ref, follow, allow_partial=allow_partial, failed=failed, resume=resume
         )
-
-
-def _check_job(job_workspace: str | None, package: Path | None, resume: bool) -> None:
-    from clusterctl.errors import UsageError
-
-    if resume and package is not None:
-        raise UsageError(
-            "--resume goes on with a job that is on the nodes, --job_dispatch_package makes a new one",
-            hint="name the job: --job_workspace DIR, or none for the newest",
-        )
-    if not resume and (job_workspace is None) == (package is None):
-        raise UsageError(
-            "start needs a job to start: --job_workspace DIR, or --job_dispatch_package WORKSPACE to send one first",
-            hint="clusterctl jobs lists what is on the nodes",
-        )
-
-
-def _would_resume(cluster: Cluster, launch: LaunchPlan, ref: str | None) -> tuple[str, Resume]:
-    """The job, and the checkpoint from which it would go on."""
-    from clusterctl.launch import choose
-    from clusterctl.observe.status import find
-
-    job, _ = find(cluster, ref)
-    return job, choose(cluster, job, launch.nodes, launch)
-
-
-def _tell_resume(session: Session, resume: Resume) -> None:
-    for line in resume.warnings:
-        session.console.warn(clean(line, keep_newlines=True))
-    session.console.say(f"goes on from {resume}")
 
 
 def _dispatch(
@@ -112,7 +83,7 @@ def _show_plan(session: Session, launch: LaunchPlan, job: str, would: tuple[str,
     document: dict[str, Any] = {"job": job, "processes": described}
     if would is not None:
         document.update(job=would[0], resume=would[1].to_json())
-        _tell_resume(session, would[1])
+        tell_resume(session, would[1])
     session.console.document(document)
     if session.console.json:
         return
@@ -156,7 +127,7 @@ def launch_and_follow(
             session.console.say(line)
 
     try:
-        on_resume = (lambda chosen: _tell_resume(session, chosen)) if resume else None
+        on_resume = (lambda chosen: tell_resume(session, chosen)) if resume else None
         run = begin(cluster, launch, ref, on_go, allow_partial=allow_partial, failed=failed, on_resume=on_resume)
         name = job_name(cluster.settings, cluster.inventory, run.job)
         session.console.say(f"{name} run {int(run.run)}: supervisors are up on {len(run.nodes)} nodes")

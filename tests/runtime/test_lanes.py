@@ -1,0 +1,212 @@
+"""Lanes with and without tables, uneven data, pushes on their way, saves that are written while training goes on."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from clusterctl.runtime import SGD, load_model, wire
+from clusterctl.runtime.modes import WINDOWS
+from clusterctl.runtime.session import Session
+from tests.runtime.cluster import DEADLINE_S, thread_cluster
+
+MODES = ["sync", "async", "ssp(1)", "geo(2)"]
+LAYOUTS = [(1, 1, 0), (1, 1, 1), (2, 2, 1)]
+
+
+def ports(layout: tuple[int, int, int]) -> dict[str, int]:
+    return {"ports_num": layout[1], "ports_num_for_sparse": layout[2]}
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_job_without_any_table_ends(tmp_path: Path, layout: tuple[int, int, int], mode: str) -> None:
+    def program(ps: Session) -> int:
+        for _ in ps.steps(lambda pass_, rng: range(3), passes=2):
+            ps.push({}, samples=1)
+        return ps.step
+
+    with thread_cluster(tmp_path, layout[0], 2, mode=mode, **ports(layout)) as cluster:
+        assert cluster.train(program) == [6, 6]
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("kind", ["dense", "sparse"])
+def test_a_table_may_come_late_on_lanes_that_had_none(tmp_path: Path, mode: str, kind: str) -> None:
+    """Between two passes, and in the middle of one, when all trainers have the same number of batches."""
+
+    def program(ps: Session) -> None:
+        tables: list[Any] = []
+        for pass_ in range(2):
+            for batch in ps.steps(lambda pass_, rng: range(9), passes=1):
+                if (pass_, batch) in ((0, 0), (0, 7), (1, 2)):
+                    first = (len(tables) % 2 == 0) == (kind == "dense")
+                    name = f"t{len(tables)}"
+                    tables.append(ps.dense(name, 1, SGD(1.0)) if first else ps.embedding(name, 1, SGD(1.0)))
+                ps.push({t: -np.ones(1) if t.spec.kind == "dense" else ([5], -np.ones((1, 1))) for t in tables}, 1)
+
+    with thread_cluster(tmp_path, 2, 2, mode=mode, ports_num=1, ports_num_for_sparse=1) as cluster:
+        cluster.train(program)
+        held = [t for core in cluster.cores for t in core.tables.values() if elements_of(t).size]
+        kinds, moved = ({t.spec.name: of(t) for t in held} for of in (kind_of, elements_of))
+    averaged = {"dense": {"sync", "geo(2)"}, "sparse": {"sync"}}
+    for name, steps in {"t0": 18, "t1": 11, "t2": 7}.items():
+        times = 1 if mode in averaged[kinds[name]] else 2
+        assert moved[name] == pytest.approx(times * steps, abs=0.11), name  # rows begin anywhere within 0.1 of zero
+
+
+def kind_of(table: Any) -> str:
+    return str(table.spec.kind)
+
+
+def elements_of(table: Any) -> Any:
+    return table.current if table.spec.kind == "dense" else table.pull(table.ids, None)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_an_embedding_alone_trains_on_its_own_lanes_and_is_saved(tmp_path: Path, mode: str) -> None:
+    def program(ps: Session) -> None:
+        e = ps.embedding("e", 1, SGD(1.0), rows=50)
+        for n in ps.steps(lambda pass_, rng: range(4), passes=2):
+            e.pull([n])
+            ps.push({e: (np.arange(50), -np.ones((50, 1)))}, samples=1)
+
+    with thread_cluster(tmp_path, 2, 2, mode=mode, ports_num_for_sparse=2) as cluster:
+        cluster.train(program)
+        assert {receipt["tag"] for receipt in cluster.receipts} == {"pass-00000", "pass-00001"}
+    ids, rows = load_model(tmp_path / "output" / "pass-00001")["e"]
+    assert ids.tolist() == list(range(50))
+    np.testing.assert_allclose(rows, 8 if mode == "sync" else 16, rtol=0, atol=0.11)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_uneven_data_ends_on_every_lane(tmp_path: Path, mode: str) -> None:
+    def program(ps: Session) -> int:
+        w, e = ps.dense("w", 200_000, SGD(1.0)), ps.embedding("e", 2, SGD(1.0))
+        for n in ps.steps(lambda pass_, rng: range([4, 0, 2][(ps.rank + pass_) % 3]), passes=3):
+            ps.push({w: np.ones(200_000), e: ([n, 9], e.pull([n, 9]))}, samples=1)
+            if ps.rank == 2 and n == 3:
+                break
+        return ps.step
+
+    with thread_cluster(tmp_path, 2, 3, mode=mode, ports_num=2, ports_num_for_sparse=1) as cluster:
+        cluster.train(program)
+        assert not cluster.cores[0].members.active()
+
+
+def test_a_save_has_the_values_of_its_step_though_training_goes_on(tmp_path: Path) -> None:
+    """The writer is stopped until the next pass has changed everything."""
+    trained = threading.Event()
+
+    def program(ps: Session) -> Any:
+        w, e = ps.dense("w", 3_000, SGD(1.0)), ps.embedding("e", 2, SGD(1.0))
+        seen: list[Any] = []
+
+        def look(pass_: int) -> None:
+            seen.append((w.value.copy(), e.pull([1, 2])))
+
+        for n in ps.steps(lambda pass_, rng: range(3), passes=2, on_pass=look):
+            ps.push({w: np.cos(w.value + n), e: ([1, 2], e.pull([1, 2]) + n)}, samples=1)
+            if seen and n == 1:
+                trained.set()
+        return seen
+
+    with thread_cluster(tmp_path, 2, 2, ports_num=2, ports_num_for_sparse=1) as cluster:
+        for pserver in cluster.pservers:
+            stall(pserver.server, trained)
+        [seen, _] = cluster.train(program)
+    assert trained.is_set()
+    for pass_, (dense, rows) in enumerate(seen):
+        saved: Any = load_model(tmp_path / "output" / f"pass-{pass_:05d}")
+        np.testing.assert_array_equal(saved["w"], dense)
+        np.testing.assert_array_equal(saved["e"][1], rows)
+    assert (seen[0][0] != seen[1][0]).all()
+
+
+def stall(server: Any, until: threading.Event) -> None:
+    write = server._write
+
+    def write_late(save: Any) -> None:
+        assert until.wait(DEADLINE_S)
+        write(save)
+
+    server._write = write_late
+
+
+@pytest.mark.parametrize("elements", [10, 100_000])
+def test_a_window_of_async_pushes_is_on_its_way_and_the_arrays_are_the_callers_at_once(
+    tmp_path: Path, elements: int
+) -> None:
+    """The lane takes up a push only when the trainer waits: so as many are on their way as ever may be."""
+    pushes, permits = 20, threading.Semaphore(0)
+    sent = taken = most = 0
+
+    def program(ps: Session) -> Any:
+        nonlocal sent, most
+        link: Any = ps._client._link
+        post, wait = link.post, link.wait
+
+        def count(lane: int, message: wire.Message, *rest: Any) -> None:
+            nonlocal sent, most
+            if message.kind == wire.PUSH and message.piece == 0:
+                sent += 1
+                most = max(most, sent - taken)
+            post(lane, message, *rest)
+
+        def permit(done: Any, reply_bytes: int = 0) -> None:
+            permits.release(pushes if sent == pushes + 1 else 1)
+            wait(done, reply_bytes)
+
+        w, e = ps.dense("w", elements, SGD(1.0)), ps.embedding("e", 1, SGD(1.0), rows=9)
+        link.post, link.wait = count, permit
+        gradient, ids, row = np.empty(elements, np.float32), np.empty(2, np.int64), np.empty((2, 1), np.float32)
+        for n in ps.steps(lambda pass_, rng: range(pushes), passes=1):
+            gradient[:], ids[:], row[:] = -n, (1, 3), -n
+            ps.push({w: gradient, e: (ids, row)}, samples=1)
+            gradient[:], ids[:], row[:] = np.nan, 0, np.nan
+            if n == pushes - 1:
+                permits.release(pushes)
+        return [w.pull().copy(), e.pull([0, 1, 3])[:, 0]]
+
+    with thread_cluster(tmp_path, 1, 1, mode="async") as cluster:
+        [core] = cluster.cores
+        handle = core.handle
+
+        def take(rank: int, message: wire.Message) -> Any:
+            nonlocal taken
+            if message.kind == wire.PUSH and message.piece == 0:
+                assert permits.acquire(timeout=DEADLINE_S)
+                taken += 1
+            return handle(rank, message)
+
+        core.handle = take  # type: ignore[method-assign]
+        [(dense, rows)] = cluster.train(program)
+    assert most == WINDOWS["async"]
+    np.testing.assert_array_equal(dense, np.full(elements, sum(range(pushes))))
+    np.testing.assert_allclose(rows, [0, sum(range(pushes)), sum(range(pushes))], rtol=0, atol=0.11)
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("every", [{"unit": "step", "n": 2}, {"unit": "s", "n": 5}, {"unit": "pass", "n": 1}], ids=str)
+def test_checkpoints_of_an_embedding_alone_are_made_as_asked(tmp_path: Path, mode: str, every: dict[str, Any]) -> None:
+    """It has no table on the dense lanes, the first of which keeps the time."""
+
+    def program(ps: Session) -> None:
+        e = ps.embedding("e", 1, SGD(1.0), rows=50)
+        for _ in ps.steps(lambda pass_, rng: range(6), passes=2):
+            ps.push({e: (np.arange(50), e.pull(np.arange(50)))}, samples=1)
+
+    facts: dict[str, Any] = {"checkpoints": True, "save_every": every}
+    with thread_cluster(tmp_path, 2, 2, mode=mode, ports_num_for_sparse=1, **facts) as cluster:
+        cluster.lanes[0]._clock = itertools.count(time.monotonic(), 2.0).__next__  # two seconds at each look
+        cluster.train(program)
+    made = [receipt for receipt in cluster.receipts if receipt["tag"].startswith("step-")]
+    tags = {receipt["tag"] for receipt in made}
+    assert len(tags) >= (1 if every["unit"] == "pass" else 3)
+    assert all(sum(receipt["tag"] == tag for receipt in made) == 2 for tag in tags)
