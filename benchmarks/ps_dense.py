@@ -97,7 +97,7 @@ def row(layout: bench.Layout, given: argparse.Namespace) -> list[str]:
 
 def main() -> None:
     parser = bench.options(__doc__.splitlines()[0], layouts="1x1,1x2,2x2", megabytes=100.0, rounds=5, steps=8)
-    bench.more_options(parser, security="none", shm="off", ports=1, frame=2**20, window=16)
+    bench.more_options(parser, security="none", shm="off", ports=1, frame=2**20, window=4)
     parser.add_argument("--tune", action="store_true", help="look for the echo's best frame and window first")
     given = parser.parse_args()
     spec = {"security": given.security, "shm": given.shm, "ports_num": given.ports}

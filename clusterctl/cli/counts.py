@@ -20,7 +20,7 @@ def staleness(processes: Processes) -> Counter[int]:
     """How many pushes were applied when so many others had come in between, over all pservers."""
     counts: Counter[int] = Counter()
     for process in processes:
-        counts.update({int(age): int(count) for age, count in (process.get("staleness") or {}).items()})
+        counts.update({int(age): int(count) for age, count in process.get("staleness") or ()})
     return counts
 
 
@@ -44,8 +44,9 @@ def _range(bits: int) -> str:
 def _table_lines(pservers: Processes) -> list[str]:
     tables: dict[str, Counter[str]] = {}
     for process in pservers:
-        for name, counts in (process.get("tables") or {}).items():
-            tables.setdefault(name, Counter()).update({key: int(value) for key, value in counts.items()})
+        for table in process.get("tables") or ():
+            counts = {key: int(value) for key, value in table.items() if key != "name"}
+            tables.setdefault(table["name"], Counter()).update(counts)
     return [f"table {name}  {_table(counts)}" for name, counts in sorted(tables.items())]
 
 

@@ -131,8 +131,8 @@ class PServer:
             for table in list(lane.core.tables.values()):
                 if isinstance(table, SparseTable):
                     tables.setdefault(table.spec.name, Counter()).update(table.counters())
-        facts: dict[str, Any] = {"tables": {name: dict(counts) for name, counts in tables.items()}}
-        facts["staleness"] = {str(age): count for age, count in sorted(self._staleness().items())}
+        facts: dict[str, Any] = {"tables": [{"name": name, **counts} for name, counts in tables.items()]}
+        facts["staleness"] = sorted(self._staleness().items())
         self._tell_control("step", facts)
 
     def _open(self, lane: int, restored: CheckpointSource | None) -> Lane:
