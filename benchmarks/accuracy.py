@@ -104,10 +104,16 @@ def run(command: Sequence[str], cwd: Path, **environ: str) -> None:
         raise SystemExit(f"{' '.join(command)}\n{done.stdout[-2000:]}\n{done.stderr[-2000:]}")
 
 
-def row(name: str, batch: int, scores: Sequence[Score], reference: float) -> list[str]:
+def row(name: str, scores: Sequence[Score], reference: Sequence[Score]) -> list[str]:
+    """Name, AUC and log-loss, and how far the mean AUC is from that of `reference`."""
     aucs, losses = [score.auc for score in scores], [score.logloss for score in scores]
-    mean = statistics.mean(aucs)
-    return [name, str(batch), *cells(aucs), *cells(losses), f"{mean - reference:+.4f}"]
+    gap = statistics.mean(aucs) - statistics.mean(score.auc for score in reference)
+    return [name, *cells(aucs), *cells(losses), f"{gap:+.4f}"]
+
+
+def alike(mode: str) -> int:
+    """The batch with which a single process makes as many updates: a step of sync merges those of all trainers."""
+    return BATCH * TRAINERS if mode == "sync" else BATCH
 
 
 def cells(figures: Sequence[float]) -> list[str]:
@@ -119,18 +125,16 @@ def main() -> None:
     parser = options(__doc__.partition("\n")[0], seeds=5, passes=3, learning_rate=0.02)
     parser.add_argument("modes", nargs="*", default=["sync", "async", "ssp(4)", "geo(25)"])
     given = parser.parse_args()
+    seeds = range(1, given.seeds + 1)
     rows: list[list[str]] = []
     with bench(given) as made:
-        contenders = {f"alone, {size}": (size, made.alone, size) for size in (BATCH, BATCH * TRAINERS)}
-        contenders |= {mode: (BATCH, made.job, mode) for mode in given.modes}
-        reference = 0.0
-        for name, (batch, contender, what) in contenders.items():
+        alone = {batch: [made.alone(batch, seed) for seed in seeds] for batch in (BATCH * TRAINERS, BATCH)}
+        rows += [row(f"alone, batch {batch}", scores, scores) for batch, scores in alone.items()]
+        for mode in given.modes:
             began = time.monotonic()
-            scores = [contender(what, seed) for seed in range(1, given.seeds + 1)]
-            reference = reference or statistics.mean(score.auc for score in scores)
-            rows.append(row(name, batch, scores, reference))
+            rows.append(row(mode, [made.job(mode, seed) for seed in seeds], alone[alike(mode)]))
             print(*rows[-1], f"{time.monotonic() - began:.0f} s", flush=True)
-    show(["", "batch", "AUC", "spread", "log-loss", "spread", "AUC beside alone"], rows)
+    show(["", "AUC", "least-greatest", "log-loss", "least-greatest", "AUC beside alone with as many updates"], rows)
 
 
 if __name__ == "__main__":

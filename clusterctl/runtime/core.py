@@ -99,9 +99,18 @@ class ServerCore:
         """What follows from a message of the trainer whose key says `rank`. A trainer's errors are answered."""
         try:
             self._admit(rank, message)
+            if message.kind == wire.PULL:
+                self._distrust_places(message)
             return self._handlers[message.kind](message)
         except RuntimeFailure as failure:
             return [Reply(rank, error_reply(message, failure))]
+
+    def handle_held(self, pull: wire.Message) -> list[Output]:
+        """As `handle`, for a pull that came before and had to wait."""
+        try:
+            return self._pull(pull)
+        except RuntimeFailure as failure:
+            return [Reply(pull.rank, error_reply(pull, failure))]
 
     def saved(self, tag: str) -> list[Output]:
         """The file of `tag` is in place: answers who waited for it."""
@@ -132,6 +141,13 @@ class ServerCore:
         if message.attempt > member.attempt and message.kind not in (wire.HELLO, wire.PROBE):
             raise RefusedError(f"attempt {message.attempt} of trainer {rank} has not said hello")
 
+    def _distrust_places(self, pull: wire.Message) -> None:
+        """A copy of an earlier pull may come late, when the memory that it was lent has another use: it gets none."""
+        member = self.members[pull.rank]
+        if pull.request <= member.newest_pull:
+            pull.parts = [part._replace(position=None) for part in pull.parts]
+        member.newest_pull = max(member.newest_pull, pull.request)
+
     def _hello(self, message: wire.Message) -> list[Output]:
         member, info = self.members[message.rank], message.json()
         if info.get("trainers") != self.trainers:
@@ -140,7 +156,8 @@ class ServerCore:
             )
         if member.left:
             raise RefusedError(f"trainer {message.rank} had already left this run")
-        member.attempt = message.attempt
+        if message.attempt > member.attempt:
+            member.attempt, member.newest_pull = message.attempt, 0
         facts: dict[str, Any] = {
             **self.greeting,
             "pserver": self.pserver,

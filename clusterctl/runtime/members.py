@@ -71,6 +71,7 @@ class Member:
     cursor: tuple[int, int] = (0, 0)
     left: bool = False
     declared: bool = False
+    newest_pull: int = 0
     push: Push | None = None
     cut: int = 0
 

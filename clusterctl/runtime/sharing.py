@@ -44,6 +44,7 @@ class Sharing:
         self._tables: dict[tuple[int, int], tuple[int, Bytes]] = {}
         self._regions: dict[int, dict[int, Bytes]] = {}
         self._seen: dict[int, set[tuple[int, int]]] = {}
+        self._connections: dict[int, socket.socket] = {}
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._listener.bind(f"\0{self.name}")
         self._listener.listen(64)
@@ -109,16 +110,28 @@ class Sharing:
             if fd is not None or uid != os.geteuid() or not secrets.compare_digest(str(hello["token"]), self.token):
                 return
             rank = int(hello["rank"])
-            self._regions.setdefault(rank, {}).clear()
-            self._seen[rank] = set()
+            self._forget(rank)
+            self._connections[rank] = sock
             memory.send(sock, {"ok": True})
-            while True:
-                request, fd = memory.receive(sock)
-                try:
-                    self._answer(sock, rank, request, fd)
-                finally:
-                    if fd is not None:
-                        os.close(fd)
+            try:
+                self._converse(sock, rank)
+            finally:
+                if self._connections.get(rank) is sock:
+                    self._forget(rank)
+
+    def _forget(self, rank: int) -> None:
+        """What a trainer lent and sees is over; gradients that still wait keep the memory that they are in."""
+        self._regions.setdefault(rank, {}).clear()
+        self._seen[rank] = set()
+
+    def _converse(self, sock: socket.socket, rank: int) -> None:
+        while True:
+            request, fd = memory.receive(sock)
+            try:
+                self._answer(sock, rank, request, fd)
+            finally:
+                if fd is not None:
+                    os.close(fd)
 
     def _answer(self, sock: socket.socket, rank: int, request: dict[str, Any], fd: int | None) -> None:
         if fd is not None:

@@ -82,7 +82,7 @@ class Turns:
 
     def _answer_held(self) -> list[Output]:
         held, self._pulls = self._pulls, []
-        return [output for pull in held for output in self.core.handle(pull.rank, pull)]
+        return [output for pull in held for output in self.core.handle_held(pull)]
 
     def _reply(self, request: wire.Message, parts: list[wire.Part], flags: int = 0) -> Reply:
         core = self.core

@@ -22,6 +22,8 @@ from clusterctl.runtime.errors import ModelError, UseError
 from clusterctl.runtime.manifest import build_manifest, piece_name, write_manifest
 from clusterctl.runtime.pieces import Cut, write_piece
 from clusterctl.runtime.placement import BLOCK_ELEMENTS, owned_elements, slots_of
+from clusterctl.runtime.retention import Retention, after_sightings, older_than, score_below
+from clusterctl.runtime.sparse import SparseGrad, SparseTable
 from clusterctl.runtime.spec import TableSpec
 
 STEP, TAG = 500, "step-000000500"
@@ -325,3 +327,45 @@ def test_without_torch_the_export_says_what_to_install(saved: Path, monkeypatch:
     monkeypatch.setitem(__import__("sys").modules, "torch", None)
     with pytest.raises(UseError, match="pip install torch"):
         torch_state_dict(saved)
+
+
+def restored(checkpoint: Checkpoint, spec: TableSpec, lane: int, lanes: int) -> SparseTable:
+    table = SparseTable(spec, 7, lane, lanes)
+    found = checkpoint.sparse(spec, lane, lanes)
+    assert found is not None
+    table.restore(found.ids, found.columns)
+    table.restore_candidates(found.candidate_ids, found.counts)
+    return table
+
+
+def contents(tables: Sequence[SparseTable]) -> dict[int, tuple[bytes, ...]]:
+    """What is kept of each id."""
+    out = {}
+    for table in tables:
+        at = table.live()
+        arrays = [table.read(column.name, at) for column in table.columns()]
+        out.update({i: tuple(a[n].tobytes() for a in arrays) for n, i in enumerate(table.ids_at(at).tolist())})
+    return out
+
+
+@pytest.mark.parametrize("expire", [older_than(6), score_below(0.6, 0.8)])
+def test_an_embedding_that_forgets_goes_on_as_if_nothing_had_been(tmp_path: Path, expire: Any) -> None:
+    """From one lane onto three: admission, expiry and the cap go on where they were."""
+    retention = Retention(after_sightings(2), expire, max_rows=1_500, sweep_every=3)
+    spec = TableSpec("word", "sparse", (2,), Adagrad(0.1), uniform(0.1), retention=retention)
+    whole = SparseTable(spec, 7)
+    rng = np.random.default_rng(1)
+    steps = [np.unique(rng.integers(0, 4_000, 700)) for _ in range(24)]
+    for step, ids in enumerate(steps[:12]):
+        whole.apply([SparseGrad(np.float32(1), ids, np.ones((len(ids), 2), np.float32))], np.float32(1), step)
+    cut = Cut("JOB", "0001", TAG, 0, 12, "sync", 7, 0, 1)
+    write_piece(tmp_path, cut, [whole.frozen()], cursors=CURSORS)
+    lanes = [restored(open_checkpoint(tmp_path / TAG), spec, lane, 3) for lane in range(3)]
+    assert sum(len(lane.candidates()[0]) for lane in lanes) == len(whole.candidates()[0]) > 0
+    for step, ids in enumerate(steps[12:], 12):
+        for lane, table in enumerate([whole, *lanes]):
+            own = ids if table is whole else ids[slots_of(ids, None) % 3 == lane - 1]
+            table.apply([SparseGrad(np.float32(1), own, np.ones((len(own), 2), np.float32))], np.float32(1), step)
+    assert contents(lanes) == contents([whole])
+    assert len(whole) > 100
+    assert all(sum(lane.counters()[name] for lane in lanes) for name in ("admitted", "refused", "expired"))
