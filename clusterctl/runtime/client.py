@@ -49,7 +49,7 @@ class Client:
         self._attempt = env.attempt
         self._trainers = env.trainers
         self._progress = progress
-        self._requests = 0
+        self._requests = env.attempt << 32  # answers to what an earlier attempt asked are no answers to this one
         self._epoch = 0
         self._pushes: deque[Ticket] = deque()
         self._cut = 0

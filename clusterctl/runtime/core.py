@@ -1,4 +1,4 @@
-"""A lane of a parameter server without sockets, clock, files or environment: messages in, replies and saves out.
+"""A lane of a parameter server without sockets, deadlines, files or environment: messages in, replies and saves out.
 
 The ZeroMQ process and local mode drive this very class. A lane owns disjoint pieces of the tables, and shares nothing
 with other lanes. Not thread-safe: one thread calls it. How pushes become updates is in `turns`: all trainers' pushes
@@ -7,6 +7,7 @@ of a step at once (sync), or each on arrival (async, ssp, geo).
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass, field, replace
 from typing import Any, Callable, Protocol
 
@@ -106,7 +107,9 @@ class ServerCore:
             return [Reply(rank, error_reply(message, failure))]
 
     def handle_held(self, pull: wire.Message) -> list[Output]:
-        """As `handle`, for a pull that came before and had to wait."""
+        """As `handle`, for a pull that came before and had to wait; nobody waits for that of a trainer that died."""
+        if pull.attempt < self.members[pull.rank].attempt:
+            return []
         try:
             return self._pull(pull)
         except RuntimeFailure as failure:
@@ -156,8 +159,7 @@ class ServerCore:
             )
         if member.left:
             raise RefusedError(f"trainer {message.rank} had already left this run")
-        if message.attempt > member.attempt:
-            member.attempt, member.newest_pull = message.attempt, 0
+        member.attempt = message.attempt
         facts: dict[str, Any] = {
             **self.greeting,
             "pserver": self.pserver,
@@ -292,22 +294,25 @@ class ServerCore:
         """The saves that trainers asked for and that are due now; with `force` also what only some asked for."""
         out: list[Output] = []
         due = self.book.due(self.members.active(), force)
-        tables = self._frozen() if due else ()
+        moment = self.moment() if due else None
         for tag, whole_pass in due:
-            pass_ = max(0, self.members.most_passes - 1)
-            out.append(Save(tag, self.step, pass_, tables))
+            assert moment is not None
+            out.append(replace(moment, tag=tag, pass_=max(0, self.members.most_passes - 1)))
             self.book.saved_step = self.step
-            if whole_pass and self.save_every is not None and self.save_every.is_pass(pass_ + 1):
-                out += self.turns.pass_ended(tables)
+            if whole_pass and self.save_every is not None and self.save_every.is_pass(self.members.most_passes):
+                out += self.turns.pass_ended(moment)
         return out
 
-    def checkpoint(self, step: int, tables: tuple[Any, ...] | None = None) -> Save:
-        """A checkpoint of this moment, with the trainers' cursors."""
-        frozen = self._frozen() if tables is None else tables
-        return Save(f"step-{step:09d}", step, self.members.passes, frozen, True, self.members.cursors())
+    def moment(self) -> Save:
+        """Copies of all tables as they are now, for saves of any tag."""
+        began = time.perf_counter()
+        tables = tuple(table.frozen() for _, table in sorted(self.tables.items()))
+        return Save("", self.step, 0, tables, pause_s=time.perf_counter() - began)
 
-    def _frozen(self) -> tuple[Any, ...]:
-        return tuple(table.frozen() for _, table in sorted(self.tables.items()))
+    def checkpoint(self, step: int, moment: Save | None = None) -> Save:
+        """A checkpoint of this moment, with the trainers' cursors."""
+        made = replace(moment or self.moment(), tag=f"step-{step:09d}", step=step, pass_=self.members.passes)
+        return replace(made, checkpoint=True, cursors=self.members.cursors())
 
     def _bye(self, message: wire.Message) -> list[Output]:
         member = self.members[message.rank]

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from clusterctl.runtime import wire
 from clusterctl.runtime.errors import RefusedError
-from clusterctl.runtime.members import Output
+from clusterctl.runtime.members import Output, Save
 from clusterctl.runtime.modes import WINDOWS
 from clusterctl.runtime.pushes import Push
 from clusterctl.runtime.sparse import SparseTable
@@ -192,5 +192,5 @@ class Each(Turns):
             self._announced_at = done
             self.announce()
 
-    def pass_ended(self, tables: tuple[Any, ...]) -> list[Output]:
+    def pass_ended(self, moment: Save) -> list[Output]:
         return []  # trainers do not end passes together: the checkpoint is announced instead

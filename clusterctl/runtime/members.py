@@ -44,7 +44,7 @@ class Reply:
 class Save:
     """Write `tables`, which are copies of this moment, under `tag`, and call `ServerCore.saved(tag)` when they are.
 
-    A checkpoint has the trainers' cursors.
+    A checkpoint has the trainers' cursors. `pause_s` is how long it took to make the copies: nothing else went on here.
     """
 
     tag: str
@@ -53,6 +53,7 @@ class Save:
     tables: tuple[Any, ...] = ()
     checkpoint: bool = False
     cursors: tuple[dict[str, Any], ...] = ()
+    pause_s: float = 0.0
 
 
 Output = Union[Reply, Save]

@@ -99,11 +99,12 @@ class PServer:
         self.server.finish()
 
     def close(self) -> None:
-        self.server.close()
+        closed = self.server.close()
         if self._sharing is not None:
             self._sharing.close()
         _clear_half_written(self._env)
-        self._context.term()
+        if closed:
+            self._context.term()
 
     def report(self) -> None:
         """Says what is worth knowing when all is over."""
@@ -162,8 +163,10 @@ class PServer:
 
     def _write(self, save: Save) -> None:
         receipt = write_save(self._env, self.layout, self._env.rank, save)
+        receipt["pause_s"] = round(save.pause_s, 6)
         self._tell_control("saved", receipt)
-        say(f"pserver {self._env.rank}: saved {save.tag} at step {save.step}, {receipt['bytes']:,} bytes")
+        paused = f"training paused for {1e3 * save.pause_s:.0f} ms"
+        say(f"pserver {self._env.rank}: saved {save.tag} at step {save.step}, {receipt['bytes']:,} bytes; {paused}")
 
 
 def write_save(env: Environment, layout: Layout, pserver: int, save: Save) -> dict[str, Any]:

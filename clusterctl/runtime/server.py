@@ -6,12 +6,14 @@ outside of the process can do more with than wake it.
 
 from __future__ import annotations
 
+import contextlib
 import queue
 import sys
 import threading
 import time
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Callable
 
 import numpy as np
@@ -28,6 +30,7 @@ _WAKE = b""
 #: How many saves may wait for the one that is being written, before lanes wait too.
 _SAVES_WAITING = 1
 _ROUTES_KNOWN = 4_096
+_ENDING_S = 2.0  # for what a lane does at the moment when all must end
 
 
 class Lane:
@@ -186,6 +189,7 @@ class Server:
         self._jobs: queue.Queue[Save | None] = queue.Queue(_SAVES_WAITING)
         self._failures: list[BaseException] = []
         self._over = threading.Event()
+        self._is_used = False
 
     def finish(self) -> None:
         """Lets `run` return once nothing is being written."""
@@ -196,20 +200,27 @@ class Server:
         writer = threading.Thread(target=self._write_all, daemon=True)
         for thread in (*threads, writer):
             thread.start()
-        self._over.wait()
-        for lane in self.lanes:
-            lane.finish()
-        if not self._failures:
+        ending_s: float | None = _ENDING_S
+        try:
+            self._over.wait()
+            ending_s = None if not self._failures else _ENDING_S
+        finally:  # SIGTERM raises here
+            for lane in self.lanes:
+                lane.finish()
             for thread in threads:
-                thread.join()
-            self._jobs.put(None)
-            writer.join()
+                thread.join(ending_s)
+            self._is_used = any(thread.is_alive() for thread in threads)
         if self._failures:
             raise self._failures[0]
+        self._jobs.put(None)
+        writer.join()
 
-    def close(self) -> None:
-        for lane in self.lanes:
-            lane.close()
+    def close(self) -> bool:
+        """Closes the sockets, unless a thread still uses them; then False, and they go with the process."""
+        if not self._is_used:
+            for lane in self.lanes:
+                lane.close()
+        return not self._is_used
 
     def take(self, lane: Lane, save: Save) -> None:
         """A lane's part of a save; when all lanes that have tables have given theirs, the file is written."""
@@ -220,7 +231,11 @@ class Server:
                 return
             del self._parts[save.tag]
         tables = tuple(table for _, part in sorted(parts.items()) for table in part.tables)
-        self._jobs.put(Save(save.tag, save.step, save.pass_, tables, save.checkpoint, save.cursors))
+        whole = replace(save, tables=tables, pause_s=max(part.pause_s for part in parts.values()))
+        while not self._failures:
+            with contextlib.suppress(queue.Full):
+                self._jobs.put(whole, timeout=0.25)
+                return
 
     def _run_lane(self, lane: Lane) -> None:
         try:

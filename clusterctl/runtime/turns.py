@@ -6,13 +6,13 @@ A push may come in pieces; a part of a table is applied as soon as it is complet
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from clusterctl.runtime import wire
 from clusterctl.runtime.errors import RefusedError
-from clusterctl.runtime.members import Output, Reply
+from clusterctl.runtime.members import Output, Reply, Save
 from clusterctl.runtime.pushes import Push
 from clusterctl.runtime.sparse import SparseTable
 from clusterctl.runtime.tables import DenseTable, Floats, Weighted
@@ -73,8 +73,8 @@ class Turns:
     def announce(self) -> None:
         """Makes a checkpoint due, by the clock."""
 
-    def pass_ended(self, tables: tuple[Any, ...]) -> list[Output]:
-        """A checkpoint at the end of a pass is due; `tables` are copies made just now."""
+    def pass_ended(self, moment: Save) -> list[Output]:
+        """A checkpoint at the end of a pass is due; `moment` has copies made just now."""
         return []
 
     def someone_left(self) -> list[Output]:
@@ -173,8 +173,8 @@ class AllTogether(Turns):
         """Trainers hear of it at the end of this step, and tell all lanes with their next push."""
         self.cuts = self.step + 2
 
-    def pass_ended(self, tables: tuple[Any, ...]) -> list[Output]:
-        return [self.core.checkpoint(self.step, tables)]
+    def pass_ended(self, moment: Save) -> list[Output]:
+        return [self.core.checkpoint(self.step, moment)]
 
     def someone_left(self) -> list[Output]:
         return self._advance()

@@ -319,10 +319,13 @@ def resident(process: Process) -> int:
 
 
 @contextlib.contextmanager
-def under_attack(root: Path, mode: str, security: str) -> Iterator[tuple[Process, GoodTrainer, Attacker]]:
+def under_attack(
+    root: Path, mode: str, security: str, left: bool = False
+) -> Iterator[tuple[Process, GoodTrainer, Attacker]]:
+    """A pserver, trainer 0 and one who has the key of trainer 1, which has `left` the run or not come yet."""
     with contextlib.ExitStack() as stack:
         server, addresses = stack.enter_context(pserver(root, mode=mode, security=security))
-        if mode == "sync":  # else a step would wait for trainer 1
+        if left:
             (root / "leaves.py").write_text(LEAVES)
             run_trainer(root, 1, "leaves.py", addresses)
         good = stack.enter_context(contextlib.closing(GoodTrainer(root, addresses)))

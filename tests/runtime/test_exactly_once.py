@@ -291,3 +291,22 @@ def test_a_trainer_killed_between_push_and_reply_is_succeeded_bit_for_bit(tmp_pa
     for mine, theirs in zip(expected, results, strict=True):
         for a, b in zip(mine, theirs, strict=True):
             np.testing.assert_array_equal(a, b)
+
+
+def pull_and_die(session: Session) -> None:
+    with session as ps:
+        ps.dense("w", 4, SGD(1.0)).pull()
+        raise InterruptedError
+
+
+def test_a_successor_numbers_its_requests_apart_from_those_before(tmp_path: Path) -> None:
+    """So that an answer to what a killed trainer asked is never taken for one of its own."""
+    numbers: list[list[int]] = []
+    with thread_cluster(tmp_path, 1, 1) as cluster:
+        handle = cluster.cores[0].handle
+        cluster.cores[0].handle = lambda rank, message: (numbers[-1].append(message.request), handle(rank, message))[1]
+        for attempt in (1, 2):
+            numbers.append([])
+            with pytest.raises(InterruptedError):
+                pull_and_die(cluster.session(0, attempt=attempt))
+    assert max(numbers[0]) < min(numbers[1])

@@ -249,3 +249,15 @@ def test_a_pull_that_asks_for_a_table_many_times_is_refused() -> None:
     parts = [wire.Part(wire.DENSE, np.empty(0, np.float32), LONG.key)] * 2
     [reply] = send(core, [wire.Message(wire.PULL, 0, 9, parts=parts)])
     assert reply.kind == wire.ERROR
+
+
+def test_a_pull_that_a_killed_trainer_left_behind_is_not_answered_to_its_successor() -> None:
+    core = made_core()
+    start = pulled(core, 0)
+    send(core, push(0, 0, start))
+    ahead = wire.Message(wire.PULL, 0, 60, version=1, parts=[wire.Part(wire.IDS, IDS, ROWS.key)])
+    assert send(core, [ahead]) == []
+    join(core, 0, attempt=2)
+    heard = send(core, push(1, 0, start))
+    assert core.step == 1
+    assert 60 not in [reply.request for reply in heard]
