@@ -18,6 +18,7 @@ from clusterctl.inventory import Node, nodeset
 from clusterctl.launch.plan import OUR_ENGINE, LaunchPlan
 
 CHUNK_BYTES = 1 << 20
+ON_DISK_S = 600.0  # a piece that has come must reach the disk
 ANEW = "start without --resume begins anew"
 
 
@@ -197,7 +198,7 @@ def _move(cluster: Cluster, job: str, resume: Resume, file: Message, targets: Se
 
 def _error_of(call: AgentCall) -> ClusterctlError | None:
     try:
-        call.result()
+        call.result(ON_DISK_S)
     except NodeError as exc:
         return exc
     return None

@@ -35,7 +35,8 @@ from clusterctl.runtime.saving import SaveBook
 from clusterctl.runtime.sparse import SparseTable
 from clusterctl.runtime.spec import TableSpec, spec_from_json
 from clusterctl.runtime.tables import DenseTable, Floats, Table, Tables
-from clusterctl.runtime.turns import AllTogether, Turns
+from clusterctl.runtime.together import AllTogether
+from clusterctl.runtime.turns import Turns
 
 
 class Lender(Protocol):

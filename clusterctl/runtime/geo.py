@@ -98,7 +98,7 @@ class GeoValues(ServerValues):
         self._fetch(handle, wanted.groups.distinct)
         return self._local(handle).table.pull(wanted.groups.distinct, None)
 
-    def prefetch(self, handle: Embedding, wanted: Wanted) -> None:
+    def prefetch(self, handle: Embedding, wanted: Wanted, most: int) -> None:
         """Rows are here for most of the steps; those that are not come when they are asked for."""
 
     def _local(self, handle: Embedding) -> LocalRows:

@@ -273,7 +273,7 @@ class Session:
             for number, batch in enumerate(batches, turn.batch + 1):
                 if self._asked.get(handle, (-1, -1)) < (turn.pass_, number):
                     self._asked[handle] = (turn.pass_, number)
-                    self._values.prefetch(handle, handle.wanted(ids_of(batch)))
+                    self._values.prefetch(handle, handle.wanted(ids_of(batch)), len(batches))
 
     def _checked(self, gradients: Mapping[Handle, Any]) -> Gradient:
         checked = Gradient()

@@ -77,6 +77,11 @@ class DenseTable:
             rule.update(source[a:b], [s[a:b] for s in self.state], merged, target[a:b], t)
         return target[start:stop]
 
+    def keep(self, part: int) -> None:
+        """The step leaves a part as it is."""
+        start, stop = self.bounds(part)
+        self.previous[start:stop] = self.current[start:stop]
+
     def finish(self, step: int) -> None:
         """All parts of `step` were applied to the second buffer: it is the current one from now on."""
         self.current, self.previous = self.previous, self.current

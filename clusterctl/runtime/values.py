@@ -51,8 +51,9 @@ class ServerValues:
             client.take_cut()
 
     def settle(self) -> None:
-        """Waits until all pushes are applied."""
+        """Waits until all pushes are applied; what was asked for ahead is of no use any more."""
         self.client.settle()
+        self._ahead.clear()
 
     def pull_dense(self, handle: Dense) -> None:
         empty = np.empty(0, np.float32)
@@ -72,10 +73,10 @@ class ServerValues:
         self.client.wait_for(asked.ticket)
         return asked.rows
 
-    def prefetch(self, handle: Embedding, wanted: Wanted) -> None:
-        """Asks for the rows of a batch ahead. In sync mode the values of one step are of no use in another."""
+    def prefetch(self, handle: Embedding, wanted: Wanted, most: int) -> None:
+        """Asks for the rows of a batch ahead; `most` are kept, and in sync mode none of those of other steps."""
         earlier = [] if self.client.mode.name == "sync" else self._ahead.get(handle, [])
-        self._ahead[handle] = [*earlier, self._ask(handle, wanted)]
+        self._ahead[handle] = [*earlier, self._ask(handle, wanted)][-most:]
 
     def _known_ahead(self, handle: Embedding, ids: Ids) -> Asked | None:
         asked = self._ahead.get(handle, [])

@@ -1,0 +1,107 @@
+"""Trainers that die between any two messages, over real sockets: a successor goes on, and nothing counts twice."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from clusterctl.runtime import SGD, Adagrad, uniform, wire, zeros
+from clusterctl.runtime.session import Session
+from tests.runtime.cluster import DEADLINE_S, ThreadCluster, thread_cluster
+from tests.runtime.small import PART, cut_small
+
+LANES = {"ports_num": 2, "ports_num_for_sparse": 1}
+ELEMENTS = 6 * PART
+IDS = np.array([3, 3, 8, -1])
+STEPS = 6
+
+
+@pytest.fixture(autouse=True)
+def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    cut_small(monkeypatch)
+
+
+def value_dependent(ps: Session) -> Any:
+    w = ps.dense("w", ELEMENTS, Adagrad(0.1), uniform(0.5))
+    e = ps.embedding("e", 3, Adagrad(0.1))
+    wanted = {e: lambda ids: ids}
+    for ids in ps.steps(lambda pass_, rng: (rng.integers(-9, 9, 8) for _ in range(STEPS)), 1, prefetch=1, ids=wanted):
+        rows = e.pull(ids)
+        ps.push({w: np.sin(w.value * rows.sum()), e: (ids, rows + w.value[:3])}, samples=1 + ps.rank)
+    return w.value.copy(), e.pull(np.arange(-9, 9))
+
+
+def counted(ps: Session) -> None:
+    """Every push moves each element by 1, and a row by how often it is named."""
+    w, e = ps.dense("w", ELEMENTS, SGD(1.0)), ps.embedding("e", 2, SGD(1.0), zeros())
+    for _ in ps.steps(lambda pass_, rng: range(STEPS), passes=1):
+        e.pull(IDS)
+        ps.push({w: -np.ones(ELEMENTS), e: (IDS, -np.ones((4, 2)))}, samples=1)
+
+
+def die_after(ps: Session, messages: int) -> Session:
+    """The process ends when it has sent so many messages of pushes, which all lanes have got."""
+    link: Any = ps._client._link
+    post, sent, lanes = link.post, [0], link.layout.lanes
+
+    def post_or_die(lane: int, message: wire.Message, *rest: Any) -> None:
+        if message.kind == wire.PUSH and sent[0] == messages:
+            heard: list[wire.Message] = []
+            for each in range(lanes):
+                probe = wire.Message(wire.PROBE, message.rank, 2**62 + each, message.epoch, message.attempt)
+                post(each, probe, heard.append)
+            link.wait(lambda: len(heard) == lanes)
+            raise InterruptedError("killed")
+        sent[0] += message.kind == wire.PUSH
+        post(lane, message, *rest)
+
+    link.post = post_or_die
+    return ps
+
+
+def train_with_a_death(cluster: ThreadCluster, program: Any, messages: int) -> list[Any]:
+    """Trainer 1 dies after so many messages of its pushes, and has a successor."""
+    results: list[Any] = [None, None]
+
+    def other() -> None:
+        with cluster.session(0) as ps:
+            results[0] = program(ps)
+
+    thread = threading.Thread(target=other, daemon=True)
+    thread.start()
+    with pytest.raises(InterruptedError), die_after(cluster.session(1), messages) as ps:
+        program(ps)
+    with cluster.session(1, attempt=2) as ps:
+        results[1] = program(ps)
+    thread.join(DEADLINE_S)
+    assert not thread.is_alive()
+    return results
+
+
+@pytest.mark.parametrize("messages", [0, 1, 5, 8, 13, 20, 40, 61])
+def test_in_sync_a_death_does_not_show_in_the_bits(tmp_path: Path, messages: int) -> None:
+    with thread_cluster(tmp_path / "undisturbed", 1, 2) as cluster:
+        expected, _ = cluster.train(value_dependent)
+    with thread_cluster(tmp_path / "disturbed", 2, 2, **LANES) as cluster:
+        results = train_with_a_death(cluster, value_dependent, messages)
+    for result in results:
+        for mine, theirs in zip(result, expected, strict=True):
+            np.testing.assert_array_equal(mine, theirs)
+
+
+@pytest.mark.parametrize(("mode", "dense"), [("async", 2 * STEPS), ("ssp(2)", 2 * STEPS), ("geo(3)", STEPS)])
+@pytest.mark.parametrize("messages", [0, 5, 13, 21])
+def test_in_the_other_modes_no_push_is_lost_or_counted_twice(
+    tmp_path: Path, mode: str, dense: int, messages: int
+) -> None:
+    with thread_cluster(tmp_path, 2, 2, mode=mode, **LANES) as cluster:
+        train_with_a_death(cluster, counted, messages)
+        tables = [t for core in cluster.cores for _, t in sorted(core.tables.items())]
+        values = np.concatenate([t.current for t in tables if t.spec.name == "w"])
+        rows = {int(i): float(t.pull(np.array([i]), None)[0, 0]) for t in tables if t.spec.name == "e" for i in t.ids}
+    np.testing.assert_array_equal(values, np.full(ELEMENTS, dense))
+    assert rows == {3: 4 * STEPS, 8: 2 * STEPS, -1: 2 * STEPS}

@@ -1,0 +1,77 @@
+"""Rows that are asked for ahead: what the program gets of them, and what becomes of those that it does not take."""
+
+from __future__ import annotations
+
+import gc
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from clusterctl.runtime import SGD, zeros
+from clusterctl.runtime.session import Session
+from clusterctl.runtime.values import Asked
+from tests.runtime.cluster import thread_cluster
+
+IDS = np.array([4, 9, 2])
+
+
+def test_rows_asked_for_before_a_break_are_not_those_of_the_next_loop(tmp_path: Path) -> None:
+    """One trainer leaves the pass after 4 of 9 batches, and in the next loop begins with the ids it had asked for."""
+
+    def program(ps: Session) -> Any:
+        e = ps.embedding("e", 1, SGD(1.0), zeros())
+        for loop in range(2):
+            for batch in ps.steps(lambda pass_, rng: range(9), passes=1, prefetch=1, ids={e: lambda batch: IDS}):
+                if (loop, batch) == (1, 0):
+                    return e.pull(IDS)[:, 0]
+                ps.push({e: (IDS, -np.ones((3, 1)))}, samples=1)
+                if ps.rank == 0 and batch == 3:
+                    break
+
+        raise AssertionError
+
+    with thread_cluster(tmp_path, 1, 2) as cluster:
+        for rows in cluster.train(program):
+            assert rows.tolist() == [9.0] * 3
+
+
+@pytest.mark.parametrize("ahead", [1, 3])
+@pytest.mark.parametrize("mode", ["sync", "async"])
+def test_rows_that_are_never_taken_do_not_pile_up(tmp_path: Path, mode: str, ahead: int) -> None:
+    """The function of the batch gives other ids than the program pulls."""
+
+    def program(ps: Session) -> int:
+        e = ps.embedding("e", 1, SGD(1.0))
+        for n in ps.steps(lambda pass_, rng: range(40), passes=1, prefetch=ahead, ids={e: lambda n: [n, 1000]}):
+            e.pull([n])
+            ps.push({e: ([n], np.ones((1, 1)))}, samples=1)
+            if n == 30:
+                gc.collect()
+                return sum(isinstance(thing, Asked) for thing in gc.get_objects())
+        raise AssertionError
+
+    with thread_cluster(tmp_path, 1, 1, mode=mode) as cluster:
+        [alive] = cluster.train(program)
+    assert alive <= 2 * ahead + 1
+
+
+@pytest.mark.parametrize("ahead", [1, 2, 4])
+def test_in_async_rows_are_as_old_as_the_asking(tmp_path: Path, ahead: int) -> None:
+    """One trainer whose pushes are settled before each pull: a batch's rows lack the pushes since it was read."""
+
+    def program(ps: Session) -> list[float]:
+        e = ps.embedding("e", 1, SGD(1.0), zeros(), rows=1)
+        w = ps.dense("w", 1, SGD(1.0))
+        seen = []
+        for _ in ps.steps(lambda pass_, rng: range(8), passes=1, prefetch=ahead, ids={e: lambda batch: [0]}):
+            seen.append(float(e.pull([0])[0, 0]))
+            ps.push({e: ([0], -np.ones((1, 1))), w: np.ones(1)}, samples=1)
+        return seen
+
+    with thread_cluster(tmp_path, 1, 1, mode="async") as cluster:
+        [seen] = cluster.train(program)
+    assert seen[0] == 0
+    for batch, value in enumerate(seen[1:], 1):  # asked for behind the push of the batch `ahead` before, or the first
+        assert value == max(1, batch - ahead + 1), seen
