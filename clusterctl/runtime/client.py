@@ -27,6 +27,9 @@ from clusterctl.runtime.sharing import LEAST_BYTES
 
 Replies = dict[int, wire.Message]
 
+#: Pieces of 1 MB that may be unanswered, on each lane.
+_PIECES_OUT = 8
+
 
 @dataclass
 class Ticket:
@@ -56,6 +59,7 @@ class Client:
         self._cuts_taken = 0
         self._has_tables = False
         self._lenders: dict[int, Borrowing] = {}
+        self._pieces_out: dict[int, int] = {}
         self.reply_bytes = 0
         self.refresh: Callable[[wire.Part], None] = lambda part: None
         self._hello()
@@ -116,8 +120,8 @@ class Client:
         return WINDOWS[self.mode.name]
 
     def push(self, parts: Mapping[int, Outgoing], turn: Turn, samples: int) -> None:
-        """Sends a push to all lanes in use, without waiting for it; see `settle`."""
-        fields = {
+        """Sends a push to all lanes in use, and waits until the last pieces are on their way; see `settle`."""
+        fields: dict[str, Any] = {
             "pass_": turn.pass_,
             "batch": turn.batch,
             "flags": wire.LAST_OF_PASS if turn.last else 0,
@@ -134,14 +138,43 @@ class Client:
             message = self._message(wire.PUSH, **fields, parts=out.opening)
             full = None if out.full is None else self._message(wire.PUSH, **fields, parts=out.full)
             self._post_push(ticket, lane, message, full)
-        for number in range(max((len(out.pieces) for out in parts.values()), default=0)):
-            for lane, out in parts.items():
-                if number < len(out.pieces):
-                    piece = self._lent(ticket, lane, out.pieces[number])
-                    fields.update(version=self._versions[lane], piece=number + 1, pieces=1 + len(out.pieces))
-                    self._post_push(ticket, lane, self._message(wire.PUSH, **fields, parts=[piece]), None)
+        self._send_pieces(ticket, fields, {lane: out.pieces for lane, out in parts.items() if out.pieces})
         self._pushes.append(ticket)
         self.step += 1
+
+    def _send_pieces(self, ticket: Ticket, fields: dict[str, Any], pieces: dict[int, list[wire.Part]]) -> None:
+        """Sends each lane its pieces, so many at a time that they are still in the processor's cache on the way back.
+
+        All trainers send a lane's pieces in the same order, so in sync mode they do not wait for each other in a ring.
+        """
+        sent = dict.fromkeys(pieces, 0)
+        while sent:
+            for lane in list(sent):
+                while lane in sent and self._pieces_out.get(lane, 0) < _PIECES_OUT:
+                    number = sent[lane]
+                    fields.update(version=self._versions[lane], piece=number + 1, pieces=1 + len(pieces[lane]))
+                    self._post_piece(ticket, lane, fields, pieces[lane][number])
+                    sent[lane] += 1
+                    if sent[lane] == len(pieces[lane]):
+                        del sent[lane]
+            if sent:
+                self._wait(lambda: any(self._pieces_out[lane] < _PIECES_OUT for lane in sent), ticket)
+
+    def _post_piece(self, ticket: Ticket, lane: int, fields: Mapping[str, Any], part: wire.Part) -> None:
+        room = self.room_for(lane, part.array.nbytes)
+        message = self._message(wire.PUSH, **fields, parts=[part if room is None else _placed(part, room[1])])
+
+        def take(reply: wire.Message) -> None:
+            self._note(ticket, lane, reply)
+            self._pieces_out[lane] -= 1
+            if room is not None:
+                room[0].give(room[1])
+            for fresh in reply.parts:
+                self.refresh(fresh)
+
+        ticket.unanswered += 1
+        self._pieces_out[lane] = self._pieces_out.get(lane, 0) + 1
+        self._link.post(lane, message, take)
 
     def settle(self, on_their_way: int = 0) -> None:
         """Waits until at most so many pushes are unanswered."""
@@ -185,8 +218,7 @@ class Client:
         if room is None:
             return part
         ticket.slots.append(room)
-        room[1].data[: part.array.nbytes] = part.array.reshape(-1).view(np.uint8)
-        return part._replace(position=room[1].position)
+        return _placed(part, room[1])
 
     def _lend_rows(self, ticket: Ticket, lane: int, out: Outgoing) -> None:
         if lane in self._lenders:
@@ -280,8 +312,7 @@ class Client:
             self._note(ticket, lane, reply)
             for part in reply.parts:
                 self.refresh(part)
-            if reply.piece == 0:
-                self._passes[lane] = reply.pass_
+            self._passes[lane] = reply.pass_
 
         ticket.unanswered += 1
         self._link.post(lane, message, take, full)
@@ -297,3 +328,9 @@ class Client:
         began = time.monotonic()
         self._link.wait(done, self.reply_bytes)
         self._progress.blocked(time.monotonic() - began, ticket.held_us / 1e6)
+
+
+def _placed(part: wire.Part, slot: Slot) -> wire.Part:
+    """The part with its bytes in shared memory."""
+    slot.data[: part.array.nbytes] = part.array.reshape(-1).view(np.uint8)
+    return part._replace(position=slot.position)

@@ -73,7 +73,7 @@ class Packer:
     def pack(self, gradient: Gradient, lanes: Mapping[int, Any]) -> dict[int, Outgoing]:
         """What goes to each of `lanes`; every one of them gets an opening, even an empty one."""
         out = {lane: Outgoing() for lane in lanes}
-        for handle, flat in gradient.dense.items():
+        for handle, flat in sorted(gradient.dense.items(), key=lambda item: item[0].spec.key):
             for lane, start, stop in handle.runs:
                 self._dense(out[lane], handle.spec.key, flat, start, stop)
         for embedding, (ids, rows) in gradient.sparse.items():
