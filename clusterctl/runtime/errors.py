@@ -3,7 +3,6 @@
 | class               | when                                                                     |
 |---------------------|--------------------------------------------------------------------------|
 | `UseError`          | the training program calls the runtime wrongly (shape, dtype, ids, order) |
-| `NotAvailableError` | an option that this version does not have                                 |
 | `TableError`        | trainers disagree about a table, or a table is unknown                    |
 | `WireError`         | a message is malformed                                                    |
 | `ForgottenError`    | a pserver no longer knows a list of ids: the trainer sends it again         |
@@ -24,10 +23,6 @@ class RuntimeFailure(Exception):  # noqa: N818 - the base; what is raised is nam
 
 
 class UseError(RuntimeFailure):
-    pass
-
-
-class NotAvailableError(UseError):
     pass
 
 

@@ -8,15 +8,16 @@ from typing import Any
 
 import pytest
 
-BLOCK, PART, WHOLE = 512, 1_000, 300
+BLOCK, PART, WHOLE, OUT = 512, 1_000, 300, 2
 
 
 def cut_small(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tables are cut as ever, only into blocks of 512 elements, and pushes into pieces of up to 1,000."""
+    """Tables are cut as ever, only into blocks of 512 elements, and pushes into pieces of up to 1,000, two at a time."""
     for name in ("pserver", "session", "remote"):  # so that all modules with these sizes are there
         importlib.import_module(f"clusterctl.runtime.{name}")
     runtime: list[Any] = [module for name, module in sys.modules.items() if name.startswith("clusterctl.runtime.")]
-    for size, value in {"BLOCK_ELEMENTS": BLOCK, "PART_ELEMENTS": PART, "_WHOLE_ELEMENTS": WHOLE}.items():
+    sizes = {"BLOCK_ELEMENTS": BLOCK, "PART_ELEMENTS": PART, "_WHOLE_ELEMENTS": WHOLE, "_PIECES_OUT": OUT}
+    for size, value in sizes.items():
         homes = [module for module in runtime if hasattr(module, size)]
         assert homes, f"nothing is called {size} any more"
         for home in homes:

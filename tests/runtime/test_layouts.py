@@ -177,3 +177,24 @@ def test_float16_on_the_wire_rounds_and_no_more(tmp_path: Path, mode: str) -> No
         for moved in cluster.train(rounded)[0]:
             np.testing.assert_allclose(moved, 1.0, rtol=0, atol=1.1 * 2**-10)
             assert (moved != 1.0).any()
+
+
+@pytest.mark.parametrize("layout", [(1, 1, 0), (2, 2, 0)])
+def test_trainers_may_name_their_tables_in_any_order(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, layout: tuple[int, int, int]
+) -> None:
+    """Each sends its pieces a few at a time, and gets answers when the others have sent theirs: none waits in a ring."""
+    cut_small(monkeypatch)
+
+    def pushed(ps: Session) -> Results:
+        tables = [ps.dense(name, WIDE, SGD(1.0)) for name in ("a", "b", "c")]
+        turned = tables[ps.rank :] + tables[: ps.rank]
+        for n in ps.steps(lambda pass_, rng: range(3), passes=1):
+            ps.push({table: np.full(WIDE, -n - 1.0) for table in turned if (table.name, n) != ("b", ps.rank)}, samples=1)
+        return [table.value.copy() for table in tables]
+
+    with thread_cluster(tmp_path, layout[0], 3, **ports(layout)) as cluster:
+        for a, b, c in cluster.train(pushed):
+            np.testing.assert_array_equal(a, np.full(WIDE, 6, np.float32))
+            np.testing.assert_array_equal(a, c)
+            np.testing.assert_allclose(b, 4.0, rtol=0, atol=1e-5)
