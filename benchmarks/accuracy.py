@@ -67,7 +67,7 @@ class Bench:
         """Of a job of all trainers."""
         home = Path(tempfile.mkdtemp(prefix="job-", dir=self.directory))
         conf = self.conf.with_name(f"{home.name}.py")
-        settings = {"MODE": mode, "SEED": seed, "TRAINERS": TRAINERS, "PSERVERS": PSERVERS}
+        settings = {"MODE": mode, "SEED": seed, "TRAINERS": TRAINERS, "PSERVERS": PSERVERS, "WIRE": self.given.wire}
         conf.write_text(self.conf.read_text() + "".join(f"{name} = {value!r}\n" for name, value in settings.items()))
         clusterctl = [*PROGRAM, "--conf", str(conf)]
         run([*clusterctl, "start", "--job_dispatch_package", str(self.workspace), "--", *self.options(BATCH)], home)
@@ -123,6 +123,7 @@ def cells(figures: Sequence[float]) -> list[str]:
 
 def main() -> None:
     parser = options(__doc__.partition("\n")[0], seeds=5, passes=3, learning_rate=0.02)
+    parser.add_argument("--wire", default="float32", help="or float16 (default float32)")
     parser.add_argument("modes", nargs="*", default=["sync", "async", "ssp(4)", "geo(25)"])
     given = parser.parse_args()
     seeds = range(1, given.seeds + 1)

@@ -183,14 +183,15 @@ def test_float16_on_the_wire_rounds_and_no_more(tmp_path: Path, mode: str) -> No
 def test_trainers_may_name_their_tables_in_any_order(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, layout: tuple[int, int, int]
 ) -> None:
-    """Each sends its pieces a few at a time, and gets answers when the others have sent theirs: none waits in a ring."""
+    """Each sends a few pieces at a time, and gets answers when the others have sent theirs: none waits in a ring."""
     cut_small(monkeypatch)
 
     def pushed(ps: Session) -> Results:
         tables = [ps.dense(name, WIDE, SGD(1.0)) for name in ("a", "b", "c")]
         turned = tables[ps.rank :] + tables[: ps.rank]
         for n in ps.steps(lambda pass_, rng: range(3), passes=1):
-            ps.push({table: np.full(WIDE, -n - 1.0) for table in turned if (table.name, n) != ("b", ps.rank)}, samples=1)
+            named = [table for table in turned if (table.name, n) != ("b", ps.rank)]
+            ps.push({table: np.full(WIDE, -n - 1.0) for table in named}, samples=1)
         return [table.value.copy() for table in tables]
 
     with thread_cluster(tmp_path, layout[0], 3, **ports(layout)) as cluster:
@@ -198,3 +199,22 @@ def test_trainers_may_name_their_tables_in_any_order(
             np.testing.assert_array_equal(a, np.full(WIDE, 6, np.float32))
             np.testing.assert_array_equal(a, c)
             np.testing.assert_allclose(b, 4.0, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("mode", ["sync", "async", "ssp(1)", "geo(2)"])
+def test_a_gradient_may_be_the_value_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str) -> None:
+    """Answers to its first pieces refresh the value while the last ones are still to be sent."""
+    cut_small(monkeypatch)
+
+    def pushed(ps: Session, copied: int) -> Results:
+        wide, one = ps.dense("wide", WIDE, Adagrad(0.1), uniform(0.5)), ps.dense("one", 3, SGD(0.1), uniform(0.5))
+        for n in ps.steps(lambda pass_, rng: range(6), passes=1):
+            wide.pull(), one.pull()
+            ps.push({table: table.value.copy() if n % 2 == copied else table.value for table in (wide, one)}, samples=1)
+        return [wide.value.copy(), one.value.copy()]
+
+    results = []
+    for copied in range(2):
+        with thread_cluster(tmp_path / str(copied), 2, 1, mode=mode) as cluster:
+            results += cluster.train(lambda ps, copied=copied: pushed(ps, copied))
+    assert_same(results[0], results[1])
