@@ -80,7 +80,14 @@ def train(ps, options):
         print(f"pass {pass_}: held-out perplexity {np.exp(loss):.1f}, unigram {np.exp(baseline):.1f}")
         ps.log(held_out_nll=loss, unigram_nll=baseline, weight=len(held_out))
 
-    for batch in ps.steps(reader, passes=options.num_passes, on_pass=evaluate if len(held_out) else None):
+    steps = ps.steps(
+        reader,
+        passes=options.num_passes,
+        on_pass=evaluate if len(held_out) else None,
+        prefetch=1,  # each push asks for the vectors of the next batch
+        ids={trainer.vectors: lambda batch: batch[:, :CONTEXT]},
+    )
+    for batch in steps:
         loss = trainer.learn(batch)
         if ps.step % LOG_EVERY == 0:
             print(f"step {ps.step}: loss {loss:.3f}")

@@ -82,7 +82,7 @@ def train_with_a_death(cluster: ThreadCluster, program: Any, messages: int) -> l
     return results
 
 
-@pytest.mark.parametrize("messages", [0, 1, 5, 8, 13, 20, 40, 61])
+@pytest.mark.parametrize("messages", [0, 1, 8, 20, 61])
 def test_in_sync_a_death_does_not_show_in_the_bits(tmp_path: Path, messages: int) -> None:
     with thread_cluster(tmp_path / "undisturbed", 1, 2) as cluster:
         expected, _ = cluster.train(value_dependent)
@@ -94,7 +94,7 @@ def test_in_sync_a_death_does_not_show_in_the_bits(tmp_path: Path, messages: int
 
 
 @pytest.mark.parametrize(("mode", "dense"), [("async", 2 * STEPS), ("ssp(2)", 2 * STEPS), ("geo(3)", STEPS)])
-@pytest.mark.parametrize("messages", [0, 5, 13, 21])
+@pytest.mark.parametrize("messages", [5, 13])
 def test_in_the_other_modes_no_push_is_lost_or_counted_twice(
     tmp_path: Path, mode: str, dense: int, messages: int
 ) -> None:

@@ -209,7 +209,8 @@ def test_a_gradient_may_be_the_value_itself(tmp_path: Path, monkeypatch: pytest.
     def pushed(ps: Session, copied: int) -> Results:
         wide, one = ps.dense("wide", WIDE, Adagrad(0.1), uniform(0.5)), ps.dense("one", 3, SGD(0.1), uniform(0.5))
         for n in ps.steps(lambda pass_, rng: range(6), passes=1):
-            wide.pull(), one.pull()
+            wide.pull()
+            one.pull()
             ps.push({table: table.value.copy() if n % 2 == copied else table.value for table in (wide, one)}, samples=1)
         return [wide.value.copy(), one.value.copy()]
 
