@@ -7,23 +7,19 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any, Callable
 
-import numpy as np
-
 from clusterctl.runtime import wire
-from clusterctl.runtime.borrowing import Borrowing, Slot, find_lender
 from clusterctl.runtime.environment import Environment
 from clusterctl.runtime.errors import RefusedError
+from clusterctl.runtime.lending import Room, SharedMemory
 from clusterctl.runtime.link import Link
 from clusterctl.runtime.loop import Turn
 from clusterctl.runtime.modes import WINDOWS, Mode
 from clusterctl.runtime.progress import Progress
 from clusterctl.runtime.pushing import Outgoing
-from clusterctl.runtime.sharing import LEAST_BYTES
 
 Replies = dict[int, wire.Message]
 
@@ -38,7 +34,13 @@ class Ticket:
     unanswered: int = 0
     held_us: int = 0
     replies: Replies = field(default_factory=dict)
-    slots: list[tuple[Borrowing, Slot]] = field(default_factory=list)
+    rooms: list[Room] = field(default_factory=list)
+
+    def give_back(self) -> None:
+        """Everything is answered: the memory that was lent is free again."""
+        for room in self.rooms:
+            room.give_back()
+        self.rooms.clear()
 
 
 class Client:
@@ -58,7 +60,6 @@ class Client:
         self._cut = 0
         self._cuts_taken = 0
         self._has_tables = False
-        self._lenders: dict[int, Borrowing] = {}
         self._pieces_out: dict[int, int] = {}
         self.reply_bytes = 0
         self.refresh: Callable[[wire.Part], None] = lambda part: None
@@ -98,7 +99,7 @@ class Client:
                 self._note(ticket, lane, reply)
                 on_reply(lane, reply)
                 if ticket.unanswered == 0:
-                    self.give_back(ticket)
+                    ticket.give_back()
 
             return take
 
@@ -133,7 +134,7 @@ class Client:
         ticket = Ticket()
         for lane in self.used:
             out = parts.get(lane) or Outgoing()
-            self._lend_rows(ticket, lane, out)
+            self.memory.lend_rows(ticket.rooms, lane, out)
             fields.update(version=self._versions[lane], pieces=1 + len(out.pieces))
             message = self._message(wire.PUSH, **fields, parts=out.opening)
             full = None if out.full is None else self._message(wire.PUSH, **fields, parts=out.full)
@@ -161,14 +162,14 @@ class Client:
                 self._wait(lambda: any(self._pieces_out[lane] < _PIECES_OUT for lane in sent), ticket)
 
     def _post_piece(self, ticket: Ticket, lane: int, fields: Mapping[str, Any], part: wire.Part) -> None:
-        room = self.room_for(lane, part.array.nbytes)
-        message = self._message(wire.PUSH, **fields, parts=[part if room is None else _placed(part, room[1])])
+        room = self.memory.room_for(lane, part.array.nbytes)
+        message = self._message(wire.PUSH, **fields, parts=[part if room is None else room.put(part)])
 
         def take(reply: wire.Message) -> None:
             self._note(ticket, lane, reply)
             self._pieces_out[lane] -= 1
             if room is not None:
-                room[0].give(room[1])
+                room.give_back()
             for fresh in reply.parts:
                 self.refresh(fresh)
 
@@ -180,7 +181,7 @@ class Client:
         """Waits until at most so many pushes are unanswered."""
         while self._pushes and (self._pushes[0].unanswered == 0 or len(self._pushes) > on_their_way):
             self.wait_for(self._pushes[0])
-            self.give_back(self._pushes.popleft())
+            self._pushes.popleft().give_back()
 
     @property
     def passes_done(self) -> int:
@@ -196,51 +197,6 @@ class Client:
         self.settle()
         self._cuts_taken = self._cut
         self.ask(wire.CUT, self.used, cut=self._cut)
-
-    # Shared memory
-
-    def borrow(self, lanes: Iterable[int], table: int) -> None:
-        """Maps a dense table's values where its lanes are processes of this host."""
-        for lane in lanes:
-            lender = self._lenders.get(lane)
-            if lender is not None:
-                lender.borrow(lane, table)
-
-    def room_for(self, lane: int, size: int) -> tuple[Borrowing, Slot] | None:
-        """Memory that a lane can put `size` bytes in; None when it is not of this host, or it is not worth it."""
-        lender = self._lenders.get(lane)
-        slot = None if lender is None or size < LEAST_BYTES else lender.take(size)
-        return None if lender is None or slot is None else (lender, slot)
-
-    def _lent(self, ticket: Ticket, lane: int, part: wire.Part) -> wire.Part:
-        """The part with its array in memory that the lane can see, if there is any; until the ticket is done with."""
-        room = self.room_for(lane, part.array.nbytes)
-        if room is None:
-            return part
-        ticket.slots.append(room)
-        return _placed(part, room[1])
-
-    def _lend_rows(self, ticket: Ticket, lane: int, out: Outgoing) -> None:
-        if lane in self._lenders:
-            lent = {id(part): self._lent(ticket, lane, part) for part in out.opening if part.kind == wire.ROWS}
-            out.opening = [lent.get(id(part), part) for part in out.opening]
-            out.full = None if out.full is None else [lent.get(id(part), part) for part in out.full]
-
-    def give_back(self, ticket: Ticket) -> None:
-        """The memory that requests were lent is free again; all of them are answered."""
-        for lender, slot in ticket.slots:
-            lender.give(slot)
-        ticket.slots.clear()
-
-    def _find_lenders(self) -> None:
-        for lane, said in sorted(self.facts.items()):
-            first = lane - lane % self.layout.per_pserver
-            if lane == first and not self.half:
-                lender = find_lender(said.get("shared"), self.rank)
-                if lender is not None:
-                    self._lenders.update(dict.fromkeys(range(first, first + self.layout.per_pserver), lender))
-        for lane, lender in self._lenders.items():
-            self._link.share(lane, partial(lender.find, lane))
 
     # Beginning and end
 
@@ -267,7 +223,7 @@ class Client:
         self._versions = dict.fromkeys(range(self.layout.lanes), self.step)
         self._cut = self._cuts_taken = max(int(said["cut"]) for said in facts.values())
         self._epoch = next(iter(replies.values())).epoch
-        self._find_lenders()
+        self.memory = SharedMemory(link=self._link, facts=facts, rank=self.rank, half=self.half)
 
     def use(self, lanes: list[int]) -> None:
         """Takes lanes into use, because tables are there. Before the first table that is one lane of each pserver.
@@ -289,8 +245,7 @@ class Client:
             raise RefusedError(f"pserver {pserver} has {said['lanes']} lanes, not {[here.dense, here.sparse]}")
 
     def close(self) -> None:
-        for lender in set(self._lenders.values()):
-            lender.close()
+        self.memory.close()
         self._link.close()
 
     # How it is done
@@ -328,9 +283,3 @@ class Client:
         began = time.monotonic()
         self._link.wait(done, self.reply_bytes)
         self._progress.blocked(time.monotonic() - began, ticket.held_us / 1e6)
-
-
-def _placed(part: wire.Part, slot: Slot) -> wire.Part:
-    """The part with its bytes in shared memory."""
-    slot.data[: part.array.nbytes] = part.array.reshape(-1).view(np.uint8)
-    return part._replace(position=slot.position)

@@ -9,15 +9,15 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field, replace
-from typing import Any, Callable, Protocol
+from typing import Any, Callable
 
 import numpy as np
-import numpy.typing as npt
 
 from clusterctl.runtime import wire
 from clusterctl.runtime.each import Each
-from clusterctl.runtime.errors import ModelError, RefusedError, RuntimeFailure, TableError, WireError
+from clusterctl.runtime.errors import RefusedError, RuntimeFailure, WireError
 from clusterctl.runtime.key_cache import KeyCache
+from clusterctl.runtime.making import Lender, TableMaker
 from clusterctl.runtime.members import (
     CheckpointSource,
     Member,
@@ -28,31 +28,14 @@ from clusterctl.runtime.members import (
     Save,
     error_reply,
 )
-from clusterctl.runtime.modes import Delta, Every, Mode
+from clusterctl.runtime.modes import Every, Mode
 from clusterctl.runtime.placement import Layout
 from clusterctl.runtime.pushes import Reader
 from clusterctl.runtime.saving import SaveBook
-from clusterctl.runtime.sparse import SparseTable
 from clusterctl.runtime.spec import TableSpec, spec_from_json
-from clusterctl.runtime.tables import DenseTable, Floats, Table, Tables
+from clusterctl.runtime.tables import DenseTable, Floats, Tables
 from clusterctl.runtime.together import AllTogether
 from clusterctl.runtime.turns import Turns
-
-
-class Lender(Protocol):
-    """Memory that this lane shares with trainers of the same host."""
-
-    def allocate(self, lane: int, key: int, count: int) -> tuple[Floats, Floats]:
-        """The two buffers of a dense table's values."""
-        ...
-
-    def position(self, rank: int, lane: int, key: int, values: Floats) -> int | None:
-        """Where a trainer finds `values`, a view of such a buffer; None when it cannot see them."""
-        ...
-
-    def room(self, rank: int, position: int, size: int) -> npt.NDArray[np.uint8] | None:
-        """Where a trainer wants bytes to be put, if it may."""
-        ...
 
 
 @dataclass
@@ -77,10 +60,12 @@ class ServerCore:
     def __post_init__(self) -> None:
         self.pserver = self.lane // self.layout.per_pserver
         self.members = Members({rank: Member() for rank in range(self.trainers)})
-        self.reader = Reader(self.tables, KeyCache(self.key_cache), self._place("sparse"), self.mode.name == "sync")
+        place = self.layout.place_of(self.lane, "sparse")
+        self.reader = Reader(self.tables, KeyCache(self.key_cache), place, weighted=self.mode.name == "sync")
         self._declared: dict[int, TableSpec] = {}
-        self._models: dict[str, ModelSource] = {}
-        self._initial: set[int] = set()
+        self._maker = TableMaker(
+            self.lane, self.layout, self.seed, self.mode, self.open_model, self.restored, self.lender
+        )
         self.book = SaveBook()
         self.turns: Turns = AllTogether(self) if self.mode.name == "sync" else Each(self)
         if self.restored is not None:
@@ -128,9 +113,6 @@ class ServerCore:
     def step(self) -> int:
         """Steps applied (sync), or pushes of all trainers (other modes)."""
         return self.turns.step
-
-    def _place(self, kind: str) -> tuple[int, int]:
-        return self.layout.place(self.lane, kind) or (0, 1)
 
     def _admit(self, rank: int, message: wire.Message) -> None:
         if rank not in self.members.by_rank or message.rank != rank:
@@ -184,69 +166,11 @@ class ServerCore:
         self.turns.join_late(message)
         declared = self._declared.get(spec.key)
         if declared is None:
-            self.tables[spec.key] = self._make(spec)
+            self.tables[spec.key] = self._maker.make(spec)
             declared = self._declared[spec.key] = spec
         declared.require_same(spec, message.rank)
-        facts = {"initial": spec.key in self._initial}
+        facts = {"initial": spec.key in self._maker.initial}
         return [Reply(message.rank, message.answer(wire.OK, parts=[wire.json_part(facts)]))]
-
-    def _make(self, declared: TableSpec) -> Table:
-        """A table of initial values, or of those in the checkpoint or saved model that it starts from."""
-        spec = replace(declared, rule=Delta()) if self.mode.name == "geo" else declared
-        try:
-            if spec.kind == "dense":
-                table: Table = self._make_dense(spec)
-            else:
-                table = SparseTable(spec, self.seed, *self._place("sparse"))
-            if not self._restore(table) and spec.load is not None and not self._load(table, spec.load):
-                self._initial.add(spec.key)
-        except MemoryError as exc:
-            raise TableError(f"table {spec.name!r} does not fit into the memory of pserver {self.pserver}") from exc
-        return table
-
-    def _make_dense(self, spec: TableSpec) -> DenseTable:
-        lender = self.lender
-        lend = None if lender is None else lambda count: lender.allocate(self.lane, spec.key, count)
-        return DenseTable(spec, *self._place("dense"), self.seed, lend)
-
-    def _restore(self, table: Table) -> bool:
-        """Fills a table from the checkpoint of this run; False when there is none, or it does not have the table."""
-        source = self.restored
-        if source is None:
-            return False
-        if isinstance(table, DenseTable):
-            dense = source.dense(table.spec, table.start, table.stop)
-            if dense is None:
-                return False
-            table.current[:] = dense[0]
-            for state, saved in zip(table.state, dense[1]):
-                state[:] = saved
-            return True
-        sparse = source.sparse(table.spec, *self._place("sparse"))
-        if sparse is None:
-            return False
-        ids, columns, candidates, counts = sparse
-        table.restore(ids, columns)
-        table.restore_candidates(candidates, counts)
-        return True
-
-    def _load(self, table: Table, path: str) -> bool:
-        """Fills a table from the saved model at `path`; False when the model does not have it."""
-        if self.open_model is None:
-            raise ModelError(f"pserver {self.pserver} cannot load {path}")
-        try:
-            source = self._models.get(path) or self._models.setdefault(path, self.open_model(path))
-            if isinstance(table, DenseTable):
-                values = source.dense(table.spec, table.start, table.stop)
-                if values is not None:
-                    table.current[:] = values
-                return values is not None
-            rows = source.sparse(table.spec, *self._place("sparse"))
-            if rows is not None:
-                table.restore(rows[0], {"rows": rows[1]})
-            return rows is not None
-        except (OSError, ValueError, KeyError) as exc:
-            raise ModelError(f"pserver {self.pserver}: table {table.spec.name!r} of {path} is damaged ({exc})") from exc
 
     def _pull(self, message: wire.Message) -> list[Output]:
         if self.turns.must_wait(message):

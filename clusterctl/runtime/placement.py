@@ -73,6 +73,10 @@ class Layout:
         places = self.places(kind)
         return (places.index(lane), len(places)) if lane in places else None
 
+    def place_of(self, lane: int, kind: str) -> tuple[int, int]:
+        """As `place`; (0, 1) for a lane that has no tables of the kind."""
+        return self.place(lane, kind) or (0, 1)
+
     def _serves(self, lane: int, kind: str) -> bool:
         is_dense = lane % self.per_pserver < self.dense
         return is_dense if kind == "dense" or not self.sparse else not is_dense

@@ -90,7 +90,7 @@ class Session:
         handle = Dense(self, spec)
         self._client.reply_bytes += handle.value.nbytes
         self._handles[spec.key] = handle
-        self._client.borrow((lane for lane, _, _ in handle.runs), spec.key)
+        self._client.memory.borrow((lane for lane, _, _ in handle.runs), spec.key)
         handle.pull()
         return handle
 

@@ -109,12 +109,12 @@ class ServerValues:
         self, ticket: Ticket, lane: int, dim: int, brief: wire.Part, full: wire.Part
     ) -> tuple[wire.Part, wire.Part]:
         """The parts that ask for rows, with the place in shared memory where they may be put."""
-        room = self.client.room_for(lane, 4 * dim * len(full.array))
+        room = self.client.memory.room_for(lane, 4 * dim * len(full.array))
         if room is None:
             return brief, full
-        ticket.slots.append(room)
-        placed = brief._replace(position=room[1].position)
-        return placed, placed if brief is full else full._replace(position=room[1].position)
+        ticket.rooms.append(room)
+        placed = brief._replace(position=room.position)
+        return placed, placed if brief is full else full._replace(position=room.position)
 
 
 def make_values(client: Client, trainers: int) -> ServerValues:

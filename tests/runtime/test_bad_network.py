@@ -24,7 +24,7 @@ STEPS = 7
 def small_pieces(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """And with shared memory even for small arrays: late copies of messages tell of places that are in use again."""
     cut_small(monkeypatch)
-    for home in ("sharing", "client"):
+    for home in ("sharing", "lending"):
         monkeypatch.setattr(f"clusterctl.runtime.{home}.LEAST_BYTES", 8 if request.param == "shared" else 2**40)
 
 

@@ -23,7 +23,7 @@ ROWS = 9_000
 
 
 def lenders(ps: Session) -> list[Borrowing]:
-    return list(ps._client._lenders.values())
+    return list(ps._client.memory.lenders.values())
 
 
 def program(ps: Session) -> list[Any]:
