@@ -152,7 +152,7 @@ class ServerCore:
             "seed": self.seed,
             "half": self.half,
             "key_cache": self.key_cache,
-            "used": bool(self.tables) or self.restored is not None,
+            "used": self.restored is not None or self.turns.is_used_by(message.rank),
             "step": self.turns.next_step(message.rank),
             "passes": self.members.passes,
             "pass": member.cursor[0],

@@ -72,6 +72,9 @@ class Each(Turns):
         every = self.core.save_every
         self._announced_at = 0 if every is None else members.passes if every.unit == "pass" else members.slowest
 
+    def is_used_by(self, rank: int) -> bool:
+        return self.core.members[rank].declared
+
     def join_late(self, message: wire.Message) -> None:
         member = self.core.members[message.rank]
         if not member.declared:

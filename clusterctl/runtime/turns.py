@@ -62,6 +62,10 @@ class Turns:
     def restore(self, step: int) -> None:
         self.step = step
 
+    def is_used_by(self, rank: int) -> bool:
+        """Whether the cursor that this lane has of a trainer means anything."""
+        return bool(self.core.tables)
+
     def join_late(self, message: wire.Message) -> None:
         """A trainer makes a table: it, or the run, may have taken steps elsewhere before this lane had any."""
 
