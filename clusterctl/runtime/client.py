@@ -23,8 +23,10 @@ from clusterctl.runtime.pushing import Outgoing
 
 Replies = dict[int, wire.Message]
 
-#: Pieces of 1 MB that may be unanswered, on each lane.
-_PIECES_OUT = 8
+#: Pieces of 1 MB that may be unanswered, on each lane: over the network enough to keep it busy; in shared memory so few
+#: that they are still in the processor's cache when they come back.
+_PIECES_OUT = 64
+_PIECES_SHARED = 8
 
 
 @dataclass
@@ -144,14 +146,14 @@ class Client:
         self.step += 1
 
     def _send_pieces(self, ticket: Ticket, fields: dict[str, Any], pieces: dict[int, list[wire.Part]]) -> None:
-        """Sends each lane its pieces, so many at a time that they are still in the processor's cache on the way back.
+        """Sends each lane its pieces, so many at a time.
 
         All trainers send a lane's pieces in the same order, so in sync mode they do not wait for each other in a ring.
         """
         sent = dict.fromkeys(pieces, 0)
         while sent:
             for lane in list(sent):
-                while lane in sent and self._pieces_out.get(lane, 0) < _PIECES_OUT:
+                while lane in sent and self._has_room(lane):
                     number = sent[lane]
                     fields.update(version=self._versions[lane], piece=number + 1, pieces=1 + len(pieces[lane]))
                     self._post_piece(ticket, lane, fields, pieces[lane][number])
@@ -159,7 +161,10 @@ class Client:
                     if sent[lane] == len(pieces[lane]):
                         del sent[lane]
             if sent:
-                self._wait(lambda: any(self._pieces_out[lane] < _PIECES_OUT for lane in sent), ticket)
+                self._wait(lambda: any(map(self._has_room, sent)), ticket)
+
+    def _has_room(self, lane: int) -> bool:
+        return self._pieces_out.get(lane, 0) < (_PIECES_SHARED if lane in self.memory.lenders else _PIECES_OUT)
 
     def _post_piece(self, ticket: Ticket, lane: int, fields: Mapping[str, Any], part: wire.Part) -> None:
         room = self.memory.room_for(lane, part.array.nbytes)

@@ -145,6 +145,7 @@ class ServerCore:
         member.attempt = message.attempt
         facts: dict[str, Any] = {
             **self.greeting,
+            "shared": None if self.lender is None else self.lender.greeting(message.rank),
             "pserver": self.pserver,
             "pservers": self.layout.pservers,
             "lanes": [self.layout.dense, self.layout.sparse],

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
-from typing import Callable, Protocol
+from typing import Any, Callable, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -11,7 +12,7 @@ import numpy.typing as npt
 from clusterctl.runtime.errors import ModelError, TableError
 from clusterctl.runtime.members import CheckpointSource, ModelSource
 from clusterctl.runtime.modes import Delta, Mode
-from clusterctl.runtime.placement import Layout
+from clusterctl.runtime.placement import Layout, owned_elements
 from clusterctl.runtime.sparse import SparseTable
 from clusterctl.runtime.spec import TableSpec
 from clusterctl.runtime.tables import DenseTable, Floats, Table
@@ -19,6 +20,10 @@ from clusterctl.runtime.tables import DenseTable, Floats, Table
 
 class Lender(Protocol):
     """Memory that this lane shares with trainers of the same host."""
+
+    def greeting(self, rank: int) -> dict[str, Any]:
+        """How a trainer finds it."""
+        ...
 
     def allocate(self, lane: int, key: int, count: int) -> tuple[Floats, Floats]:
         """The two buffers of a dense table's values."""
@@ -60,6 +65,7 @@ class TableMaker:
     def make(self, declared: TableSpec) -> Table:
         """A table of initial values, or of those in the checkpoint or saved model that it starts from."""
         spec = replace(declared, rule=Delta()) if self._mode.name == "geo" else declared
+        self._require_room(spec)
         try:
             if spec.kind == "dense":
                 table: Table = self._dense(spec)
@@ -70,6 +76,18 @@ class TableMaker:
         except MemoryError as exc:
             raise TableError(f"table {spec.name!r} does not fit into the memory of pserver {self._pserver}") from exc
         return table
+
+    def _require_room(self, spec: TableSpec) -> None:
+        """Of memory that is only reserved the kernel gives more than there is, and ends somebody when it is used."""
+        if spec.kind == "dense":
+            start, stop = owned_elements(spec.elements, spec.key, *self._layout.place_of(self._lane, "dense"))
+            needed, there = 4 * (stop - start) * (2 + spec.rule.states), memory_bytes()
+            if needed > there:
+                raise TableError(
+                    f"table {spec.name!r} needs {needed / 1e9:.1f} GB on pserver {self._pserver}, "
+                    f"whose machine has {there / 1e9:.1f} GB",
+                    remedy="use more pservers, or an embedding",
+                )
 
     def _dense(self, spec: TableSpec) -> DenseTable:
         lender = self._lender
@@ -116,3 +134,8 @@ class TableMaker:
             raise ModelError(
                 f"pserver {self._pserver}: table {table.spec.name!r} of {path} is damaged ({exc})"
             ) from exc
+
+
+def memory_bytes() -> int:
+    """The machine's memory."""
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

@@ -7,6 +7,7 @@ larger or smaller than it was made. Linux only; elsewhere `is_available()` is Fa
 from __future__ import annotations
 
 import array
+import contextlib
 import fcntl
 import json
 import mmap
@@ -18,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 _ADD_SEALS, _GET_SEALS = 1033, 1034
-_SEAL_SEAL, _SEAL_SHRINK, _SEAL_GROW = 1, 2, 4
+_SEAL_SEAL, _SEAL_SHRINK, _SEAL_GROW, _SEAL_FUTURE_WRITE = 1, 2, 4, 16
 _MOST_BYTES = 4_096
 
 Bytes = npt.NDArray[np.uint8]
@@ -28,13 +29,20 @@ def is_available() -> bool:
     return hasattr(os, "memfd_create")
 
 
-def make_region(size: int) -> tuple[int, Bytes]:
-    """A new region: its descriptor, which the caller closes, and its bytes, from zero and writable."""
+def make_region(size: int, only_mine: bool = False) -> tuple[int, Bytes]:
+    """A new region: its descriptor, which the caller closes, and its bytes, from zero and writable.
+
+    With `only_mine` others who get the descriptor can only read (from Linux 5.1 on).
+    """
     fd = os.memfd_create("clusterctl", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
         os.ftruncate(fd, size)
+        data = np.frombuffer(mmap.mmap(fd, size), np.uint8)
+        if only_mine:
+            with contextlib.suppress(OSError):
+                fcntl.fcntl(fd, _ADD_SEALS, _SEAL_FUTURE_WRITE)
         fcntl.fcntl(fd, _ADD_SEALS, _SEAL_SHRINK | _SEAL_GROW | _SEAL_SEAL)
-        return fd, np.frombuffer(mmap.mmap(fd, size), np.uint8)
+        return fd, data
     except BaseException:
         os.close(fd)
         raise

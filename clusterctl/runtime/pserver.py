@@ -89,7 +89,6 @@ class PServer:
         lanes = [self._open(first + k, restored) for k in range(self.layout.per_pserver)]
         for lane in lanes:
             lane.core.greeting["ports"] = self.ports
-            lane.core.greeting["shared"] = None if self._sharing is None else self._sharing.greeting()
         self.server = Server(lanes, self._write)
 
     def run(self) -> None:

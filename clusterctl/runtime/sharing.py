@@ -1,8 +1,8 @@
 """Shared memory from the pserver's side: it lends the values of its dense tables, and maps what trainers lend.
 
 A trainer of the same host finds the pserver's unix socket, in the abstract namespace of their network, by the name in
-the answer to its hello, and shows the token from there and its rank; another user is turned away. What a trainer may
-read are whole tables; what it writes are regions of its own, numbered by it.
+the answer to its hello, and shows the token from there, which is of its rank; another user is turned away. What a
+trainer may read are whole tables; what it writes are regions of its own, numbered by it.
 
 What is seen: in sync mode a step's values stay as they are until every trainer has pushed the step after next, so
 nobody reads a torn step. In the other modes values change in place while they are read: each number is whole, but
@@ -12,6 +12,7 @@ those of one table may be from before and after a push of another trainer.
 from __future__ import annotations
 
 import contextlib
+import hmac
 import os
 import secrets
 import socket
@@ -31,6 +32,7 @@ REGION_SHIFT = 40
 _OFFSET = 2**REGION_SHIFT - 1
 MOST_REGIONS = 4_096
 _PAGE = 4_096
+_HELLO_S = 10.0
 #: Smaller runs travel inside of messages.
 LEAST_BYTES = 65_536 * 4
 
@@ -39,7 +41,7 @@ class Sharing:
     """The unix socket of one pserver and all that is shared over it. Its threads end with the process or `close`."""
 
     def __init__(self) -> None:
-        self.token = secrets.token_hex(16)
+        self._secret = secrets.token_bytes(32)
         self.name = f"clusterctl-{os.getpid()}-{secrets.token_hex(8)}"
         self._tables: dict[tuple[int, int], tuple[int, Bytes]] = {}
         self._regions: dict[int, dict[int, Bytes]] = {}
@@ -50,15 +52,19 @@ class Sharing:
         self._listener.listen(64)
         threading.Thread(target=self._accept, name="clusterctl-sharing", daemon=True).start()
 
-    def greeting(self) -> dict[str, Any]:
-        return {"name": self.name, "token": self.token}
+    def greeting(self, rank: int) -> dict[str, Any]:
+        """What a trainer needs to take part, for its eyes only."""
+        return {"name": self.name, "token": self._token(rank)}
+
+    def _token(self, rank: int) -> str:
+        return hmac.digest(self._secret, str(rank).encode(), "sha256").hex()
 
     def allocate(self, lane: int, key: int, count: int) -> tuple[Floats, Floats]:
         """Two float32 buffers for the values of a table: in one region, if they are not small."""
         if 4 * count < LEAST_BYTES:
             return np.empty(count, np.float32), np.empty(count, np.float32)
         stride = -(-count * 4 // _PAGE) * _PAGE
-        fd, data = memory.make_region(2 * stride)
+        fd, data = memory.make_region(2 * stride, only_mine=True)
         self._tables[lane, key] = (fd, data)
         first, second = (data[at : at + 4 * count].view(np.float32) for at in (0, stride))
         return first, second
@@ -104,12 +110,16 @@ class Sharing:
             threading.Thread(target=self._serve, args=(sock,), name="clusterctl-share", daemon=True).start()
 
     def _serve(self, sock: socket.socket) -> None:
-        with contextlib.suppress(OSError, ValueError, KeyError, TypeError), sock:
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError), sock:
             _, uid, _ = struct.unpack("3i", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
-            hello, fd = memory.receive(sock)
-            if fd is not None or uid != os.geteuid() or not secrets.compare_digest(str(hello["token"]), self.token):
+            if uid != os.geteuid():
                 return
+            sock.settimeout(_HELLO_S)
+            hello, fd = memory.receive(sock)
             rank = int(hello["rank"])
+            if fd is not None or not hmac.compare_digest(str(hello["token"]).encode(), self._token(rank).encode()):
+                return
+            sock.settimeout(None)
             self._forget(rank)
             self._connections[rank] = sock
             memory.send(sock, {"ok": True})

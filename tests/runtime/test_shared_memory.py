@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 import os
 import socket
 import time
@@ -89,12 +90,13 @@ def sharing() -> Any:
 
 
 def test_a_wrong_token_is_turned_away(sharing: Sharing) -> None:
-    assert find_lender({**sharing.greeting(), "token": "0" * 32}, rank=0) is None
-    assert find_lender({"name": "nobody", "token": sharing.token}, rank=0) is None
+    assert find_lender({**sharing.greeting(0), "token": "0" * 64}, rank=0) is None
+    assert find_lender(sharing.greeting(1), rank=0) is None
+    assert find_lender({**sharing.greeting(0), "name": "nobody"}, rank=0) is None
 
 
 def test_places_that_are_not_there_are_refused(sharing: Sharing) -> None:
-    lender = find_lender(sharing.greeting(), rank=3)
+    lender = find_lender(sharing.greeting(3), rank=3)
     assert lender is not None
     slot = lender.take(100_000)
     assert slot is not None
@@ -134,13 +136,16 @@ def test_memory_that_could_shrink_or_has_another_size_is_not_mapped() -> None:
 def test_values_that_a_trainer_maps_cannot_be_written(sharing: Sharing) -> None:
     values, _ = sharing.allocate(0, 7, ELEMENTS)
     values[:] = 1
-    lender = find_lender(sharing.greeting(), rank=0)
+    lender = find_lender(sharing.greeting(0), rank=0)
     assert lender is not None
     assert lender.borrow(0, 7)
     seen = np.frombuffer(lender.find(0, 7, 0, 4 * ELEMENTS), np.float32)
     assert (seen == 1).all()
     with pytest.raises(ValueError, match="read-only"):
         seen[0] = 2
+    [(fd, _)] = sharing._tables.values()
+    with pytest.raises(PermissionError):
+        mmap.mmap(fd, 4_096)
     lender.close()
 
 
