@@ -89,7 +89,7 @@ class Each(Turns):
         if message.cut <= self._cuts_made:
             return [self._reply(message, [])]
         self._cut_requests[message.rank] = message
-        return self._make_cut()
+        return self._make_cut() or self._let_go()
 
     def someone_left(self) -> list[Output]:
         return [*self._make_cut(), *self._let_go()]
@@ -183,8 +183,12 @@ class Each(Turns):
         return [self._reply(message, self._newest(message.rank, keys), wire.REPEATED)]
 
     def _is_ahead(self, rank: int) -> bool:
+        """Whether a trainer must wait for the slowest; who has stopped for a checkpoint is not waited for.
+
+        It will not push before the others have stopped too, and they stop when they get their answers.
+        """
         mode, members = self.core.mode, self.core.members
-        return mode.name == "ssp" and members[rank].pushed - members.slowest > mode.bound
+        return mode.name == "ssp" and members[rank].pushed - members.slowest_but(self._cut_requests) > mode.bound
 
     def _announce_if_due(self) -> None:
         every, members = self.core.save_every, self.core.members

@@ -160,3 +160,25 @@ def test_a_mode_reads_as_it_is_written(text: str, mode: Mode) -> None:
 def test_other_modes_are_refused_with_what_there_is(text: str) -> None:
     with pytest.raises(UseError, match=r'is not known; use "sync", "async", "ssp\(4\)" or "geo\(25\)"'):
         Mode.parse(text)
+
+
+@pytest.mark.parametrize("bound", [0, 1])
+def test_a_checkpoint_is_made_while_a_trainer_waits_for_one_that_has_stopped_for_it(tmp_path: Path, bound: int) -> None:
+    def program(ps: Session) -> list[float]:
+        w = ps.dense("w", 4, SGD(1.0))
+        e = ps.embedding("e", 2, SGD(1.0), rows=9)
+        seen = []
+        for _ in ps.steps(lambda pass_, rng: range(12), passes=2):
+            rows = e.pull(np.arange(9))
+            seen.append(float(w.value[0]))
+            ps.push({w: np.ones(4, np.float32), e: (np.arange(9), np.zeros_like(rows))}, samples=1)
+        return seen
+
+    facts: dict[str, Any] = {"checkpoints": True, "save_every": {"unit": "step", "n": 1}}
+    with thread_cluster(tmp_path, 2, 3, mode=f"ssp({bound})", ports_num_for_sparse=1, **facts) as cluster:
+        histories = cluster.train(program)
+    for seen in histories:  # before its own push number n, the others have made n - bound - 1 at the least
+        for number, value in enumerate(seen):
+            assert -value >= number + 2 * max(0, number - bound - 1)
+    tags = {receipt["tag"] for receipt in cluster.receipts if receipt["tag"].startswith("step-")}
+    assert len(tags) > 3
