@@ -226,7 +226,8 @@ class Client:
         self.step, self.next_pass, self.batch = (int(earliest[name]) for name in ("step", "pass", "batch"))
         self._passes = {lane: int(said["passes"]) for lane, said in known.items()}
         self._versions = dict.fromkeys(range(self.layout.lanes), self.step)
-        self._cut = self._cuts_taken = max(int(said["cut"]) for said in facts.values())
+        self._cut = max(int(said["cut"]) for said in facts.values())
+        self._cuts_taken = max(int(said["cuts_made"]) for said in facts.values())  # the others may have stopped for one
         self._epoch = next(iter(replies.values())).epoch
         self.memory = SharedMemory(link=self._link, facts=facts, rank=self.rank, half=self.half)
 

@@ -159,6 +159,7 @@ class ServerCore:
             "pass": member.cursor[0],
             "batch": member.cursor[1],
             "cut": self.turns.cuts,
+            "cuts_made": self.turns.cuts_made,
         }
         return [Reply(message.rank, message.answer(wire.OK, epoch=self.epoch, parts=[wire.json_part(facts)]))]
 

@@ -31,7 +31,6 @@ class Each(Turns):
         self._window = WINDOWS[core.mode.name]
         self._ahead: dict[int, Push] = {}  # ssp: applied, and answered when the trainer may go on
         self._cut_requests: dict[int, wire.Message] = {}
-        self._cuts_made = 0
         self._saved_at = -1
         self._announced_at = 0.0
 
@@ -86,10 +85,10 @@ class Each(Turns):
 
     def cut(self, message: wire.Message) -> list[Output]:
         """A trainer has stopped for checkpoint number `message.cut`, which is made when all have."""
-        if message.cut <= self._cuts_made:
+        if message.cut <= self.cuts_made:
             return [self._reply(message, [])]
         self._cut_requests[message.rank] = message
-        return self._make_cut() or self._let_go()
+        return self._make_cut()
 
     def someone_left(self) -> list[Output]:
         return [*self._make_cut(), *self._let_go()]
@@ -98,7 +97,7 @@ class Each(Turns):
         requests = self._cut_requests
         if not requests or not self.core.members.active() <= set(requests):
             return []
-        self._cuts_made = max(message.cut for message in requests.values())
+        self.cuts_made = max(message.cut for message in requests.values())
         self._cut_requests = {}
         out: list[Output] = [self._reply(message, []) for message in requests.values()]
         before, self._saved_at = self._saved_at, self.core.members.pushes
@@ -183,12 +182,8 @@ class Each(Turns):
         return [self._reply(message, self._newest(message.rank, keys), wire.REPEATED)]
 
     def _is_ahead(self, rank: int) -> bool:
-        """Whether a trainer must wait for the slowest; who has stopped for a checkpoint is not waited for.
-
-        It will not push before the others have stopped too, and they stop when they get their answers.
-        """
         mode, members = self.core.mode, self.core.members
-        return mode.name == "ssp" and members[rank].pushed - members.slowest_but(self._cut_requests) > mode.bound
+        return mode.name == "ssp" and members[rank].pushed - members.slowest > mode.bound
 
     def _announce_if_due(self) -> None:
         every, members = self.core.save_every, self.core.members

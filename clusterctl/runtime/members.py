@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol, Union
 
@@ -116,12 +116,7 @@ class Members:
     @property
     def slowest(self) -> int:
         """The fewest pushes of any trainer still here; one that has not come yet counts as 0."""
-        return self.slowest_but(())
-
-    def slowest_but(self, ranks: Container[int]) -> int:
-        """The same, of all but these; the most of any when there are no others."""
-        counts = [m.pushed for rank, m in self.by_rank.items() if not m.left and rank not in ranks]
-        return min(counts, default=max((m.pushed for m in self.by_rank.values()), default=0))
+        return min((m.pushed for m in self.by_rank.values() if not m.left), default=0)
 
     @property
     def pushes(self) -> int:

@@ -27,6 +27,7 @@ class Turns:
         self.step = 0
         #: What replies tell of checkpoints: in sync the step at which the next one is made, else how many were due.
         self.cuts = 0
+        self.cuts_made = 0
         self.staleness: Counter[int] = Counter()
         self._pulls: list[wire.Message] = []
 

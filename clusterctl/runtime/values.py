@@ -35,7 +35,6 @@ class ServerValues:
         self.client = client
         self.packer = Packer(client.half, client.key_cache)
         self._ahead: dict[Embedding, list[Asked]] = {}
-        self._dense_handles: list[Dense] = []
 
     @property
     def step(self) -> int:
@@ -50,9 +49,6 @@ class ServerValues:
         client.settle(client.window - 1)
         if client.stop_for_cut():
             client.take_cut()
-            if client.mode.name == "ssp":  # to let it stop, it was given values that it had to wait for otherwise
-                for handle in self._dense_handles:
-                    self.pull_dense(handle)
 
     def settle(self) -> None:
         """Waits until all pushes are applied; what was asked for ahead is of no use any more."""
@@ -60,8 +56,6 @@ class ServerValues:
         self._ahead.clear()
 
     def pull_dense(self, handle: Dense) -> None:
-        if handle not in self._dense_handles:
-            self._dense_handles.append(handle)
         empty = np.empty(0, np.float32)
         asks = {lane: ([wire.Part(wire.DENSE, empty, handle.spec.key)], None) for lane, _, _ in handle.runs}
 

@@ -15,6 +15,7 @@ import pytest
 
 from clusterctl.runtime import SGD, wire
 from clusterctl.runtime.core import ServerCore
+from clusterctl.runtime.each import Each
 from clusterctl.runtime.errors import UseError
 from clusterctl.runtime.initial import zeros
 from clusterctl.runtime.members import Output, Reply
@@ -23,6 +24,7 @@ from clusterctl.runtime.placement import Layout
 from clusterctl.runtime.session import Session
 from clusterctl.runtime.spec import TableSpec
 from tests.runtime.cluster import DEADLINE_S, thread_cluster
+from tests.support.processes import wait_until
 
 SPEC = TableSpec("w", "dense", (4,), SGD(1.0), zeros())
 
@@ -163,7 +165,7 @@ def test_other_modes_are_refused_with_what_there_is(text: str) -> None:
 
 
 @pytest.mark.parametrize("bound", [0, 1])
-def test_a_checkpoint_is_made_while_a_trainer_waits_for_one_that_has_stopped_for_it(tmp_path: Path, bound: int) -> None:
+def test_checkpoints_neither_stop_a_job_nor_let_a_trainer_run_further_ahead(tmp_path: Path, bound: int) -> None:
     def program(ps: Session) -> list[float]:
         w = ps.dense("w", 4, SGD(1.0))
         e = ps.embedding("e", 2, SGD(1.0), rows=9)
@@ -182,3 +184,32 @@ def test_a_checkpoint_is_made_while_a_trainer_waits_for_one_that_has_stopped_for
             assert -value >= number + 2 * max(0, number - bound - 1)
     tags = {receipt["tag"] for receipt in cluster.receipts if receipt["tag"].startswith("step-")}
     assert len(tags) > 3
+
+
+def test_a_trainer_that_comes_late_stops_for_the_checkpoint_for_which_the_others_have_stopped(
+    tmp_path: Path,
+) -> None:
+    def program(ps: Session) -> int:
+        w = ps.dense("w", 4, SGD(1.0))
+        for _ in ps.steps(lambda pass_, rng: range(3), passes=1):
+            ps.push({w: np.ones(4, np.float32)}, samples=1)
+        return ps.step
+
+    facts: dict[str, Any] = {"checkpoints": True, "save_every": {"unit": "s", "n": 1e9}}
+    with thread_cluster(tmp_path, 1, 2, mode="ssp(1)", **facts) as cluster:
+        cluster.cores[0].request_cut()
+
+        def early() -> None:
+            with cluster.session(0) as ps:
+                program(ps)
+
+        ahead = threading.Thread(target=early, daemon=True)
+        ahead.start()
+        turns = cluster.cores[0].turns
+        assert isinstance(turns, Each)
+        assert wait_until(lambda: 0 in turns._cut_requests)
+        with cluster.session(1) as ps:
+            assert program(ps) == 3
+        assert wait_until(lambda: any(receipt["tag"].startswith("step-") for receipt in cluster.receipts))
+        ahead.join(DEADLINE_S)
+        assert not ahead.is_alive()
