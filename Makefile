@@ -35,6 +35,7 @@ test: $(VENV)/dev.stamp
 
 slow: $(VENV)/dev.stamp
 	$(BIN)/python -m pytest -m "slow and not docker and not engines"
+	CLUSTERCTL_HOSTILE_INPUTS=60000 $(BIN)/python -m pytest -q tests/runtime/test_hostile.py
 
 docker: $(VENV)/docker.stamp
 	.ci/docker

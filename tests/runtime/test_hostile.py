@@ -30,7 +30,7 @@ from clusterctl.runtime.errors import WireError
 from clusterctl.runtime.placement import table_key
 from tests.runtime.hostile import DEADLINE_S, Frames, hostile, record, resident, under_attack
 
-INPUTS = int(os.environ.get("CLUSTERCTL_HOSTILE_INPUTS", "20000"))
+INPUTS = int(os.environ.get("CLUSTERCTL_HOSTILE_INPUTS", "6000"))
 MIB = 2**20
 #: What a pserver may grow by whatever it is sent: its queues, and the small tables that mutants make in earnest.
 GROWTH_BYTES = 128 * MIB
