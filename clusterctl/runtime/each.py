@@ -117,14 +117,13 @@ class Each(Turns):
         return []
 
     def _apply_opening(self, push: Push) -> None:
-        with np.errstate(all="ignore"):
-            for key, table in sorted(self.core.tables.items()):
-                grads = [push.sparse[key]] if key in push.sparse else []
-                if isinstance(table, SparseTable) and (grads or table.spec.retention is not None):
-                    table.apply(grads, np.float32(1), self.step)
-            for key, parts in sorted(push.dense.items()):
-                for number, values in parts.items():
-                    self._apply(key, number, values)
+        for key, table in sorted(self.core.tables.items()):
+            grads = [push.sparse[key]] if key in push.sparse else []
+            if isinstance(table, SparseTable) and (grads or table.spec.retention is not None):
+                table.apply(grads, np.float32(1), self.step)
+        for key, parts in sorted(push.dense.items()):
+            for number, values in parts.items():
+                self._apply(key, number, values)
 
     def _piece(self, message: wire.Message) -> list[Output]:
         push = self.core.members[message.rank].push

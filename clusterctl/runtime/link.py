@@ -14,7 +14,7 @@ from clusterctl.runtime.errors import BY_NAME, RuntimeFailure
 from clusterctl.runtime.manifest import build_manifest, write_manifest
 from clusterctl.runtime.members import ModelSource, Reply, Save
 from clusterctl.runtime.models import open_model
-from clusterctl.runtime.pieces import Cut, write_piece
+from clusterctl.runtime.pieces import write_save
 from clusterctl.runtime.placement import Layout
 
 OnReply = Callable[[wire.Message], None]
@@ -92,9 +92,8 @@ class LocalLink:
         pass
 
     def _write(self, save: Save) -> None:
-        env, core = self._env, self._core
-        cut = Cut(env.job, env.run, save.tag, save.pass_, save.step, str(core.mode), core.seed, 0, 1)
-        receipt = write_piece(env.output_dir, cut, save.tables)
+        env = self._env
+        receipt = write_save(env, self.layout, 0, save)
         manifest = build_manifest(env.job, env.run, [receipt])
         if manifest is not None:
             write_manifest(env.output_dir / save.tag, manifest)

@@ -19,7 +19,7 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, Union, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, Union, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -29,6 +29,11 @@ from clusterctl.runtime.manifest import piece_name
 from clusterctl.runtime.placement import BLOCK_ELEMENTS, SLOTS, Ids, slots_of
 from clusterctl.runtime.spec import TableSpec
 from clusterctl.runtime.tensorfile import Entry, write_tensors
+
+if TYPE_CHECKING:
+    from clusterctl.runtime.environment import Environment
+    from clusterctl.runtime.members import Save
+    from clusterctl.runtime.placement import Layout
 
 FORMAT = "clusterctl-pieces/1"
 
@@ -123,6 +128,16 @@ def write_piece(
     size, digest = write_tensors(path, entries, metadata)
     brief = {n: {k: d[k] for k in ("kind", "shape", "rows", "held")} for n, d in described.items()}
     return {**cut.to_json(), "file": path.name, "bytes": size, "sha256": digest, "tables": brief, **more}
+
+
+def write_save(env: Environment, layout: Layout, pserver: int, save: Save) -> dict[str, Any]:
+    """Writes a pserver's piece of a save, or of a checkpoint, where it belongs; as `write_piece`."""
+    mode = str(env.spec.get("mode", "sync"))
+    cut = Cut(env.job, env.run, save.tag, save.pass_, save.step, mode, env.seed, pserver, layout.pservers)
+    if not save.checkpoint:
+        return write_piece(env.output_dir, cut, save.tables)
+    lanes = (layout.dense, layout.sparse)
+    return write_piece(env.checkpoint_dir, cut, save.tables, cursors=save.cursors, lanes=lanes)
 
 
 def _own_steps(cut: Cut, cursors: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

@@ -25,8 +25,8 @@ from clusterctl.runtime.errors import ProcessError, RuntimeFailure
 from clusterctl.runtime.members import CheckpointSource, ModelSource, Save
 from clusterctl.runtime.models import open_model
 from clusterctl.runtime.modes import Every, Mode
-from clusterctl.runtime.pieces import Cut, write_piece
-from clusterctl.runtime.placement import Layout, layout_of
+from clusterctl.runtime.pieces import write_save
+from clusterctl.runtime.placement import layout_of
 from clusterctl.runtime.progress import say
 from clusterctl.runtime.server import Lane, Server
 from clusterctl.runtime.sharing import Sharing
@@ -166,16 +166,6 @@ class PServer:
         self._tell_control("saved", receipt)
         paused = f"training paused for {1e3 * save.pause_s:.0f} ms"
         say(f"pserver {self._env.rank}: saved {save.tag} at step {save.step}, {receipt['bytes']:,} bytes; {paused}")
-
-
-def write_save(env: Environment, layout: Layout, pserver: int, save: Save) -> dict[str, Any]:
-    """Writes a pserver's piece of a save; returns the receipt."""
-    mode = str(env.spec.get("mode", "sync"))
-    cut = Cut(env.job, env.run, save.tag, save.pass_, save.step, mode, env.seed, pserver, layout.pservers)
-    if not save.checkpoint:
-        return write_piece(env.output_dir, cut, save.tables)
-    lanes = (layout.dense, layout.sparse)
-    return write_piece(env.checkpoint_dir, cut, save.tables, cursors=save.cursors, lanes=lanes)
 
 
 def _restored(env: Environment) -> CheckpointSource | None:

@@ -141,11 +141,7 @@ class Adagrad(Rule):
         history = state[0]
         scratch = grad * grad
         history += scratch
-        np.sqrt(history, out=scratch)
-        scratch += np.float32(self.eps)
-        grad *= np.float32(self._rate(t))
-        grad /= scratch
-        np.subtract(value, grad, out=out)
+        _divide_by_root(value, history, grad, scratch, out, self._rate(t), self.eps)
 
 
 @dataclass(frozen=True, init=False)
@@ -170,11 +166,7 @@ class RMSProp(Rule):
         scratch = grad * grad
         scratch *= np.float32(1 - self.decay)
         history += scratch
-        np.sqrt(history, out=scratch)
-        scratch += np.float32(self.eps)
-        grad *= np.float32(self._rate(t))
-        grad /= scratch
-        np.subtract(value, grad, out=out)
+        _divide_by_root(value, history, grad, scratch, out, self._rate(t), self.eps)
 
 
 @dataclass(frozen=True, init=False)
@@ -264,6 +256,17 @@ class Ftrl(Rule):
 
 
 RULES: dict[str, type[Rule]] = {cls.__name__: cls for cls in (SGD, Momentum, Adagrad, RMSProp, Adam, Ftrl)}
+
+
+def _divide_by_root(
+    value: Floats, squares: Floats, grad: Floats, scratch: Floats, out: Floats, rate: float, eps: float
+) -> None:
+    """`out = value - rate * grad / (sqrt(squares) + eps)`; uses up `grad` and `scratch`."""
+    np.sqrt(squares, out=scratch)
+    scratch += np.float32(eps)
+    grad *= np.float32(rate)
+    grad /= scratch
+    np.subtract(value, grad, out=out)
 
 
 def rule_from_json(data: dict[str, Any]) -> Rule:

@@ -30,6 +30,7 @@ _WAKE = b""
 #: How many saves may wait for the one that is being written, before lanes wait too.
 _SAVES_WAITING = 1
 _ROUTES_KNOWN = 4_096
+_ARRIVALS_KNOWN = 65_536  # requests that wait for others; of more than that nobody hears how long they waited
 _ENDING_S = 2.0  # for what a lane does at the moment when all must end
 
 
@@ -137,10 +138,11 @@ class Lane:
         if len(outputs) == 1 and isinstance(outputs[0], Reply) and outputs[0].message.request == message.request:
             if outputs[0].message.kind != wire.ERROR:
                 self._routes[rank] = route
+            self._arrived.pop((rank, message.request), None)
             self._answer(route, outputs[0].message)
             return
         self._routes[rank] = route
-        if message.kind in (wire.PUSH, wire.PULL):
+        if message.kind in (wire.PUSH, wire.PULL) and len(self._arrived) < _ARRIVALS_KNOWN:
             self._arrived.setdefault((rank, message.request), now)
         self._send(outputs)
 

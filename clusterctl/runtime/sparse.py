@@ -103,10 +103,6 @@ class SparseTable(SparseReader):
             out[hit] = self._replaced.take(at.take(hit), axis=0)
         return out
 
-    def put(self, ids: Ids, rows: Floats) -> None:
-        """Sets the values of distinct ids (loading); their state starts from zero."""
-        self.restore(ids, {"rows": rows})
-
     def restore(self, ids: Ids, columns: Mapping[str, Array]) -> None:
         """Sets distinct ids to what `columns` holds of each, by name; a column that is missing begins as in a new row.
 

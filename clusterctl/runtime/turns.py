@@ -19,6 +19,10 @@ if TYPE_CHECKING:
     from clusterctl.runtime.core import ServerCore
 
 
+#: Of each trainer; it has one for each embedding whose rows it asks for ahead.
+_PULLS_HELD = 4_096
+
+
 class Turns:
     """What both ways have in common: pulls that wait, saves that are announced."""
 
@@ -46,6 +50,8 @@ class Turns:
 
     def hold(self, pull: wire.Message) -> None:
         others = [m for m in self._pulls if (m.rank, m.request) != (pull.rank, pull.request)]
+        if sum(m.rank == pull.rank for m in others) >= _PULLS_HELD:
+            raise RefusedError(f"trainer {pull.rank} has {_PULLS_HELD} pulls waiting")
         self._pulls = [*others, pull]
 
     def held(self, rank: int) -> list[wire.Message]:
@@ -105,8 +111,7 @@ class Turns:
         if position is not None:
             return wire.Part(wire.DENSE, values, key, offset, position)
         if core.half:
-            with np.errstate(over="ignore"):
-                return wire.Part(wire.DENSE16, values.astype(np.float16), key, offset)
+            return wire.Part(wire.DENSE16, values.astype(np.float16), key, offset)
         return wire.Part(wire.DENSE, self.stable(values), key, offset)
 
     def _repeated(self, message: wire.Message) -> Reply:

@@ -31,7 +31,7 @@ from __future__ import annotations
 import json
 import struct
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Callable, NamedTuple, Union
 
 import numpy as np
@@ -136,10 +136,6 @@ class Message:
         """A reply to this request: same rank, request, epoch, attempt, step and piece."""
         known = {"epoch": self.epoch, "attempt": self.attempt, "piece": self.piece, "step": self.step}
         return Message(kind, self.rank, self.request, **{**known, **fields})
-
-    def bare(self) -> Message:
-        """The message without its parts, for whoever only has to answer it."""
-        return replace(self, parts=[])
 
 
 def json_part(value: dict[str, Any]) -> Part:

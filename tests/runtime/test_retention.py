@@ -277,7 +277,7 @@ def test_a_restored_last_push_decides_who_goes_next() -> None:
 def test_a_loaded_row_counts_as_pushed_once_before_the_step_that_comes_next(first: int) -> None:
     rows, one = 9 * SLOTS, np.float32(1)
     table = SparseTable(spec_of(Retention(expire=score_below(0.2, 0.5), sweep_every=1), rows), 0)
-    table.put(np.array([5]), np.ones((1, DIM), np.float32))
+    table.restore(np.array([5]), {"rows": np.ones((1, DIM), np.float32)})
     left = []
     for step in range(first, first + 4):
         table.apply([], one, step)

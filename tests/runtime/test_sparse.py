@@ -105,7 +105,7 @@ def test_a_file_read_back_goes_on_with_the_same_bits() -> None:
 def test_what_is_missing_in_a_file_begins_as_in_a_new_row() -> None:
     loaded, fresh = table_of(), table_of()
     ids = np.arange(10)
-    loaded.put(ids, fresh.pull(ids, None))
+    loaded.restore(ids, {"rows": fresh.pull(ids, None)})
     loaded.restore(ids + 100, {"state/0": np.zeros((10, 3), np.float32)})
     every = np.concatenate((ids, ids + 100))
     assert len(loaded) == 20
