@@ -31,7 +31,7 @@ demo: $(VENV)/demo.stamp
 	$(BIN)/clusterctl demo
 
 test: $(VENV)/dev.stamp
-	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not slow and not docker and not engines"
+	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m "not slow and not docker and not engines"
 
 slow: $(VENV)/dev.stamp
 	$(BIN)/python -m pytest -m "slow and not docker and not engines"

@@ -22,6 +22,8 @@ from clusterctl.runtime.progress import Progress
 from clusterctl.runtime.pushing import Outgoing
 
 Replies = dict[int, wire.Message]
+#: (lane, piece, pieces, parts) -> the message of a push.
+MakePush = Callable[[int, int, int, list[wire.Part]], wire.Message]
 
 #: Pieces of 1 MB that may be unanswered, on each lane: over the network enough to keep it busy; in shared memory so few
 #: that they are still in the processor's cache when they come back.
@@ -124,28 +126,37 @@ class Client:
 
     def push(self, parts: Mapping[int, Outgoing], turn: Turn, samples: int) -> None:
         """Sends a push to all lanes in use, and waits until the last pieces are on their way; see `settle`."""
-        fields: dict[str, Any] = {
-            "pass_": turn.pass_,
-            "batch": turn.batch,
-            "flags": wire.LAST_OF_PASS if turn.last else 0,
-            "samples": samples,
-            "step": self.step,
-        }
-        if self.mode.name == "sync" and self._cut > self.step:
-            fields["cut"] = self._cut
-        ticket = Ticket()
+        make, ticket = self._push_maker(turn, samples), Ticket()
+        pieces: dict[int, list[wire.Part]] = {}
         for lane in self.used:
             out = parts.get(lane) or Outgoing()
             self.memory.lend_rows(ticket.rooms, lane, out)
-            fields.update(version=self._versions[lane], pieces=1 + len(out.pieces))
-            message = self._message(wire.PUSH, **fields, parts=out.opening)
-            full = None if out.full is None else self._message(wire.PUSH, **fields, parts=out.full)
+            count = 1 + len(out.pieces)
+            message = make(lane, 0, count, out.opening)
+            full = None if out.full is None else make(lane, 0, count, out.full)
             self._post_push(ticket, lane, message, full)
-        self._send_pieces(ticket, fields, {lane: out.pieces for lane, out in parts.items() if out.pieces})
+            if out.pieces:
+                pieces[lane] = out.pieces
+        if pieces:
+            self._send_pieces(ticket, make, pieces)
         self._pushes.append(ticket)
         self.step += 1
 
-    def _send_pieces(self, ticket: Ticket, fields: dict[str, Any], pieces: dict[int, list[wire.Part]]) -> None:
+    def _push_maker(self, turn: Turn, samples: int) -> MakePush:
+        """Makes the messages of one push: what is the same in all of them is looked up once."""
+        rank, epoch, attempt, step = self.rank, self._epoch, self._attempt, self.step
+        pass_, batch = turn.pass_, turn.batch
+        cut = self._cut if self.mode.name == "sync" and self._cut > step else 0
+        flags = wire.LAST_OF_PASS if turn.last else 0
+
+        def make(lane: int, piece: int, pieces: int, parts: list[wire.Part]) -> wire.Message:
+            self._requests = number = self._requests + 1
+            about = (piece, pass_, batch, step, self._versions[lane], samples, cut, 0, flags, pieces)
+            return wire.Message(wire.PUSH, rank, number, epoch, attempt, *about, parts)
+
+        return make
+
+    def _send_pieces(self, ticket: Ticket, make: MakePush, pieces: dict[int, list[wire.Part]]) -> None:
         """Sends each lane its pieces, so many at a time.
 
         All trainers send a lane's pieces in the same order, so in sync mode they do not wait for each other in a ring.
@@ -155,8 +166,7 @@ class Client:
             for lane in list(sent):
                 while lane in sent and self._has_room(lane):
                     number = sent[lane]
-                    fields.update(version=self._versions[lane], piece=number + 1, pieces=1 + len(pieces[lane]))
-                    self._post_piece(ticket, lane, fields, pieces[lane][number])
+                    self._post_piece(ticket, make, lane, pieces[lane], number)
                     sent[lane] += 1
                     if sent[lane] == len(pieces[lane]):
                         del sent[lane]
@@ -166,9 +176,10 @@ class Client:
     def _has_room(self, lane: int) -> bool:
         return self._pieces_out.get(lane, 0) < (_PIECES_SHARED if lane in self.memory.lenders else _PIECES_OUT)
 
-    def _post_piece(self, ticket: Ticket, lane: int, fields: Mapping[str, Any], part: wire.Part) -> None:
+    def _post_piece(self, ticket: Ticket, make: MakePush, lane: int, pieces: list[wire.Part], number: int) -> None:
+        part = pieces[number]
         room = self.memory.room_for(lane, part.array.nbytes)
-        message = self._message(wire.PUSH, **fields, parts=[part if room is None else room.put(part)])
+        message = make(lane, number + 1, 1 + len(pieces), [part if room is None else room.put(part)])
 
         def take(reply: wire.Message) -> None:
             self._note(ticket, lane, reply)

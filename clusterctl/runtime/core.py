@@ -115,11 +115,11 @@ class ServerCore:
         return self.turns.step
 
     def _admit(self, rank: int, message: wire.Message) -> None:
-        if rank not in self.members.by_rank or message.rank != rank:
+        member = self.members.by_rank.get(rank)
+        if member is None or message.rank != rank:
             raise RefusedError(f"a message says it is of trainer {message.rank}, its key belongs to trainer {rank}")
         if message.kind not in self._handlers:
             raise RefusedError(f"trainer {rank} sent a message of kind {message.kind}, which is not a request")
-        member = self.members[rank]
         if message.kind != wire.HELLO and message.epoch != self.epoch:
             raise RefusedError(f"trainer {rank} speaks in epoch {message.epoch}, the job is in epoch {self.epoch}")
         if message.attempt < member.attempt:
@@ -220,7 +220,7 @@ class ServerCore:
     def due_saves(self, force: bool) -> list[Output]:
         """The saves that trainers asked for and that are due now; with `force` also what only some asked for."""
         out: list[Output] = []
-        due = self.book.due(self.members.active(), force)
+        due = self.book.due(self.members.active(), force) if self.book.has_requests else []
         moment = self.moment() if due else None
         for tag, whole_pass in due:
             assert moment is not None

@@ -18,6 +18,8 @@ Array = npt.NDArray[Any]
 _LEAST_BYTES = 64 * 1024
 #: A mapping of this size or more asks for huge pages, as numpy does for its own arrays.
 _HUGE_BYTES = 4 * 2**20
+#: Linux puts a mapping of whole huge pages at the start of one, so that they stay whole when the mapping is moved.
+_HUGE_PAGE = 2 * 2**20
 
 
 class Growing:
@@ -40,7 +42,8 @@ class Growing:
         size = max(count * self._row_bytes, len(self._map) * 3 // 2)
         del self.array  # a mapping that is looked at cannot be moved
         try:
-            self._map = _resized(self._map, -(-size // mmap.PAGESIZE) * mmap.PAGESIZE)
+            page = mmap.PAGESIZE if size < _HUGE_BYTES else _HUGE_PAGE
+            self._map = _resized(self._map, -(-size // page) * page)
         finally:
             self.array = self._view()
 

@@ -22,6 +22,7 @@ _LEAST_CELLS = 1_024
 #: A bounded table with more rows than this is hashed: few rows spread over many pages would cost a page each.
 _DIRECT_ROWS = 2**25
 _CHUNK = 2**18
+_SLOT_BITS, _SLOT_MASK = np.int64(SLOTS.bit_length() - 1), np.int64(SLOTS - 1)
 _EMPTY, _REMOVED = 0, -1  # a cell with position p holds p + 1, so that untouched memory is empty
 
 
@@ -74,7 +75,7 @@ class DirectIndex:
     def _local(self, ids: Ids) -> Ids:
         if self._lanes == 1:
             return ids
-        local: Ids = (ids // SLOTS) * self._per_round + (ids % SLOTS) // self._lanes
+        local: Ids = (ids >> _SLOT_BITS) * self._per_round + (ids & _SLOT_MASK) // self._lanes
         return local
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol, Union
+from typing import Any, NamedTuple, Protocol, Union
 
 from clusterctl.runtime import wire
 from clusterctl.runtime.errors import BY_NAME, RuntimeFailure
@@ -34,8 +34,7 @@ class CheckpointSource(Protocol):
     def sparse(self, spec: TableSpec, lane: int, lanes: int) -> tuple[Ids, Mapping[str, Any], Ids, Ids] | None: ...
 
 
-@dataclass(frozen=True)
-class Reply:
+class Reply(NamedTuple):
     rank: int
     message: wire.Message
 
@@ -76,6 +75,11 @@ class Member:
     push: Push | None = None
     cut: int = 0
 
+    @property
+    def is_awaited(self) -> bool:
+        """Whether its push of the current step has not come."""
+        return self.push is None and not self.left
+
     def note(self, push: wire.Message) -> None:
         """Counts a push that was applied."""
         self.push = None
@@ -94,7 +98,7 @@ class Member:
 
 @dataclass
 class Members:
-    """All trainers of the run, by rank."""
+    """All trainers of the run, by ascending rank."""
 
     by_rank: dict[int, Member] = field(default_factory=dict)
 
@@ -107,7 +111,8 @@ class Members:
     @property
     def passes(self) -> int:
         """Passes that all trainers still here have ended."""
-        return min((m.passes for m in self.by_rank.values() if not m.left), default=self.most_passes)
+        here = [m.passes for m in self.by_rank.values() if not m.left]
+        return min(here) if here else self.most_passes
 
     @property
     def most_passes(self) -> int:

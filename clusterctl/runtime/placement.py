@@ -110,5 +110,6 @@ def slots_of(ids: Ids, rows: int | None) -> Ids:
 
 def owners_of(ids: Ids, rows: int | None, places: int) -> Ids:
     """The place that holds each id: slot modulo the number of places."""
-    owners: Ids = slots_of(ids, rows) % np.int64(places)
+    owner_of_slot = np.arange(SLOTS, dtype=np.int64) % np.int64(places)
+    owners: Ids = owner_of_slot.take(slots_of(ids, rows))
     return owners

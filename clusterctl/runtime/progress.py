@@ -119,7 +119,7 @@ class Progress:
     def checks_numbers(self, arrays: Sequence[npt.NDArray[Any]]) -> bool:
         """Whether to look for NaN now: in small gradients always, in large ones about once a second."""
         now = self._clock()
-        if sum(array.size for array in arrays) > _SMALL_ELEMENTS and now - self._checked_s < _EVENT_EVERY_S:
+        if sum([array.size for array in arrays]) > _SMALL_ELEMENTS and now - self._checked_s < _EVENT_EVERY_S:
             return False
         self._checked_s = now
         return True

@@ -15,6 +15,7 @@ from clusterctl.runtime.spec import TableSpec
 from clusterctl.runtime.tables import PART_ELEMENTS, DenseTable, Floats, Table, Tables
 
 _MAX_SAMPLES = 2**53
+_ONE = np.float32(1)
 
 
 @dataclass
@@ -32,7 +33,7 @@ class Push:
     later: dict[int, int] = field(default_factory=dict)
     asked: dict[tuple[int, int], wire.Message] = field(default_factory=dict)
     applied: set[tuple[int, int]] = field(default_factory=set)
-    weight: np.float32 = field(default_factory=lambda: np.float32(1))
+    weight: np.float32 = _ONE
 
     @property
     def samples(self) -> int:

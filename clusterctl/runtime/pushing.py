@@ -49,7 +49,8 @@ class Gradient:
 
     def not_finite(self) -> list[str]:
         """Names of the tables whose gradients have NaN or infinite numbers."""
-        return [handle.name for handle, g in zip(self.by_table(), self.arrays()) if not is_finite(g)]
+        dense = [handle.name for handle, values in self.dense.items() if not is_finite(values)]
+        return dense + [handle.name for handle, (_, rows) in self.sparse.items() if not is_finite(rows)]
 
 
 @dataclass

@@ -22,7 +22,7 @@ from clusterctl.runtime.errors import ForgottenError, ProcessError, UnreachableE
 from clusterctl.runtime.link import OnReply, raise_for_error
 from clusterctl.runtime.placement import Layout, layout_of
 from clusterctl.runtime.progress import say
-from clusterctl.runtime.sockets import open_context, open_dealer
+from clusterctl.runtime.sockets import open_context, open_dealer, receive_frames, send_frames
 
 _SLOWEST_BYTES_PER_S = 1e6
 _NOTICES_S = (10.0, 60.0)
@@ -170,7 +170,7 @@ class RemoteLink:
 
     def _take(self, way: Way, flags: int) -> bool:
         try:
-            frames = way.socket.recv_multipart(flags, copy=False)
+            frames = receive_frames(way.socket, flags)
         except zmq.Again:
             return False
         try:
@@ -250,10 +250,7 @@ class RemoteLink:
 
 def _try_send(socket: zmq.Socket[bytes], frames: Sequence[Any]) -> bool:
     try:
-        if len(frames) == 1:
-            socket.send(frames[0], zmq.NOBLOCK)
-        else:
-            socket.send_multipart(frames, zmq.NOBLOCK, copy=False)
+        send_frames(socket, frames)
     except zmq.Again:
         return False
     return True

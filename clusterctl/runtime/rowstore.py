@@ -108,3 +108,9 @@ class RowStore(Rows):
         self.ids = self._growing_ids.array
         self.data.update({name: growing.array for name, growing in self._growing.items()})
         self._room = min(len(array) for array in (self.ids, *self.data.values()))
+
+
+def scatter(array: Array, positions: Ids, rows: Array) -> None:
+    """`array[positions] = rows`, each row as one item: more than twice as fast. Both are contiguous, of one dtype."""
+    item = np.dtype((np.void, array.itemsize * array.shape[1]))
+    np.put(array.view(item).reshape(-1), positions, rows.view(item).reshape(-1))

@@ -45,6 +45,11 @@ class SaveBook:
                 self._at_once.add(tag)
         return False
 
+    @property
+    def has_requests(self) -> bool:
+        """Whether a tag is asked for and not `writing` yet."""
+        return bool(self._asked)
+
     def due(self, active: set[int], force: bool) -> list[tuple[str, bool]]:
         """The tags to write now, which are `writing` until `finish`, and whether all trainers ended a pass with it.
 

@@ -24,6 +24,7 @@ from clusterctl.runtime.core import ServerCore
 from clusterctl.runtime.errors import WireError
 from clusterctl.runtime.members import Output, Reply, Save
 from clusterctl.runtime.sharing import Sharing
+from clusterctl.runtime.sockets import receive_frames, send_frames
 from clusterctl.runtime.zap import rank_of
 
 _WAKE = b""
@@ -88,7 +89,7 @@ class Lane:
     def run(self) -> None:
         with np.errstate(all="ignore"):  # what is not finite stays so, and trainers tell
             while not self._finishing:
-                self._receive(self.router.recv_multipart(copy=False))
+                self._receive(receive_frames(self.router))
 
     def close(self) -> None:
         self._bell.close()
@@ -165,9 +166,8 @@ class Lane:
                 self._answer(self._routes[output.rank], output.message)
 
     def _answer(self, route: bytes, message: wire.Message) -> None:
-        frames = [route, *wire.encode(message)]
         try:
-            self.router.send_multipart(frames, zmq.NOBLOCK, copy=False)
+            send_frames(self.router, [route, *wire.encode(message)])
         except zmq.ZMQError:
             return  # the peer is gone or slow: it asks again
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import errno
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import zmq
@@ -18,6 +18,10 @@ _CLOSE_MS = 2_000
 _MOST_IO_THREADS = 4
 #: Messages that may wait for a trainer before further ones are dropped; it never has as many on their way.
 _TO_A_TRAINER = 512
+
+# As plain numbers: to combine members of an enumeration takes longer than to send a small frame.
+_AT_ONCE = int(zmq.NOBLOCK)
+_AND_MORE = int(zmq.NOBLOCK | zmq.SNDMORE)
 
 
 def open_context(lanes: int = 1) -> zmq.Context[zmq.Socket[bytes]]:
@@ -79,6 +83,21 @@ def bind_first_free(socket: zmq.Socket[bytes], port: int, address: str = "") -> 
             claimed.detach()  # held until this process ends
             return candidate
     raise ProcessError(f"no free port in {port}..{last - 1}", remedy="set PORT to a range that is free on this node")
+
+
+def send_frames(socket: zmq.Socket[bytes], frames: Sequence[Any]) -> None:
+    """As `send_multipart(frames, NOBLOCK, copy=False)`, at half of its cost for small messages."""
+    for frame in frames[:-1]:
+        socket.send(frame, _AND_MORE, copy=False)
+    socket.send(frames[-1], _AT_ONCE, copy=False)
+
+
+def receive_frames(socket: zmq.Socket[bytes], flags: int = 0) -> list[zmq.Frame]:
+    """As `recv_multipart(flags, copy=False)`, at half of its cost: a frame knows whether others follow."""
+    frames = [socket.recv(flags, copy=False)]
+    while frames[-1].more:
+        frames.append(socket.recv(flags, copy=False))
+    return frames
 
 
 def _bound(socket: zmq.Socket[bytes]) -> None:

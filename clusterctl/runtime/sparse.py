@@ -12,7 +12,7 @@ from clusterctl.runtime.index import make_index
 from clusterctl.runtime.initial import stream_key
 from clusterctl.runtime.keeping import Keeper, columns_of
 from clusterctl.runtime.placement import Ids
-from clusterctl.runtime.rowstore import Array, Column, Rows, RowStore
+from clusterctl.runtime.rowstore import Array, Column, Rows, RowStore, scatter
 from clusterctl.runtime.spec import TableSpec
 
 Floats = npt.NDArray[np.float32]
@@ -177,7 +177,7 @@ class SparseTable(SparseReader):
         new = np.empty_like(old)
         self.spec.rule.update(old, state, grad, new, step + 1)
         for array, changed in zip(arrays, [new, *state]):
-            _scatter(array, positions, changed)
+            scatter(array, positions, changed)
 
     def _positions(self, ids: Ids, places: Sequence[Ids], step: int) -> tuple[Ids, Ids]:
         """The positions of the ids that are admitted, rows made where they lack, and the places of these in `ids`."""
@@ -204,7 +204,7 @@ class SparseTable(SparseReader):
         first, *states = [self._store.data[name] for name in self._value_names]
         rows = max(1, _CHUNK_ELEMENTS // self.spec.dim)
         for a in range(0, len(ids), rows):
-            _scatter(first, positions[a : a + rows], self._initial(ids[a : a + rows]))
+            scatter(first, positions[a : a + rows], self._initial(ids[a : a + rows]))
         for state in states:
             state[positions] = 0
         if self._keeper is not None:
@@ -251,12 +251,6 @@ def _merged(grads: Sequence[SparseGrad], places: Sequence[Ids], total: np.float3
             at = place[low:high] - a
             part = merged.take(at, axis=0)
             part += grad.rows[low:high] * grad.weight
-            _scatter(merged, at, part)
+            scatter(merged, at, part)
     merged /= total
     return merged
-
-
-def _scatter(array: Array, positions: Ids, rows: Array) -> None:
-    """`array[positions] = rows`, each row as one item: more than twice as fast."""
-    item = np.dtype((np.void, array.itemsize * array.shape[1]))
-    np.put(array.view(item).reshape(-1), positions, rows.view(item).reshape(-1))

@@ -28,6 +28,7 @@ Floats = npt.NDArray[np.float32]
 Weighted = tuple[np.float32, Floats]
 
 CHUNK_ELEMENTS = 65_536
+_ZERO = np.float32(0)
 #: A dense part on the wire is at most this long, and cut at its multiples from the start of the lane's run.
 PART_ELEMENTS = 262_144
 
@@ -111,17 +112,15 @@ Tables = dict[int, Table]
 
 def merge(merged: Floats, scratch: Floats, grads: Sequence[Weighted], total: int) -> None:
     """`merged = (0 + w0 * g0 + w1 * g1 + ...) / total`, each operation rounded to float32."""
-    weight, divisor = _common_weight(grads, total)
-    if weight:
-        grads = [(np.float32(1), grad) for _, grad in grads]
-    _, first = grads[0]
-    if weight:
-        np.add(first, np.float32(0), out=merged)
+    is_left_out, divisor = _common_weight(grads, total)
+    weight, first = grads[0]
+    if is_left_out:
+        np.add(first, _ZERO, out=merged)
     else:
-        np.multiply(first, grads[0][0], out=merged)
-        merged += np.float32(0)  # the sum starts from +0.0, which turns a -0.0 round
+        np.multiply(first, weight, out=merged)
+        merged += _ZERO  # the sum starts from +0.0, which turns a -0.0 round
     for each, grad in grads[1:]:
-        if weight:
+        if is_left_out:
             merged += grad
         else:
             np.multiply(grad, each, out=scratch)
@@ -130,16 +129,16 @@ def merge(merged: Floats, scratch: Floats, grads: Sequence[Weighted], total: int
         merged /= np.float32(divisor)
 
 
-def _common_weight(grads: Sequence[Weighted], total: int) -> tuple[int, float]:
-    """The one power of two that weighs all gradients, if there is one, and what then remains to divide by.
+def _common_weight(grads: Sequence[Weighted], total: int) -> tuple[bool, float]:
+    """Whether one power of two weighs all gradients, so that it is left out, and what remains to divide by.
 
     To multiply by a power of two changes no bit of a mantissa, so it may as well be left out on both sides.
     """
     weight = float(grads[0][0])
-    alike = all(w == grads[0][0] for w, _ in grads)
-    if alike and weight >= 1 and math.frexp(weight)[0] == 0.5 and total % weight == 0:
-        return int(weight), total / weight
-    return 0, float(total)
+    is_power = weight >= 1 and math.frexp(weight)[0] == 0.5 and total % weight == 0
+    if is_power and all(each == weight for each, _ in grads):
+        return True, total / weight
+    return False, float(total)
 
 
 def _chunks(start: int, stop: int) -> list[tuple[int, int]]:

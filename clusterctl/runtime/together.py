@@ -8,7 +8,7 @@ import numpy as np
 
 from clusterctl.runtime import wire
 from clusterctl.runtime.errors import RefusedError
-from clusterctl.runtime.members import Output, Save
+from clusterctl.runtime.members import Member, Output, Save
 from clusterctl.runtime.pushes import Push
 from clusterctl.runtime.sparse import SparseTable
 from clusterctl.runtime.tables import DenseTable, Tables, Weighted
@@ -55,6 +55,8 @@ class AllTogether(Turns):
     def __init__(self, core: ServerCore) -> None:
         super().__init__(core)
         self._due_cuts: set[int] = set()
+        self._missing: Member | None = None
+        self._expect_all()
         self._now: Step | None = None  # from the moment when all trainers' pushes have opened
 
     def push(self, message: wire.Message) -> list[Output]:
@@ -67,7 +69,7 @@ class AllTogether(Turns):
             )
         if message.piece:
             return self._piece(message)
-        return self._open(message)
+        return self._open(member, message)
 
     def must_wait(self, pull: wire.Message) -> bool:
         return pull.version != wire.NEWEST and pull.version > self.step
@@ -82,7 +84,7 @@ class AllTogether(Turns):
         return pull.version
 
     def waited_for(self) -> list[int]:
-        return [rank for rank, m in self.core.members.by_rank.items() if not m.left and m.push is None]
+        return [rank for rank, member in self.core.members.by_rank.items() if member.is_awaited]
 
     def next_step(self, rank: int) -> int:
         return self.step
@@ -107,8 +109,7 @@ class AllTogether(Turns):
         waiting = [(key, number) for key, numbers in now.left_over.items() for number in sorted(numbers)]
         return [output for part in waiting for output in self._apply(now, *part)] + self._finish_if_done(now)
 
-    def _open(self, message: wire.Message) -> list[Output]:
-        member = self.core.members[message.rank]
+    def _open(self, member: Member, message: wire.Message) -> list[Output]:
         push = self.core.reader.opening(message)
         if member.push is not None and not self._replaces(member.push, push):
             member.push.message.request = message.request  # the first one counts, the newest is answered
@@ -150,8 +151,8 @@ class AllTogether(Turns):
 
     def _advance(self) -> list[Output]:
         """Begins the step once all trainers' pushes have opened."""
-        pushes = self._pushes()
-        if not pushes or self.waited_for():
+        pushes = [] if self._is_incomplete() else self._pushes()
+        if not pushes:
             return []
         out = self.core.due_saves(force=True)
         now = self._now = Step(pushes, self.core.tables)
@@ -165,8 +166,19 @@ class AllTogether(Turns):
                 out += self._apply(now, key, number)
         return out + self._finish_if_done(now)
 
+    def _is_incomplete(self) -> bool:
+        """Whether a push is missing. Every push asks, so no trainer is looked at again once it is not awaited."""
+        while self._missing is not None and not self._missing.is_awaited:
+            self._missing = next(self._not_looked_at, None)
+        return self._missing is not None
+
+    def _expect_all(self) -> None:
+        """A step begins: everyone's push is missing."""
+        self._not_looked_at = iter(self.core.members.by_rank.values())
+        self._missing = next(self._not_looked_at, None)
+
     def _pushes(self) -> list[Push]:
-        return [m.push for _, m in sorted(self.core.members.by_rank.items()) if m.push is not None]
+        return [m.push for m in self.core.members.by_rank.values() if m.push is not None]
 
     def _apply(self, now: Step, key: int, number: int) -> list[Output]:
         """Applies a part if all gradients of it are there; answers the pieces that brought them."""
@@ -204,10 +216,11 @@ class AllTogether(Turns):
         self.step += 1
         for push in now.pushes:
             self.core.members[push.message.rank].note(push.message)
-        out = self._make_cuts()
+        self._expect_all()
+        out, passes, keys = self._make_cuts(), self.core.members.passes, list(now.left_over)
         for push in now.pushes:
-            rest = [key for key in now.left_over if key not in push.later]
-            out.append(self._reply(push.message, self._newest(push.message.rank, rest)))
+            rest = [key for key in keys if key not in push.later] if push.later else keys
+            out.append(self._reply_in(passes, push.message, self._newest(push.message.rank, rest)))
         return out + self._answer_held()
 
     def _make_cuts(self) -> list[Output]:

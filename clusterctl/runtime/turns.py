@@ -90,14 +90,19 @@ class Turns:
         return []
 
     def _answer_held(self) -> list[Output]:
+        if not self._pulls:
+            return []
         held, self._pulls = self._pulls, []
         return [output for pull in held for output in self.core.handle_held(pull)]
 
     def _reply(self, request: wire.Message, parts: list[wire.Part], flags: int = 0) -> Reply:
-        r, passes = request, self.core.members.passes
-        answer = wire.Message(wire.OK, r.rank, r.request, r.epoch, r.attempt, r.piece, passes, 0, r.step, self.step)
-        answer.cut, answer.flags, answer.parts = self.cuts, flags, parts
-        return Reply(r.rank, answer)
+        return self._reply_in(self.core.members.passes, request, parts, flags)
+
+    def _reply_in(self, passes: int, request: wire.Message, parts: list[wire.Part], flags: int = 0) -> Reply:
+        """Where many are answered at once: `passes` is the same for all of them."""
+        r, after = request, (0, self.cuts, 0, flags, 1, parts)
+        about = (r.rank, r.request, r.epoch, r.attempt, r.piece, passes, 0, r.step, self.step)
+        return Reply(r.rank, wire.Message(wire.OK, *about, *after))
 
     def values(self, rank: int, table: DenseTable, run: Floats) -> list[wire.Part]:
         """`run`, the lane's run of a table, as the parts of a reply."""
@@ -126,5 +131,9 @@ class Turns:
 
     def _newest(self, rank: int, keys: list[int]) -> list[wire.Part]:
         """The newest values of dense tables, as far as this lane has them."""
-        dense = [table for key in keys if isinstance(table := self.core.tables.get(key), DenseTable)]
-        return [part for table in dense for part in self.values(rank, table, table.current)]
+        parts: list[wire.Part] = []
+        for key in keys:
+            table = self.core.tables.get(key)
+            if isinstance(table, DenseTable):
+                parts += self.values(rank, table, table.current)
+        return parts

@@ -13,6 +13,7 @@ from clusterctl.runtime.handles import Dense, Embedding, Floats, Wanted
 from clusterctl.runtime.loop import Turn
 from clusterctl.runtime.placement import Ids
 from clusterctl.runtime.pushing import Gradient, Packer
+from clusterctl.runtime.rowstore import scatter
 
 
 def nothing() -> None:
@@ -92,15 +93,20 @@ class ServerValues:
         asks, places = {}, {}
         for lane, positions in wanted.shares:
             whole = len(positions) == len(ids)
-            places[lane] = slice(None) if whole else positions
+            places[lane] = positions
             pairs = list(self.packer.ids(lane, handle, ids if whole else ids.take(positions)))
             pairs = [self._with_room(asked.ticket, lane, handle.dim, *pair) for pair in pairs]
             brief, full = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
             asks[lane] = (brief, full if any(b is not f for b, f in pairs) else None)
 
         def take(lane: int, reply: wire.Message) -> None:
-            rows = [part.array for part in reply.parts]
-            asked.rows[places[lane]] = rows[0] if len(rows) == 1 else np.concatenate(rows)
+            found = [part.array for part in reply.parts]
+            rows = found[0] if len(found) == 1 else np.concatenate(found)
+            own = rows.astype(np.float32, copy=False).reshape(len(places[lane]), handle.dim)
+            if len(own) == len(asked.rows):
+                asked.rows[:] = own
+            else:
+                scatter(asked.rows, places[lane], own)
 
         self.client.pull(asked.ticket, asks, take)
         return asked

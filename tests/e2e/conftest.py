@@ -31,8 +31,8 @@ def _fresh(site: Site, directory: Path) -> Iterator[Site]:
     site.conf()
     yield site
     # An agent whose connection is gone ends by itself, but not in the same instant.
-    wait_until(lambda: not any(site.leftovers(node) for node in range(len(site.hosts))))
-    left = [proc for node in range(len(site.hosts)) for proc in site.leftovers(node)]
+    wait_until(lambda: not site.leftovers())
+    left = site.leftovers()
     site.end_everything()
     assert not left, f"processes left on the nodes: {left}"
 

@@ -29,15 +29,23 @@ with connect() as ps:
 print("done with", rest)
 """
 
-SLEEP = """
+# A program that says that it is ready need not live for a second to count as running.
+READY = """
+import os
+os.write(int(os.environ["CLUSTERCTL_CONTROL_FD"]), b'{"event":"ready"}\\n')
+"""
+
+SLEEP = f"""
 import time
 print("up", flush=True)
+{READY}
 time.sleep(600)
 """
 
-DEAF = """
+DEAF = f"""
 import signal, time
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
 print("deaf", flush=True)
+{READY}
 time.sleep(600)
 """

@@ -103,7 +103,7 @@ def test_ctrl_c_ends_it_and_says_where_it_was_still_running(any_site: Site) -> N
     gate(any_site).touch()
     assert process.returncode == 130
     assert "interrupted; it had not ended on node[0" in err
-    assert wait_until(lambda: not any(any_site.leftovers(node) for node in range(4)))
+    assert wait_until(lambda: not any_site.leftovers())
 
 
 def test_data_on_standard_input_is_refused_and_an_empty_one_is_not(site: Site, tmp_path: Path) -> None:

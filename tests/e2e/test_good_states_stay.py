@@ -10,10 +10,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from clusterctl.bundle import Bundle, boot_code
 from clusterctl.cluster import FIRST_LINE
 from clusterctl.runtime import load_model
-from e2e.programs import REGRESSION, SLEEP
+from e2e.programs import READY, REGRESSION, SLEEP
 from support.processes import descendants, processes_with_environment, wait_until
 from support.site import Site
 
@@ -34,6 +36,7 @@ def test_a_start_that_is_refused_leaves_the_previous_outputs_where_they_were(sit
 
 
 def test_collecting_again_brings_the_newest_runs_model_not_an_older_one(site: Site) -> None:
+    site.conf(HOSTS=site.hosts[:2])
     job = site.dispatch(REGRESSION)
     site.ok("start", "--job_workspace", job, "--num_passes=3")
     first = load_model(site.directory / site.ok("collect", job, "-o", "home", "--json").json()["model"])["w"]
@@ -65,8 +68,10 @@ def test_collect_brings_what_the_reachable_nodes_have(site: Site) -> None:
 
 
 def test_a_killed_listener_on_a_node_does_not_make_a_run_lost(site: Site) -> None:
-    slow = "import time; time.sleep(4); print('fine')"
-    with site.popen("start", "--job_dispatch_package", str(site.workspace(slow))) as starting:
+    site.conf(ENGINE="none")
+    go = site.directory / "go"
+    waits = f"{READY}\nimport time\nwhile not os.path.exists({str(go)!r}): time.sleep(0.05)\nprint('fine')"
+    with site.popen("start", "--job_dispatch_package", str(site.workspace(waits))) as starting:
         assert starting.stdout is not None
         for line in starting.stdout:
             if "all processes run" in line:
@@ -74,12 +79,14 @@ def test_a_killed_listener_on_a_node_does_not_make_a_run_lost(site: Site) -> Non
         agents = [p for p in processes_with_environment("HOME", str(site.home(0))) if FIRST_LINE in p.command]
         for agent in agents:
             os.kill(agent.pid, signal.SIGKILL)
+        go.touch()
         out, err = starting.communicate(timeout=60)
     assert agents
     assert starting.returncode == 0, out + err
     assert "succeeded" in out
 
 
+@pytest.mark.slow  # `stop` gives such a start 20 seconds
 def test_a_start_whose_control_machine_vanished_is_ended_by_stop(site: Site) -> None:
     """Such a machine says no goodbye: its agent waits with the job's lock. Here it waits on a pipe that stays open."""
     job = site.dispatch(SLEEP)

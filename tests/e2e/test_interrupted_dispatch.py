@@ -33,7 +33,16 @@ def assert_arrives(site: Site, top: Path) -> None:
         assert list((Path(node["dir"]).parent / ".clusterctl/incoming").iterdir()) == []
 
 
-@pytest.mark.parametrize("relay", ["always", "never"])
+@pytest.mark.parametrize(
+    ("any_site", "relay"),
+    [
+        ("embedded", "always"),
+        ("openssh", "never"),
+        pytest.param("embedded", "never", marks=pytest.mark.slow),
+        pytest.param("openssh", "always", marks=pytest.mark.slow),
+    ],
+    indirect=["any_site"],
+)
 def test_after_a_kill_on_either_side_the_next_dispatch_is_whole(any_site: Site, relay: str) -> None:
     """The moments are chosen anew each time; what was chosen is in the name of the file that changes."""
     chance = random.Random()

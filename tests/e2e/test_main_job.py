@@ -101,6 +101,7 @@ def test_a_job_is_named_by_id_prefix_or_directory(site: Site) -> None:
 
 
 def test_a_second_directory_with_the_same_conf_attaches_and_stops(site: Site, tmp_path: Path) -> None:
+    site.conf(ENGINE="none")
     job = site.start(SLEEP)
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
@@ -117,6 +118,7 @@ def test_a_second_directory_with_the_same_conf_attaches_and_stops(site: Site, tm
 
 
 def test_a_new_run_keeps_the_logs_of_the_old_one_apart(site: Site) -> None:
+    site.conf(ENGINE="none")
     job = site.dispatch("print('run', __import__('os').environ['CLUSTERCTL_RUN'])")
     site.ok("start", "--job_workspace", job)
     site.ok("start", "--job_workspace", job)
@@ -126,6 +128,7 @@ def test_a_new_run_keeps_the_logs_of_the_old_one_apart(site: Site) -> None:
 
 
 def test_a_running_job_is_not_started_again(site: Site) -> None:
+    site.conf(ENGINE="none")
     job = site.start(SLEEP)
     again = site.run("start", "--job_workspace", job, "--json")
     assert again.code == 4
@@ -232,6 +235,7 @@ def test_an_attached_start_is_stopped_by_ctrl_c(site: Site, when: str) -> None:
 
 
 def test_the_job_goes_on_when_the_attached_program_is_killed(site: Site) -> None:
+    site.conf(ENGINE="none")
     package = site.workspace(SLEEP)
     with site.popen("start", "--job_dispatch_package", str(package)) as starting:
         assert starting.stdout is not None
@@ -247,6 +251,7 @@ def test_the_job_goes_on_when_the_attached_program_is_killed(site: Site) -> None
 
 
 def test_output_into_a_closed_pipe_ends_quietly(site: Site) -> None:
+    site.conf(HOSTS=site.hosts[:1])
     job = site.dispatch("print('line\\n' * 200000)")
     site.ok("start", "--job_workspace", job)
     with site.popen("logs", job) as reading:

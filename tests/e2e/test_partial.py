@@ -63,7 +63,7 @@ def test_a_run_without_node_0_trains_to_its_end_and_is_whole(site: Site, refused
 
 
 def test_the_first_member_leads_and_its_death_ends_the_run(site: Site, refused: str) -> None:
-    site.conf(HOSTS=[refused, *site.hosts[1:]])
+    site.conf(ENGINE="none", HOSTS=[refused, *site.hosts[1:]])
     job = site.start(SLEEP, "--allow-partial")
     assert site.status(job)["state"] == "running"
     os.kill(site.supervisor(job, 1), signal.SIGKILL)

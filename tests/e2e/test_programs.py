@@ -36,6 +36,7 @@ def newest_job(site: Site) -> str:
     return job
 
 
+@pytest.mark.parametrize("any_site", ["openssh"], indirect=True)
 def test_a_program_that_raises_fails_the_run_and_its_last_lines_are_shown(any_site: Site) -> None:
     result = start_and_fail(any_site, ONLY_RANK_2 + "raise ValueError('bad shard')")
     assert "first cause: trainer2@node2" in result.err
@@ -46,6 +47,7 @@ def test_a_program_that_raises_fails_the_run_and_its_last_lines_are_shown(any_si
 
 @pytest.mark.parametrize("options", [(), ("--detach",)], ids=["attached", "detached"])
 def test_a_program_that_exits_3_at_once_fails_the_start(site: Site, options: tuple[str, ...]) -> None:
+    site.conf(ENGINE="none")
     result = start_and_fail(site, ONLY_RANK_2 + "print('no licence'); sys.exit(3)", *options)
     assert "trainer2@node2" in result.err
     assert "exit code 3" in result.err
@@ -53,14 +55,14 @@ def test_a_program_that_exits_3_at_once_fails_the_start(site: Site, options: tup
 
 
 def test_a_command_that_cannot_be_started_names_itself(site: Site) -> None:
-    site.conf(TRAINER_COMMAND="./does-not-exist --now")
+    site.conf(ENGINE="none", TRAINER_COMMAND="./does-not-exist --now")
     result = start_and_fail(site, "", "--detach")
     assert "cannot start './does-not-exist'" in result.err
     assert "node" in result.err
 
 
 def test_a_missing_train_py_is_told_by_its_own_last_words(site: Site) -> None:
-    site.conf(TRAINER_COMMAND="python missing.py")
+    site.conf(ENGINE="none", TRAINER_COMMAND="python missing.py")
     assert "missing.py" in start_and_fail(site, "").err
 
 
@@ -81,7 +83,7 @@ def test_a_missing_module_on_a_node_is_an_error_of_its_own(site: Site) -> None:
 def test_a_hundred_megabytes_of_output_are_all_kept(site: Site) -> None:
     lines = 1_000_000
     train = f"import sys\nfor i in range({lines}): sys.stdout.write('%099d\\n' % i)\n"
-    site.conf(TRAINERS=1)
+    site.conf(HOSTS=site.hosts[:1])
     site.ok("start", "--job_dispatch_package", str(site.workspace(train)), timeout_s=150)
     job = newest_job(site)
     log = site.job_dir(job, 0) / "log/train.log"
@@ -92,7 +94,7 @@ def test_a_hundred_megabytes_of_output_are_all_kept(site: Site) -> None:
 
 def test_escape_sequences_do_not_reach_the_terminal(site: Site) -> None:
     train = "import sys; sys.stdout.buffer.write(b'\\x1b[31mred\\x1b]0;title\\x07\\xff\\x9b2J bell\\x08 end\\n')"
-    site.conf(TRAINERS=1)
+    site.conf(HOSTS=site.hosts[:1])
     attached = site.ok("start", "--job_dispatch_package", str(site.workspace(train)))
     job = newest_job(site)
     for out in (attached.out, site.ok("logs", job).out):
@@ -102,6 +104,7 @@ def test_escape_sequences_do_not_reach_the_terminal(site: Site) -> None:
 
 
 def test_stop_kills_a_program_that_ignores_term(site: Site) -> None:
+    site.conf(ENGINE="none")
     job = site.start(DEAF)
     started = time.monotonic()
     stopped = site.ok("stop", job, "--json").json()
@@ -119,17 +122,20 @@ print("left one behind", flush=True)
 
 
 def test_a_grandchild_that_called_setsid_is_ended_with_the_run(site: Site) -> None:
+    site.conf(ENGINE="none")
     site.ok("start", "--job_dispatch_package", str(site.workspace(GRANDCHILD)))
     site.assert_nothing_left(newest_job(site))
 
 
 def test_stop_ends_a_grandchild_that_called_setsid(site: Site) -> None:
+    site.conf(ENGINE="none")
     job = site.start(GRANDCHILD + "time.sleep(600)")
     assert site.ok("stop", job, "--json").json()["survivors"] == 0
     site.assert_nothing_left(job)
 
 
 def test_a_program_killed_by_a_signal_is_told_in_words(site: Site) -> None:
+    site.conf(ENGINE="none")
     result = start_and_fail(site, ONLY_RANK_2 + "os.kill(os.getpid(), 11)")
     assert "trainer2@node2" in result.err
     assert "signal 11 (segmentation fault)" in result.err

@@ -15,11 +15,10 @@ def jobs(site: Site) -> dict[str, str]:
 
 
 def test_an_earlier_job_directory_starts_again_and_equal_contents_are_recognised(site: Site) -> None:
+    site.conf(ENGINE="none")
     one, other = str(site.workspace("print('the first')")), str(site.workspace("print('the second')", "other"))
-    packages = (one, other, one)
-    first, _, third = (
-        site.ok("start", "--job_dispatch_package", package, "--detach", "--json").json()["job"] for package in packages
-    )
+    first, _, third = (site.ok("dispatch", package, "--json").json()["job"] for package in (one, other, one))
+    site.ok("start", "--job_workspace", first)
     contents = {job: content for job, content in jobs(site).items() if job >= first}
     assert contents[first] == contents[third]
     assert len(set(contents.values())) == 2
@@ -30,6 +29,7 @@ def test_an_earlier_job_directory_starts_again_and_equal_contents_are_recognised
 
 
 def test_prune_shows_asks_removes_and_leaves_what_runs(site: Site) -> None:
+    site.conf(ENGINE="none")
     done = site.start("print('done')", "--quiet")
     running = site.start(SLEEP)
     before = jobs(site)

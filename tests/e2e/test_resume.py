@@ -11,7 +11,7 @@ from clusterctl.runtime import load_model
 from support.site import Result, Site
 
 QUICK = {"PSERVERS": 3, "TRAINERS": 3, "SAVE_EVERY": 7, "KEEP": 2}
-STEPS = 120
+STEPS = 85
 # With the arguments KIND, STEP and RUN, trainer 0 of that run kills a process of the job, any of that kind, at that
 # step; it waits for two complete checkpoints in the first run, for one in the others.
 TRAIN = """
@@ -36,7 +36,7 @@ def kill():
     os.kill(int(random.choice([p for p in pids if nodes in read(p, "environ") + read(p, "cmdline")])), signal.SIGKILL)
 
 def reader(pass_, rng):
-    for _ in range(20):
+    for _ in range(17):
         x = rng.standard_normal((32, 4), dtype=np.float32)
         yield x, x @ np.arange(4, dtype=np.float32), rng.integers(-500, 500, 64)
 
@@ -44,7 +44,7 @@ with connect() as ps:
     w = ps.dense("w", shape=(4,), rule=Adam(0.05), init=zeros())
     wide = ps.dense("wide", shape=(3, 70_000), rule=Adagrad(0.1), init=uniform(0.1))
     emb = ps.embedding("e", dim=3, rule=Adagrad(0.1), init=uniform(0.1))
-    for x, y, ids in ps.steps(reader, passes=6, on_pass=lambda pass_: ps.log(auc=1.0 / (1 + pass_))):
+    for x, y, ids in ps.steps(reader, passes=5, on_pass=lambda pass_: ps.log(auc=1.0 / (1 + pass_))):
         if mine == run and ps.rank == 0 and ps.step >= int(at):
             while len(glob.glob(f".clusterctl/runs/{run}/checkpoints/*/manifest.json")) < (2 if run == "0001" else 1):
                 time.sleep(0.01)
@@ -55,6 +55,10 @@ with connect() as ps:
         slope = {w: x.T @ error / len(x), emb: (ids, rows), wide: wide.value * np.float32(0.1)}
         ps.push(slope, samples=len(x), loss=float((error ** 2).mean()))
 """
+
+
+def quick(site: Site, **settings: Any) -> None:
+    site.conf(HOSTS=site.hosts[:3], **{**QUICK, **settings})
 
 
 def finished(site: Site, job: str) -> dict[str, Any]:
@@ -86,11 +90,11 @@ def expected(embedded_site: Site, tmp_path_factory: pytest.TempPathFactory) -> d
     site = embedded_site
     site.directory = tmp_path_factory.mktemp("undisturbed")
     site.conf_path = site.directory / "conf.py"
-    site.conf(**QUICK, KEEP_BEST="auc:max")
+    quick(site, KEEP_BEST="auc:max")
     job = site.dispatch(TRAIN)
     site.ok("start", "--job_workspace", job)
-    best = [tag(35)]  # the newest before the second pass ends, whose auc is lower
-    assert checkpoints(site, job) == [*best, tag(112), tag(119)]
+    best = [tag(28)]  # the newest before the second pass ends, whose auc is lower
+    assert checkpoints(site, job) == [*best, tag(77), tag(84)]
     return finished(site, job)
 
 
@@ -104,7 +108,7 @@ def crash(site: Site, *args: str) -> Result:
 def test_a_killed_trainer_and_a_resumed_run_make_the_model_of_an_undisturbed_run(
     site: Site, expected: dict[str, Any]
 ) -> None:
-    site.conf(**QUICK)
+    quick(site)
     job = site.dispatch(TRAIN)
     crashed = crash(site, "--job_workspace", job, "--", "trainer", str(random.randint(20, STEPS - 1)), "0001")
     site.assert_nothing_left(job)
@@ -122,14 +126,14 @@ def test_a_killed_trainer_and_a_resumed_run_make_the_model_of_an_undisturbed_run
 def test_after_a_killed_pserver_the_last_undamaged_checkpoint_goes_to_other_pservers_and_lanes(
     site: Site, expected: dict[str, Any]
 ) -> None:
-    site.conf(**QUICK)
+    quick(site)
     job = site.dispatch(TRAIN)
     crash(site, "--job_workspace", job, "--", "pserver", str(random.randint(20, STEPS - 1)), "0001")
     site.assert_nothing_left(job)
     before, last = checkpoints(site, job)
     piece = site.job_dir(job, 1) / f".clusterctl/runs/0001/checkpoints/{last}/pserver-00001.safetensors"
     piece.write_bytes(piece.read_bytes()[:-1] + b"?")
-    site.conf(**{**QUICK, "PSERVERS": 2, "PORTS_NUM_FOR_SPARSE": 2})
+    quick(site, PSERVERS=2, PORTS_NUM_FOR_SPARSE=2)
     resumed = site.ok("start", "--resume", "--job_workspace", job)
     assert f"checkpoint {last} of run 1 is passed over: pserver-00001.safetensors on node1 is damaged" in resumed.err
     assert f"goes on from checkpoint {before} of run 1" in resumed.out
@@ -139,12 +143,12 @@ def test_after_a_killed_pserver_the_last_undamaged_checkpoint_goes_to_other_pser
 def test_a_resumed_run_that_dies_before_its_first_checkpoint_is_resumed_from_the_same(
     site: Site, expected: dict[str, Any]
 ) -> None:
-    site.conf(**QUICK)
+    quick(site, NODE_GRACE_S=5)
     job = site.dispatch(TRAIN)
     crash(site, "--job_workspace", job, "--", "supervisor", str(random.randint(20, STEPS - 8)), "0001")
     site.assert_nothing_left(job, 60)
     last = checkpoints(site, job)[-1]
-    site.conf(**{**QUICK, "SAVE_EVERY": "100 passes"})
+    quick(site, SAVE_EVERY="100 passes")
     crash(site, "--resume", "--", "trainer", "0", "0002")
     site.assert_nothing_left(job, 60)
     assert checkpoints(site, job, "0002") == [last]

@@ -55,6 +55,7 @@ def test_an_unreachable_host_is_named_the_others_have_the_job_and_the_rest_is_re
 
 
 def test_status_shows_what_is_known_when_a_node_cannot_be_reached(site: Site) -> None:
+    site.conf(ENGINE="none")
     job = site.start(SLEEP)
     with socket.socket() as sock:
         sock.bind(("127.0.0.1", 0))

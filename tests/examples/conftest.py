@@ -22,7 +22,7 @@ def site(nodes: Site, tmp_path: Path) -> Iterator[Site]:
     nodes.directory, nodes.conf_path = tmp_path, tmp_path / "conf.py"
     yield nodes
     # An agent whose connection is gone ends by itself, but not in the same instant.
-    wait_until(lambda: not any(nodes.leftovers(node) for node in range(len(nodes.hosts))))
-    left = [proc for node in range(len(nodes.hosts)) for proc in nodes.leftovers(node)]
+    wait_until(lambda: not nodes.leftovers())
+    left = nodes.leftovers()
     nodes.end_everything()
     assert not left, f"processes left on the nodes: {left}"

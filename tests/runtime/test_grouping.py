@@ -34,7 +34,21 @@ def test_groups_of_many_ids_in_one_cell_are_those_of_sorting() -> None:
     np.testing.assert_array_equal(groups.inverse, inverse)
 
 
-@pytest.mark.parametrize("dim", [1, 2, 5, 8])
+@pytest.mark.parametrize("lowest", [-(2**63), -3, 0])
+@pytest.mark.parametrize("span", [3_000, 2**16 + 1, 2**24, 2**40, 2**63 - 1, 2**64 - 1])
+def test_groups_of_thousands_of_distinct_ids_are_those_of_sorting(lowest: int, span: int) -> None:
+    """Of so many the order is found digit by digit; the highest id is there, and the lowest."""
+    most = min(lowest + span, 2**63 - 1)
+    drawn = np.random.default_rng(span % 1_000).integers(lowest, most, 9_000, endpoint=True)
+    ids = np.concatenate((drawn, [most, lowest], drawn[:500]))
+    groups = group(ids)
+    distinct, inverse = np.unique(ids, return_inverse=True)
+    assert len(distinct) > 2_048
+    np.testing.assert_array_equal(groups.distinct, distinct)
+    np.testing.assert_array_equal(groups.inverse, inverse)
+
+
+@pytest.mark.parametrize("dim", [1, 2, 5, 8, 96, 193])
 def test_sums_of_zipf_ids_add_in_order_of_occurrence(dim: int) -> None:
     rng = np.random.default_rng(3)
     ids = rng.zipf(1.2, 4_000) % 500 - 250

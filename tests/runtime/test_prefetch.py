@@ -75,3 +75,20 @@ def test_in_async_rows_are_as_old_as_the_asking(tmp_path: Path, ahead: int) -> N
     assert seen[0] == 0
     for batch, value in enumerate(seen[1:], 1):  # asked for behind the push of the batch `ahead` before, or the first
         assert value == max(1, batch - ahead + 1), seen
+
+
+@pytest.mark.parametrize("at", [0, 1, 5_000, 9_999])
+def test_ids_that_were_changed_after_they_were_pulled_are_pushed_as_they_are_now(tmp_path: Path, at: int) -> None:
+    def program(ps: Session) -> Any:
+        e = ps.embedding("e", 1, SGD(1.0), zeros())
+        ids = np.arange(10_000)
+        for _ in ps.steps(lambda pass_, rng: range(1), passes=1):
+            e.pull(ids)
+            ids[at] = 20_000
+            ps.push({e: (ids, -np.ones((10_000, 1)))}, samples=1)
+            return e.pull([at, 20_000, 2])[:, 0]
+        raise AssertionError
+
+    with thread_cluster(tmp_path, 1, 1) as cluster:
+        [rows] = cluster.train(program)
+    assert rows.tolist() == [0.0, 1.0, 1.0]

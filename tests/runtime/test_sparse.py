@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 import threading
 from typing import Any
 
@@ -154,6 +155,18 @@ def test_memory_that_is_looked_at_grows_too_and_the_view_keeps_what_it_saw() -> 
     assert (view == 1).all()
     assert (growing.array[1:room] == 1).all()
     assert not growing.array[room:].any()
+
+
+def test_great_arrays_start_with_a_huge_page_wherever_they_move() -> None:
+    """So moving them splits none. Linux aligns mappings of whole huge pages, since 6.7."""
+    huge = 2**21
+    with_pages = mmap.mmap(-1, 4 * huge, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    if np.frombuffer(with_pages, np.uint8).ctypes.data % huge:
+        pytest.skip("this system does not align mappings")
+    growing = Growing(np.float32, 16)
+    for count in (90_000, 100_000, 200_001, 700_003):
+        growing.reserve(count)
+        assert growing.array.ctypes.data % huge == 0
 
 
 def test_memory_that_cannot_be_had_is_a_memory_error_and_what_was_there_stays() -> None:

@@ -17,15 +17,15 @@ class Proc:
     command: str
 
 
-def processes_with_environment(name: str, value: str) -> list[Proc]:
-    """The living processes of this user, other than this one, that were started with this variable."""
-    wanted = f"{name}={value}".encode()
+def processes_with_environment(name: str, *values: str) -> list[Proc]:
+    """The living processes of this user, other than this one, started with this variable at one of these values."""
+    wanted = {f"{name}={value}".encode() for value in values}
     found: list[Proc] = []
     for pid in _pids():
-        if pid == os.getpid() or _is_zombie(pid):
+        if pid == os.getpid():
             continue
-        with contextlib.suppress(OSError):
-            if wanted in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
+        with contextlib.suppress(OSError):  # of a zombie there is nothing to read
+            if not wanted.isdisjoint(Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")):
                 found.append(Proc(pid, _command(pid)))
     return found
 

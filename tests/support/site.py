@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -14,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from support.clusters import make_cluster
-from support.processes import Proc, processes_with_environment, wait_until
+from support.processes import Proc, kill_all, processes_with_environment, wait_until
 
 GRACE_S = 2
 
@@ -117,14 +116,9 @@ class Site:
 
     def processes(self, job: str) -> list[Proc]:
         """What runs of a job on all nodes, supervisors included."""
-        found: dict[int, Proc] = {}
-        for node in range(len(self.hosts)):
-            directory = str(self.job_dir(job, node))
-            for proc in processes_with_environment("CLUSTERCTL_JOB_DIR", directory):
-                found[proc.pid] = proc
-            for proc in agent_processes(directory):
-                found[proc.pid] = proc
-        return list(found.values())
+        directories = [str(self.job_dir(job, node)) for node in range(len(self.hosts))]
+        found = processes_with_environment("CLUSTERCTL_JOB_DIR", *directories) + agent_processes(*directories)
+        return list({proc.pid: proc for proc in found}.values())
 
     def supervisor(self, job: str, node: int) -> int:
         found = [p for p in agent_processes(str(self.job_dir(job, node))) if " supervisor " in p.command]
@@ -138,27 +132,23 @@ class Site:
 
     def end_everything(self) -> None:
         """After a test that failed half-way."""
-        for node in range(len(self.hosts)):
-            for proc in self.leftovers(node):
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(proc.pid, signal.SIGKILL)
+        kill_all(proc.pid for proc in self.leftovers())
 
-    def leftovers(self, node: int) -> list[Proc]:
-        """Every process of a node that is not its SSH server."""
-        home = self.home(node)
-        return [
-            p for p in processes_with_environment("HOME", str(home)) if "sshd" not in p.command and p.pid != os.getpid()
-        ]
+    def leftovers(self) -> list[Proc]:
+        """Every process of the nodes that is not an SSH server of theirs."""
+        homes = [str(self.home(node)) for node in range(len(self.hosts))]
+        return [proc for proc in processes_with_environment("HOME", *homes) if "sshd" not in proc.command]
 
 
-def agent_processes(job_dir: str) -> list[Proc]:
-    """Supervisors and guardians of a job directory; they do not carry the run's environment."""
+def agent_processes(*job_dirs: str) -> list[Proc]:
+    """Supervisors and guardians of job directories; they do not carry the run's environment."""
+    wanted = {os.fsencode(job_dir) for job_dir in job_dirs}
     found = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             with contextlib.suppress(OSError):
                 words = (entry / "cmdline").read_bytes().split(b"\0")
-                if any(word.endswith(b"/agent/entry.py") for word in words) and job_dir.encode() in words:
+                if any(word.endswith(b"/agent/entry.py") for word in words) and not wanted.isdisjoint(words):
                     found.append(Proc(int(entry.name), b" ".join(words).decode(errors="replace")))
     return found
 

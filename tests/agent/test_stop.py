@@ -1,0 +1,47 @@
+"""Ending a job on one node, whoever holds it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from io import BytesIO
+from pathlib import Path
+
+import pytest
+
+from clusterctl.agent import stop
+from clusterctl.agent.files import write_json
+from clusterctl.agent.jobs import is_free
+from clusterctl.agent.paths import JobPaths
+from clusterctl.agent.protocol import Peer
+
+HOLD = """
+import pathlib, sys, time
+from clusterctl.agent.paths import JobPaths
+from clusterctl.agent.start import JobLock
+with JobLock(JobPaths(pathlib.Path(sys.argv[1]))):
+    print("held", flush=True)
+    time.sleep(600)
+"""
+
+
+def test_a_start_that_holds_the_job_for_too_long_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its control machine has vanished: there is the lock, no run, and no supervisor to be told."""
+    monkeypatch.setattr(stop, "START_S", 0.2)
+    job = JobPaths(tmp_path / "JOB20261121-081530")
+    job.meta.mkdir(parents=True)
+    write_json(job.record, {"job": job.dir.name})
+    with subprocess.Popen([sys.executable, "-c", HOLD, str(job.dir)], stdout=subprocess.PIPE) as holder:
+        assert holder.stdout is not None
+        try:
+            assert holder.stdout.readline() == b"held\n"
+            assert not is_free(job)
+            with Path(os.devnull).open("wb") as nobody:
+                done = stop.stop(tmp_path, {"ref": job.dir.name}, Peer(BytesIO(), nobody.fileno()))
+            assert holder.wait(timeout=10) == -signal.SIGTERM
+        finally:
+            holder.kill()
+    assert (done["was"], done["survivors"]) == ("dispatched", 0)
+    assert is_free(job)
