@@ -201,7 +201,7 @@ class Client:
         """Stops until the checkpoint that is due is made; nothing of this trainer may be on its way."""
         self.settle()
         self._cuts_taken = self._cut
-        self.ask(wire.CUT, self.used, cut=self._cut)
+        self.ask(wire.CUT, self.used, cut=self._cut, version=self._versions[0])
 
     # Beginning and end
 
@@ -219,7 +219,9 @@ class Client:
         facts.update({lane: reply.json() for lane, reply in more.items()})
         self.facts = facts
         self.used = first
-        known = {lane: said for lane, said in facts.items() if said["used"]} or {lane: facts[lane] for lane in first}
+        used = {lane: said for lane, said in facts.items() if said["used"]}
+        known = used or {lane: said for lane, said in facts.items() if said["restored"] or lane in first}
+        self.left = any(said["left"] for said in facts.values())
         earliest = min(known.values(), key=lambda said: int(said["step"]))
         self.mode, self.seed = Mode.parse(str(earliest["mode"])), int(earliest["seed"])
         self.half, self.key_cache = bool(earliest["half"]), bool(earliest["key_cache"])

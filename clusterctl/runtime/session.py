@@ -183,6 +183,8 @@ class Session:
             self._save_pass()
             self._first_pass = self._first_pass if self._rejoins else self._next_pass
         self._rejoins = False
+        if self._client.left:  # an earlier attempt was done, and died at its very end
+            return
         first, self._first_pass = self._next_pass, self._first_pass + passes
         for pass_ in range(first, self._first_pass):
             self._open_pass = pass_

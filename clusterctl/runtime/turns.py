@@ -32,6 +32,7 @@ class Turns:
         #: What replies tell of checkpoints: in sync the step at which the next one is made, else how many were due.
         self.cuts = 0
         self.cuts_made = 0
+        self.lost = 0
         self.staleness: Counter[int] = Counter()
         self._pulls: list[wire.Message] = []
 
@@ -75,6 +76,9 @@ class Turns:
 
     def join_late(self, message: wire.Message) -> None:
         """A trainer makes a table: it, or the run, may have taken steps elsewhere before this lane had any."""
+
+    def catch_up(self, rank: int, pushes: int) -> None:
+        """A trainer has made so many pushes, whether they are known here or not."""
 
     def cut(self, message: wire.Message) -> list[Output]:
         raise RefusedError("a sync job makes its checkpoints between steps")
