@@ -162,14 +162,18 @@ class Lead:
 
     def _on_ready(self, node: int, message: Message, now: float) -> list[Action]:
         self._endpoints[f"pserver{message['rank']}"] = message["endpoint"]
-        self._waiting.discard(("pserver", message["rank"]))
+        self._is_up(("pserver", message["rank"]))
         if self.phase != "pservers" or self._waiting:
             return []
         return self._spawn("trainer")
 
     def _on_running(self, node: int, message: Message, now: float) -> list[Action]:
-        self._waiting.discard((message["role"], message["rank"]))
+        self._is_up((message["role"], message["rank"]))
         return self._run_if_all_do()
+
+    def _is_up(self, key: Key) -> None:
+        self._waiting.discard(key)
+        self._fresh.discard(key)
 
     def _run_if_all_do(self) -> list[Action]:
         return self._run() if self.phase == "trainers" and not self._waiting else []
@@ -259,7 +263,9 @@ class Lead:
         if delay_s is None:
             return self._give_up(key, cause, now)
         about = {"role": key[0], "rank": key[1], "node": cause["node"], "attempt": self._attempts[key] + 1}
-        note = Note({"event": "restarting", **about, "in_s": delay_s, "message": cause["message"]})
+        note = Note(
+            {"event": "restarting", **about, "in_s": delay_s, **_reason(cause), "count": self._restarts.told(key)}
+        )
         if key[0] == "trainer" and self.phase in ("trainers", "running") and not self._policy.whole:
             return [note, self._respawn(key, delay_s)]
         together = self._policy.together or self._policy.whole
@@ -340,7 +346,9 @@ class Lead:
     def _rolled_back(self) -> Note:
         tag, step = self._recover["tag"], self._recover["step"]
         who = sorted(_name(key) for key in self._fresh)
-        return Note({"event": "rolled_back", "epoch": self.epoch, "tag": tag, "step": step, "processes": who})
+        whole = self._fresh >= self._of_role("pserver") | self._of_role("trainer")
+        about = {"epoch": self.epoch, "tag": tag, "step": step, "whole": whole}
+        return Note({"event": "rolled_back", **about, "processes": who})
 
     def _again(self, delay_s: float) -> Message:
         attempts = {_name(key): self._attempts[key] for key in sorted(self._fresh)}
@@ -392,6 +400,10 @@ def _key(name: str) -> Key:
 
 def _without_order(message: Message) -> Message:
     return {key: value for key, value in message.items() if key != "do"}
+
+
+def _reason(cause: Message) -> Message:
+    return {name: cause[name] for name in ("message", "exit_code") if name in cause}
 
 
 def _warning(node: int, message: str) -> Note:

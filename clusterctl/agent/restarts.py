@@ -28,6 +28,10 @@ class Restarts:
             return None
         return float(min(FIRST_DELAY_S * 2 ** len(recent), LONGEST_DELAY_S))
 
+    def told(self, key: Key) -> str:
+        """Such as `restart 1 of 3`."""
+        return f"restart {len(self._failures.get(key, []))} of {self._allowed.get(key[0], 0)}"
+
     def spent(self, key: Key, now: float) -> tuple[int, float]:
         """How often it failed, and within how many seconds, of what is not forgiven."""
         failures = [t for t in self._failures.get(key, []) if now - t < FORGIVEN_AFTER_S]

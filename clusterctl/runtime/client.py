@@ -193,6 +193,11 @@ class Client:
         """Passes that all trainers have ended, as far as this one has heard."""
         return min(self._passes.values())
 
+    @property
+    def cut(self) -> int:
+        """The newest checkpoint of which this trainer has heard."""
+        return self._cut
+
     def stop_for_cut(self) -> bool:
         """Whether a checkpoint waits for this trainer, outside of sync mode; see `take_cut`."""
         return self.mode.name != "sync" and self._cut > self._cuts_taken

@@ -77,7 +77,7 @@ class ServerCore:
             self.members.restore(self.restored.cursors, self.trainers, self.restored.step)
             self.turns.restore(self.restored.step)
         for rank, pushes in self.gone.items():
-            self.turns.catch_up(rank, pushes)
+            self.turns.catch_up(rank, pushes, self.members[rank].cursor)
             self.members[rank].left = True
         self._handlers: dict[int, Callable[[wire.Message], list[Output]]] = {
             wire.HELLO: self._hello,
@@ -193,7 +193,8 @@ class ServerCore:
             declared = self._declared[spec.key] = spec
         declared.require_same(spec, message.rank)
         facts = {"initial": spec.key in self._maker.initial}
-        return [Reply(message.rank, message.answer(wire.OK, parts=[wire.json_part(facts)]))]
+        reply = Reply(message.rank, message.answer(wire.OK, parts=[wire.json_part(facts)]))
+        return [reply, *self.turns.someone_joined()]
 
     def _pull(self, message: wire.Message) -> list[Output]:
         if self.turns.must_wait(message):

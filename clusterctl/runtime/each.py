@@ -77,15 +77,17 @@ class Each(Turns):
     def join_late(self, message: wire.Message) -> None:
         member = self.core.members[message.rank]
         if not member.declared:
-            self.catch_up(message.rank, message.step)
+            self.catch_up(message.rank, message.step, (message.pass_, message.batch))
             self.cuts = max(self.cuts, message.cut)
         member.declared = True
 
-    def catch_up(self, rank: int, pushes: int) -> None:
+    def catch_up(self, rank: int, pushes: int, cursor: tuple[int, int]) -> None:
         """Of a pserver that began again, pushes that it does not know are lost: they went to the one before it."""
         member = self.core.members[rank]
         missing = max(0, pushes - member.pushed)
-        member.pushed += missing
+        if missing:
+            member.pushed, member.cursor = pushes, cursor
+            member.passes = max(member.passes, cursor[0])
         if self.core.epoch > 0:
             self.lost += missing
             self.step += missing
@@ -99,6 +101,9 @@ class Each(Turns):
             return [self._reply(message, [])]
         self._cut_requests[message.rank] = message
         return self._make_cut()
+
+    def someone_joined(self) -> list[Output]:
+        return self._let_go()
 
     def someone_left(self) -> list[Output]:
         return [*self._make_cut(), *self._let_go()]

@@ -130,7 +130,9 @@ class Session:
         spec = TableSpec(name, kind, shape, rule, init, rows, self._load, retention)
         lanes = self.layout.places(kind)
         self._values.settle()
-        replies = self._client.ask(wire.CREATE, lanes, step=self._client.step, parts=[wire.json_part(spec.to_json())])
+        pass_ = self._next_pass if self._open_pass is None else self._open_pass
+        cursor = {"pass_": pass_, "batch": self._batch, "step": self._client.step, "cut": self._client.cut}
+        replies = self._client.ask(wire.CREATE, lanes, **cursor, parts=[wire.json_part(spec.to_json())])
         self._client.use(lanes)
         if self.rank == 0 and any(reply.json().get("initial") for reply in replies.values()):
             say(f"table {name!r} is not in {self._load}: it starts from its initial values")

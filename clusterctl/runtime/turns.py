@@ -77,8 +77,8 @@ class Turns:
     def join_late(self, message: wire.Message) -> None:
         """A trainer makes a table: it, or the run, may have taken steps elsewhere before this lane had any."""
 
-    def catch_up(self, rank: int, pushes: int) -> None:
-        """A trainer has made so many pushes, whether they are known here or not."""
+    def catch_up(self, rank: int, pushes: int, cursor: tuple[int, int]) -> None:
+        """A trainer has made so many pushes, and is at `cursor`, whether that is known here or not."""
 
     def cut(self, message: wire.Message) -> list[Output]:
         raise RefusedError("a sync job makes its checkpoints between steps")
@@ -88,6 +88,10 @@ class Turns:
 
     def pass_ended(self, moment: Save) -> list[Output]:
         """A checkpoint at the end of a pass is due; `moment` has copies made just now."""
+        return []
+
+    def someone_joined(self) -> list[Output]:
+        """A trainer has made a table: others may have waited for it."""
         return []
 
     def someone_left(self) -> list[Output]:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import random
+import re
 from typing import Any
 
+import numpy as np
 import pytest
 
 from clusterctl.runtime import load_model
@@ -30,7 +32,7 @@ def read(pid, name):
         return ""
 
 def kill(step):
-    with open(f"../../killed-{step}", "a") as file:  # once, whoever comes to this step again
+    with open(f"killed-{step}", "a") as file:  # once, whoever comes to this step again
         if file.tell():
             return
         file.write("done")
@@ -40,17 +42,17 @@ def kill(step):
     os.kill(os.getpid() if kind == "self" else random.choice(pids), signal.SIGKILL)
 
 def reader(pass_, rng):
-    for _ in range(20):
+    for number in range(20 * pass_, 20 * pass_ + 20):
         x = rng.standard_normal((32, 4), dtype=np.float32)
-        yield x, x @ np.arange(4, dtype=np.float32), rng.integers(-500, 500, 64)
+        yield number, x, x @ np.arange(4, dtype=np.float32), rng.integers(-500, 500, 64)
 
 with connect() as ps:
     w = ps.dense("w", shape=(4,), rule=Adam(0.05), init=zeros())
     wide = ps.dense("wide", shape=(3, 70_000), rule=Adagrad(0.1), init=uniform(0.1))
     emb = ps.embedding("e", dim=3, rule=Adagrad(0.1), init=uniform(0.1))
-    for x, y, ids in ps.steps(reader, passes=3):
-        if ps.rank == 0 and ps.step in at:
-            kill(ps.step)
+    for number, x, y, ids in ps.steps(reader, passes=3):
+        if ps.rank == 0 and number in at:
+            kill(number)
         error = x @ w.value - y
         rows = emb.pull(ids)
         slope = {w: x.T @ error / len(x), emb: (ids, rows), wide: wide.value * np.float32(0.1)}
@@ -92,3 +94,21 @@ def test_after_kills_in_sync_mode_the_model_is_that_of_an_undisturbed_run(
     site.assert_nothing_left(job)
     assert_same(model_of(site, job), expected)
     assert site.status(job)["state"] == "succeeded", done.out
+
+
+@pytest.mark.parametrize("mode", ["async", "ssp(3)", "geo(5)"])
+def test_outside_of_sync_mode_only_the_pserver_goes_back_and_what_was_lost_is_said(site: Site, mode: str) -> None:
+    site.conf(**{**QUICK, "SAVE_EVERY": "1 pass"}, MODE=mode)
+    job = site.dispatch(TRAIN)
+    done = site.ok("start", "--job_workspace", job, "--", "pserver", "57")
+    site.assert_nothing_left(job)
+    assert "ended by signal 9 (killed): starts again in 1 s (restart 1 of 3)" in done.out
+    assert re.search("pserver[01] begins again from (checkpoint step-|the beginning)", done.out)
+    words = site.ok("logs", job, "--role", "pserver").out
+    assert re.search(r"\b[1-9][0-9]* pushes were lost with the pserver before this one", words), words
+    passes = re.findall(r"trainer0@node0  pass (\d): (\d+) steps", done.out)
+    assert [steps for _, steps in passes[:2]] == ["20", "20"]
+    assert len(passes) == 3, "trainers go on where they were"
+    assert int(passes[2][1]) < 20
+    model = model_of(site, job)
+    assert np.abs(model["w"] - np.arange(4)).max() < 0.5
