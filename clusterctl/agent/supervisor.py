@@ -348,7 +348,7 @@ class Supervisor:
             numbers = ("pass", "step", "loss", "samples_per_s", "compute", "wait", "wire")
             said = {name: value for name, value in said.items() if name not in numbers or is_number(value)}
             child.progress.update({name: said[name] for name in (*numbers, *COUNTS) if name in said})
-        elif event == "log":
+        elif event == "log" and "values" in said:
             said["values"] = {str(name): value for name, value in dict(said["values"]).items() if is_number(value)}
             child.progress["values"] = said["values"]
             self._saves.log(child, said)

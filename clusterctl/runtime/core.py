@@ -76,8 +76,10 @@ class ServerCore:
         if self.restored is not None:
             self.members.restore(self.restored.cursors, self.trainers, self.restored.step)
             self.turns.restore(self.restored.step)
+        self.gone_from: dict[int, int] = {}  # by rank, the first pass in which others take over what it would have read
         for rank, pushes in self.gone.items():
             self.turns.catch_up(rank, pushes, self.members[rank].cursor)
+            self._go_on_without(rank)
             self.members[rank].left = True
         self._handlers: dict[int, Callable[[wire.Message], list[Output]]] = {
             wire.HELLO: self._hello,
@@ -121,10 +123,15 @@ class ServerCore:
     def lose(self, ranks: Iterable[int]) -> list[Output]:
         """The run goes on without these trainers."""
         out: list[Output] = []
-        for member in (self.members[rank] for rank in ranks if rank in self.members.by_rank):
-            if not member.left:
-                out += self._let_go(member)
+        for rank in ranks:
+            if rank in self.members.by_rank and not self.members[rank].left:
+                self._go_on_without(rank)
+                out += self._let_go(self.members[rank])
         return out
+
+    def _go_on_without(self, rank: int) -> None:
+        """Whoever begins the pass after the one that may have begun has heard of it before."""
+        self.gone_from[rank] = self.members.most_passes + 1
 
     def request_cut(self) -> None:
         """A checkpoint is due by the clock: trainers hear of it with the next replies."""
@@ -175,6 +182,7 @@ class ServerCore:
             "restored": self.restored is not None,
             "used": self.turns.is_used_by(message.rank),
             "left": member.left,
+            "gone": self._gone(),
             "step": self.turns.next_step(message.rank),
             "passes": self.members.passes,
             "pass": member.cursor[0],
@@ -231,13 +239,18 @@ class ServerCore:
 
     def _save(self, message: wire.Message) -> list[Output]:
         tag, at_pass_end = str(message.json().get("tag", "")), bool(message.flags & wire.END_OF_PASS)
+        gone = [wire.json_part({"gone": self._gone()})] if self.gone_from else []
+        done = Reply(message.rank, message.answer(wire.OK, parts=gone))
         if self.book.ask(tag, message, at_pass_end):
-            return [Reply(message.rank, message.answer(wire.OK))]
+            return [done]
         out = self.due_saves(force=False)
         if at_pass_end:
-            return [*out, Reply(message.rank, message.answer(wire.OK))]
+            return [*out, done]
         self.book.wait(tag, message)
         return out
+
+    def _gone(self) -> list[tuple[int, int]]:
+        return sorted(self.gone_from.items())
 
     def due_saves(self, force: bool) -> list[Output]:
         """The saves that trainers asked for and that are due now; with `force` also what only some asked for."""

@@ -105,7 +105,15 @@ class PServer:
         elif name == "epoch":
             self._do(lambda core: core.begin_epoch(int(command["epoch"])))
         elif name == "lost":
-            self._do(lambda core: core.lose(command["ranks"]))
+            self._do(lambda core: self._lose(core, command["ranks"]))
+
+    def _lose(self, core: ServerCore, ranks: list[int]) -> list[Output]:
+        for rank in ranks if core.lane == 0 else ():
+            if rank in core.members.by_rank and not core.members[rank].left:
+                text = core.members[rank].farewell(rank, core.members.most_passes)
+                say(text)
+                self._tell_control("log", {"level": "warning", "message": text})
+        return core.lose(ranks)
 
     def _do(self, errand: Callable[[ServerCore], list[Output]]) -> None:
         for lane in self.server.lanes:

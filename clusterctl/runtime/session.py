@@ -199,7 +199,8 @@ class Session:
 
     def _batches(self, reader: Reader, pass_: int, shard: bool, ahead: int) -> Iterator[Any]:
         rng = pass_rng(self.seed, self.rank, pass_, shard)
-        every, offset = (self.trainers, self.rank) if shard else (1, 0)
+        self._client.sharded = shard
+        every, offset = self._client.share_of(pass_) if shard else (1, 0)
         own = own_batches(reader, pass_, rng, every, offset)
         skip, self._skip = self._skip, 0
         turn = None
@@ -225,9 +226,8 @@ class Session:
     def _save_pass(self) -> None:
         self._progress.flush_log()
         pass_ = self._open_pass or 0
-        about = {"flags": wire.END_OF_PASS, "parts": [wire.json_part({"tag": f"pass-{pass_:05d}"})]}
         self._values.settle()
-        self._client.ask(wire.SAVE, self._client.used, **about)
+        self._client.end_pass(f"pass-{pass_:05d}")
         self._open_pass, self._next_pass, self._batch = None, pass_ + 1, 0
 
     def push(self, gradients: Mapping[Handle, Any], samples: int, loss: float | None = None) -> None:
