@@ -35,7 +35,8 @@ class Child:
         on_log_error: Callable[[Child, OSError], None],
         attempt: int = 1,
     ) -> None:
-        self.attempt = attempt
+        self.attempt = self.next_attempt = attempt
+        self.worked = False
         self.role: str = plan["role"]
         self.rank: int = plan["rank"]
         self.plan = plan
@@ -199,6 +200,10 @@ class Child:
         if self._log is not None:
             self._log.close()
 
+    def lived_s(self, t: float) -> float:
+        """Seconds since it was started; `t` is the time of day."""
+        return t - self.started_t if self.started_t is not None else 0.0
+
     def snapshot(self, now: float) -> dict[str, Any]:
         """What `status` shows of it."""
         return {
@@ -208,7 +213,7 @@ class Child:
             "pid": self.identity.pid if self.identity else None,
             "identity": self.identity,
             "index": self.plan["index"],
-            "restarts": 0,
+            "restarts": self.attempt - 1,
             "exit_code": self.exit_code,
             "started": self.started_t,
             **self.progress,

@@ -2,59 +2,26 @@
 
     gathering -> pservers -> trainers -> running -> finishing -> ended
          any of them -> stopping -> ended
-         any of them -> gathering, when a port that was chosen for a program was taken before it came to it
+         any of them -> gathering, in a new epoch: some or all processes end and begin again
 
-The first fatal failure stops everybody; a process that ends because of that is no cause of its own.
+A failure that RESTARTS forgives begins processes again: a trainer alone, whose step waits for it; a pserver together
+with everybody, from the newest checkpoint, where pushes are applied together (sync), else together with the trainers.
+The first failure that is not forgiven stops everybody; a process that ends because of that is no cause of its own.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any, NamedTuple, Optional, Union
+from collections.abc import Collection, Iterable
+from typing import Any
 
+from clusterctl.agent.decisions import Action, DropManifests, Finish, Note, Policy, Tell, WriteManifest
+from clusterctl.agent.membership import SUSPECT_S, Membership
+from clusterctl.agent.restarts import Key, Restarts
 from clusterctl.agent.upkeep import Known, Logged, Upkeep
 
-SUSPECT_S = 3.0
 STOP_MARGIN_S = 20.0
 MOST_ATTEMPTS = 4  # to find ports that nobody else takes
 Message = dict[str, Any]
-
-
-class Tell(NamedTuple):
-    """Say `message` to a node's supervisor, or to all (None)."""
-
-    message: Message
-    node: Optional[int] = None  # noqa: UP045 - evaluated at run time on python 3.9
-
-
-class Note(NamedTuple):
-    """Record an event in the lead's log."""
-
-    event: Message
-
-
-class WriteManifest(NamedTuple):
-    """Every pserver has written its pieces of `tag`: make it a whole. Of a checkpoint, say `kept` then."""
-
-    tag: str
-    receipts: list[Message]
-    checkpoint: bool = False
-
-
-class DropManifests(NamedTuple):
-    """Checkpoints before `newest` are none any more, those that `stay` excepted: nodes will be told to remove them."""
-
-    stay: list[str]
-    newest: str
-
-
-class Finish(NamedTuple):
-    """The run has ended."""
-
-    state: str
-
-
-Action = Union[Tell, Note, WriteManifest, DropManifests, Finish]
 
 
 class Lead:
@@ -74,136 +41,170 @@ class Lead:
         heartbeat_s: float = 1.0,
         pservers_leave: bool = False,
         upkeep: Upkeep | None = None,
+        policy: Policy | None = None,
     ) -> None:
         self.phase = "gathering"
+        self.epoch = 0
+        self._policy = policy or Policy()
         self._node_of = {(role, rank): node for role, rank, node in processes}
+        self._attempts = dict.fromkeys(self._node_of, 1)
+        self._fresh = set(self._node_of)  # to be started in this epoch
         self._waiting = set(self._node_of)  # for this phase's news of each
-        self._heard = dict.fromkeys(members, now)
-        self._here: set[int] = set()
-        self._attempt = 1
-        self._gathered: set[int] = set()  # in this attempt
-        self._idle: set[int] = set()
-        self._suspect: set[int] = set()
-        self._lost: set[int] = set()
-        self._ended_well: set[int] = set()
+        self._members = Membership(members, now, max(SUSPECT_S, 3 * heartbeat_s), node_grace_s)
+        self._gathered: set[int] = set()  # in this epoch
+        self._ended_well: dict[int, int] = {}  # trainers, and their last steps
+        self._gone: set[int] = set()  # trainers without which the others go on
+        self._held: set[Key] = set()  # trainers that are started again when somebody says so
         self._endpoints: dict[str, str] = {}
         self._pservers_leave = pservers_leave
+        self._restarts = Restarts(self._policy.restarts)
+        self._port_trials = 1
         self._receipts: dict[tuple[bool, str], dict[int, Message]] = {}
         self._upkeep = upkeep or Upkeep(3)
+        self._recover: Message = {}
         self._cause: Message | None = None
         self._outcome = "succeeded"
-        self._node_grace_s = node_grace_s
-        self._suspect_s = max(SUSPECT_S, 3 * heartbeat_s)
         self._stop_limit_s = grace_s + STOP_MARGIN_S
         self._stop_deadline: float | None = None
+        limit_s = self._policy.time_limit_s
+        self._time_limit = None if limit_s is None else now + limit_s
 
-    def _of_role(self, role: str) -> set[tuple[str, int]]:
-        return {key for key in self._node_of if key[0] == role}
+    def _of_role(self, role: str) -> set[Key]:
+        return {key for key in self._node_of if key[0] == role and not (role == "trainer" and key[1] in self._gone)}
 
     def alive(self, node: int, now: float) -> list[Action]:
         """A sign of life of a node's supervisor."""
-        self._heard[node] = now
-        if node in self._suspect:
-            self._suspect.discard(node)
-            if node not in self._lost and self.phase != "ended":
-                return [Note({"event": "rejoined", "node": node})]
+        if self._members.hear(node, now) and self.phase != "ended":
+            return [Note({"event": "rejoined", "node": node})]
         return []
 
     def handle(self, node: int, message: Message, now: float) -> list[Action]:
         """What a supervisor said."""
         handler = getattr(self, f"_on_{message['do']}", None)
-        late = message.get("attempt", self._attempt) != self._attempt and not message.get("stopping")
-        if handler is None or late or self.phase == "ended":
+        if handler is None or self.phase == "ended" or self._is_late(message):
             return []
         actions: list[Action] = handler(node, message, now)
         return actions
 
+    def _is_late(self, message: Message) -> bool:
+        """Whether it is about processes, or from an epoch, of before."""
+        if message.get("stopping") or message.get("new"):
+            return False
+        if "attempt" in message and message["attempt"] != self._attempts.get((message["role"], message["rank"])):
+            return True
+        old = any(n < self._attempts.get(_key(name), n) for name, n in message.get("attempts", {}).items())
+        return old or message.get("epoch", self.epoch) != self.epoch
+
     def tick(self, now: float) -> list[Action]:
         """What the passing of time means."""
         actions: list[Action] = []
-        for node, heard in self._heard.items():
-            if node in self._lost or node in self._idle or self.phase == "ended":
-                continue
-            if now - heard > self._node_grace_s:
-                actions += self.lose(node, f"nothing heard of it for {now - heard:.0f} s", now)
-            elif now - heard > self._suspect_s and node not in self._suspect and node in self._here:
-                self._suspect.add(node)
-                actions.append(Note({"event": "suspect", "node": node, "silent_s": round(now - heard, 1)}))
+        for node, silent_s, over in list(self._members.look(now)) if self.phase != "ended" else ():
+            if over:
+                actions += self.lose(node, f"nothing heard of it for {silent_s:.0f} s", now)
+            else:
+                actions.append(Note({"event": "suspect", "node": node, "silent_s": round(silent_s, 1)}))
+        if self._time_limit is not None and now > self._time_limit:
+            self._time_limit = None
+            message = f"the time limit of {self._policy.time_limit_s:g} s is over"
+            actions += self._fail({"kind": "time_limit", "message": message}, now)
         if self._stop_deadline is not None and now > self._stop_deadline:
             actions += self._end()
         return actions
 
     def lose(self, node: int, why: str, now: float) -> list[Action]:
-        """A supervisor is gone for good."""
-        if node in self._lost or node in self._idle or self.phase == "ended":
+        """A supervisor is gone for good, or for now where the run waits for it."""
+        if node in self._members.absent | self._members.idle or self.phase == "ended":
             return []
-        self._lost.add(node)
-        actions: list[Action] = [Note({"event": "lost", "node": node, "message": why})]
+        note = Note({"event": "lost", "node": node, "message": why})
         cause = {"kind": "node_lost", "node": node, "message": f"node{node} is lost: {why}"}
-        return actions + self._fail(cause, now) + self._end_if_idle()
+        if self.phase not in ("stopping", "finishing") and node in self._members.here:
+            keys = {key for key, where in self._node_of.items() if where == node}
+            serves = any(role != "trainer" for role, _ in keys)
+            if self._policy.on_trainer_loss == "wait":
+                self._members.wait_for(node)
+                return [note, *self._begin_when_back(keys)]
+            if self._policy.on_trainer_loss == "shrink" and not serves:
+                self._members.lost.add(node)
+                return [note, *self._shrink(keys, cause, now)]
+        self._members.lost.add(node)
+        return [note, *self._fail(cause, now), *self._end_if_idle()]
 
     # What supervisors say.
 
     def _on_hello(self, node: int, message: Message, now: float) -> list[Action]:
-        self._here.add(node)
+        self._members.here.add(node)
+        if message.get("new"):
+            return self._brief(node)
         self._gathered.add(node)
         self._endpoints.update(message.get("endpoints", {}))
-        if self.phase != "gathering" or len(self._gathered) < len(self._heard):
+        return self._spawn_if_all_are_here()
+
+    def _spawn_if_all_are_here(self) -> list[Action]:
+        if self.phase != "gathering" or not self._gathered >= self._members.nodes - self._members.lost:
             return []
-        return self._spawn("pserver") if self._of_role("pserver") else self._spawn("trainer")
+        return self._spawn("pserver")
 
     def _spawn(self, role: str) -> list[Action]:
+        """Starts what is to be started of a role; of the next one if there is none."""
+        self._waiting = self._fresh & self._of_role(role)
+        if not self._waiting:
+            return self._spawn("trainer") if role == "pserver" else self._run()
         self.phase = f"{role}s"
-        self._waiting = self._of_role(role)
-        names = [f"pserver{rank}" for _, rank in sorted(self._of_role("pserver"))]
+        return [self._phase_note(), Tell({"do": "spawn", "epoch": self.epoch, "role": role, **self._whereabouts()})]
+
+    def _whereabouts(self) -> Message:
+        names = [_name(key) for key in sorted(self._of_role("pserver"))]
         pservers = [self._endpoints[name] for name in names if name in self._endpoints]
-        order = {"do": "spawn", "attempt": self._attempt, "role": role, "pservers": pservers}
-        return [self._phase_note(), Tell({**order, "endpoints": dict(self._endpoints)})]
+        return {"pservers": pservers, "endpoints": dict(self._endpoints)}
 
     def _phase_note(self) -> Note:
         return Note({"event": "phase", "phase": self.phase})
 
     def _on_ready(self, node: int, message: Message, now: float) -> list[Action]:
         self._endpoints[f"pserver{message['rank']}"] = message["endpoint"]
-        self._waiting.discard(("pserver", message["rank"]))
+        self._is_up(("pserver", message["rank"]))
         if self.phase != "pservers" or self._waiting:
             return []
         return self._spawn("trainer")
 
     def _on_running(self, node: int, message: Message, now: float) -> list[Action]:
-        self._waiting.discard((message["role"], message["rank"]))
-        if self.phase != "trainers" or self._waiting:
-            return []
+        self._is_up((message["role"], message["rank"]))
+        return self._run_if_all_do()
+
+    def _is_up(self, key: Key) -> None:
+        self._waiting.discard(key)
+        self._fresh.discard(key)
+
+    def _run_if_all_do(self) -> list[Action]:
+        return self._run() if self.phase == "trainers" and not self._waiting else []
+
+    def _run(self) -> list[Action]:
         self.phase = "running"
+        self._fresh.clear()
         return [self._phase_note(), *self._finish_if_trained()]
 
     def _on_exited(self, node: int, message: Message, now: float) -> list[Action]:
         key = (message["role"], message["rank"])
         if self.phase in ("stopping", "ended") or message["stopping"]:
             return []
-        if message.get("port_taken") and self._attempt < MOST_ATTEMPTS:
-            return self._try_again(node, f"{key[0]}{key[1]} found its port taken: all start again, with other ports")
-        serves = key[0] != "trainer"
-        if message["exit_code"] != 0 or (serves and self.phase != "finishing" and not self._pservers_leave):
-            return self._fail({"kind": "exit", **_without_order(message), "node": node}, now)
-        if key[0] == "trainer":
-            self._ended_well.add(key[1])
+        if message.get("port_taken") and self._port_trials < MOST_ATTEMPTS:
+            self._port_trials += 1
+            why = f"{_name(key)} found its port taken: all start again, with other ports"
+            return [_warning(node, why), *self._begin_again(self._node_of)]
+        well = message["exit_code"] == 0
+        if well and key[0] == "trainer":
+            self._ended_well[key[1]] = int(message.get("step") or 0)
             return self._finish_if_trained()
-        return []
-
-    def _try_again(self, node: int, why: str) -> list[Action]:
-        self._attempt += 1
-        self.phase = "gathering"
-        for known in (self._gathered, self._endpoints, self._ended_well, self._idle):
-            known.clear()
-        note = Note({"event": "log", "level": "warning", "subject": node, "message": why})
-        return [note, self._phase_note(), Tell({"do": "again", "attempt": self._attempt})]
+        if well and (self.phase == "finishing" or self._pservers_leave):
+            return []
+        return self._forgive(key, {"kind": "exit", **_without_order(message), "node": node}, now)
 
     def _finish_if_trained(self) -> list[Action]:
-        if self.phase != "running" or len(self._ended_well) < len(self._of_role("trainer")):
+        trained = {key for key in self._of_role("trainer") if key[1] in self._ended_well}
+        if self.phase != "running" or trained < self._of_role("trainer"):
             return []
         self.phase = "finishing"
-        return [self._phase_note(), Tell({"do": "finish"})]
+        return [self._phase_note(), Tell({"do": "finish", "epoch": self.epoch})]
 
     def _on_failed(self, node: int, message: Message, now: float) -> list[Action]:
         return self._fail({"kind": "node", **_without_order(message), "node": node}, now)
@@ -212,6 +213,20 @@ class Lead:
         if self.phase == "stopping":
             return []
         return self._stop("stopped", {"kind": "stopped", "message": "stopped by the user"}, now)
+
+    def _on_rejoin(self, node: int, message: Message, now: float) -> list[Action]:
+        """Somebody has mended a node: its trainers that were given up are started again."""
+        keys = {key for key in self._held if self._node_of[key] == node}
+        self._held -= keys
+        for key in keys:
+            self._restarts.forget(key)
+        return [self._respawn(key, 0.0) for key in sorted(keys)]
+
+    def _on_idle(self, node: int, message: Message, now: float) -> list[Action]:
+        self._members.idle.add(node)
+        return self._end_if_idle()
+
+    # Saves.
 
     def _on_saved(self, node: int, message: Message, now: float) -> list[Action]:
         tag, checkpoint = message["tag"], bool(message.get("checkpoint"))
@@ -237,9 +252,114 @@ class Lead:
         self._upkeep.log(message["rank"], Logged(message["step"], message["value"], message["weight"]))
         return []
 
-    def _on_idle(self, node: int, message: Message, now: float) -> list[Action]:
-        self._idle.add(node)
-        return self._end_if_idle()
+    # Failures that need not be the end.
+
+    def _forgive(self, key: Key, cause: Message, now: float) -> list[Action]:
+        """Starts a process that failed again, if it may; a program that never did anything is not worth a try."""
+        if key[0] == "pserver" and self.phase == "pservers" and self._recover.get("tag") and cause["exit_code"] > 0:
+            return self._distrust(key, cause)
+        hopeless = self._attempts[key] == 1 and cause["exit_code"] > 0 and not cause.get("worked", True)
+        delay_s = None if hopeless else self._restarts.grant(key, now)
+        if delay_s is None:
+            return self._give_up(key, cause, now)
+        about = {"role": key[0], "rank": key[1], "node": cause["node"], "attempt": self._attempts[key] + 1}
+        note = Note(
+            {"event": "restarting", **about, "in_s": delay_s, **_reason(cause), "count": self._restarts.told(key)}
+        )
+        if key[0] == "trainer" and self.phase in ("trainers", "running") and not self._policy.whole:
+            return [note, self._respawn(key, delay_s)]
+        together = self._policy.together or self._policy.whole
+        again = self._node_of if together else {key, *self._fresh, *self._of_role("trainer")}
+        return [note, *self._begin_again(again, delay_s)]
+
+    def _distrust(self, key: Key, cause: Message) -> list[Action]:
+        """A pserver cannot begin from a checkpoint: the one before it is taken."""
+        tag = self._recover["tag"]
+        self._upkeep.discard(tag)
+        words = cause.get("tail") or [cause["message"]]
+        note = _warning(cause["node"], f"checkpoint {tag} cannot be used by {_name(key)}: {words[-1]}")
+        return [note, *self._begin_again(self._node_of)]
+
+    def _give_up(self, key: Key, cause: Message, now: float) -> list[Action]:
+        failures, within_s = self._restarts.spent(key, now)
+        if failures > 1:
+            cause["message"] += f", failure {failures} within {within_s:.0f} s: RESTARTS are spent"
+            cause["failures"] = failures
+        if key[0] == "trainer" and self.phase in ("trainers", "running") and not self._policy.whole:
+            if self._policy.on_trainer_loss == "shrink":
+                return self._shrink({key}, cause, now)
+            if self._policy.on_trainer_loss == "wait":
+                self._held.add(key)
+                return [_warning(cause["node"], f"{_name(key)} {cause['message']}: the run waits for start --rejoin")]
+        return self._fail(cause, now)
+
+    def _shrink(self, keys: Collection[Key], cause: Message, now: float) -> list[Action]:
+        """The others go on without these trainers."""
+        self._gone |= {rank for _, rank in keys}
+        self._waiting -= set(keys)
+        self._fresh -= set(keys)
+        if not self._of_role("trainer"):
+            return self._fail(cause, now)
+        about = {"event": "lost", "message": cause["message"]}
+        notes = [Note({**about, "role": role, "rank": n, "node": self._node_of[role, n]}) for role, n in sorted(keys)]
+        tell = Tell({"do": "shrink", "ranks": sorted(self._gone)})
+        return [*notes, tell, *self._spawn_if_all_are_here(), *self._run_if_all_do(), *self._finish_if_trained()]
+
+    def _begin_when_back(self, keys: Collection[Key]) -> list[Action]:
+        """A node is lost, and the run waits: orders wait for it too."""
+        if self._policy.whole or self.phase != "running" or any(role != "trainer" for role, _ in keys):
+            together = self._policy.together or self._policy.whole
+            return self._begin_again(self._node_of if together else {*keys, *self._fresh, *self._of_role("trainer")})
+        return [self._respawn(key, 0.0) for key in sorted(keys) if key[1] not in self._ended_well]
+
+    def _respawn(self, key: Key, delay_s: float) -> Tell:
+        node = self._node_of[key]
+        self._attempts[key] += 1
+        self._members.idle.discard(node)
+        order = {"do": "respawn", "role": key[0], "rank": key[1], "attempt": self._attempts[key], "in_s": delay_s}
+        return Tell({**order, **self._whereabouts()}, node)
+
+    def _begin_again(self, keys: Collection[Key], delay_s: float = 0.0) -> list[Action]:
+        """A new epoch: these processes end, and begin again from the newest checkpoint."""
+        self.epoch += 1
+        self.phase = "gathering"
+        done = {} if self._policy.together or self._policy.whole else self._ended_well
+        self._fresh = {key for key in keys if key[0] != "trainer" or key[1] not in {*self._gone, *done}}
+        for key in self._fresh:
+            self._attempts[key] += 1
+            self._endpoints.pop(_name(key), None)
+        self._ended_well = dict(done)
+        for known in (self._gathered, self._members.idle, self._receipts, self._held):
+            known.clear()
+        self._recover = self._starting_point()
+        return [self._phase_note(), self._rolled_back(), Tell(self._again(delay_s))]
+
+    def _starting_point(self) -> Message:
+        newest = self._upkeep.newest
+        left = {**dict.fromkeys(self._gone, 0), **self._ended_well}
+        step = newest.step if newest else 0
+        if self._policy.together:
+            self._upkeep.forget_after(step)
+        steps = {str(rank): at for rank, at in sorted(left.items())}
+        return {"tag": newest.tag if newest else None, "step": step, "left": steps}
+
+    def _rolled_back(self) -> Note:
+        tag, step = self._recover["tag"], self._recover["step"]
+        who = sorted(_name(key) for key in self._fresh)
+        whole = self._fresh >= self._of_role("pserver") | self._of_role("trainer")
+        about = {"epoch": self.epoch, "tag": tag, "step": step, "whole": whole}
+        return Note({"event": "rolled_back", **about, "processes": who})
+
+    def _again(self, delay_s: float) -> Message:
+        attempts = {_name(key): self._attempts[key] for key in sorted(self._fresh)}
+        return {"do": "again", "epoch": self.epoch, "attempts": attempts, "in_s": delay_s, "recover": self._recover}
+
+    def _brief(self, node: int) -> list[Action]:
+        """A supervisor that knows nothing takes the place of one that is gone: what it has to do."""
+        if self.phase == "gathering":
+            return [Tell(self._again(0.0), node)]
+        keys = [key for key in sorted(self._of_role("trainer")) if self._node_of[key] == node]
+        return [self._respawn(key, 0.0) for key in keys if key[1] not in self._ended_well]
 
     # Endings.
 
@@ -251,12 +371,12 @@ class Lead:
     def _stop(self, outcome: str, cause: Message, now: float) -> list[Action]:
         self.phase, self._outcome, self._cause = "stopping", outcome, cause
         self._stop_deadline = now + self._stop_limit_s
-        self._lost |= set(self._heard) - self._here  # nothing was started there; who comes yet is told to end
+        self._members.give_up_waiting()  # who comes yet is told to end
         note = Note({"event": "phase", "phase": "stopping", "cause": cause})
         return [note, Tell({"do": "stop", "cause": cause}), *self._end_if_idle()]
 
     def _end_if_idle(self) -> list[Action]:
-        if self.phase not in ("stopping", "finishing") or self._idle | self._lost < set(self._heard):
+        if self.phase not in ("stopping", "finishing") or not self._members.all_idle():
             return []
         return self._end()
 
@@ -264,13 +384,30 @@ class Lead:
         if self.phase == "ended":
             return []
         self.phase, self._stop_deadline = "ended", None
-        missing = sorted(set(self._heard) - self._idle)
+        missing = sorted(self._members.nodes - self._members.idle)
         ended = {"event": "ended", "state": self._outcome, "cause": self._cause, "not_heard_of": missing}
         return [Note(ended), Tell({"do": "end", "state": self._outcome, "cause": self._cause}), Finish(self._outcome)]
 
 
+def _name(key: Key) -> str:
+    return f"{key[0]}{key[1]}"
+
+
+def _key(name: str) -> Key:
+    role = name.rstrip("0123456789")
+    return role, int(name[len(role) :])
+
+
 def _without_order(message: Message) -> Message:
     return {key: value for key, value in message.items() if key != "do"}
+
+
+def _reason(cause: Message) -> Message:
+    return {name: cause[name] for name in ("message", "exit_code") if name in cause}
+
+
+def _warning(node: int, message: str) -> Note:
+    return Note({"event": "log", "level": "warning", "subject": node, "message": message})
 
 
 def _saved_note(message: Message, **more: bool) -> Note:

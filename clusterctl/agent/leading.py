@@ -7,8 +7,9 @@ import socket
 import ssl
 from typing import Any, Callable
 
+from clusterctl.agent.decisions import Action, DropManifests, Finish, Note, Policy, Tell, WriteManifest
 from clusterctl.agent.engines import ENGINES
-from clusterctl.agent.lead import Action, DropManifests, Finish, Lead, Note, Tell, WriteManifest
+from clusterctl.agent.lead import Lead
 from clusterctl.agent.link import Channel, Link, dial, tls_context
 from clusterctl.agent.paths import RunPaths
 from clusterctl.agent.reactor import WRITE, Reactor
@@ -31,6 +32,17 @@ def upkeep_of(spec: dict[str, Any]) -> Upkeep:
     best, resume = spec.get("keep_best"), spec.get("resume")
     first = Known(resume["tag"], resume["step"]) if resume else None
     return Upkeep(spec.get("keep", 3), Best(best["name"], best["direction"]) if best else None, first)
+
+
+def policy_of(spec: dict[str, Any]) -> Policy:
+    """What a run does about failures, by its spec."""
+    return Policy(
+        restarts=spec.get("restarts", {}),
+        on_trainer_loss=spec.get("on_trainer_loss", "fail"),
+        together=spec.get("mode", "sync") == "sync",
+        whole=spec.get("whole", False),
+        time_limit_s=spec.get("time_limit_s"),
+    )
 
 
 class RemoteLead:
@@ -169,6 +181,7 @@ class LocalLead:
             heartbeat_s=float(spec["heartbeat_s"]),
             pservers_leave=ENGINES[spec["engine"]].leaves,
             upkeep=upkeep_of(spec),
+            policy=policy_of(spec),
         )
         reactor.watch(listener, self._accept)
         reactor.every(float(spec["heartbeat_s"]), self._beat)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 
+from clusterctl.agent.child import Child
 from clusterctl.agent.chronicle import Chronicle
 from clusterctl.agent.paths import RunPaths
-from clusterctl.agent.processes import Identity, find_by_environment, run_environment, send_signal
+from clusterctl.agent.processes import Identity, find_by_environments, run_environment, send_signal
 from clusterctl.agent.reactor import Reactor
 
 POLL_S = 0.05
@@ -18,23 +19,22 @@ class Leftovers:
     """TERM to all there are, also to those that come yet, KILL to those that outlive the grace."""
 
     def __init__(self, run: RunPaths, grace_s: float, reactor: Reactor, chronicle: Chronicle) -> None:
-        self._wanted = run_environment(run.job.dir, run.run)
+        self._run = run_environment(run.job.dir, run.run)
         self._grace_s = grace_s
         self._reactor = reactor
         self._chronicle = chronicle
-        self._seen = 0
         self._killed: set[Identity] = set()
 
-    def clear(self, then: Callable[[], None]) -> None:
-        """Calls `then` when nothing is left that could be ended."""
-        self._seen = 0
-        self._look(self._reactor.now() + self._grace_s, then)
+    def clear(self, then: Callable[[], None], of: Sequence[Child] | None = None) -> None:
+        """Calls `then` when nothing is left that could be ended: of these processes, or of the whole run."""
+        wanted = [self._run] if of is None else [{**self._run, **_marks(child)} for child in of]
+        self._look(wanted, 0, self._reactor.now() + self._grace_s, then)
 
-    def _look(self, kill_at: float, then: Callable[[], None]) -> None:
-        left = find_by_environment(self._wanted)
+    def _look(self, wanted: Sequence[Mapping[str, str]], seen: int, kill_at: float, then: Callable[[], None]) -> None:
+        left = find_by_environments(wanted)
         late = self._reactor.now() - kill_at
-        if len(left) > self._seen:
-            self._seen = len(left)
+        if len(left) > seen:
+            seen = len(left)
             self._note("ending processes left behind", left)
             for who in left:
                 send_signal(who, signal.SIGTERM)
@@ -45,7 +45,7 @@ class Leftovers:
         if not left or late > LIMIT_S:
             then()
         else:
-            self._reactor.after(POLL_S, lambda: self._look(kill_at, then))
+            self._reactor.after(POLL_S, lambda: self._look(wanted, seen, kill_at, then))
 
     def _note(self, message: str, left: list[Identity], **more: str) -> None:
         self._chronicle.note({"event": "log", **more, "message": message, "pids": [who.pid for who in left]})
@@ -55,3 +55,11 @@ class Leftovers:
             self._killed.add(who)
             self._chronicle.count_killed()
         send_signal(who, signal.SIGKILL)
+
+
+def _marks(child: Child) -> dict[str, str]:
+    return {
+        "CLUSTERCTL_ROLE": child.role,
+        "CLUSTERCTL_RANK": str(child.rank),
+        "CLUSTERCTL_ATTEMPT": str(child.attempt),
+    }

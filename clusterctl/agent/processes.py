@@ -13,7 +13,7 @@ from clusterctl.agent.light import Place
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
 PROC = Place("/proc")
@@ -96,12 +96,18 @@ def find_by_environment(wanted: Mapping[str, str]) -> list[Identity]:
 
     Where there seems to be none a second look tells: one that ended under the first may have started another meanwhile.
     """
-    return _find_by_environment(wanted) or _find_by_environment(wanted)
+    return find_by_environments([wanted])
 
 
-def _find_by_environment(wanted: Mapping[str, str]) -> list[Identity]:
-    entries = {f"{name}={value}".encode(errors="surrogateescape") for name, value in wanted.items()}
-    found = [identify(pid) for pid, environment in own_environments().items() if entries <= environment]
+def find_by_environments(wanted: Sequence[Mapping[str, str]]) -> list[Identity]:
+    """The same, for any of several environments."""
+    return _find_by_environments(wanted) or _find_by_environments(wanted)
+
+
+def _find_by_environments(wanted: Sequence[Mapping[str, str]]) -> list[Identity]:
+    marks = [{f"{name}={value}".encode(errors="surrogateescape") for name, value in one.items()} for one in wanted]
+    environments = own_environments() if marks else {}
+    found = [identify(pid) for pid, its in environments.items() if any(entries <= its for entries in marks)]
     return [who for who in found if who is not None]
 
 

@@ -10,7 +10,7 @@ from typing import Any, Callable
 
 from clusterctl.agent.checkpoints import drop_manifests, remove_older
 from clusterctl.agent.child import Child
-from clusterctl.agent.lead import DropManifests, WriteManifest
+from clusterctl.agent.decisions import DropManifests, WriteManifest
 from clusterctl.agent.paths import RunPaths
 
 Message = dict[str, Any]

@@ -13,16 +13,16 @@ import shutil
 import signal
 import socket
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Callable
 
 from clusterctl.agent import guardian
 from clusterctl.agent.child import Child, describe_exit
 from clusterctl.agent.chronicle import Chronicle
 from clusterctl.agent.engines import ENGINES, Endpoints, has_port, name_of
 from clusterctl.agent.environment import NodeFacts, environment
-from clusterctl.agent.files import read_json
+from clusterctl.agent.files import read_json, write_json
 from clusterctl.agent.leading import LocalLead, RemoteLead, lead_node
 from clusterctl.agent.leftovers import Leftovers
 from clusterctl.agent.paths import JobPaths, RunPaths
@@ -40,7 +40,9 @@ LISTEN_POLL_S = 0.1
 END_POLL_S = 0.05
 NOT_OURS = ("SSH_CONNECTION", "SSH_CLIENT", "SSH_TTY", "SSH_AUTH_SOCK", "PWD", "OLDPWD", "SHLVL", "_")
 #: What pservers count: pushes by staleness, and of each sparse table rows, look-ups and so on.
-COUNTS = ("staleness", "tables")
+COUNTS = ("staleness", "tables", "lost")
+NOT_OVER = ("waiting", "restarting", *LIVE_STATES)
+WORKED_S = 60.0  # a program that lived so long has done something, even if it never spoke
 FROM_PROCESSES = ("ready", "step", "pass", "log", "saved", "nan")
 OURS_IN_EVENTS = ("v", "t", "node", "seq", "role", "rank", "attempt", "do", "complete")
 PORT_TAKEN = re.compile(r"address (is )?already in use|EADDRINUSE|errno\W+98\b", re.IGNORECASE)
@@ -61,7 +63,7 @@ class Supervisor:
         self._pservers: tuple[str, ...] = ()
         self._endpoints: Endpoints = {}
         self._cores = len(os.sched_getaffinity(0))
-        self._attempt = self._next_attempt = 1
+        self._epoch = 0
         self._engine = ENGINES[spec["engine"]]
         self._ports = self._choose_ports()
         self.children = self._new_children()
@@ -76,11 +78,13 @@ class Supervisor:
     def _choose_ports(self) -> Held:
         """Raises OSError when there are none."""
         names = [name_of(process) for process in self.spec["processes"] if has_port(self.spec["engine"], process)]
-        return Held(self.spec["address"], self.spec["port"], names, shared=self._attempt == 1)
+        return Held(self.spec["address"], self.spec["port"], names, shared=self._epoch == 0)
 
     def _new_children(self) -> list[Child]:
-        plans = self.spec["processes"]
-        return [Child(plan, self.reactor, self._on_message, self._on_log_error, self._attempt) for plan in plans]
+        return [self._new_child(plan, 1) for plan in self.spec["processes"]]
+
+    def _new_child(self, plan: Mapping[str, Any], attempt: int) -> Child:
+        return Child(plan, self.reactor, self._on_message, self._on_log_error, attempt)
 
     def _new_guardian(self) -> tuple[Any, int]:
         grace_s = float(self.spec["grace_s"])
@@ -109,7 +113,7 @@ class Supervisor:
 
     def _say_hello(self) -> None:
         endpoints = {name: self._endpoint(port) for name, port in self._ports.ports.items()}
-        self.lead.say({"do": "hello", "attempt": self._attempt, "endpoints": endpoints})
+        self.lead.say({"do": "hello", "epoch": self._epoch, "endpoints": endpoints})
 
     def _endpoint(self, port: int) -> str:
         host = self.spec["address"]
@@ -123,7 +127,11 @@ class Supervisor:
             self._pservers, self._endpoints = tuple(message["pservers"]), message["endpoints"]
             self._spawn(message["role"])
         elif order == "again" and not self.stopping:
-            self._try_again(message["attempt"])
+            self._begin_again(message)
+        elif order == "respawn" and not self.stopping:
+            self._respawn(message)
+        elif order == "shrink":
+            self._tell_pservers({"cmd": "lost", "ranks": message["ranks"]})
         elif order == "finish":
             self._finish()
         elif order == "keep":
@@ -135,7 +143,7 @@ class Supervisor:
 
     def _spawn(self, role: str) -> None:
         for child in self.children:
-            if child.serves == (role != "trainer") and not self.stopping:
+            if child.serves == (role != "trainer") and child.state == "waiting" and not self.stopping:
                 self._start(child)
 
     def _start(self, child: Child) -> None:
@@ -190,15 +198,15 @@ class Supervisor:
 
     def _ready(self, child: Child, port: int) -> None:
         endpoint = self._endpoint(port)
-        child.state = "ready"
+        child.state, child.worked = "ready", True
         child.progress["port"] = port
         self._note({"event": "ready", "endpoint": endpoint}, child)
-        self.lead.say({"do": "ready", "attempt": child.attempt, "rank": child.rank, "endpoint": endpoint})
+        self.lead.say({"do": "ready", **_who(child), "endpoint": endpoint})
 
     def _running(self, child: Child) -> None:
         if child.state == "starting" and child.exit_code in (None, 0):
             child.state = "running"
-            self.lead.say({"do": "running", "attempt": child.attempt, "role": child.role, "rank": child.rank})
+            self.lead.say({"do": "running", **_who(child)})
 
     def _finish(self) -> None:
         """All trainers are done: our pservers are asked to end, others are ended, and that is success."""
@@ -209,11 +217,12 @@ class Supervisor:
                 else:
                     child.state = "stopped"
                     child.signal(signal.SIGTERM)
-        self.reactor.after(FINISH_LIMIT_S, self._finish_took_too_long)
+        children = list(self.children)
+        self.reactor.after(FINISH_LIMIT_S, lambda: self._finish_took_too_long(children))
         self._settle()
 
-    def _finish_took_too_long(self) -> None:
-        for child in self.children:
+    def _finish_took_too_long(self, children: list[Child]) -> None:
+        for child in children:
             if child.alive and not self.stopping:
                 self._fail_node(f"did not end within {FINISH_LIMIT_S:.0f} s after the last trainer", child)
 
@@ -222,26 +231,90 @@ class Supervisor:
         if self.stopping:
             return
         self.stopping = True
-        self._terminate()
+        self._terminate(self.children)
+        self._settle()
 
-    def _try_again(self, attempt: int) -> None:
-        """Ends what runs here, and begins anew with other ports."""
-        self._next_attempt = attempt
-        if self._cleared:
-            self._begin_again()
-        else:
-            self._terminate()
-
-    def _terminate(self) -> None:
-        children = self.children
+    def _terminate(self, children: Sequence[Child]) -> None:
+        children = list(children)
         for child in children:
             if child.alive:
                 child.signal(signal.SIGTERM)
-                child.state = "stopped" if self._next_attempt > self._attempt else child.state
-            elif child.state == "waiting":
-                child.state = "stopped"
+            elif child.state in ("waiting", "restarting"):
+                child.state = "stopped" if self.stopping else child.state
         self.reactor.after(float(self.spec["grace_s"]), lambda: self._kill(children))
-        self._settle()
+
+    # Beginning again.
+
+    def _begin_again(self, order: Message) -> None:
+        """A new epoch: some processes end here, and begin again when every node is ready for it."""
+        self._epoch = order["epoch"]
+        self.spec.update(epoch=self._epoch, recover=order["recover"])
+        try:
+            write_json(self.run.spec, self.spec)
+        except OSError as exc:
+            self._fail_node(f"cannot write {self.run.spec}: {exc.strerror}")
+            return
+        for child in self.children:
+            if child.name not in order["attempts"]:
+                child.tell({"cmd": "epoch", "epoch": self._epoch})
+        self._renew(order["attempts"], order["in_s"], self._renewed)
+
+    def _renewed(self) -> None:
+        if self._ports.ports:  # then all processes began again
+            self._ports.close()
+            try:
+                self._ports = self._choose_ports()
+            except OSError as exc:
+                self._fail_node(str(exc))
+                return
+        self._say_hello()
+
+    def _respawn(self, order: Message) -> None:
+        """One process begins again; the others do not notice."""
+        self._pservers, self._endpoints = tuple(order["pservers"]), order["endpoints"]
+        name = name_of(order)
+        self._renew({name: order["attempt"]}, order["in_s"], lambda: self._start(self._child(name)))
+
+    def _child(self, name: str) -> Child:
+        return next(child for child in self.children if child.name == name)
+
+    def _renew(self, attempts: Mapping[str, int], in_s: float, then: Callable[[], None]) -> None:
+        """Ends what still runs of these, sees to what they leave behind, and puts new ones in their places."""
+        self._idle = self._cleared = False
+        old = [child for child in self.children if child.name in attempts]
+        for child in old:
+            child.next_attempt, child.state = attempts[child.name], "restarting"
+        self._terminate(old)
+        not_before = self.reactor.now() + in_s
+        overtaken = self._overtaken(old, self._epoch)
+        self._when_ended(old, overtaken, lambda: self._replace(old, overtaken, not_before, then))
+
+    def _overtaken(self, old: Sequence[Child], epoch: int) -> Callable[[], bool]:
+        attempts = [child.next_attempt for child in old]
+        return lambda: self.stopping or self._epoch != epoch or attempts != [child.next_attempt for child in old]
+
+    def _when_ended(self, old: Sequence[Child], overtaken: Callable[[], bool], then: Callable[[], None]) -> None:
+        if overtaken():
+            return
+        if any(child.alive for child in old):
+            self.reactor.after(END_POLL_S, lambda: self._when_ended(old, overtaken, then))
+        else:
+            self._leftovers.clear(then, old)
+
+    def _replace(
+        self, old: Sequence[Child], overtaken: Callable[[], bool], not_before: float, then: Callable[[], None]
+    ) -> None:
+        if overtaken():
+            return
+        rest_s = not_before - self.reactor.now()
+        if rest_s > 0:
+            self.reactor.after(rest_s, lambda: self._replace(old, overtaken, not_before, then))
+            return
+        for child in old:
+            child.close()
+        renewed = {child.name: self._new_child(child.plan, child.next_attempt) for child in old}
+        self.children = [renewed.get(child.name, child) for child in self.children]
+        then()
 
     def _kill(self, children: list[Child]) -> None:
         for child in children:
@@ -270,16 +343,17 @@ class Supervisor:
             if child.role == "pserver" and child.state == "starting":
                 self._ready(child, int(said["ports"][0]))
             return
+        child.worked = True
         if event in ("step", "pass"):
             numbers = ("pass", "step", "loss", "samples_per_s", "compute", "wait", "wire")
             said = {name: value for name, value in said.items() if name not in numbers or is_number(value)}
             child.progress.update({name: said[name] for name in (*numbers, *COUNTS) if name in said})
-        elif event == "log":
+        elif event == "log" and "values" in said:
             said["values"] = {str(name): value for name, value in dict(said["values"]).items() if is_number(value)}
             child.progress["values"] = said["values"]
             self._saves.log(child, said)
         elif event == "saved" and child.role == "pserver":
-            order = {"do": "saved", "tag": str(said["tag"]), "rank": child.rank, "node": self.spec["node"]}
+            order = {"do": "saved", "tag": str(said["tag"]), **_who(child), "node": self.spec["node"]}
             self.lead.say({**said, **order})
         self._note(said, child)
 
@@ -288,7 +362,7 @@ class Supervisor:
 
     def _fail_node(self, message: str, child: Child | None = None) -> None:
         """Something other than a process's exit that ends the run."""
-        who = {"role": child.role, "rank": child.rank, "tail": child.tail()} if child else {}
+        who = {**_who(child), "tail": child.tail()} if child else {}
         self._note({"event": "log", "level": "error", "message": message}, child)
         self.lead.say({"do": "failed", "message": message, "t": time.time(), **who})
 
@@ -312,25 +386,28 @@ class Supervisor:
         assert child.exit_code is not None
         if child.role == "trainer" and child.exit_code == 0:
             self._running(child)
-        expected = self.stopping or child.state == "stopped"
-        child.state = "stopped" if expected else ("failed" if child.exit_code else "succeeded")
+        replaced = child.next_attempt > child.attempt
+        expected = self.stopping or child.state == "stopped" or replaced
+        ending = "failed" if child.exit_code else "succeeded"
+        child.state = child.state if replaced else "stopped" if expected else ending
         news: Message = {
             "exit_code": child.exit_code,
             "stopping": expected,
             "message": describe_exit(child.exit_code),
             "tail": child.tail() if child.exit_code and not expected else [],
+            "worked": child.worked or child.lived_s(time.time()) > WORKED_S,
+            "step": child.progress.get("step"),
         }
         if child.exit_code and not expected and child.name in self._ports.ports and found_port_taken(news["tail"]):
             news["port_taken"] = True
         self._note({"event": "exited", **news}, child)
-        who = {"attempt": child.attempt, "role": child.role, "rank": child.rank}
-        self.lead.say({"do": "exited", **who, "t": time.time(), **news})
+        self.lead.say({"do": "exited", **_who(child), "t": time.time(), **news})
 
     # Endings.
 
     def _settle(self) -> None:
         """When the last process has ended, see to what it may have left behind."""
-        waiting = any(child.alive or child.state in ("waiting", *LIVE_STATES) for child in self.children)
+        waiting = any(child.alive or child.state in NOT_OVER for child in self.children)
         if not waiting and not self._idle:
             self._idle = True
             self._leftovers.clear(self._clear)
@@ -340,22 +417,14 @@ class Supervisor:
         for child in self.children:
             child.close()
         self._ports.close()
-        if self._next_attempt > self._attempt and not self.stopping:
-            self._begin_again()
-            return
         self._cleared = True
-        self.lead.say({"do": "idle", "attempt": self._attempt, "stopping": self.stopping})
+        attempts = {child.name: child.attempt for child in self.children}
+        self.lead.say({"do": "idle", "epoch": self._epoch, "attempts": attempts, "stopping": self.stopping})
 
-    def _begin_again(self) -> None:
-        self._attempt = self._next_attempt
-        self._idle = self._cleared = False
-        self.children = self._new_children()
-        try:
-            self._ports = self._choose_ports()
-        except OSError as exc:
-            self._fail_node(str(exc))
-            return
-        self._say_hello()
+    def _tell_pservers(self, command: Message) -> None:
+        for child in self.children:
+            if child.role == "pserver":
+                child.tell(command)
 
     def _on_lead_lost(self, why: str) -> None:
         lead = lead_node(self.spec)
@@ -397,6 +466,10 @@ class Supervisor:
 def found_port_taken(tail: Iterable[str]) -> bool:
     """Whether the last words of a program are that it could not bind its port."""
     return any(PORT_TAKEN.search(line) for line in tail)
+
+
+def _who(child: Child) -> Message:
+    return {"role": child.role, "rank": child.rank, "attempt": child.attempt}
 
 
 def is_number(value: object) -> bool:

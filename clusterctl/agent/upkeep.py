@@ -58,6 +58,19 @@ class Upkeep:
         return [k.tag for k in self._known]
 
     @property
+    def newest(self) -> Known | None:
+        """From where a run goes on when it must go back."""
+        return self._known[-1] if self._known else None
+
+    def discard(self, tag: str) -> None:
+        """A checkpoint turned out to be damaged."""
+        self._known = [known for known in self._known if known.tag != tag]
+
+    def forget_after(self, step: int) -> None:
+        """What was logged after a step will be logged again."""
+        self._logs = {rank: [at for at in logs if at.step <= step] for rank, logs in self._logs.items()}
+
+    @property
     def full(self) -> bool:
         """Whether as many are here as should be, and none of an older run is needed."""
         return len(self._known) >= self._keep and self._best is None

@@ -82,6 +82,8 @@ class Display:
             self.say(f"{self._moment(event)} saved {event['tag']}")
         elif event["event"] == "log" and event.get("level") == "warning":
             self.say(f"{self._moment(event)} {event['message']}")
+        elif event["event"] in ("restarting", "rolled_back"):
+            self.say(f"{self._moment(event)} {_recovery_words(event)}")
         elif event["event"] in ("suspect", "lost", "rejoined"):
             self.say(f"{self._moment(event)} {event.get('message') or 'node{node} is {event}'.format(**event)}")
         for numbers in self._view.new_passes():
@@ -185,6 +187,18 @@ class Display:
         if servers:
             rows.append(["", "", f"{len(servers)} pservers", "", "/".join(states), *[""] * 6])
         return rows
+
+
+def _recovery_words(event: dict[str, Any]) -> str:
+    """What happens so that the run can go on."""
+    if event["event"] == "restarting":
+        who = f"{event['role']}{event['rank']}@node{event['node']}"
+        return f"{who} {event['message']}: starts again in {event['in_s']:g} s ({event['count']})"
+    start = f"checkpoint {event['tag']} (step {event['step']:,})" if event["tag"] else "the beginning"
+    if event["whole"]:
+        return f"all processes go back to {start}"
+    servers = [name for name in event["processes"] if name.startswith("pserver")]
+    return f"{', '.join(servers)} begins again from {start}; trainers start again where they were"
 
 
 def _slowest(trainers: list[Any]) -> Any:

@@ -77,7 +77,7 @@ def _settle(conf: Source, path: Path | None, environ: Mapping[str, str], overrid
     reading.take(conf.file, conf.values)
     reading.take("command line", overrides)
     if reading.values["ENGINE"] != "clusterctl" and not {"RESTARTS"} & {*conf.values, *overrides}:
-        reading.values["RESTARTS"] = 0
+        reading.values["RESTARTS"] = BY_SPELLING["RESTARTS"].parse(0)
     reading.values["HOSTS"] = _hosts(reading, "HOSTS" in overrides)
     _report_combinations(reading)
     _resolve_paths(reading, path.absolute().parent if path else Path.cwd(), environ)

@@ -48,7 +48,7 @@ class Settings:
     heartbeat_s: float
     node_grace_s: float
     grace_s: float
-    restarts: int
+    restarts: Mapping[str, int]
     on_trainer_loss: str
     save_every: Every
     keep: int

@@ -25,6 +25,7 @@ from clusterctl.config.parsers import (
     local_path,
     optional,
     remote_root,
+    restarts,
     seconds,
     text,
     whole,
@@ -134,17 +135,16 @@ TABLE: Final[tuple[Setting, ...]] = (
     Setting("GRACE_S", seconds(0), 10, "how long a process has to end before it is killed"),
     Setting(
         "RESTARTS",
-        whole(0),
+        restarts,
         3,
-        "how often a process may be restarted (0 for other engines)",
-        available=("0",),
+        'how often a process may be restarted within an hour, or {"pserver": 1, "trainer": 5} (0 for other engines)',
     ),
     Setting(
         "ON_TRAINER_LOSS",
         choice("fail", "shrink", "wait"),
         "fail",
         '"fail", "shrink" or "wait", once RESTARTS are spent',
-        available=("fail",),
+        available=("fail", "shrink"),
     ),
     Setting("STALL_S", seconds(1), 600, "after how long without a step a process is stalled", available=NOT_YET),
     Setting(
@@ -161,7 +161,7 @@ TABLE: Final[tuple[Setting, ...]] = (
         'when the loss is not a number, "warn" or "fail"',
         available=("warn",),
     ),
-    Setting("TIME_LIMIT_S", optional(seconds(1)), None, "how long a run may take", available=NOT_YET),
+    Setting("TIME_LIMIT_S", optional(seconds(1)), None, "how long a run may take"),
     Setting("MEMORY_LIMIT_MB", optional(whole(1)), None, "memory of each process", available=NOT_YET),
     Setting("OPEN_FILES", optional(whole(64)), None, "open files of each process", available=NOT_YET),
 )

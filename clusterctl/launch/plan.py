@@ -116,8 +116,17 @@ class LaunchPlan:
             "resume": resume,
             "env": dict(node.env),
             "processes": [process.to_json() for process in self.on(node)],
+            "restarts": dict(settings.restarts),
+            "on_trainer_loss": settings.on_trainer_loss,
+            "time_limit_s": settings.time_limit_s,
+            "whole": not self._restarts_one_by_one(),
+            "epoch": 0,
             "all_processes": [{"role": p.role, "rank": p.rank, "node": p.node} for p in self.processes],
         }
+
+    def _restarts_one_by_one(self) -> bool:
+        """Whether one process can begin again while others go on: only where all of them speak to our pservers."""
+        return self.settings.engine == OUR_ENGINE and all(p.ours for p in self.processes if p.role != "trainer")
 
     def describe(self, job: str) -> list[dict[str, Any]]:
         """Every process with its command and environment, with words for what only the start knows."""

@@ -130,6 +130,18 @@ class RunView:
         if process.state == "failed" and not event.get("port_taken"):
             self.failures.append(event)
 
+    def _on_restarting(self, event: Message) -> None:
+        process = self._process(event)
+        if process is not None:
+            process.state, process.exit_code = "restarting", None
+        who = (event["role"], event["rank"])
+        self.failures = [failure for failure in self.failures if (failure["role"], failure["rank"]) != who]
+
+    def _on_rolled_back(self, event: Message) -> None:
+        if event["whole"]:
+            self.curve = [(step, loss) for step, loss in self.curve if step <= event["step"]]
+            self._logged.clear()
+
     def _on_saved(self, event: Message) -> None:
         if event.get("complete"):
             (self.checkpoints if event.get("checkpoint") else self.saved).append(event["tag"])

@@ -66,7 +66,9 @@ class Client:
         self._has_tables = False
         self._pieces_out: dict[int, int] = {}
         self.reply_bytes = 0
+        self.sharded = False
         self.refresh: Callable[[wire.Part], None] = lambda part: None
+        self._gone: dict[int, int] = {}
         self._hello()
 
     # Requests
@@ -147,7 +149,7 @@ class Client:
         rank, epoch, attempt, step = self.rank, self._epoch, self._attempt, self.step
         pass_, batch = turn.pass_, turn.batch
         cut = self._cut if self.mode.name == "sync" and self._cut > step else 0
-        flags = wire.LAST_OF_PASS if turn.last else 0
+        flags = (wire.LAST_OF_PASS if turn.last else 0) | (wire.SHARDED if self.sharded else 0)
 
         def make(lane: int, piece: int, pieces: int, parts: list[wire.Part]) -> wire.Message:
             self._requests = number = self._requests + 1
@@ -204,6 +206,11 @@ class Client:
         """Passes that all trainers have ended, as far as this one has heard."""
         return min(self._passes.values())
 
+    @property
+    def cut(self) -> int:
+        """The newest checkpoint of which this trainer has heard."""
+        return self._cut
+
     def stop_for_cut(self) -> bool:
         """Whether a checkpoint waits for this trainer, outside of sync mode; see `take_cut`."""
         return self.mode.name != "sync" and self._cut > self._cuts_taken
@@ -212,7 +219,7 @@ class Client:
         """Stops until the checkpoint that is due is made; nothing of this trainer may be on its way."""
         self.settle()
         self._cuts_taken = self._cut
-        self.ask(wire.CUT, self.used, cut=self._cut)
+        self.ask(wire.CUT, self.used, cut=self._cut, version=self._versions[0])
 
     # Beginning and end
 
@@ -230,7 +237,10 @@ class Client:
         facts.update({lane: reply.json() for lane, reply in more.items()})
         self.facts = facts
         self.used = first
-        known = {lane: said for lane, said in facts.items() if said["used"]} or {lane: facts[lane] for lane in first}
+        used = {lane: said for lane, said in facts.items() if said["used"]}
+        known = used or {lane: said for lane, said in facts.items() if said["restored"] or lane in first}
+        self.left = any(said["left"] for said in facts.values())
+        self._gone = dict(facts[0]["gone"])
         earliest = min(known.values(), key=lambda said: int(said["step"]))
         self.mode, self.seed = Mode.parse(str(earliest["mode"])), int(earliest["seed"])
         self.half, self.key_cache = bool(earliest["half"]), bool(earliest["key_cache"])
@@ -241,6 +251,18 @@ class Client:
         self._cuts_taken = max(int(said["cuts_made"]) for said in facts.values())  # the others may have stopped for one
         self._epoch = next(iter(replies.values())).epoch
         self.memory = SharedMemory(link=self._link, facts=facts, rank=self.rank, half=self.half)
+
+    def end_pass(self, tag: str) -> None:
+        """Asks for the save at the end of a pass, and hears which trainers are gone for good."""
+        asked = {"flags": wire.END_OF_PASS, "parts": [wire.json_part({"tag": tag})]}
+        first = self.ask(wire.SAVE, self.used, **asked)[0]
+        if first.parts:
+            self._gone = dict(first.json()["gone"])
+
+    def share_of(self, pass_: int) -> tuple[int, int]:
+        """(every, offset): which batches of what all trainers read are this one's."""
+        active = [rank for rank in range(self._trainers) if self._gone.get(rank, pass_ + 1) > pass_]
+        return len(active), active.index(self.rank)
 
     def use(self, lanes: list[int]) -> None:
         """Takes lanes into use, because tables are there. Before the first table that is one lane of each pserver.

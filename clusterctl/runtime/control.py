@@ -13,13 +13,14 @@ from clusterctl.runtime.errors import ProcessError
 #: The exit status of a process whose supervisor is gone.
 ORPHANED = 70
 
+Command = dict[str, Any]  # {"cmd": "finish"} and such
 _MAX_LINE_BYTES = 1 << 20
 
 
 class Control:
     """JSON lines over the control socket; without one (local mode) events go nowhere. `send` is thread-safe."""
 
-    def __init__(self, fd: int | None, on_command: Callable[[str], None] = lambda command: None) -> None:
+    def __init__(self, fd: int | None, on_command: Callable[[Command], None] = lambda command: None) -> None:
         self._lock = threading.Lock()
         self._on_command = on_command
         self._socket: socket.socket | None = None
@@ -60,7 +61,8 @@ class Control:
 
     def _command(self, line: bytes) -> None:
         try:
-            command = json.loads(line)["cmd"]
-        except (ValueError, TypeError, KeyError):
+            command = json.loads(line)
+        except ValueError:
             return
-        self._on_command(str(command))
+        if isinstance(command, dict):
+            self._on_command(command)

@@ -8,6 +8,7 @@ of a step at once (sync), or each on arrival (async, ssp, geo).
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Callable
 
@@ -40,7 +41,10 @@ from clusterctl.runtime.turns import Turns
 
 @dataclass
 class ServerCore:
-    """`lane` is one of `layout.lanes`; `greeting` goes into every reply to a hello."""
+    """`lane` is one of `layout.lanes`; `greeting` goes into every reply to a hello.
+
+    `gone` are trainers without which the run goes on, by rank, with the pushes that they are known to have made.
+    """
 
     lane: int
     layout: Layout
@@ -55,6 +59,7 @@ class ServerCore:
     lender: Lender | None = None
     greeting: dict[str, Any] = field(default_factory=dict)
     epoch: int = 0
+    gone: Mapping[int, int] = field(default_factory=dict)
     tables: Tables = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -71,6 +76,11 @@ class ServerCore:
         if self.restored is not None:
             self.members.restore(self.restored.cursors, self.trainers, self.restored.step)
             self.turns.restore(self.restored.step)
+        self.gone_from: dict[int, int] = {}  # by rank, the first pass in which others take over what it would have read
+        for rank, pushes in self.gone.items():
+            self.turns.catch_up(rank, pushes, self.members[rank].cursor)
+            self._go_on_without(rank)
+            self.members[rank].left = True
         self._handlers: dict[int, Callable[[wire.Message], list[Output]]] = {
             wire.HELLO: self._hello,
             wire.CREATE: self._create,
@@ -104,6 +114,24 @@ class ServerCore:
     def saved(self, tag: str) -> list[Output]:
         """The file of `tag` is in place: answers who waited for it."""
         return [Reply(m.rank, m.answer(wire.OK)) for m in self.book.finish(tag)]
+
+    def begin_epoch(self, epoch: int) -> list[Output]:
+        """Others begin again: what was said before is refused from now on."""
+        self.epoch = epoch
+        return []
+
+    def lose(self, ranks: Iterable[int]) -> list[Output]:
+        """The run goes on without these trainers."""
+        out: list[Output] = []
+        for rank in ranks:
+            if rank in self.members.by_rank and not self.members[rank].left:
+                self._go_on_without(rank)
+                out += self._let_go(self.members[rank])
+        return out
+
+    def _go_on_without(self, rank: int) -> None:
+        """Whoever begins the pass after the one that may have begun has heard of it before."""
+        self.gone_from[rank] = self.members.most_passes + 1
 
     def request_cut(self) -> None:
         """A checkpoint is due by the clock: trainers hear of it with the next replies."""
@@ -140,8 +168,6 @@ class ServerCore:
             raise RefusedError(
                 f"trainer {message.rank} counts {info.get('trainers')} trainers, this pserver {self.trainers}"
             )
-        if member.left:
-            raise RefusedError(f"trainer {message.rank} had already left this run")
         member.attempt = message.attempt
         facts: dict[str, Any] = {
             **self.greeting,
@@ -153,7 +179,10 @@ class ServerCore:
             "seed": self.seed,
             "half": self.half,
             "key_cache": self.key_cache,
-            "used": self.restored is not None or self.turns.is_used_by(message.rank),
+            "restored": self.restored is not None,
+            "used": self.turns.is_used_by(message.rank),
+            "left": member.left,
+            "gone": self._gone(),
             "step": self.turns.next_step(message.rank),
             "passes": self.members.passes,
             "pass": member.cursor[0],
@@ -172,7 +201,8 @@ class ServerCore:
             declared = self._declared[spec.key] = spec
         declared.require_same(spec, message.rank)
         facts = {"initial": spec.key in self._maker.initial}
-        return [Reply(message.rank, message.answer(wire.OK, parts=[wire.json_part(facts)]))]
+        reply = Reply(message.rank, message.answer(wire.OK, parts=[wire.json_part(facts)]))
+        return [reply, *self.turns.someone_joined()]
 
     def _pull(self, message: wire.Message) -> list[Output]:
         if self.turns.must_wait(message):
@@ -209,13 +239,18 @@ class ServerCore:
 
     def _save(self, message: wire.Message) -> list[Output]:
         tag, at_pass_end = str(message.json().get("tag", "")), bool(message.flags & wire.END_OF_PASS)
+        gone = [wire.json_part({"gone": self._gone()})] if self.gone_from else []
+        done = Reply(message.rank, message.answer(wire.OK, parts=gone))
         if self.book.ask(tag, message, at_pass_end):
-            return [Reply(message.rank, message.answer(wire.OK))]
+            return [done]
         out = self.due_saves(force=False)
         if at_pass_end:
-            return [*out, Reply(message.rank, message.answer(wire.OK))]
+            return [*out, done]
         self.book.wait(tag, message)
         return out
+
+    def _gone(self) -> list[tuple[int, int]]:
+        return sorted(self.gone_from.items())
 
     def due_saves(self, force: bool) -> list[Output]:
         """The saves that trainers asked for and that are due now; with `force` also what only some asked for."""
@@ -242,18 +277,22 @@ class ServerCore:
         return replace(made, checkpoint=True, cursors=self.members.cursors())
 
     def _bye(self, message: wire.Message) -> list[Output]:
-        member = self.members[message.rank]
+        out = self._let_go(self.members[message.rank])
+        if self.book.writing:
+            self.book.wait(self.book.writing[-1], message)
+            return out
+        return [*out, Reply(message.rank, message.answer(wire.OK))]
+
+    def _let_go(self, member: Member) -> list[Output]:
+        """Nothing more comes of a trainer; what only the last one knew of is saved."""
         member.left, member.push = True, None
         out = self.turns.someone_left()
         out += self.due_saves(force=False)
         if not self.members.active():
             if self.tables and self.book.saved_step != self.step:
-                self.book.ask(self.book.unfinished_pass(self.members.most_passes), message, at_pass_end=False)
+                self.book.ask_for_all(self.book.unfinished_pass(self.members.most_passes))
             out += self.due_saves(force=True)
-        if self.book.writing:
-            self.book.wait(self.book.writing[-1], message)
-            return out
-        return [*out, Reply(message.rank, message.answer(wire.OK))]
+        return out
 
     def _probe(self, message: wire.Message) -> list[Output]:
         held = {m.request for m in [*self.turns.held(message.rank), *self.book.waiting()] if m.rank == message.rank}

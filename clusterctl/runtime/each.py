@@ -67,7 +67,7 @@ class Each(Turns):
 
     def restore(self, step: int) -> None:
         members = self.core.members
-        self.step = self._saved_at = members.pushes
+        self.step = self._saved_at = step
         every = self.core.save_every
         self._announced_at = 0 if every is None else members.passes if every.unit == "pass" else members.slowest
 
@@ -77,8 +77,20 @@ class Each(Turns):
     def join_late(self, message: wire.Message) -> None:
         member = self.core.members[message.rank]
         if not member.declared:
-            member.pushed = max(member.pushed, message.step)
+            self.catch_up(message.rank, message.step, (message.pass_, message.batch))
+            self.cuts = max(self.cuts, message.cut)
         member.declared = True
+
+    def catch_up(self, rank: int, pushes: int, cursor: tuple[int, int]) -> None:
+        """Of a pserver that began again, pushes that it does not know are lost: they went to the one before it."""
+        member = self.core.members[rank]
+        missing = max(0, pushes - member.pushed)
+        if missing:
+            member.pushed, member.cursor = pushes, cursor
+            member.passes = max(member.passes, cursor[0])
+        if self.core.epoch > 0:
+            self.lost += missing
+            self.step += missing
 
     def announce(self) -> None:
         self.cuts += 1
@@ -90,6 +102,9 @@ class Each(Turns):
         self._cut_requests[message.rank] = message
         return self._make_cut()
 
+    def someone_joined(self) -> list[Output]:
+        return self._let_go()
+
     def someone_left(self) -> list[Output]:
         return [*self._make_cut(), *self._let_go()]
 
@@ -100,7 +115,10 @@ class Each(Turns):
         self.cuts_made = max(message.cut for message in requests.values())
         self._cut_requests = {}
         out: list[Output] = [self._reply(message, []) for message in requests.values()]
-        before, self._saved_at = self._saved_at, self.core.members.pushes
+        before, self._saved_at = (
+            self._saved_at,
+            max(self._saved_at, *(message.version for message in requests.values())),
+        )
         return out if self._saved_at == before else [self.core.checkpoint(self._saved_at), *out]
 
     def _open(self, message: wire.Message) -> list[Output]:

@@ -62,7 +62,8 @@ Output = Union[Reply, Save]
 class Member:
     """What a lane knows of one trainer. `push` is the one that is not applied, or not wholly applied, yet.
 
-    `declared` says whether it has made a table here, and so pushes to this lane.
+    `declared` says whether it has made a table here, and so pushes to this lane. `samples` are those of the open pass,
+    `pass_samples` those of the last whole one; `sharded` says that it takes its part of what every trainer reads.
     """
 
     attempt: int = 0
@@ -74,6 +75,9 @@ class Member:
     newest_pull: int = 0
     push: Push | None = None
     cut: int = 0
+    samples: int = 0
+    pass_samples: int = 0
+    sharded: bool = False
 
     @property
     def is_awaited(self) -> bool:
@@ -85,9 +89,21 @@ class Member:
         self.push = None
         self.pushed += 1
         self.cursor = (push.pass_, push.batch + 1)
+        self.samples += push.samples
+        self.sharded = bool(push.flags & wire.SHARDED)
         if push.flags & wire.LAST_OF_PASS:
             self.passes = max(self.passes, push.pass_ + 1)
             self.cursor = (push.pass_ + 1, 0)
+            self.samples, self.pass_samples = 0, self.samples
+
+    def farewell(self, rank: int, pass_: int) -> str:
+        """What the run does without, when it goes on without this trainer in the open pass."""
+        of = f" of {self.pass_samples:,}" if self.pass_samples else ""
+        done = f"the run goes on without trainer {rank}, which gave {self.samples:,}{of} samples of pass {pass_}"
+        if self.sharded:
+            return f"{done}: the rest of its share of this pass is left out, later passes are shared by the others"
+        a_pass = f"{self.pass_samples:,} samples a pass" if self.pass_samples else "its samples"
+        return f"{done}: the rest, and {a_pass} from then on, were on its node alone and are left out"
 
     def to_json(self, rank: int) -> dict[str, Any]:
         """The trainer's cursor, as checkpoints have it."""

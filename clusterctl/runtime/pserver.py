@@ -18,11 +18,11 @@ import zmq
 
 from clusterctl.runtime import memory
 from clusterctl.runtime.checkpoints import open_checkpoint
-from clusterctl.runtime.control import Control
+from clusterctl.runtime.control import Command, Control
 from clusterctl.runtime.core import ServerCore
 from clusterctl.runtime.environment import Environment, read_environment
 from clusterctl.runtime.errors import ProcessError, RuntimeFailure
-from clusterctl.runtime.members import CheckpointSource, ModelSource, Save
+from clusterctl.runtime.members import CheckpointSource, ModelSource, Output, Save
 from clusterctl.runtime.models import open_model
 from clusterctl.runtime.modes import Every, Mode
 from clusterctl.runtime.pieces import write_save
@@ -57,7 +57,7 @@ def serve(env: Environment) -> None:
     control: list[Control] = []
     pserver = PServer(env, lambda event, facts: control[0].send(event, **facts))
     try:
-        control.append(Control(env.control_fd, lambda command: pserver.finish() if command == "finish" else None))
+        control.append(Control(env.control_fd, pserver.obey))
         control[0].send("ready", ports=pserver.ports)
         say(f"pserver {env.rank}: ready on port {', '.join(map(str, pserver.ports))}")
         pserver.run()
@@ -97,6 +97,28 @@ class PServer:
     def finish(self) -> None:
         self.server.finish()
 
+    def obey(self, command: Command) -> None:
+        """What the supervisor says, in a thread of its own."""
+        name = command.get("cmd")
+        if name == "finish":
+            self.finish()
+        elif name == "epoch":
+            self._do(lambda core: core.begin_epoch(int(command["epoch"])))
+        elif name == "lost":
+            self._do(lambda core: self._lose(core, command["ranks"]))
+
+    def _lose(self, core: ServerCore, ranks: list[int]) -> list[Output]:
+        for rank in ranks if core.lane == 0 else ():
+            if rank in core.members.by_rank and not core.members[rank].left:
+                text = core.members[rank].farewell(rank, core.members.most_passes)
+                say(text)
+                self._tell_control("log", {"level": "warning", "message": text})
+        return core.lose(ranks)
+
+    def _do(self, errand: Callable[[ServerCore], list[Output]]) -> None:
+        for lane in self.server.lanes:
+            lane.do(errand)
+
     def close(self) -> None:
         closed = self.server.close()
         if self._sharing is not None:
@@ -114,12 +136,17 @@ class PServer:
         if staleness:
             counts = ", ".join(f"{age}: {count}" for age, count in sorted(staleness.items()))
             say(f"pserver {self._env.rank}: staleness of {sum(staleness.values())} pushes: {counts}")
+        if self._lost():
+            say(f"pserver {self._env.rank}: {self._lost()} pushes were lost with the pserver before this one")
         if refused:
             say(f"pserver {self._env.rank}: refused {refused} messages")
 
     def _staleness(self) -> Counter[int]:
         """How many pushes were how stale. Other threads count on meanwhile: `dict` takes a copy at once."""
         return sum((Counter(dict(lane.core.turns.staleness)) for lane in self.server.lanes), Counter())
+
+    def _lost(self) -> int:
+        return max(lane.core.turns.lost for lane in self.server.lanes)
 
     def _tell(self) -> None:
         now = time.monotonic()
@@ -133,6 +160,7 @@ class PServer:
                     tables.setdefault(table.spec.name, Counter()).update(table.counters())
         facts: dict[str, Any] = {"tables": [{"name": name, **counts} for name, counts in tables.items()]}
         facts["staleness"] = sorted(self._staleness().items())
+        facts["lost"] = self._lost()
         self._tell_control("step", facts)
 
     def _open(self, lane: int, restored: CheckpointSource | None) -> Lane:
@@ -151,6 +179,8 @@ class PServer:
             open_model=self._open_model,
             restored=restored,
             lender=self._sharing,
+            epoch=int(env.spec.get("epoch", 0)),
+            gone={int(rank): int(step) for rank, step in env.spec.get("recover", {}).get("left", {}).items()},
         )
         return Lane(core, router, self._take, env.secure, self._sharing, self._tell)
 
@@ -169,7 +199,9 @@ class PServer:
 
 
 def _restored(env: Environment) -> CheckpointSource | None:
-    resume = env.spec.get("resume")
+    resume, recover = env.spec.get("resume"), env.spec.get("recover")
+    if recover:  # in this very run
+        return None if recover["tag"] is None else open_checkpoint(env.checkpoint_dir / str(recover["tag"]))
     return None if resume is None else open_checkpoint(env.job_dir / str(resume["dir"]))
 
 

@@ -50,6 +50,12 @@ class SaveBook:
         """Whether a tag is asked for and not `writing` yet."""
         return bool(self._asked)
 
+    def ask_for_all(self, tag: str) -> None:
+        """Nobody is there to ask for `tag`, which is to be saved all the same."""
+        if tag not in self._done and tag not in self.writing:
+            self._asked.setdefault(tag, set())
+            self._at_once.add(tag)
+
     def due(self, active: set[int], force: bool) -> list[tuple[str, bool]]:
         """The tags to write now, which are `writing` until `finish`, and whether all trainers ended a pass with it.
 

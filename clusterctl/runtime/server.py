@@ -36,7 +36,7 @@ _ENDING_S = 2.0  # for what a lane does at the moment when all must end
 
 
 class Lane:
-    """Handles the messages of one lane until `finish`; everything but `finish` and `saved` belongs to its thread.
+    """Handles the messages of one lane until `finish`; everything but `finish`, `saved` and `do` belongs to its thread.
 
     `on_save(lane, save)` takes copies of the lane's tables; it may block. `sharing` reads what is in shared memory.
     `on_second` is called about once a second, as long as messages come.
@@ -62,7 +62,7 @@ class Lane:
         self._routes: dict[int, bytes] = {}
         self._ranks: dict[bytes, int] = {}
         self._arrived: dict[tuple[int, int], float] = {}
-        self._saved: queue.SimpleQueue[str] = queue.SimpleQueue()
+        self._errands: queue.SimpleQueue[Callable[[ServerCore], list[Output]]] = queue.SimpleQueue()
         self._finishing = False
         self._lock = threading.Lock()
         self._on_second = on_second
@@ -83,7 +83,11 @@ class Lane:
 
     def saved(self, tag: str) -> None:
         """The file of `tag` is in place. From any thread."""
-        self._saved.put(tag)
+        self.do(lambda core: core.saved(tag))
+
+    def do(self, errand: Callable[[ServerCore], list[Output]]) -> None:
+        """Lets the lane's thread do something with its core. From any thread."""
+        self._errands.put(errand)
         self._ring()
 
     def run(self) -> None:
@@ -101,8 +105,8 @@ class Lane:
 
     def _receive(self, frames: Sequence[zmq.Frame]) -> None:
         if len(frames) == 2 and len(frames[1]) == 0:
-            while not self._saved.empty():
-                self._send(self.core.saved(self._saved.get()))
+            while not self._errands.empty():
+                self._send(self._errands.get()(self.core))
             return
         route = frames[0].bytes
         try:
@@ -200,17 +204,18 @@ class Server:
     def run(self) -> None:
         threads = [threading.Thread(target=self._run_lane, args=(lane,), daemon=True) for lane in self.lanes]
         writer = threading.Thread(target=self._write_all, daemon=True)
-        for thread in (*threads, writer):
-            thread.start()
         ending_s: float | None = _ENDING_S
         try:
+            for thread in (*threads, writer):
+                thread.start()
             self._over.wait()
             ending_s = None if not self._failures else _ENDING_S
         finally:  # SIGTERM raises here
             for lane in self.lanes:
                 lane.finish()
             for thread in threads:
-                thread.join(ending_s)
+                if thread.ident is not None:
+                    thread.join(ending_s)
             self._is_used = any(thread.is_alive() for thread in threads)
         if self._failures:
             raise self._failures[0]

@@ -130,7 +130,9 @@ class Session:
         spec = TableSpec(name, kind, shape, rule, init, rows, self._load, retention)
         lanes = self.layout.places(kind)
         self._values.settle()
-        replies = self._client.ask(wire.CREATE, lanes, step=self._client.step, parts=[wire.json_part(spec.to_json())])
+        pass_ = self._next_pass if self._open_pass is None else self._open_pass
+        cursor = {"pass_": pass_, "batch": self._batch, "step": self._client.step, "cut": self._client.cut}
+        replies = self._client.ask(wire.CREATE, lanes, **cursor, parts=[wire.json_part(spec.to_json())])
         self._client.use(lanes)
         if self.rank == 0 and any(reply.json().get("initial") for reply in replies.values()):
             say(f"table {name!r} is not in {self._load}: it starts from its initial values")
@@ -183,6 +185,8 @@ class Session:
             self._save_pass()
             self._first_pass = self._first_pass if self._rejoins else self._next_pass
         self._rejoins = False
+        if self._client.left:  # an earlier attempt was done, and died at its very end
+            return
         first, self._first_pass = self._next_pass, self._first_pass + passes
         for pass_ in range(first, self._first_pass):
             self._open_pass = pass_
@@ -195,7 +199,8 @@ class Session:
 
     def _batches(self, reader: Reader, pass_: int, shard: bool, ahead: int) -> Iterator[Any]:
         rng = pass_rng(self.seed, self.rank, pass_, shard)
-        every, offset = (self.trainers, self.rank) if shard else (1, 0)
+        self._client.sharded = shard
+        every, offset = self._client.share_of(pass_) if shard else (1, 0)
         own = own_batches(reader, pass_, rng, every, offset)
         skip, self._skip = self._skip, 0
         turn = None
@@ -221,9 +226,8 @@ class Session:
     def _save_pass(self) -> None:
         self._progress.flush_log()
         pass_ = self._open_pass or 0
-        about = {"flags": wire.END_OF_PASS, "parts": [wire.json_part({"tag": f"pass-{pass_:05d}"})]}
         self._values.settle()
-        self._client.ask(wire.SAVE, self._client.used, **about)
+        self._client.end_pass(f"pass-{pass_:05d}")
         self._open_pass, self._next_pass, self._batch = None, pass_ + 1, 0
 
     def push(self, gradients: Mapping[Handle, Any], samples: int, loss: float | None = None) -> None:

@@ -32,6 +32,7 @@ class Turns:
         #: What replies tell of checkpoints: in sync the step at which the next one is made, else how many were due.
         self.cuts = 0
         self.cuts_made = 0
+        self.lost = 0
         self.staleness: Counter[int] = Counter()
         self._pulls: list[wire.Message] = []
 
@@ -76,6 +77,9 @@ class Turns:
     def join_late(self, message: wire.Message) -> None:
         """A trainer makes a table: it, or the run, may have taken steps elsewhere before this lane had any."""
 
+    def catch_up(self, rank: int, pushes: int, cursor: tuple[int, int]) -> None:
+        """A trainer has made so many pushes, and is at `cursor`, whether that is known here or not."""
+
     def cut(self, message: wire.Message) -> list[Output]:
         raise RefusedError("a sync job makes its checkpoints between steps")
 
@@ -84,6 +88,10 @@ class Turns:
 
     def pass_ended(self, moment: Save) -> list[Output]:
         """A checkpoint at the end of a pass is due; `moment` has copies made just now."""
+        return []
+
+    def someone_joined(self) -> list[Output]:
+        """A trainer has made a table: others may have waited for it."""
         return []
 
     def someone_left(self) -> list[Output]:

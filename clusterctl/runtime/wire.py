@@ -60,8 +60,8 @@ DENSE, IDS, ROWS, JSON, LATER, DENSE16, ROWS16, SAME = 1, 2, 3, 4, 5, 6, 7, 8
 INLINE, FRAME, SHARED = 0, 1, 2
 
 # Flags: of a push, "my last of this pass"; of a save, "at the end of a pass, when all trainers ask"; of a reply to a
-# push, "had been applied before".
-LAST_OF_PASS, END_OF_PASS, REPEATED = 1, 2, 4
+# push, "had been applied before"; of a push, "from my part of batches that all trainers read".
+LAST_OF_PASS, END_OF_PASS, REPEATED, SHARDED = 1, 2, 4, 8
 
 #: The version that a pull names when it takes whatever is newest.
 NEWEST = 2**64 - 1

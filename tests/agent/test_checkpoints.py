@@ -12,8 +12,8 @@ import pytest
 from agent.nodes import ask, asked
 from clusterctl.agent import start
 from clusterctl.agent.checkpoints import carry_on, drop_manifests, remove_older, set_aside_later
+from clusterctl.agent.decisions import WriteManifest
 from clusterctl.agent.files import write_json
-from clusterctl.agent.lead import WriteManifest
 from clusterctl.agent.paths import JobPaths, RunPaths
 from clusterctl.agent.saves import Saves
 from clusterctl.errors import NodeError

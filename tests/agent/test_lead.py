@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from agent.plays import GRACE_S, NODE_GRACE_S, PHASES, Play
-from clusterctl.agent.lead import MOST_ATTEMPTS, STOP_MARGIN_S, SUSPECT_S, Tell
+from clusterctl.agent.decisions import Tell
+from clusterctl.agent.lead import MOST_ATTEMPTS, STOP_MARGIN_S, SUSPECT_S
 
 
 def test_a_run_without_trouble_goes_through_all_phases_and_succeeds() -> None:
@@ -36,7 +37,7 @@ def test_trainers_start_only_when_every_pserver_is_ready_and_learn_their_address
     spawn = [action.message for action in play.actions if isinstance(action, Tell)][-1]
     hosts = ["host:7000", "host:7001", "host:7002"]
     endpoints = {f"pserver{rank}": host for rank, host in enumerate(hosts)}
-    assert spawn == {"do": "spawn", "attempt": 1, "role": "trainer", "pservers": hosts, "endpoints": endpoints}
+    assert spawn == {"do": "spawn", "epoch": 0, "role": "trainer", "pservers": hosts, "endpoints": endpoints}
 
 
 def last_order(play: Play) -> dict[str, Any]:
@@ -61,26 +62,27 @@ def test_when_a_port_is_taken_by_another_all_begin_again_with_other_ports() -> N
     play.says(0, "hello", endpoints={"trainer0": "a:7164"})
     play.running(1)
     play.exits("trainer", 0, 1, port_taken=True)
-    assert last_order(play) == {"do": "again", "attempt": 2}
-    play.says(0, "idle", attempt=1)
+    again = last_order(play)
+    assert (again["do"], again["epoch"], again["attempts"]) == ("again", 1, {"trainer0": 2, "trainer1": 2})
+    play.says(0, "idle", epoch=0, attempts={"trainer0": 1})
     play.says(1, "running", role="trainer", rank=1, attempt=1)
-    play.says(1, "hello", attempt=2)
+    play.says(1, "hello", epoch=1)
     assert play.lead.phase == "gathering"
-    play.says(0, "hello", attempt=2, endpoints={"trainer0": "a:7165"})
+    play.says(0, "hello", epoch=1, endpoints={"trainer0": "a:7165"})
     assert last_order(play)["endpoints"] == {"trainer0": "a:7165"}
-    assert last_order(play)["attempt"] == 2
+    assert last_order(play)["epoch"] == 1
     for rank in (0, 1):
         play.says(rank, "running", role="trainer", rank=rank, attempt=2)
         play.exits("trainer", rank)
-        play.says(rank, "idle", attempt=2)
+        play.says(rank, "idle", epoch=1, attempts={f"trainer{rank}": 2})
     assert play.ended()["state"] == "succeeded"
 
 
 def test_ports_that_are_always_taken_fail_the_run_in_the_end() -> None:
     play = Play(nodes=2, processes=TORCH)
-    for attempt in range(1, MOST_ATTEMPTS + 1):
-        play.says(0, "hello", attempt=attempt)
-        play.says(1, "hello", attempt=attempt)
+    for epoch in range(MOST_ATTEMPTS):
+        play.says(0, "hello", epoch=epoch)
+        play.says(1, "hello", epoch=epoch)
         assert play.lead.phase == "trainers"
         play.exits("trainer", 0, 1, port_taken=True)
     play.says(0, "idle")

@@ -9,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agent.plays import GRACE_S, NODE_GRACE_S, one_each
-from clusterctl.agent.lead import STOP_MARGIN_S, Action, Finish, Lead, Note, Tell
+from clusterctl.agent.decisions import Action, Finish, Note, Policy, Tell
+from clusterctl.agent.lead import STOP_MARGIN_S, Lead
 
 MOVES = ("deliver", "obey", "progress", "good_exit", "bad_exit", "port_taken", "term", "crash", "cut_off", "time")
 WEIGHTS = {"deliver": 6, "obey": 6, "progress": 6, "good_exit": 3}
@@ -27,23 +28,27 @@ class Supervisor:
         self.words: deque[dict[str, Any]] = deque()
         self.stopping = self.finishing = self.idle = self.dead = False
         self.ends = 0
-        self.attempt = 1
+        self.epoch = 0
+        self.attempts = dict.fromkeys(processes, 1)
         self.say({"do": "hello"})
 
-    def say(self, word: dict[str, Any]) -> None:
-        self.words.append({**word, "attempt": self.attempt})
+    def say(self, word: dict[str, Any], key: Key | None = None) -> None:
+        about = (
+            {"epoch": self.epoch} if key is None else {"role": key[0], "rank": key[1], "attempt": self.attempts[key]}
+        )
+        self.words.append({**word, **about})
 
     def obey(self, order: dict[str, Any]) -> None:
         if order["do"] == "spawn" and not self.stopping:
-            for key in self.states:
-                if key[0] == order["role"]:
+            for key, state in self.states.items():
+                if key[0] == order["role"] and state == "waiting":
                     self.states[key] = "live"
         elif order["do"] == "again" and not self.stopping:
-            for key in self.live():
-                self.exit(key, -15, stopping=True)
-            self.attempt, self.idle = order["attempt"], False
-            self.states = dict.fromkeys(self.states, "waiting")
+            self.epoch = order["epoch"]
+            self.renew({key: n for key in self.states if (n := order["attempts"].get(f"{key[0]}{key[1]}"))}, "waiting")
             self.say({"do": "hello"})
+        elif order["do"] == "respawn" and not self.stopping:
+            self.renew({(order["role"], order["rank"]): order["attempt"]}, "live")
         elif order["do"] == "stop":
             self.stop()
         elif order["do"] == "finish":
@@ -51,6 +56,15 @@ class Supervisor:
             self.settle()
         elif order["do"] == "end":
             self.ends += 1
+
+    def renew(self, attempts: dict[Key, int], state: str) -> None:
+        self.idle = False
+        for key in set(self.live()) & set(attempts):
+            self.exit(key, -15, stopping=True)
+        for key, attempt in attempts.items():
+            assert attempt > self.attempts[key]
+            self.attempts[key], self.states[key] = attempt, state
+        self.idle = False
 
     def stop(self) -> None:
         self.stopping = True
@@ -60,7 +74,8 @@ class Supervisor:
     def settle(self) -> None:
         if not self.idle and all(state == "over" for state in self.states.values()):
             self.idle = True
-            self.say({"do": "idle", "stopping": self.stopping})
+            attempts = {f"{role}{rank}": n for (role, rank), n in self.attempts.items()}
+            self.say({"do": "idle", "stopping": self.stopping, "attempts": attempts})
 
     def term(self) -> None:
         self.words.append({"do": "stop_wanted"})
@@ -72,24 +87,24 @@ class Supervisor:
     def progress(self, key: Key) -> None:
         self.states[key] = "up"
         if key[0] == "pserver":
-            self.say({"do": "ready", "rank": key[1], "endpoint": f"h:{key[1]}"})
+            self.say({"do": "ready", "endpoint": f"h:{key[1]}"}, key)
         else:
-            self.say({"do": "running", "role": "trainer", "rank": key[1]})
+            self.say({"do": "running"}, key)
 
     def exit(self, key: Key, code: int, *, stopping: bool = False, port_taken: bool = False) -> None:
         if key[0] == "trainer" and code == 0 and self.states[key] == "live":
             self.progress(key)
         self.states[key] = "over"
         news = {"exit_code": code, "stopping": stopping or self.stopping, "port_taken": port_taken}
-        self.say({"do": "exited", "role": key[0], "rank": key[1], "message": "", "tail": [], **news})
+        self.say({"do": "exited", "message": "", "tail": [], **news}, key)
         self.settle()
 
 
 class World:
-    def __init__(self, nodes: int) -> None:
+    def __init__(self, nodes: int, policy: Policy) -> None:
         self.now = 0.0
         processes = one_each(nodes)
-        self.lead = Lead(processes, range(nodes), now=0.0, node_grace_s=NODE_GRACE_S, grace_s=GRACE_S)
+        self.lead = Lead(processes, range(nodes), now=0.0, node_grace_s=NODE_GRACE_S, grace_s=GRACE_S, policy=policy)
         self.supervisors = [
             Supervisor(n, [(role, k) for role, k, node in processes if node == n]) for n in range(nodes)
         ]
@@ -180,10 +195,20 @@ class World:
             self.beat()
 
 
-@settings(max_examples=250, deadline=None)
-@given(nodes=st.integers(1, 4), lots=st.lists(st.integers(0, 10_000), max_size=150))
-def test_every_run_ends_once_and_nothing_starts_after_a_stop(nodes: int, lots: list[int]) -> None:
-    world = World(nodes)
+POLICIES = st.builds(
+    Policy,
+    restarts=st.builds(lambda n: {"pserver": n, "trainer": n}, st.integers(0, 3)),
+    on_trainer_loss=st.sampled_from(("fail", "shrink")),
+    together=st.booleans(),
+    whole=st.sampled_from((False, False, True)),
+    time_limit_s=st.none(),
+)
+
+
+@settings(max_examples=400, deadline=None)
+@given(nodes=st.integers(1, 4), policy=POLICIES, lots=st.lists(st.integers(0, 10_000), max_size=150))
+def test_every_run_ends_once_and_nothing_starts_after_a_stop(nodes: int, policy: Policy, lots: list[int]) -> None:
+    world = World(nodes, policy)
     for lot in lots:
         world.move(lot)
     world.to_the_end()
@@ -193,9 +218,10 @@ def test_every_run_ends_once_and_nothing_starts_after_a_stop(nodes: int, lots: l
     assert len(finishes) == len(ended) == 1, world.lead.phase
     orders = [action.message["do"] for action in world.actions if isinstance(action, Tell)]
     assert orders[-1] == "end"
-    for last in ("stop", "finish"):
-        assert orders.count(last) <= 1
-        assert "spawn" not in orders[orders.index(last) :] if last in orders else True
+    assert orders.count("stop") <= 1
+    starts = {"spawn", "respawn", "again"}
+    assert not starts & set(orders[orders.index("stop") :]) if "stop" in orders else True
+    assert orders.count("finish") <= 1 + orders.count("again")
     assert orders.count("spawn") <= 2 * (1 + orders.count("again"))
     assert all(supervisor.ends == 1 for supervisor in world.living())
     assert not any(supervisor.live() for supervisor in world.living()), "a process lives on after the end"

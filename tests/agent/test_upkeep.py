@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agent.plays import Play
-from clusterctl.agent.lead import DropManifests, Tell
+from clusterctl.agent.decisions import DropManifests, Tell
 from clusterctl.agent.upkeep import Best, Known, Logged, Upkeep
 
 AUC = Best("auc", "max")

@@ -193,8 +193,8 @@ def test_making_a_setting_available_changes_one_word() -> None:
 
 
 def test_restarts_default_to_none_at_all_for_other_engines() -> None:
-    assert from_values({"HOSTS": ["h"]}).restarts == 3
-    assert from_values({"HOSTS": ["h"], "ENGINE": "none"}).restarts == 0
+    assert from_values({"HOSTS": ["h"]}).restarts == {"pserver": 3, "trainer": 3}
+    assert set(from_values({"HOSTS": ["h"], "ENGINE": "none"}).restarts.values()) == {0}
 
 
 @pytest.mark.parametrize("text", ["sync", "async", "ssp(0)", "ssp(4)", "geo(25)"])

@@ -1,0 +1,62 @@
+"""Which nodes are here, silent, lost or waited for. Pure: signs of life and the time go in."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+SUSPECT_S = 3.0
+
+
+class Membership:
+    """`here` have said hello; `idle` have no process; of the `lost` nothing is expected; the `awaited` may return."""
+
+    def __init__(self, nodes: Iterable[int], now: float, suspect_s: float, grace_s: float) -> None:
+        self.here: set[int] = set()
+        self.idle: set[int] = set()
+        self.lost: set[int] = set()
+        self.awaited: set[int] = set()
+        self._suspect: set[int] = set()
+        self._heard = dict.fromkeys(nodes, now)
+        self._suspect_s = suspect_s
+        self._grace_s = grace_s
+
+    @property
+    def nodes(self) -> set[int]:
+        return set(self._heard)
+
+    @property
+    def absent(self) -> set[int]:
+        """Who cannot be told anything now."""
+        return self.lost | self.awaited
+
+    def hear(self, node: int, now: float) -> bool:
+        """A sign of life; whether it had been missed."""
+        self._heard[node] = now
+        missed = node in self._suspect or node in self.awaited
+        self._suspect.discard(node)
+        self.awaited.discard(node)
+        return missed and node not in self.lost
+
+    def look(self, now: float) -> Iterator[tuple[int, float, bool]]:
+        """(node, seconds of silence, whether it is over) of those whose silence means something new."""
+        for node, heard in self._heard.items():
+            silent_s = now - heard
+            if node in self.absent or node in self.idle:
+                continue
+            if silent_s > self._grace_s:
+                yield node, silent_s, True
+            elif silent_s > self._suspect_s and node not in self._suspect and node in self.here:
+                self._suspect.add(node)
+                yield node, silent_s, False
+
+    def wait_for(self, node: int) -> None:
+        self.awaited.add(node)
+        self.idle.discard(node)
+
+    def give_up_waiting(self) -> None:
+        """Nobody is waited for any more, and nothing was started where nobody said hello."""
+        self.lost |= self.awaited | (self.nodes - self.here)
+        self.awaited.clear()
+
+    def all_idle(self) -> bool:
+        return self.idle | self.lost >= self.nodes

@@ -1,0 +1,114 @@
+"""Kill -9 of a pserver or a trainer while a run goes on: it goes on, and the model is that of an undisturbed run."""
+
+from __future__ import annotations
+
+import random
+import re
+from typing import Any
+
+import numpy as np
+import pytest
+
+from clusterctl.runtime import load_model
+from support.site import Site
+
+QUICK = {"PSERVERS": 2, "TRAINERS": 3, "SAVE_EVERY": 7, "KEEP": 2}
+STEPS = 60
+# With the arguments KIND, STEP and STEP..., the first attempt of trainer 0 kills a process of that kind at each step.
+TRAIN = """
+import os, random, signal, sys
+import numpy as np
+from clusterctl.runtime import connect, Adagrad, Adam, uniform, zeros
+
+kind, *at = sys.argv[1:] if len(sys.argv) > 1 else [""]
+at = {int(step) for step in at}
+words = {"trainer": "train.py", "pserver": "clusterctl.runtime.pserver", "self": "train.py"}.get(kind)
+
+def read(pid, name):
+    try:
+        with open(f"/proc/{pid}/{name}", "rb") as file:
+            return file.read().decode(errors="replace").replace(chr(0), " ")
+    except OSError:
+        return ""
+
+def kill(step):
+    with open(f"killed-{step}", "a") as file:  # once, whoever comes to this step again
+        if file.tell():
+            return
+        file.write("done")
+    nodes = os.getcwd().partition("/node0/")[0]
+    pids = [pid for pid in os.listdir("/proc") if pid.isdigit() and words in read(pid, "cmdline")]
+    pids = [int(pid) for pid in pids if nodes in read(pid, "environ")]
+    os.kill(os.getpid() if kind == "self" else random.choice(pids), signal.SIGKILL)
+
+def reader(pass_, rng):
+    for number in range(20 * pass_, 20 * pass_ + 20):
+        x = rng.standard_normal((32, 4), dtype=np.float32)
+        yield number, x, x @ np.arange(4, dtype=np.float32), rng.integers(-500, 500, 64)
+
+with connect() as ps:
+    w = ps.dense("w", shape=(4,), rule=Adam(0.05), init=zeros())
+    wide = ps.dense("wide", shape=(3, 70_000), rule=Adagrad(0.1), init=uniform(0.1))
+    emb = ps.embedding("e", dim=3, rule=Adagrad(0.1), init=uniform(0.1))
+    for number, x, y, ids in ps.steps(reader, passes=3):
+        if ps.rank == 0 and number in at:
+            kill(number)
+        error = x @ w.value - y
+        rows = emb.pull(ids)
+        slope = {w: x.T @ error / len(x), emb: (ids, rows), wide: wide.value * np.float32(0.1)}
+        ps.push(slope, samples=len(x), loss=float((error ** 2).mean()))
+"""
+
+
+def model_of(site: Site, job: str) -> dict[str, Any]:
+    site.ok("collect", job, "-o", "home")
+    return load_model(site.directory / "home" / "model")
+
+
+def assert_same(model: dict[str, Any], expected: dict[str, Any]) -> None:
+    assert sorted(model) == sorted(expected) == ["e", "w", "wide"]
+    for name in ("w", "wide"):
+        assert model[name].tobytes() == expected[name].tobytes(), name
+    assert [array.tobytes() for array in model["e"]] == [array.tobytes() for array in expected["e"]]
+
+
+@pytest.fixture(scope="module")
+def expected(embedded_site: Site, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    site = embedded_site
+    site.directory = tmp_path_factory.mktemp("undisturbed")
+    site.conf_path = site.directory / "conf.py"
+    site.conf(**QUICK)
+    job = site.dispatch(TRAIN)
+    site.ok("start", "--job_workspace", job)
+    return model_of(site, job)
+
+
+@pytest.mark.parametrize("kind", ["pserver", "trainer", "self"])
+def test_after_kills_in_sync_mode_the_model_is_that_of_an_undisturbed_run(
+    site: Site, expected: dict[str, Any], kind: str
+) -> None:
+    site.conf(**QUICK)
+    job = site.dispatch(TRAIN)
+    steps = [str(step) for step in random.sample(range(1, STEPS), 2)]
+    done = site.ok("start", "--job_workspace", job, "--", kind, *steps)
+    site.assert_nothing_left(job)
+    assert_same(model_of(site, job), expected)
+    assert site.status(job)["state"] == "succeeded", done.out
+
+
+@pytest.mark.parametrize("mode", ["async", "ssp(3)", "geo(5)"])
+def test_outside_of_sync_mode_only_the_pserver_goes_back_and_what_was_lost_is_said(site: Site, mode: str) -> None:
+    site.conf(**{**QUICK, "SAVE_EVERY": "1 pass"}, MODE=mode)
+    job = site.dispatch(TRAIN)
+    done = site.ok("start", "--job_workspace", job, "--", "pserver", "57")
+    site.assert_nothing_left(job)
+    assert "ended by signal 9 (killed): starts again in 1 s (restart 1 of 3)" in done.out
+    assert re.search("pserver[01] begins again from (checkpoint step-|the beginning)", done.out)
+    words = site.ok("logs", job, "--role", "pserver").out
+    assert re.search(r"\b[1-9][0-9]* pushes were lost with the pserver before this one", words), words
+    passes = re.findall(r"trainer0@node0  pass (\d): (\d+) steps", done.out)
+    assert [steps for _, steps in passes[:2]] == ["20", "20"]
+    assert len(passes) == 3, "trainers go on where they were"
+    assert int(passes[2][1]) < 20
+    model = model_of(site, job)
+    assert np.abs(model["w"] - np.arange(4)).max() < 0.5
