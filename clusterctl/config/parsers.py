@@ -60,17 +60,6 @@ def whole(minimum: int, maximum: int | None = None) -> Parser[int]:
     return parse
 
 
-def restarts(value: object) -> dict[str, int]:
-    """A number for every role, or one for each."""
-    count = whole(0)
-    if not isinstance(value, Mapping):
-        return dict.fromkeys(("pserver", "trainer"), count(value))
-    unknown = sorted(set(value) - {"pserver", "trainer"})
-    if unknown:
-        raise ValueError(f'has "pserver" and "trainer", not {shown(unknown[0])}')
-    return {"pserver": count(value.get("pserver", 0)), "trainer": count(value.get("trainer", 0))}
-
-
 def _numeric(value: object) -> bool:
     return isinstance(value, str) and value.strip().isdecimal()
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from clusterctl.config.hosts import Host
-from clusterctl.config.values import Best, Every, Mode
+from clusterctl.config.values import Best, Every, Mode, Restarts
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class Settings:
     heartbeat_s: float
     node_grace_s: float
     grace_s: float
-    restarts: Mapping[str, int]
+    restarts: Restarts
     on_trainer_loss: str
     save_every: Every
     keep: int

@@ -25,12 +25,11 @@ from clusterctl.config.parsers import (
     local_path,
     optional,
     remote_root,
-    restarts,
     seconds,
     text,
     whole,
 )
-from clusterctl.config.values import Best, Every, Mode
+from clusterctl.config.values import Best, Every, Mode, Restarts
 
 YES: Final = True
 NOT_YET: Final = False
@@ -135,7 +134,7 @@ TABLE: Final[tuple[Setting, ...]] = (
     Setting("GRACE_S", seconds(0), 10, "how long a process has to end before it is killed"),
     Setting(
         "RESTARTS",
-        restarts,
+        Restarts.parse,
         3,
         'how often a process may be restarted within an hour, or {"pserver": 1, "trainer": 5} (0 for other engines)',
     ),
@@ -144,7 +143,6 @@ TABLE: Final[tuple[Setting, ...]] = (
         choice("fail", "shrink", "wait"),
         "fail",
         '"fail", "shrink" or "wait", once RESTARTS are spent',
-        available=("fail", "shrink"),
     ),
     Setting("STALL_S", seconds(1), 600, "after how long without a step a process is stalled", available=NOT_YET),
     Setting(

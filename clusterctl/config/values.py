@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 _UNITS = {"pass": "pass", "passes": "pass", "step": "steps", "steps": "steps", "s": "s"}
 
@@ -52,6 +54,22 @@ class Every:
         if not match or int(match[1]) == 0 or match[2] not in _UNITS:
             raise ValueError('must be like "1 pass", "500 steps" or "600 s"; a bare number is steps')
         return cls(int(match[1]), _UNITS[match[2]])
+
+
+class Restarts(NamedTuple):
+    """How often a process of each role may be started again within an hour."""
+
+    pserver: int
+    trainer: int
+
+    @classmethod
+    def parse(cls, value: object) -> Restarts:
+        """Takes 3, or {"pserver": 1, "trainer": 5}; raises ValueError otherwise."""
+        given = value if isinstance(value, Mapping) else dict.fromkeys(cls._fields, value)
+        numbers: list[Any] = [given.get(role, 0) for role in cls._fields]
+        if not set(given) <= set(cls._fields) or any(type(n) is not int or n < 0 for n in numbers):
+            raise ValueError('must be a whole number from 0 up, or {"pserver": 1, "trainer": 5}')
+        return cls(*numbers)
 
 
 @dataclass(frozen=True)

@@ -116,7 +116,7 @@ class LaunchPlan:
             "resume": resume,
             "env": dict(node.env),
             "processes": [process.to_json() for process in self.on(node)],
-            "restarts": dict(settings.restarts),
+            "restarts": settings.restarts._asdict(),
             "on_trainer_loss": settings.on_trainer_loss,
             "time_limit_s": settings.time_limit_s,
             "whole": not self._restarts_one_by_one(),

@@ -96,8 +96,8 @@ ACCEPTED: list[tuple[str, object, object]] = [
     ("HEARTBEAT_S", 0.2, 0.2),
     ("NODE_GRACE_S", 5, 5.0),
     ("GRACE_S", 0, 0.0),
-    ("RESTARTS", 0, 0),
-    ("RESTARTS", 3, 3),
+    ("RESTARTS", 0, Restarts(0, 0)),
+    ("RESTARTS", {"trainer": 5}, Restarts(0, 5)),
     ("SAVE_EVERY", "1 pass", Every(1, "pass")),
     ("ON_NAN", "warn", "warn"),
 ]
@@ -155,6 +155,8 @@ def test_a_right_value_is_parsed_to_one_form(name: str, value: object, parsed: o
         ("SAVE_EVERY", "0 steps", "must be like"),
         ("SAVE_EVERY", "1 passs", "must be like"),
         ("SAVE_EVERY", True, "must be like"),
+        ("RESTARTS", {"trainers": 1}, 'must be a whole number from 0 up, or {"pserver": 1, "trainer": 5}'),
+        ("RESTARTS", -1, "must be a whole number from 0 up"),
         ("KEEP_BEST", "auc", '= \'auc\': must be like "auc:max" or "loss:min"'),
         ("RELAY", "perhaps", '= \'perhaps\': must be "auto" or "always" or "never"'),
     ],
@@ -164,13 +166,9 @@ def test_a_wrong_value_is_refused_with_the_reason(name: str, value: object, mess
 
 
 NOT_BUILT: list[tuple[str, object]] = [
-    ("RESTARTS", 1),
-    ("ON_TRAINER_LOSS", "wait"),
-    ("ON_TRAINER_LOSS", "shrink"),
     ("STALL_S", 60),
     ("ON_STALL", "fail"),
     ("ON_NAN", "fail"),
-    ("TIME_LIMIT_S", 3600),
     ("MEMORY_LIMIT_MB", 1000),
     ("OPEN_FILES", 4096),
 ]
@@ -193,8 +191,8 @@ def test_making_a_setting_available_changes_one_word() -> None:
 
 
 def test_restarts_default_to_none_at_all_for_other_engines() -> None:
-    assert from_values({"HOSTS": ["h"]}).restarts == {"pserver": 3, "trainer": 3}
-    assert set(from_values({"HOSTS": ["h"], "ENGINE": "none"}).restarts.values()) == {0}
+    assert from_values({"HOSTS": ["h"]}).restarts == (3, 3)
+    assert from_values({"HOSTS": ["h"], "ENGINE": "none"}).restarts == (0, 0)
 
 
 @pytest.mark.parametrize("text", ["sync", "async", "ssp(0)", "ssp(4)", "geo(25)"])
