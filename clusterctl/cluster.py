@@ -108,7 +108,8 @@ class AgentCall:
 
     def _broken(self, line: bytes) -> ClusterctlError:
         """The program on the node ended, or something there prints what is not ours."""
-        if line:
+        torn = line.startswith(b"{") and not line.endswith(b"\n")
+        if line and not torn:
             text = line.decode(errors="replace").strip()[:200]
             hint = "does a start-up file of the shell print something? It must not without a terminal"
             return NodeError(f"the agent answered with {text!r}", node=self.node.label, hint=hint)

@@ -17,6 +17,7 @@ from clusterctl.agent.logs import LONGEST_LINE, READ_BYTES, LogWriter
 from clusterctl.agent.paths import log_stem
 from clusterctl.agent.processes import Identity, cpu_and_memory, identify, send_signal
 from clusterctl.agent.reactor import Reactor
+from clusterctl.agent.sanity import parse_event
 
 TAIL_LINES = 20
 TAIL_BYTES = 4096
@@ -124,11 +125,8 @@ class Child:
             self._said(line)
 
     def _said(self, line: bytes) -> None:
-        try:
-            message = json.loads(line)
-        except ValueError:
-            return
-        if isinstance(message, dict) and isinstance(message.get("event"), str):
+        message = parse_event(line)
+        if message is not None:
             self._on_message(self, message)
 
     def tell(self, message: Mapping[str, Any]) -> None:

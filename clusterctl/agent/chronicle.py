@@ -27,7 +27,7 @@ class Chronicle:
         self._node = node
         self._children = children
         self._now = now
-        self._seq = 0
+        self._seq = _last_number(run)
         self._events = run.events.open("ab", buffering=0)
         self._me = identify(os.getpid())
         self._told: Message = {"phase": None, "ended": None, "last_event": None, "killed": 0}
@@ -67,3 +67,11 @@ class Chronicle:
         }
         with contextlib.suppress(OSError):
             write_json(self._run.state, state, durable=False)
+
+
+def _last_number(run: RunPaths) -> int:
+    """The number of the last event that a supervisor before this one has written."""
+    try:
+        return len(run.events.read_bytes().splitlines())
+    except OSError:
+        return 0

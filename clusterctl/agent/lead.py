@@ -356,6 +356,8 @@ class Lead:
 
     def _brief(self, node: int) -> list[Action]:
         """A supervisor that knows nothing takes the place of one that is gone: what it has to do."""
+        if self.phase == "stopping":
+            return [Tell({"do": "stop", "cause": self._cause}, node)]
         if self.phase == "gathering":
             return [Tell(self._again(0.0), node)]
         keys = [key for key in sorted(self._of_role("trainer")) if self._node_of[key] == node]

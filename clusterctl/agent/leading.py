@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import secrets
 import socket
 import ssl
 from typing import Any, Callable
@@ -46,7 +47,10 @@ def policy_of(spec: dict[str, Any]) -> Policy:
 
 
 class RemoteLead:
-    """The lead is on another node. `on_order` gets its orders; `on_lost(why)` is called when it stays away."""
+    """The lead is on another node. `on_order` gets its orders; `on_lost(why)` is called when it stays away.
+
+    Where the run waits for lost nodes, this may be one: then `on_away(why)` is called, and it goes on dialling.
+    """
 
     def __init__(
         self,
@@ -55,6 +59,7 @@ class RemoteLead:
         spec: dict[str, Any],
         on_order: Callable[[Message], None],
         on_lost: Callable[[str], None],
+        on_away: Callable[[str], None],
     ) -> None:
         self._reactor = reactor
         self._address = (spec["lead"]["host"], int(spec["lead"]["port"]))
@@ -63,7 +68,10 @@ class RemoteLead:
         self._context = tls_context(run, server=False)
         self._on_order = on_order
         self._on_lost = on_lost
-        self._channel = Channel()
+        self._on_away = on_away
+        self._channel = Channel(secrets.token_hex(8))
+        self._patient = spec.get("on_trainer_loss") == "wait"
+        self._away = False
         self._link: Link | None = None
         self._heard = reactor.now()
         self._refusals = 0
@@ -85,7 +93,12 @@ class RemoteLead:
             self._link.send(self._channel.heartbeat())
         silent_s = self._reactor.now() - self._heard
         if silent_s > self._node_grace_s:
-            self._lose(f"nothing heard of the lead for {silent_s:.0f} s")
+            why = f"nothing heard of the lead for {silent_s:.0f} s"
+            if not self._patient:
+                self._lose(why)
+            elif not self._away:
+                self._away = True
+                self._on_away(why)
 
     def _lose(self, why: str) -> None:
         if not self._over:
@@ -131,7 +144,8 @@ class RemoteLead:
         if node != self._node:
             link.close(OSError(f"node{node} answers in the lead's place"))
             return
-        self._link, self._refusals, self._heard = link, 0, self._reactor.now()
+        self._link, self._refusals, self._heard, self._away = link, 0, self._reactor.now(), False
+        link.send(self._channel.heartbeat())
         for frame in self._channel.repeat():
             link.send(frame)
 
@@ -170,6 +184,7 @@ class LocalLead:
         self._context = tls_context(run, server=True)
         self._node = spec["node"]
         self._channels = {node: Channel() for node in spec["members"] if node != self._node}
+        self._names: dict[int, str] = {}  # of the supervisors that we know
         self._links: dict[int, Link] = {}
         self._broken_at: dict[int, float] = {}
         self._lead = Lead(
@@ -254,10 +269,18 @@ class LocalLead:
             old.close()
         self._links[node] = link
         self._broken_at.pop(node, None)
-        link.on_frame = lambda frame: self._frame(node, frame)
+        link.on_frame = lambda frame: self._first_frame(node, link, frame)
         link.on_closed = lambda error: self._closed(node, link)
-        for frame in self._channels[node].repeat():
-            link.send(frame)
+
+    def _first_frame(self, node: int, link: Link, frame: Message) -> None:
+        """Of a connection: another supervisor than the one before knows nothing of what was said to that."""
+        name = str(frame.get("i"))
+        if self._names.setdefault(node, name) != name:
+            self._names[node], self._channels[node] = name, Channel()
+        link.on_frame = lambda frame: self._frame(node, frame)
+        for waiting in self._channels[node].repeat():
+            link.send(waiting)
+        self._frame(node, frame)
 
     def _frame(self, node: int, frame: Message) -> None:
         now = self._reactor.now()

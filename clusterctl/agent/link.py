@@ -40,21 +40,25 @@ def peer_node(sock: ssl.SSLSocket) -> int:
 
 
 class Channel:
-    """Exactly-once, in-order messages over links that come and go. Pure: no clock, no socket."""
+    """Exactly-once, in-order messages over links that come and go. Pure: no clock, no socket.
 
-    def __init__(self) -> None:
+    A side with a `name` puts it into every frame (`"i"`), so that the other can tell it from one before it.
+    """
+
+    def __init__(self, name: str | None = None) -> None:
+        self._name = {} if name is None else {"i": name}
         self._sent = 0
         self._received = 0
         self._unacknowledged: deque[Message] = deque()
 
     def wrap(self, message: Message) -> Message:
         self._sent += 1
-        frame = {"s": self._sent, "a": self._received, "m": message}
+        frame = {"s": self._sent, "a": self._received, "m": message, **self._name}
         self._unacknowledged.append(frame)
         return frame
 
     def heartbeat(self) -> Message:
-        return {"a": self._received}
+        return {"a": self._received, **self._name}
 
     def accept(self, frame: Message) -> Message | None:
         """The message of a frame, or None for a heartbeat or a repetition."""

@@ -8,10 +8,11 @@ the next one to `train.log.2`: lower is older, and nothing is thrown away.
 from __future__ import annotations
 
 import bisect
+import contextlib
 import os
 import struct
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import BinaryIO, Callable, NamedTuple
 
@@ -86,37 +87,55 @@ class Line(NamedTuple):
 
 
 class LogReader:
-    """Reads one process's log from an offset, across rotation, while it grows."""
+    """Reads one process's log from `offset` on, across rotation, while it grows; it is what was given out up to."""
 
     def __init__(self, directory: Path, stem: str, offset: int = 0) -> None:
         self._directory = directory
         self._stem = stem
-        self._offset = offset
+        self.offset = offset
         self._rest = b""
         self._offsets: list[int] = []
         self._times: list[float] = []
 
     def files(self) -> list[tuple[int, Path]]:
         """(first offset, path) of every file of this log, oldest first."""
-        name = f"{self._stem}.log"
-        numbered = [p for p in self._directory.glob(f"{name}.*") if p.suffix[1:].isdigit()]
-        paths = [*sorted(numbered, key=lambda p: int(p.suffix[1:])), self._directory / name]
-        found, first = [], 0
-        for path in paths:
-            try:
-                size = path.stat().st_size
-            except FileNotFoundError:
-                continue
-            found.append((first, path))
-            first += size
-        return found
+        while True:
+            numbered = self._numbered()
+            found, first = [], 0
+            for path in (*numbered, self._live):
+                try:
+                    size = path.stat().st_size
+                except FileNotFoundError:
+                    continue
+                found.append((first, path))
+                first += size
+            if not self._has_rotated(numbered):
+                return found
+
+    @property
+    def _live(self) -> Path:
+        return self._directory / f"{self._stem}.log"
+
+    def _numbered(self) -> list[Path]:
+        """The full files, oldest first."""
+        found = (path for path in self._directory.glob(f"{self._live.name}.*") if path.suffix[1:].isdigit())
+        return sorted(found, key=lambda path: int(path.suffix[1:]))
+
+    def _has_rotated(self, numbered: Sequence[Path]) -> bool:
+        """Whether the live file became one more numbered one, so that its name may have meant another since."""
+        last = int(numbered[-1].suffix[1:]) if numbered else 0
+        return self._live.with_name(f"{self._live.name}.{last + 1}").exists()
+
+    def _end(self) -> int:
+        """The offset behind the last byte."""
+        files = self.files()
+        with contextlib.suppress(FileNotFoundError):
+            return files[-1][0] + files[-1][1].stat().st_size if files else 0
+        return self._end()
 
     def seek_tail(self, lines: int) -> None:
         """Moves to the start of the last `lines` lines."""
-        files = self.files()
-        if not files:
-            return
-        end = files[-1][0] + files[-1][1].stat().st_size
+        end = self._end()
         span = 4096
         while True:
             start = max(0, end - span)
@@ -130,7 +149,7 @@ class LogReader:
             cut = body.rfind(b"\n", 0, cut)
             if cut < 0:
                 break
-        self._offset = start + cut + 1 if lines else end
+        self.offset = start + cut + 1 if lines else end
 
     def _read_between(self, start: int, end: int) -> bytes:
         parts, at = [], start
@@ -143,11 +162,20 @@ class LogReader:
         return b"".join(parts)
 
     def _read_at(self, offset: int, count: int) -> bytes:
-        for first, path in reversed(self.files()):
+        while True:
+            numbered = self._numbered()
+            data = self._read_from(self.files(), offset, count)
+            if not self._has_rotated(numbered):
+                return data
+
+    @staticmethod
+    def _read_from(files: Sequence[tuple[int, Path]], offset: int, count: int) -> bytes:
+        for first, path in reversed(files):
             if offset >= first:
-                with path.open("rb") as f:
+                with contextlib.suppress(FileNotFoundError), path.open("rb") as f:
                     f.seek(offset - first)
                     return f.read(count)
+                break
         return b""
 
     def _time_of(self, offset: int) -> float:
@@ -169,7 +197,7 @@ class LogReader:
     def lines(self, *, final: bool) -> Iterator[Line]:
         """The complete lines from here to the present end; with `final` also a last one without newline."""
         while True:
-            data = self._read_at(self._offset + len(self._rest), READ_BYTES)
+            data = self._read_at(self.offset + len(self._rest), READ_BYTES)
             if not data:
                 break
             self._read_index()  # an entry is written before its data
@@ -192,6 +220,6 @@ class LogReader:
         self._rest = data[start:]
 
     def _line(self, text: bytes, length: int) -> Line:
-        t = self._time_of(self._offset)
-        self._offset += length
-        return Line(t, text, self._offset)
+        t = self._time_of(self.offset)
+        self.offset += length
+        return Line(t, text, self.offset)

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
 OPERATIONS = {
     "start": ("start", "start"),
+    "rejoin": ("start", "rejoin"),
     "check": ("probe", "check"),
     "setup": ("setup", "setup"),
     "stop": ("stop", "stop"),

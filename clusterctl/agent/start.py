@@ -10,6 +10,7 @@ import fcntl
 import json
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -21,10 +22,10 @@ from clusterctl.agent.addresses import find_address
 from clusterctl.agent.checkpoints import carry_on, set_aside_later
 from clusterctl.agent.facts import quick
 from clusterctl.agent.files import read_json, write_atomic, write_json
-from clusterctl.agent.jobs import find_job
+from clusterctl.agent.jobs import find_job, pick_run, read_state, supervisor_of
 from clusterctl.agent.paths import JobPaths, RunPaths
 from clusterctl.agent.ports import take_as_a_job
-from clusterctl.agent.processes import identify, wait_until
+from clusterctl.agent.processes import identify, is_alive, send_signal, wait_until
 from clusterctl.agent.protocol import AgentError, Peer
 from clusterctl.agent.reach import Target, answering, try_all
 from clusterctl.agent.venvs import find_for_job, in_environment
@@ -189,11 +190,34 @@ def _undo(run: RunPaths, previous: str | None, *, resumed: bool) -> None:
             kept.rename(place)
 
 
-def _launch(run: RunPaths, lock: int) -> dict[str, Any]:
+def rejoin(root: Path, request: dict[str, Any], peer: Peer) -> dict[str, Any]:
+    """Lets this node join a run that goes on without it, or start again what was given up here."""
+    job = find_job(root, request["ref"])
+    run = pick_run(job)
+    spec = read_json(run.spec) if run else None
+    if run is None or spec is None:
+        raise AgentError(f"{job.dir.name} has never been started here", kind="usage")
+    state = read_state(run)
+    who = supervisor_of(state)
+    about = {"job": job.dir.name, "run": run.run}
+    if state.get("ended"):
+        return {**about, "did": "ended", "state": state["ended"]["state"]}
+    if who is not None and is_alive(who):
+        send_signal(who, signal.SIGUSR1)
+        return {**about, "did": "told"}
+    if spec["node"] == spec["members"][0]:
+        raise AgentError("this node led the run, which has ended without it", hint="clusterctl start --resume")
+    if not run.tls.is_file():
+        raise AgentError("the keys of the run are gone from this node", hint="stop the job, then start --resume")
+    with JobLock(job) as lock:
+        return {**about, "did": "joined", **_launch(run, lock, "new")}
+
+
+def _launch(run: RunPaths, lock: int, *more: str) -> dict[str, Any]:
     """Leaves a supervisor behind, and returns what it reports when it is up."""
     read_end, write_end = os.pipe()
     entry = Path(__file__).with_name("entry.py")
-    arguments = ["supervisor", str(run.job.dir), run.run, str(lock), str(write_end)]
+    arguments = ["supervisor", str(run.job.dir), run.run, str(lock), str(write_end), *more]
     log_file = run.job.log / "supervisor.log"
     with log_file.open("ab") as log:
         process = subprocess.Popen(

@@ -41,6 +41,7 @@ END_POLL_S = 0.05
 NOT_OURS = ("SSH_CONNECTION", "SSH_CLIENT", "SSH_TTY", "SSH_AUTH_SOCK", "PWD", "OLDPWD", "SHLVL", "_")
 #: What pservers count: pushes by staleness, and of each sparse table rows, look-ups and so on.
 COUNTS = ("staleness", "tables", "lost")
+SIGNALS = (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)
 NOT_OVER = ("waiting", "restarting", *LIVE_STATES)
 WORKED_S = 60.0  # a program that lived so long has done something, even if it never spoke
 FROM_PROCESSES = ("ready", "step", "pass", "log", "saved", "nan")
@@ -50,9 +51,12 @@ Message = dict[str, Any]
 
 
 class Supervisor:
-    """`spec` is the contents of runs/RUN/spec.json; `lock_fd` holds the lock of the job directory."""
+    """`spec` is the contents of runs/RUN/spec.json; `lock_fd` holds the lock of the job directory.
 
-    def __init__(self, run: RunPaths, spec: Message, lock_fd: int, reactor: Reactor) -> None:
+    `new` says that it takes the place of a supervisor that is gone, while the run goes on.
+    """
+
+    def __init__(self, run: RunPaths, spec: Message, lock_fd: int, reactor: Reactor, *, new: bool = False) -> None:
         self.run = run
         self.spec = spec
         self.reactor = reactor
@@ -63,7 +67,8 @@ class Supervisor:
         self._pservers: tuple[str, ...] = ()
         self._endpoints: Endpoints = {}
         self._cores = len(os.sched_getaffinity(0))
-        self._epoch = 0
+        self._epoch = spec.get("epoch", 0)
+        self._new = new
         self._engine = ENGINES[spec["engine"]]
         self._ports = self._choose_ports()
         self.children = self._new_children()
@@ -72,7 +77,7 @@ class Supervisor:
         self._saves = Saves(run, spec, self._note, self._fail_node, self._say)
         self._leftovers = Leftovers(run, float(spec["grace_s"]), reactor, self.chronicle)
         self._guardian, self._lifeline = self._new_guardian()
-        reactor.on_signals((signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP), self._on_signal)
+        reactor.on_signals(SIGNALS, self._on_signal)
         reactor.every(SNAPSHOT_S, self.chronicle.write_state)
 
     def _choose_ports(self) -> Held:
@@ -105,7 +110,8 @@ class Supervisor:
                 self._saves.drop_manifests,
             )
         else:
-            self.lead = RemoteLead(self.reactor, self.run, self.spec, self._on_order, self._on_lead_lost)
+            hooks = (self._on_order, self._on_lead_lost, self._on_lead_away)
+            self.lead = RemoteLead(self.reactor, self.run, self.spec, *hooks)
         self._say_hello()
 
     def _say(self, word: Message) -> None:
@@ -113,7 +119,9 @@ class Supervisor:
 
     def _say_hello(self) -> None:
         endpoints = {name: self._endpoint(port) for name, port in self._ports.ports.items()}
-        self.lead.say({"do": "hello", "epoch": self._epoch, "endpoints": endpoints})
+        new = {"new": True} if self._new else {}
+        self._new = False
+        self.lead.say({"do": "hello", "epoch": self._epoch, "endpoints": endpoints, **new})
 
     def _endpoint(self, port: int) -> str:
         host = self.spec["address"]
@@ -332,7 +340,7 @@ class Supervisor:
         said = {key: value for key, value in message.items() if key not in OURS_IN_EVENTS}
         try:
             self._take(child, said)
-        except (KeyError, IndexError, TypeError, ValueError) as exc:
+        except (AttributeError, KeyError, IndexError, OverflowError, TypeError, ValueError) as exc:
             self._note({"event": "log", "level": "error", "message": f"a malformed {said['event']}: {exc!r}"}, child)
 
     def _take(self, child: Child, said: Message) -> None:
@@ -369,6 +377,8 @@ class Supervisor:
     def _on_signal(self, number: int) -> None:
         if number == signal.SIGCHLD:
             self._reap()
+        elif number == signal.SIGUSR1:
+            self.lead.say({"do": "rejoin"})
         elif number != signal.SIGHUP:
             self.lead.say({"do": "stop_wanted"})
             self.stop()
@@ -434,6 +444,13 @@ class Supervisor:
         self.stop()
         self._end_when_idle({"do": "end", "state": "failed", "cause": cause})
 
+    def _on_lead_away(self, why: str) -> None:
+        """The run waits for nodes that are cut off: processes end, and orders will say what begins again."""
+        self._note({"event": "suspect", "node": lead_node(self.spec), "message": f"{why}: waiting for it"})
+        for child in self.children:
+            child.state = "stopped" if child.alive else child.state
+        self._terminate(self.children)
+
     def _end_when_idle(self, message: Message) -> None:
         if self._cleared:
             self._end(message)
@@ -477,8 +494,11 @@ def is_number(value: object) -> bool:
 
 
 def main(argv: list[str]) -> None:
-    """`JOB_DIR RUN LOCK_FD REPORT_FD`: reports `{"up": {...}}` or `{"error": ...}` and lives until the run ends."""
-    job_dir, run_name, lock_fd, report_fd = argv
+    """`JOB_DIR RUN LOCK_FD REPORT_FD`: reports `{"up": {...}}` or `{"error": ...}` and lives until the run ends.
+
+    A fifth argument, `new`, says that it joins a run that goes on.
+    """
+    job_dir, run_name, lock_fd, report_fd, *new = argv
     run = JobPaths(Path(job_dir)).run(run_name)
     spec = read_json(run.spec)
     report = os.fdopen(int(report_fd), "w")
@@ -489,7 +509,7 @@ def main(argv: list[str]) -> None:
         if spec["node"] == lead_node(spec):
             listener = take_top(spec["address"], spec["port"])
         reactor = Reactor()
-        supervisor = Supervisor(run, spec, int(lock_fd), reactor)
+        supervisor = Supervisor(run, spec, int(lock_fd), reactor, new=bool(new))
         supervisor.chronicle.write_state()  # before anybody is told that there is a run to look at
         port = listener.getsockname()[1] if listener else None
         json.dump({"up": {"pid": os.getpid(), "port": port}}, report)

@@ -1,7 +1,8 @@
 """Reads a run's events and logs for the control machine, once or as they come.
 
-Streams are announced first: `{"streams": [{"role", "rank"}, ...], "run": ...}`. Lines follow in time order as
-`{"lines": [[time, stream, text, offset behind it], ...]}`, events as `{"events": [...], "at": offset}`.
+Streams are announced first: `{"streams": [{"role", "rank", "at"}, ...], "run": ...}`, each from the offset `at` on. Lines
+follow in time order as `{"lines": [[time, stream, text, offset behind it], ...]}`, events as `{"events": [...], "at":
+offset}`, and how many lines a budget held back as `{"held": [[stream, lines, offset behind them], ...]}`.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from clusterctl.agent.protocol import AgentError, Peer
 BATCH = 500
 POLL_S = 0.1
 HEARTBEAT_S = 2.0
+BURST_S = 10.0  # of a budget, which may be used at once
 
 
 class EventReader:
@@ -66,11 +68,13 @@ class Streams:
             LogReader(run.log, log_stem(p["role"], p["index"]), offsets.get(f"{p['role']}{p['rank']}", 0))
             for p in self.plans
         ]
-        self._match = _matcher(request.get("grep"))
+        match, speaker = _matcher(request.get("grep")), request.get("speaker")
+        self.speaks = [_is(speaker, p) for p in self.plans]
+        self._matches = [_matcher(None) if speaks else match for speaks in self.speaks]
         self._since = float(request.get("since") or 0)
 
     def announce(self) -> list[dict[str, Any]]:
-        return [{"role": p["role"], "rank": p["rank"]} for p in self.plans]
+        return [{"role": p["role"], "rank": p["rank"], "at": r.offset} for p, r in zip(self.plans, self.readers)]
 
     def lines(self, *, final: bool, tail: int | None = None) -> Iterator[list[Any]]:
         """New lines of all streams in time order, the last `tail` of each: [time, stream, text, offset behind]."""
@@ -81,13 +85,18 @@ class Streams:
 
     def _tagged(self, stream: int, lines: Iterable[Line]) -> Iterator[list[Any]]:
         for t, text, end in lines:
-            if t >= self._since and self._match(text):
+            if t >= self._since and self._matches[stream](text):
                 yield [t, stream, text.decode(errors="replace"), end]
 
 
 def _wanted(plan: dict[str, Any], request: dict[str, Any]) -> bool:
     role, rank = request.get("role"), request.get("rank")
     return (role is None or plan["role"] == role) and (rank is None or plan["rank"] == rank)
+
+
+def _is(speaker: dict[str, Any] | None, plan: dict[str, Any]) -> bool:
+    """Whether it is the process whose lines are wanted all, whatever those of others must match."""
+    return speaker is not None and plan["role"] == speaker["role"] and plan["rank"] == speaker["rank"]
 
 
 def _matcher(pattern: str | None) -> Callable[[bytes], object]:
@@ -123,21 +132,25 @@ def _send_lines(peer: Peer, rows: Iterable[list[Any]]) -> int:
 
 
 def follow(root: Path, request: dict[str, Any], peer: Peer) -> dict[str, Any]:
-    """Events and logs as they come, until the run has ended on this node. `budget` caps lines a second per node."""
+    """Events and logs as they come, until the run has ended on this node.
+
+    `budget` caps each process's lines a second; the `speaker` (`role`, `rank`, `budget`) has one of its own, and no
+    `grep`.
+    """
     run = _run(root, request)
     streams = Streams(run, request)
     events = EventReader(run.events, int(request.get("at") or 0))
-    peer.send({"run": run.run, "streams": streams.announce()})
     if request.get("tail") is not None and not request.get("offsets"):
         for reader in streams.readers:
             reader.seek_tail(request["tail"])
-    budget = Budget(request.get("budget"))
+    peer.send({"run": run.run, "streams": streams.announce()})
+    budgets = [Budget(request["speaker"]["budget"] if own else request.get("budget")) for own in streams.speaks]
     quiet_since = time.monotonic()
     while True:
         over = not is_alive(supervisor_of(read_state(run)))
-        sent = _send_events(peer, events) + (_send_lines(peer, budget.take(streams.lines(final=over))))
+        sent = _send_events(peer, events) + _send_within(peer, streams.lines(final=over), budgets)
         if over and not sent:
-            return {"node": describe(run.job, run.run), "at": events.offset, "skipped": budget.skipped}
+            return {"node": describe(run.job, run.run), "at": events.offset}
         if sent:
             quiet_since = time.monotonic()
         elif time.monotonic() - quiet_since > HEARTBEAT_S:
@@ -145,6 +158,26 @@ def follow(root: Path, request: dict[str, Any], peer: Peer) -> dict[str, Any]:
             quiet_since = time.monotonic()
         if not over:
             time.sleep(POLL_S)
+
+
+def _send_within(peer: Peer, rows: Iterable[list[Any]], budgets: list[Budget]) -> int:
+    """Sends what the streams' budgets allow, then what they held back, if any lines are wanted at all."""
+    held: dict[int, list[int]] = {}
+
+    def allowed() -> Iterator[list[Any]]:
+        for row in rows:
+            stream, end = row[1], row[3]
+            if budgets[stream].spend():
+                yield row
+            else:
+                count, _ = held.get(stream, (0, 0))
+                held[stream] = [count + 1, end]
+
+    sent = _send_lines(peer, allowed())
+    told = [[stream, *counted] for stream, counted in held.items() if budgets[stream].lines_per_s]
+    if told:
+        peer.send({"held": told})
+    return sent + len(told)
 
 
 def _send_events(peer: Peer, reader: EventReader) -> int:
@@ -155,27 +188,24 @@ def _send_events(peer: Peer, reader: EventReader) -> int:
 
 
 class Budget:
-    """Passes at most so many lines a second, and counts what it holds back."""
+    """Lines a second that may pass, and as many at once as in some seconds. None passes all, 0 none."""
 
     def __init__(self, lines_per_s: float | None) -> None:
-        self._rate = lines_per_s
-        self._left = lines_per_s or 0.0
+        self.lines_per_s = lines_per_s
+        self._left = self._most = (lines_per_s or 0.0) * BURST_S
         self._then = time.monotonic()
-        self.skipped = 0
 
-    def take(self, rows: Iterable[list[Any]]) -> Iterator[list[Any]]:
-        if self._rate is None:
-            yield from rows
-            return
-        now = time.monotonic()
-        self._left = min(self._rate, self._left + (now - self._then) * self._rate)
-        self._then = now
-        for row in rows:
-            if self._left >= 1:
-                self._left -= 1
-                yield row
-            else:
-                self.skipped += 1
+    def spend(self) -> bool:
+        """Whether one more line may pass now."""
+        if not self.lines_per_s:
+            return self.lines_per_s is None
+        if self._left < 1:
+            now = time.monotonic()
+            self._left = min(self._most, self._left + (now - self._then) * self.lines_per_s)
+            self._then = now
+        passes = self._left >= 1
+        self._left -= passes
+        return passes
 
 
 def _run(root: Path, request: dict[str, Any]) -> RunPaths:

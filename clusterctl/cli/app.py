@@ -169,6 +169,9 @@ def start(
     resume: Annotated[
         bool, typer.Option("--resume", help="Go on from the newest complete checkpoint of the job (default: newest).")
     ] = False,
+    rejoin: Annotated[
+        bool, typer.Option("--rejoin", help="Let nodes that a run waits for take part in it again.")
+    ] = False,
     detach: Annotated[bool, typer.Option("--detach", "-d", help="Return when all processes run.")] = False,
     plan: Annotated[bool, typer.Option("--plan", help="Print what would run where, and do nothing.")] = False,
     allow_partial: Annotated[
@@ -183,6 +186,11 @@ def start(
     """
     from clusterctl.cli.commands.start import start
 
+    if rejoin:
+        from clusterctl.cli.commands.rejoin import rejoin as join
+
+        join(context.obj, job_workspace)
+        return
     start(
         context.obj,
         job_workspace,
@@ -396,6 +404,7 @@ START_OPTIONS = (
     "--job-dispatch-package",
     "--engine",
     "--resume",
+    "--rejoin",
     "--detach",
     "--plan",
     "--allow-partial",

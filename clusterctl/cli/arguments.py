@@ -13,7 +13,6 @@ from clusterctl.errors import UsageError
 
 VALUE_OPTIONS = {"--conf": "conf", "--only": "only"}
 FLAGS = {"--json": "json", "--quiet": "quiet", "-q": "quiet", "--verbose": "verbose", "-v": "verbose"}
-NOT_YET = ("--resume", "--rejoin")
 
 
 @dataclass
@@ -72,8 +71,6 @@ def take_program_options(words: Sequence[str], known: Collection[str]) -> tuple[
         near = _one_edit_away(name, known)
         if near:
             raise UsageError(f"{name} is not an option; did you mean {near}?", hint="after -- it reaches the program")
-        if name in NOT_YET:
-            raise UsageError(f"{name} is not available in this version", hint="after -- it reaches the program")
         if not equals:
             raise UsageError(
                 f"{name} is not an option of start",

@@ -20,6 +20,7 @@ QUEUE_NEWS = 1000
 SILENCE_S = 20.0  # the agent speaks every two seconds
 RETRY_S = 1.0
 TICK_S = 0.25
+PASSING = ("deadline", "no_channel", "input_closed", AGENT_ENDED)
 
 
 @dataclass(frozen=True)
@@ -35,11 +36,15 @@ class LogLine:
 
 @dataclass(frozen=True)
 class News:
-    """What one node had to say: events, or log lines, or that it has ended, was lost, or is back."""
+    """What one node had to say: events, or log lines, or that it has ended, was lost, or is back.
+
+    `held`: (role, rank, lines) that were more than the budget, and came after those told before.
+    """
 
     node: Node
     events: tuple[Message, ...] = ()
     lines: tuple[LogLine, ...] = ()
+    held: tuple[tuple[str, int, int], ...] = ()
     ended: Message | None = None
     error: ClusterctlError | None = None
     back: bool = False
@@ -47,6 +52,9 @@ class News:
 
 @dataclass
 class _Cursor:
+    """What of a node is out of the iterator, or in its queue: where to go on."""
+
+    run: str | None
     at: int = 0
     offsets: dict[str, int] = field(default_factory=dict)
 
@@ -56,7 +64,8 @@ class Follower:
 
     def __init__(self, cluster: Cluster, nodes: Sequence[Node], job: str, run: str | None, **wanted: Any) -> None:
         self._cluster = cluster
-        self._request = {"op": "follow", "ref": job, "run": run, **wanted}
+        self._request = {"op": "follow", "ref": job, **wanted}
+        self._run = run
         self._news: queue.Queue[News] = queue.Queue(QUEUE_NEWS)
         self._over = threading.Event()
         self._threads = [
@@ -86,7 +95,7 @@ class Follower:
             yield news
 
     def _listen(self, node: Node) -> None:
-        cursor = _Cursor()
+        cursor = _Cursor(self._run)
         broken = False
         while not self._over.is_set():
             try:
@@ -104,23 +113,39 @@ class Follower:
                 return
 
     def _hear(self, node: Node, cursor: _Cursor, broken: bool) -> Message | None:
-        request = {**self._request, "at": cursor.at, "offsets": cursor.offsets}
+        request = {**self._request, "run": cursor.run, "at": cursor.at, "offsets": cursor.offsets}
         with self._cluster.call(node, request) as call:
-            streams = call.receive()["streams"]
+            streams = self._begin(call.receive(), cursor)
             if broken:
                 self._put(News(node, back=True))
             while not self._over.is_set():
                 message = call.receive(SILENCE_S)
                 if "done" in message:
                     return dict(message["done"])
-                if "events" in message:
-                    self._put(News(node, events=tuple(message["events"])))
-                    cursor.at = message["at"]
-                elif "lines" in message:
-                    self._put(News(node, lines=_lines(node, streams, message["lines"])))
-                    for _, stream, _, end in message["lines"]:
-                        cursor.offsets[_name(streams[stream])] = end
+                self._take(node, message, streams, cursor)
         return None
+
+    @staticmethod
+    def _begin(announced: Message, cursor: _Cursor) -> list[Message]:
+        """The streams. The next time they are asked for from here on, of this run, whatever was started since."""
+        cursor.run = announced["run"]
+        for stream in announced["streams"]:
+            cursor.offsets[_name(stream)] = stream["at"]
+        return list(announced["streams"])
+
+    def _take(self, node: Node, message: Message, streams: list[Message], cursor: _Cursor) -> None:
+        if "events" in message:
+            self._put(News(node, events=tuple(message["events"])))
+            cursor.at = message["at"]
+        elif "lines" in message:
+            self._put(News(node, lines=_lines(node, streams, message["lines"])))
+            for _, stream, _, end in message["lines"]:
+                cursor.offsets[_name(streams[stream])] = end
+        elif "held" in message:
+            held = ((streams[stream]["role"], streams[stream]["rank"], count) for stream, count, _ in message["held"])
+            self._put(News(node, held=tuple(held)))
+            for stream, _, end in message["held"]:
+                cursor.offsets[_name(streams[stream])] = end
 
     def _put(self, news: News) -> None:
         while not self._over.is_set():
@@ -132,8 +157,8 @@ class Follower:
 
 
 def is_passing(error: ClusterctlError) -> bool:
-    """Whether the node may answer again: it cannot be reached, has fallen silent, or the agent was killed."""
-    return isinstance(error, UnreachableError) or error.details.get("reason") in ("deadline", AGENT_ENDED)
+    """Whether the node may answer again: it cannot be reached, has fallen silent, or cannot keep an agent running."""
+    return isinstance(error, UnreachableError) or error.details.get("reason") in PASSING
 
 
 def _name(stream: Message) -> str:

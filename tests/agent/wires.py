@@ -140,9 +140,10 @@ class Follower:
     ) -> None:
         self.orders: list[Message] = []
         self.lost: list[str] = []
+        self.away: list[str] = []
         limits = {"node_grace_s": node_grace_s, "heartbeat_s": heartbeat_s}
         spec = {"members": members, "lead": {"host": "127.0.0.1", "port": port}, **limits}
-        self.lead = RemoteLead(reactor, run, spec, self.orders.append, self.lost.append)
+        self.lead = RemoteLead(reactor, run, spec, self.orders.append, self.lost.append, self.away.append)
 
     def ordered(self) -> list[str]:
         return [str(order["do"]) for order in self.orders]

@@ -13,6 +13,7 @@ import pytest
 
 from clusterctl.config import Best, Every, Host, Mode, Settings, from_values, load
 from clusterctl.config.table import BY_SPELLING, NOT_YET, TABLE, YES, Setting
+from clusterctl.config.values import Restarts
 from clusterctl.errors import ConfigError
 
 EXAMPLE = Path(__file__).parents[2] / "conf.py.example"

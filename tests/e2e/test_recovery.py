@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import os
 import random
 import re
+import signal
 from typing import Any
 
 import numpy as np
 import pytest
 
 from clusterctl.runtime import load_model
+from support.processes import wait_until
 from support.site import Site
 
 QUICK = {"PSERVERS": 2, "TRAINERS": 3, "SAVE_EVERY": 7, "KEEP": 2}
 STEPS = 60
-# With the arguments KIND, STEP and STEP..., the first attempt of trainer 0 kills a process of that kind at each step.
+# With the arguments KIND, STEP and STEP..., trainer 0 kills a process of that kind at each step, once. With "last" the
+# last trainer ends itself there, each time; with "hold" trainer 0 waits there until the file `go` is beside it.
 TRAIN = """
-import os, random, signal, sys
+import os, random, signal, sys, time
 import numpy as np
 from clusterctl.runtime import connect, Adagrad, Adam, uniform, zeros
 
@@ -50,8 +54,14 @@ with connect() as ps:
     w = ps.dense("w", shape=(4,), rule=Adam(0.05), init=zeros())
     wide = ps.dense("wide", shape=(3, 70_000), rule=Adagrad(0.1), init=uniform(0.1))
     emb = ps.embedding("e", dim=3, rule=Adagrad(0.1), init=uniform(0.1))
-    for number, x, y, ids in ps.steps(reader, passes=3):
-        if ps.rank == 0 and number in at:
+    for number, x, y, ids in ps.steps(reader, passes=3, shard=kind == "last"):
+        if kind == "last" and ps.rank == ps.trainers - 1 and number in at:
+            os.kill(os.getpid(), signal.SIGKILL)
+        if kind == "hold" and ps.rank == 0 and number in at:
+            open("held", "w").close()
+            while not os.path.exists("go"):
+                time.sleep(0.01)
+        elif kind != "last" and ps.rank == 0 and number in at:
             kill(number)
         error = x @ w.value - y
         rows = emb.pull(ids)
@@ -112,3 +122,66 @@ def test_outside_of_sync_mode_only_the_pserver_goes_back_and_what_was_lost_is_sa
     assert int(passes[2][1]) < 20
     model = model_of(site, job)
     assert np.abs(model["w"] - np.arange(4)).max() < 0.5
+
+
+def test_the_others_go_on_without_a_trainer_that_is_given_up_and_share_its_batches(site: Site) -> None:
+    site.conf(**QUICK, RESTARTS={"trainer": 1}, ON_TRAINER_LOSS="shrink")
+    job = site.dispatch(TRAIN)
+    done = site.ok("start", "--job_workspace", job, "--", "last", "5", "8")
+    site.assert_nothing_left(job)
+    assert "trainer2@node2 was ended by signal 9 (killed): starts again in 1 s (restart 1 of 1)" in done.out
+    assert "was ended by signal 9 (killed), failure 2 within" in done.out
+    assert re.search(r"goes on without trainer 2, which gave \d+ samples of pass 0: the rest of its share", done.out)
+    passes = re.findall(r"trainer0@node0  pass (\d): (\d+) steps", done.out)
+    assert [int(steps) for _, steps in passes] == [7, 10, 10] or [int(steps) for _, steps in passes] == [7, 7, 10], (
+        passes
+    )
+    states = {(p["role"], p["rank"]): p["state"] for p in site.status(job)["processes"]}
+    assert states["trainer", 2] == "failed"
+    assert states["trainer", 0] == states["trainer", 1] == "succeeded"
+
+
+def held(site: Site, job: str) -> None:
+    """Starts the job, and returns when trainer 0 waits in its second pass."""
+    site.ok("start", "--job_workspace", job, "--detach", "--", "hold", "25")
+    assert wait_until((site.job_dir(job, 0) / "held").exists, 30)
+
+
+def goes_on(site: Site, job: str) -> None:
+    (site.job_dir(job, 0) / "go").touch()
+    followed = site.run("logs", "-f", job)
+    assert followed.code == 0, followed.err
+    assert site.status(job)["state"] == "succeeded"
+    site.assert_nothing_left(job)
+
+
+@pytest.mark.parametrize("node", [2, 1])
+def test_a_run_waits_for_a_node_whose_supervisor_died_until_it_rejoins(
+    site: Site, expected: dict[str, Any], node: int
+) -> None:
+    """Node 2 has a trainer alone, node 1 a pserver too."""
+    site.conf(**QUICK, ON_TRAINER_LOSS="wait")
+    job = site.dispatch(TRAIN)
+    held(site, job)
+    os.kill(site.supervisor(job, node), signal.SIGKILL)
+    lead = site.job_dir(job, 0) / ".clusterctl/runs/0001/events.jsonl"
+    assert wait_until(lambda: '"event":"lost"' in lead.read_text(), 20)
+    joined = site.ok("start", "--rejoin", "--only", f"node{node}", "--job_workspace", job)
+    assert f"node{node} takes part in run 1 again" in joined.out
+    goes_on(site, job)
+    assert_same(model_of(site, job), expected)
+
+
+def test_a_run_waits_for_a_trainer_that_is_given_up_until_somebody_says_rejoin(
+    site: Site, expected: dict[str, Any]
+) -> None:
+    site.conf(**QUICK, RESTARTS=0, ON_TRAINER_LOSS="wait")
+    job = site.dispatch(TRAIN)
+    held(site, job)
+    (pid,) = [p["pid"] for p in site.status(job)["processes"] if (p["role"], p["rank"]) == ("trainer", 1)]
+    os.kill(pid, signal.SIGKILL)
+    lead = site.job_dir(job, 0) / ".clusterctl/runs/0001/events.jsonl"
+    assert wait_until(lambda: "the run waits for start --rejoin" in lead.read_text(), 20)
+    assert "node1 is in run 1; what was given up there is started again" in site.ok("start", "--rejoin").out
+    goes_on(site, job)
+    assert_same(model_of(site, job), expected)

@@ -40,8 +40,8 @@ class Site:
         self.conf()
 
     def conf(self, **settings: Any) -> Path:
-        """Writes conf.py anew: short graces, plus `settings`."""
-        values: dict[str, Any] = {"HOSTS": self.hosts, "GRACE_S": GRACE_S, **self.paths, **settings}
+        """Writes conf.py anew: short graces, the first failure is the end, plus `settings`."""
+        values: dict[str, Any] = {"HOSTS": self.hosts, "GRACE_S": GRACE_S, "RESTARTS": 0, **self.paths, **settings}
         plain = {name: str(value) if isinstance(value, Path) else value for name, value in values.items()}
         self.conf_path.write_text("".join(f"{name} = {value!r}\n" for name, value in plain.items()))
         return self.conf_path

@@ -1,0 +1,158 @@
+"""Processes that neither end nor get on: which they are, since when, and what is done about it.
+
+Only those that speak to us are watched. A trainer gives a sign of life with every word: steps at most a second apart,
+and, while it waits for others, that it waits; so the one that they wait for is the one that is silent. A pserver has
+to answer a ping, in which all of its lanes take part. One that is stopped by a signal gives no sign either.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Callable
+
+from clusterctl.agent.child import Child
+from clusterctl.agent.processes import send_signal, stat_fields
+from clusterctl.agent.reactor import Reactor
+
+TURNS = 4  # looks within the time after which a process is stalled
+LONGEST_PERIOD_S = 5.0
+SLACK_S = 1.0  # trainers tell of steps once a second
+STACKS_S = 1.0  # to write them, before the process is killed
+STOPPED, UNINTERRUPTIBLE = "T", "D"
+Message = dict[str, Any]
+
+
+@dataclass
+class Watch:
+    """What is known of one process: its last sign of life, the ping that it has not answered, the state before."""
+
+    heard: float
+    pinged: float | None = None
+    signal: int | None = None
+    before: str = ""
+
+
+class Stalls:
+    """`on_stall` is "warn" or "fail". `note` records an event, `is_over` tells that processes are being ended."""
+
+    def __init__(
+        self,
+        spec: Mapping[str, Any],
+        reactor: Reactor,
+        children: Callable[[], Sequence[Child]],
+        note: Callable[[Message, Child], None],
+        is_over: Callable[[], bool],
+    ) -> None:
+        self.stall_s = float(spec.get("stall_s", 600))
+        self.ping_s = min(self.stall_s, float(spec["node_grace_s"]))  # nor do trainers wait much longer for an answer
+        self.period_s = min(LONGEST_PERIOD_S, self.ping_s / TURNS)
+        self._fails = spec.get("on_stall") == "fail"
+        self._reactor = reactor
+        self._children = children
+        self._note = note
+        self._is_over = is_over
+        self._watched: dict[Child, Watch] = {}
+        self._looked = reactor.now()
+        reactor.every(self.period_s, self.look)
+
+    def hear(self, child: Child, message: Message) -> None:
+        """A process said something."""
+        now = self._reactor.now()
+        watch = self._watched.setdefault(child, Watch(now))
+        event = message["event"]
+        if event == "stacks":
+            watch.signal = _signal_number(message.get("signal"))
+        elif event == "pong":
+            watch.pinged = None
+        elif child.serves:
+            return
+        watch.heard = now
+        if child.state == "stalled":
+            self._goes_on(child, watch)
+
+    def look(self) -> None:
+        """Who is silent? Nobody is to blame for the time in which we did not listen ourselves."""
+        now, looked = self._reactor.now(), self._looked
+        self._looked = now
+        self._watched = {child: watch for child, watch in self._watched.items() if child.alive}
+        away_s = max(0.0, now - looked - 2 * self.period_s)
+        for child in self._children():
+            watch = self._watch(child, now)
+            if watch is None or self._is_over():
+                continue
+            watch.heard += away_s
+            if watch.pinged is not None:
+                watch.pinged += away_s
+            silent_s = self._silent_s(child, watch, now)
+            if silent_s > 0 and child.state in ("running", "ready"):
+                self._stalled(child, watch, silent_s)
+            elif child.serves and watch.pinged is None:
+                watch.pinged = now
+                child.tell({"cmd": "ping"})
+
+    def _watch(self, child: Child, now: float) -> Watch | None:
+        """Of those that live and speak to us; our pservers are asked."""
+        if not child.alive:
+            return None
+        if child.role == "pserver" and child.plan["ours"] and child.state == "ready":
+            return self._watched.setdefault(child, Watch(now))
+        return self._watched.get(child)
+
+    def _silent_s(self, child: Child, watch: Watch, now: float) -> float:
+        """For how long it has given no sign of life, where that is too long, else 0."""
+        if child.serves:
+            silent_s = 0.0 if watch.pinged is None else now - watch.pinged
+            return silent_s if silent_s > self.ping_s else 0.0
+        silent_s = now - watch.heard
+        return silent_s if silent_s > self.stall_s + SLACK_S else 0.0
+
+    def _stalled(self, child: Child, watch: Watch, silent_s: float) -> None:
+        watch.before, child.state = child.state, "stalled"
+        limit_s = self.ping_s if child.serves else self.stall_s
+        lack = "has not answered" if child.serves else "has made no step"
+        how = _how_it_is(child)
+        words = f"{lack} for {limit_s:g} s: stalled{how}"
+        self._note({"event": "stalled", "stalled_s": round(silent_s, 1), "message": words}, child)
+        has_stacks = self._ask_for_stacks(child, watch, words)
+        if self._fails:
+            child.stalled = f"stalled for {limit_s:g} s{how}"
+            self._reactor.after(STACKS_S if has_stacks else 0.0, lambda: self._kill(child))
+
+    def _ask_for_stacks(self, child: Child, watch: Watch, words: str) -> bool:
+        """Only of a process that told us the signal: another would die of it."""
+        if watch.signal is None or child.identity is None:
+            return False
+        child.remark(f"{child.name} {words}; the stacks of its threads follow")
+        try:
+            os.kill(child.identity.pid, watch.signal)
+        except OSError:
+            return False
+        return True
+
+    def _goes_on(self, child: Child, watch: Watch) -> None:
+        child.state, child.stalled = watch.before, None
+        words = "answers again" if child.serves else "goes on"
+        self._note({"event": "stalled", "over": True, "state": child.state, "message": words}, child)
+
+    def _kill(self, child: Child) -> None:
+        """Also what its group holds. It counts as a failure of its own."""
+        if child.state == "stalled" and child.identity is not None and not self._is_over():
+            child.signal(signal.SIGKILL)
+            send_signal(child.identity, signal.SIGKILL)
+
+
+def _how_it_is(child: Child) -> str:
+    fields = stat_fields(child.identity.pid) if child.identity is not None else None
+    state = fields[0] if fields else ""
+    if state == STOPPED:
+        return " (it is stopped by a signal)"
+    return " (it waits for a disk or device)" if state == UNINTERRUPTIBLE else ""
+
+
+def _signal_number(value: object) -> int | None:
+    """None for what is no signal that a program may handle."""
+    known = isinstance(value, int) and value in range(1, signal.NSIG) and value not in (signal.SIGKILL, signal.SIGSTOP)
+    return int(value) if known and isinstance(value, int) else None

@@ -1,0 +1,41 @@
+"""`clusterctl start --rejoin`: nodes that a run waits for take part in it again."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from clusterctl.cli.session import Session, job_ref
+
+if TYPE_CHECKING:
+    from clusterctl.cluster import NodeOutcome
+
+WORDS = {
+    "joined": "takes part in run {run} again",
+    "told": "is in run {run}; what was given up there is started again",
+    "ended": "run {run} has ended ({state}): nothing to rejoin",
+}
+
+
+def rejoin(session: Session, job_workspace: str | None) -> None:
+    """Asks every node, or those of --only; raises when one of them cannot."""
+    from clusterctl.cluster import combined
+    from clusterctl.observe.status import find
+
+    with session.cluster() as cluster:
+        ref = job_ref(cluster.settings, job_workspace) or find(cluster, None)[0]
+        outcomes = cluster.ask({"op": "rejoin", "ref": ref}, cluster.nodes)
+        errors = [outcome.error for outcome in outcomes if outcome.error is not None]
+        for outcome in outcomes:
+            if outcome.ok:
+                answer = outcome.get()
+                run = {"run": int(answer["run"]), "state": answer.get("state")}
+                session.console.say(f"{outcome.node.label} {WORDS[answer['did']].format(**run)}")
+        problem = combined(errors, len(outcomes), "rejoin") if errors else None
+        session.console.finish({"job": ref, "nodes": [_node(outcome) for outcome in outcomes]}, problem)
+
+
+def _node(outcome: NodeOutcome[dict[str, Any]]) -> dict[str, Any]:
+    view: dict[str, Any] = {"node": outcome.node.id, "host": outcome.node.where, "ok": outcome.ok}
+    if outcome.error is not None:
+        return {**view, "error": outcome.error.to_json()}
+    return {**view, "run": outcome.get()["run"], "did": outcome.get()["did"]}
