@@ -13,7 +13,7 @@ Processes = Iterable[Mapping[str, Any]]
 
 def count_lines(processes: Processes) -> list[str]:
     pservers = [process for process in processes if process["role"] == "pserver"]
-    return [*_staleness_lines(pservers), *_table_lines(pservers)]
+    return [*_staleness_lines(pservers), *_lost_lines(pservers), *_table_lines(pservers)]
 
 
 def staleness(processes: Processes) -> Counter[int]:
@@ -33,6 +33,11 @@ def _staleness_lines(pservers: Processes) -> list[str]:
         bins[age.bit_length()] += count
     shares = (f"{_range(bits)}: {percent(count / counts.total())}" for bits, count in sorted(bins.items()))
     return [f"staleness of {human_count(counts.total())} pushes  {'  '.join(shares)}"]
+
+
+def _lost_lines(pservers: Processes) -> list[str]:
+    lost = [f"{process['lost']:,} of pserver{process['rank']}" for process in pservers if process.get("lost")]
+    return [f"pushes lost with a pserver that failed: {', '.join(lost)}"] if lost else []
 
 
 def _range(bits: int) -> str:

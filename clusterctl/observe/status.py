@@ -7,16 +7,17 @@ from dataclasses import dataclass
 from typing import Any
 
 from clusterctl.agent.paths import job_key
+from clusterctl.answers import STATES, own_word
 from clusterctl.cluster import Cluster, Message, NodeOutcome, combined, failures, raise_failures
 from clusterctl.errors import ClusterctlError, UsageError
 from clusterctl.inventory import Inventory, Node
 from clusterctl.observe.members import Members, members_of
 
 DISPATCHED, UNKNOWN = "dispatched", "unknown"
-WORST_FIRST = (UNKNOWN, "lost", "failed", "stopped", "running", "starting", "succeeded", DISPATCHED)
+WORST_FIRST = STATES
 LIVE = ("starting", "running")
 _NUMBERS = ("pass", "step", "loss", "samples_per_s", "compute", "wait", "wire", "cpu", "memory")
-SHOWN = (*_NUMBERS, "values", "started", "staleness", "tables")
+SHOWN = (*_NUMBERS, "values", "started", "staleness", "tables", "lost")
 
 
 @dataclass(frozen=True)
@@ -110,7 +111,7 @@ def row(node: Node, process: Message) -> Message:
         "pid": process.get("pid"),
         "restarts": process.get("restarts", 0),
         "exit_code": process.get("exit_code"),
-        **{name: process.get(name) for name in SHOWN},
+        **{name: own_word(name, process.get(name)) for name in SHOWN},
     }
 
 

@@ -15,7 +15,7 @@ from clusterctl.runtime import load_model
 from support.processes import wait_until
 from support.site import Site
 
-QUICK = {"PSERVERS": 2, "TRAINERS": 3, "SAVE_EVERY": 7, "KEEP": 2}
+QUICK = {"PSERVERS": 2, "TRAINERS": 3, "SAVE_EVERY": 7, "KEEP": 2, "RESTARTS": 3}
 STEPS = 60
 # With the arguments KIND, STEP and STEP..., trainer 0 kills a process of that kind at each step, once. With "last" the
 # last trainer ends itself there, each time; with "hold" trainer 0 waits there until the file `go` is beside it.
@@ -125,7 +125,7 @@ def test_outside_of_sync_mode_only_the_pserver_goes_back_and_what_was_lost_is_sa
 
 
 def test_the_others_go_on_without_a_trainer_that_is_given_up_and_share_its_batches(site: Site) -> None:
-    site.conf(**QUICK, RESTARTS={"trainer": 1}, ON_TRAINER_LOSS="shrink")
+    site.conf(**{**QUICK, "RESTARTS": {"trainer": 1}}, ON_TRAINER_LOSS="shrink")
     job = site.dispatch(TRAIN)
     done = site.ok("start", "--job_workspace", job, "--", "last", "5", "8")
     site.assert_nothing_left(job)
@@ -133,9 +133,7 @@ def test_the_others_go_on_without_a_trainer_that_is_given_up_and_share_its_batch
     assert "was ended by signal 9 (killed), failure 2 within" in done.out
     assert re.search(r"goes on without trainer 2, which gave \d+ samples of pass 0: the rest of its share", done.out)
     passes = re.findall(r"trainer0@node0  pass (\d): (\d+) steps", done.out)
-    assert [int(steps) for _, steps in passes] == [7, 10, 10] or [int(steps) for _, steps in passes] == [7, 7, 10], (
-        passes
-    )
+    assert [steps for _, steps in passes] in (["7", "10", "10"], ["7", "7", "10"])
     states = {(p["role"], p["rank"]): p["state"] for p in site.status(job)["processes"]}
     assert states["trainer", 2] == "failed"
     assert states["trainer", 0] == states["trainer", 1] == "succeeded"
@@ -175,7 +173,7 @@ def test_a_run_waits_for_a_node_whose_supervisor_died_until_it_rejoins(
 def test_a_run_waits_for_a_trainer_that_is_given_up_until_somebody_says_rejoin(
     site: Site, expected: dict[str, Any]
 ) -> None:
-    site.conf(**QUICK, RESTARTS=0, ON_TRAINER_LOSS="wait")
+    site.conf(**{**QUICK, "RESTARTS": 0}, ON_TRAINER_LOSS="wait")
     job = site.dispatch(TRAIN)
     held(site, job)
     (pid,) = [p["pid"] for p in site.status(job)["processes"] if (p["role"], p["rank"]) == ("trainer", 1)]

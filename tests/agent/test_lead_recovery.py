@@ -1,0 +1,243 @@
+"""What the lead does about failures that are not the end: restarts, roll backs, nodes given up or waited for."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from agent.plays import NODE_GRACE_S, Play
+from clusterctl.agent.decisions import Policy, Tell
+from clusterctl.agent.restarts import FORGIVEN_AFTER_S
+
+THRICE = {"pserver": 3, "trainer": 3}
+APART = [("pserver", 0, 0), ("pserver", 1, 1), ("trainer", 0, 0), ("trainer", 1, 1), ("trainer", 2, 2)]
+
+
+def told(play: Play, do: str) -> list[dict[str, Any]]:
+    return [action.message for action in play.actions if isinstance(action, Tell) and action.message["do"] == do]
+
+
+def go(together: bool = True, loss: str = "fail", restarts: Any = THRICE, phase: str = "running", **more: Any) -> Play:
+    policy = Policy(restarts=restarts, on_trainer_loss=loss, together=together, **more)
+    return Play(nodes=3, processes=APART, policy=policy).reach(phase)
+
+
+def keep(play: Play, step: int) -> str:
+    tag = f"step-{step:09d}"
+    play.says(0, "kept", tag=tag, step=step, steps=[])
+    return tag
+
+
+def begins_again(play: Play) -> None:
+    """Every node is ready for the new epoch, pservers come up, trainers run."""
+    epoch = play.lead.epoch
+    for node in range(3):
+        play.says(node, "hello", epoch=epoch)
+    again = told(play, "again")[-1]["attempts"]
+    for rank in (0, 1):
+        if f"pserver{rank}" in again:
+            play.ready(rank)
+    for rank in (0, 1, 2):
+        if f"trainer{rank}" in again:
+            play.running(rank)
+
+
+def test_a_trainer_that_fails_is_started_again_alone_after_waits_that_double() -> None:
+    play = go()
+    for attempt, wait_s in ((2, 1), (3, 2), (4, 4)):
+        play.exits("trainer", 1, -9)
+        order = told(play, "respawn")[-1]
+        assert (order["role"], order["rank"], order["attempt"], order["in_s"]) == ("trainer", 1, attempt, wait_s)
+        assert order["pservers"] == ["host:7000", "host:7001"]
+        note = play.noted("restarting")[-1]
+        assert (note["count"], note["node"], note["attempt"]) == (f"restart {attempt - 1} of 3", 1, attempt)
+    assert play.lead.phase == "running"
+    play.now += 20
+    play.exits("trainer", 1, -9)
+    assert play.lead.phase == "stopping"
+    cause = play.noted("phase")[-1]["cause"]
+    assert cause["message"] == "ended with exit code -9, failure 4 within 20 s: RESTARTS are spent"
+
+
+def test_failures_of_an_hour_ago_are_forgiven() -> None:
+    play = go()
+    for _ in range(9):
+        play.exits("trainer", 1, -9)
+        play.now += FORGIVEN_AFTER_S / 3
+    assert play.lead.phase == "running"
+
+
+def test_a_program_that_ends_by_itself_before_it_did_anything_is_not_tried_again() -> None:
+    play = go(phase="trainers")
+    play.says(1, "exited", role="trainer", rank=1, exit_code=1, stopping=False, worked=False, message="", tail=[])
+    assert play.lead.phase == "stopping"
+
+
+def test_news_of_an_earlier_attempt_is_no_news() -> None:
+    play = go()
+    play.exits("trainer", 1, -9)
+    late = {"role": "trainer", "rank": 1, "attempt": 1, "exit_code": 1, "stopping": False, "message": "", "tail": []}
+    assert play.says(1, "exited", **late) == []
+    assert play.says(1, "idle", attempts={"trainer1": 1}) == []
+    assert play.lead.phase == "running"
+
+
+def test_in_sync_mode_a_lost_pserver_sends_all_back_to_the_newest_checkpoint() -> None:
+    play = go()
+    keep(play, 100)
+    newest = keep(play, 200)
+    play.says(0, "saved", tag="step-000000300", checkpoint=True, rank=0, role="pserver", step=300)
+    play.exits("trainer", 0)
+    play.exits("pserver", 1, -11)
+    order = told(play, "again")[-1]
+    assert order["attempts"] == {f"{role}{rank}": 2 for role, rank, _ in APART}
+    assert (order["epoch"], order["in_s"], order["recover"]) == (1, 1.0, {"tag": newest, "step": 200, "left": {}})
+    rolled = play.noted("rolled_back")[-1]
+    assert (rolled["tag"], rolled["whole"]) == (newest, True)
+    begins_again(play)
+    assert play.lead.phase == "running", "a trainer that was done has begun again too"
+    play.says(1, "saved", tag="step-000000300", checkpoint=True, rank=1, role="pserver", step=300)
+    assert play.manifests() == [], "a receipt from before does not count"
+    for rank in (0, 1, 2):
+        play.exits("trainer", rank)
+    assert play.lead.phase == "finishing"
+
+
+def test_before_the_first_checkpoint_all_go_back_to_the_beginning() -> None:
+    play = go(phase="trainers")
+    play.exits("pserver", 0, 1)
+    assert told(play, "again")[-1]["recover"] == {"tag": None, "step": 0, "left": {}}
+
+
+def test_outside_of_sync_mode_the_other_pservers_and_who_is_done_stay_as_they_are() -> None:
+    play = go(together=False)
+    tag = keep(play, 100)
+    play.says(2, "exited", role="trainer", rank=2, exit_code=0, stopping=False, step=40, message="", tail=[])
+    play.exits("pserver", 1, -9)
+    order = told(play, "again")[-1]
+    assert order["attempts"] == {"pserver1": 2, "trainer0": 2, "trainer1": 2}
+    assert order["recover"] == {"tag": tag, "step": 100, "left": {"2": 40}}
+    begins_again(play)
+    play.exits("trainer", 0)
+    play.exits("trainer", 1)
+    assert play.lead.phase == "finishing"
+
+
+def test_a_checkpoint_from_which_a_pserver_cannot_begin_is_passed_over() -> None:
+    play = go()
+    before = keep(play, 100)
+    keep(play, 200)
+    play.exits("pserver", 1, -9)
+    for node in range(3):
+        play.says(node, "hello", epoch=1)
+    play.exits("pserver", 0, 1)
+    assert "checkpoint step-000000200 cannot be used by pserver0: last words" in play.noted("log")[-1]["message"]
+    assert told(play, "again")[-1]["recover"]["tag"] == before
+    begins_again(play)
+    assert play.lead.phase == "running"
+
+
+def test_programs_that_can_only_begin_together_all_begin_again() -> None:
+    play = go(whole=True)
+    play.exits("trainer", 2, 1)
+    assert set(told(play, "again")[-1]["attempts"]) == {f"{role}{rank}" for role, rank, _ in APART}
+
+
+def test_shrink_goes_on_without_a_trainer_and_ends_when_the_others_are_done() -> None:
+    play = go(loss="shrink", restarts={})
+    play.exits("trainer", 1, 1)
+    assert told(play, "shrink") == [{"do": "shrink", "ranks": [1]}]
+    assert [note["rank"] for note in play.noted("lost")] == [1]
+    play.exits("trainer", 0)
+    play.exits("trainer", 2)
+    assert play.lead.phase == "finishing"
+
+
+def test_shrink_cannot_do_without_the_last_trainer_or_a_pserver() -> None:
+    play = go(loss="shrink", restarts={})
+    for rank in (0, 1, 2):
+        assert play.lead.phase == "running"
+        play.exits("trainer", rank, 1)
+    assert play.lead.phase == "stopping"
+    play = go(loss="shrink")
+    play.lose(1)
+    assert play.lead.phase == "stopping"
+
+
+def test_shrink_goes_on_without_a_node_of_trainers_and_does_not_wait_for_it_at_the_end() -> None:
+    play = go(loss="shrink")
+    play.lose(2)
+    play.exits("trainer", 0)
+    play.exits("trainer", 1)
+    for node in (0, 1):
+        play.says(node, "idle")
+    assert play.ended()["state"] == "succeeded"
+
+
+def test_a_roll_back_after_a_shrink_knows_who_is_gone() -> None:
+    play = go(loss="shrink", restarts={"pserver": 1, "trainer": 0})
+    play.exits("trainer", 1, 1)
+    play.exits("pserver", 0, -9)
+    order = told(play, "again")[-1]
+    assert "trainer1" not in order["attempts"]
+    assert order["recover"]["left"] == {"1": 0}
+
+
+def test_wait_keeps_orders_for_a_node_that_is_cut_off_until_it_is_back() -> None:
+    play = go(loss="wait")
+    play.pass_time(NODE_GRACE_S + 1, alive=(0, 1))
+    assert [note["node"] for note in play.noted("lost")] == [2]
+    order = told(play, "respawn")[-1]
+    assert (order["rank"], order["attempt"]) == (2, 2)
+    play.pass_time(3 * NODE_GRACE_S, alive=(0, 1))
+    assert play.lead.phase == "running"
+    play.alive(2)
+    assert [note["node"] for note in play.noted("rejoined")] == [2]
+    for rank in (0, 1, 2):
+        play.exits("trainer", rank)
+    assert play.lead.phase == "finishing"
+
+
+def test_a_new_supervisor_of_a_node_that_was_waited_for_is_told_what_to_do() -> None:
+    play = go(loss="wait")
+    play.lose(2)
+    play.says(2, "hello", new=True)
+    assert (told(play, "respawn")[-1]["rank"], told(play, "respawn")[-1]["attempt"]) == (2, 3)
+    play.lose(1)
+    assert play.lead.phase == "gathering"
+    play.says(0, "hello", epoch=1)
+    play.says(2, "hello", epoch=1)
+    play.says(1, "hello", new=True)
+    assert told(play, "again")[-1]["epoch"] == 1
+    assert play.lead.phase == "gathering"
+    play.says(1, "hello", epoch=1)
+    assert play.lead.phase == "pservers"
+
+
+def test_a_stop_does_not_wait_for_nodes_that_are_waited_for() -> None:
+    play = go(loss="wait")
+    play.lose(2)
+    play.says(0, "stop_wanted")
+    for node in (0, 1):
+        play.says(node, "idle")
+    assert play.ended()["state"] == "stopped"
+
+
+def test_a_trainer_that_is_waited_for_starts_again_when_somebody_says_so() -> None:
+    play = go(loss="wait", restarts={})
+    play.exits("trainer", 1, 1)
+    assert "the run waits for start --rejoin" in play.noted("log")[-1]["message"]
+    assert play.says(0, "rejoin") == []
+    play.says(1, "rejoin")
+    assert (told(play, "respawn")[-1]["rank"], told(play, "respawn")[-1]["attempt"]) == (1, 2)
+
+
+@pytest.mark.parametrize("phase", ["gathering", "running", "finishing"])
+def test_a_run_ends_at_its_time_limit(phase: str) -> None:
+    play = go(phase=phase, time_limit_s=60.0)
+    play.pass_time(60, alive=(0, 1, 2))
+    assert play.lead.phase == phase
+    play.pass_time(1, alive=(0, 1, 2))
+    assert play.lead.phase == "stopping"
+    assert play.noted("phase")[-1]["cause"] == {"kind": "time_limit", "message": "the time limit of 60 s is over"}
