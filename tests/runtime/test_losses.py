@@ -1,0 +1,91 @@
+"""Trainers without which the others go on, and trainers that died when they were done."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from clusterctl.runtime import SGD
+from clusterctl.runtime.errors import RefusedError
+from runtime.cluster import ThreadCluster, thread_cluster
+
+BATCHES = 12
+
+
+def give_up(cluster: ThreadCluster, *ranks: int) -> None:
+    for pserver in cluster.pservers:
+        pserver.obey({"cmd": "lost", "ranks": list(ranks)})
+
+
+def reader(pass_: int, rng: np.random.Generator) -> Any:
+    return range(100 * pass_, 100 * pass_ + BATCHES)
+
+
+@pytest.mark.parametrize("mode", ["sync", "async"])
+def test_the_others_take_over_every_batch_of_a_trainer_that_is_gone_two_passes_later(tmp_path: Path, mode: str) -> None:
+    seen: dict[int, list[int]] = {0: [], 1: [], 2: []}
+    gone = threading.Event()
+    with thread_cluster(tmp_path, 2, 3, mode=mode) as cluster:
+
+        def program(ps: Any) -> None:
+            w = ps.dense("w", shape=8, rule=SGD(1.0))
+            for batch in ps.steps(reader, passes=4, shard=True):
+                if ps.rank == 2 and batch >= 2 + 3:
+                    give_up(cluster, 2)
+                    gone.set()
+                    raise KeyboardInterrupt  # it dies: nothing of it says goodbye
+                if ps.rank < 2 and batch >= 6:
+                    assert gone.wait(20)
+                seen[ps.rank].append(batch)
+                ps.push({w: np.ones(8, np.float32)}, samples=4)
+
+        def run(rank: int) -> None:
+            try:
+                with cluster.session(rank) as ps:
+                    program(ps)
+            except KeyboardInterrupt:
+                pass
+
+        threads = [threading.Thread(target=run, args=(rank,)) for rank in range(3)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60)
+        assert not any(thread.is_alive() for thread in threads)
+    first = [batch for batch in seen[0] + seen[1] + seen[2] if batch < 100]
+    assert sorted(first) == [b for b in range(BATCHES) if b % 3 != 2 or b == 2], "the rest of its share is left out"
+    for pass_ in (2, 3):
+        shares = [[batch for batch in seen[rank] if batch // 100 == pass_] for rank in (0, 1)]
+        assert sorted(shares[0] + shares[1]) == list(reader(pass_, np.random.default_rng()))
+        assert len(shares[0]) == len(shares[1])
+    assert [batch for batch in seen[2] if batch >= 100] == []
+
+
+def test_a_trainer_that_died_after_its_goodbye_has_nothing_left_to_do(tmp_path: Path) -> None:
+    with thread_cluster(tmp_path, 2, 1) as cluster:
+        for attempt in (1, 2):
+            with cluster.session(0, attempt=attempt) as ps:
+                w = ps.dense("w", shape=8, rule=SGD(1.0))
+                taken = 0
+                for _ in ps.steps(reader, passes=1):
+                    ps.push({w: np.ones(8, np.float32)}, samples=4)
+                    taken += 1
+                assert taken == (BATCHES if attempt == 1 else 0)
+                assert w.value[0] == -BATCHES
+
+
+def test_in_a_new_epoch_what_was_said_in_the_one_before_is_refused(tmp_path: Path) -> None:
+    with thread_cluster(tmp_path, 1, 1, mode="async") as cluster:
+        with cluster.session(0) as ps:
+            w = ps.dense("w", shape=8, rule=SGD(1.0))
+            cluster.pservers[0].obey({"cmd": "epoch", "epoch": 1})
+            with pytest.raises(RefusedError, match="speaks in epoch 0, the job is in epoch 1"):
+                while True:  # until the lane has heard of it
+                    w.pull()
+            ps._client._epoch = 1  # so that it can say goodbye
+        with cluster.session(0, attempt=2) as ps:
+            assert ps.dense("w", shape=8, rule=SGD(1.0)).value.tolist() == [0] * 8
