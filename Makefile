@@ -2,12 +2,16 @@
 # make test   everything from a fresh clone to tested
 # make check  lint, types, tests
 # make docker images and tests of docker/; needs a Docker daemon
+# make faults  machines out of namespaces, and what goes wrong between them; needs root
+# make soak    random faults for SECONDS (60), drawn from SEED; a failure says how to repeat it; needs root
 # make engines  the examples of other engines, our rules beside torch's; takes their packages from an index
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test check lint slow docker engines clean
+SECONDS := 60
+
+.PHONY: demo test check lint slow docker engines faults soak clean
 
 $(VENV)/demo.stamp: pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -31,7 +35,7 @@ demo: $(VENV)/demo.stamp
 	$(BIN)/clusterctl demo
 
 test: $(VENV)/dev.stamp
-	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m "not slow and not docker and not engines"
+	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m "not slow and not docker and not engines and not faults"
 
 slow: $(VENV)/dev.stamp
 	$(BIN)/python -m pytest -m "slow and not docker and not engines"
@@ -42,6 +46,12 @@ docker: $(VENV)/docker.stamp
 
 engines: $(VENV)/engines.stamp
 	$(BIN)/python -m pytest -m engines --timeout 600 tests/examples tests/runtime
+
+faults: $(VENV)/dev.stamp
+	$(BIN)/python -m pytest -m faults tests/faults
+
+soak: $(VENV)/dev.stamp
+	cd tests && ../$(BIN)/python -m faults.soak $(SECONDS) "$(SEED)" $(ROUND)
 
 lint: $(VENV)/dev.stamp
 	$(BIN)/ruff check .

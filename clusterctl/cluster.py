@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, TypeVar
 
+from clusterctl import answers
+from clusterctl.agent.sanity import parse
 from clusterctl.bundle import Bundle, boot_code
 from clusterctl.config import Settings
 from clusterctl.errors import ClusterctlError, NodeError, RefusedError, UsageError
@@ -23,9 +25,11 @@ NodeOutcome = Outcome[Node, T]
 FIRST_LINE = "import sys;i=sys.stdin.buffer;exec(i.read(int(i.readline())))"
 ANSWER_S = 60.0
 STALL_S = 120.0  # in which an agent takes nothing of what it is sent: longer than any disk rests
-MAX_LINE = 64 << 20
+MAX_LINE = 32 << 20
+MOST_WORDS = 4000  # characters of an error of a node
 AT_ONCE = 64
 AGENT_ENDED = "agent_ended"
+NONSENSE = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
 NO_MODULE = re.compile(r"No module named '(\w+)'")
 ERROR_KINDS: Mapping[str, type[ClusterctlError]] = {
     "refused": RefusedError,
@@ -44,9 +48,11 @@ class AgentCall:
         self._bundle = bundle
         self._process = process
         self.untouched: str | None = None
+        self.op: object = None
 
     def begin(self, request: Message) -> None:
         """Boots the agent with its request, and installs it first where it is missing."""
+        self.op = request["op"]
         code = boot_code()
         self.write(f"{len(code)}\n".encode() + code + _line(request))
         greeting = self.receive()
@@ -80,12 +86,14 @@ class AgentCall:
         while message == {"alive": True}:
             line = self._process.readline(MAX_LINE, deadline_s=deadline_s)
             try:
-                message = json.loads(line)
+                message = parse(line)
             except ValueError:
                 raise self._broken(line) from None
+            if not isinstance(message, dict):
+                raise self._broken(line)
         if "error" in message:
             raise self._error(message["error"])
-        return dict(message)
+        return message
 
     def result(self, deadline_s: float | None = ANSWER_S) -> Message:
         """What the agent says last; lines before it are passed over."""
@@ -101,10 +109,14 @@ class AgentCall:
             raise self._broken(b"")
         return data
 
-    def _error(self, error: Message) -> ClusterctlError:
-        kind = ERROR_KINDS.get(error["kind"], NodeError)
-        details = {"reason": error["kind"], **error.get("details", {})}
-        return kind(error["message"], node=self.node.label, hint=error.get("hint"), details=details)
+    def _error(self, error: Any) -> ClusterctlError:
+        told = error if isinstance(error, dict) else {"message": error}
+        reason, hint, more = str(told.get("kind")), told.get("hint"), told.get("details")
+        kind = ERROR_KINDS.get(reason, NodeError)
+        details = {**(more if isinstance(more, dict) else {}), "reason": reason}
+        details.pop("nodes", None)  # that is for us to say
+        words = str(told.get("message"))[:MOST_WORDS]
+        return kind(words, node=self.node.label, hint=str(hint)[:MOST_WORDS] if hint else None, details=details)
 
     def _broken(self, line: bytes) -> ClusterctlError:
         """The program on the node ended, or something there prints what is not ours."""
@@ -211,7 +223,9 @@ class Cluster:
 
         def one(node: Node) -> Message:
             with self.call(node, request(node) if callable(request) else request) as call:
-                return call.result(answer_s)
+                answer = call.result(answer_s)
+            answers.check(str(call.op), answer)
+            return answer
 
         return self.map(one, nodes)
 
@@ -220,7 +234,14 @@ class Cluster:
     ) -> list[NodeOutcome[T]]:
         """Every node's outcome, in node order; `work` is done for at most so many nodes `at_once`."""
         self.asked = True
-        return self.transport.map(self.nodes if nodes is None else nodes, work, max_workers=at_once)
+
+        def careful(node: Node) -> T:
+            try:
+                return work(node)
+            except NONSENSE as exc:
+                raise senseless(node, exc) from exc
+
+        return self.transport.map(self.nodes if nodes is None else nodes, careful, max_workers=at_once)
 
     def __enter__(self) -> Cluster:
         return self
@@ -229,6 +250,12 @@ class Cluster:
         self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.transport.close()
+
+
+def senseless(node: Node, exc: Exception) -> NodeError:
+    """What a node said is not what it should be: one that lies, or is of another version, takes no others along."""
+    hint = "is this machine still yours? --verbose shows where it was noticed"
+    return NodeError(f"its answer makes no sense: {exc!r}"[:MOST_WORDS], node=node.label, hint=hint)
 
 
 def failures(outcomes: Iterable[NodeOutcome[T]]) -> list[NodeOutcome[T]]:

@@ -11,18 +11,24 @@ import contextlib
 import hashlib
 import os
 import posixpath
+import re
 import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from clusterctl.cluster import AgentCall, Cluster, NodeOutcome
+from clusterctl.cluster import NONSENSE, AgentCall, Cluster, NodeOutcome
 from clusterctl.errors import ClusterctlError, NodeError, RefusedError
 from clusterctl.inventory import Node
 
 CHUNK_BYTES = 1 << 20
 TOPS = ("log", "output")
 MARK = "job"
+MOST_FILES = 200_000  # of a node
+MOST_LEVELS = 32
+LONGEST_NAME = 300  # as far as an error shows it
+KEPT_FREE_BYTES = 256 << 20  # of the file system here
+ODD = re.compile(r"[\x00-\x1f\x7f]")  # nobody names files like this, but to play tricks on a terminal
 
 
 @dataclass(frozen=True)
@@ -103,28 +109,55 @@ def _receive(call: AgentCall, target: Path, on_file: Callable[[Collected], None]
         message = call.receive()
         if "done" in message:
             return files
-        name, size = _checked_name(call.node, message["file"]), int(message["bytes"])
+        if len(files) == MOST_FILES:
+            raise _refuse(call.node, f"more than {MOST_FILES:,} files", "let the job pack them, or take them by scp")
+        name, size = _checked_name(call.node, message["file"]), _checked_size(call.node, message["bytes"], target)
         path = home / name
-        path.parent.mkdir(parents=True, exist_ok=True)
+        _make_directories(call.node, target, path.parent)
         digest = _receive_file(call, path, size)
         files.append(Collected(f"node-{call.node.id}/{name}", call.node.id, size, digest))
         on_file(files[-1])
 
 
-def _checked_name(node: Node, name: str) -> str:
+def _refuse(node: Node, what: str, hint: str = "is this machine still yours?") -> NodeError:
+    return NodeError(f"the node offers {what}", node=node.label, hint=hint)
+
+
+def _checked_name(node: Node, name: object) -> str:
     """A node decides what its files are called, not where they go."""
-    parts = name.split("/")
-    if parts[0] not in TOPS or len(parts) < 2 or any(p in ("", ".", "..") or "\0" in p for p in parts):
-        raise NodeError(f"the node offers a file called {name!r}", node=node.label, hint="is this machine still yours?")
+    parts = name.split("/") if isinstance(name, str) else []
+    odd = any(part in ("", ".", "..") or ODD.search(part) for part in parts)
+    if len(parts) < 2 or len(parts) > MOST_LEVELS or parts[0] not in TOPS or odd:
+        raise _refuse(node, f"a file called {name!r}"[:LONGEST_NAME])
     return posixpath.join(*parts)
+
+
+def _checked_size(node: Node, size: object, target: Path) -> int:
+    """One that fits: a node does not fill the disk of this machine."""
+    if not isinstance(size, int) or size < 0:
+        raise _refuse(node, f"a file of {size!r} bytes"[:LONGEST_NAME])
+    free = shutil.disk_usage(target).free - KEPT_FREE_BYTES
+    if size > free:
+        raise _refuse(node, f"a file of {size:,} bytes, and {target} has room for {max(0, free):,}", "collect -o DIR")
+    return size
+
+
+def _make_directories(node: Node, target: Path, directory: Path) -> None:
+    """All below `target`, which are directories, and no links to elsewhere."""
+    for level in [*reversed(directory.relative_to(target).parents), directory.relative_to(target)]:
+        place = target / level
+        place.mkdir(exist_ok=True)
+        if place.is_symlink() and place != target:
+            raise NodeError(f"{place} is a link", node=node.label, hint="collect -o DIR, into a directory of your own")
 
 
 def _receive_file(call: AgentCall, path: Path, size: int) -> str:
     digest = hashlib.sha256()
-    beside = path.with_name(f".{path.name}.{os.getpid()}")
+    beside = path.with_name(f".{os.getpid()}.part")
+    beside.unlink(missing_ok=True)
     left = size
     try:
-        with beside.open("wb") as f:
+        with beside.open("xb") as f:
             while left:
                 data = call.read(min(left, CHUNK_BYTES))
                 f.write(data)
@@ -148,7 +181,7 @@ def _merge(target: Path, tag: str, nodes: Sequence[Node]) -> Path:
     model.parent.mkdir()
     try:
         merge_model([source for source in sources if source.is_dir()], model)
-    except (RuntimeFailure, ValueError, KeyError, TypeError) as exc:
+    except (RuntimeFailure, MemoryError, *NONSENSE) as exc:
         raise NodeError(f"cannot merge the model of {tag}: {exc}", hint="its files are here, in output/") from exc
     return model
 
@@ -159,7 +192,7 @@ def newest_complete_tag(target: Path, lead: Node) -> str | None:
 
     found: list[tuple[int, str]] = []
     for path in (target / f"node-{lead.id}" / "output").glob("*/manifest.json"):
-        with contextlib.suppress(ValueError, TypeError):
+        with contextlib.suppress(*NONSENSE):
             manifest = read_manifest(path.parent) or {}
             found.append((int(manifest.get("step") or 0), path.parent.name))
     return max(found)[1] if found else None

@@ -124,7 +124,7 @@ def carry_on(run: RunPaths, resume: dict[str, Any]) -> None:
     source = _place(run.job, resume)
     target = run.checkpoints / source.name
     target.mkdir(0o700, parents=True)
-    for name in resume["files"]:
+    for name in (Path(file).name for file in resume["files"]):
         try:
             os.link(source / name, target / name)
         except OSError:  # a file system without links

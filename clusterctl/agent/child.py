@@ -38,6 +38,8 @@ class Child:
     ) -> None:
         self.attempt = self.next_attempt = attempt
         self.worked = False
+        self.stalled: str | None = None  # why we have killed it
+        self.hopeless: str | None = None  # why it would only fail again
         self.role: str = plan["role"]
         self.rank: int = plan["rank"]
         self.plan = plan
@@ -71,8 +73,23 @@ class Child:
     def alive(self) -> bool:
         return self._popen is not None and self.exit_code is None
 
-    def start(self, cwd: Path, log_dir: Path, make_env: Callable[[str], dict[str, str]], t: float) -> None:
-        """Raises OSError when the command cannot be started; `make_env` is given the control descriptor."""
+    @property
+    def pid(self) -> int | None:
+        """While nobody has taken its end."""
+        return self._popen.pid if self._popen is not None and self.exit_code is None else None
+
+    def start(
+        self,
+        cwd: Path,
+        log_dir: Path,
+        make_env: Callable[[str], dict[str, str]],
+        t: float,
+        limit: Callable[[], None] | None = None,
+    ) -> None:
+        """Raises OSError when the command cannot be started; `make_env` is given the control descriptor.
+
+        `limit` is called in the new process before it becomes the command's.
+        """
         self._log = LogWriter(log_dir, log_stem(self.role, self.plan["index"]))
         ours, theirs = socket.socketpair()
         read_end, write_end = os.pipe()
@@ -86,10 +103,13 @@ class Child:
                 stderr=write_end,
                 pass_fds=(theirs.fileno(),),
                 start_new_session=True,
+                preexec_fn=limit,  # noqa: PLW1509 - the supervisor has one thread
             )
-        except BaseException:
+        except BaseException as exc:
             os.close(read_end)
             ours.close()
+            if isinstance(exc, subprocess.SubprocessError):
+                raise OSError(0, "its limits leave no room for it to begin") from exc
             raise
         finally:
             os.close(write_end)
@@ -155,6 +175,11 @@ class Child:
             except OSError as exc:
                 self._log = None
                 self._on_log_error(self, exc)
+
+    def remark(self, text: str) -> None:
+        """A line of ours in its log."""
+        begin = b"" if not self._tail or self._tail.endswith(b"\n") else b"\n"
+        self._keep(begin + f"clusterctl: {text}\n".encode())
 
     def _close_output(self) -> None:
         if self._output >= 0:
@@ -230,8 +255,10 @@ class Child:
         return {"cpu": self._share, "memory": used[1]}
 
 
-def describe_exit(code: int) -> str:
-    """How a process ended, in words."""
+def describe_exit(code: int, *, oom: bool = False) -> str:
+    """How a process ended, in words; `oom` says that the kernel killed it for want of memory."""
+    if oom:
+        return "was killed by the kernel: out of memory"
     if code >= 0:
         return f"ended with exit code {code}"
     words = {signal.SIGKILL: "killed", signal.SIGSEGV: "segmentation fault", signal.SIGABRT: "aborted"}

@@ -10,14 +10,15 @@ import time
 from pathlib import Path
 from typing import Any
 
+from clusterctl.agent import orphans
 from clusterctl.agent.jobs import is_free
-from clusterctl.agent.paths import META, find_jobs, incoming_dir
-from clusterctl.agent.processes import PROC, identify, own_environments
+from clusterctl.agent.paths import META, JobPaths, incoming_dir
+from clusterctl.agent.processes import PROC
 from clusterctl.agent.store import is_dispatching
 
 # What numpy and its BLAS choose their loops by: machines that differ here add in another order.
 SIMD = ("sse4_2", "avx", "fma", "avx2", "avx512f", "avx512_bf16", "amx_tile", "asimd", "sve", "sve2")
-MOST_NAMED = 20
+MOST_NAMED = 20  # half-sent workspaces
 
 
 def quick(root: Path) -> dict[str, Any]:
@@ -95,18 +96,17 @@ def try_to_write(root: Path) -> None:
 
 
 def leftovers(root: Path) -> list[dict[str, Any]]:
-    """Processes of jobs that no start, supervisor or guardian holds: `job`, `pids`."""
-    by_dir: dict[str, list[int]] = {}
-    for pid, environment in own_environments().items():
-        for variable in environment:
-            if variable.startswith(b"CLUSTERCTL_JOB_DIR="):
-                by_dir.setdefault(os.fsdecode(variable.partition(b"=")[2]), []).append(pid)
+    """Processes of jobs that no start, supervisor or guardian holds: `job`, `pids`, and what they run, `commands`.
+
+    Also of jobs whose directories are gone.
+    """
     found = []
-    for job in find_jobs(root):
-        pids = by_dir.get(str(job.dir), [])
-        if pids and is_free(job):
-            alive = sorted(pid for pid in pids if identify(pid) is not None)
-            found += [{"job": job.dir.name, "pids": alive[:MOST_NAMED]}] if alive else []
+    for name, living in orphans.by_job(root).items():
+        if is_free(JobPaths(root / name)) and not orphans.agents_of(root / name, orphans.SUPERVISOR):
+            rows = orphans.named(living)
+            found.append(
+                {"job": name, "pids": [row["pid"] for row in rows], "commands": [row["command"] for row in rows]}
+            )
     return found
 
 

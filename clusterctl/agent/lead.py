@@ -17,6 +17,7 @@ from typing import Any
 from clusterctl.agent.decisions import Action, DropManifests, Finish, Note, Policy, Tell, WriteManifest
 from clusterctl.agent.membership import SUSPECT_S, Membership
 from clusterctl.agent.restarts import Key, Restarts
+from clusterctl.agent.roster import Roster, name_of
 from clusterctl.agent.upkeep import Known, Logged, Upkeep
 
 STOP_MARGIN_S = 20.0
@@ -46,16 +47,9 @@ class Lead:
         self.phase = "gathering"
         self.epoch = 0
         self._policy = policy or Policy()
-        self._node_of = {(role, rank): node for role, rank, node in processes}
-        self._attempts = dict.fromkeys(self._node_of, 1)
-        self._fresh = set(self._node_of)  # to be started in this epoch
-        self._waiting = set(self._node_of)  # for this phase's news of each
+        self._roster = Roster(processes)
         self._members = Membership(members, now, max(SUSPECT_S, 3 * heartbeat_s), node_grace_s)
         self._gathered: set[int] = set()  # in this epoch
-        self._ended_well: dict[int, int] = {}  # trainers, and their last steps
-        self._gone: set[int] = set()  # trainers without which the others go on
-        self._held: set[Key] = set()  # trainers that are started again when somebody says so
-        self._endpoints: dict[str, str] = {}
         self._pservers_leave = pservers_leave
         self._restarts = Restarts(self._policy.restarts)
         self._port_trials = 1
@@ -68,9 +62,6 @@ class Lead:
         self._stop_deadline: float | None = None
         limit_s = self._policy.time_limit_s
         self._time_limit = None if limit_s is None else now + limit_s
-
-    def _of_role(self, role: str) -> set[Key]:
-        return {key for key in self._node_of if key[0] == role and not (role == "trainer" and key[1] in self._gone)}
 
     def alive(self, node: int, now: float) -> list[Action]:
         """A sign of life of a node's supervisor."""
@@ -90,10 +81,7 @@ class Lead:
         """Whether it is about processes, or from an epoch, of before."""
         if message.get("stopping") or message.get("new"):
             return False
-        if "attempt" in message and message["attempt"] != self._attempts.get((message["role"], message["rank"])):
-            return True
-        old = any(n < self._attempts.get(_key(name), n) for name, n in message.get("attempts", {}).items())
-        return old or message.get("epoch", self.epoch) != self.epoch
+        return self._roster.is_old(message) or message.get("epoch", self.epoch) != self.epoch
 
     def tick(self, now: float) -> list[Action]:
         """What the passing of time means."""
@@ -118,7 +106,7 @@ class Lead:
         note = Note({"event": "lost", "node": node, "message": why})
         cause = {"kind": "node_lost", "node": node, "message": f"node{node} is lost: {why}"}
         if self.phase not in ("stopping", "finishing") and node in self._members.here:
-            keys = {key for key, where in self._node_of.items() if where == node}
+            keys = self._roster.on(node)
             serves = any(role != "trainer" for role, _ in keys)
             if self._policy.on_trainer_loss == "wait":
                 self._members.wait_for(node)
@@ -136,7 +124,7 @@ class Lead:
         if message.get("new"):
             return self._brief(node)
         self._gathered.add(node)
-        self._endpoints.update(message.get("endpoints", {}))
+        self._roster.endpoints.update(message.get("endpoints", {}))
         return self._spawn_if_all_are_here()
 
     def _spawn_if_all_are_here(self) -> list[Action]:
@@ -146,41 +134,35 @@ class Lead:
 
     def _spawn(self, role: str) -> list[Action]:
         """Starts what is to be started of a role; of the next one if there is none."""
-        self._waiting = self._fresh & self._of_role(role)
-        if not self._waiting:
+        self._roster.waiting = self._roster.fresh & self._roster.of_role(role)
+        if not self._roster.waiting:
             return self._spawn("trainer") if role == "pserver" else self._run()
         self.phase = f"{role}s"
-        return [self._phase_note(), Tell({"do": "spawn", "epoch": self.epoch, "role": role, **self._whereabouts()})]
-
-    def _whereabouts(self) -> Message:
-        names = [_name(key) for key in sorted(self._of_role("pserver"))]
-        pservers = [self._endpoints[name] for name in names if name in self._endpoints]
-        return {"pservers": pservers, "endpoints": dict(self._endpoints)}
+        return [
+            self._phase_note(),
+            Tell({"do": "spawn", "epoch": self.epoch, "role": role, **self._roster.whereabouts()}),
+        ]
 
     def _phase_note(self) -> Note:
         return Note({"event": "phase", "phase": self.phase})
 
     def _on_ready(self, node: int, message: Message, now: float) -> list[Action]:
-        self._endpoints[f"pserver{message['rank']}"] = message["endpoint"]
-        self._is_up(("pserver", message["rank"]))
-        if self.phase != "pservers" or self._waiting:
+        self._roster.endpoints[f"pserver{message['rank']}"] = message["endpoint"]
+        self._roster.is_up(("pserver", message["rank"]))
+        if self.phase != "pservers" or self._roster.waiting:
             return []
         return self._spawn("trainer")
 
     def _on_running(self, node: int, message: Message, now: float) -> list[Action]:
-        self._is_up((message["role"], message["rank"]))
+        self._roster.is_up((message["role"], message["rank"]))
         return self._run_if_all_do()
 
-    def _is_up(self, key: Key) -> None:
-        self._waiting.discard(key)
-        self._fresh.discard(key)
-
     def _run_if_all_do(self) -> list[Action]:
-        return self._run() if self.phase == "trainers" and not self._waiting else []
+        return self._run() if self.phase == "trainers" and not self._roster.waiting else []
 
     def _run(self) -> list[Action]:
         self.phase = "running"
-        self._fresh.clear()
+        self._roster.fresh.clear()
         return [self._phase_note(), *self._finish_if_trained()]
 
     def _on_exited(self, node: int, message: Message, now: float) -> list[Action]:
@@ -189,19 +171,18 @@ class Lead:
             return []
         if message.get("port_taken") and self._port_trials < MOST_ATTEMPTS:
             self._port_trials += 1
-            why = f"{_name(key)} found its port taken: all start again, with other ports"
-            return [_warning(node, why), *self._begin_again(self._node_of)]
+            why = f"{name_of(key)} found its port taken: all start again, with other ports"
+            return [_warning(node, why), *self._begin_again(self._roster.node_of)]
         well = message["exit_code"] == 0
         if well and key[0] == "trainer":
-            self._ended_well[key[1]] = int(message.get("step") or 0)
+            self._roster.ended_well[key[1]] = int(message.get("step") or 0)
             return self._finish_if_trained()
         if well and (self.phase == "finishing" or self._pservers_leave):
             return []
         return self._forgive(key, {"kind": "exit", **_without_order(message), "node": node}, now)
 
     def _finish_if_trained(self) -> list[Action]:
-        trained = {key for key in self._of_role("trainer") if key[1] in self._ended_well}
-        if self.phase != "running" or trained < self._of_role("trainer"):
+        if self.phase != "running" or not self._roster.are_trained():
             return []
         self.phase = "finishing"
         return [self._phase_note(), Tell({"do": "finish", "epoch": self.epoch})]
@@ -216,8 +197,8 @@ class Lead:
 
     def _on_rejoin(self, node: int, message: Message, now: float) -> list[Action]:
         """Somebody has mended a node: its trainers that were given up are started again."""
-        keys = {key for key in self._held if self._node_of[key] == node}
-        self._held -= keys
+        keys = {key for key in self._roster.held if self._roster.node_of[key] == node}
+        self._roster.held -= keys
         for key in keys:
             self._restarts.forget(key)
         return [self._respawn(key, 0.0) for key in sorted(keys)]
@@ -232,7 +213,7 @@ class Lead:
         tag, checkpoint = message["tag"], bool(message.get("checkpoint"))
         receipts = self._receipts.setdefault((checkpoint, tag), {})
         receipts[message["rank"]] = message
-        if len(receipts) < len(self._of_role("pserver")):
+        if len(receipts) < len(self._roster.of_role("pserver")):
             return []
         whole = [receipts[rank] for rank in sorted(receipts)]
         del self._receipts[checkpoint, tag]
@@ -258,27 +239,27 @@ class Lead:
         """Starts a process that failed again, if it may; a program that never did anything is not worth a try."""
         if key[0] == "pserver" and self.phase == "pservers" and self._recover.get("tag") and cause["exit_code"] > 0:
             return self._distrust(key, cause)
-        hopeless = self._attempts[key] == 1 and cause["exit_code"] > 0 and not cause.get("worked", True)
+        if cause.get("hopeless"):  # ON_NAN = "fail"
+            return self._fail(cause, now)
+        hopeless = self._roster.attempts[key] == 1 and cause["exit_code"] > 0 and not cause.get("worked", True)
         delay_s = None if hopeless else self._restarts.grant(key, now)
         if delay_s is None:
             return self._give_up(key, cause, now)
-        about = {"role": key[0], "rank": key[1], "node": cause["node"], "attempt": self._attempts[key] + 1}
+        about = {"role": key[0], "rank": key[1], "node": cause["node"], "attempt": self._roster.attempts[key] + 1}
         note = Note(
             {"event": "restarting", **about, "in_s": delay_s, **_reason(cause), "count": self._restarts.told(key)}
         )
         if key[0] == "trainer" and self.phase in ("trainers", "running") and not self._policy.whole:
             return [note, self._respawn(key, delay_s)]
-        together = self._policy.together or self._policy.whole
-        again = self._node_of if together else {key, *self._fresh, *self._of_role("trainer")}
-        return [note, *self._begin_again(again, delay_s)]
+        return [note, *self._begin_again(self._with_others({key}), delay_s)]
 
     def _distrust(self, key: Key, cause: Message) -> list[Action]:
         """A pserver cannot begin from a checkpoint: the one before it is taken."""
         tag = self._recover["tag"]
         self._upkeep.discard(tag)
         words = cause.get("tail") or [cause["message"]]
-        note = _warning(cause["node"], f"checkpoint {tag} cannot be used by {_name(key)}: {words[-1]}")
-        return [note, *self._begin_again(self._node_of)]
+        note = _warning(cause["node"], f"checkpoint {tag} cannot be used by {name_of(key)}: {words[-1]}")
+        return [note, *self._begin_again(self._roster.node_of)]
 
     def _give_up(self, key: Key, cause: Message, now: float) -> list[Action]:
         failures, within_s = self._restarts.spent(key, now)
@@ -289,69 +270,70 @@ class Lead:
             if self._policy.on_trainer_loss == "shrink":
                 return self._shrink({key}, cause, now)
             if self._policy.on_trainer_loss == "wait":
-                self._held.add(key)
-                return [_warning(cause["node"], f"{_name(key)} {cause['message']}: the run waits for start --rejoin")]
+                self._roster.held.add(key)
+                return [_warning(cause["node"], f"{name_of(key)} {cause['message']}: the run waits for start --rejoin")]
         return self._fail(cause, now)
 
     def _shrink(self, keys: Collection[Key], cause: Message, now: float) -> list[Action]:
         """The others go on without these trainers."""
-        self._gone |= {rank for _, rank in keys}
-        self._waiting -= set(keys)
-        self._fresh -= set(keys)
-        if not self._of_role("trainer"):
+        self._roster.give_up(keys)
+        if not self._roster.of_role("trainer"):
             return self._fail(cause, now)
         about = {"event": "lost", "message": cause["message"]}
-        notes = [Note({**about, "role": role, "rank": n, "node": self._node_of[role, n]}) for role, n in sorted(keys)]
-        tell = Tell({"do": "shrink", "ranks": sorted(self._gone)})
+        notes = [
+            Note({**about, "role": role, "rank": n, "node": self._roster.node_of[role, n]}) for role, n in sorted(keys)
+        ]
+        tell = Tell({"do": "shrink", "ranks": sorted(self._roster.gone)})
         return [*notes, tell, *self._spawn_if_all_are_here(), *self._run_if_all_do(), *self._finish_if_trained()]
 
     def _begin_when_back(self, keys: Collection[Key]) -> list[Action]:
         """A node is lost, and the run waits: orders wait for it too."""
         if self._policy.whole or self.phase != "running" or any(role != "trainer" for role, _ in keys):
-            together = self._policy.together or self._policy.whole
-            return self._begin_again(self._node_of if together else {*keys, *self._fresh, *self._of_role("trainer")})
-        return [self._respawn(key, 0.0) for key in sorted(keys) if key[1] not in self._ended_well]
+            return self._begin_again(self._with_others(keys))
+        return [self._respawn(key, 0.0) for key in sorted(keys) if key[1] not in self._roster.ended_well]
 
     def _respawn(self, key: Key, delay_s: float) -> Tell:
-        node = self._node_of[key]
-        self._attempts[key] += 1
+        node = self._roster.node_of[key]
         self._members.idle.discard(node)
-        order = {"do": "respawn", "role": key[0], "rank": key[1], "attempt": self._attempts[key], "in_s": delay_s}
-        return Tell({**order, **self._whereabouts()}, node)
+        about = {"role": key[0], "rank": key[1], "attempt": self._roster.again(key), "in_s": delay_s}
+        return Tell({"do": "respawn", **about, **self._roster.whereabouts()}, node)
+
+    @property
+    def _begin_together(self) -> bool:
+        return self._policy.together or self._policy.whole
+
+    def _with_others(self, keys: Collection[Key]) -> Collection[Key]:
+        """Who begins again when these do: all, or the trainers and whoever is not up yet."""
+        if self._begin_together:
+            return self._roster.node_of
+        return {*keys, *self._roster.fresh, *self._roster.of_role("trainer")}
 
     def _begin_again(self, keys: Collection[Key], delay_s: float = 0.0) -> list[Action]:
         """A new epoch: these processes end, and begin again from the newest checkpoint."""
         self.epoch += 1
         self.phase = "gathering"
-        done = {} if self._policy.together or self._policy.whole else self._ended_well
-        self._fresh = {key for key in keys if key[0] != "trainer" or key[1] not in {*self._gone, *done}}
-        for key in self._fresh:
-            self._attempts[key] += 1
-            self._endpoints.pop(_name(key), None)
-        self._ended_well = dict(done)
-        for known in (self._gathered, self._members.idle, self._receipts, self._held):
+        self._roster.begin_again(keys, but_done=not self._begin_together)
+        for known in (self._gathered, self._members.idle, self._receipts):
             known.clear()
         self._recover = self._starting_point()
         return [self._phase_note(), self._rolled_back(), Tell(self._again(delay_s))]
 
     def _starting_point(self) -> Message:
         newest = self._upkeep.newest
-        left = {**dict.fromkeys(self._gone, 0), **self._ended_well}
         step = newest.step if newest else 0
         if self._policy.together:
             self._upkeep.forget_after(step)
-        steps = {str(rank): at for rank, at in sorted(left.items())}
-        return {"tag": newest.tag if newest else None, "step": step, "left": steps}
+        return {"tag": newest.tag if newest else None, "step": step, "left": self._roster.left()}
 
     def _rolled_back(self) -> Note:
         tag, step = self._recover["tag"], self._recover["step"]
-        who = sorted(_name(key) for key in self._fresh)
-        whole = self._fresh >= self._of_role("pserver") | self._of_role("trainer")
+        who = sorted(name_of(key) for key in self._roster.fresh)
+        whole = self._roster.fresh >= self._roster.of_role("pserver") | self._roster.of_role("trainer")
         about = {"epoch": self.epoch, "tag": tag, "step": step, "whole": whole}
         return Note({"event": "rolled_back", **about, "processes": who})
 
     def _again(self, delay_s: float) -> Message:
-        attempts = {_name(key): self._attempts[key] for key in sorted(self._fresh)}
+        attempts = {name_of(key): self._roster.attempts[key] for key in sorted(self._roster.fresh)}
         return {"do": "again", "epoch": self.epoch, "attempts": attempts, "in_s": delay_s, "recover": self._recover}
 
     def _brief(self, node: int) -> list[Action]:
@@ -360,8 +342,8 @@ class Lead:
             return [Tell({"do": "stop", "cause": self._cause}, node)]
         if self.phase == "gathering":
             return [Tell(self._again(0.0), node)]
-        keys = [key for key in sorted(self._of_role("trainer")) if self._node_of[key] == node]
-        return [self._respawn(key, 0.0) for key in keys if key[1] not in self._ended_well]
+        keys = [key for key in sorted(self._roster.of_role("trainer")) if self._roster.node_of[key] == node]
+        return [self._respawn(key, 0.0) for key in keys if key[1] not in self._roster.ended_well]
 
     # Endings.
 
@@ -389,15 +371,6 @@ class Lead:
         missing = sorted(self._members.nodes - self._members.idle)
         ended = {"event": "ended", "state": self._outcome, "cause": self._cause, "not_heard_of": missing}
         return [Note(ended), Tell({"do": "end", "state": self._outcome, "cause": self._cause}), Finish(self._outcome)]
-
-
-def _name(key: Key) -> str:
-    return f"{key[0]}{key[1]}"
-
-
-def _key(name: str) -> Key:
-    role = name.rstrip("0123456789")
-    return role, int(name[len(role) :])
 
 
 def _without_order(message: Message) -> Message:

@@ -219,9 +219,12 @@ class LocalLead:
             link.send(self._channels[node].heartbeat())
         for node, since in list(self._broken_at.items()):
             if now - since > REPLY_S:
-                del self._broken_at[node]
-                self._do(self._lead.lose(node, "its supervisor is gone", now))
+                self._lose(node)
         self._do(self._lead.tick(now))
+
+    def _lose(self, node: int) -> None:
+        self._broken_at.pop(node, None)
+        self._do(self._lead.lose(node, "its supervisor is gone", self._reactor.now()))
 
     def _do(self, actions: list[Action]) -> None:
         for action in actions:
@@ -274,6 +277,10 @@ class LocalLead:
 
     def _first_frame(self, node: int, link: Link, frame: Message) -> None:
         """Of a connection: another supervisor than the one before knows nothing of what was said to that."""
+        if frame.get("gone"):  # it is the guardian's
+            link.close()
+            self._lose(node)
+            return
         name = str(frame.get("i"))
         if self._names.setdefault(node, name) != name:
             self._names[node], self._channels[node] = name, Channel()

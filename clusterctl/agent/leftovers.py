@@ -1,12 +1,13 @@
-"""What the processes of a run leave behind on a node: found by their environment, and ended."""
+"""What the processes of a run leave behind on a node: found by their environment or by descent, and ended."""
 
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 from clusterctl.agent.child import Child
 from clusterctl.agent.chronicle import Chronicle
+from clusterctl.agent.orphans import descendants
 from clusterctl.agent.paths import RunPaths
 from clusterctl.agent.processes import Identity, find_by_environments, run_environment, send_signal
 from clusterctl.agent.reactor import Reactor
@@ -18,20 +19,32 @@ LIMIT_S = 10.0  # after KILL
 class Leftovers:
     """TERM to all there are, also to those that come yet, KILL to those that outlive the grace."""
 
-    def __init__(self, run: RunPaths, grace_s: float, reactor: Reactor, chronicle: Chronicle) -> None:
+    def __init__(
+        self,
+        run: RunPaths,
+        grace_s: float,
+        reactor: Reactor,
+        chronicle: Chronicle,
+        spared: Callable[[int], bool] = lambda pid: False,
+    ) -> None:
         self._run = run_environment(run.job.dir, run.run)
         self._grace_s = grace_s
         self._reactor = reactor
         self._chronicle = chronicle
+        self._spared = spared
         self._killed: set[Identity] = set()
 
     def clear(self, then: Callable[[], None], of: Sequence[Child] | None = None) -> None:
         """Calls `then` when nothing is left that could be ended: of these processes, or of the whole run."""
-        wanted = [self._run] if of is None else [{**self._run, **_marks(child)} for child in of]
-        self._look(wanted, 0, self._reactor.now() + self._grace_s, then)
+        find = self._whole if of is None else lambda: find_by_environments([{**self._run, **_marks(c)} for c in of])
+        self._look(find, 0, self._reactor.now() + self._grace_s, then)
 
-    def _look(self, wanted: Sequence[Mapping[str, str]], seen: int, kill_at: float, then: Callable[[], None]) -> None:
-        left = find_by_environments(wanted)
+    def _whole(self) -> list[Identity]:
+        """Also descendants that cleared their environment; all others below us have ended by then."""
+        return list({*find_by_environments([self._run]), *descendants(self._spared)})
+
+    def _look(self, find: Callable[[], list[Identity]], seen: int, kill_at: float, then: Callable[[], None]) -> None:
+        left = find()
         late = self._reactor.now() - kill_at
         if len(left) > seen:
             seen = len(left)
@@ -45,7 +58,7 @@ class Leftovers:
         if not left or late > LIMIT_S:
             then()
         else:
-            self._reactor.after(POLL_S, lambda: self._look(wanted, seen, kill_at, then))
+            self._reactor.after(POLL_S, lambda: self._look(find, seen, kill_at, then))
 
     def _note(self, message: str, left: list[Identity], **more: str) -> None:
         self._chronicle.note({"event": "log", **more, "message": message, "pids": [who.pid for who in left]})

@@ -1,4 +1,4 @@
-"""Limits of processes: set before a program begins, and recognised when it has died of one.
+"""Limits of processes: set before a program begins, and recognised when it has died of one; endings in words.
 
 MEMORY_LIMIT_MB is RLIMIT_AS, which counts address space, and OPEN_FILES is RLIMIT_NOFILE. What the kernel kills for
 want of memory it counts: for the control group, where that can be read, else for the whole machine.
@@ -13,6 +13,9 @@ import signal
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Callable
+
+from clusterctl.agent.child import Child, describe_exit
+from clusterctl.agent.reactor import Reactor
 
 MEGABYTE = 1_000_000
 LOOK_S = 10.0  # a large process may take seconds to end
@@ -64,6 +67,32 @@ def limit_met(tail: Sequence[str], spec: Mapping[str, Any]) -> str | None:
         limit = spec.get("open_files")
         return "too many open files" + (f": OPEN_FILES = {limit}" if limit is not None else "")
     return None
+
+
+class Endings:
+    """Why processes that nobody meant to end have ended."""
+
+    def __init__(self, spec: Mapping[str, Any], reactor: Reactor) -> None:
+        self._spec = spec
+        self._kills = OomKills()
+        reactor.every(LOOK_S, self._kills.look)
+
+    def hear(self, child: Child, message: Message) -> None:
+        """A process said something: perhaps that it ends because of numbers that will be the same next time."""
+        if message["event"] == "nan" and message.get("action") == "failed":
+            child.hopeless = str(message.get("message"))
+
+    def explain(self, child: Child, tail: Sequence[str]) -> Message:
+        """`message`, and what its reader may go by: `oom`, `stalled`, `hopeless`, where they hold."""
+        code = child.exit_code or 0
+        if child.stalled is not None:
+            return {"message": child.stalled, "stalled": True}
+        if self._kills.claim(code):
+            return {"message": describe_exit(code, oom=True), "oom": True}
+        if child.hopeless is not None:
+            return {"message": f"{describe_exit(code)}: {child.hopeless}", "hopeless": True}
+        limit = limit_met(tail, self._spec)
+        return {"message": describe_exit(code) + (f" ({limit})" if limit else "")}
 
 
 class OomKills:

@@ -19,6 +19,8 @@ from clusterctl.agent.reactor import READ, WRITE, Reactor
 MAX_FRAME = 16 << 20
 HANDSHAKE_S = 10.0
 Message = dict[str, Any]
+#: A frame in which a node's guardian says that its supervisor is dead.
+GONE: Message = {"a": 0, "gone": True}
 
 
 def tls_context(run: RunPaths, *, server: bool) -> ssl.SSLContext:

@@ -19,6 +19,7 @@ OPERATIONS = {
     "stop": ("stop", "stop"),
     "logs": ("watch", "logs"),
     "follow": ("watch", "follow"),
+    "story": ("story", "story"),
     "collect": ("collect", "collect"),
     "prune": ("prune", "prune"),
     "find_checkpoints": ("checkpoints", "find"),

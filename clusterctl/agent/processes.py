@@ -21,7 +21,7 @@ POLL_S = 0.02
 LOOKS = 4  # at a process without environment
 NO_ENVIRONMENT = {b""}
 KERNEL_THREAD = 0x00200000  # PF_KTHREAD among the flags of /proc/PID/stat
-LIVE_STATES = ("starting", "ready", "running")  # of a process of a run
+LIVE_STATES = ("starting", "ready", "running", "stalled")  # of a process of a run
 
 
 class Identity(tuple):  # type: ignore[type-arg]  # python 3.9 has no generic base here

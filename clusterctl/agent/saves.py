@@ -38,7 +38,7 @@ class Saves:
         tag, first = whole.tag, whole.receipts[0]
         try:
             self._write_manifest(whole)
-        except (OSError, ValueError) as exc:
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as exc:  # of a receipt that a node made up
             is_full = getattr(exc, "errno", 0) in (errno.ENOSPC, errno.EDQUOT)
             self._fail(f"cannot write the manifest of {tag}: {exc}" + ("; free space there" if is_full else ""))
             return

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any, Callable
 
 from clusterctl.agent.child import Child
-from clusterctl.agent.processes import send_signal, stat_fields
+from clusterctl.agent.processes import Identity, identify, is_alive, stat_fields
 from clusterctl.agent.reactor import Reactor
 
 TURNS = 4  # looks within the time after which a process is stalled
@@ -27,11 +27,15 @@ Message = dict[str, Any]
 
 @dataclass
 class Watch:
-    """What is known of one process: its last sign of life, the ping that it has not answered, the state before."""
+    """What is known of one process: its last sign of life, the ping that it has not answered, the state before.
+
+    `speaker` takes the signal for its stacks; it may be a process below the one that we have started.
+    """
 
     heard: float
     pinged: float | None = None
-    signal: int | None = None
+    speaker: Identity | None = None
+    signal: int = 0
     before: str = ""
 
 
@@ -64,7 +68,7 @@ class Stalls:
         watch = self._watched.setdefault(child, Watch(now))
         event = message["event"]
         if event == "stacks":
-            watch.signal = _signal_number(message.get("signal"))
+            watch.speaker, watch.signal = _speaker(child, message), _signal_number(message.get("signal"))
         elif event == "pong":
             watch.pinged = None
         elif child.serves:
@@ -83,9 +87,8 @@ class Stalls:
             watch = self._watch(child, now)
             if watch is None or self._is_over():
                 continue
-            watch.heard += away_s
-            if watch.pinged is not None:
-                watch.pinged += away_s
+            watch.heard = min(now, watch.heard + away_s)
+            watch.pinged = None if watch.pinged is None else min(now, watch.pinged + away_s)
             silent_s = self._silent_s(child, watch, now)
             if silent_s > 0 and child.state in ("running", "ready"):
                 self._stalled(child, watch, silent_s)
@@ -113,7 +116,7 @@ class Stalls:
         watch.before, child.state = child.state, "stalled"
         limit_s = self.ping_s if child.serves else self.stall_s
         lack = "has not answered" if child.serves else "has made no step"
-        how = _how_it_is(child)
+        how = _how_it_is(watch.speaker or child.identity)
         words = f"{lack} for {limit_s:g} s: stalled{how}"
         self._note({"event": "stalled", "stalled_s": round(silent_s, 1), "message": words}, child)
         has_stacks = self._ask_for_stacks(child, watch, words)
@@ -123,11 +126,11 @@ class Stalls:
 
     def _ask_for_stacks(self, child: Child, watch: Watch, words: str) -> bool:
         """Only of a process that told us the signal: another would die of it."""
-        if watch.signal is None or child.identity is None:
+        if watch.speaker is None or not watch.signal or not is_alive(watch.speaker):
             return False
         child.remark(f"{child.name} {words}; the stacks of its threads follow")
         try:
-            os.kill(child.identity.pid, watch.signal)
+            os.kill(watch.speaker.pid, watch.signal)
         except OSError:
             return False
         return True
@@ -139,20 +142,29 @@ class Stalls:
 
     def _kill(self, child: Child) -> None:
         """Also what its group holds. It counts as a failure of its own."""
-        if child.state == "stalled" and child.identity is not None and not self._is_over():
+        if child.state == "stalled" and not self._is_over():
             child.signal(signal.SIGKILL)
-            send_signal(child.identity, signal.SIGKILL)
 
 
-def _how_it_is(child: Child) -> str:
-    fields = stat_fields(child.identity.pid) if child.identity is not None else None
+def _how_it_is(who: Identity | None) -> str:
+    fields = stat_fields(who.pid) if who is not None else None
     state = fields[0] if fields else ""
     if state == STOPPED:
         return " (it is stopped by a signal)"
     return " (it waits for a disk or device)" if state == UNINTERRUPTIBLE else ""
 
 
-def _signal_number(value: object) -> int | None:
-    """None for what is no signal that a program may handle."""
-    known = isinstance(value, int) and value in range(1, signal.NSIG) and value not in (signal.SIGKILL, signal.SIGSTOP)
-    return int(value) if known and isinstance(value, int) else None
+def _speaker(child: Child, message: Message) -> Identity | None:
+    """Who says so, if it is of the process's own session; anything else we do not signal."""
+    pid = message.get("pid")
+    fields = stat_fields(pid) if isinstance(pid, int) and pid > 0 else None
+    if fields is None or child.identity is None or int(fields[3]) != child.identity.pid:
+        return None
+    return identify(int(message["pid"]))
+
+
+def _signal_number(value: object) -> int:
+    """0 for what is no signal that a program may handle."""
+    if not isinstance(value, int) or value in (signal.SIGKILL, signal.SIGSTOP):
+        return 0
+    return value if 0 < value < signal.NSIG else 0

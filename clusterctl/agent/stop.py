@@ -2,50 +2,39 @@
 
 from __future__ import annotations
 
+import os
 import signal
-import socket
 from pathlib import Path
 from typing import Any
 
+from clusterctl.agent import ports
 from clusterctl.agent.files import read_json
-from clusterctl.agent.jobs import (
-    find_job,
-    is_free,
-    mark_ended,
-    membership,
-    pick_run,
-    read_state,
-    run_state,
-    supervisor_of,
-)
-from clusterctl.agent.paths import JobPaths
-from clusterctl.agent.processes import (
-    LIVE_STATES,
-    Identity,
-    end_all,
-    find_by_environment,
-    is_alive,
-    run_environment,
-    send_signal,
-    wait_until,
-)
-from clusterctl.agent.protocol import Peer
+from clusterctl.agent.jobs import find_job, is_free, mark_ended, membership, pick_run, read_state, run_state
+from clusterctl.agent.orphans import GUARDIAN, SUPERVISOR, agents_of, job_dir_of, named, of_job
+from clusterctl.agent.paths import JobPaths, expand, is_job_id
+from clusterctl.agent.processes import LIVE_STATES, Identity, end_all, is_alive, send_signal, wait_until
+from clusterctl.agent.protocol import AgentError, Peer
 
 MARGIN_S = 15.0
 START_S = 20.0  # a start under way holds the job's lock before there is a supervisor to be told
+AGENTS_S = 2.0  # in which a guardian that has nothing to do any more ends
+PORTS_S = 2.0
 
 
 def stop(root: Path, request: dict[str, Any], peer: Peer) -> dict[str, Any]:
-    """TERM, the run's grace, KILL; then whatever else carries the job's environment, whoever started it."""
-    job = find_job(root, request["ref"])
-    if not wait_until(lambda: _has_supervisor(job) or is_free(job), START_S):
+    """TERM, the run's grace, KILL; then whatever else is of the job, whichever run and supervisor it had."""
+    job = _find(root, request["ref"])
+    if not wait_until(lambda: bool(_supervisors(job)) or is_free(job), START_S):
         _end_holder(job)
-    grace_s, was, killed = _stop_supervisor(job, peer)
-    found, by_kill, survivors = end_all(lambda: find_by_environment(run_environment(job.dir)), grace_s)
+    grace_s, was, killed = _stop_supervisors(job, peer)
+    found, by_kill, _ = end_all(lambda: of_job(job.dir), grace_s)
+    end_all(lambda: agents_of(job.dir, SUPERVISOR, GUARDIAN), AGENTS_S)
+    left = [*of_job(job.dir), *agents_of(job.dir, SUPERVISOR, GUARDIAN)]
     run = pick_run(job)
     spec = read_json(run.spec) if run else None
     if run is not None and run_state(run, read_state(run)) == "lost":
         mark_ended(run, "stopped", "stopped by the user after its supervisor was lost")
+    busy = _busy_ports(job)
     return {
         "job": job.dir.name,
         "dir": str(job.dir),
@@ -54,28 +43,47 @@ def stop(root: Path, request: dict[str, Any], peer: Peer) -> dict[str, Any]:
         "was": was,
         "killed": killed + by_kill,
         "leftovers": found,
-        "survivors": survivors,
-        "ports_busy": _busy_ports(job),
+        "survivors": len(left),
+        "left": named(left),
+        "ports_busy": [holder["port"] for holder in busy],
+        "holders": busy,
     }
 
 
-def _stop_supervisor(job: JobPaths, peer: Peer) -> tuple[float, str, int]:
+def _find(root: Path, ref: str | None) -> JobPaths:
+    """The job; also one whose directory is gone, as long as there are processes of it."""
+    try:
+        return find_job(root, ref)
+    except AgentError as exc:
+        place = expand(ref) if ref and ("/" in ref or ref.startswith("~")) else root / str(ref)
+        if exc.kind != "no_job" or not is_job_id(place.name) or place.parent != root:
+            raise
+        if not of_job(place) and not agents_of(place, SUPERVISOR, GUARDIAN):
+            raise
+        return JobPaths(place)
+
+
+def _stop_supervisors(job: JobPaths, peer: Peer) -> tuple[float, str, int]:
     """(the run's grace in seconds, the state it was in, how many processes needed KILL)."""
     run = pick_run(job)
     spec = read_json(run.spec) if run else None
-    if run is None or spec is None:
-        return 10.0, "dispatched", 0
-    state = read_state(run)
-    was, grace_s = run_state(run, state), float(spec["grace_s"])
-    who = supervisor_of(state)
-    if who is None or not is_alive(who):
-        return grace_s, was, 0
-    peer.send({"stopping": sum(p["state"] in LIVE_STATES for p in state["processes"])})
-    send_signal(who, signal.SIGTERM)
-    if not wait_until(lambda: not is_alive(who), 2 * grace_s + MARGIN_S):
-        send_signal(who, signal.SIGKILL)
-        wait_until(lambda: not is_alive(who), MARGIN_S)
-    return grace_s, was, int(read_state(run).get("killed", 0))
+    known = run is not None and spec is not None
+    state = read_state(run) if run is not None and known else {"processes": []}
+    was = run_state(run, state) if run is not None and known else "dispatched"
+    grace_s = float(spec["grace_s"]) if spec else 10.0
+    alive = _supervisors(job)
+    if alive:
+        peer.send({"stopping": sum(p["state"] in LIVE_STATES for p in state["processes"])})
+        _end_supervisors(alive, grace_s)
+    return grace_s, was, int(read_state(run).get("killed", 0)) if run is not None and alive else 0
+
+
+def _end_supervisors(alive: list[Identity], grace_s: float) -> None:
+    for number, limit_s in ((signal.SIGTERM, 2 * grace_s + MARGIN_S), (signal.SIGKILL, MARGIN_S)):
+        for who in alive:
+            send_signal(who, number)
+        if wait_until(lambda: not any(map(is_alive, alive)), limit_s):
+            return
 
 
 def _end_holder(job: JobPaths) -> None:
@@ -87,23 +95,20 @@ def _end_holder(job: JobPaths) -> None:
         wait_until(lambda: not is_alive(who), MARGIN_S)
 
 
-def _has_supervisor(job: JobPaths) -> bool:
+def _supervisors(job: JobPaths) -> list[Identity]:
+    """Also of a run whose files are gone."""
+    return agents_of(job.dir, SUPERVISOR)
+
+
+def _busy_ports(job: JobPaths) -> list[dict[str, Any]]:
+    """Who listens on ports that this run's pservers had, other jobs excepted: they may have them."""
     run = pick_run(job)
-    return run is not None and is_alive(supervisor_of(read_state(run)))
+    had = {p["port"] for p in read_state(run)["processes"] if p.get("port")} if run else set()
+    ours = os.path.realpath(job.dir)
 
+    def holders() -> list[dict[str, Any]]:
+        found = [holder for port in sorted(had) if ports.is_listening(port) for holder in ports.holders([port])]
+        return [holder for holder in found if not holder["pid"] or job_dir_of(holder["pid"]) in (None, ours)]
 
-def _busy_ports(job: JobPaths) -> list[int]:
-    """The ports of this run's pservers on which somebody still listens."""
-    run = pick_run(job)
-    ports = [p["port"] for p in read_state(run)["processes"] if p.get("port")] if run else []
-    return [port for port in ports if not _is_free(port)]
-
-
-def _is_free(port: int) -> bool:
-    with socket.socket() as sock:
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            sock.bind(("", port))
-        except OSError:
-            return False
-    return True
+    wait_until(lambda: not holders(), PORTS_S)
+    return holders()

@@ -25,11 +25,16 @@ from clusterctl.agent.environment import NodeFacts, environment
 from clusterctl.agent.files import read_json, write_json
 from clusterctl.agent.leading import LocalLead, RemoteLead, lead_node
 from clusterctl.agent.leftovers import Leftovers
+from clusterctl.agent.limits import Endings, limiter
 from clusterctl.agent.paths import JobPaths, RunPaths
 from clusterctl.agent.ports import Held, is_listening, take_top
 from clusterctl.agent.processes import LIVE_STATES
 from clusterctl.agent.reactor import Reactor
+from clusterctl.agent.reaper import adopt_orphans, reap_orphans
+from clusterctl.agent.renewal import Renewal
 from clusterctl.agent.saves import Saves
+from clusterctl.agent.stalls import Stalls
+from clusterctl.runtime.manifest import check_receipt
 
 SNAPSHOT_S = 1.0
 RUNNING_AFTER_S = 1.0  # a program that never speaks to us counts as running when it has lived this long
@@ -75,7 +80,9 @@ class Supervisor:
         self.chronicle = Chronicle(run, spec["node"], lambda: self.children, reactor.now)
         self._note = self.chronicle.note
         self._saves = Saves(run, spec, self._note, self._fail_node, self._say)
-        self._leftovers = Leftovers(run, float(spec["grace_s"]), reactor, self.chronicle)
+        self._endings = Endings(spec, reactor)
+        self._stalls = Stalls(spec, reactor, lambda: self.children, self._note, lambda: self.stopping)
+        self._leftovers = Leftovers(run, float(spec["grace_s"]), reactor, self.chronicle, self._is_guardian)
         self._guardian, self._lifeline = self._new_guardian()
         reactor.on_signals(SIGNALS, self._on_signal)
         reactor.every(SNAPSHOT_S, self.chronicle.write_state)
@@ -94,6 +101,9 @@ class Supervisor:
     def _new_guardian(self) -> tuple[Any, int]:
         grace_s = float(self.spec["grace_s"])
         return guardian.spawn(self.run.job.dir, self.run.run, grace_s, self._lock_fd)
+
+    def _is_guardian(self, pid: int) -> bool:
+        return bool(self._guardian.pid == pid)
 
     def begin(self, listener: socket.socket | None) -> None:
         """Joins the run. The lead's node gives its listening socket."""
@@ -158,7 +168,8 @@ class Supervisor:
         if child.attempt > 1:  # it seems that the program does not share the port with us
             self._ports.release(child.name)
         try:
-            child.start(self.run.job.dir, self.run.job.log, lambda fd: self._environment(child, fd), time.time())
+            make_env = lambda fd: self._environment(child, fd)  # noqa: E731
+            child.start(self.run.job.dir, self.run.job.log, make_env, time.time(), limiter(self.spec))
         except OSError as exc:
             child.state = "failed"
             command = child.plan["argv"][0]
@@ -287,42 +298,19 @@ class Supervisor:
         return next(child for child in self.children if child.name == name)
 
     def _renew(self, attempts: Mapping[str, int], in_s: float, then: Callable[[], None]) -> None:
-        """Ends what still runs of these, sees to what they leave behind, and puts new ones in their places."""
+        """Puts new processes in the places of these, and calls `then`."""
         self._idle = self._cleared = False
-        old = [child for child in self.children if child.name in attempts]
-        for child in old:
-            child.next_attempt, child.state = attempts[child.name], "restarting"
+        old, epoch = [child for child in self.children if child.name in attempts], self._epoch
+
+        def put(ended: Sequence[Child]) -> None:
+            renewed = {child.name: self._new_child(child.plan, child.next_attempt) for child in ended}
+            self.children = [renewed.get(child.name, child) for child in self.children]
+            then()
+
+        overtaken = lambda: self.stopping or self._epoch != epoch  # noqa: E731
+        renewal = Renewal(self.reactor, self._leftovers, old, attempts, in_s, overtaken)
         self._terminate(old)
-        not_before = self.reactor.now() + in_s
-        overtaken = self._overtaken(old, self._epoch)
-        self._when_ended(old, overtaken, lambda: self._replace(old, overtaken, not_before, then))
-
-    def _overtaken(self, old: Sequence[Child], epoch: int) -> Callable[[], bool]:
-        attempts = [child.next_attempt for child in old]
-        return lambda: self.stopping or self._epoch != epoch or attempts != [child.next_attempt for child in old]
-
-    def _when_ended(self, old: Sequence[Child], overtaken: Callable[[], bool], then: Callable[[], None]) -> None:
-        if overtaken():
-            return
-        if any(child.alive for child in old):
-            self.reactor.after(END_POLL_S, lambda: self._when_ended(old, overtaken, then))
-        else:
-            self._leftovers.clear(then, old)
-
-    def _replace(
-        self, old: Sequence[Child], overtaken: Callable[[], bool], not_before: float, then: Callable[[], None]
-    ) -> None:
-        if overtaken():
-            return
-        rest_s = not_before - self.reactor.now()
-        if rest_s > 0:
-            self.reactor.after(rest_s, lambda: self._replace(old, overtaken, not_before, then))
-            return
-        for child in old:
-            child.close()
-        renewed = {child.name: self._new_child(child.plan, child.next_attempt) for child in old}
-        self.children = [renewed.get(child.name, child) for child in self.children]
-        then()
+        renewal.begin(put)
 
     def _kill(self, children: list[Child]) -> None:
         for child in children:
@@ -335,6 +323,8 @@ class Supervisor:
 
     def _on_message(self, child: Child, message: Message) -> None:
         """What a process says is its own word: nothing that it says may end us, or pass for ours."""
+        self._stalls.hear(child, message)
+        self._endings.hear(child, message)
         if message["event"] not in FROM_PROCESSES:
             return
         said = {key: value for key, value in message.items() if key not in OURS_IN_EVENTS}
@@ -361,8 +351,8 @@ class Supervisor:
             child.progress["values"] = said["values"]
             self._saves.log(child, said)
         elif event == "saved" and child.role == "pserver":
-            order = {"do": "saved", "tag": str(said["tag"]), **_who(child), "node": self.spec["node"]}
-            self.lead.say({**said, **order})
+            order = {"do": "saved", **_who(child), "node": self.spec["node"]}
+            self.lead.say({**check_receipt(said, child.rank), **order})
         self._note(said, child)
 
     def _on_log_error(self, child: Child, exc: OSError) -> None:
@@ -390,6 +380,7 @@ class Supervisor:
         for child in self.children:
             if child.poll():
                 self._ended(child)
+        reap_orphans({self._guardian.pid, *(child.pid for child in self.children if child.pid)})
         self._settle()
 
     def _ended(self, child: Child) -> None:
@@ -408,6 +399,8 @@ class Supervisor:
             "worked": child.worked or child.lived_s(time.time()) > WORKED_S,
             "step": child.progress.get("step"),
         }
+        if child.exit_code and not expected:
+            news.update(self._endings.explain(child, news["tail"]))
         if child.exit_code and not expected and child.name in self._ports.ports and found_port_taken(news["tail"]):
             news["port_taken"] = True
         self._note({"event": "exited", **news}, child)
@@ -509,6 +502,7 @@ def main(argv: list[str]) -> None:
         if spec["node"] == lead_node(spec):
             listener = take_top(spec["address"], spec["port"])
         reactor = Reactor()
+        adopt_orphans()
         supervisor = Supervisor(run, spec, int(lock_fd), reactor, new=bool(new))
         supervisor.chronicle.write_state()  # before anybody is told that there is a run to look at
         port = listener.getsockname()[1] if listener else None

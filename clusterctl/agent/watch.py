@@ -1,8 +1,8 @@
 """Reads a run's events and logs for the control machine, once or as they come.
 
-Streams are announced first: `{"streams": [{"role", "rank", "at"}, ...], "run": ...}`, each from the offset `at` on. Lines
-follow in time order as `{"lines": [[time, stream, text, offset behind it], ...]}`, events as `{"events": [...], "at":
-offset}`, and how many lines a budget held back as `{"held": [[stream, lines, offset behind them], ...]}`.
+Streams are announced first: `{"streams": [{"role", "rank", "at"}, ...], "run": ...}`, each from the offset `at` on.
+Lines follow in time order as `{"lines": [[time, stream, text, offset behind it], ...]}`, events as `{"events": [...],
+"at": offset}`, and how many lines a budget held back as `{"held": [[stream, lines, offset behind them], ...]}`.
 """
 
 from __future__ import annotations
@@ -24,6 +24,9 @@ from clusterctl.agent.processes import is_alive
 from clusterctl.agent.protocol import AgentError, Peer
 
 BATCH = 500
+BATCH_CHARS = 1 << 20  # each may become six bytes, and nobody takes more than some megabytes as one message
+EVENTS_BYTES = 1 << 20
+LONGEST_EVENT = 8 << 20
 POLL_S = 0.1
 HEARTBEAT_S = 2.0
 BURST_S = 10.0  # of a budget, which may be used at once
@@ -40,7 +43,9 @@ class EventReader:
         try:
             with self._path.open("rb") as f:
                 f.seek(self.offset)
-                data = f.read(1 << 20)
+                data = f.read(EVENTS_BYTES)
+                if b"\n" not in data:
+                    data += f.read(LONGEST_EVENT)
         except FileNotFoundError:
             return []
         whole = data[: data.rfind(b"\n") + 1]
@@ -109,23 +114,24 @@ def logs(root: Path, request: dict[str, Any], peer: Peer) -> dict[str, Any]:
     """What the logs hold now; with `tail` only the last so many lines of each."""
     run = _run(root, request)
     streams = Streams(run, request)
-    peer.send({"run": run.run, "streams": streams.announce()})
     tail = request.get("tail")
     if tail is not None and not request.get("grep"):
         for reader in streams.readers:
             reader.seek_tail(tail)
+    peer.send({"run": run.run, "streams": streams.announce()})
     _send_lines(peer, streams.lines(final=True, tail=tail))
     return {}
 
 
 def _send_lines(peer: Peer, rows: Iterable[list[Any]]) -> int:
     batch: list[list[Any]] = []
-    count = 0
+    count = chars = 0
     for row in rows:
         batch.append(row)
-        if len(batch) == BATCH:
+        chars += len(row[2])
+        if len(batch) == BATCH or chars > BATCH_CHARS:
             peer.send({"lines": batch})
-            count, batch = count + BATCH, []
+            count, chars, batch = count + len(batch), 0, []
     if batch:
         peer.send({"lines": batch})
     return count + len(batch)

@@ -23,6 +23,9 @@ from clusterctl.agent.tree import COPY_BYTES, END, HEADER
 if TYPE_CHECKING:
     from clusterctl.agent.staging import Stream
 
+# Of a wheel: five or six parts of PEP 427. It becomes a path, and its parts lines of a requirements file.
+FILE_NAME = re.compile(r"[A-Za-z0-9_.]+-[A-Za-z0-9_.+!]+(-[A-Za-z0-9_.]+){3,4}\.whl")
+DIGEST = re.compile(r"[0-9a-f]{64}")
 SHEBANG_CHARS = 127  # what every Linux reads of a first line
 
 
@@ -45,9 +48,8 @@ class Wheel(NamedTuple):
 def decode_lock(rows: Any) -> list[Wheel]:
     """The wheels of a lock from elsewhere. Raises `AgentError` for names that are more than names."""
     wheels = [Wheel(str(file), str(digest), int(size)) for file, digest, size in rows]
-    for file, digest, _ in wheels:
-        plain = file.endswith(".whl") and "/" not in file and file.count("-") >= 4
-        if not plain or len(digest) != 64 or set(digest) - set("0123456789abcdef"):
+    for file, digest, size in wheels:
+        if not FILE_NAME.fullmatch(file) or not DIGEST.fullmatch(digest) or size < 0:
             raise AgentError(f"{file!r} is not the name of a wheel", kind="refused")
     return wheels
 

@@ -22,6 +22,7 @@ LITTLE_DISK, NO_DISK = 1.0 * GB, 0.01 * GB
 FEW_INODES = 1_000
 LITTLE_MEMORY = 0.5 * GB
 BASE_FILES = 64
+NODES_NAMED = 8
 
 
 @dataclass(frozen=True)
@@ -204,14 +205,28 @@ def busy_ports(facts: Facts) -> Iterator[Finding]:
 
 def remains(facts: Facts) -> Iterator[Finding]:
     """Processes of dead jobs, and half-sent workspaces."""
+    by_job: dict[str, dict[int, list[int]]] = {}
     for node, of in facts.items():
         for left in of["leftovers"]:
-            count = len(left["pids"])
-            message = f"{count} {'process' if count == 1 else 'processes'} of {left['job']} left by a dead supervisor"
-            yield Finding("leftovers", WARNS, (node,), message, f"clusterctl stop {left['job']}")
+            by_job.setdefault(left["job"], {})[node] = left["pids"]
+    for job, pids in by_job.items():
+        count = sum(map(len, pids.values()))
+        processes = f"{count} {'process' if count == 1 else 'processes'}"
+        message = f"{processes} of {job} left by a dead supervisor: {_pids(pids)}"
+        yield Finding("leftovers", WARNS, tuple(sorted(pids)), message, f"clusterctl stop {job}")
+    for node, of in facts.items():
         if of["half_dispatched"]:
             message = f"{len(of['half_dispatched'])} half-sent workspaces in ROOT_DIR/.clusterctl/incoming"
             yield Finding("leftovers", WARNS, (node,), message, "the next dispatch removes them")
+
+
+def _pids(by_node: Mapping[int, list[int]]) -> str:
+    """`pid 12, 13`; of several nodes `pid 12, 13 on node 0; pid 7 on node 1`, of many only the first ones."""
+    rows = sorted(by_node.items())
+    said = [f"pid {', '.join(map(str, pids))}" for _, pids in rows]
+    if len(rows) > 1:
+        said = [f"{pids} on node {node}" for pids, (node, _) in zip(said, rows, strict=True)]
+    return "; ".join([*said[:NODES_NAMED], *["..."] * (len(said) > NODES_NAMED)])
 
 
 def addresses(facts: Facts) -> Iterator[Finding]:

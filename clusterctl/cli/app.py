@@ -248,6 +248,14 @@ def logs(
     logs(context.obj, job, follow=follow, role=role, rank=rank, node=node, since=since, tail=tail, grep=grep, fold=fold)
 
 
+@command(app, "why", "clusterctl why")
+def why(context: typer.Context, job: JobArgument = None) -> None:
+    """Tell the first cause of a failure, across all nodes, and what to do."""
+    from clusterctl.cli.commands.why import why
+
+    why(context.obj, job)
+
+
 @command(app, "stop", "clusterctl stop")
 def stop(context: typer.Context, job: JobArgument = None) -> None:
     """End everything of a job; prove that nothing is left."""
@@ -417,7 +425,7 @@ START_OPTIONS = (
     "--version",
 )
 TAKES_PROGRAM = ("start", "exec")
-NOT_YET = ("why", "report")
+NOT_YET = ("report",)
 
 
 def parse(argv: list[str]) -> Arguments:
@@ -488,5 +496,10 @@ def run(argv: list[str] | None = None) -> int:
         code = 141
     except OSError as exc:
         console.error(ClusterctlError(f"{exc.strerror or exc}" + (f": {exc.filename}" if exc.filename else "")))
+        code = ClusterctlError.exit_code
+    except Exception as exc:  # noqa: BLE001 - its words may be a node's, and harm a terminal
+        console.traceback(exc)
+        hint = "a mistake in clusterctl, or a node that answers nonsense; the lines above say where it was noticed"
+        console.error(ClusterctlError(f"{type(exc).__name__}: {exc}", hint=hint))
         code = ClusterctlError.exit_code
     return code

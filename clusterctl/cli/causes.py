@@ -5,7 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from clusterctl.cluster import Cluster
     from clusterctl.inventory import Inventory
+    from clusterctl.observe.why import Why
+    from clusterctl.observe.why_evidence import Incident
 
 
 def cause_lines(inventory: Inventory, cause: dict[str, Any] | None) -> list[str]:
@@ -17,3 +20,47 @@ def cause_lines(inventory: Inventory, cause: dict[str, Any] | None) -> list[str]
     where = f"{node.label} ({node.where}): " if node and not who and cause.get("kind") != "node_lost" else ""
     lines = [f"first cause: {who}{where}{cause.get('message', '')}"]
     return lines + [f"  | {line}" for line in cause.get("tail") or ()]
+
+
+def headline(found: Why, one: Incident) -> str:
+    """One thing that went wrong, in a line: who, where, what, and what that means."""
+    node = found.members.by_id.get(one.node if one.node is not None else -1)
+    who = f"{one.process}@{node.label} ({node.where}) " if node and one.process else ""
+    said = one.diagnosis.words
+    if one.kind == "node_lost":
+        return f"node{one.node} is lost: {one.message}{'; ' + said if said else ''}"
+    place = f"{node.label} ({node.where}): " if node and not who else ""
+    message = _ending(one)
+    text = f"{who}{place}{message}" + (f": {said}" if said and said not in message else "")
+    if one.times > 1 and one.since is not None:
+        text += f", {one.times} times in the same way within {one.t - one.since:.0f} s"
+    return text
+
+
+def incident_line(found: Why, one: Incident) -> str:
+    """The same, shorter, for one of many."""
+    error = one.diagnosis.error
+    text = headline(found, one)
+    return text if not error or error in text or one.kind == "failure" else f"{text} ({error})"
+
+
+def _ending(one: Incident) -> str:
+    """Signals by number: their names come with what they mean."""
+    code = one.exit_code
+    plain = code is not None and code < 0 and one.diagnosis.kind != "stalled"
+    return f"was ended by signal {-(code or 0)}" if plain else one.message
+
+
+def first_cause_lines(cluster: Cluster, job: str, cause: dict[str, Any]) -> list[str]:
+    """How a run that has just failed is told: by all nodes' events, else by what the lead took for the cause."""
+    from clusterctl.errors import ClusterctlError
+    from clusterctl.observe.why import why
+
+    try:
+        found = why(cluster, job)
+    except ClusterctlError:
+        return cause_lines(cluster.inventory, cause)
+    first = found.explanation.cause
+    if first is None:
+        return cause_lines(cluster.inventory, cause)
+    return [f"first cause: {headline(found, first)}", *(f"  | {line}" for _, line in first.lines)]

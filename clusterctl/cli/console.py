@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 import shutil
 import sys
 from collections.abc import Iterable, Sequence
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 
 SCHEMA = "clusterctl/1"
 BIDI = "\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"  # what turns text around
+HARMFUL = re.compile(f"[\x00-\x08\x0a-\x1f\x7f-\x9f\ud800-\udfff{BIDI}]")
 
 
 class Console:
@@ -54,13 +56,15 @@ class Console:
             print("\x1b[H\x1b[2J", end="", file=self.people)
 
     def warn(self, text: str) -> None:
-        print(text, file=sys.stderr, flush=True)
+        """A line for people that comes even with `--quiet`; as harmless as others."""
+        print(clean(text, keep_newlines=True), file=sys.stderr, flush=True)
 
     def document(self, value: dict[str, Any]) -> None:
         """The one JSON document of a command; nothing without `--json`."""
         if self.json:
             document = _finite({"schema": SCHEMA, **value})
-            print(json.dumps(document, indent=None if self.streaming else 1), flush=True)
+            text = json.dumps(document, indent=None if self.streaming else 1)  # ASCII, and but for DEL printable
+            print(text.replace("\x7f", "\\u007f"), flush=True)
 
     def stream(self) -> None:
         """From here on `--json` means a line per event, and a last one for how it ended."""
@@ -76,12 +80,16 @@ class Console:
         if not isinstance(error, ReportedError):
             self.document({"error": _describe(error)})
         if self.verbose:
-            import traceback
-
-            traceback.print_exception(error)
-        self.warn(clean(str(error), keep_newlines=True))
+            self.traceback(error)
+        self.warn(str(error))
         if error.hint:
             self.warn(f"  {clean(error.hint)}")
+
+    def traceback(self, error: BaseException) -> None:
+        """Where an error comes from, for who looks for a mistake in the program."""
+        import traceback
+
+        self.warn("".join(traceback.format_exception(error)).rstrip("\n"))
 
     def finish(self, value: dict[str, Any], error: ClusterctlError | None) -> None:
         """The document of a command that may have failed in part; raises the error, which stands in it."""
@@ -162,18 +170,16 @@ def clean(text: str, *, keep_newlines: bool = False) -> str:
     """Text from a node, harmless on a terminal: control characters and escape sequences made visible."""
     if (text.replace("\n", "") if keep_newlines else text).isprintable():
         return text
-    return "".join(_harmless(char, keep_newlines) for char in text)
+    return HARMFUL.sub(lambda found: _harmless(found[0], keep_newlines), text)
 
 
 def _harmless(char: str, keep_newlines: bool) -> str:
     code = ord(char)
-    if char == "\t" or (char == "\n" and keep_newlines):
+    if char == "\n" and keep_newlines:
         return char
     if code < 0x20:
         return chr(0x2400 + code)  # the Unicode pictures of control characters
-    if code == 0x7F or 0x80 <= code < 0xA0 or 0xD800 <= code < 0xE000 or char in BIDI:
-        return "\ufffd"
-    return char
+    return "\ufffd"
 
 
 def plural(count: int, word: str) -> str:

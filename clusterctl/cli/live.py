@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from clusterctl.cli.chart import resample
-from clusterctl.cli.console import Console, clean, fitting, human_count, human_time, percent
+from clusterctl.cli.console import Console, clean, fitting, human_count, human_time, percent, plural
+from clusterctl.cluster import NONSENSE
 from clusterctl.observe.follow import is_passing
 from clusterctl.observe.run_view import PassNumbers, RunView
 
@@ -17,7 +19,13 @@ if TYPE_CHECKING:
 
     from clusterctl.observe.follow import LogLine, News
 
-PROBLEM = re.compile(r"error|exception|traceback|warning|fatal|killed", re.IGNORECASE)
+PROBLEM = re.compile(r"(?i)error|exception|traceback|warning|fatal|killed")
+#: What the display wants of the logs: all that the first trainer says, short of a flood; of the others, trouble.
+LINES_WANTED = {
+    "budget": 20,
+    "grep": PROBLEM.pattern,
+    "speaker": {"role": "trainer", "rank": 0, "budget": 1000},
+}
 MOST_ROWS = 16
 PLAIN_EVERY_S = 10.0
 REDRAWS_PER_S = 4
@@ -63,10 +71,13 @@ class Display:
             self._tick()
             return
         for event in news.events:
-            self._event(event)
+            with contextlib.suppress(*NONSENSE):  # of a process that says anything, or a node that lies
+                self._event(event)
         for line in news.lines:
             if self._interesting(line):
                 self._line(line)
+        for role, rank, count in news.held:
+            self.say(f"{role}{rank}@{news.node.label}  ({plural(count, 'line')} not shown: clusterctl logs has them)")
         if news.error is not None:
             self.say(f"{news.error}{'; trying again' if is_passing(news.error) else ''}")
         elif news.back:
@@ -84,6 +95,8 @@ class Display:
             self.say(f"{self._moment(event)} {event['message']}")
         elif event["event"] in ("restarting", "rolled_back"):
             self.say(f"{self._moment(event)} {_recovery_words(event)}")
+        elif event["event"] == "stalled":
+            self.say(f"{self._moment(event)} {event['role']}{event['rank']}@node{event['node']} {event['message']}")
         elif event["event"] in ("suspect", "lost", "rejoined"):
             self.say(f"{self._moment(event)} {event.get('message') or 'node{node} is {event}'.format(**event)}")
         for numbers in self._view.new_passes():
@@ -160,7 +173,7 @@ class Display:
             lines.append(f"({hidden} more trainers; clusterctl status shows all)")
         if self._view.ended is None:
             lines.append("Ctrl-C stops the job everywhere · d detaches")
-        return Text("\n".join(lines), no_wrap=True, overflow="crop")
+        return Text("\n".join(map(clean, lines)), no_wrap=True, overflow="crop")
 
     def _rows(self) -> list[list[str]]:
         trainers = self._view.trainers

@@ -60,13 +60,9 @@ class _Reading:
                 continue
             told = "" if setting.secret else shown(raw)
             try:
-                value = setting.parse(raw)
+                self.values[setting.name] = setting.parse(raw)
             except ValueError as exc:
                 self.find(file, name, f"{told}: {exc}", lines.get(name))
-                continue
-            if not setting.works(value):
-                self.find(file, name, f"{told} is not available in this version", lines.get(name))
-            self.values[setting.name] = value
 
 
 def _settle(conf: Source, path: Path | None, environ: Mapping[str, str], overrides: Mapping[str, object]) -> Settings:

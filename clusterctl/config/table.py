@@ -1,11 +1,7 @@
-"""Every setting of conf.py: its names, what it may be, its default, what it does, and whether it works yet.
+"""Every setting of conf.py: its names, what it may be, its default, and what it does.
 
 This table is the one place that declares a setting. `Settings` has a field and `conf.py.example` a passage
 for each of them; tests hold the three in step.
-
-`available` tells what this version carries out: `YES` everything, `NOT_YET` only the default, a tuple of
-words only those (compared with `str(value)` up to a parenthesis) and the default. The loader refuses any
-other value, so that nothing is accepted without effect. Making a setting available changes that one word.
 """
 
 from __future__ import annotations
@@ -31,9 +27,6 @@ from clusterctl.config.parsers import (
 )
 from clusterctl.config.values import Best, Every, Mode, Restarts
 
-YES: Final = True
-NOT_YET: Final = False
-
 
 @dataclass(frozen=True)
 class Setting:
@@ -47,7 +40,6 @@ class Setting:
     default: object
     doc: str
     old: str = ""
-    available: bool | tuple[str, ...] = YES
     secret: bool = False
 
     @property
@@ -58,14 +50,6 @@ class Setting:
     def spellings(self) -> tuple[str, ...]:
         """The names that conf.py may use, the preferred one first."""
         return (self.name, self.old) if self.old else (self.name,)
-
-    def works(self, value: object) -> bool:
-        """Whether this version carries out `value`, which is a parsed one."""
-        if isinstance(self.available, tuple):
-            allowed = str(value).partition("(")[0] in self.available
-        else:
-            allowed = self.available
-        return allowed or value == self.parse(self.default)
 
 
 def _listed(value: object) -> object:
@@ -144,24 +128,22 @@ TABLE: Final[tuple[Setting, ...]] = (
         "fail",
         '"fail", "shrink" or "wait", once RESTARTS are spent',
     ),
-    Setting("STALL_S", seconds(1), 600, "after how long without a step a process is stalled", available=NOT_YET),
+    Setting("STALL_S", seconds(1), 600, "after how long without a step a process is stalled"),
     Setting(
         "ON_STALL",
         choice("warn", "fail"),
         "warn",
-        'what to do about it, "warn" or "fail"',
-        available=NOT_YET,
+        'what to do about it, "warn" or "fail", which kills it and counts as a failure',
     ),
     Setting(
         "ON_NAN",
-        choice("warn", "fail"),
+        choice("warn", "fail", "skip"),
         "warn",
-        'when the loss is not a number, "warn" or "fail"',
-        available=("warn",),
+        'when a loss or gradient is not finite, "warn", "fail" or "skip", which leaves the batch out',
     ),
     Setting("TIME_LIMIT_S", optional(seconds(1)), None, "how long a run may take"),
-    Setting("MEMORY_LIMIT_MB", optional(whole(1)), None, "memory of each process", available=NOT_YET),
-    Setting("OPEN_FILES", optional(whole(64)), None, "open files of each process", available=NOT_YET),
+    Setting("MEMORY_LIMIT_MB", optional(whole(1)), None, "address space of each process"),
+    Setting("OPEN_FILES", optional(whole(64)), None, "open files of each process"),
 )
 
 BY_SPELLING: Final[dict[str, Setting]] = {name: setting for setting in TABLE for name in setting.spellings}

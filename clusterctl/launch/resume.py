@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from clusterctl.agent.paths import META
 from clusterctl.cluster import AgentCall, Cluster, Message, combined, raise_failures
@@ -16,6 +17,7 @@ from clusterctl.config import Settings
 from clusterctl.errors import ClusterctlError, NodeError, RefusedError
 from clusterctl.inventory import Node, nodeset
 from clusterctl.launch.plan import OUR_ENGINE, LaunchPlan
+from clusterctl.runtime.manifest import is_piece_name, is_tag
 
 CHUNK_BYTES = 1 << 20
 ON_DISK_S = 600.0  # a piece that has come must reach the disk
@@ -108,7 +110,7 @@ def _find(cluster: Cluster, job: str, nodes: Sequence[Node]) -> list[Found]:
     """All that any node knows, the newest first; a manifest on one node speaks for all."""
     answers = raise_failures(cluster.ask({"op": "find_checkpoints", "ref": job}, nodes), "find checkpoints")
     found: dict[tuple[str, str], Found] = {}
-    for row in (row for answer in answers for row in answer["checkpoints"]):
+    for row in (row for answer in answers for row in answer["checkpoints"] if _is_sound(row)):
         key = (str(row["run"]), str(row["tag"]))
         manifest, reason = row["manifest"], row["reason"] or "it is not complete (no manifest)"
         if manifest is not None and not _is_of(manifest, row["tag"]):
@@ -119,9 +121,23 @@ def _find(cluster: Cluster, job: str, nodes: Sequence[Node]) -> list[Found]:
 
 
 def _is_of(manifest: Message, tag: str) -> bool:
+    """Whether it is that of a checkpoint, and what it names are names: they become paths on all nodes."""
     numbers = all(isinstance(manifest.get(name), int) for name in ("step", "pass", "seed", "pservers"))
-    files = all({"file", "pserver", "bytes", "sha256"} <= set(file) for file in manifest["files"])
-    return bool(manifest.get("checkpoint") and manifest.get("tag") == tag and "mode" in manifest and numbers and files)
+    files = manifest.get("files")
+    sound = isinstance(files, list) and all(map(_is_listed, files))
+    return bool(manifest.get("checkpoint") and manifest.get("tag") == tag and "mode" in manifest and numbers and sound)
+
+
+def _is_listed(file: Any) -> bool:
+    """Whether an entry of a manifest's files tells of a piece."""
+    if not isinstance(file, dict) or not {"file", "pserver", "bytes", "sha256"} <= set(file):
+        return False
+    size = file["bytes"]
+    return is_piece_name(file["file"]) and isinstance(file["pserver"], int) and isinstance(size, int) and size >= 0
+
+
+def _is_sound(row: Message) -> bool:
+    return str(row["run"]).isdigit() and is_tag(row["tag"]) and isinstance(row["manifest"], dict | None)
 
 
 def _verify(
@@ -185,7 +201,9 @@ def _move(cluster: Cluster, job: str, resume: Resume, file: Message, targets: Se
     with contextlib.ExitStack() as stack:
         sending = stack.enter_context(cluster.call(source, {"op": "send_piece", **about}))
         taking = [stack.enter_context(cluster.call(node, {"op": "take_piece", **about})) for node in targets]
-        left = int(sending.receive()["bytes"])
+        left = sending.receive()["bytes"]
+        if left != file["bytes"]:
+            raise NodeError(f"{file['file']} has other bytes than before", node=source.label, hint="resume again")
         while left:
             data = sending.read(min(left, CHUNK_BYTES))
             left -= len(data)

@@ -12,11 +12,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from clusterctl.cluster import AGENT_ENDED, Cluster, Message
+from clusterctl import answers
+from clusterctl.cluster import AGENT_ENDED, NONSENSE, Cluster, Message, senseless
 from clusterctl.errors import ClusterctlError, UnreachableError
 from clusterctl.inventory import Node
 
-QUEUE_NEWS = 1000
+QUEUE_NEWS = 100  # a node's news may be megabytes
 SILENCE_S = 20.0  # the agent speaks every two seconds
 RETRY_S = 1.0
 TICK_S = 0.25
@@ -99,7 +100,7 @@ class Follower:
         broken = False
         while not self._over.is_set():
             try:
-                ended = self._hear(node, cursor, broken)
+                ended = self._hear_sense(node, cursor, broken)
             except ClusterctlError as exc:
                 if not broken or not is_passing(exc):
                     self._put(News(node, error=exc))
@@ -112,16 +113,22 @@ class Follower:
                 self._put(News(node, ended=ended))
                 return
 
+    def _hear_sense(self, node: Node, cursor: _Cursor, broken: bool) -> Message | None:
+        try:
+            return self._hear(node, cursor, broken)
+        except NONSENSE as exc:
+            raise senseless(node, exc) from exc
+
     def _hear(self, node: Node, cursor: _Cursor, broken: bool) -> Message | None:
         request = {**self._request, "run": cursor.run, "at": cursor.at, "offsets": cursor.offsets}
         with self._cluster.call(node, request) as call:
-            streams = self._begin(call.receive(), cursor)
+            streams = self._begin(answers.news(call.receive()), cursor)
             if broken:
                 self._put(News(node, back=True))
             while not self._over.is_set():
-                message = call.receive(SILENCE_S)
+                message = answers.news(call.receive(SILENCE_S))
                 if "done" in message:
-                    return dict(message["done"])
+                    return answers.followed(message["done"])
                 self._take(node, message, streams, cursor)
         return None
 
@@ -138,7 +145,7 @@ class Follower:
             self._put(News(node, events=tuple(message["events"])))
             cursor.at = message["at"]
         elif "lines" in message:
-            self._put(News(node, lines=_lines(node, streams, message["lines"])))
+            self._put(News(node, lines=lines_of(node, streams, message["lines"])))
             for _, stream, _, end in message["lines"]:
                 cursor.offsets[_name(streams[stream])] = end
         elif "held" in message:
@@ -165,7 +172,7 @@ def _name(stream: Message) -> str:
     return f"{stream['role']}{stream['rank']}"
 
 
-def _lines(node: Node, streams: list[Message], rows: list[list[Any]]) -> tuple[LogLine, ...]:
+def lines_of(node: Node, streams: list[Message], rows: list[list[Any]]) -> tuple[LogLine, ...]:
     return tuple(
         LogLine(t, node, streams[stream]["role"], streams[stream]["rank"], text) for t, stream, text, _ in rows
     )

@@ -6,10 +6,11 @@ import heapq
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from clusterctl.cluster import AgentCall, Cluster, combined, failures
+from clusterctl import answers
+from clusterctl.cluster import NONSENSE, AgentCall, Cluster, combined, failures, senseless
 from clusterctl.errors import ClusterctlError
 from clusterctl.inventory import Node
-from clusterctl.observe.follow import LogLine
+from clusterctl.observe.follow import LogLine, lines_of
 
 
 def read_logs(cluster: Cluster, nodes: Sequence[Node], job: str | None, **wanted: Any) -> Iterator[LogLine]:
@@ -21,7 +22,7 @@ def read_logs(cluster: Cluster, nodes: Sequence[Node], job: str | None, **wanted
 
     def begin(node: Node) -> tuple[Node, AgentCall, list[dict[str, Any]]]:
         call = calls[node.id] = cluster.call(node, {"op": "logs", "ref": job, **wanted})
-        return node, call, call.receive()["streams"]
+        return node, call, answers.news(call.receive())["streams"]
 
     try:
         outcomes = cluster.map(begin, nodes)
@@ -40,8 +41,9 @@ def _lines_of(
 ) -> Iterator[LogLine]:
     """One node's lines; a node that fails meanwhile does not take the others' away."""
     try:
-        while "lines" in (message := call.receive()) or "alive" in message:
-            for t, stream, text, _ in message.get("lines", ()):
-                yield LogLine(t, node, streams[stream]["role"], streams[stream]["rank"], text)
+        while "lines" in (message := answers.news(call.receive())) or "alive" in message:
+            yield from lines_of(node, streams, message.get("lines", []))
     except ClusterctlError as exc:
         errors.append(exc)
+    except NONSENSE as exc:
+        errors.append(senseless(node, exc))

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from clusterctl.cluster import Message
+from clusterctl.answers import CAUSE, ENDED, own_word
+from clusterctl.cluster import NONSENSE, Message
 from clusterctl.inventory import Node
 
 PROGRESS = ("pass", "step", "loss", "samples_per_s", "compute", "wait", "wire")
 CURVE_POINTS = 4000
+MOST_PASSES = 1000  # of which numbers wait for other trainers' numbers
 
 
 @dataclass
@@ -81,14 +84,15 @@ class RunView:
     def take(self, event: Message) -> None:
         handler = getattr(self, f"_on_{event['event']}", None)
         if handler is not None:
-            handler(event)
+            with contextlib.suppress(*NONSENSE):  # of a process that says anything, or a node that lies
+                handler(event)
 
     def _process(self, event: Message) -> ProcessView | None:
         return self.processes.get((str(event.get("role")), int(event.get("rank", -1))))
 
     def _on_phase(self, event: Message) -> None:
-        self.phase = event["phase"]
-        if event.get("cause"):
+        self.phase = str(event["phase"])
+        if event.get("cause") and CAUSE(event["cause"]):
             self.causes.append(event["cause"])
         if self.phase == "running":
             for process in self.processes.values():
@@ -104,6 +108,9 @@ class RunView:
     def _on_ready(self, event: Message) -> None:
         self._set_state(event, "ready")
 
+    def _on_stalled(self, event: Message) -> None:
+        self._set_state(event, event.get("state", "stalled"))
+
     def _set_state(self, event: Message, state: str) -> None:
         process = self._process(event)
         if process is not None and process.exit_code is None:
@@ -115,9 +122,10 @@ class RunView:
             return
         if process.exit_code is None:
             process.state = "running"
-        process.numbers.update({name: event[name] for name in PROGRESS if event.get(name) is not None})
-        if process.role == "trainer" and event.get("loss") is not None:
-            self.curve.append((int(event["step"]), float(event["loss"])))
+        words = {name: own_word(name, event.get(name)) for name in PROGRESS}
+        process.numbers.update({name: word for name, word in words.items() if word is not None})
+        if process.role == "trainer" and words["loss"] is not None:
+            self.curve.append((int(event["step"]), float(words["loss"])))
             if len(self.curve) > CURVE_POINTS:
                 del self.curve[::2]
 
@@ -144,14 +152,20 @@ class RunView:
 
     def _on_saved(self, event: Message) -> None:
         if event.get("complete"):
-            (self.checkpoints if event.get("checkpoint") else self.saved).append(event["tag"])
+            (self.checkpoints if event.get("checkpoint") else self.saved).append(str(event["tag"]))
 
     def _on_log(self, event: Message) -> None:
-        if event.get("values") is not None and event.get("pass") is not None:
-            self._logged.setdefault(int(event["pass"]), {})[int(event["rank"])] = event
+        values, pass_ = own_word("values", event.get("values")), own_word("pass", event.get("pass"))
+        if values is not None and pass_ is not None:
+            logged = {"values": values, "weight": float(event.get("weight") or 1)}
+            if not logged["weight"] > 0:
+                raise ValueError("a weight is positive")
+            self._logged.setdefault(pass_, {})[int(event["rank"])] = logged
+            if len(self._logged) > MOST_PASSES:
+                del self._logged[min(self._logged)]
 
     def _on_ended(self, event: Message) -> None:
-        if "not_heard_of" in event or event.get("node") == self._lead:
+        if ENDED(event) and ("not_heard_of" in event or event.get("node") == self._lead):
             self.ended = event
 
     def new_passes(self) -> list[PassNumbers]:
@@ -169,7 +183,7 @@ def _average(number: int, events: list[Message]) -> PassNumbers:
     sums: dict[str, float] = {}
     weights: dict[str, float] = {}
     for event in events:
-        weight = float(event.get("weight") or 1)
+        weight = event["weight"]
         for name, value in event["values"].items():
             if isinstance(value, int | float):
                 sums[name] = sums.get(name, 0.0) + weight * value

@@ -20,7 +20,8 @@ def connect(load: str | None = None) -> Session:
     if env.role == "pserver":
         raise ProcessError("connect() is for trainers, this process is a pserver")
     control = Control(env.control_fd)
-    link = _make_link(env)
+    control.offer_stacks()
+    link = _make_link(env, control)
     try:
         return Session(env, link, control, load if load is not None else env.spec.get("load"))
     except BaseException:
@@ -28,9 +29,9 @@ def connect(load: str | None = None) -> Session:
         raise
 
 
-def _make_link(env: Environment) -> Link:
+def _make_link(env: Environment, control: Control) -> Link:
     if env.local:
         return LocalLink(env)
     from clusterctl.runtime.remote import RemoteLink
 
-    return RemoteLink(env)
+    return RemoteLink(env, on_wait=lambda whom: control.send("waiting", **whom))

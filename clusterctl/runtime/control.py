@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import faulthandler
 import json
 import os
+import signal
 import socket
 import threading
 from typing import Any, Callable
@@ -15,6 +17,7 @@ ORPHANED = 70
 
 Command = dict[str, Any]  # {"cmd": "finish"} and such
 _MAX_LINE_BYTES = 1 << 20
+_STACKS = 4  # added to SIGRTMIN
 
 
 class Control:
@@ -44,6 +47,17 @@ class Control:
                 self._socket.sendall(line)
             except OSError:
                 os._exit(ORPHANED)
+
+    def offer_stacks(self) -> None:
+        """From now on a signal writes the stacks of all threads to the log; the supervisor is told which one.
+
+        A real-time signal, for which programs seldom have a use of their own.
+        """
+        number = int(signal.SIGRTMIN) + _STACKS
+        if self._socket is None or signal.getsignal(number) not in (signal.SIG_DFL, None):
+            return
+        faulthandler.register(number, file=2, all_threads=True)
+        self.send("stacks", signal=number, pid=os.getpid())
 
     def _watch(self) -> None:
         pending = b""

@@ -13,6 +13,7 @@
 | `CLUSTERCTL_OUTPUT_DIR`  | where saves go; `./output` in local mode                            |
 | `CLUSTERCTL_CONTROL_FD`  | a connected unix socket to the supervisor                           |
 | `CLUSTERCTL_SEED`        | the seed in local mode; otherwise it is in spec.json                |
+| `CLUSTERCTL_ON_NAN`      | ON_NAN in local mode, the same                                      |
 """
 
 from __future__ import annotations
@@ -49,6 +50,11 @@ class Environment:
     @property
     def secure(self) -> bool:
         return bool(self.spec.get("security", "curve") != "none")
+
+    @property
+    def on_nan(self) -> str:
+        """ "warn", "fail" or "skip"."""
+        return str(self.spec.get("on_nan", "warn"))
 
     @property
     def checkpoint_dir(self) -> Path:
@@ -95,7 +101,10 @@ def _local(env: Mapping[str, str]) -> Environment:
     here = Path.cwd()
     output = Path(env.get("CLUSTERCTL_OUTPUT_DIR") or here / "output")
     seed = _number(env, "CLUSTERCTL_SEED") if env.get("CLUSTERCTL_SEED") else 0
-    return Environment("local", 0, 1, "local", "local", here, output, seed)
+    on_nan = env.get("CLUSTERCTL_ON_NAN") or "warn"
+    if on_nan not in ("warn", "fail", "skip"):
+        raise ProcessError(f"CLUSTERCTL_ON_NAN={on_nan!r} is none of warn, fail and skip")
+    return Environment("local", 0, 1, "local", "local", here, output, seed, spec={"on_nan": on_nan})
 
 
 def _text(env: Mapping[str, str], name: str) -> str:

@@ -9,6 +9,7 @@
 | `RefusedError`      | a pserver refuses: wrong rank for the key, old epoch or attempt, too early |
 | `UnreachableError`  | a pserver has not answered, well beyond the node's grace                  |
 | `ModelError`        | a model file is damaged, incomplete or of another shape                   |
+| `NotFiniteError`    | a loss or gradient is not finite, and ON_NAN is "fail"                     |
 | `ProcessError`      | the process environment or the control socket is wrong                    |
 """
 
@@ -47,6 +48,10 @@ class UnreachableError(RuntimeFailure):
 
 
 class ModelError(RuntimeFailure):
+    pass
+
+
+class NotFiniteError(RuntimeFailure):
     pass
 
 

@@ -22,6 +22,8 @@ _LEAST_RADIX = 2_048
 #: As many bytes of gradients stay in a core's second cache; a block of few rows would cost more calls than it saves.
 _BLOCK_BYTES = 2**19
 _LEAST_BLOCK = 1_024
+#: The least number that rounds to infinity as float16.
+_HALF_INFINITY = np.float32(65_520)
 
 
 def checked_ids(name: str, ids: Any) -> Ids:
@@ -171,3 +173,8 @@ def is_finite(values: Floats) -> bool:
     """Whether all values are finite; the sum of squares tells in one cheap sweep unless it overflows."""
     flat = values.reshape(-1)
     return math.isfinite(np.dot(flat, flat)) or bool(np.isfinite(flat).all())
+
+
+def fits_half(values: Floats) -> bool:
+    """Whether all values are finite as float16, too."""
+    return values.size == 0 or bool(values.max() < _HALF_INFINITY and values.min() > -_HALF_INFINITY)

@@ -33,6 +33,9 @@ _PIECE = re.compile(r"pserver-\d{5}\.safetensors")
 _COMMON = ("tag", "pass", "step", "mode", "seed", "pservers")
 _OF_CHECKPOINTS = ("checkpoint", "trainers", "lanes", "steps")
 _MOMENT = ("pass", "step")
+_OF_A_PIECE = ("pserver", "file", "bytes", "sha256", "tables", "node")
+_TAG = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,99}")
+_MOST = 1 << 63
 
 
 def piece_name(pserver: int) -> str:
@@ -62,6 +65,27 @@ def build_manifest(job: str, run: str, receipts: Sequence[Mapping[str, Any]]) ->
     files = [{key: r[key] for key in ("file", "pserver", "bytes", "sha256", "node") if key in r} for r in ordered]
     common = {key: max(r[key] for r in ordered) if key in _MOMENT else first[key] for key in alike}
     return {"v": VERSION, "job": job, "run": run, **common, "tables": tables, "files": files}
+
+
+def check_receipt(said: Mapping[str, Any], pserver: int) -> dict[str, Any]:
+    """The fields of a receipt in what pserver number `pserver` says that it saved, and nothing else.
+
+    Raises ValueError where it is none: what it names is joined to paths and counted with, on other nodes too.
+    """
+    tag = said.get("tag")
+    if not is_tag(tag) or said.get("file") != piece_name(pserver):
+        raise ValueError(f"no receipt of pserver {pserver}: tag {tag!r}, file {said.get('file')!r}")
+    wholes = [said.get(name) for name in ("pass", "step", "seed", "pserver", "pservers", "bytes", *_optional(said))]
+    wholes += [number for name in ("lanes", "steps") for number in said.get(name, ())]
+    for table in said["tables"].values():
+        wholes += [table["held"], *table["shape"], *([table["rows"]] if table.get("rows") is not None else [])]
+    if not all(isinstance(n, int) and abs(n) < _MOST for n in wholes) or said["pserver"] != pserver:
+        raise ValueError(f"no receipt of pserver {pserver}: a number in it is none")
+    return {name: said[name] for name in (*_COMMON, *_OF_CHECKPOINTS, *_OF_A_PIECE) if name in said}
+
+
+def _optional(said: Mapping[str, Any]) -> list[str]:
+    return [name for name in ("trainers",) if name in said]
 
 
 def is_cut(said: Mapping[str, Any]) -> bool:
@@ -98,9 +122,18 @@ def read_manifest(directory: Path) -> dict[str, Any] | None:
     if not isinstance(data, dict) or data.get("v") != VERSION or not isinstance(data.get("files"), list):
         raise ValueError(f"{directory / NAME} is not a manifest of version {VERSION}")
     for entry in data["files"]:
-        if not isinstance(entry, dict) or not _PIECE.fullmatch(str(entry.get("file"))):
+        if not isinstance(entry, dict) or not is_piece_name(entry.get("file")):
             raise ValueError(f"{directory / NAME} lists a file that is not a piece: {entry!r}")
     return data
+
+
+def is_piece_name(name: object) -> bool:
+    return isinstance(name, str) and _PIECE.fullmatch(name) is not None
+
+
+def is_tag(name: object) -> bool:
+    """Whether it can be the name of a directory of pieces, and no more than a name."""
+    return isinstance(name, str) and _TAG.fullmatch(name) is not None
 
 
 def sync_directory(directory: Path) -> None:

@@ -78,6 +78,7 @@ class MergedFile:
 
     def __init__(self, path: Path) -> None:
         self._file = TensorFile(path)
+        self._file.require_whole()
         self.tables = read_tables(self._file, MERGED_FORMAT)
 
     def kinds(self) -> list[tuple[str, str]]:
@@ -102,6 +103,8 @@ class PieceSet:
         if not found:
             raise ModelError(f"no pieces of a model in {_names(directories)}", remedy="give the directories of one tag")
         files = [TensorFile(path) for path in found]
+        for file in files:
+            file.require_whole()
         self.metadata = files[0].metadata
         self.tables = read_tables(files[0], FORMAT)
         self._files = _by_pserver(files)

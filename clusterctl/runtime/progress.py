@@ -4,17 +4,13 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Callable
-
-import numpy.typing as npt
 
 from clusterctl.runtime.control import Control
 from clusterctl.runtime.logbook import Logbook
 
 _EVENT_EVERY_S = 1.0
-_SMALL_ELEMENTS = 262_144
 
 
 def say(line: str) -> None:
@@ -34,6 +30,7 @@ class Window:
     wire_s: float = 0.0
     loss_sum: float = 0.0
     loss_weight: int = 0
+    skipped: int = 0
 
     @property
     def loss(self) -> float | None:
@@ -53,8 +50,7 @@ class Progress:
         self._control = control
         self._clock = clock
         self._pass = 0
-        self._warned_s = float("-inf")
-        self._checked_s = float("-inf")
+        self._alive_s = float("-inf")
         self._step = 0
         self._logbook = Logbook(self._send_log)
         now = clock()
@@ -104,25 +100,30 @@ class Progress:
         loss = "" if window.loss is None else f", loss {window.loss:.4g}"
         parts = ", ".join(f"{name} {share:.0%}" for name, share in shares.items())
         rate = f"{window.samples / seconds:,.0f} samples/s"
-        say(f"pass {self._pass}: {window.steps} steps, {window.samples:,} samples, {rate}{loss}; {parts}")
+        left_out = f", {window.skipped} batches left out" if window.skipped else ""
+        say(f"pass {self._pass}: {window.steps} steps, {window.samples:,} samples, {rate}{loss}{left_out}; {parts}")
         self._control.send("pass", **{"pass": self._pass}, step=step, seconds=round(seconds, 3), **_rounded(shares))
 
-    def not_finite(self, step: int, what: str) -> None:
-        """Warns of a loss or gradient that is not finite: an event at most once a second, a line the first time."""
-        now = self._clock()
-        if now - self._warned_s >= _EVENT_EVERY_S:
-            self._control.send("nan", **{"pass": self._pass}, step=step, what=what)
-            if self._warned_s < 0:
-                say(f"warning: {what} is not finite (pass {self._pass}, step {step}); training goes on")
-            self._warned_s = now
+    def not_finite(self, step: int, what: str, action: str, skipped: int) -> str:
+        """Tells the supervisor of a loss or gradient that is not finite and what is done; returns it in words."""
+        words = f"{what} is not finite (pass {self._pass}, step {step})"
+        about = {"what": what, "action": action, "skipped": skipped, "message": words}
+        self._control.send("nan", **{"pass": self._pass}, step=step, **about)
+        return words
 
-    def checks_numbers(self, arrays: Sequence[npt.NDArray[Any]]) -> bool:
-        """Whether to look for NaN now: in small gradients always, in large ones about once a second."""
+    def warn(self, words: str) -> None:
+        say(f"warning: {words}")
+
+    def skipped(self, batches: int) -> None:
+        """So many batches of this pass are left out, because they are not finite."""
+        self._in_pass.skipped += batches
+
+    def alive(self) -> None:
+        """A sign of life where no steps are made, at most once a second."""
         now = self._clock()
-        if sum([array.size for array in arrays]) > _SMALL_ELEMENTS and now - self._checked_s < _EVENT_EVERY_S:
-            return False
-        self._checked_s = now
-        return True
+        if now - self._alive_s >= _EVENT_EVERY_S:
+            self._alive_s = now
+            self._control.send("waiting")
 
     def log(self, step: int, values: dict[str, float], weight: float) -> None:
         """Notes named numbers; they go out as weighted means, at most once a second for each set of names."""

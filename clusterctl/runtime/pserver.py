@@ -6,6 +6,7 @@ and one clear line on standard error when something is wrong, and at once when t
 
 from __future__ import annotations
 
+import itertools
 import signal
 import sys
 import time
@@ -58,6 +59,7 @@ def serve(env: Environment) -> None:
     pserver = PServer(env, lambda event, facts: control[0].send(event, **facts))
     try:
         control.append(Control(env.control_fd, pserver.obey))
+        control[0].offer_stacks()
         control[0].send("ready", ports=pserver.ports)
         say(f"pserver {env.rank}: ready on port {', '.join(map(str, pserver.ports))}")
         pserver.run()
@@ -76,6 +78,7 @@ class PServer:
         self._env = env
         self._tell_control = tell
         self._told_s = 0.0
+        self._finishing = False
         self.layout = layout_of(env.spec, int(env.spec["pservers"]))
         self._context = open_context(self.layout.per_pserver)
         self._keys = env.keys() if env.secure else None
@@ -95,6 +98,7 @@ class PServer:
         self.server.run()
 
     def finish(self) -> None:
+        self._finishing = True
         self.server.finish()
 
     def obey(self, command: Command) -> None:
@@ -102,10 +106,26 @@ class PServer:
         name = command.get("cmd")
         if name == "finish":
             self.finish()
+        elif name == "ping":
+            self._answer()
         elif name == "epoch":
             self._do(lambda core: core.begin_epoch(int(command["epoch"])))
         elif name == "lost":
             self._do(lambda core: self._lose(core, command["ranks"]))
+
+    def _answer(self) -> None:
+        """Tells that we live, when every lane does; those that have ended need not."""
+        answers, lanes = itertools.count(1), len(self.server.lanes)
+
+        def answer(core: ServerCore) -> list[Output]:
+            if next(answers) == lanes:
+                self._tell_control("pong", {})
+            return []
+
+        if self._finishing:
+            self._tell_control("pong", {})
+        else:
+            self._do(answer)
 
     def _lose(self, core: ServerCore, ranks: list[int]) -> list[Output]:
         for rank in ranks if core.lane == 0 else ():

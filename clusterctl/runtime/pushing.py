@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from clusterctl.runtime import wire
-from clusterctl.runtime.grouping import is_finite
+from clusterctl.runtime.grouping import fits_half, is_finite
 from clusterctl.runtime.handles import Dense, Embedding
 from clusterctl.runtime.key_cache import BYTES_PER_TRAINER, digest_of
 from clusterctl.runtime.placement import Ids
@@ -47,10 +47,12 @@ class Gradient:
         """With arrays of its own, for a push that goes on after the training program has its arrays back."""
         return self.replaced([array.copy() for array in self.arrays()])
 
-    def not_finite(self) -> list[str]:
-        """Names of the tables whose gradients have NaN or infinite numbers."""
-        dense = [handle.name for handle, values in self.dense.items() if not is_finite(values)]
-        return dense + [handle.name for handle, (_, rows) in self.sparse.items() if not is_finite(rows)]
+    def not_finite(self, half: bool = False) -> list[str]:
+        """Names of the tables whose gradients have numbers that are NaN or infinite, also (`half`) as float16."""
+        is_good = fits_half if half else is_finite
+        with np.errstate(over="ignore"):
+            dense = [handle.name for handle, values in self.dense.items() if not is_good(values)]
+            return dense + [handle.name for handle, (_, rows) in self.sparse.items() if not is_good(rows)]
 
 
 @dataclass

@@ -63,10 +63,17 @@ class Way:
 
 
 class RemoteLink:
-    """The link over ZeroMQ. Raises UnreachableError for a pserver that stays silent well beyond the node's grace."""
+    """The link over ZeroMQ. Raises UnreachableError for a pserver that stays silent well beyond the node's grace.
+
+    `on_wait(whom)` is called about once a second while a wait lasts.
+    """
 
     def __init__(
-        self, env: Environment, clock: Callable[[], float] = time.monotonic, probe_every_s: float = 1.0
+        self,
+        env: Environment,
+        clock: Callable[[], float] = time.monotonic,
+        probe_every_s: float = 1.0,
+        on_wait: Callable[[dict[str, Any]], None] = lambda whom: None,
     ) -> None:
         if not env.pservers:
             raise ProcessError("CLUSTERCTL_PSERVERS names no pserver")
@@ -81,6 +88,8 @@ class RemoteLink:
         self._ways: dict[int, Way] = {}
         self._by_socket: dict[Any, int] = {}
         self._notices = 0
+        self._on_wait = on_wait
+        self._told_s = clock()
         self._probes = _FIRST_PROBE
         for pserver, address in enumerate(env.pservers):
             self._add(pserver * self.layout.per_pserver, address)
@@ -107,9 +116,12 @@ class RemoteLink:
         began = self._clock()
         self._notices = 0
         while not done():
-            if self._receive():
+            heard, now = self._receive(), self._clock()
+            if now - max(began, self._told_s) >= self._probe_every_s:
+                self._told_s = now
+                self._on_wait(self._waited_for())
+            if heard:
                 continue
-            now = self._clock()
             for way in self._ways.values():
                 if way.requests:
                     self._nudge(way, now, reply_bytes)
@@ -228,6 +240,12 @@ class RemoteLink:
             way.probe, way.newest_probed = self._probes, way.newest
             asked = next(iter(way.requests.values())).message
             self._send(way, wire.encode(wire.Message(wire.PROBE, asked.rank, way.probe, asked.epoch, asked.attempt)))
+
+    def _waited_for(self) -> dict[str, Any]:
+        """The `trainers` for which pservers make us wait, and the `pserver` that was silent for longest."""
+        busy = [(way.heard_s, lane) for lane, way in self._ways.items() if way.requests]
+        ranks = {rank for _, lane in busy for rank in self._ways[lane].waiting}
+        return {"trainers": sorted(ranks), "pserver": min(busy)[1] // self.layout.per_pserver if busy else None}
 
     def _explain(self, waited_s: float, now: float) -> None:
         """Says what is waited for at 10 s, 60 s, and every minute after."""

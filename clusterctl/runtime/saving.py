@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass, field
 
 from clusterctl.runtime import wire
 from clusterctl.runtime.errors import UseError
-
-_TAG = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,99}")
+from clusterctl.runtime.manifest import is_tag
 
 
 def check_tag(tag: str) -> str:
     """Returns a tag that is safe as a directory name; raises UseError otherwise."""
-    if not _TAG.fullmatch(tag):
+    if not is_tag(tag):
         raise UseError(
             f"tag {tag!r} is not usable",
             remedy="use up to 100 letters, digits and ._- , not starting with a dot",

@@ -12,6 +12,7 @@ from clusterctl.runtime.clipping import Clip
 from clusterctl.runtime.control import Control
 from clusterctl.runtime.environment import Environment
 from clusterctl.runtime.errors import UseError
+from clusterctl.runtime.finite import Finite
 from clusterctl.runtime.handles import Dense, Embedding, Floats, Wanted
 from clusterctl.runtime.initial import Initial, uniform, zeros
 from clusterctl.runtime.link import Link
@@ -51,6 +52,7 @@ class Session:
         self._progress = Progress(control)
         self._client = Client(env, link, self.rank, self._progress)
         self._values = make_values(self._client, self.trainers)
+        self._finite = Finite(env.on_nan, self.rank, self._client.half, self._progress)
         self._client.refresh = self._refresh
         self.mode, self.seed = self._client.mode.name, self._client.seed
         self._next_pass, self._batch, self._skip = self._client.next_pass, self._client.batch, self._client.batch
@@ -216,10 +218,11 @@ class Session:
         pass_ = self._open_pass or 0
         self._values.settle()
         while not flagged or (self.mode == "sync" and self._client.passes_done <= pass_):
-            gradients, samples = self._collected.take()
-            gradient = self._clipped(self._checked_again(gradients))
+            batches = self._collected.batches
+            gradient, samples = self._merged(*self._collected.take(), batches)
             self._values.push(gradient, Turn(pass_, self._batch, last=True), samples)
             self._values.settle()
+            self._progress.alive()
             self._batch += 1
             flagged = True
 
@@ -245,8 +248,11 @@ class Session:
             raise UseError(f"a second push for batch {turn.batch} of pass {turn.pass_}", remedy="push once per batch")
         count, value = checked_samples(samples, self.rank, self.step), checked_loss(loss)
         gradient = self._checked(gradients)
-        if value is not None and not abs(value) < float("inf"):
-            self._progress.not_finite(self.step, f"the loss of trainer {self.rank}")
+        alone = self._accumulate == 1
+        if alone:
+            gradient = self._clipped(gradient)
+        if count and not self._finite.admits(self.step, gradient, value, as_sent=alone):
+            gradient, count, value = Gradient(), 0, None
         turn.pushed = True
         self._batch = turn.batch + 1
         self._send(gradient, turn, count)
@@ -254,18 +260,20 @@ class Session:
 
     def _send(self, gradient: Gradient, turn: Turn, samples: int) -> None:
         if self._accumulate > 1:
-            tables = gradient.by_table()
-            if self._collected.batches + 1 < self._accumulate and not turn.last:
+            tables, batches = gradient.by_table(), self._collected.batches + 1
+            if batches < self._accumulate and not turn.last:
                 self._collected.add(tables, samples)
                 self._prefetch(turn)
                 return
-            tables, samples = self._collected.last(tables, samples)
-            gradient = self._checked_again(tables)
-        gradient = self._clipped(gradient)
-        if self._progress.checks_numbers(gradient.arrays()):
-            for name in gradient.not_finite():
-                self._progress.not_finite(self.step, f"the gradient of table {name!r} of trainer {self.rank}")
+            gradient, samples = self._merged(*self._collected.last(tables, samples), batches)
         self._values.push(gradient, turn, samples, lambda: self._prefetch(turn))
+
+    def _merged(self, tables: Mapping[Handle, Any], samples: int, batches: int) -> tuple[Gradient, int]:
+        """Several batches as one, whose sum may be too large where they were not."""
+        gradient = self._clipped(self._checked_again(tables))
+        if samples and not self._finite.admits(self.step, gradient, batches=batches):
+            return Gradient(), 0
+        return gradient, samples
 
     def _clipped(self, gradient: Gradient) -> Gradient:
         return gradient if self._clip is None else gradient.replaced(self._clip.apply(gradient.arrays()))

@@ -113,11 +113,17 @@ class TensorFile:
         return name in self._header
 
     def require_whole(self) -> None:
-        """Raises ModelError when the file is shorter or longer than its header says."""
+        """Raises ModelError when the file is shorter or longer than its header says, or tensors share bytes.
+
+        A small file in which many tensors are the same bytes would become a large model.
+        """
         try:
-            data = max((int(info["data_offsets"][1]) for info in self._header.values()), default=0)
-        except (KeyError, IndexError, TypeError, ValueError) as exc:
+            places = [(int(info["data_offsets"][0]), int(info["data_offsets"][1])) for info in self._header.values()]
+        except (KeyError, IndexError, OverflowError, TypeError, ValueError) as exc:
             raise ModelError(f"{self.path}: the header is damaged ({exc!r})") from exc
+        data = max((last for _, last in places), default=0)
+        if any(not 0 <= first <= last for first, last in places) or sum(last - first for first, last in places) != data:
+            raise ModelError(f"{self.path} is damaged: its tensors overlap, or leave gaps")
         if self._data + data != len(self._map):
             raise ModelError(f"{self.path} is damaged: it has {len(self._map)} of {self._data + data} bytes")
 

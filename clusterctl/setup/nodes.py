@@ -6,10 +6,11 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
+from clusterctl.agent.protocol import AgentError
 from clusterctl.agent.requirements import normal
-from clusterctl.agent.wheels import Wheel, WheelStore
+from clusterctl.agent.wheels import Wheel, WheelStore, decode_lock
 from clusterctl.cluster import AgentCall, Cluster, Message, NodeOutcome
 from clusterctl.errors import ClusterctlError, ConfigError, NodeError
 from clusterctl.inventory import Node, nodeset
@@ -144,7 +145,10 @@ class _Setup:
 
     def _look(self, node: Node) -> None:
         call = self.calls[node.id] = self._cluster.call(node, {"op": "setup", "requirements": self._requirements})
-        self._facts[node.id] = call.receive()["facts"]
+        facts = call.receive()["facts"]
+        _decode(node, facts["lock"] or ())
+        kind_of(facts)
+        self._facts[node.id] = facts
 
     def _groups(self) -> list[Group]:
         kinds: dict[Kind, list[Node]] = {}
@@ -206,7 +210,11 @@ class _Setup:
             return exc
         if "failed" in answer:
             return explain(answer["failed"], f"on {node.label}")
-        group.lock = [Wheel(*row) for row in answer["lock"]]
+        try:
+            group.lock = _decode(node, answer["lock"])
+        except NodeError as exc:
+            self._errors[node.id] = exc
+            return exc
         group.chosen_by = node.label
         return None
 
@@ -261,6 +269,15 @@ class _Setup:
             call.send({"do": "build", "lock": lock})
         answer = call.result(WORK_S)
         return NodeSetup(answer["environment"], answer["built"], sent)
+
+
+def _decode(node: Node, lock: Any) -> list[Wheel]:
+    """The wheels of a node's lock: their names become paths here, and lines of a requirements file."""
+    try:
+        return decode_lock(lock)
+    except (AgentError, TypeError, ValueError) as exc:
+        hint = "is this machine still yours?"
+        raise NodeError(f"the node offers packages that are none: {exc}", node=node.label, hint=hint) from exc
 
 
 def _check_all_there(wanted: Iterable[Wheel], store: WheelStore) -> None:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 OLDEST_MANYLINUX = 5
+NEWEST_GLIBC = 1000  # of either number
+WORD = re.compile(r"[A-Za-z0-9_.]{1,40}")
 ALIASES = {5: "manylinux1", 12: "manylinux2010", 17: "manylinux2014"}
 MUSL = ("musllinux_1_2", "musllinux_1_1")
 
@@ -45,8 +48,12 @@ class Platform:
 
 
 def kind_of(facts: Mapping[str, Any]) -> Kind:
+    """Raises ValueError for words that are no tags of wheels: they become arguments of pip."""
     minor = ".".join(facts["python"].split(".")[:2])
-    return Kind(facts["implementation"], minor, facts["machine"], facts["glibc"] is not None)
+    found = Kind(facts["implementation"], minor, facts["machine"], facts["glibc"] is not None)
+    if not all(WORD.fullmatch(word) for word in found[:3]) or max(facts["glibc"] or (0,)) > NEWEST_GLIBC:
+        raise ValueError(f"{found} is no platform")
+    return found
 
 
 def platform_of(all_facts: Iterable[Mapping[str, Any]]) -> Platform:

@@ -195,7 +195,9 @@ def test_only_processes_of_jobs_that_nobody_holds_are_left_over(tmp_path: Path) 
         children.append(subprocess.Popen([sys.executable, "-S", "-c", "input()"], stdin=subprocess.PIPE, env=environ))
     try:
         with JobLock(held):
-            assert facts.leftovers(tmp_path) == [{"job": dead.dir.name, "pids": [children[1].pid]}]
+            (left,) = facts.leftovers(tmp_path)
+            assert (left["job"], left["pids"]) == (dead.dir.name, [children[1].pid])
+            assert left["commands"] == [f"{sys.executable} -S -c input()"]
         assert is_free(held)
         assert len(facts.leftovers(tmp_path)) == 2
     finally:

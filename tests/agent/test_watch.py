@@ -102,7 +102,7 @@ def test_lines_of_all_processes_come_in_time_order(node: Node) -> None:
     for t, who, text in ((1, "trainer6", "a\n"), (2, "pserver3", "b\n"), (3, "trainer7", "c\n"), (4, "trainer6", "d")):
         node.say(t, who, text)
     first, *rest = node.ask(logs)
-    assert first["streams"] == [{"role": p["role"], "rank": p["rank"]} for p in PROCESSES]
+    assert first["streams"] == [{"role": p["role"], "rank": p["rank"], "at": 0} for p in PROCESSES]
     assert [row for message in rest for row in message["lines"]] == [
         [1, 1, "a", 2],
         [2, 0, "b", 2],
@@ -222,16 +222,43 @@ def test_events_are_read_in_whole_lines(tmp_path: Path) -> None:
     assert EventReader(path, reader.offset).read() == []
 
 
-def test_a_budget_passes_so_many_lines_a_second_and_counts_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_budget_passes_so_many_lines_a_second_and_ten_times_as_many_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 100.0
     monkeypatch.setattr(watch.time, "monotonic", lambda: now)
-    budget = Budget(10)
-    rows: list[list[Any]] = [[n] for n in range(25)]
-    assert len(list(budget.take(rows))) == 10
-    assert budget.skipped == 15
+    budget = Budget(2)
+
+    def passing(tries: int) -> int:
+        return sum(budget.spend() for _ in range(tries))
+
+    assert passing(50) == 20
     now += 0.5
-    assert len(list(budget.take(rows))) == 5
+    assert passing(50) == 1
     now += 60
-    assert len(list(budget.take(rows))) == 10
-    assert list(Budget(0).take(rows)) == []
-    assert list(Budget(None).take(rows)) == rows
+    assert passing(50) == 20
+    assert not Budget(0).spend()
+    assert sum(Budget(None).spend() for _ in range(50)) == 50
+
+
+def test_what_is_more_than_the_budget_is_counted_and_passed_by(node: Node) -> None:
+    node.say(1, "trainer6", "".join(f"{n}\n" for n in range(100)))
+    node.say(2, "trainer7", "".join(f"{n}\n" for n in range(100)))
+    node.say(3, "pserver3", "quiet\nERROR\n")
+    speaker = {"role": "trainer", "rank": 7, "budget": None}
+    messages = node.ask(follow, budget=3, grep="(?i)error|^[0-9]+$", speaker=speaker)
+    rows = [row for m in messages for row in m.get("lines", ())]
+    assert [row[2] for row in rows if row[1] == 1] == [str(n) for n in range(30)]
+    assert [row[2] for row in rows if row[1] == 2] == [str(n) for n in range(100)]
+    assert [row[2] for row in rows if row[1] == 0] == ["ERROR"]
+    (held,) = [m["held"] for m in messages if "held" in m]
+    assert held == [[1, 70, 290]]
+    assert not any("held" in m for m in node.ask(follow, budget=0))
+
+
+def test_streams_say_from_where_on_they_are_told(node: Node) -> None:
+    """A follower that loses its connection before the first line goes on there, and not at a tail of then."""
+    node.say(1, "trainer6", "1\n2\n3\n")
+    assert [stream["at"] for stream in node.ask(follow, tail=1)[0]["streams"]] == [0, 4, 0]
+    assert [stream["at"] for stream in node.ask(follow, tail=0)[0]["streams"]] == [0, 6, 0]
+    node.say(2, "trainer6", "4\n")
+    messages = node.ask(follow, tail=0, offsets={"trainer6": 6, "trainer7": 0, "pserver3": 0})
+    assert [row[2] for m in messages for row in m.get("lines", ())] == ["4"]

@@ -70,11 +70,11 @@ def test_the_conf_of_the_old_launcher_loads_unchanged(conf: Path) -> None:
 def test_all_mistakes_of_a_file_are_reported_together_in_the_order_of_its_lines(conf: Path) -> None:
     text = (
         "import os\n\nHOSTS = [\n    'root@10.0.0.7',\n    'root@10.0.0.8',\n    'x',\n"
-        "    'root@10.0.0.9:99999',\n]\nON_NAN = 'fail'\nPORT = '7164'\n\nPROTS_NUM = 3\n"
+        "    'root@10.0.0.9:99999',\n]\nON_NAN = 'stop'\nPORT = '7164'\n\nPROTS_NUM = 3\n"
     )
     assert findings_of(conf, text) == [
         "conf.py:7: HOSTS[3] 'root@10.0.0.9:99999': port must be 1 to 65535",
-        "conf.py:9: ON_NAN = 'fail' is not available in this version",
+        "conf.py:9: ON_NAN = 'stop': must be \"warn\" or \"fail\" or \"skip\"",
         "conf.py:10: PORT = '7164': must be a whole number, without quotes",
         "conf.py:12: PROTS_NUM is not a setting; did you mean PORTS_NUM?",
     ]
@@ -251,10 +251,10 @@ def test_overrides_win_over_the_file_and_over_old_names(conf: Path) -> None:
 
 
 def test_a_wrong_override_is_reported_as_of_the_command_line(conf: Path) -> None:
-    assert findings_of(conf, "PORT = 5\nHOSTS = ['h']", PORT=0, SEDE=1, ON_STALL="fail", HOSTS=["x:0"]) == [
+    assert findings_of(conf, "PORT = 5\nHOSTS = ['h']", PORT=0, SEDE=1, ON_STALL="stop", HOSTS=["x:0"]) == [
         "command line: SEDE is not a setting; did you mean SEED?",
         "command line: PORT = 0: must be from 1 to 65535",
-        "command line: ON_STALL = 'fail' is not available in this version",
+        "command line: ON_STALL = 'stop': must be \"warn\" or \"fail\"",
         "command line: HOSTS[0] 'x:0': port must be 1 to 65535",
     ]
 

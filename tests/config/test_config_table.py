@@ -12,7 +12,7 @@ from pathlib import Path, PurePosixPath
 import pytest
 
 from clusterctl.config import Best, Every, Host, Mode, Settings, from_values, load
-from clusterctl.config.table import BY_SPELLING, NOT_YET, TABLE, YES, Setting
+from clusterctl.config.table import BY_SPELLING, TABLE, Setting
 from clusterctl.config.values import Restarts
 from clusterctl.errors import ConfigError
 
@@ -159,36 +159,16 @@ def test_a_right_value_is_parsed_to_one_form(name: str, value: object, parsed: o
         ("RESTARTS", {"trainers": 1}, 'must be a whole number from 0 up, or {"pserver": 1, "trainer": 5}'),
         ("RESTARTS", -1, "must be a whole number from 0 up"),
         ("KEEP_BEST", "auc", '= \'auc\': must be like "auc:max" or "loss:min"'),
+        ("STALL_S", 0.5, "= 0.5: must be 1 s or more"),
+        ("ON_STALL", "skip", '= \'skip\': must be "warn" or "fail"'),
+        ("ON_NAN", "stop", '= \'stop\': must be "warn" or "fail" or "skip"'),
+        ("MEMORY_LIMIT_MB", 0, "= 0: must be 1 or more"),
+        ("OPEN_FILES", 16, "= 16: must be 64 or more"),
         ("RELAY", "perhaps", '= \'perhaps\': must be "auto" or "always" or "never"'),
     ],
 )
 def test_a_wrong_value_is_refused_with_the_reason(name: str, value: object, message: str) -> None:
     assert message.lstrip(": ") in finding(name, value)
-
-
-NOT_BUILT: list[tuple[str, object]] = [
-    ("STALL_S", 60),
-    ("ON_STALL", "fail"),
-    ("ON_NAN", "fail"),
-    ("MEMORY_LIMIT_MB", 1000),
-    ("OPEN_FILES", 4096),
-]
-
-
-@pytest.mark.parametrize(("name", "value"), NOT_BUILT)
-def test_a_value_that_is_not_built_yet_is_refused_and_never_ignored(name: str, value: object) -> None:
-    assert finding(name, value) == f"= {value!r} is not available in this version"
-
-
-def test_every_setting_that_is_not_available_is_among_those_examined() -> None:
-    limited = {entry.name for entry in TABLE if entry.available is not YES}
-    assert limited == {name for name, _ in NOT_BUILT}
-
-
-def test_making_a_setting_available_changes_one_word() -> None:
-    entry = next(entry for entry in TABLE if entry.available is NOT_YET)
-    assert not entry.works("anything but the default")
-    assert dataclasses.replace(entry, available=YES).works("anything but the default")
 
 
 def test_restarts_default_to_none_at_all_for_other_engines() -> None:
@@ -238,12 +218,6 @@ def test_the_example_documents_every_setting_with_its_default_and_nothing_else()
         assert comment.startswith(entry.doc), entry.name
         assert entry.parse(ast.literal_eval(default)) == entry.parse(entry.default), entry.name
         assert not entry.old or f"(old name: {entry.old})" in comment
-
-
-def test_the_example_separates_what_is_not_in_this_version() -> None:
-    _, _, later = EXAMPLE.read_text().partition("Not in this version")
-    named = set(re.findall(r"^# ([A-Z_]+) = ", later, flags=re.MULTILINE))
-    assert named == {entry.name for entry in TABLE if entry.available is not YES} - {"MODE"}
 
 
 def test_the_example_loads_as_it_is_and_gives_the_defaults() -> None:

@@ -148,7 +148,7 @@ def test_a_mistyped_command_is_a_usage_error_with_a_way_out(site: Site, args: li
         ("HOSTS = ['a']\nPROTS_NUM = 1\n", ["conf.py:2: PROTS_NUM", "PORTS_NUM"]),
         ("HOSTS = ['root@10.0.0.9:99999']\n", ["conf.py:1: HOSTS[0]", "1 to 65535"]),
         ("import nothing_like_this\n", ["conf.py:1", "nothing_like_this"]),
-        ("HOSTS = ['a']\nON_NAN = 'fail'\n", ["conf.py:2: ON_NAN", "not available"]),
+        ("HOSTS = ['a']\nON_NAN = 'stop'\n", ["conf.py:2: ON_NAN", '"warn" or "fail" or "skip"']),
         ("", ["HOSTS"]),
     ],
 )

@@ -21,6 +21,11 @@ def give_up(cluster: ThreadCluster, *ranks: int) -> None:
         pserver.obey({"cmd": "lost", "ranks": list(ranks)})
 
 
+def pull_for_ever(table: Any) -> None:
+    while True:
+        table.pull()
+
+
 def reader(pass_: int, rng: np.random.Generator) -> Any:
     return range(100 * pass_, 100 * pass_ + BATCHES)
 
@@ -84,8 +89,7 @@ def test_in_a_new_epoch_what_was_said_in_the_one_before_is_refused(tmp_path: Pat
             w = ps.dense("w", shape=8, rule=SGD(1.0))
             cluster.pservers[0].obey({"cmd": "epoch", "epoch": 1})
             with pytest.raises(RefusedError, match="speaks in epoch 0, the job is in epoch 1"):
-                while True:  # until the lane has heard of it
-                    w.pull()
+                pull_for_ever(w)
             ps._client._epoch = 1  # so that it can say goodbye
         with cluster.session(0, attempt=2) as ps:
             assert ps.dense("w", shape=8, rule=SGD(1.0)).value.tolist() == [0] * 8

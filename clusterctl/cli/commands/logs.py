@@ -6,6 +6,7 @@ import datetime
 import re
 import time
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from clusterctl.cli.console import Console, clean
@@ -159,24 +160,35 @@ class LinePrinter:
         label = f"{self.label(line):<{self._width}}"
         if self._color:
             label = f"\x1b[{31 + (line.rank + 3 * (line.role == 'pserver')) % 6}m{label}\x1b[0m"
-        print(f"{moment} {label} {clean(text)}", flush=not self._color)
+        print(f"{moment} {label} {clean(text)}", flush=not self._color)  # a label is made of words of ours
 
     def folded(self, lines: Iterable[LogLine]) -> None:
         """Lines with equal text that stand near each other are shown once, with who wrote them."""
-        groups: dict[str, list[LogLine]] = {}
-        for line in lines:
-            key = f"{line.role} {line.text}"
-            groups.setdefault(key, []).append(line)
-            if len(groups) >= FOLD_WINDOW:
-                self._print_group(groups.pop(next(iter(groups))))
-        for group in groups.values():
-            self._print_group(group)
+        groups: dict[tuple[str, str], _Group] = {}
+        try:
+            for line in lines:
+                group = groups.setdefault((line.role, line.text), _Group(line, set()))
+                group.ranks.add(line.rank)
+                group.count += 1
+                if len(groups) >= FOLD_WINDOW:
+                    self._print_group(groups.pop(next(iter(groups))))
+        finally:  # the lines of some nodes, where others have failed
+            for group in groups.values():
+                self._print_group(group)
 
-    def _print_group(self, group: list[LogLine]) -> None:
+    def _print_group(self, group: _Group) -> None:
         from clusterctl.inventory import fold
 
-        first = group[0]
-        ranks = fold({line.rank for line in group})
-        times = f" (x{len(group)})" if len(group) > len({line.rank for line in group}) else ""
+        first, ranks = group.first, fold(group.ranks)
+        times = f" (x{group.count})" if group.count > len(group.ranks) else ""
         moment = datetime.datetime.fromtimestamp(first.t).strftime("%H:%M:%S.%f")[:-3]
         self._console.say(f"{moment} {first.role}[{ranks}]{times} {clean(first.text)}")
+
+
+@dataclass
+class _Group:
+    """Equal lines: the first one, who wrote them, how many there are. A million take no more room than one."""
+
+    first: LogLine
+    ranks: set[int]
+    count: int = 0

@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from clusterctl.cli.causes import cause_lines
+from clusterctl.cli.causes import first_cause_lines
 from clusterctl.cli.console import clean, human_time, plural
-from clusterctl.cli.live import Display, PassFormat, default_pass_line
+from clusterctl.cli.live import LINES_WANTED, Display, PassFormat, default_pass_line
 from clusterctl.cli.resuming import check_job, tell_resume, would_resume
 from clusterctl.cli.session import Session, job_name, job_ref
 
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from clusterctl.observe.run_view import RunView
 
 T = TypeVar("T")
-LINES_PER_S = 20
 AFTER_END_S = 5.0
 SILENT_S = 10.0  # of the only nodes that have not told their end
 
@@ -205,7 +204,7 @@ def follow_run(session: Session, cluster: Cluster, run: Run, pass_line: PassForm
         with (
             display,
             _keys(session) as pressed,
-            Follower(cluster, run.nodes, run.job, run.run, budget=LINES_PER_S) as follower,
+            Follower(cluster, run.nodes, run.job, run.run, **LINES_WANTED) as follower,
         ):
             _watch(follower, display, view, pressed, len(run.nodes))
     except _Detach:
@@ -291,7 +290,7 @@ def raise_failed(session: Session, cluster: Cluster, run: Run, view: RunView, se
     ended = view.ended or {"state": "lost", "cause": None}
     state, cause = ended["state"], ended["cause"] or (view.causes[0] if view.causes else {})
     lines = [f"{state} after {human_time(seconds)}{_progress(view)}"]
-    lines += cause_lines(cluster.inventory, cause) if cause else []
+    lines += first_cause_lines(cluster, run.job, cause)
     if state == "lost":
         lines.append(f"the lead on {run.lead.label} is gone without a last word; the other nodes stop by themselves")
     missing = ended.get("not_heard_of")

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from clusterctl.observe.members import Members
 
 STOP_S = 300.0  # two graces and their margins, on a node that swaps
+SHOWN = ("dir", "run", "was", "killed", "leftovers", "survivors", "left", "ports_busy", "holders")
 
 
 def stop(session: Session, job: str | None) -> None:
@@ -44,48 +45,68 @@ def stop_job(
     outcomes = cluster.ask({"op": "stop", "ref": ref}, nodes, answer_s=STOP_S)
     answers = [outcome.get() for outcome in outcomes if outcome.ok]
     members = members_of(cluster.inventory, answers)
+    _tell_what_it_took(session, outcomes)
+    problem = _problem(outcomes, members)
     survivors = sum(answer["survivors"] for answer in answers)
-    for outcome in outcomes:
-        if outcome.ok and outcome.get()["killed"]:
-            killed = outcome.get()["killed"]
-            session.console.say(f"KILL was needed on {outcome.node.label}: {killed} of its processes ignored TERM")
-    problem = _problem(outcomes, members, survivors)
     if document:
         job = answers[0]["job"] if answers else ref
         views = [_node(outcome) for outcome in outcomes]
         session.console.finish({"job": job, "survivors": survivors, **members.to_json(), "nodes": views}, problem)
     elif problem is not None:
         raise problem
-    busy = sorted({port for answer in answers for port in answer["ports_busy"]})
-    ports = "ports free" if not busy else f"ports {', '.join(map(str, busy))} are used by others"
     unseen = [outcome for outcome in outcomes if not outcome.ok]
-    counted = len(outcomes) - len(unseen)
-    session.console.say(f"stopped: {len(answers)}/{counted} nodes, {survivors} processes left, {ports}")
+    session.console.say(f"stopped: {len(answers)}/{len(answers)} nodes, 0 survivors, ports free")
     for outcome in unseen:
         session.console.say(f"{outcome.error} (not in this run)")
 
 
-def _problem(outcomes: list[NodeOutcome[dict[str, Any]]], members: Members, survivors: int) -> ClusterctlError | None:
+def _tell_what_it_took(session: Session, outcomes: list[NodeOutcome[dict[str, Any]]]) -> None:
+    for outcome in outcomes:
+        if outcome.ok and (killed := outcome.get()["killed"]):
+            session.console.say(f"KILL was needed on {outcome.node.label}: {killed} of its processes ignored TERM")
+        if outcome.ok and (count := outcome.get()["leftovers"]):
+            processes = f"{count} {'process' if count == 1 else 'processes'}"
+            session.console.say(f"{outcome.node.label} had {processes} of it without a supervisor")
+
+
+def _problem(outcomes: list[NodeOutcome[dict[str, Any]]], members: Members) -> ClusterctlError | None:
+    """What is not as it should be: nodes that did not answer, processes that are left, ports that are not free."""
     from clusterctl.cluster import combined
+
+    answered = any(outcome.ok for outcome in outcomes)
+    errors: list[ClusterctlError] = [
+        error
+        for error in members.errors(outcomes)  # a job that never ran, or is gone, need not be everywhere
+        if members.run is not None or not answered or error.details.get("reason") != "no_job"
+    ]
+    for outcome in outcomes:
+        errors += _remains(outcome) if outcome.ok else []
+    return combined(errors, len(outcomes), "stop") if errors else None
+
+
+def _remains(outcome: NodeOutcome[dict[str, Any]]) -> Iterator[ClusterctlError]:
+    from clusterctl.cli.console import plural
     from clusterctl.errors import NodeError
 
-    errors = members.errors(outcomes)
-    if errors:
-        return combined(errors, len(outcomes), "stop")
-    if survivors:
-        labels = [o.node.label for o in outcomes if o.ok and o.get()["survivors"]]
+    answer, label = outcome.get(), outcome.node.label
+    if answer["survivors"]:
+        who = ", ".join(f"pid {row['pid']} ({row['command']})" for row in answer["left"])
         hint = "they cannot be killed (stuck in the kernel?); clusterctl stop tries again"
-        return NodeError(f"{survivors} processes are left on {', '.join(labels)}", hint=hint)
-    return None
+        message = f"{plural(answer['survivors'], 'survivor')}: {who}"
+        yield NodeError(message, node=label, hint=hint, details={"reason": "survivors"})
+    for holder in answer["holders"]:
+        who = f"pid {holder['pid']} ({holder['name']})" if holder["pid"] else f"another account (uid {holder['uid']})"
+        message = f"port {holder['port']} is not free: {who} listens on it, which does not carry the job's environment"
+        hint = "if it is the job's (a program that clears its environment), end it; else the next start takes another"
+        yield NodeError(message, node=label, hint=hint, details={"reason": "port_busy"})
 
 
 def _node(outcome: NodeOutcome[dict[str, Any]]) -> dict[str, Any]:
-
     view: dict[str, Any] = {"node": outcome.node.id, "host": outcome.node.where, "ok": outcome.ok}
     if outcome.error is not None:
         return {**view, "error": outcome.error.to_json()}
     answer = outcome.get()
-    return {**view, **{key: answer[key] for key in ("dir", "run", "was", "killed", "survivors", "ports_busy")}}
+    return {**view, **{key: answer[key] for key in SHOWN}}
 
 
 @contextlib.contextmanager

@@ -1,0 +1,99 @@
+"""What is known of a run from all its nodes, and what one thing that went wrong is."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from clusterctl.observe.why_story import Message, Story
+from clusterctl.observe.why_words import Diagnosis
+
+PROCESS = re.compile(r"\b(pserver|trainer|scheduler) ?(\d+)\b")
+Line = tuple[float, str]
+
+
+@dataclass(frozen=True)
+class Incident:
+    """`onset` is when it began, `t` when it was noted, by our clock. `peers` are the processes (`pserver1`) and nodes
+    (`node2`) that it complains of. `forgiven`: the run went on in spite of it.
+    """
+
+    kind: str
+    onset: float
+    t: float
+    node: int | None
+    message: str
+    diagnosis: Diagnosis
+    role: str | None = None
+    rank: int | None = None
+    attempt: int = 1
+    exit_code: int | None = None
+    lines: tuple[Line, ...] = ()
+    peers: frozenset[str] = frozenset()
+    forgiven: bool = False
+    times: int = field(default=1, compare=False)  # the same way, one after the other
+    since: float | None = field(default=None, compare=False)
+
+    @property
+    def process(self) -> str | None:
+        return f"{self.role}{self.rank}" if self.role else None
+
+    @property
+    def signature(self) -> tuple[str, str, str]:
+        """What failures of the same kind have in common."""
+        said = self.diagnosis.error or self.message
+        return self.kind, self.diagnosis.kind, re.sub(r"\d+", "#", said)
+
+
+class Evidence:
+    """All that is known of a run: `stories` by node, on one clock, `lead` the leading node's id, and `silent` the
+    nodes that do not answer now, with the reason.
+    """
+
+    def __init__(self, stories: Sequence[Story], lead: int, silent: Mapping[int, str]) -> None:
+        self.stories = {story.node: story for story in stories}
+        self.lead_node = lead
+        self.lead = self.stories.get(lead)
+        self.silent = silent
+        self.endpoints = {
+            event["endpoint"]: f"{event['role']}{event['rank']}"
+            for story in stories
+            for event in story.find("ready")
+            if event.get("endpoint")
+        }
+        self.node_of = {
+            f"{event['role']}{event['rank']}": story.node for story in stories for event in story.find("spawned")
+        }
+
+    @property
+    def stop(self) -> Message | None:
+        """The lead's order to stop, which names the cause that it knew."""
+        return self.lead.first("phase", phase="stopping") if self.lead else None
+
+    @property
+    def stop_t(self) -> float | None:
+        return self.lead.at(self.stop["t"]) if self.lead and self.stop else None
+
+    @property
+    def cause(self) -> Message:
+        """What the lead took for the cause, from whoever knows it; empty when nobody does."""
+        if self.stop:
+            return dict(self.stop.get("cause") or {})
+        ends = [event for story in self.stories.values() for event in story.find("ended")]
+        return next((dict(event["cause"]) for event in ends if event.get("cause")), {})
+
+    def peers_in(self, text: str, own: str | None) -> frozenset[str]:
+        """The processes, and the nodes they are on, that a text names."""
+        named = {f"{role}{rank}" for role, rank in PROCESS.findall(text)}
+        named |= {name for where, name in self.endpoints.items() if where in text}
+        named.discard(own or "")
+        return frozenset(named | {f"node{self.node_of[name]}" for name in named if name in self.node_of})
+
+    @property
+    def ended_t(self) -> float:
+        """When the run was told to stop, or the first node ended it; 0 when it goes on."""
+        if self.stop_t is not None:
+            return self.stop_t
+        ends = [story.at(event["t"]) for story in self.stories.values() for event in story.find("ended")]
+        return min(ends, default=0.0)

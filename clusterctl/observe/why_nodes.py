@@ -1,0 +1,110 @@
+"""Nodes that were lost, and what became of them: killed, started anew, cut off, or only silent."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+
+from clusterctl.observe.why_evidence import Evidence, Incident
+from clusterctl.observe.why_story import Message, Story
+from clusterctl.observe.why_words import Diagnosis
+
+SECONDS = re.compile(r"for (\d+) s")
+GONE_QUIETLY_S = 1.5  # a supervisor writes down every second that it lives
+REBOOT = "a crash, a power cut or a reboot: last -x and journalctl -b -1 there"
+KILLED = "its supervisor was killed, and its processes with it"
+KILLER = "kill -9 by somebody there, or by the kernel for want of memory: dmesg on {node} tells"
+NETWORK = "look at the network between them: clusterctl check tries all pairs; NODE_GRACE_S is what is borne"
+SILENT = "look at its load, memory and swap then; NODE_GRACE_S is what is borne"
+
+
+def lost_nodes(evidence: Evidence) -> Iterator[Incident]:
+    """Nodes that others lost, and such that nobody could lose any more."""
+    told: dict[int, tuple[Story, Message]] = {}
+    for story in evidence.stories.values():
+        for event in story.find("lost", role=None):
+            told.setdefault(_lost_node(event), (story, event))
+    for node in set(told) - _mirrored(evidence, told):
+        yield _lost(evidence, node, *told[node])
+    for node, own in evidence.stories.items():
+        if own.state == "lost" and node not in told:
+            yield _vanished(own)
+    cause = evidence.cause
+    if cause.get("kind") == "node_lost" and cause.get("node") not in told:
+        yield _told_lost(evidence, cause)
+
+
+def _mirrored(evidence: Evidence, told: Mapping[int, tuple[Story, Message]]) -> set[int]:
+    """Where the lead and others lost each other, one is to blame: the lead when all others lost it, else those."""
+    lead = evidence.lead_node
+    apart = {node for node in told if node != lead and _has_lost(evidence, node, lead) and told[node][0].node == lead}
+    if not apart:
+        return set()
+    return apart if len(apart) > 1 and apart == set(evidence.stories) - {lead} else {lead}
+
+
+def _has_lost(evidence: Evidence, node: int, other: int) -> bool:
+    """Whether `node` noted that it had lost `other`."""
+    own = evidence.stories.get(node)
+    return own is not None and any(_lost_node(event) == other for event in own.find("lost", role=None))
+
+
+def _lost_node(event: Message) -> int:
+    return int(event["lost_node"] if "lost_node" in event else event["node"])
+
+
+def _lost(evidence: Evidence, node: int, story: Story, event: Message) -> Incident:
+    """As `story` tells in `event`. It began when the node was last heard of."""
+    t = story.at(event["t"])
+    message = str(event.get("message") or "nothing heard of it")
+    silence = SECONDS.search(message)
+    diagnosis, seen = _why_lost(evidence, node, story)
+    begins = [t, t - float(silence[1]) if silence else t, seen or t]
+    for suspect in story.find("suspect", node=node):
+        if suspect["t"] <= event["t"]:
+            begins.append(story.at(suspect["t"]) - float(suspect.get("silent_s") or 0))
+    back = any(one["t"] > event["t"] for one in story.find("rejoined", node=node))
+    return Incident("node_lost", min(begins), t, node, _words(node, message), diagnosis, forgiven=back)
+
+
+def _words(node: int, message: str) -> str:
+    return re.sub(rf"^(the lead on )?node{node} is lost: ", "", message)
+
+
+def _why_lost(evidence: Evidence, node: int, by: Story) -> tuple[Diagnosis, float | None]:
+    """What became of a node that another one lost, and when it was last seen alive, if that is known."""
+    own = evidence.stories.get(node)
+    if own is None:
+        reason = evidence.silent.get(node)
+        now = f"it does not answer now either: {reason}" if reason else "nothing is known of it"
+        return Diagnosis("node_down", now, "is {node} on, and on the network? clusterctl check tells"), None
+    if own.state == "lost" or own.answer.get("booted"):
+        seen = own.answer.get("seen")
+        return _why_gone(own), own.at(float(seen)) if seen else None
+    if _has_lost(evidence, node, by.node):
+        words = f"node{node} and node{by.node} both lived and did not hear each other"
+        return Diagnosis("partition", words, NETWORK), None
+    words = "it lived, and was not heard: stopped, overloaded, or cut off one way"
+    return Diagnosis("node_silent", words, SILENT), None
+
+
+def _why_gone(own: Story) -> Diagnosis:
+    """Of a supervisor that is gone without a last word."""
+    if own.answer.get("booted"):
+        return Diagnosis("rebooted", "the node was started anew since", REBOOT)
+    return Diagnosis("supervisor_killed", KILLED, KILLER)
+
+
+def _vanished(own: Story) -> Incident:
+    """A supervisor that is gone, and nobody was left to note it."""
+    seen = own.answer.get("seen") or max((event["t"] for event in own.events), default=own.answer.get("now", 0.0))
+    t = own.at(float(seen))
+    return Incident("node_lost", t, t + GONE_QUIETLY_S, own.node, "its supervisor is gone", _why_gone(own))
+
+
+def _told_lost(evidence: Evidence, cause: Message) -> Incident:
+    """A node that is lost by the word of somebody who cannot be asked."""
+    node, t = int(cause["node"]), evidence.ended_t
+    by = next(iter(evidence.stories.values()))
+    diagnosis, seen = _why_lost(evidence, node, by)
+    return Incident("node_lost", min(t, seen or t), t, node, _words(node, str(cause.get("message"))), diagnosis)

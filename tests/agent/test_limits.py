@@ -1,0 +1,129 @@
+"""Limits of memory and of open files, and kills of the kernel, which are told from kills by others."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import resource
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from clusterctl.agent.limits import OomKills, limit_met, limiter
+
+GROUPS = Path("/sys/fs/cgroup")
+# Joins the control group given, and starts two programs: one asks for too much, the other is killed by somebody.
+IN_A_GROUP = """
+import os, pathlib, subprocess, sys
+from clusterctl.agent.limits import OomKills
+(pathlib.Path(sys.argv[1]) / "cgroup.procs").write_text(str(os.getpid()))
+kills = OomKills()
+greedy = subprocess.run([sys.executable, "-c", "bytearray(400_000_000)"])
+print(greedy.returncode, kills.claim(greedy.returncode))
+other = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+other.kill()
+print(other.wait(), kills.claim(other.returncode))
+"""
+
+
+class Counter:
+    def __init__(self) -> None:
+        self.count = 5
+
+    def __call__(self) -> int:
+        return self.count
+
+
+def test_every_kill_of_the_kernel_is_claimed_by_one_process_at_most() -> None:
+    counter = Counter()
+    kills = OomKills(counter)
+    assert not kills.claim(-9), "killed by somebody"
+    counter.count += 2
+    assert not kills.claim(-15)
+    assert not kills.claim(1)
+    assert [kills.claim(-9) for _ in range(3)] == [True, True, False]
+    kills.look()
+    kills.look()
+    assert not kills.claim(-9)
+    counter.count += 1
+    kills.look()
+    assert kills.claim(-9), "a process takes a while to end"
+
+
+def test_a_kill_that_nobody_claims_for_long_was_of_others() -> None:
+    counter = Counter()
+    kills = OomKills(counter)
+    counter.count += 1
+    kills.look()
+    kills.look()
+    assert not kills.claim(-9)
+
+
+@pytest.fixture
+def small_group() -> Iterator[Path]:
+    """A control group with 100 MB."""
+    top = GROUPS / "memory" if (GROUPS / "memory").is_dir() else GROUPS
+    group, limit = top / f"clusterctl-{os.getpid()}", "memory.max"
+    if (top / "memory.limit_in_bytes").exists():
+        limit = "memory.limit_in_bytes"
+    try:
+        group.mkdir()
+        (group / limit).write_text("100000000")
+    except OSError as exc:
+        with contextlib.suppress(OSError):
+            group.rmdir()
+        pytest.skip(f"no control group with a limit of memory can be made here: {exc}")
+    yield group
+    group.rmdir()
+
+
+def test_a_real_kill_for_want_of_memory_is_told_from_a_kill_by_somebody(small_group: Path) -> None:
+    command = [sys.executable, "-c", IN_A_GROUP, str(small_group)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.splitlines() == ["-9 True", "-9 False"], done.stderr
+
+
+def test_without_settings_nothing_is_limited() -> None:
+    assert limiter({}) is None
+    assert limiter({"memory_limit_mb": None, "open_files": None}) is None
+
+
+def test_a_process_begins_within_its_limits() -> None:
+    limit = limiter({"memory_limit_mb": 500, "open_files": 64})
+    show = "import resource as r; print(r.getrlimit(r.RLIMIT_AS), r.getrlimit(r.RLIMIT_NOFILE))"
+    done = subprocess.run([sys.executable, "-c", show], preexec_fn=limit, capture_output=True, text=True, check=True)
+    assert done.stdout == "(500000000, 500000000) (64, 64)\n"
+
+
+def test_more_open_files_than_the_node_allows_are_refused_with_its_limit() -> None:
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    if most == resource.RLIM_INFINITY:
+        pytest.skip("any number of files may be open here")
+    with pytest.raises(OSError, match=rf"OPEN_FILES = {most + 1} is more than this node allows, {most} \(ulimit -Hn\)"):
+        limiter({"open_files": most + 1})
+
+
+@pytest.mark.parametrize(
+    ("program", "spec", "words"),
+    [
+        ("bytearray(10**12)", {"memory_limit_mb": 500}, "out of memory: MEMORY_LIMIT_MB = 500"),
+        ("import numpy; numpy.ones(10**11)", {}, "out of memory"),
+        (
+            "import os; [os.open('/dev/null', 0) for _ in range(99)]",
+            {"open_files": 64},
+            "too many open files: OPEN_FILES = 64",
+        ),
+        ("raise ValueError('MemoryError')", {"memory_limit_mb": 500}, None),
+        ("raise SystemExit(3)", {"memory_limit_mb": 500}, None),
+    ],
+)
+def test_a_program_that_died_of_a_limit_is_told_as_such(program: str, spec: dict[str, Any], words: str | None) -> None:
+    limit = limiter({"memory_limit_mb": 3000, **spec})
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, preexec_fn=limit, capture_output=True, text=True, check=False)
+    assert done.returncode != 0
+    assert limit_met(done.stderr.splitlines(), spec) == words

@@ -1,0 +1,186 @@
+"""Who is stalled, by a clock in the hand: silence counts only of those that speak, and never our own absence."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from clusterctl.agent.processes import Identity, identify
+from clusterctl.agent.reactor import Reactor
+from clusterctl.agent.stalls import Stalls
+
+STALL_S, NODE_GRACE_S = 60.0, 10.0
+# Exits with 7 when it gets the signal after those for its supervisor.
+SPEAKER = """
+import os, signal
+signal.signal(signal.SIGRTMIN + 4, lambda *_: os._exit(7))
+print("up", flush=True)
+signal.pause()
+"""
+
+
+class Fake:
+    """A child as `Stalls` sees it."""
+
+    def __init__(self, role: str, identity: Identity | None = None) -> None:
+        self.role, self.serves, self.name = role, role != "trainer", f"{role}0"
+        self.plan = {"ours": self.serves}
+        self.state = "ready" if self.serves else "running"
+        self.alive, self.identity = True, identity
+        self.stalled: str | None = None
+        self.told: list[Any] = []
+        self.remarks: list[str] = []
+        self.signals: list[int] = []
+        self.tell, self.remark, self.signal = self.told.append, self.remarks.append, self.signals.append
+
+
+class Play:
+    def __init__(self, *children: Fake, on_stall: str = "warn") -> None:
+        self.now, self.over = 1000.0, False
+        self.events: list[dict[str, Any]] = []
+        self.reactor = Reactor(lambda: self.now)
+        spec = {"stall_s": STALL_S, "node_grace_s": NODE_GRACE_S, "on_stall": on_stall}
+        self.stalls = Stalls(
+            spec,
+            self.reactor,
+            lambda: children,  # type: ignore[arg-type,return-value]
+            lambda event, child: self.events.append({**event, "who": child.name}),
+            lambda: self.over,
+        )
+
+    def says(self, child: Fake, event: str, **more: Any) -> None:
+        self.stalls.hear(child, {"event": event, **more})  # type: ignore[arg-type]
+
+    def passes(self, seconds: float) -> None:
+        """Time, in which the supervisor looks as it would."""
+        end = self.now + seconds
+        while self.now < end:
+            self.now += self.stalls.period_s
+            self.stalls.look()
+
+    def timers(self) -> None:
+        """Everything that is due within the next second, but not the looks."""
+        self.reactor.after(1.1, self.reactor.stop)
+        self.now += 1.2
+        self.reactor.run()
+
+
+@pytest.fixture
+def speaker() -> Iterator[subprocess.Popen[str]]:
+    command = [sys.executable, "-c", SPEAKER]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "up\n"
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def test_a_trainer_is_stalled_when_it_has_said_nothing_for_so_long_and_runs_again_when_it_does() -> None:
+    trainer = Fake("trainer")
+    play = Play(trainer)
+    play.says(trainer, "step")
+    play.passes(STALL_S - 5)
+    play.says(trainer, "waiting", trainers=[1])
+    play.passes(STALL_S)
+    assert (trainer.state, play.events) == ("running", [])
+    play.passes(10)
+    assert trainer.state == "stalled"
+    play.says(trainer, "step")
+    assert trainer.state == "running"
+    assert [event.get("over", False) for event in play.events] == [False, True]
+    assert trainer.signals == []
+
+
+def test_a_program_that_never_speaks_is_never_stalled() -> None:
+    trainer, server = Fake("trainer"), Fake("pserver")
+    server.plan["ours"] = False
+    play = Play(trainer, server)
+    play.passes(10 * STALL_S)
+    assert (play.events, server.told) == ([], [])
+
+
+def test_a_pserver_is_asked_again_only_when_it_has_answered_and_stalled_when_it_does_not() -> None:
+    server = Fake("pserver")
+    play = Play(server)
+    for _ in range(20):
+        play.passes(2)
+        play.says(server, "pong")
+    assert play.events == []
+    asked = len(server.told)
+    play.says(server, "step")
+    play.passes(NODE_GRACE_S + 5)
+    assert (server.state, len(server.told)) == ("stalled", asked + 1)
+    play.says(server, "step")
+    assert server.state == "stalled", "one of its lanes does something; all have to answer"
+    play.says(server, "pong")
+    assert server.state == "ready"
+
+
+def test_nobody_is_blamed_for_the_time_in_which_the_supervisor_itself_was_away() -> None:
+    trainer, server = Fake("trainer"), Fake("pserver")
+    play = Play(trainer, server)
+    play.says(trainer, "step")
+    play.passes(2)
+    play.now += 10 * STALL_S
+    play.stalls.look()
+    assert play.events == []
+
+
+@pytest.mark.parametrize("pid_of", ["speaker", "stranger", "nobody"])
+def test_the_signal_for_stacks_goes_to_whom_it_was_agreed_with_and_to_nobody_else(
+    speaker: subprocess.Popen[str], pid_of: str
+) -> None:
+    session = identify(os.getpid() if pid_of == "stranger" else speaker.pid)
+    trainer = Fake("trainer", session)
+    play = Play(trainer)
+    if pid_of == "nobody":
+        play.says(trainer, "step")
+    else:
+        play.says(trainer, "stacks", signal=signal.SIGRTMIN + 4, pid=speaker.pid)
+    play.passes(STALL_S + 10)
+    assert trainer.state == "stalled"
+    if pid_of == "speaker":
+        assert speaker.wait(10) == 7
+        assert trainer.remarks == ["trainer0 has made no step for 60 s: stalled; the stacks of its threads follow"]
+    else:
+        assert (speaker.poll(), trainer.remarks) == (None, [])
+
+
+@pytest.mark.parametrize("number", [0, -1, 9, 19, 65, 10**30, "10", None, [1]])
+def test_nonsense_in_place_of_a_signal_or_a_process_does_no_harm(speaker: subprocess.Popen[str], number: Any) -> None:
+    one, other = Fake("trainer", identify(speaker.pid)), Fake("trainer", identify(speaker.pid))
+    play = Play(one, other)
+    play.says(one, "stacks", signal=number, pid=speaker.pid)
+    play.says(other, "stacks", signal=signal.SIGRTMIN + 4, pid=number)
+    play.passes(STALL_S + 10)
+    assert (one.state, other.state, speaker.poll()) == ("stalled", "stalled", None)
+
+
+@pytest.mark.parametrize("goes_on", [False, True])
+def test_fail_kills_what_is_still_stalled_after_its_stacks(speaker: subprocess.Popen[str], goes_on: bool) -> None:
+    trainer = Fake("trainer", identify(speaker.pid))
+    play = Play(trainer, on_stall="fail")
+    play.says(trainer, "stacks", signal=signal.SIGRTMIN + 4, pid=speaker.pid)
+    play.passes(STALL_S + 10)
+    if goes_on:
+        play.says(trainer, "step")
+    play.timers()
+    assert trainer.signals == ([] if goes_on else [signal.SIGKILL])
+    assert trainer.stalled == (None if goes_on else "stalled for 60 s")
+
+
+def test_nothing_stalls_while_the_run_is_being_stopped() -> None:
+    trainer = Fake("trainer")
+    play = Play(trainer, on_stall="fail")
+    play.says(trainer, "step")
+    play.over = True
+    play.passes(STALL_S + 10)
+    assert (play.events, trainer.signals) == ([], [])

@@ -1,0 +1,180 @@
+"""The control machine goes away, or its way to the nodes: the job goes on, and whoever comes back misses nothing."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import signal
+import subprocess
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from e2e.programs import READY, SLEEP
+from support.processes import descendants, kill_all, wait_until
+from support.site import Site
+from support.wires import wires_to
+
+LINES = 9000
+ONE_EACH = {"PSERVERS": 1, "TRAINERS": 1, "RESTARTS": 3}
+# Two thousand lines a second; it is killed in the middle of them, and its successor goes on.
+TALKATIVE = f"""
+import os, signal, sys, time
+{READY}
+attempt = int(os.environ["CLUSTERCTL_ATTEMPT"])
+half = {LINES} // 2
+for n in range(half if attempt > 1 else 0, {LINES}):
+    if attempt == 1 and n == half:
+        sys.stdout.flush()
+        os.kill(os.getpid(), signal.SIGKILL)
+    sys.stdout.write(f"line {{n}}\\n")
+    if n % 20 == 19:
+        sys.stdout.flush()
+        time.sleep(0.01)
+"""
+UNTIL_TOLD = f"""
+import os, time
+{READY}
+print("begun", flush=True)
+while not os.path.exists("go"):
+    time.sleep(0.01)
+for n in range(3000):
+    print("line", n)
+"""
+
+
+def numbers(text: str) -> list[int]:
+    return [int(found) for found in re.findall(r"trainer0@node\d +line (\d+)$", text, re.MULTILINE)]
+
+
+@contextlib.contextmanager
+def breakable(site: Site) -> Iterator[Callable[[], None]]:
+    """The way to the nodes, as a function that breaks every connection: sshd's sessions are killed, or it is reset."""
+    if not (site.nodes_directory / "nodes").is_dir():
+        yield lambda: kill_sessions(site)
+        return
+    ports = [int(host.rpartition(":")[2]) for host in site.hosts]
+    with wires_to(ports) as wires:
+        known = site.paths["KNOWN_HOSTS"].read_text()
+        for port, wire in zip(ports, wires, strict=True):
+            known = known.replace(f"]:{port} ", f"]:{wire.port} ")
+        (site.directory / "known_hosts").write_text(known)
+        hosts = [f"{host.rpartition(':')[0]}:{wire.port}" for host, wire in zip(site.hosts, wires, strict=True)]
+        site.conf(**ONE_EACH, HOSTS=hosts, KNOWN_HOSTS=site.directory / "known_hosts")
+        yield lambda: [wire.cut() for wire in wires] and None
+
+
+def kill_sessions(site: Site) -> None:
+    """Every process of sshd but those that listen."""
+    configs = [os.fsencode(site.nodes_directory / f"node{node}/sshd_config") for node in range(len(site.hosts))]
+    commands = {proc: command_of(proc) for proc in map(int, filter(str.isdigit, os.listdir("/proc")))}  # noqa: PTH208
+    for daemon in [pid for pid, command in commands.items() if any(config in command for config in configs)]:
+        kill_all(pid for pid in descendants(daemon) if command_of(pid).startswith(b"sshd"))
+
+
+def command_of(pid: int) -> bytes:
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    return b""
+
+
+def elsewhere(site: Site, directory: Path) -> dict[str, str | Path]:
+    """Another machine of the user, as far as `clusterctl` can tell: its conf.py and its caches."""
+    directory.mkdir()
+    (directory / "conf.py").write_text(site.conf_path.read_text())
+    environment = {"CLUSTERCTL_CONF": str(directory / "conf.py"), "XDG_CACHE_HOME": str(directory / "cache")}
+    return {"env": environment, "cwd": directory}  # type: ignore[dict-item]
+
+
+def job_of(starting: subprocess.Popen[str], until: str) -> str:
+    """Reads on until the start says this; the job's id."""
+    assert starting.stdout is not None
+    said = ""
+    for line in starting.stdout:
+        said += line
+        if until in line:
+            break
+    found = re.search(r"JOB\d+-\d+(-\d+)?", said)
+    assert found, said
+    return found[0]
+
+
+def test_followers_that_lose_their_connections_go_on_without_gap_or_repeat(any_site: Site) -> None:
+    """An attached start and `logs -f`, both cut off three times, once about when the trainer begins again."""
+    site = any_site
+    site.conf(**ONE_EACH)
+    package = site.workspace(TALKATIVE)
+    with breakable(site) as break_it, site.popen("start", "--job_dispatch_package", str(package)) as starting:
+        job = job_of(starting, "line 10\n")
+        with site.popen("logs", "-f", job, "--role", "trainer") as following:
+            heard: list[str] = []
+            reader = threading.Thread(target=lambda: heard.append(following.communicate()[0]))
+            reader.start()
+            assert starting.stdout is not None
+            seen = ""
+            for line in starting.stdout:
+                seen += line
+                if line.endswith(("line 1500\n", f"line {LINES // 2 - 10}\n", "line 7000\n")):
+                    break_it()
+            err = starting.communicate(timeout=60)[1]
+            assert starting.returncode == 0, err
+            reader.join(60)
+    log = (site.job_dir(job, 0) / "log/train.log").read_text()
+    assert log == "".join(f"line {n}\n" for n in range(LINES))
+    assert numbers(heard[0]) == list(range(LINES))
+    assert numbers(seen) == list(range(11, LINES))
+    assert seen.count("lost the connection") >= 3
+    assert "not shown" not in seen
+
+
+def test_a_killed_control_machine_is_replaced_by_any_other(site: Site, tmp_path: Path) -> None:
+    site.conf(**ONE_EACH)
+    with site.popen("start", "--job_dispatch_package", str(site.workspace(SLEEP))) as starting:
+        job = job_of(starting, "  up\n")
+        starting.kill()
+        starting.wait(10)
+    other = elsewhere(site, tmp_path / "other")
+    assert site.ok("status", job, "--json", **other).json()["state"] == "running"
+    with site.popen("logs", "-f", job, "--role", "trainer", **other) as following:
+        assert following.stdout is not None
+        assert "up" in following.stdout.readline()
+        assert site.ok("stop", **other).out.endswith("stopped: 4/4 nodes, 0 survivors, ports free\n")
+        following.communicate(timeout=30)
+    assert following.returncode == 0
+    site.assert_nothing_left(job)
+
+
+def test_a_control_machine_that_slept_through_the_end_tells_it_all(site: Site, tmp_path: Path) -> None:
+    site.conf(**ONE_EACH)
+    with site.popen("start", "--job_dispatch_package", str(site.workspace(UNTIL_TOLD))) as starting:
+        job = job_of(starting, "begun")
+        starting.send_signal(signal.SIGSTOP)
+        (site.job_dir(job, 0) / "go").touch()
+        other = elsewhere(site, tmp_path / "other")
+        try:
+            ended = lambda: site.run("status", job, "--json", **other).json()["state"] == "succeeded"  # noqa: E731
+            assert wait_until(ended, 30)
+        finally:
+            starting.send_signal(signal.SIGCONT)
+        out, err = starting.communicate(timeout=60)
+    assert starting.returncode == 0, err
+    assert numbers(out) == list(range(3000))
+    assert "succeeded after" in out
+
+
+@pytest.mark.parametrize("any_site", ["openssh"], indirect=True)
+def test_a_stop_that_loses_its_connections_is_done_by_the_next(any_site: Site) -> None:
+    """The agents that were asked go on or end; nothing is stuck for whoever asks again."""
+    site = any_site
+    site.conf(**ONE_EACH)
+    job = site.start(SLEEP)
+    with site.popen("stop", job) as stopping:
+        assert stopping.stdout is not None
+        assert "stopping" in stopping.stdout.readline()
+        kill_sessions(site)
+        stopping.communicate(timeout=60)
+    assert "0 survivors, ports free" in site.ok("stop", job).out
+    site.assert_nothing_left(job)

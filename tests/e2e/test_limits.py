@@ -1,0 +1,67 @@
+"""A run that fails for its limits, or for numbers that are not finite, says so, and is not tried again in vain."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from support.site import Site
+
+GREEDY = """
+import resource
+print("limits", resource.getrlimit(resource.RLIMIT_AS)[1], resource.getrlimit(resource.RLIMIT_NOFILE)[1], flush=True)
+bytearray(10**9)
+"""
+NAN = """
+import numpy as np
+from clusterctl.runtime import connect, SGD
+
+with connect() as ps:
+    w = ps.dense("weights", shape=(4,), rule=SGD(0.1))
+    for number in ps.steps(lambda pass_, rng: range(10), passes=1):
+        gradient = np.full(4, np.nan if number == 3 and ps.rank == 1 else 1.0, np.float32)
+        ps.push({w: gradient}, samples=8, loss=0.5)
+"""
+
+
+def events(site: Site, job: str, node: int) -> list[dict[str, Any]]:
+    log = site.job_dir(job, node) / ".clusterctl/runs/0001/events.jsonl"
+    return [json.loads(line) for line in log.read_text().splitlines()]
+
+
+def test_a_program_begins_within_the_limits_and_its_end_by_them_is_named(site: Site) -> None:
+    site.conf(ENGINE="none", PSERVERS=0, TRAINERS=1, MEMORY_LIMIT_MB=500, OPEN_FILES=100)
+    job = site.dispatch(GREEDY)
+    done = site.run("start", "--job_workspace", job)
+    assert done.code == 1
+    assert "limits 500000000 100" in done.out + done.err
+    assert "trainer0@node0" in done.err
+    (ended,) = [event for event in events(site, job, 0) if event["event"] == "exited"]
+    assert ended["message"] == "ended with exit code 1 (out of memory: MEMORY_LIMIT_MB = 500)"
+    site.assert_nothing_left(job)
+
+
+def test_more_open_files_than_a_node_allows_end_the_run_with_its_limit(site: Site) -> None:
+    site.conf(ENGINE="none", PSERVERS=0, TRAINERS=1, OPEN_FILES=10**9)
+    job = site.dispatch(GREEDY)
+    done = site.run("start", "--job_workspace", job)
+    assert done.code == 1
+    assert "cannot start" in done.err
+    assert "OPEN_FILES = 1000000000 is more than this node allows" in done.err
+    site.assert_nothing_left(job)
+
+
+def test_on_nan_fail_ends_the_run_whatever_restarts_and_on_trainer_loss_say(site: Site) -> None:
+    site.conf(PSERVERS=1, TRAINERS=2, ON_NAN="fail", RESTARTS=3, ON_TRAINER_LOSS="shrink")
+    job = site.dispatch(NAN)
+    done = site.run("start", "--job_workspace", job)
+    assert done.code == 1
+    words = "the gradient of table 'weights' of trainer 1 is not finite (pass 0, step 3)"
+    assert "trainer1@node1" in done.err
+    assert words in done.err
+    (told,) = [event for event in events(site, job, 1) if event["event"] == "nan"]
+    assert (told["action"], told["role"], told["rank"], told["step"]) == ("failed", "trainer", 1, 3)
+    assert [event for event in events(site, job, 0) if event["event"] in ("restarting", "lost")] == []
+    (ended,) = [e for e in events(site, job, 1) if e["event"] == "exited" and e["role"] == "trainer"]
+    assert (ended["message"], ended["hopeless"]) == (f"ended with exit code 1: {words}", True)
+    site.assert_nothing_left(job)

@@ -1,0 +1,82 @@
+"""Processes that hang, while all others wait for them: the right one is named, with its stacks, and may be killed."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from typing import Any
+
+from support.processes import wait_until
+from support.site import Site
+
+QUICK = {"PSERVERS": 1, "TRAINERS": 2, "STALL_S": 2, "SAVE_EVERY": 5}
+# Trainer 1 hangs in batch 7 of its first attempt until there is a file `go_on`, or stops itself by a signal.
+TRAIN = """
+import os, signal, sys, time
+import numpy as np
+from clusterctl.runtime import connect, SGD, zeros
+
+def reader(pass_, rng):
+    for number in range(10):
+        yield number, rng.standard_normal((8, 4), dtype=np.float32)
+
+def a_loop_that_goes_on():
+    while not os.path.exists("go_on"):
+        time.sleep(0.02)
+
+with connect() as ps:
+    w = ps.dense("w", shape=(4,), rule=SGD(0.1), init=zeros())
+    for number, x in ps.steps(reader, passes=1):
+        if number == 7 and ps.rank == 1 and os.environ["CLUSTERCTL_ATTEMPT"] == "1":
+            if "stop" in sys.argv:
+                os.kill(os.getpid(), signal.SIGSTOP)
+            a_loop_that_goes_on()
+        ps.push({w: x.mean(0)}, samples=len(x))
+"""
+
+
+def stalls(site: Site, job: str) -> list[dict[str, Any]]:
+    """The `stalled` events of all nodes."""
+    logs = [site.job_dir(job, node) / ".clusterctl/runs/0001/events.jsonl" for node in range(len(site.hosts))]
+    lines = [line for log in logs if log.exists() for line in log.read_text().splitlines()]
+    return [event for event in map(json.loads, lines) if event["event"] == "stalled"]
+
+
+def states(site: Site, job: str) -> dict[str, str]:
+    return {f"{p['role']}{p['rank']}": p["state"] for p in site.status(job)["processes"]}
+
+
+def test_who_hangs_is_stalled_with_its_stacks_until_it_goes_on_and_those_that_wait_for_it_are_not(site: Site) -> None:
+    site.conf(**QUICK)
+    job = site.start(TRAIN)
+    assert wait_until(lambda: bool(stalls(site, job)), 30)
+    assert states(site, job) == {"pserver0": "ready", "trainer0": "running", "trainer1": "stalled"}
+    words = site.ok("logs", job, "--role", "trainer").out
+    assert "trainer1 has made no step for 2 s: stalled; the stacks of its threads follow" in words
+    assert "in a_loop_that_goes_on" in words
+    (pserver,) = [p["pid"] for p in site.status(job)["processes"] if p["role"] == "pserver"]
+    os.kill(pserver, signal.SIGSTOP)
+    (site.job_dir(job, 1) / "go_on").touch()
+    assert wait_until(lambda: len(stalls(site, job)) == 3, 30)
+    assert states(site, job) == {"pserver0": "stalled", "trainer0": "running", "trainer1": "running"}
+    os.kill(pserver, signal.SIGCONT)
+    assert wait_until(lambda: site.status(job)["state"] != "running", 30)
+    assert site.status(job)["state"] == "succeeded"
+    told = {(e["role"], e.get("over", False)): e["message"] for e in stalls(site, job)}
+    assert told == {
+        ("trainer", False): "has made no step for 2 s: stalled",
+        ("trainer", True): "goes on",
+        ("pserver", False): "has not answered for 2 s: stalled (it is stopped by a signal)",
+        ("pserver", True): "answers again",
+    }
+    site.assert_nothing_left(job)
+
+
+def test_with_on_stall_fail_what_hangs_is_killed_and_started_again(site: Site) -> None:
+    site.conf(**QUICK, ON_STALL="fail", RESTARTS=1)
+    job = site.dispatch(TRAIN)
+    done = site.ok("start", "--job_workspace", job, "--", "stop")
+    words = "trainer1@node1 stalled for 2 s (it is stopped by a signal): starts again in 1 s (restart 1 of 1)"
+    assert words in done.out
+    site.assert_nothing_left(job)

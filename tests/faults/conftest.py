@@ -1,0 +1,48 @@
+"""One laboratory for all tests; each begins with all machines on, the network well, and no process on them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from faults import runs
+from faults.laboratory import Laboratory, laboratory
+from faults.machines import enough_rights
+
+
+@pytest.fixture(scope="session")
+def machines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Laboratory]:
+    """Skips without root, but fails where CI is set."""
+    if reason := enough_rights():
+        if os.environ.get("CI"):
+            pytest.fail(reason)
+        pytest.skip(reason)
+    with laboratory(tmp_path_factory.mktemp("laboratory")) as made:
+        yield made
+
+
+@pytest.fixture(scope="session")
+def expected(machines: Laboratory, tmp_path_factory: pytest.TempPathFactory) -> runs.Model:
+    """The model of an undisturbed run."""
+    machines.directory = tmp_path_factory.mktemp("undisturbed")
+    machines.conf_path = machines.directory / "conf.py"
+    run = runs.start(machines)
+    run.succeeds()
+    return runs.model_of(machines, run.job)
+
+
+@pytest.fixture
+def lab(machines: Laboratory, tmp_path: Path) -> Iterator[Laboratory]:
+    machines.boot()
+    machines.directory, machines.conf_path = tmp_path, tmp_path / "conf.py"
+    machines.conf()
+    yield machines
+    machines.mend()
+    for machine in machines.machines:
+        machine.free_disk()
+    left = machines.leftovers()
+    machines.end_everything()
+    assert not left, f"processes left on the machines: {left}"

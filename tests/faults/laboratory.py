@@ -1,0 +1,195 @@
+"""Machines on a network of their own, `clusterctl` on one more machine of it, and what can go wrong between them."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from faults.machines import Cable, Disks, Machine, Place
+from faults.switch import enter_network
+from support.openssh import make_key
+from support.processes import Proc, kill_all, wait_until
+from support.site import GRACE_S, Site
+
+NETWORK = "10.77.0"
+CONTROL = "control"
+EVERYBODY = "*"
+Event = dict[str, Any]
+
+
+class Laboratory(Site):
+    """`machines` are the nodes; `control` is where `clusterctl` runs, with this program's files and processes."""
+
+    def __init__(self, directory: Path, n: int, seed: str) -> None:
+        names = [f"node{index}" for index in range(n)]
+        self.top = directory
+        self.rules: dict[str, dict[str, float]] = {}
+        (directory / "disks").mkdir()
+        (directory / "work").mkdir()
+        self._identity = make_key(directory / "client")
+        self.disks = Disks(directory / "disks", names)
+        self.cable = Cable(directory, seed)
+        self.machines = [self._machine(name, 11 + index) for index, name in enumerate(names)]
+        self.control = self._machine(CONTROL, 1)
+        (directory / "ssh_config").write_text("")
+        (directory / "known_hosts").write_text("".join(map(_known, self.machines)))
+        paths = {"IDENTITY_FILE": self._identity}
+        paths.update(KNOWN_HOSTS=directory / "known_hosts", SSH_CONFIG=directory / "ssh_config")
+        super().__init__(directory / "work", directory, [machine.place.address for machine in self.machines], paths)
+
+    def _machine(self, name: str, number: int) -> Machine:
+        mac = f"02:00:00:00:00:{number:02x}"
+        place = Place(name, f"{NETWORK}.{number}", mac, self.top / name, self.top / "disks" / name)
+        return Machine(place, self.disks, self.cable, None if name == CONTROL else self._identity.with_suffix(".pub"))
+
+    def boot(self) -> None:
+        """Switches on what is off."""
+        for machine in [self.control, *self.machines]:
+            if not machine.is_on:
+                machine.boot()
+
+    def close(self) -> None:
+        for machine in [self.control, *self.machines]:
+            machine.power_off()
+        self.cable.close()
+        self.disks.close()
+
+    # What a Site is, here.
+
+    def home(self, node: int) -> Path:
+        return self.disks.seen(self.machines[node].home)
+
+    def popen(self, *args: str, **options: Any) -> subprocess.Popen[str]:
+        return super().popen(*args, preexec_fn=partial(enter_network, self.control.pid), **options)
+
+    def leftovers(self) -> list[Proc]:
+        return [proc for machine in self.machines for proc in machine.processes()]
+
+    def end_everything(self) -> None:
+        kill_all(proc.pid for proc in self.leftovers())
+
+    def conf(self, **settings: Any) -> Path:
+        return super().conf(**{"NODE_GRACE_S": 4, "GRACE_S": GRACE_S, **settings})
+
+    # Processes.
+
+    def find(self, name: str) -> int:
+        """The process of `trainer1`, `pserver0` or `supervisor2`, by our pid of it. Raises when there is none."""
+        role, number = name.rstrip("0123456789"), int(name[len(name.rstrip("0123456789")) :])
+        if role == "supervisor":
+            found = [p.pid for p in self.machines[number].processes() if " supervisor " in p.command]
+        else:
+            found = [p.pid for p in self.leftovers() if _is_process(p.pid, role, number)]
+        assert found, f"no {name} among {self.leftovers()}"
+        return min(found)
+
+    def kill(self, name: str, number: int = signal.SIGKILL) -> None:
+        os.kill(self.find(name), number)
+
+    @contextlib.contextmanager
+    def paused(self, name: str) -> Iterator[int]:
+        """SIGSTOP, and SIGCONT at the end."""
+        pid = self.find(name)
+        os.kill(pid, signal.SIGSTOP)
+        try:
+            yield pid
+        finally:
+            os.kill(pid, signal.SIGCONT)
+
+    # The network: rules for the frames of one direction, by the names of machines.
+
+    def rule(self, source: str, target: str, **rule: float) -> None:
+        """What happens to frames from `source` to `target`; either may be "*"."""
+        names = [machine.place.name for machine in [*self.machines, self.control]]
+        for a in names if source == EVERYBODY else [source]:
+            for b in names if target == EVERYBODY else [target]:
+                if a != b:
+                    self.rules[f"{a}>{b}"] = {**self.rules.get(f"{a}>{b}", {}), **rule}
+        self.cable.tell(rules=self.rules)
+
+    def cut(self, name: str) -> None:
+        """A machine hears nobody, and nobody hears it."""
+        self.rule(name, EVERYBODY, loss=1)
+        self.rule(EVERYBODY, name, loss=1)
+
+    def mend(self) -> None:
+        """The network is as it should be."""
+        self.rules.clear()
+        self.cable.tell(rules=self.rules)
+
+    # What happened.
+
+    def run_dir(self, job: str, node: int, run: str = "0001") -> Path:
+        return self.job_dir(job, node) / ".clusterctl" / "runs" / run
+
+    def events(self, job: str, node: int = 0, run: str = "0001") -> list[Event]:
+        """Those that a node has recorded."""
+        with contextlib.suppress(FileNotFoundError):
+            lines = (self.run_dir(job, node, run) / "events.jsonl").read_text().splitlines()
+            return [json.loads(line) for line in lines if line.endswith("}")]
+        return []
+
+    def all_events(self, job: str, run: str = "0001") -> list[Event]:
+        found = [event for node in range(len(self.machines)) for event in self.events(job, node, run)]
+        return sorted(found, key=lambda event: event["t"])
+
+    def wait_for(self, job: str, wanted: Callable[[Event], object], run: str = "0001", deadline_s: float = 60) -> Event:
+        """The first event, of any node, that is wanted."""
+        end = time.monotonic() + deadline_s
+        while time.monotonic() < end:
+            for event in self.all_events(job, run):
+                if wanted(event):
+                    return event
+            time.sleep(0.05)
+        raise AssertionError(f"did not happen within {deadline_s} s:\n{self.told(job, run)}")
+
+    def wait_for_step(self, job: str, step: int, run: str = "0001") -> None:
+        self.wait_for(job, lambda event: event["event"] == "step" and (event.get("step") or 0) >= step, run)
+
+    def told(self, job: str, run: str = "0001") -> str:
+        """The story of a run, for messages of tests."""
+        lines = [json.dumps(event) for event in self.all_events(job, run) if event["event"] != "step"]
+        logs = [path for node in range(len(self.machines)) for path in (self.job_dir(job, node) / "log").glob("*.log")]
+        return "\n".join([*lines, *(f"{path}:\n{path.read_text(errors='replace')[-3000:]}" for path in logs)])
+
+    def wait_for_end(self, job: str, deadline_s: float = 60) -> None:
+        """Until nothing of it runs on any machine."""
+        wait_until(lambda: not self.leftovers(), deadline_s)
+        assert not self.leftovers(), f"{self.leftovers()}\n{self.told(job)}"
+
+    def assert_nothing_remains(self) -> None:
+        """No process, port, socket, shared memory or temporary file on any machine."""
+        wait_until(lambda: not self.leftovers())
+        assert not self.leftovers()
+        wait_until(lambda: not any(machine.remains() for machine in self.machines))
+        assert {machine.place.name: machine.remains() for machine in self.machines if machine.remains()} == {}
+
+
+def _known(machine: Machine) -> str:
+    key = (machine.place.directory / "host_key.pub").read_text().split()[:2]
+    return f"{machine.place.address} {' '.join(key)}\n"
+
+
+def _is_process(pid: int, role: str, rank: int) -> bool:
+    with contextlib.suppress(OSError):
+        words = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+        return f"CLUSTERCTL_ROLE={role}".encode() in words and f"CLUSTERCTL_RANK={rank}".encode() in words
+    return False
+
+
+@contextlib.contextmanager
+def laboratory(directory: Path, n: int = 4, seed: str = "0") -> Iterator[Laboratory]:
+    made = Laboratory(directory, n, seed)
+    try:
+        made.boot()
+        yield made
+    finally:
+        made.close()

@@ -1,0 +1,27 @@
+"""What is trained in the laboratory: dense and sparse tables, a step every 20 ms, about 40 KB per push."""
+
+PASSES, STEPS_OF_PASS, PAUSE_S = 4, 40, 0.02
+STEPS = PASSES * STEPS_OF_PASS
+TRAIN = """
+import sys, time
+import numpy as np
+from clusterctl.runtime import connect, Adagrad, Adam, uniform, zeros
+
+passes, pause_s = int(sys.argv[1]), float(sys.argv[2])
+
+def reader(pass_, rng):
+    for number in range(40 * pass_, 40 * pass_ + 40):
+        x = rng.standard_normal((16, 4), dtype=np.float32)
+        yield number, x, x @ np.arange(4, dtype=np.float32), rng.integers(-500, 500, 64)
+
+with connect() as ps:
+    w = ps.dense("w", shape=(4,), rule=Adam(0.05), init=zeros())
+    wide = ps.dense("wide", shape=(3, 3_000), rule=Adagrad(0.1), init=uniform(0.1))
+    emb = ps.embedding("e", dim=3, rule=Adagrad(0.1), init=uniform(0.1))
+    for number, x, y, ids in ps.steps(reader, passes=passes):
+        time.sleep(pause_s)
+        error = x @ w.value - y
+        rows = emb.pull(ids)
+        slope = {w: x.T @ error / len(x), emb: (ids, rows), wide: wide.value * np.float32(0.1)}
+        ps.push(slope, samples=len(x), loss=float((error ** 2).mean()))
+"""

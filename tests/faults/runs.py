@@ -1,0 +1,91 @@
+"""Runs in the laboratory: node0 leads and has a pserver, node1 a pserver and trainer 0, node2 and node3 a trainer."""
+
+from __future__ import annotations
+
+import subprocess
+from dataclasses import dataclass
+from typing import Any
+
+from clusterctl.runtime import load_model
+from faults.laboratory import Event, Laboratory
+from faults.programs import PASSES, PAUSE_S, TRAIN
+
+Model = dict[str, Any]
+
+
+@dataclass
+class Run:
+    """An attached start under way."""
+
+    lab: Laboratory
+    job: str
+    starting: subprocess.Popen[str]
+    run: str = "0001"
+
+    def reach(self, step: int) -> None:
+        """Waits until it has come so far."""
+        self.lab.wait_for_step(self.job, step, self.run)
+
+    def event(self, name: str, **values: object) -> Event:
+        """Waits for an event of this name and with these values, recorded on any node."""
+        wanted = {"event": name, **values}
+        return self.lab.wait_for(self.job, lambda event: wanted.items() <= event.items(), self.run)
+
+    def events(self, name: str) -> list[Event]:
+        return [event for event in self.lab.all_events(self.job, self.run) if event["event"] == name]
+
+    def cause(self) -> Event:
+        """Why it failed, by the lead's word."""
+        cause: Event = self.event("ended", node=0)["cause"]
+        return cause
+
+    def ends(self, state: str, code: int, deadline_s: float = 90) -> str:
+        """Waits for the end, which is this one, with nothing left on any machine; what `start` said."""
+        out, err = self.starting.communicate(timeout=deadline_s)
+        self.lab.wait_for_end(self.job)
+        told = f"{out}\n{err}\n{self.lab.told(self.job, self.run)}"
+        assert self.starting.returncode == code, told
+        assert self.lab.status(self.job)["state"] == state, told
+        self.lab.assert_nothing_remains()
+        return out + err
+
+    def succeeds(self) -> str:
+        return self.ends("succeeded", 0)
+
+    def fails(self) -> str:
+        return self.ends("failed", 1)
+
+
+def conf(lab: Laboratory, **settings: Any) -> None:
+    lab.conf(**{"PSERVERS": 2, "TRAINERS": lab.hosts[1:], "SAVE_EVERY": 20, "RESTARTS": 3, **settings})
+
+
+def dispatch(lab: Laboratory, **settings: Any) -> str:
+    conf(lab, **settings)
+    return lab.dispatch(TRAIN)
+
+
+def begin(lab: Laboratory, job: str, *options: str, run: str = "0001", passes: int = PASSES) -> Run:
+    starting = lab.popen("start", "--job_workspace", job, *options, "--", str(passes), str(PAUSE_S))
+    return Run(lab, job, starting, run)
+
+
+def start(lab: Laboratory, **settings: Any) -> Run:
+    return begin(lab, dispatch(lab, **settings))
+
+
+def resume(lab: Laboratory, job: str) -> Run:
+    return begin(lab, job, "--resume", run="0002")
+
+
+def model_of(lab: Laboratory, job: str) -> Model:
+    lab.ok("collect", job, "-o", "home")
+    return load_model(lab.directory / "home" / "model")
+
+
+def assert_same(model: Model, expected: Model) -> None:
+    """To the bit."""
+    assert sorted(model) == sorted(expected) == ["e", "w", "wide"]
+    for name in ("w", "wide"):
+        assert model[name].tobytes() == expected[name].tobytes(), name
+    assert [array.tobytes() for array in model["e"]] == [array.tobytes() for array in expected["e"]]

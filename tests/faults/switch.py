@@ -1,0 +1,159 @@
+"""A user-space Ethernet switch between network namespaces: what it carries it can lose, delay and slow down.
+
+`python switch.py` reads JSON lines and answers `ok` to each: `{"plug": [name, pid, address, mac]}` puts a TAP device
+into the network namespace of a process; `{"rules": {...}}` replaces all rules, which are for frames of one direction,
+`"source>target"`: `{"loss": 0.05, "delay_s": 0.01, "bytes_per_s": 1e6}`. A loss of 1 is a cut. Every random choice
+comes from the seed that is its argument.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import fcntl
+import heapq
+import itertools
+import json
+import os
+import random
+import select
+import struct
+import subprocess
+import sys
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+TUNSETIFF, TAP_WITHOUT_HEADER = 0x400454CA, 0x1002
+NEW_NETWORK = 0x40000000
+DEVICE, MTU = "eth0", 9000
+FRAMES_PER_TURN = 64
+LONGEST_QUEUE_S = 0.5  # of a slow link; what would wait longer is dropped, as a real queue would
+
+
+def enter_network(process: int | str) -> None:
+    """Moves the calling thread into the network namespace of a process, or into one that was kept open."""
+    where = os.open(f"/proc/{process}/ns/net" if isinstance(process, int) else process, os.O_RDONLY)
+    try:
+        if ctypes.CDLL(None, use_errno=True).setns(where, NEW_NETWORK):
+            raise OSError(ctypes.get_errno(), f"setns to {process}")
+    finally:
+        os.close(where)
+
+
+def open_tap(pid: int, address: str, mac: str) -> int:
+    """The descriptor of a new device in a process's network namespace, up and with an address."""
+    home = os.open("/proc/self/ns/net", os.O_RDONLY)
+    enter_network(pid)
+    try:
+        tap = os.open("/dev/net/tun", os.O_RDWR | os.O_NONBLOCK)
+        fcntl.ioctl(tap, TUNSETIFF, struct.pack("16sH22x", DEVICE.encode(), TAP_WITHOUT_HEADER))
+        for command in (
+            f"link set {DEVICE} address {mac} mtu {MTU}",
+            f"link set {DEVICE} up",
+            "link set lo up",
+            f"addr add {address}/24 dev {DEVICE}",
+        ):
+            subprocess.run(["ip", *command.split()], check=True)
+    finally:
+        enter_network(f"/proc/self/fd/{home}")
+        os.close(home)
+    return tap
+
+
+@dataclass
+class Port:
+    tap: int
+    name: str
+    mac: bytes
+
+
+@dataclass
+class Switch:
+    chance: random.Random
+    ports: dict[int, Port] = field(default_factory=dict)
+    rules: dict[str, dict[str, float]] = field(default_factory=dict)
+    queue: list[tuple[float, int, int, bytes]] = field(default_factory=list)
+    numbers: itertools.count[int] = field(default_factory=itertools.count)
+    busy_until: dict[str, float] = field(default_factory=dict)
+
+    def plug(self, name: str, pid: int, address: str, mac: str) -> None:
+        for port in [port for port in self.ports.values() if port.name == name]:
+            self.unplug(port.tap)
+        tap = open_tap(pid, address, mac)
+        self.ports[tap] = Port(tap, name, bytes.fromhex(mac.replace(":", "")))
+
+    def unplug(self, tap: int) -> None:
+        del self.ports[tap]
+        os.close(tap)
+
+    def read(self, tap: int) -> None:
+        """Takes frames that a port sends, and decides about each."""
+        for _ in range(FRAMES_PER_TURN):
+            try:
+                frame = os.read(tap, MTU + 100)
+            except BlockingIOError:
+                return
+            except OSError:  # its namespace is gone
+                self.unplug(tap)
+                return
+            source = self.ports[tap].name
+            for target in self.ports.values():
+                if target.tap != tap and (frame[0] & 1 or target.mac == frame[:6]):
+                    self.carry(source, target, frame)
+
+    def carry(self, source: str, target: Port, frame: bytes) -> None:
+        way = f"{source}>{target.name}"
+        rule = self.rules.get(way)
+        if rule is None:
+            self.write(target.tap, frame)
+            return
+        if rule.get("loss") and self.chance.random() < rule["loss"]:
+            return
+        now = time.monotonic()
+        at = now
+        if rule.get("bytes_per_s"):
+            at = max(now, self.busy_until.get(way, 0.0)) + len(frame) / rule["bytes_per_s"]
+            if at - now > LONGEST_QUEUE_S:
+                return
+            self.busy_until[way] = at
+        heapq.heappush(self.queue, (at + rule.get("delay_s", 0.0), next(self.numbers), target.tap, frame))
+
+    def write(self, tap: int, frame: bytes) -> None:
+        with contextlib.suppress(OSError):  # its queue is full, or the port is gone: a switch drops
+            os.write(tap, frame)
+
+    def deliver(self) -> float | None:
+        """Writes what is due; seconds until the next frame is."""
+        while self.queue:
+            rest_s = self.queue[0][0] - time.monotonic()
+            if rest_s > 0:
+                return rest_s
+            _, _, tap, frame = heapq.heappop(self.queue)
+            self.write(tap, frame)
+        return None
+
+    def obey(self, order: dict[str, Any]) -> None:
+        if "plug" in order:
+            self.plug(*order["plug"])
+        self.rules = order.get("rules", self.rules)
+
+
+def main(seed: str) -> None:
+    switch = Switch(random.Random(seed))
+    while True:
+        ready, _, _ = select.select([0, *switch.ports], [], [], switch.deliver())
+        for descriptor in ready:
+            if descriptor in switch.ports:
+                switch.read(descriptor)
+        if 0 in ready:
+            line = sys.stdin.buffer.readline()
+            if not line:
+                return
+            switch.obey(json.loads(line))
+            sys.stdout.write("ok\n")
+            sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

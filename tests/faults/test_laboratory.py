@@ -1,0 +1,133 @@
+"""The laboratory's own faults do what they say, seen from the machines."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from faults import storms
+from faults.laboratory import EVERYBODY, Laboratory
+from faults.machines import LIBFAKETIME, Machine
+from support.processes import is_alive
+
+pytestmark = pytest.mark.faults
+REACH = "import socket, sys; socket.create_connection((sys.argv[1], 22), timeout=1)"
+ANSWER = "import socket; s = socket.socket(2, 2); s.bind(('', 99)); b, a = s.recvfrom(9); s.sendto(b, a)"
+
+
+def on(machine: Machine, *argv: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([*machine.inside(), *argv], capture_output=True, text=True, timeout=30, check=False)
+
+
+def reaches(lab: Laboratory, source: int, target: int) -> bool:
+    return on(lab.machines[source], "python3", "-c", REACH, lab.hosts[target]).returncode == 0
+
+
+def test_machines_have_processes_names_and_networks_of_their_own(lab: Laboratory) -> None:
+    names = {on(machine, "hostname").stdout for machine in lab.machines}
+    assert names == {f"node{index}\n" for index in range(4)}
+    assert "pytest" not in on(lab.machines[0], "cat", "/proc/1/cmdline").stdout
+    assert reaches(lab, 0, 1)
+    outside = on(lab.machines[0], "ip", "route", "get", "192.0.2.1")
+    assert "unreachable" in outside.stderr, outside
+
+
+def test_a_cut_has_the_directions_that_it_is_told(lab: Laboratory) -> None:
+    lab.cut("node1")
+    assert not reaches(lab, 0, 1)
+    assert not reaches(lab, 1, 0)
+    assert reaches(lab, 0, 2)
+    lab.mend()
+    assert reaches(lab, 0, 1)
+    lab.rule("node1", EVERYBODY, loss=1)  # what it says is lost, what it is told arrives
+    with subprocess.Popen([*lab.machines[1].inside(), "python3", "-c", ANSWER]) as hearing:
+        shout = "import socket, sys; socket.socket(2, 2).sendto(b'x', (sys.argv[1], 99))"
+        on(lab.machines[0], "ip", "neigh", "replace", lab.hosts[1], "lladdr", "02:00:00:00:00:0c", "dev", "eth0")
+        end = time.monotonic() + 10
+        while hearing.poll() is None and time.monotonic() < end:
+            on(lab.machines[0], "python3", "-c", shout, lab.hosts[1])
+        heard = hearing.poll()
+        hearing.kill()
+    assert heard == 0
+    assert not reaches(lab, 0, 1)
+
+
+def test_a_link_can_be_slow_and_lossy(lab: Laboratory) -> None:
+    def round_trip_ms() -> float:
+        code = f"import time; t = time.perf_counter(); {REACH}; print(1000 * (time.perf_counter() - t))"
+        return float(on(lab.machines[0], "python3", "-c", code, lab.hosts[1]).stdout)
+
+    lab.rule("node0", "node1", delay_s=0.2)
+    assert round_trip_ms() >= 200
+    lab.mend()
+    lab.rule("node0", "node1", bytes_per_s=300)
+    assert round_trip_ms() >= 100
+
+
+def test_a_machine_without_power_has_no_process_and_keeps_its_disk(lab: Laboratory) -> None:
+    machine = lab.machines[2]
+    with subprocess.Popen([*machine.inside(), "sleep", "300"]) as sleeping:
+        (lab.home(2) / "kept").write_text("here")
+        inside = [proc.pid for proc in machine.processes()]
+        machine.power_off()
+        assert inside
+        assert not any(is_alive(pid) for pid in inside)
+        assert not reaches(lab, 0, 2)
+        sleeping.wait(10)
+    lab.boot()
+    assert reaches(lab, 0, 2)
+    assert (lab.home(2) / "kept").read_text() == "here"
+    (lab.home(2) / "kept").unlink()
+
+
+def test_a_full_disk_takes_nothing_more(lab: Laboratory) -> None:
+    lab.machines[1].fill_disk()
+    with pytest.raises(OSError, match="No space left"):
+        (lab.home(1) / "more").write_bytes(bytes(5000))
+    lab.machines[1].free_disk()
+    (lab.home(1) / "more").write_bytes(bytes(5000))
+    (lab.home(1) / "more").unlink()
+
+
+def test_a_wrong_clock_is_wrong_for_what_ssh_starts(lab: Laboratory) -> None:
+    assert LIBFAKETIME, "needs libfaketime (apt-get install libfaketime)"
+    machine = lab.machines[1]
+    try:
+        machine.clock_off_s = 3600
+        machine.boot()
+        times = [node["stdout"] for node in lab.ok("exec", "--json", "--", "date", "+%s").json()["nodes"]]
+    finally:
+        machine.clock_off_s = 0
+        machine.boot()
+    assert 3590 < float(times[1]) - float(times[0]) < 3660
+
+
+@pytest.mark.parametrize("left", ["a file", "a port", "shared memory", "a process"])
+def test_what_a_program_leaves_behind_is_seen(lab: Laboratory, left: str) -> None:
+    machine = lab.machines[0]
+    path = {"a file": lab.home(0).parent / "tmp/left", "shared memory": Path(f"/proc/{machine.pid}/root/dev/shm/left")}
+    if left in path:
+        path[left].write_text("x")
+        assert [name.rpartition("/")[2] for name in machine.remains()] == ["left"]
+        path[left].unlink()
+        return
+    code = "import socket; s = socket.create_server(('', 7164)); print('up', flush=True); s.accept()"
+    code = code if left == "a port" else "import time; print('up', flush=True); time.sleep(300)"
+    with subprocess.Popen([*machine.inside(), "python3", "-c", code], stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        assert machine.remains() == (["port 7164"] if left == "a port" else [])
+        (one,) = machine.processes()
+        os.kill(one.pid, 9)
+
+
+def test_a_storm_is_the_same_for_the_same_seed_and_no_other() -> None:
+    assert [storms.draw(f"7/{n}") for n in range(20)] == [storms.draw(f"7/{n}") for n in range(20)]
+    drawn = [storms.draw(f"7/{n}") for n in range(200)]
+    assert {fault.name for storm in drawn for fault in storm.faults} == {*storms.BEARABLE, *storms.DEADLY}
+    assert {storm.mode for storm in drawn} == {"sync", "async"}
+    assert storms.draw("7/0") != storms.draw("8/0")

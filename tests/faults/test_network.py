@@ -1,0 +1,66 @@
+"""Partitions, loss, delay and thin links: what the run bears, and that it lives on neither side of a cut."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from faults.laboratory import EVERYBODY, Laboratory
+from faults.runs import Model, assert_same, model_of, resume, start
+
+pytestmark = pytest.mark.faults
+
+
+def test_a_short_cut_is_waited_out(lab: Laboratory, expected: Model) -> None:
+    run = start(lab)
+    run.reach(30)
+    lab.cut("node3")
+    time.sleep(2)  # less than NODE_GRACE_S
+    lab.mend()
+    run.succeeds()
+    assert run.events("lost") == []
+    assert_same(model_of(lab, run.job), expected)
+
+
+@pytest.mark.parametrize("ways", ["both", "out", "in"])
+def test_a_node_that_is_cut_off_for_long_is_lost_and_its_processes_end(
+    lab: Laboratory, expected: Model, ways: str
+) -> None:
+    run = start(lab)
+    run.reach(50)
+    if ways in ("both", "out"):
+        lab.rule("node3", EVERYBODY, loss=1)
+    if ways in ("both", "in"):
+        lab.rule(EVERYBODY, "node3", loss=1)
+    run.event("lost", node=3)
+    lab.wait_for_end(run.job, 40)  # behind the cut too
+    lab.mend()
+    said = run.fails()
+    assert "node3 is lost" in said
+    resume(lab, run.job).succeeds()
+    assert_same(model_of(lab, run.job), expected)
+
+
+def test_a_lead_that_is_cut_off_ends_the_run_on_both_sides(lab: Laboratory, expected: Model) -> None:
+    run = start(lab)
+    run.reach(50)
+    lab.cut("node0")
+    lab.wait_for_end(run.job, 40)
+    lab.mend()
+    said = run.ends("failed", 1)
+    assert "lost" in said
+    resume(lab, run.job).succeeds()
+    assert_same(model_of(lab, run.job), expected)
+
+
+@pytest.mark.parametrize(
+    "weather", [{"loss": 0.05}, {"delay_s": 0.02}, {"bytes_per_s": 2e6}], ids=["loss", "delay", "thin"]
+)
+def test_bad_links_only_make_it_slower(lab: Laboratory, expected: Model, weather: dict[str, float]) -> None:
+    run = start(lab, NODE_GRACE_S=30)
+    run.reach(10)
+    lab.rule(EVERYBODY, EVERYBODY, **weather)
+    run.succeeds()
+    assert run.events("lost") == run.events("restarting") == []
+    assert_same(model_of(lab, run.job), expected)

@@ -1,0 +1,81 @@
+"""Disks, clocks, SSH servers and the control machine."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import signal
+from pathlib import Path
+
+import pytest
+
+from faults.laboratory import Laboratory
+from faults.machines import LIBFAKETIME
+from faults.runs import Model, assert_same, begin, dispatch, model_of, resume, start
+
+pytestmark = pytest.mark.faults
+
+
+def test_a_disk_that_is_full_fails_the_run_by_name_and_the_checkpoint_before_it_is_whole(
+    lab: Laboratory, expected: Model
+) -> None:
+    run = start(lab)
+    run.event("saved", checkpoint=True)
+    lab.machines[1].fill_disk()
+    said = run.fails()
+    assert "No space left on device" in said
+    assert run.cause()["node"] == 1
+    lab.machines[1].free_disk()
+    resume(lab, run.job).succeeds()
+    assert_same(model_of(lab, run.job), expected)
+
+
+def test_an_sshd_that_is_restarted_does_not_touch_the_run(lab: Laboratory, expected: Model) -> None:
+    run = start(lab)
+    run.reach(30)
+    for machine in lab.machines:
+        machine.stop_sshd(sessions=True)
+        machine.start_sshd()
+    run.succeeds()
+    assert_same(model_of(lab, run.job), expected)
+
+
+def test_without_its_control_machine_a_run_goes_on_and_others_follow_and_stop_it(
+    lab: Laboratory, tmp_path: Path
+) -> None:
+    job = dispatch(lab)
+    run = begin(lab, job, passes=1000)
+    run.reach(10)
+    run.starting.send_signal(signal.SIGKILL)
+    run.starting.communicate()
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    shutil.copy(lab.conf_path, elsewhere)
+    other = {"cwd": elsewhere, "env": {"CLUSTERCTL_CONF": "conf.py", "XDG_CACHE_HOME": str(elsewhere)}}
+    with lab.popen("logs", "-f", job, "--json", **other) as following:
+        assert following.stdout is not None
+        seen = {json.loads(following.stdout.readline())["v"] for _ in range(3)}
+        assert seen == {1}
+        assert json.loads(lab.ok("status", job, "--json", **other).out)["state"] == "running"
+        stopped = lab.ok("stop", job, "--json", **other).json()
+        following.communicate(timeout=30)
+    assert stopped["survivors"] == 0
+    lab.assert_nothing_remains()
+    assert lab.status(job)["state"] == "stopped"
+
+
+@pytest.mark.parametrize("hours", [1, -1])
+def test_a_clock_that_is_an_hour_off_does_no_harm(lab: Laboratory, expected: Model, hours: int) -> None:
+    assert LIBFAKETIME, "needs libfaketime (apt-get install libfaketime)"
+    machine = lab.machines[2]
+    try:
+        machine.clock_off_s = hours * 3600
+        machine.boot()
+        run = start(lab)
+        run.succeeds()
+        off = run.event("spawned", node=2)["t"] - run.event("spawned", node=1)["t"]
+        assert abs(off - hours * 3600) < 60
+        assert_same(model_of(lab, run.job), expected)
+    finally:
+        machine.clock_off_s = 0
+        machine.boot()

@@ -1,0 +1,138 @@
+"""ON_NAN: batches whose loss or gradient is not finite are told, refused, or left out as if they had no samples."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from clusterctl.runtime import SGD, connect, zeros
+from clusterctl.runtime.control import Control
+from clusterctl.runtime.errors import NotFiniteError, ProcessError
+from clusterctl.runtime.finite import Finite
+from clusterctl.runtime.progress import Progress
+from clusterctl.runtime.pushing import Gradient
+from clusterctl.runtime.session import Session
+from runtime.cluster import thread_cluster
+
+BATCHES = 6
+Result = tuple[list[float], float]
+
+
+def program(bad: dict[int, str], accumulate: int = 1, big: float = np.inf) -> Callable[[Session], Result]:
+    """Batch n has gradient n + 1 and n + 1 samples, or in one element `big`, or a loss that is no number."""
+
+    def run(ps: Session) -> Result:
+        w = ps.dense("w", 3, SGD(1.0), zeros())
+        rows = ps.embedding("e", 2, SGD(1.0), zeros())
+        for n in ps.steps(lambda pass_, rng: range(BATCHES), passes=1, accumulate=accumulate):
+            what = bad.get(n, "") if ps.rank == ps.trainers - 1 else ""
+            dense, sparse = np.full(3, n + 1, np.float32), np.full((1, 2), n + 1, np.float32)
+            if what == "w":
+                dense[1] = big
+            elif what == "e":
+                sparse[0, 1] = -big
+            ps.push({w: dense, rows: ([7], sparse)}, samples=n + 1, loss=np.nan if what == "loss" else 1.0)
+        return w.value.tolist(), float(rows.pull([7])[0, 0])
+
+    return run
+
+
+def expected(bad: dict[int, str], accumulate: int, trainers: int) -> float:
+    """In float64, from the definition: the mean over all samples of what a step takes in."""
+    value = 0.0
+    for start in range(0, BATCHES, accumulate):
+        taken = [n + 1 for n in range(start, start + accumulate) for _ in range(trainers - 1)]
+        taken += [n + 1 for n in range(start, start + accumulate) if n not in bad]
+        value -= sum(n * n for n in taken) / sum(taken) if taken else 0.0
+    return value
+
+
+@pytest.mark.parametrize("bad", [{2: "w", 3: "e"}, {0: "loss", 1: "w", 5: "e"}])
+@pytest.mark.parametrize(
+    ("mode", "accumulate", "trainers"),
+    [("sync", 1, 1), ("sync", 1, 2), ("sync", 2, 2), ("async", 1, 1), ("async", 3, 1), ("geo(4)", 1, 1)],
+)
+def test_skip_leaves_a_batch_out_as_if_it_had_no_samples(
+    tmp_path: Path, mode: str, accumulate: int, trainers: int, bad: dict[int, str]
+) -> None:
+    with thread_cluster(tmp_path, 1, trainers, mode=mode, on_nan="skip") as cluster:
+        results = cluster.train(program(bad, accumulate))
+    value = expected(bad, accumulate, trainers)
+    for dense, row in results:
+        assert dense == pytest.approx([value] * 3, rel=1e-6)
+        assert row == pytest.approx(value, rel=1e-6)
+
+
+def test_a_gradient_that_float16_makes_infinite_is_left_out_too(tmp_path: Path) -> None:
+    with thread_cluster(tmp_path, 1, 1, on_nan="skip", wire="float16") as cluster:
+        ((dense, _),) = cluster.train(program({2: "w"}, big=65_520.0))
+    assert dense == [expected({2: "w"}, 1, 1)] * 3
+
+
+@pytest.mark.filterwarnings("ignore:overflow encountered:RuntimeWarning")
+def test_batches_whose_sum_is_too_large_are_left_out_together(tmp_path: Path) -> None:
+    with thread_cluster(tmp_path, 1, 1, on_nan="skip") as cluster:
+        ((dense, _),) = cluster.train(program({2: "w"}, accumulate=2, big=3e38))
+    assert dense == pytest.approx([expected({2: "w", 3: "w"}, 2, 1)] * 3, rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("what", "words"),
+    [("w", "the gradient of table 'w' of trainer 1"), ("loss", "the loss of trainer 1")],
+)
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_fail_raises_an_error_that_names_trainer_table_pass_and_step(
+    tmp_path: Path, what: str, words: str, accumulate: int
+) -> None:
+    step = 2 // accumulate
+    with (
+        thread_cluster(tmp_path, 1, 2, on_nan="fail") as cluster,
+        pytest.raises(NotFiniteError, match=rf"^{words} is not finite \(pass 0, step {step}\); .*clip_by_norm"),
+    ):
+        cluster.train(program({2: what}, accumulate))
+
+
+def test_local_mode_goes_by_a_variable(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("CLUSTERCTL_ON_NAN", "skip")
+    with connect() as ps:
+        assert program({1: "w", 2: "loss"})(ps)[0] == [expected({1: "", 2: ""}, 1, 1)] * 3
+    assert "6 steps, 16 samples" in (out := capsys.readouterr().out)
+    assert ", 2 batches left out; " in out
+    monkeypatch.setenv("CLUSTERCTL_ON_NAN", "fail")
+    with connect() as ps, pytest.raises(NotFiniteError, match="table 'e' of trainer 0"):
+        program({1: "e"})(ps)
+    monkeypatch.setenv("CLUSTERCTL_ON_NAN", "stop")
+    with pytest.raises(ProcessError, match="CLUSTERCTL_ON_NAN='stop' is none of warn, fail and skip"):
+        connect()
+
+
+class Recorder(Control):
+    def __init__(self) -> None:
+        super().__init__(None)
+        self.sent: list[dict[str, Any]] = []
+
+    def send(self, event: str, **fields: Any) -> None:
+        self.sent.append({"event": event, **fields})
+
+
+@pytest.mark.parametrize(("policy", "action"), [("warn", "warned"), ("skip", "skipped"), ("fail", "failed")])
+def test_the_event_says_what_was_done_at_most_once_a_second(policy: str, action: str) -> None:
+    control, now = Recorder(), 100.0
+    finite = Finite(policy, 3, half=False, progress=Progress(control), clock=lambda: now)
+    for now in (100.0, 100.4, 101.1):  # noqa: B007 - the clock reads it
+        if policy == "fail":
+            with pytest.raises(NotFiniteError):
+                finite.admits(7, Gradient(), float("nan"))
+        else:
+            assert finite.admits(7, Gradient(), float("-inf")) == (policy == "warn")
+    told = [(e["event"], e["action"], e["step"], e["what"]) for e in control.sent]
+    assert told == [("nan", action, 7, "the loss of trainer 3")] * (3 if policy == "fail" else 2)
+    assert [event["skipped"] for event in control.sent][-1] == (3 if policy == "skip" else 0)
+    assert finite.admits(8, Gradient(), 1.0)

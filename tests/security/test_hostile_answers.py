@@ -1,0 +1,156 @@
+"""A node whose agent was replaced answers what it likes: the others are shown all the same, and no terminal is harmed."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from security.liars import EVIL, JOB, Liars, is_harmless, lines, process, status
+
+JUNK: list[Any] = [None, {}, EVIL, -1, 1e999, 10**30, [[]], "../../x"]
+ENDED = {"event": "ended", "t": 1.7e9, "state": "failed", "cause": {"message": EVIL, "tail": [EVIL], "node": 1}}
+STREAMS = {"run": "0001", "streams": [{"role": "trainer", "rank": 1, "at": 0}]}
+ROW = [1.7e9, 0, "a line", 7]
+RECORD = {"workspace": "w", "content": "c" * 40, "files": 1, "bytes": 2, "t": 1.7e9}
+RUN = {"run": "0001", "state": "running", "started": 1.7e9, "members": [0, 1], "left_out": []}
+STOPPED = {"job": JOB, "dir": "/d", "run": "0001", "was": "running", "killed": 0, "survivors": 0, "ports_busy": [], **RUN}
+
+
+def answer(node: int, request: dict[str, Any], **more: Any) -> Iterator[bytes]:
+    """What an honest agent of `node` says, but for `more` in its status."""
+    operation = request["op"]
+    if operation == "status":
+        return lines({"done": status(node, **more)})
+    if operation == "jobs":
+        return lines({"done": {"jobs": [{"job": JOB, "dir": "/d", "record": RECORD, "runs": [RUN]}]}})
+    if operation == "stop":
+        return lines({"done": STOPPED})
+    if operation in ("logs", "follow"):
+        streams = {"run": "0001", "streams": [{"role": "trainer", "rank": node, "at": 0}]}
+        done = {"node": status(node, state="stopped"), "at": 0}
+        return lines(streams, {"lines": [[1.7e9, 0, f"line of {node}", 7]]}, {"done": done})
+    return lines({"error": {"kind": "node", "message": f"no {operation}", "hint": None}})
+
+
+def honest(node: int) -> Any:
+    return lambda request: answer(node, request)
+
+
+def changed(value: Any, junk: Any) -> Iterator[Any]:
+    """The value with one part after the other replaced."""
+    yield junk
+    keys = value if isinstance(value, dict) else range(len(value)) if isinstance(value, list) else ()
+    for key in keys:
+        for part in changed(value[key], junk):
+            new = copy.copy(value)
+            new[key] = part
+            yield new
+
+
+def test_of_answers_that_make_no_sense_all_are_told_by_node_and_hide_nobody(liars: Liars) -> None:
+    """Every part of every answer, replaced by everything."""
+    liars.answers["node0"] = honest(0)
+    tried = 0
+    for command, operation in ((("status",), "status"), (("jobs",), "jobs"), (("stop", JOB), "stop")):
+        whole = json.loads(b"".join(answer(1, {"op": operation})))
+        for junk in JUNK:
+            for wrong in changed(whole, junk):
+                said = json.dumps(wrong).encode() + b"\n"
+                liars.answers["node1"] = lambda request, said=said: (
+                    iter([said]) if request["op"] == operation else answer(1, request)
+                )
+                code, out, err = liars.run(*command)
+                assert "Traceback" not in err, (said, err)
+                assert code in (0, 2, 3, 4), (said, code, err)
+                assert (JOB if code == 0 or operation != "stop" else "node1") in out + err, (said, out, err)
+                assert is_harmless(out + err), said
+                tried += 1
+    assert tried > 300
+
+
+def test_logs_of_a_node_that_lies_are_its_own_trouble(liars: Liars) -> None:
+    liars.answers["node0"] = honest(0)
+    commands = itertools.cycle([("logs",), ("logs", "--fold"), ("logs", "-f"), ("logs", "--json"), ("logs", "-f")])
+    for junk in JUNK:
+        for wrong in (
+            *({**STREAMS, "streams": value} for value in changed(STREAMS["streams"], junk)),
+            *({"lines": value} for value in changed([ROW], junk)),
+            {"events": [{"event": "ended", "t": junk}], "at": 3},
+            {"events": [junk], "at": 3},
+            {"held": junk},
+        ):
+            first = wrong if "streams" in wrong else STREAMS
+            liars.answers["node1"] = lambda request, first=first, wrong=wrong: (
+                answer(1, request) if request["op"] == "status" else lines(first, wrong, {"done": junk})
+            )
+            code, out, err = liars.run(*next(commands))
+            assert "Traceback" not in err, (wrong, err)
+            assert "line of 0" in out
+            assert code in (0, 1, 3), (wrong, err)
+            assert is_harmless(out + err), wrong
+
+
+@pytest.mark.parametrize("options", [(), ("--json",), ("--verbose",)])
+def test_no_word_of_a_node_reaches_a_terminal_as_it_is(liars: Liars, options: tuple[str, ...]) -> None:
+    told = status(
+        1, state="failed", ended=ENDED, mode=EVIL, dir=EVIL, last_event={"event": EVIL}, left_out=[], phase=EVIL
+    )
+    told["processes"] = [process("pserver", 1, state=EVIL, tables=[{"name": EVIL, "rows": 1, "bytes": 1}])]
+    told["members"] = [1, 0]  # so that it leads
+    failing = {"error": {"kind": "node", "message": EVIL, "hint": EVIL, "details": {"more": EVIL}}}
+    row = [1.7e9, 0, f"{EVIL}\r{EVIL}", 7]
+    job = {"job": JOB, "dir": EVIL, "record": {**RECORD, "workspace": EVIL, "content": EVIL}, "runs": [RUN]}
+    says = {
+        "status": lambda: lines({"done": told}),
+        "jobs": lambda: lines({"done": {"jobs": [job]}}),
+        "logs": lambda: lines(STREAMS, {"lines": [row]}, failing),
+        "follow": lambda: lines(STREAMS, {"lines": [row]}, failing),
+    }
+    liars.answers["node0"] = liars.answers["node1"] = lambda request: says.get(request["op"], lambda: lines(failing))()
+    commands = [("status",), ("jobs",), ("logs",), ("logs", "-f"), ("logs", "--fold"), ("stop",), ("check",), ("collect",)]
+    commands += [("prune", "--keep", "1"), ("exec", "--", "x"), ("start", "--job_workspace", JOB), ("start", "--resume")]
+    for command in commands:
+        code, out, err = liars.run(*command[:1], *options, *command[1:])
+        assert is_harmless(out + err), (command, out, err)
+        assert code in (0, 1, 2, 3, 4), command
+        if options == ("--json",):
+            assert out.isascii(), command
+
+
+def test_rubbish_in_place_of_an_answer_is_quoted_harmlessly(liars: Liars) -> None:
+    rubbish = [EVIL.encode(errors="surrogatepass"), b"[]", b"7", b"null", b"", b"[" * 100_000, b'{"a":' * 900 + b"1" + b"}" * 900]
+    rubbish += [b'{"error": 7}', b'{"error": {"kind": []}}', b'{"error": {"details": {"nodes": [5]}}}', b'{"done": 7}']
+    liars.answers["node0"] = honest(0)
+    for line in rubbish:
+        liars.answers["node1"] = lambda request, line=line: iter([line + b"\n"])
+        code, out, err = liars.run("status")
+        assert code == 3
+        assert "node1" in err
+        assert "trainer" in out
+        assert is_harmless(out + err)
+
+
+def test_a_mistake_in_the_program_does_not_print_what_a_node_said_as_it_is(
+    liars: Liars, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def mistaken(*_: object) -> None:
+        raise RuntimeError(EVIL)
+
+    liars.answers["node0"] = liars.answers["node1"] = honest(0)
+    monkeypatch.setattr("clusterctl.cli.commands.status.headline", mistaken)
+    code, out, err = liars.run("status")
+    assert code == 1
+    assert "RuntimeError" in err
+    assert is_harmless(out + err)
+
+
+def test_an_error_of_a_node_is_no_longer_than_a_page(liars: Liars) -> None:
+    liars.answers["node0"] = liars.answers["node1"] = lambda request: lines({"error": {"kind": "x", "message": "m" * 10**6}})
+    code, _, err = liars.run("status")
+    assert code == 3
+    assert len(err) < 20_000

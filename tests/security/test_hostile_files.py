@@ -1,0 +1,261 @@
+"""What nodes send home as files goes below the directory that was asked for, and nowhere else; and it has bounds."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+from collections.abc import Iterator
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from clusterctl import collect as collecting
+from clusterctl.agent import collect as agent
+from clusterctl.errors import NodeError
+from clusterctl.runtime import merge_model
+from clusterctl.runtime.errors import ModelError
+from clusterctl.setup import nodes as setup_nodes
+from security.liars import EVIL, JOB, Liars, is_harmless, lines, status
+
+PATHS: list[Any] = [
+    "../evil",
+    "log/../../../evil",
+    "/etc/evil",
+    "log/./evil",
+    "log//evil",
+    "log",
+    "log/",
+    "evil/file",
+    "node-1/log/evil",
+    "log/a\0b",
+    f"log/{EVIL}",
+    "log/line\nbreak",
+    "log/" + "a/" * 100 + "evil",
+    "log/" + "x" * 5000,
+    "log/\ud900",
+    7,
+    None,
+    ["log", "evil"],
+]
+SIZES: list[Any] = [-1, 10**18, 1e999, "5", None, [5]]
+
+
+def offer(name: Any, size: Any = 4, data: bytes = b"evil") -> list[Any]:
+    return [{"file": name, "bytes": size}, data, {"sha256": sha256(data).hexdigest()}]
+
+
+def collected(liars: Liars, *messages: Any, words: tuple[str, ...] = ("-o", "home")) -> tuple[int, str, str]:
+    """`collect` from a node that offers this, beside an honest one."""
+
+    def answer(node: int, request: dict[str, Any]) -> Iterator[bytes]:
+        if request["op"] == "status":
+            return lines({"done": status(node)})
+        return lines(*(messages if node else offer("log/train.log", data=b"good")), {"done": {}})
+
+    for node in (0, 1):
+        liars.answers[f"node{node}"] = lambda request, node=node: answer(node, request)
+    return liars.run("collect", JOB, *words)
+
+
+def below(directory: Path) -> list[str]:
+    return sorted(str(path.relative_to(directory)) for path in directory.rglob("*") if not path.is_dir())
+
+
+def test_a_file_goes_nowhere_but_below_its_node_whatever_it_is_called(liars: Liars, tmp_path: Path) -> None:
+    before = below(tmp_path)
+    for name in PATHS:
+        code, out, err = collected(liars, *offer(name))
+        assert code == 3, name
+        assert "node1" in err
+        assert "Traceback" not in err
+        assert is_harmless(out + err)
+    assert set(below(tmp_path)) - set(before) - {"home/job", "home/node-0/log/train.log"} <= {
+        path for path in below(tmp_path) if path.startswith("cache/")
+    }
+    assert not Path("/etc/evil").exists()
+    assert (tmp_path / "home/node-0/log/train.log").read_text() == "good"  # of the honest one
+
+
+def test_sizes_that_are_none_or_do_not_fit_are_refused_before_a_byte_is_written(liars: Liars, tmp_path: Path) -> None:
+    for size in SIZES:
+        code, _, err = collected(liars, *offer("log/evil", size))
+        assert code == 3, size
+        assert "the node offers a file of" in err
+    assert "home/node-1/log/evil" not in below(tmp_path)
+
+
+def test_a_node_that_offers_files_for_ever_is_cut_off(liars: Liars, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(collecting, "MOST_FILES", 50)
+    code, _, err = collected(liars, *(part for n in range(10_000) for part in offer(f"log/{n}")))
+    assert code == 3
+    assert "more than 50 files" in err
+    assert len(list(Path("home/node-1/log").iterdir())) == 50
+
+
+def test_a_link_that_somebody_left_is_not_followed(liars: Liars, tmp_path: Path) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    assert collected(liars, *offer("output/model"))[0] == 0
+    (tmp_path / "home/node-1/log").symlink_to(elsewhere)
+    (tmp_path / "home/node-1/output/model").unlink()
+    (tmp_path / "home/node-1/output/model").symlink_to(tmp_path / "conf.py")
+    conf = (tmp_path / "conf.py").read_text()
+    code, _, err = collected(liars, *offer("output/model"), *offer("log/evil"))
+    assert code == 3
+    assert "is a link" in err
+    assert below(elsewhere) == []
+    assert (tmp_path / "conf.py").read_text() == conf
+    assert (tmp_path / "home/node-1/output/model").read_bytes() == b"evil"  # in the link's place
+
+
+def test_a_node_does_not_choose_the_directory_by_calling_its_job_like_one(liars: Liars, tmp_path: Path) -> None:
+    before = below(tmp_path)
+    for name in ("../evil", "/tmp/evil", "cache", EVIL, f"{JOB}/../../evil", f"{JOB}-{'1' * 500}"):
+        said = {"done": status(0, job=name)}
+        liars.answers["node0"] = liars.answers["node1"] = lambda request, said=said: lines(said)
+        code, out, err = liars.run("collect")
+        assert code == 3, name
+        assert is_harmless(out + err)
+    assert [path for path in below(tmp_path) if path not in before and not path.startswith("cache/failed/")] == []
+
+
+def test_bytes_that_are_not_what_was_announced_do_not_stay(liars: Liars, tmp_path: Path) -> None:
+    for message in ({"sha256": "0" * 64}, {"sha256": None}, {}, [], {"error": {"message": "no"}}):
+        code, _, _ = collected(liars, {"file": "log/evil", "bytes": 4}, b"evil", message)
+        assert code == 3
+        assert [path for path in below(tmp_path) if "node-1" in path] == []
+
+
+class Recorder:
+    """In the place of the control machine, seen by an agent."""
+
+    def __init__(self) -> None:
+        self.files: dict[str, bytes] = {}
+        self._name = ""
+
+    def send(self, message: dict[str, Any]) -> None:
+        if "file" in message:
+            self._name = message["file"]
+            self.files[self._name] = b""
+
+    def send_bytes(self, data: bytes) -> None:
+        self.files[self._name] += data
+
+
+def test_an_agent_sends_plain_files_only_and_waits_for_no_pipe(tmp_path: Path) -> None:
+    job = tmp_path / JOB
+    (job / ".clusterctl").mkdir(parents=True)
+    (job / ".clusterctl/job.json").write_text("{}")
+    output = job / "output"
+    (output / "deep").mkdir(parents=True)
+    (output / "deep/good").write_bytes(b"good")
+    (output / "link").symlink_to("/etc/passwd")
+    (output / "directory").symlink_to("/etc")
+    (output / "dangling").symlink_to("/nowhere")
+    os.mkfifo(output / "pipe")
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(output / "socket"))
+        if os.geteuid() == 0:
+            os.mknod(output / "device", 0o600 | 0o020000, os.makedev(1, 5))  # /dev/zero
+        recorder = Recorder()
+        agent.collect(tmp_path, {"ref": JOB}, recorder)  # type: ignore[arg-type]  # it only sends
+    assert recorder.files == {"output/deep/good": b"good"}
+
+
+def tensors(path: Path, header: dict[str, Any], data: bytes) -> Path:
+    text = json.dumps(header).encode()
+    path.write_bytes(len(text).to_bytes(8, "little") + text + data)
+    return path
+
+
+def test_a_small_model_file_does_not_become_a_large_model(tmp_path: Path) -> None:
+    """Ten thousand blocks that are all the same four bytes."""
+    block = {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}
+    header: dict[str, Any] = {f"w/block/{n}": block for n in range(10_000)}
+    tensors(tmp_path / "pserver-00000.safetensors", header, np.float32(1).tobytes())
+    with pytest.raises(ModelError, match="overlap"):
+        merge_model([tmp_path], tmp_path / "model.safetensors")
+
+
+HEADERS: list[Any] = [
+    b"",
+    b"\xff" * 8,
+    (1 << 62).to_bytes(8, "little"),
+    b"\x10" + bytes(7) + b"[" * 16,
+    (200_000).to_bytes(8, "little") + b"[" * 200_000,
+]
+
+
+def test_model_files_that_are_none_are_an_error_of_collect_and_no_crash(liars: Liars) -> None:
+    manifest = {"v": 1, "step": 1, "files": [{"file": "pserver-00000.safetensors", "bytes": 0, "sha256": ""}]}
+    for said in (manifest, {**manifest, "step": 1e999}, {**manifest, "files": 7}, [[]] * 3, {"v": 1, "files": []}):
+        for piece in HEADERS:
+            listed = json.dumps(said).encode()
+            parts = offer("output/pass-1/manifest.json", len(listed), listed)
+            parts += offer("output/pass-1/pserver-00000.safetensors", len(piece), piece)
+            for node in (0, 1):
+                liars.answers[f"node{node}"] = lambda request, node=node, parts=parts: (
+                    lines({"done": status(node)}) if request["op"] == "status" else lines(*parts, {"done": {}})
+                )
+            code, _, err = liars.run("collect", JOB, "-o", "home")
+            assert code in (0, 3), err
+            assert "Traceback" not in err
+
+
+LOCKS: list[Any] = [
+    [["/root/.ssh/authorized_keys", "0" * 64, 4]],
+    [["../../../evil-1-py3-none-any.whl", "0" * 64, 4]],
+    [["a-1-py3-none-any.whl", "../..", 4]],
+    [["a-1-py3-none-any.whl", "0" * 64, -4]],
+    [["a-1\n--index-url=http://evil-py3-none-any.whl", "0" * 64, 4]],
+    [["--index-url=x-1-py3-none-any.whl", "0" * 64, 4]],
+    [["a-1-py3-none-any.whl\n", "0" * 64, 4]],
+    [[EVIL, EVIL, EVIL]],
+    "abc",
+    7,
+]
+
+
+def test_packages_that_a_node_has_do_not_lead_out_of_the_store(liars: Liars, tmp_path: Path) -> None:
+    """They become paths here, and lines of a requirements file, when another node lacks them."""
+    assert setup_nodes.decode_lock([["a_b-1.0+cu121-1-cp311-cp311-manylinux_2_17_x86_64.manylinux2014_x86_64.whl", "0" * 64, 4]])
+    (tmp_path / "workspace").mkdir()
+    (tmp_path / "workspace/requirements.txt").write_text("a\n")
+    facts = {"implementation": "cp", "python": "3.11.2", "machine": "x86_64", "glibc": [2, 36], "pip": None}
+    before = below(tmp_path)
+    for lock in LOCKS:
+        told = {"facts": {**facts, "lock": lock}}
+        liars.answers["node0"] = liars.answers["node1"] = lambda request, told=told: lines(told, b"evil" * 100)
+        code, out, err = liars.run("setup", "workspace")
+        assert code == 3, (lock, out, err)
+        assert "packages that are none" in err
+        assert is_harmless(out + err)
+    assert [path for path in below(tmp_path) if path not in before and "failed/" not in path] == []
+
+
+@pytest.mark.parametrize(
+    ("key", "junk"),
+    [("tag", "../../x"), ("run", "../1"), ("file", "../../../.ssh/authorized_keys"), ("bytes", -5), ("file", None)],
+)
+def test_a_checkpoint_that_is_somewhere_else_is_no_checkpoint(key: str, junk: Any) -> None:
+    """What a manifest names is linked and written on all nodes."""
+    from clusterctl.launch import resume
+
+    file = {"file": "pserver-00000.safetensors", "pserver": 0, "bytes": 5, "sha256": "0" * 64}
+    manifest = {"v": 1, "checkpoint": True, "tag": "step-1", "mode": "sync", "step": 1, "pass": 0, "seed": 0, "pservers": 1}
+    row = {"run": "0001", "tag": "step-1", "reason": None, "manifest": {**manifest, "files": [file]}}
+    assert resume._is_sound(row)
+    assert resume._is_of(row["manifest"], "step-1")  # type: ignore[arg-type]
+    row["manifest"] = {**manifest, "files": [{**file, key: junk}]} if key in file else {**manifest, key: junk}
+    row.update({key: junk} if key not in file else {})
+    assert not (resume._is_sound(row) and resume._is_of(row["manifest"], str(row["tag"])))
+
+
+def test_a_node_error_is_what_names_the_liar(liars: Liars) -> None:
+    _, _, err = collected(liars, *offer("../x"))
+    assert NodeError.exit_code == 3
+    assert "is this machine still yours?" in err
