@@ -241,8 +241,7 @@ class Lead:
             return self._distrust(key, cause)
         if cause.get("hopeless"):  # ON_NAN = "fail"
             return self._fail(cause, now)
-        hopeless = self._roster.attempts[key] == 1 and cause["exit_code"] > 0 and not cause.get("worked", True)
-        delay_s = None if hopeless else self._restarts.grant(key, now)
+        delay_s = None if self._is_hopeless(key, cause) else self._restarts.grant(key, now)
         if delay_s is None:
             return self._give_up(key, cause, now)
         about = {"role": key[0], "rank": key[1], "node": cause["node"], "attempt": self._roster.attempts[key] + 1}
@@ -252,6 +251,11 @@ class Lead:
         if key[0] == "trainer" and self.phase in ("trainers", "running") and not self._policy.whole:
             return [note, self._respawn(key, delay_s)]
         return [note, *self._begin_again(self._with_others({key}), delay_s)]
+
+    def _is_hopeless(self, key: Key, cause: Message) -> bool:
+        """Whether a program has ended by itself before it said a word; those that never do get their chance."""
+        began = self._roster.attempts[key] > 1 or cause.get("worked", True) or self._policy.whole
+        return not began and cause["exit_code"] > 0
 
     def _distrust(self, key: Key, cause: Message) -> list[Action]:
         """A pserver cannot begin from a checkpoint: the one before it is taken."""

@@ -183,3 +183,27 @@ def test_a_run_waits_for_a_trainer_that_is_given_up_until_somebody_says_rejoin(
     assert "node1 is in run 1; what was given up there is started again" in site.ok("start", "--rejoin").out
     goes_on(site, job)
     assert_same(model_of(site, job), expected)
+
+
+def test_programs_of_other_engines_all_begin_again_as_often_as_restarts_says(site: Site) -> None:
+    train = """
+import os, sys, time
+mine, attempt = os.environ["RANK"], int(os.environ["CLUSTERCTL_ATTEMPT"])
+print(f"rank {mine}, attempt {attempt}, by port {os.environ['MASTER_PORT']}", flush=True)
+if mine == "1" and attempt < 3:
+    sys.exit(7)
+while mine == "0" and attempt < 3:
+    time.sleep(0.1)
+"""
+    site.conf(TRAINERS=2, ENGINE="torch", RESTARTS=2)
+    job = site.dispatch(train)
+    done = site.ok("start", "--job_workspace", job)
+    assert "trainer1@node1 ended with exit code 7: starts again in 2 s (restart 2 of 2)" in done.out
+    words = site.ok("logs", job).out
+    seen = re.findall(r"rank (\d), attempt (\d)", words)
+    assert sorted(seen) == [(rank, attempt) for rank in "01" for attempt in "123"]
+    site.conf(TRAINERS=2, ENGINE="torch", RESTARTS=1)
+    failed = site.run("start", "--job_workspace", job)
+    assert failed.code == 1
+    assert "ended with exit code 7, 2 times" in failed.err
+    site.assert_nothing_left(job)
