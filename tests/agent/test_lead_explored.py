@@ -12,7 +12,10 @@ from agent.plays import GRACE_S, NODE_GRACE_S, one_each
 from clusterctl.agent.decisions import Action, Finish, Note, Policy, Tell
 from clusterctl.agent.lead import STOP_MARGIN_S, Lead
 
-MOVES = ("deliver", "obey", "progress", "good_exit", "bad_exit", "port_taken", "term", "crash", "cut_off", "time")
+MOVES = (
+    *("deliver", "obey", "progress", "good_exit", "bad_exit"),
+    *("port_taken", "term", "crash", "cut_off", "rejoin", "time"),
+)
 WEIGHTS = {"deliver": 6, "obey": 6, "progress": 6, "good_exit": 3}
 LOTS = [move for move in MOVES for _ in range(WEIGHTS.get(move, 1))]
 Key = tuple[str, int]
@@ -21,7 +24,7 @@ Key = tuple[str, int]
 class Supervisor:
     """What a supervisor does, without processes: messages in order, either way."""
 
-    def __init__(self, node: int, processes: list[Key]) -> None:
+    def __init__(self, node: int, processes: list[Key], *, new: bool = False) -> None:
         self.node = node
         self.states: dict[Key, str] = dict.fromkeys(processes, "waiting")
         self.orders: deque[dict[str, Any]] = deque()
@@ -30,7 +33,7 @@ class Supervisor:
         self.ends = 0
         self.epoch = 0
         self.attempts = dict.fromkeys(processes, 1)
-        self.say({"do": "hello"})
+        self.say({"do": "hello", "new": True} if new else {"do": "hello"})
 
     def say(self, word: dict[str, Any], key: Key | None = None) -> None:
         about = (
@@ -110,6 +113,7 @@ class World:
         ]
         self.actions: list[Action] = []
         self.trouble = False
+        self.waits = policy.on_trainer_loss == "wait"
 
     def do(self, actions: list[Action]) -> None:
         self.actions += actions
@@ -173,6 +177,15 @@ class World:
         if who.node != 0:
             self.trouble = who.dead = True
 
+    def _rejoin(self, who: Supervisor, lot: int) -> None:
+        """Somebody starts a supervisor anew on a node that the run waits for."""
+        dead = [supervisor for supervisor in self.supervisors if supervisor.dead]
+        if dead and self.waits:
+            old = dead[lot % len(dead)]
+            self.do(self.lead.lose(old.node, "its supervisor is gone", self.now))
+            if self.lead.phase != "ended":  # else it would find nobody there
+                self.supervisors[old.node] = Supervisor(old.node, list(old.states), new=True)
+
     def _time(self, who: Supervisor, lot: int) -> None:
         self.now += lot % 9
         self.beat()
@@ -184,6 +197,11 @@ class World:
 
     def to_the_end(self) -> None:
         """No more trouble: what was said is heard, programs come to their ends, and time passes."""
+        for _ in self.supervisors:
+            self._rejoin(self.supervisors[0], 0)
+        if self.waits:
+            for supervisor in self.living():
+                supervisor.words.append({"do": "rejoin"})
         for _ in range(int(NODE_GRACE_S + GRACE_S + STOP_MARGIN_S) + 10):
             for supervisor in self.living():
                 for _ in range(30):
@@ -198,7 +216,7 @@ class World:
 POLICIES = st.builds(
     Policy,
     restarts=st.builds(lambda n: {"pserver": n, "trainer": n}, st.integers(0, 3)),
-    on_trainer_loss=st.sampled_from(("fail", "shrink")),
+    on_trainer_loss=st.sampled_from(("fail", "shrink", "wait")),
     together=st.booleans(),
     whole=st.sampled_from((False, False, True)),
     time_limit_s=st.none(),
@@ -218,7 +236,7 @@ def test_every_run_ends_once_and_nothing_starts_after_a_stop(nodes: int, policy:
     assert len(finishes) == len(ended) == 1, world.lead.phase
     orders = [action.message["do"] for action in world.actions if isinstance(action, Tell)]
     assert orders[-1] == "end"
-    assert orders.count("stop") <= 1
+    assert sum(a.message["do"] == "stop" and a.node is None for a in world.actions if isinstance(a, Tell)) <= 1
     starts = {"spawn", "respawn", "again"}
     assert not starts & set(orders[orders.index("stop") :]) if "stop" in orders else True
     assert orders.count("finish") <= 1 + orders.count("again")
