@@ -17,9 +17,12 @@ if TYPE_CHECKING:
     from clusterctl.observe.members import Members
     from clusterctl.observe.status import JobStatus
 
-HEADINGS = ("node", "host", "role", "rank", "state", "pass", "step", "loss", "samples/s", "wait", "cpu", "mem")
-NUMERIC = ("node", "rank", "pass", "step", "loss", "samples/s", "wait", "cpu", "mem")
-DROPPED_FIRST = ("host", "pass", "wait", "mem")
+HEADINGS = (
+    *("node", "host", "role", "rank", "state", "restarts", "pass", "step"),
+    *("loss", "samples/s", "wait", "cpu", "mem"),
+)
+NUMERIC = ("node", "rank", "restarts", "pass", "step", "loss", "samples/s", "wait", "cpu", "mem")
+DROPPED_FIRST = ("host", "pass", "wait", "mem", "restarts")
 JOB_HEADINGS = ("job", "state", "runs", "workspace", "content", "files", "size", "when", "nodes")
 JOB_DROPPED_FIRST = ("content", "files", "workspace", "size")
 WATCH_S = 1.0
@@ -116,6 +119,7 @@ def _cells(process: dict[str, Any]) -> list[str]:
         process["role"],
         str(process["rank"]),
         process["state"],
+        str(process["restarts"] or ""),
         "" if passes is None else str(passes),
         "" if process["step"] is None else human_count(process["step"]),
         "" if loss is None else f"{loss:.3f}",
