@@ -127,6 +127,20 @@ ANSWERS: Mapping[str, Mapping[str, Shape]] = {
         **MEMBERSHIP,
     },
     "jobs": {"jobs": list_of(JOB)},
+    "story": {
+        "job": job_id,
+        "run": maybe(run_name),
+        "state": one_of(*STATES),
+        "started": maybe(moment),
+        "events": list_of(record()),
+        "outputs": list_of(
+            record(role=one_of(*ROLES), rank=count, attempt=count, lines=list_of(pair_of(moment, text)))
+        ),
+        "seen": maybe(moment),
+        "booted": maybe(moment),
+        "free_bytes": maybe(count),
+        "python": maybe(text),
+    },
     "stop": {
         "job": job_id,
         "dir": text,
@@ -137,16 +151,13 @@ ANSWERS: Mapping[str, Mapping[str, Shape]] = {
         "leftovers": count,
         "left": list_of(record(pid=count, command=text)),
         "ports_busy": list_of(count),
-        "leftovers": maybe(count),
-        "left": maybe(list_of(record(pid=count))),
-        "holders": maybe(list_of(record(port=count))),
         "holders": list_of(record(port=count, pid=maybe(count), uid=maybe(count), name=maybe(text))),
         **MEMBERSHIP,
     },
 }
 #: What `status` shows of a process besides: it is the process's own word, and left out where it is not like this.
 OWN_WORDS: Mapping[str, Shape] = {
-    **dict.fromkeys(("pass", "step", "memory"), count),
+    **dict.fromkeys(("pass", "step", "memory", "lost"), count),
     **dict.fromkeys(("loss", "samples_per_s", "compute", "wait", "wire", "cpu"), number),
     "started": moment,
     "values": each_value(number),
@@ -194,5 +205,4 @@ def followed(last: dict[str, Any]) -> dict[str, Any]:
 
 def own_word(name: str, value: Any) -> Any:
     """What a process says of itself, or None where it makes no sense."""
-    shape = OWN_WORDS.get(name)
-    return value if shape is None or shape(value) else None
+    return value if OWN_WORDS[name](value) else None

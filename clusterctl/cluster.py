@@ -26,6 +26,7 @@ FIRST_LINE = "import sys;i=sys.stdin.buffer;exec(i.read(int(i.readline())))"
 ANSWER_S = 60.0
 STALL_S = 120.0  # in which an agent takes nothing of what it is sent: longer than any disk rests
 MAX_LINE = 32 << 20
+MOST_LINES = 100_000  # before the last one
 MOST_WORDS = 4000  # characters of an error of a node
 AT_ONCE = 64
 AGENT_ENDED = "agent_ended"
@@ -97,10 +98,11 @@ class AgentCall:
 
     def result(self, deadline_s: float | None = ANSWER_S) -> Message:
         """What the agent says last; lines before it are passed over."""
-        while True:
+        for _ in range(MOST_LINES):
             message = self.receive(deadline_s)
             if "done" in message:
                 return dict(message["done"])
+        raise self._broken(b"without end")
 
     def read(self, count: int) -> bytes:
         """At least one and at most `count` bytes of bulk data."""

@@ -7,6 +7,7 @@ import json
 import os
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 from clusterctl.agent.child import Child
@@ -14,7 +15,30 @@ from clusterctl.agent.files import write_json
 from clusterctl.agent.paths import RunPaths
 from clusterctl.agent.processes import identify
 
+RESERVE_BYTES = 1 << 16
+CAN_BE_MISSED = ("step", "pass", "saved")  # on a full disk, for the sake of what comes after
 Message = dict[str, Any]
+
+
+class Reserve:
+    """Space on the disk that is kept for a run's last words."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        with contextlib.suppress(OSError):  # then there is none
+            fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+            try:
+                os.posix_fallocate(fd, 0, RESERVE_BYTES)
+            finally:
+                os.close(fd)
+
+    def release(self) -> bool:
+        """Whether there is more space now than before."""
+        try:
+            self._path.unlink()
+        except OSError:
+            return False
+        return True
 
 
 class Chronicle:
@@ -29,6 +53,8 @@ class Chronicle:
         self._now = now
         self._seq = _last_number(run)
         self._events = run.events.open("ab", buffering=0)
+        self._torn = b""
+        self._reserve = Reserve(run.dir / "reserve")
         self._me = identify(os.getpid())
         self._told: Message = {"phase": None, "ended": None, "last_event": None, "killed": 0}
 
@@ -38,10 +64,24 @@ class Chronicle:
         whole: Message = {"v": 1, "t": time.time(), "node": self._node, "seq": self._seq, **event}
         if child is not None:
             whole.update(role=child.role, rank=child.rank, attempt=child.attempt)
-        with contextlib.suppress(OSError):  # a full disk: the lead hears of it by other means
-            self._events.write(json.dumps(whole, separators=(",", ":")).encode() + b"\n")
+        self._append(json.dumps(whole, separators=(",", ":")).encode() + b"\n", event["event"] not in CAN_BE_MISSED)
         if event["event"] != "step":
             self._tell_state(whole)
+
+    def _append(self, line: bytes, needed: bool) -> None:
+        """Of a full disk the lead hears by other means; a line of which a part was written is made whole first."""
+        data = self._torn + line
+        left = self._write(data)
+        if left and needed and self._reserve.release():
+            left = self._write(left)
+        if len(left) < len(data):
+            self._torn = left
+
+    def _write(self, data: bytes) -> bytes:
+        """What could not be written."""
+        with contextlib.suppress(OSError):
+            return data[self._events.write(data) or 0 :]
+        return data
 
     def _tell_state(self, event: Message) -> None:
         self._told["last_event"] = event
@@ -49,14 +89,16 @@ class Chronicle:
             self._told["ended"] = event
         elif event["event"] == "phase":
             self._told["phase"] = event["phase"]
-        self.write_state()
+        self.write_state(needed=event["event"] not in CAN_BE_MISSED)
+        if event["event"] == "ended":
+            self._reserve.release()
 
     def count_killed(self) -> None:
         """One more process that did not end by TERM."""
         self._told["killed"] += 1
 
-    def write_state(self) -> None:
-        """Rewrites state.json, which is what `status` reads."""
+    def write_state(self, *, needed: bool = False) -> None:
+        """Rewrites state.json, which is what `status` reads; when it is `needed`, with the space kept for that."""
         now = self._now()
         state = {
             "v": 1,
@@ -66,7 +108,12 @@ class Chronicle:
             "processes": [child.snapshot(now) for child in self._children()],
         }
         with contextlib.suppress(OSError):
-            write_json(self._run.state, state, durable=False)
+            try:
+                write_json(self._run.state, state, durable=False)
+            except OSError:
+                if not (needed and self._reserve.release()):
+                    raise
+                write_json(self._run.state, state, durable=False)
 
 
 def _last_number(run: RunPaths) -> int:

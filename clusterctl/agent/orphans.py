@@ -89,10 +89,6 @@ def descendants(spared: Callable[[int], bool]) -> list[Identity]:
     return _living(found)
 
 
-
-
-
-
 def _arguments(pid: int) -> list[bytes]:
     try:
         return (PROC / str(pid) / "cmdline").read_bytes().rstrip(b"\0").split(b"\0")

@@ -206,7 +206,8 @@ def rejoin(root: Path, request: dict[str, Any], peer: Peer) -> dict[str, Any]:
         send_signal(who, signal.SIGUSR1)
         return {**about, "did": "told"}
     if spec["node"] == spec["members"][0]:
-        raise AgentError("this node led the run, which has ended without it", hint="clusterctl stop, then clusterctl start --resume")
+        hint = "clusterctl stop, then clusterctl start --resume"
+        raise AgentError("this node led the run, which cannot go on without it", hint=hint)
     if not run.tls.is_file():
         raise AgentError("the keys of the run are gone from this node", hint="stop the job, then start --resume")
     with JobLock(job) as lock:

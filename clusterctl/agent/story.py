@@ -16,7 +16,7 @@ from clusterctl.agent.files import read_json
 from clusterctl.agent.jobs import describe, find_job, pick_run, read_state, supervisor_of
 from clusterctl.agent.logs import LogReader
 from clusterctl.agent.paths import RunPaths, log_stem
-from clusterctl.agent.processes import PROC, boot_id
+from clusterctl.agent.processes import PROC, boot_id, is_alive, stat_fields
 from clusterctl.agent.protocol import Peer
 from clusterctl.agent.watch import EventReader
 
@@ -47,6 +47,7 @@ def story(root: Path, request: Message, peer: Peer) -> Message:
         "outputs": list(_outputs(run, events, about)),
         "seen": state.get("t"),
         "booted": _booted_since(state),
+        "halted": _is_halted(state),
         "free_bytes": _free_bytes(job.dir),
         "python": None if about["state"] in QUIET else _python(read_json(run.spec)),
     }
@@ -74,10 +75,11 @@ def _outputs(run: RunPaths, events: Iterable[Message], about: Message) -> Iterat
         if key not in plans:
             continue
         attempt = int(event.get("attempt") or 1)
-        if event["event"] == "spawned":
+        name = event.get("event")
+        if name == "spawned":
             began[key[0], key[1], attempt] = event["t"]
-        elif (event["event"] == "exited" and not event["stopping"]) or event["event"] == "stalled":
-            until = event["t"] + (0.2 if event["event"] == "exited" else 5.0)
+        elif (name == "exited" and not event.get("stopping")) or name == "stalled":
+            until = event["t"] + (0.2 if name == "exited" else 5.0)
             spans.setdefault(key, []).append((attempt, began.get((key[0], key[1], attempt), 0.0), until))
     for process in about["processes"]:
         key = (process["role"], process["rank"])
@@ -104,6 +106,13 @@ def _booted_since(state: Message) -> float | None:
         return None
     lines = (PROC / "stat").read_text().splitlines()
     return next((float(line.split()[1]) for line in lines if line.startswith("btime ")), None)
+
+
+def _is_halted(state: Message) -> bool:
+    """Whether the supervisor is there, and stopped by a signal."""
+    who = supervisor_of(state)
+    fields = stat_fields(who.pid) if is_alive(who) and who is not None else None
+    return fields is not None and fields[0] in "Tt"
 
 
 def _free_bytes(directory: Path) -> int | None:

@@ -30,8 +30,7 @@ def headline(found: Why, one: Incident) -> str:
     if one.kind == "node_lost":
         return f"node{one.node} is lost: {one.message}{'; ' + said if said else ''}"
     place = f"{node.label} ({node.where}): " if node and not who else ""
-    message = _ending(one)
-    text = f"{who}{place}{message}" + (f": {said}" if said and said not in message else "")
+    text = f"{who}{place}{one.message}" + (f": {said}" if said and said not in one.message else "")
     if one.times > 1 and one.since is not None:
         text += f", {one.times} times in the same way within {one.t - one.since:.0f} s"
     return text
@@ -42,13 +41,6 @@ def incident_line(found: Why, one: Incident) -> str:
     error = one.diagnosis.error
     text = headline(found, one)
     return text if not error or error in text or one.kind == "failure" else f"{text} ({error})"
-
-
-def _ending(one: Incident) -> str:
-    """Signals by number: their names come with what they mean."""
-    code = one.exit_code
-    plain = code is not None and code < 0 and one.diagnosis.kind != "stalled"
-    return f"was ended by signal {-(code or 0)}" if plain else one.message
 
 
 def first_cause_lines(cluster: Cluster, job: str, cause: dict[str, Any]) -> list[str]:

@@ -98,7 +98,7 @@ class Display:
         elif event["event"] == "stalled":
             self.say(f"{self._moment(event)} {event['role']}{event['rank']}@node{event['node']} {event['message']}")
         elif event["event"] in ("suspect", "lost", "rejoined"):
-            self.say(f"{self._moment(event)} {event.get('message') or 'node{node} is {event}'.format(**event)}")
+            self.say(f"{self._moment(event)} {_absence_words(event)}")
         for numbers in self._view.new_passes():
             self.say(f"{self._moment(event)} all trainers  {self._pass_line(numbers)}")
 
@@ -200,6 +200,16 @@ class Display:
         if servers:
             rows.append(["", "", f"{len(servers)} pservers", "", "/".join(states), *[""] * 6])
         return rows
+
+
+def _absence_words(event: dict[str, Any]) -> str:
+    """Who has not been heard of, or again; what a node says of the lead, or of a process, names it."""
+    message = event.get("message")
+    if "role" in event:
+        return f"{event['role']}{event['rank']}@node{event['node']} is {event['event']}: {message}"
+    if "lost_node" in event:
+        return str(message)
+    return f"node{event['node']} is {event['event']}" + (f": {message}" if message else "")
 
 
 def _recovery_words(event: dict[str, Any]) -> str:

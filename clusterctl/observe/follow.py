@@ -20,6 +20,7 @@ from clusterctl.inventory import Node
 QUEUE_NEWS = 100  # a node's news may be megabytes
 SILENCE_S = 20.0  # the agent speaks every two seconds
 RETRY_S = 1.0
+REJOIN_S = 2.0
 TICK_S = 0.25
 PASSING = ("deadline", "no_channel", "input_closed", AGENT_ENDED)
 
@@ -39,6 +40,7 @@ class LogLine:
 class News:
     """What one node had to say: events, or log lines, or that it has ended, was lost, or is back.
 
+    One that has `ended` lost may be back, and then ends once more; when all others have ended too it is `final`.
     `held`: (role, rank, lines) that were more than the budget, and came after those told before.
     """
 
@@ -47,6 +49,7 @@ class News:
     lines: tuple[LogLine, ...] = ()
     held: tuple[tuple[str, int, int], ...] = ()
     ended: Message | None = None
+    final: bool = True
     error: ClusterctlError | None = None
     back: bool = False
 
@@ -58,6 +61,8 @@ class _Cursor:
     run: str | None
     at: int = 0
     offsets: dict[str, int] = field(default_factory=dict)
+    away: bool = False  # as has been told
+    lost: Message | None = None  # the end, as has been told, of a run that another supervisor may take up
 
 
 class Follower:
@@ -69,6 +74,7 @@ class Follower:
         self._run = run
         self._news: queue.Queue[News] = queue.Queue(QUEUE_NEWS)
         self._over = threading.Event()
+        self._all_told = threading.Event()
         self._threads = [
             threading.Thread(target=self._listen, args=(node,), daemon=True, name=f"follow-{node.label}")
             for node in nodes
@@ -83,52 +89,71 @@ class Follower:
         self._over.set()
 
     def __iter__(self) -> Iterator[News | None]:
-        """Ends when every node's run has ended."""
-        left = len(self._threads)
-        while left:
+        """Ends when every node's run has ended, or is lost there."""
+        ended, lost = set[int](), set[int]()
+        while len(ended) < len(self._threads):
             try:
                 news = self._news.get(timeout=TICK_S)
             except queue.Empty:
                 yield None
                 continue
-            if news.ended is not None or (news.error is not None and not is_passing(news.error)):
-                left -= 1
+            if news.back:
+                lost.discard(news.node.id)
+            elif news.ended is not None and not news.final:
+                lost.add(news.node.id)
+            elif news.ended is not None or (news.error is not None and not is_passing(news.error)):
+                lost.discard(news.node.id)
+                ended.add(news.node.id)
+            if lost and len(ended) + len(lost) == len(self._threads):
+                self._all_told.set()
             yield news
 
     def _listen(self, node: Node) -> None:
         cursor = _Cursor(self._run)
-        broken = False
         while not self._over.is_set():
+            final = cursor.lost is not None and self._all_told.is_set()
             try:
-                ended = self._hear_sense(node, cursor, broken)
+                ended = self._hear_sense(node, cursor)
             except ClusterctlError as exc:
-                if not broken or not is_passing(exc):
+                if cursor.lost is not None and final:
+                    self._put(News(node, ended=cursor.lost))
+                    return
+                if not cursor.away or not is_passing(exc):
                     self._put(News(node, error=exc))
                 if not is_passing(exc):
                     return
-                broken = True
+                cursor.away = True
                 self._over.wait(RETRY_S)
                 continue
-            if ended is not None:
-                self._put(News(node, ended=ended))
+            if ended is None or self._is_end(node, cursor, ended, final):
                 return
+            self._all_told.wait(REJOIN_S)
 
-    def _hear_sense(self, node: Node, cursor: _Cursor, broken: bool) -> Message | None:
+    def _is_end(self, node: Node, cursor: _Cursor, ended: Message, final: bool) -> bool:
+        """Tells it. A lost run may be taken up by another supervisor: one looks again, at last when all have ended."""
+        final = final or ended["node"]["state"] != "lost"
+        if final or cursor.lost is None:
+            self._put(News(node, ended=ended, final=final))
+        cursor.lost, cursor.away = ended, True
+        return final
+
+    def _hear_sense(self, node: Node, cursor: _Cursor) -> Message | None:
         try:
-            return self._hear(node, cursor, broken)
+            return self._hear(node, cursor)
         except NONSENSE as exc:
             raise senseless(node, exc) from exc
 
-    def _hear(self, node: Node, cursor: _Cursor, broken: bool) -> Message | None:
+    def _hear(self, node: Node, cursor: _Cursor) -> Message | None:
         request = {**self._request, "run": cursor.run, "at": cursor.at, "offsets": cursor.offsets}
         with self._cluster.call(node, request) as call:
             streams = self._begin(answers.news(call.receive()), cursor)
-            if broken:
-                self._put(News(node, back=True))
             while not self._over.is_set():
                 message = answers.news(call.receive(SILENCE_S))
                 if "done" in message:
                     return answers.followed(message["done"])
+                if cursor.away:
+                    cursor.away, cursor.lost = False, None
+                    self._put(News(node, back=True))
                 self._take(node, message, streams, cursor)
         return None
 

@@ -6,6 +6,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from clusterctl import answers
 from clusterctl.cluster import Cluster, Message, NodeOutcome
 from clusterctl.errors import ClusterctlError
 from clusterctl.inventory import Node
@@ -57,7 +58,7 @@ def why(cluster: Cluster, ref: str | None) -> Why:
         explain(stories, seen.members.lead, _silent(seen.members, stories, errors), seen.state),
         stories,
         errors,
-        begun.at(begun.answer["started"]) if begun else None,
+        begun.at(begun.answer["started"]) if begun and begun.answer.get("started") else None,
     )
 
 
@@ -70,9 +71,14 @@ def ask(cluster: Cluster, nodes: Sequence[Node], job: str, run: str) -> list[Nod
             for _ in range(READINGS):
                 asked = time.time()
                 call.send({"now": asked})
-                readings.append((asked, float(call.receive()["now"]), time.time()))
+                theirs = call.receive().get("now")
+                if not answers.moment(theirs):
+                    raise ValueError("story: now")
+                readings.append((asked, float(theirs or 0.0), time.time()))
             call.send({"tell": True})
-            return Story(node.id, *clock_offset(readings), call.result(STORY_S))
+            answer = call.result(STORY_S)
+        answers.check("story", answer)
+        return Story(node.id, *clock_offset(readings), answer)
 
     return cluster.map(one, nodes)
 

@@ -28,6 +28,7 @@ ENVIRONMENT = (
     "no_space",
     "syntax_error",
     "illegal_instruction",
+    "exception",
 )
 
 
@@ -61,24 +62,34 @@ def explain(stories: Sequence[Story], lead: int, silent: Mapping[int, str], stat
     blamed = [sign for sign in signs if any(_leads_to(sign, one) for one in fatal)]
     first = _first(evidence, [*fatal, *blamed])
     known = _what_is_known(evidence)
+    borne = [one for one in found if one.forgiven]
     if first is None:
-        bad = [one for one in found if one.forgiven or not over]
-        return replace(known, cause=None, before=tuple(one for one in bad if one not in signs), open=tuple(signs))
-    series = [one for one in found if one.process and one.process == first.process and one.forgiven]
-    series = [one for one in series if one.signature == first.signature and one.onset < first.onset]
-    cause = replace(first, times=1 + len(series), since=series[0].onset) if series else first
+        bad = borne if over else [one for one in found if one not in signs]
+        return replace(known, before=tuple(bad), open=tuple(signs))
+    series = [one for one in borne if one.onset < first.onset and one.process == first.process]
+    series = [one for one in series if _is_alike(one, first)]
+    idle = [one for one in signs if one not in blamed]
     rest = [one for one in fatal if one is not first]
-    if not cause.lines:  # what it led the same process to say
-        cause = replace(cause, lines=next((one.lines for one in rest if one.process == cause.process), ()))
-    alike = [one for one in rest if one.process and one.signature == first.signature]
+    alike = tuple(one for one in rest if _is_alike(one, first))
     return replace(
         known,
-        cause=cause,
+        cause=_in_full(first, series, rest),
         then=tuple(one for one in [*rest, *blamed] if one not in alike and one is not first),
-        before=tuple(one for one in found if one.forgiven and one not in series and one.onset <= first.t),
-        alike=tuple(alike),
+        before=tuple(one for one in [*borne, *idle] if one not in series and one.onset <= first.t),
+        alike=alike,
         notes=tuple(_notes(evidence, first, alike)),
     )
+
+
+def _is_alike(one: Incident, other: Incident) -> bool:
+    return one.process is not None and one.signature == other.signature
+
+
+def _in_full(first: Incident, series: Sequence[Incident], rest: Sequence[Incident]) -> Incident:
+    """With how often it had come before, and what it led its process to say."""
+    lines = first.lines or next((one.lines for one in rest if first.process and one.process == first.process), ())
+    since = series[0].onset if series else None
+    return replace(first, lines=lines, times=1 + len(series), since=since)
 
 
 def _borne(evidence: Evidence, one: Incident) -> bool:
@@ -120,11 +131,16 @@ def _leads_to(one: Incident, other: Incident) -> bool:
     if other.kind == "time_limit":
         return one.kind == "stalled"
     if one.kind in CONTRIBUTE and one.process == other.process:
-        by_numbers = one.kind == "nan" and other.kind == "exit" and not other.diagnosis.signal
-        return one.onset <= other.t and (by_numbers or one.kind == "stalled")
+        return one.onset <= other.t and (one.kind == "stalled" or _is_of_numbers(one, other))
     if one.kind in NODES and other.node == one.node:
         return one.onset <= other.t
     return one.kind != "nan" and other.diagnosis.about_peer and _is_blamed(one, other)
+
+
+def _is_of_numbers(one: Incident, other: Incident) -> bool:
+    """Whether a process ended because of numbers that were not finite: it says so, or ended right after them."""
+    soon = other.t - one.onset < LATE_S and not other.diagnosis.signal
+    return other.kind == "exit" and (other.diagnosis.kind == "not_finite" or soon)
 
 
 def _is_blamed(one: Incident, other: Incident) -> bool:

@@ -15,6 +15,7 @@ REBOOT = "a crash, a power cut or a reboot: last -x and journalctl -b -1 there"
 KILLED = "its supervisor was killed, and its processes with it"
 KILLER = "kill -9 by somebody there, or by the kernel for want of memory: dmesg on {node} tells"
 NETWORK = "look at the network between them: clusterctl check tries all pairs; NODE_GRACE_S is what is borne"
+RESUME = "kill -CONT on {node} lets it go on; clusterctl stop ends it"
 SILENT = "look at its load, memory and swap then; NODE_GRACE_S is what is borne"
 
 
@@ -27,11 +28,25 @@ def lost_nodes(evidence: Evidence) -> Iterator[Incident]:
     for node in set(told) - _mirrored(evidence, told):
         yield _lost(evidence, node, *told[node])
     for node, own in evidence.stories.items():
-        if own.state == "lost" and node not in told:
+        if own.state == "lost" and node not in told and not _heard_to_the_end(evidence, own):
             yield _vanished(own)
     cause = evidence.cause
     if cause.get("kind") == "node_lost" and cause.get("node") not in told:
         yield _told_lost(evidence, cause)
+
+
+def _heard_to_the_end(evidence: Evidence, own: Story) -> bool:
+    """Whether a node that looks lost took part in the end of the run: a full disk keeps states as they were before."""
+    lead = evidence.stories.get(evidence.lead_node)
+    ended = lead.first("ended") if lead is not None else None
+    heard = ended is not None and own.node not in ended.get("not_heard_of", [own.node])
+    return heard or own.first("ended") is not None or (own is lead and _told_the_end(evidence))
+
+
+def _told_the_end(evidence: Evidence) -> bool:
+    """Whether nodes have the end from the lead; one that lost the lead notes that as the cause."""
+    causes = [event.get("cause") or {} for story in evidence.stories.values() for event in story.find("ended")]
+    return any(cause.get("kind") != "node_lost" or cause.get("node") != evidence.lead_node for cause in causes)
 
 
 def _mirrored(evidence: Evidence, told: Mapping[int, tuple[Story, Message]]) -> set[int]:
@@ -82,9 +97,11 @@ def _why_lost(evidence: Evidence, node: int, by: Story) -> tuple[Diagnosis, floa
         seen = own.answer.get("seen")
         return _why_gone(own), own.at(float(seen)) if seen else None
     if _has_lost(evidence, node, by.node):
-        words = f"node{node} and node{by.node} both lived and did not hear each other"
+        words = f"network partition: node{node} and node{by.node} both lived and did not hear each other"
         return Diagnosis("partition", words, NETWORK), None
     words = "it lived, and was not heard: stopped, overloaded, or cut off one way"
+    if own.answer.get("halted"):
+        return Diagnosis("node_silent", "its supervisor is stopped by a signal (SIGSTOP)", RESUME), None
     return Diagnosis("node_silent", words, SILENT), None
 
 

@@ -4,19 +4,29 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
+
+from clusterctl.answers import Shape, count, list_of, maybe, misfits, moment, number, text
 
 Message = dict[str, Any]
 #: What an order of the lead brings about on every node, and what nodes say before the lead goes on: (phase, event).
 AFTER = (("pservers", "spawned", "pserver"), ("trainers", "spawned", "trainer"))
 BEFORE = (("trainers", "ready", "pserver"),)
 
-NUMBER = (int, float)
-TYPES: Mapping[str, tuple[type, ...]] = {
-    **dict.fromkeys(("node", "rank", "attempt", "exit_code", "lost_node", "step", "pass"), (int,)),
-    **dict.fromkeys(("t", "stalled_s", "silent_s"), NUMBER),
-    **dict.fromkeys(("event", "role", "message", "phase", "tag", "endpoint", "state", "kind"), (str,)),
-    **dict.fromkeys(("tail", "not_heard_of"), (list,)),
+
+def _whole(value: object) -> bool:
+    return isinstance(value, int) and number(value)
+
+
+#: What is looked at of events, and of the causes in them.
+SHAPES: Mapping[str, Shape] = {
+    **dict.fromkeys(("node", "rank", "attempt", "lost_node", "step", "pass"), maybe(count)),
+    **dict.fromkeys(("t", "stalled_s", "silent_s"), maybe(moment)),
+    **dict.fromkeys(("event", "role", "message", "phase", "tag", "endpoint", "state", "kind"), maybe(text)),
+    "exit_code": maybe(_whole),
+    "tail": maybe(list_of(text)),
+    "not_heard_of": maybe(list_of(count)),
 }
 PROCESS = ("role", "rank")
 NEEDED: Mapping[str, tuple[str, ...]] = {
@@ -25,6 +35,7 @@ NEEDED: Mapping[str, tuple[str, ...]] = {
     "saved": ("tag",),
     "phase": ("phase",),
 }
+CAUSES_NEED: Mapping[str, tuple[str, ...]] = {"exit": PROCESS, "node_lost": ("node",)}
 
 
 @dataclass(frozen=True)
@@ -47,7 +58,7 @@ class Story:
     def state(self) -> str:
         return str(self.answer.get("state"))
 
-    @property
+    @cached_property
     def events(self) -> list[Message]:
         """In the order of their time."""
         return sorted(filter(_is_sound, self.answer.get("events", ())), key=lambda event: float(event["t"]))
@@ -69,25 +80,16 @@ class Story:
 
 
 def _is_sound(event: Message) -> bool:
-    """Whether an event has what it must have, of the right types; a log may be damaged, and its node may lie."""
+    """Whether an event has what it must have, in the right shapes; a log may be damaged, and its node may lie."""
     cause = event.get("cause") or {}
-    if not _fits(event) or not isinstance(cause, dict) or not _fits(cause):
+    if misfits(SHAPES, event) or not isinstance(cause, dict) or misfits(SHAPES, cause):
         return False
-    needed = {"t", "node", *NEEDED.get(event.get("event", ""), ())}
-    needed_of_cause = PROCESS if cause.get("kind") == "exit" else ("node",) if cause.get("kind") == "node_lost" else ()
-    return all(event.get(name) is not None for name in needed) and all(
-        cause.get(name) is not None for name in needed_of_cause
-    )
+    needed = ("t", "node", "event", *NEEDED.get(event.get("event") or "", ()))
+    return _has(event, needed) and _has(cause, CAUSES_NEED.get(cause.get("kind") or "", ()))
 
 
-def _fits(event: Message) -> bool:
-    return all(event.get(name) is None or _is_a(event[name], kind) for name, kind in TYPES.items())
-
-
-def _is_a(value: object, kind: tuple[type, ...]) -> bool:
-    if isinstance(value, list):
-        return list in kind and all(isinstance(item, str | int) for item in value)
-    return isinstance(value, kind) and not isinstance(value, bool)
+def _has(value: Message, names: Sequence[str]) -> bool:
+    return all(value.get(name) is not None for name in names)
 
 
 def clock_offset(readings: Sequence[tuple[float, float, float]]) -> tuple[float, float]:

@@ -107,17 +107,17 @@ CRASH = "a fault in native code: run it alone on {node} with python -X faulthand
 OUTSIDE = "nobody of this job sent it: somebody on {node}, a batch system, or the kernel did (dmesg there tells)"
 #: By number on Linux: name, kind, words, advice.
 SIGNALS: Mapping[int, tuple[str, str, str, str]] = {
-    1: ("SIGHUP", "signal", "hung up from outside", OUTSIDE),
-    2: ("SIGINT", "signal", "interrupted from outside", OUTSIDE),
-    3: ("SIGQUIT", "signal", "quit from outside", OUTSIDE),
+    1: ("SIGHUP", "signal", "from outside", OUTSIDE),
+    2: ("SIGINT", "signal", "from outside", OUTSIDE),
+    3: ("SIGQUIT", "signal", "from outside", OUTSIDE),
     4: ("SIGILL", "illegal_instruction", "illegal instruction", "it was built for a CPU with more than {node} has"),
     6: ("SIGABRT", "aborted", "it gave up by itself (abort)", "its last lines say why; an assertion or a C++ error"),
     7: ("SIGBUS", "bus_error", "bus error", "a mapped file was cut short or its disk is full: df -h, also of /dev/shm"),
     8: ("SIGFPE", "crash", "arithmetic fault", CRASH),
-    9: ("SIGKILL", "killed", "killed from outside", OUTSIDE + "; out of memory is the usual reason"),
+    9: ("SIGKILL", "killed", "from outside", OUTSIDE + "; out of memory is the usual reason"),
     11: ("SIGSEGV", "segfault", "segmentation fault", CRASH),
     13: ("SIGPIPE", "peer_gone", "whom it wrote to was gone", LOOK_AT_PEER),
-    15: ("SIGTERM", "signal", "ended from outside", OUTSIDE + "; a node that shuts down does this to all"),
+    15: ("SIGTERM", "signal", "from outside", OUTSIDE + "; a node that shuts down does this to all"),
     24: ("SIGXCPU", "limit", "its CPU time was used up", "a limit of the account (ulimit -t) on {node}"),
     25: ("SIGXFSZ", "no_space", "file size limit", "a limit of the account (ulimit -f) on {node}"),
     31: ("SIGSYS", "crash", "a forbidden system call", "a sandbox on {node} does not let it"),
@@ -157,7 +157,7 @@ def signal_of(exit_code: int | None) -> int:
 
 
 def _of_signal(number: int, lines: Sequence[str]) -> Diagnosis:
-    name, kind, words, advice = SIGNALS.get(number, (f"signal {number}", "signal", "ended from outside", OUTSIDE))
+    name, kind, words, advice = SIGNALS.get(number, (f"signal {number}", "signal", "from outside", OUTSIDE))
     if number == 6:
         said = _of_words(None, lines)
         if said.kind != "exit":
@@ -198,7 +198,7 @@ def _of_exception(one: Raised) -> Diagnosis:
     elif issubclass(kind, FloatingPointError) or words & {"finite", "nan"} or NOT_FINITE.search(one.message):
         found = replace(plain, kind="not_finite", advice=NUMBERS)
     elif issubclass(kind, KeyboardInterrupt):
-        found = replace(plain, kind="signal", words="interrupted from outside", advice=OUTSIDE)
+        found = replace(plain, kind="signal", words="from outside", advice=OUTSIDE)
     else:
         found = plain
     return found
@@ -218,7 +218,7 @@ def _of_import(plain: Diagnosis, message: str) -> Diagnosis:
     advice = "clusterctl setup makes the same environment on every node, from the workspace's requirements.txt"
     if name and name.partition(".")[0] in sys.stdlib_module_names:
         advice = f"{name} is of Python's own library: the Python of {{node}} is another version, or not whole (PYTHON)"
-    return replace(plain, kind="import_error", words="import error", advice=advice, subject=name)
+    return replace(plain, kind="import_error", words=f"import error: {message}", advice=advice, subject=name)
 
 
 def _of_errno(text: str) -> Diagnosis | None:

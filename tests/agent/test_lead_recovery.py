@@ -74,6 +74,15 @@ def test_a_program_that_ends_by_itself_before_it_did_anything_is_not_tried_again
     assert play.lead.phase == "stopping"
 
 
+@pytest.mark.parametrize("loss", ["fail", "shrink", "wait"])
+def test_a_failure_that_would_only_happen_again_ends_the_run_whatever_else_is_allowed(loss: str) -> None:
+    play = go(loss=loss)
+    about = {"role": "trainer", "rank": 1, "exit_code": 1, "stopping": False, "worked": True, "tail": []}
+    play.says(1, "exited", **about, message="the loss is not finite", hopeless=True)
+    assert play.lead.phase == "stopping"
+    assert play.noted("phase")[-1]["cause"]["message"] == "the loss is not finite"
+
+
 def test_news_of_an_earlier_attempt_is_no_news() -> None:
     play = go()
     play.exits("trainer", 1, -9)

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import socket
+import threading
 import time
 from collections.abc import Iterator
 
 import pytest
 
 from agent.wires import Follower, Keys, Lead, run_until
-from clusterctl.agent import leading
+from clusterctl.agent import guardian, leading
+from clusterctl.agent.files import write_json
 from clusterctl.agent.link import Link, listen, tls_context
+from clusterctl.agent.paths import RunPaths
 from clusterctl.agent.reactor import Reactor
 
 
@@ -109,6 +112,38 @@ def test_a_node_that_went_away_is_lost_within_seconds(reactor: Reactor, leader: 
     assert leader.noted("lost")[0]["node"] == 1
     assert "supervisor is gone" in leader.noted("lost")[0]["message"]
     assert leader.noted("phase")[-1]["phase"] == "stopping"
+
+
+def bears_witness(run: RunPaths, port: int) -> threading.Thread:
+    """What a guardian does that has survived its supervisor."""
+    write_json(run.spec, {"members": [0, 1], "lead": {"host": "127.0.0.1", "port": port}})
+    thread = threading.Thread(target=guardian.tell_lead, args=(run,))
+    thread.start()
+    return thread
+
+
+def test_a_guardian_that_says_so_is_believed_at_once(
+    reactor: Reactor, leader: Lead, keys: Keys, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(leading, "REPLY_S", 600.0)
+    follower = begin(reactor, leader, keys)
+    follower.lead.let_go()
+    breaks(follower)
+    witness = bears_witness(keys.of(1), leader.port)
+    run_until(reactor, lambda: leader.noted("lost") and not witness.is_alive())
+    assert [(note["node"], note["message"]) for note in leader.noted("lost")] == [(1, "its supervisor is gone")]
+
+
+def test_a_guardian_of_another_run_is_not_believed(
+    reactor: Reactor, leader: Lead, keys: Keys, other_keys: Keys
+) -> None:
+    follower = begin(reactor, leader, keys)
+    witness = bears_witness(other_keys.of(1), leader.port)
+    run_until(reactor, lambda: not witness.is_alive())
+    follower.lead.say({"do": "stop_wanted"})
+    run_until(reactor, lambda: follower.ordered() == ["spawn", "stop"])
+    assert leader.noted("lost") == []
+    follower.lead.let_go()
 
 
 def test_a_lead_that_is_gone_is_noticed_by_refusals_long_before_the_grace(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import threading
 import tracemalloc
 from pathlib import Path
 
@@ -214,3 +215,26 @@ def rebuilt(lines: list[Line], whole: bytes) -> bytes:
         parts.append(line.text + b"\n" * gap)
         before = line.end
     return b"".join(parts)
+
+
+def test_a_reader_that_begins_anew_all_the_time_misses_nothing_while_files_rotate(tmp_path: Path) -> None:
+    """As followers do whose connections break: each goes on at the offset of the one before."""
+    count, seen, offset = 20_000, list[bytes](), 0
+    writer = LogWriter(tmp_path, "train", rotate_bytes=1000)
+
+    def write_all() -> None:
+        for n in range(0, count, 10):
+            writer.write(b"".join(b"line %d\n" % i for i in range(n, n + 10)))
+
+    writing = threading.Thread(target=write_all)
+    writing.start()
+    while True:
+        over = not writing.is_alive()
+        lines = list(itertools.islice(LogReader(tmp_path, "train", offset).lines(final=False), 2000))
+        seen += texts(lines)
+        offset = lines[-1].end if lines else offset
+        if over and not lines:
+            break
+    writer.close()
+    assert len(list(tmp_path.glob("train.log.*"))) > 100
+    assert seen == [b"line %d" % n for n in range(count)]

@@ -74,7 +74,7 @@ def test_all_mistakes_of_a_file_are_reported_together_in_the_order_of_its_lines(
     )
     assert findings_of(conf, text) == [
         "conf.py:7: HOSTS[3] 'root@10.0.0.9:99999': port must be 1 to 65535",
-        "conf.py:9: ON_NAN = 'stop': must be \"warn\" or \"fail\" or \"skip\"",
+        'conf.py:9: ON_NAN = \'stop\': must be "warn" or "fail" or "skip"',
         "conf.py:10: PORT = '7164': must be a whole number, without quotes",
         "conf.py:12: PROTS_NUM is not a setting; did you mean PORTS_NUM?",
     ]
@@ -254,7 +254,7 @@ def test_a_wrong_override_is_reported_as_of_the_command_line(conf: Path) -> None
     assert findings_of(conf, "PORT = 5\nHOSTS = ['h']", PORT=0, SEDE=1, ON_STALL="stop", HOSTS=["x:0"]) == [
         "command line: SEDE is not a setting; did you mean SEED?",
         "command line: PORT = 0: must be from 1 to 65535",
-        "command line: ON_STALL = 'stop': must be \"warn\" or \"fail\"",
+        'command line: ON_STALL = \'stop\': must be "warn" or "fail"',
         "command line: HOSTS[0] 'x:0': port must be 1 to 65535",
     ]
 

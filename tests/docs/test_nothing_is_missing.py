@@ -16,6 +16,7 @@ from clusterctl.cli.app import app
 from clusterctl.cli.arguments import FLAGS, VALUE_OPTIONS
 from clusterctl.config.table import TABLE, Setting
 from clusterctl.observe.status import WORST_FIRST
+from clusterctl.observe.why_words import ERRNOS, SHELL_CODES, SIGNALS
 from docs.pages import REPOSITORY
 
 DOCS = REPOSITORY / "docs"
@@ -83,6 +84,15 @@ def test_every_variable_of_a_started_process_is_described(engine: str, role: str
     given = environment(spec, process, NodeFacts("/job", "/lib", 1, (), "3", {}, endpoints))
     page = read("docs/runtime.md") + (read("docs/engines.md") if engine not in ("clusterctl", "none") else "")
     assert [name for name in given if f"`{name}`" not in page] == []
+
+
+def test_every_reason_of_why_is_described() -> None:
+    sources = "".join(path.read_text(encoding="utf-8") for path in (REPOSITORY / "clusterctl/observe").glob("why*.py"))
+    written = re.findall(r'Diagnosis\(\s*"(\w+)"|kind="(\w+)"', sources)
+    found = {word for pair in written for word in pair if word} | {error.kind for error in ERRNOS.values()}
+    found |= {kind for _, kind, _, _ in SIGNALS.values()} | {said.kind for said in SHELL_CODES.values()}
+    assert len(found) > 30
+    assert [reason for reason in sorted(found) if f"`{reason}`" not in read("docs/why.md")] == []
 
 
 def test_every_state_and_exit_code_is_described() -> None:

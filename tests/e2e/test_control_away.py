@@ -126,7 +126,7 @@ def test_followers_that_lose_their_connections_go_on_without_gap_or_repeat(any_s
     assert log == "".join(f"line {n}\n" for n in range(LINES))
     assert numbers(heard[0]) == list(range(LINES))
     assert numbers(seen) == list(range(11, LINES))
-    assert seen.count("lost the connection") >= 3
+    assert len(re.findall(r"node0: lost the connection.*; trying again", seen)) == seen.count("node0 is back") == 3
     assert "not shown" not in seen
 
 
@@ -178,3 +178,21 @@ def test_a_stop_that_loses_its_connections_is_done_by_the_next(any_site: Site) -
         stopping.communicate(timeout=60)
     assert "0 survivors, ports free" in site.ok("stop", job).out
     site.assert_nothing_left(job)
+
+
+def test_a_node_that_rejoins_is_followed_again(site: Site) -> None:
+    train = UNTIL_TOLD.replace('"begun"', '"begun", os.environ["CLUSTERCTL_ATTEMPT"]')
+    site.conf(PSERVERS=1, TRAINERS=[site.hosts[1]], ON_TRAINER_LOSS="wait")
+    with site.popen("start", "--job_dispatch_package", str(site.workspace(train))) as starting:
+        job = job_of(starting, "begun 1")
+        os.kill(site.supervisor(job, 1), signal.SIGKILL)
+        assert starting.stdout is not None
+        assert any("node1 is lost: its supervisor is gone" in line for line in starting.stdout)
+        assert (
+            "takes part in run 1 again" in site.ok("start", "--rejoin", "--only", "node1", "--job_workspace", job).out
+        )
+        (site.job_dir(job, 1) / "go").touch()
+        out, err = starting.communicate(timeout=60)
+    assert starting.returncode == 0, err
+    assert "node1 is back" in out
+    assert numbers(out) == list(range(3000))

@@ -156,14 +156,24 @@ class Laboratory(Site):
 
     def told(self, job: str, run: str = "0001") -> str:
         """The story of a run, for messages of tests."""
-        lines = [json.dumps(event) for event in self.all_events(job, run) if event["event"] != "step"]
+        dull = ("step", "pass", "saved", "ready")
+        lines = [json.dumps(event)[:400] for event in self.all_events(job, run) if event["event"] not in dull]
         logs = [path for node in range(len(self.machines)) for path in (self.job_dir(job, node) / "log").glob("*.log")]
-        return "\n".join([*lines, *(f"{path}:\n{path.read_text(errors='replace')[-3000:]}" for path in logs)])
+        return "\n".join([*lines, *(f"{path}:\n{path.read_text(errors='replace')[-1000:]}" for path in logs)])
 
     def wait_for_end(self, job: str, deadline_s: float = 60) -> None:
         """Until nothing of it runs on any machine."""
         wait_until(lambda: not self.leftovers(), deadline_s)
         assert not self.leftovers(), f"{self.leftovers()}\n{self.told(job)}"
+
+    def wait_for_silence(self, node: int, deadline_s: float = 40) -> None:
+        """Until no program of a run works on a machine; its supervisor may still live."""
+
+        def working() -> list[Proc]:
+            return [proc for proc in self.machines[node].processes() if _works(proc.pid)]
+
+        wait_until(lambda: not working(), deadline_s)
+        assert not working()
 
     def assert_nothing_remains(self) -> None:
         """No process, port, socket, shared memory or temporary file on any machine."""
@@ -176,6 +186,12 @@ class Laboratory(Site):
 def _known(machine: Machine) -> str:
     key = (machine.place.directory / "host_key.pub").read_text().split()[:2]
     return f"{machine.place.address} {' '.join(key)}\n"
+
+
+def _works(pid: int) -> bool:
+    with contextlib.suppress(OSError):
+        return b"CLUSTERCTL_ROLE=" in Path(f"/proc/{pid}/environ").read_bytes()
+    return False
 
 
 def _is_process(pid: int, role: str, rank: int) -> bool:

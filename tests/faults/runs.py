@@ -79,8 +79,8 @@ def resume(lab: Laboratory, job: str) -> Run:
 
 
 def model_of(lab: Laboratory, job: str) -> Model:
-    lab.ok("collect", job, "-o", "home")
-    return load_model(lab.directory / "home" / "model")
+    lab.ok("collect", job, "-o", f"home-{job}")
+    return load_model(lab.directory / f"home-{job}" / "model")
 
 
 def assert_same(model: Model, expected: Model) -> None:

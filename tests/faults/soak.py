@@ -30,7 +30,7 @@ from support.processes import wait_until
 
 PASSES = 10
 LONGEST_RUN_S = 150
-SETTINGS: dict[str, Any] = {"NODE_GRACE_S": 6, "RESTARTS": 20}
+SETTINGS: dict[str, Any] = {"NODE_GRACE_S": 10, "RESTARTS": 20}
 FIRST_STEP = 10
 
 
@@ -147,7 +147,7 @@ class Round:
         if self.storm.mode == "sync":
             assert_same(model, expected)
         else:
-            assert np.abs(model["w"] - np.arange(4)).max() < 0.5, model["w"]
+            assert np.abs(model["w"] - np.arange(4)).max() < 1.5, model["w"]
 
     def _measure(self, over: float) -> None:
         events = self.lab.all_events(self.run.job)

@@ -14,7 +14,7 @@ from faults.runs import Run
 from support.processes import wait_until
 
 NODES, PSERVERS, TRAINERS = 4, 2, 3
-BORNE_S = 2.5  # well below NODE_GRACE_S
+BORNE_S = 2.5  # well below half of NODE_GRACE_S: after a cut, TCP may need as long again
 MOST_FAULTS = 4
 FATAL = 0.3  # of all runs end by a fault that no run survives
 
@@ -142,6 +142,7 @@ DEADLY: dict[str, tuple[Callable[[Run, Fault], None], tuple[str, ...], Draw]] = 
     "cut-for-long": (cut, ("node",), lambda chance: {}),
     "power-off": (power_off, ("node",), lambda chance: {}),
 }
+OFTEN = {"kill": 4}
 COUNTS = {"trainer": TRAINERS, "pserver": PSERVERS, "supervisor": NODES, "node": NODES}
 
 
@@ -156,7 +157,7 @@ def draw(seed: str) -> Storm:
 
 
 def _draw_one(chance: random.Random, table: dict[str, Any]) -> Fault:
-    name = chance.choice(sorted(table))
+    name = chance.choice([name for name in sorted(table) for _ in range(OFTEN.get(name, 1))])
     _, kinds, numbers = table[name]
     kind = chance.choice(kinds)
     target = f"{kind}{chance.randrange(COUNTS[kind])}" if kind in COUNTS else kind

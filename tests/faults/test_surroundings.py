@@ -10,22 +10,23 @@ from pathlib import Path
 import pytest
 
 from faults.laboratory import Laboratory
-from faults.machines import LIBFAKETIME
 from faults.runs import Model, assert_same, begin, dispatch, model_of, resume, start
 
 pytestmark = pytest.mark.faults
 
 
+@pytest.mark.parametrize("node", [0, 1])
 def test_a_disk_that_is_full_fails_the_run_by_name_and_the_checkpoint_before_it_is_whole(
-    lab: Laboratory, expected: Model
+    lab: Laboratory, expected: Model, node: int
 ) -> None:
+    """Node 0 leads, and its pserver is the first to notice; on node 1 it may be the log of a trainer."""
     run = start(lab)
     run.event("saved", checkpoint=True)
-    lab.machines[1].fill_disk()
+    lab.machines[node].fill_disk()
     said = run.fails()
     assert "No space left on device" in said
-    assert run.cause()["node"] == 1
-    lab.machines[1].free_disk()
+    assert f"node{node}" in said.partition("first cause:")[2].splitlines()[0]
+    lab.machines[node].free_disk()
     resume(lab, run.job).succeeds()
     assert_same(model_of(lab, run.job), expected)
 
@@ -54,8 +55,8 @@ def test_without_its_control_machine_a_run_goes_on_and_others_follow_and_stop_it
     other = {"cwd": elsewhere, "env": {"CLUSTERCTL_CONF": "conf.py", "XDG_CACHE_HOME": str(elsewhere)}}
     with lab.popen("logs", "-f", job, "--json", **other) as following:
         assert following.stdout is not None
-        seen = {json.loads(following.stdout.readline())["v"] for _ in range(3)}
-        assert seen == {1}
+        seen = [json.loads(following.stdout.readline()) for _ in range(3)]
+        assert {line["role"] for line in seen} <= {"trainer", "pserver"}
         assert json.loads(lab.ok("status", job, "--json", **other).out)["state"] == "running"
         stopped = lab.ok("stop", job, "--json", **other).json()
         following.communicate(timeout=30)
@@ -66,7 +67,6 @@ def test_without_its_control_machine_a_run_goes_on_and_others_follow_and_stop_it
 
 @pytest.mark.parametrize("hours", [1, -1])
 def test_a_clock_that_is_an_hour_off_does_no_harm(lab: Laboratory, expected: Model, hours: int) -> None:
-    assert LIBFAKETIME, "needs libfaketime (apt-get install libfaketime)"
     machine = lab.machines[2]
     try:
         machine.clock_off_s = hours * 3600

@@ -1,4 +1,4 @@
-"""Runs as their nodes' event logs tell them, with the shapes of real ones (recorded on a fake cluster of four nodes)."""
+"""Runs as their nodes' event logs tell them, with the shapes of real ones that a fake cluster recorded."""
 
 from __future__ import annotations
 
@@ -15,9 +15,8 @@ Message = dict[str, Any]
 
 def traceback(error: str, *frames: str) -> list[str]:
     """A program's last lines, in which it raised `error`."""
-    shown = [
-        part for frame in frames or ("train.py",) for part in (f'  File "/job/{frame}", line 7, in main', "    f()")
-    ]
+    files = frames or ("train.py",)
+    shown = [line for file in files for line in (f'  File "/job/{file}", line 7, in main', "    f()")]
     return ["Traceback (most recent call last):", *shown, error]
 
 
@@ -33,9 +32,9 @@ class History:
         self.nodes = range(nodes)
         self.skew_s = skew_s or {}
         self.measured_s = self.skew_s if measured_s is None else measured_s
-        self.answers: dict[int, Message] = {
-            node: {"state": "running", "events": [], "outputs": []} for node in self.nodes
-        }
+        self.answers: dict[int, Message] = {}
+        for node in self.nodes:
+            self.answers[node] = {"state": "running", "events": [], "outputs": []}
         self.state = "running"
         self._began()
 

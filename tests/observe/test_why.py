@@ -50,7 +50,7 @@ def test_a_missing_library_is_named() -> None:
     "error",
     [
         "SyntaxError: invalid syntax",
-        "ImportError: cannot import name 'Self' from 'typing' (/usr/lib/python3.8/typing.py)",
+        "ImportError: cannot import name 'Self' from 'typing' (/usr/lib/typing.py)",
     ],
 )
 def test_a_wrong_python_is_told_by_its_version(error: str) -> None:
@@ -91,6 +91,24 @@ def test_a_full_disk_that_the_supervisor_meets_is_told() -> None:
     found = history.fail(4.01, cause).explain()
     assert_cause(found, "trainer3", "no_space", node=3)
     assert "where ROOT_DIR is, node3 has 0.0 GB free now" in found.notes
+
+
+@pytest.mark.parametrize("noted", [True, False])
+@pytest.mark.parametrize("node", [3, 0])
+def test_a_full_disk_that_keeps_a_node_from_writing_its_last_state_is_not_taken_for_a_killed_supervisor(
+    noted: bool, node: int
+) -> None:
+    """Node 0 leads."""
+    history = History()
+    message = "cannot write its log: No space left on device"
+    about = {"role": "trainer", "rank": node, "attempt": 1}
+    history.note(4.0, node, "log", level="error", message=message, **about)
+    cause = {"kind": "node", "message": message, "t": START_T + 4.0, "node": node, "tail": [], **about}
+    history.fail(4.01, cause)
+    own = history.answers[node]
+    own.update(state="lost", seen=START_T + 3.5)  # its state.json is of before, and its supervisor has left
+    own["events"] = [event for event in own["events"] if noted or event["event"] not in ("ended", "exited")]
+    assert_cause(history.explain(), f"trainer{node}", "no_space", node=node)
 
 
 def test_a_command_that_is_not_there_is_told() -> None:
@@ -139,18 +157,8 @@ def test_a_port_that_is_taken_is_told_also_by_a_program_without_tracebacks() -> 
 def test_numbers_that_are_not_finite_are_the_cause_of_the_end_that_they_bring() -> None:
     history = History()
     history.step(5.0, 40)
-    history.note(
-        6.0,
-        1,
-        "nan",
-        step=41,
-        what="the loss of trainer 1",
-        action="failed",
-        role="trainer",
-        rank=1,
-        attempt=1,
-        **{"pass": 0},
-    )
+    about = {"role": "trainer", "rank": 1, "attempt": 1, "pass": 0}
+    history.note(6.0, 1, "nan", step=41, what="the loss of trainer 1", action="failed", **about)
     words = traceback("clusterctl.runtime.errors.NotFiniteError: the loss of trainer 1 is not finite")
     found = history.fail(6.2, history.exit(6.1, "trainer1", 1, words, hopeless=True)).explain()
     assert_cause(found, "trainer1", "not_finite")
@@ -165,6 +173,15 @@ def test_a_warning_of_numbers_in_one_trainer_is_not_blamed_for_the_crash_of_anot
     history.note(4.0, 1, "nan", step=41, what="the loss of trainer 1", role="trainer", rank=1, attempt=1, **{"pass": 0})
     found = history.fail(6.2, history.exit(6.1, "trainer3", 1, traceback("KeyError: 'x'"))).explain()
     assert_cause(found, "trainer3", "exception")
+
+
+def test_numbers_of_long_ago_are_not_blamed_for_another_failure_of_the_same_trainer() -> None:
+    history = History()
+    history.note(4.0, 1, "nan", step=41, what="the loss of trainer 1", role="trainer", rank=1, attempt=1, **{"pass": 0})
+    words = traceback("FileNotFoundError: [Errno 2] No such file or directory: 'x'")
+    found = history.fail(600.2, history.exit(600.1, "trainer1", 1, words)).explain()
+    assert_cause(found, "trainer1", "missing_file")
+    assert [one.kind for one in found.before] == ["nan"]
 
 
 # One fails, and others because of it.
@@ -286,6 +303,10 @@ def test_a_silent_node_that_lived_is_told() -> None:
     history.note(40.0, 0, "lost", message="nothing heard of it for 30 s")["node"] = 3
     cause = {"kind": "node_lost", "node": 3, "message": "node3 is lost: nothing heard of it for 30 s"}
     assert_cause(history.fail(40.1, cause).explain(), None, "node_silent", node=3)
+    history.answers[3]["halted"] = True
+    found = history.explain()
+    assert found.cause is not None
+    assert "SIGSTOP" in found.cause.diagnosis.words
 
 
 @pytest.mark.parametrize("asked", [True, False])
@@ -396,9 +417,8 @@ def test_a_crash_loop_is_told_once_with_how_often_it_came() -> None:
 def test_what_was_survived_is_told_but_not_blamed() -> None:
     history = History()
     history.restarting(10.1, history.exit(10.0, "pserver1", -9))
-    found = history.fail(
-        300.1, history.exit(300.0, "trainer2", 1, traceback("ZeroDivisionError: division by zero"))
-    ).explain()
+    last = history.exit(300.0, "trainer2", 1, traceback("ZeroDivisionError: division by zero"))
+    found = history.fail(300.1, last).explain()
     assert_cause(found, "trainer2", "exception")
     assert [(one.process, one.forgiven) for one in found.before] == [("pserver1", True)]
 

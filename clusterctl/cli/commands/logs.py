@@ -112,6 +112,7 @@ def _follow(
                 session.console.warn(f"{news.error}; trying again")
             elif news.back:
                 session.console.warn(f"{news.node.label}: back")
+                ends.pop(news.node.id, None)
             if news.ended is not None:
                 ends[news.node.id] = news.ended["node"]["state"]
     if errors:

@@ -263,6 +263,8 @@ def _count(news: News, told: set[int], silent: set[int]) -> None:
         silent.add(news.node.id)
     else:
         silent.discard(news.node.id)
+        if news.back:
+            told.discard(news.node.id)
 
 
 @contextlib.contextmanager

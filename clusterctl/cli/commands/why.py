@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 from typing import TYPE_CHECKING
 
+from clusterctl.answers import END_OF_TIME
 from clusterctl.cli.causes import headline, incident_line
 from clusterctl.cli.console import Console, clean, human_time
 from clusterctl.cli.session import Session, job_ref
@@ -116,4 +117,4 @@ def _show_next(console: Console, found: Why) -> None:
 
 
 def _moment(t: float) -> str:
-    return datetime.datetime.fromtimestamp(t).strftime("%H:%M:%S.%f")[:-3]
+    return datetime.datetime.fromtimestamp(min(max(t, 0.0), END_OF_TIME)).strftime("%H:%M:%S.%f")[:-3]

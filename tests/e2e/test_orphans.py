@@ -1,0 +1,179 @@
+"""Nothing is left of a job, whatever its programs do and whoever of ours was killed; nobody else is touched."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from clusterctl.agent.leading import REPLY_S
+from e2e.programs import SLEEP
+from support.processes import assert_none_left, is_alive, wait_until
+from support.site import Site, agent_processes
+
+NODES = 4
+# A process in a session of its own, whose parent has gone; it says its number, and does not end for TERM.
+DAEMON = """
+import os, signal, subprocess, sys, time
+if os.fork() == 0:
+    os.setsid()
+    if os.fork():
+        os._exit(0)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    with open(f"daemon-{os.environ['CLUSTERCTL_RANK']}", "w") as f:
+        f.write(f"{os.getpid()}\\n")
+    os.execvpe(sys.executable, [sys.executable, "-S", "-c",
+        "import signal, time; signal.signal(15, signal.SIG_IGN); time.sleep(600)"], ENVIRONMENT)
+os.wait()
+while not os.path.exists(f"daemon-{os.environ['CLUSTERCTL_RANK']}"):
+    time.sleep(0.01)
+"""
+KEEPS = DAEMON.replace("ENVIRONMENT", "os.environ") + SLEEP
+CLEARS = DAEMON.replace("ENVIRONMENT", "{'CLUSTERCTL_TEST': os.environ['CLUSTERCTL_JOB']}") + SLEEP
+FORKS = """
+import os
+for _ in range(50):
+    if os.fork() == 0:
+        os.fork()
+        os._exit(0)
+"""
+PAUSE = "import signal, time; signal.signal(15, signal.SIG_IGN); print('up', flush=True); time.sleep(600)"
+
+
+def daemons(site: Site, job: str) -> list[int]:
+    files = [site.job_dir(job, node) / f"daemon-{node}" for node in range(NODES)]
+    assert wait_until(lambda: all(file.is_file() and file.read_text().endswith("\n") for file in files))
+    return [int(file.read_text()) for file in files]
+
+
+def kill_ours(site: Site, job: str) -> None:
+    """Supervisors and guardians, by kill -9, so that neither sees the other's end."""
+    pids = [proc.pid for proc in agent_processes(*(str(site.job_dir(job, node)) for node in range(NODES)))]
+    assert len(pids) == 2 * NODES
+    for number in (signal.SIGSTOP, signal.SIGKILL):
+        for pid in pids:
+            os.kill(pid, number)
+    assert wait_until(lambda: not any(is_alive(pid) for pid in pids))
+
+
+@contextlib.contextmanager
+def running(**environment: str) -> Iterator[subprocess.Popen[bytes]]:
+    with subprocess.Popen([sys.executable, "-S", "-c", PAUSE], env=environment, stdout=subprocess.PIPE) as process:
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline() == b"up\n"
+            yield process
+        finally:
+            process.kill()
+
+
+def test_without_supervisor_and_guardian_all_is_found_and_ended_and_no_stranger(site: Site, tmp_path: Path) -> None:
+    site.conf(ENGINE="none")
+    job = site.start(KEEPS)
+    pids = daemons(site, job)
+    kill_ours(site, job)
+    assert site.status(job)["state"] == "lost"
+    elsewhere = {"CLUSTERCTL_JOB_DIR": str(tmp_path / "clusterctl" / job), "CLUSTERCTL_RUN": "0001"}
+    likely = {"CLUSTERCTL_JOB_DIR": f"{site.job_dir(job, 0)}-2", "HOME": "/nowhere"}
+    with running(**elsewhere) as other_root, running(**likely) as other_job, running(CLUSTERCTL_JOB=job) as no_mark:
+        found = site.ok("check", "--json").json()["findings"]
+        (left,) = [finding for finding in found if f" of {job} left by a dead supervisor" in finding["message"]]
+        assert left["nodes"] == list(range(NODES))
+        assert all(str(pid) in left["message"] for pid in pids)
+        assert left["hint"] == f"clusterctl stop {job}"
+        stopped = site.ok("stop", job)
+        assert stopped.out.endswith(f"stopped: {NODES}/{NODES} nodes, 0 survivors, ports free\n")
+        assert "KILL was needed" in stopped.out
+        assert not any(is_alive(pid) for pid in pids)
+        assert [process.poll() for process in (other_root, other_job, no_mark)] == [None] * 3
+    assert site.status(job)["state"] == "stopped"
+    assert not any(job in finding["message"] for finding in site.ok("check", "--json").json()["findings"])
+
+
+def test_a_job_whose_directory_is_gone_is_stopped_all_the_same(site: Site) -> None:
+    site.conf(ENGINE="none")
+    job = site.start(KEEPS)
+    pids = daemons(site, job)
+    os.kill(site.supervisor(job, 1), signal.SIGSTOP)  # it ends for TERM even so
+    for node in (0, 1):
+        shutil.rmtree(site.job_dir(job, node))
+    stopped = site.ok("stop", job, "--json").json()
+    assert [node["survivors"] for node in stopped["nodes"]] == [0] * NODES
+    assert not any(is_alive(pid) for pid in pids)
+    site.assert_nothing_left(job)
+    again = site.run("stop", job)
+    assert again.code == 3, again.out
+    assert "there is no job" in again.err
+
+
+def test_descendants_that_cleared_their_environment_end_with_the_run(site: Site) -> None:
+    site.conf(ENGINE="none")
+    job = site.start(CLEARS)
+    pids = daemons(site, job)
+    assert all(is_alive(pid) for pid in pids)
+    assert "0 survivors, ports free" in site.ok("stop", job).out
+    assert not any(is_alive(pid) for pid in pids)
+    assert_none_left("CLUSTERCTL_TEST", job)
+
+
+def test_orphans_of_a_run_leave_no_zombies(site: Site) -> None:
+    site.conf(ENGINE="none", TRAINERS=1)
+    job = site.start(FORKS + SLEEP)
+    supervisor = site.supervisor(job, 0)
+
+    def children() -> list[str]:
+        return Path(f"/proc/{supervisor}/task/{supervisor}/children").read_text().split()
+
+    assert wait_until(lambda: len(children()) == 2), children()  # the trainer and the guardian
+    site.ok("stop", job)
+
+
+def test_stop_does_not_say_that_a_port_is_free_which_is_not(site: Site) -> None:
+    """A pserver's port has gone to a program that nobody knows; to one of another job would be all right."""
+    site.conf(PSERVERS=1, TRAINERS=1)
+    job = site.start(SLEEP)
+    (port,) = [int(e["endpoint"].rpartition(":")[2]) for e in events_of(site, job, 0) if e["event"] == "ready"]
+    kill_ours(site, job)
+    site.ok("stop", job)
+    with socket.create_server(("127.0.0.1", port)):
+        stopped = site.run("stop", job, "--json")
+        assert stopped.code == 3
+        assert (stopped.json()["survivors"], stopped.json()["nodes"][0]["ports_busy"]) == (0, [port])
+        assert f"port {port} is not free: pid {os.getpid()}" in stopped.json()["error"]["message"]
+    assert "ports free" in site.ok("stop", job).out
+
+
+def events_of(site: Site, job: str, node: int) -> list[dict[str, Any]]:
+    """What a node knows, by its event log."""
+    text = (site.job_dir(job, node) / ".clusterctl/runs/0001/events.jsonl").read_text()
+    return [json.loads(line) for line in text.splitlines() if line.endswith("}")]
+
+
+@pytest.mark.parametrize("victim", ["trainer", "pserver", "supervisor"])
+def test_whoever_ends_on_a_node_is_known_on_all_others_though_silence_means_nothing_yet(
+    site: Site, victim: str
+) -> None:
+    """NODE_GRACE_S is ten minutes; the guardian bears witness that a supervisor is dead."""
+    site.conf(RESTARTS=0, NODE_GRACE_S=600)
+    job = site.start(SLEEP)
+    at = {(process["role"], process["node"]): process["pid"] for process in site.status(job)["processes"]}
+    killed_t = time.time()
+    os.kill(site.supervisor(job, 2) if victim == "supervisor" else at[victim, 2], signal.SIGKILL)
+    for node in (0, 1, 3):
+        assert wait_until(lambda: any(event["event"] == "ended" for event in events_of(site, job, node)), 30)  # noqa: B023
+    (stopping,) = [event for event in events_of(site, job, 0) if event.get("phase") == "stopping"]
+    kind = "node_lost" if victim == "supervisor" else "exit"
+    assert (stopping["cause"]["kind"], stopping["cause"]["node"]) == (kind, 2)
+    assert stopping["t"] - killed_t < REPLY_S  # after which it would have been given up in any case
+    site.assert_nothing_left(job)

@@ -1,0 +1,51 @@
+"""ON_TRAINER_LOSS: a run that goes on without a node, and one that waits for it."""
+
+from __future__ import annotations
+
+import pytest
+
+from faults.laboratory import Laboratory
+from faults.runs import Model, assert_same, model_of, start
+
+pytestmark = pytest.mark.faults
+
+
+def test_a_run_that_may_shrink_goes_on_without_a_node_of_trainers(lab: Laboratory) -> None:
+    run = start(lab, ON_TRAINER_LOSS="shrink")
+    run.reach(30)
+    lab.machines[3].power_off()
+    lost = run.event("lost", role="trainer", rank=2)
+    assert lost["node"] == 3
+    out, err = run.starting.communicate(timeout=90)
+    lab.wait_for_end(run.job)
+    assert run.starting.returncode == 0, f"{out}\n{err}\n{lab.told(run.job)}"
+    assert run.event("ended", node=0)["state"] == "succeeded"
+    lab.boot()
+    assert model_of(lab, run.job).keys() == {"e", "w", "wide"}
+    lab.assert_nothing_remains()
+
+
+@pytest.mark.parametrize("node", [1, 3], ids=["with a pserver", "with a trainer"])
+def test_a_run_that_may_wait_goes_on_when_a_cut_is_mended(lab: Laboratory, expected: Model, node: int) -> None:
+    run = start(lab, ON_TRAINER_LOSS="wait")
+    run.reach(50)
+    lab.cut(f"node{node}")
+    run.event("lost", node=node)
+    lab.wait_for_silence(node)
+    lab.mend()
+    run.event("rejoined", node=node)
+    run.succeeds()
+    assert_same(model_of(lab, run.job), expected)
+
+
+def test_a_run_that_may_wait_goes_on_when_a_machine_is_switched_on_again_and_rejoins(
+    lab: Laboratory, expected: Model
+) -> None:
+    run = start(lab, ON_TRAINER_LOSS="wait")
+    run.reach(50)
+    lab.machines[3].power_off()
+    run.event("lost", node=3)
+    lab.boot()
+    lab.ok("start", "--rejoin", "--only", "node3", "--job_workspace", run.job)
+    run.succeeds()
+    assert_same(model_of(lab, run.job), expected)

@@ -1,0 +1,81 @@
+"""What supervisors go by to tell who hangs: pservers answer when all lanes do, trainers say whom they wait for."""
+
+from __future__ import annotations
+
+import queue
+import signal
+import threading
+from pathlib import Path
+from typing import Any
+
+from clusterctl.runtime import SGD
+from clusterctl.runtime.session import Session
+from runtime.cluster import process_cluster, thread_cluster
+
+HANGS = """
+import threading
+from clusterctl.runtime import connect
+
+def a_place_to_hang():
+    threading.Event().wait()
+
+with connect() as ps:
+    threading.Thread(target=a_place_to_hang, daemon=True).start()
+    print("up", flush=True)
+    a_place_to_hang()
+"""
+
+
+def test_a_pserver_answers_when_all_its_lanes_do(tmp_path: Path) -> None:
+    with thread_cluster(tmp_path, 1, 1, ports_num=2) as cluster:
+        (pserver,), told = cluster.pservers, queue.SimpleQueue[str]()
+        pserver._tell_control = lambda event, facts: told.put(event)
+        pserver.obey({"cmd": "ping"})
+        assert told.get(timeout=10) == "pong"
+        held, reached = threading.Event(), threading.Event()
+        cluster.lanes[1].do(lambda core: (reached.set(), held.wait(), [])[-1])  # type: ignore[func-returns-value]
+        assert reached.wait(10)
+        pserver.obey({"cmd": "ping"})
+        other = threading.Event()
+        cluster.lanes[0].do(lambda core: (other.set(), [])[-1])  # type: ignore[func-returns-value]
+        assert other.wait(10), "the other lane has answered by now"
+        assert told.empty()
+        held.set()
+        assert told.get(timeout=10) == "pong"
+
+
+def test_a_trainer_tells_whom_it_waits_for_as_long_as_it_waits(tmp_path: Path) -> None:
+    told: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
+
+    def program(ps: Session) -> None:
+        w = ps.dense("w", 1, SGD(1.0))
+        ps._client._link._on_wait = told.put  # type: ignore[attr-defined]
+        for _ in ps.steps(lambda pass_, rng: range(2), passes=1):
+            while ps.rank == 1 and told.get(timeout=30)["trainers"] != [1]:
+                pass
+            ps.push({w: [1.0]}, samples=1)
+
+    with thread_cluster(tmp_path, 1, 2) as cluster:
+        cluster.probe_every_s = 0.05
+        cluster.train(program)
+
+
+def test_the_stacks_of_all_threads_of_trainers_and_pservers_come_by_a_signal_that_they_have_told(
+    tmp_path: Path,
+) -> None:
+    with process_cluster(tmp_path, 1, 1, HANGS) as (servers, trainers):
+        (server,), (trainer,) = servers, trainers
+        assert trainer.process.stdout is not None
+        assert trainer.process.stdout.readline() == "up\n"
+        (told,) = [event for event in server.events if event["event"] == "stacks"]
+        assert told["pid"] == server.process.pid
+        for process, said, place in (
+            (trainer, trainer.until("stacks"), "a_place_to_hang"),
+            (server, told, "_run_lane"),
+        ):
+            process.process.send_signal(said["signal"])
+            assert process.process.stderr is not None
+            lines = iter(process.process.stderr.readline, "")
+            assert any(place in line for line in lines)
+            assert process.process.poll() is None
+            process.process.send_signal(signal.SIGKILL)

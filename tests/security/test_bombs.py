@@ -1,0 +1,121 @@
+"""What a node says without end is cut off in bounded memory, by the real program over real SSH."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from clusterctl.agent import watch
+from clusterctl.agent.paths import JobPaths
+from clusterctl.agent.sanity import parse, parse_event
+from clusterctl.cluster import MAX_LINE
+from security.liars import EVIL, is_harmless
+from support.site import Site
+
+MOST_MB = 400  # of which Python, paramiko and the rest are 60
+ENDLESS = {  # in place of an answer
+    "a line": "exec cat /dev/zero",
+    "lines": """exec yes '{"lines": []}'""",
+    "nested": "yes '[' | tr -d '\\n'",
+    "many": "yes '[],' | tr -d '\\n'",
+}
+
+
+def program(directory: Path, script: str) -> Path:
+    """What runs on the node in place of python."""
+    path = directory / "evil-python"
+    path.write_text(f"#!/bin/sh\n{script}\n")
+    path.chmod(0o755)
+    return path
+
+
+def run_measured(site: Site, *words: str) -> tuple[int, str, int]:
+    """Exit code, what was said, and the most memory that it took, in MB."""
+    process: subprocess.Popen[str] = site.popen(*words)
+    assert process.stdout is not None
+    assert process.stderr is not None
+    said = process.stdout.read() + process.stderr.read()
+    _, status, usage = os.wait4(process.pid, 0)
+    process.returncode = os.waitstatus_to_exitcode(status)
+    process.stdout.close()
+    process.stderr.close()
+    return process.returncode, said, usage.ru_maxrss >> 10
+
+
+@pytest.mark.parametrize("what", list(ENDLESS))
+def test_an_answer_without_end_is_cut_off_and_told(site: Site, what: str) -> None:
+    site.conf(HOSTS=site.hosts[:1], PYTHON=program(site.directory, ENDLESS[what]))
+    code, said, memory = run_measured(site, "status")
+    assert code == 3
+    assert "node0: the agent answered with" in said
+    assert is_harmless(said)
+    assert memory < MOST_MB
+
+
+def test_output_of_exec_without_end_is_shown_in_bounded_memory(site: Site) -> None:
+    site.conf(HOSTS=site.hosts[:1])
+    code, said, memory = run_measured(
+        site, "exec", "--fold", "--", "head -c 100000000 /dev/zero; printf '\\033]0;owned\\007'"
+    )
+    assert code == 0
+    assert is_harmless(said)
+    assert memory < MOST_MB
+
+
+@pytest.mark.parametrize("words", [("exec",), ("exec", "--no-fold"), ("exec", "--json")])
+def test_what_a_command_prints_does_no_harm_to_a_terminal(site: Site, words: tuple[str, ...]) -> None:
+    site.conf(HOSTS=site.hosts[:1])
+    result = site.run(
+        *words, "--", "printf '\\033]0;owned\\007 \\033[2J \\302\\233 \\177 \\342\\200\\256 \\377'; exit 3"
+    )
+    assert result.code == 3
+    assert "owned" in result.out
+    assert is_harmless(result.out + result.err)
+
+
+@pytest.mark.parametrize(
+    "line", [b"[" * 200_000, b"[" * 60 + b"]" * 60, b'{"a":' * 90 + b"1" + b"}" * 90, b"9" * 5000, b"\xff"]
+)
+def test_json_that_is_deep_or_no_json_is_no_more_than_a_value_error(line: bytes) -> None:
+    with pytest.raises(ValueError):  # noqa: PT011 - of any kind, as long as it is one
+        parse(line)
+    assert parse_event(b'{"event": "log", "x": ' + line + b"}") is None
+
+
+def test_an_event_longer_than_any_does_not_hide_those_behind_it(tmp_path: Path) -> None:
+    path = tmp_path / "events.jsonl"
+    path.write_bytes(b'{"event": "log", "message": "' + b"x" * (3 << 20) + b'"}\n{"event": "ended"}\n')
+    reader = watch.EventReader(path)
+    events = [event["event"] for _ in range(3) for event in reader.read()]
+    assert events == ["log", "ended"]
+
+
+def test_lines_that_grow_on_the_way_still_arrive(tmp_path: Path) -> None:
+    """A byte that is no text becomes six: 500 of the longest lines are more than anybody takes as one message."""
+    job = JobPaths(tmp_path / "JOB20261121-081530")
+    run = job.run("0001")
+    run.dir.mkdir(parents=True)
+    job.log.mkdir()
+    job.record.write_text("{}")
+    run.spec.write_text('{"processes": [{"role": "trainer", "rank": 0, "index": 0}]}')
+    (job.log / "train.log").write_bytes((b"\xff" * 60_000 + b"\n") * 600)
+    sizes: list[int] = []
+    count = 0
+
+    class Peer:
+        def send(self, message: dict[str, list[object]]) -> None:
+            nonlocal count
+            sizes.append(len(__import__("json").dumps(message)))
+            count += len(message.get("lines", ()))
+
+    watch.logs(tmp_path, {"ref": None}, Peer())  # type: ignore[arg-type]  # it only sends
+    assert count == 600
+    assert max(sizes) < MAX_LINE // 2
+
+
+def test_the_harm_that_these_tests_look_for_is_seen() -> None:
+    assert not is_harmless(EVIL)
+    assert not any(is_harmless(char) for char in "\x1b\x07\x9b\u202e\x7f\r\x00\ud800")

@@ -1,0 +1,72 @@
+"""What an attached start draws and says while it follows a run whose events were made up."""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+import pytest
+from rich.console import Console as RichConsole
+
+from clusterctl.cli.arguments import GlobalOptions
+from clusterctl.cli.console import Console
+from clusterctl.cli.live import Display
+from clusterctl.config.loader import from_values
+from clusterctl.inventory import build
+from clusterctl.observe.follow import LogLine, News
+from clusterctl.observe.run_view import RunView
+from security.liars import EVIL, is_harmless
+
+JUNK: list[Any] = [None, [], {}, EVIL, -1, 1e999, float("nan"), 10**30, True, [EVIL], {"a": EVIL}]
+EVENTS: list[dict[str, Any]] = [
+    {"event": "phase", "phase": "running", "cause": {"message": "m", "tail": ["t"]}},
+    {"event": "spawned", "role": "trainer", "rank": 0},
+    {"event": "ready", "role": "pserver", "rank": 0},
+    {
+        "event": "step",
+        "role": "trainer",
+        "rank": 0,
+        "pass": 1,
+        "step": 5,
+        "loss": 0.5,
+        "samples_per_s": 3.0,
+        "wait": 0.1,
+    },
+    {"event": "log", "role": "trainer", "rank": 0, "pass": 1, "values": {"auc": 0.5}, "weight": 2},
+    {"event": "log", "role": "trainer", "rank": 1, "pass": 1, "values": {"auc": 0.5}, "weight": -2},
+    {"event": "log", "level": "warning", "message": "m"},
+    {"event": "saved", "tag": "t", "complete": True, "step": 1},
+    {"event": "exited", "role": "trainer", "rank": 0, "exit_code": 1, "stopping": False},
+    {"event": "restarting", "role": "trainer", "rank": 0, "message": "m", "in_s": 1.0, "count": "1 of 3"},
+    {"event": "rolled_back", "tag": "t", "step": 1, "whole": True, "processes": ["pserver0"]},
+    {"event": "lost", "message": "m"},
+    {"event": "ended", "state": "failed", "cause": None, "not_heard_of": []},
+]
+
+
+def drawn(display: Display) -> str:
+    screen = io.StringIO()
+    RichConsole(file=screen, width=200).print(display._draw())
+    return screen.getvalue()
+
+
+@pytest.mark.parametrize("live", [True, False])
+def test_the_display_of_a_run_is_harmless_whatever_its_events_say(
+    live: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings = from_values({"HOSTS": ["a", "b"]})
+    nodes = build(settings).nodes
+    for junk in JUNK:
+        view = RunView(nodes)
+        with Display(Console(GlobalOptions()), view, "title") as display:
+            for event in EVENTS:
+                for key in event:
+                    wrong = {"t": 1.7e9, "node": 1, **event, **({key: junk} if key != "event" else {"event": EVIL})}
+                    display.news(News(nodes[1], events=(wrong,)))
+                    assert not live or is_harmless(drawn(display)), wrong
+                display.news(News(nodes[1], events=({"t": 1.7e9, "node": 1, **event},)))
+            display.news(News(nodes[1], lines=(LogLine(1.7e9, nodes[1], "trainer", 0, f"{EVIL}\r{EVIL}"),)))
+        said = capsys.readouterr()
+        assert is_harmless(said.out + said.err), junk
+        assert view.ended is not None  # the sound events in between were taken
+        assert view.processes["trainer", 0].numbers["step"] == 5

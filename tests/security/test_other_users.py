@@ -1,0 +1,153 @@
+"""Another user of a node sees that a job runs, and its command lines: no file, no environment, no secret."""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from clusterctl.runtime import memory
+from clusterctl.runtime.sharing import Sharing
+from security.strangers import NOBODY, as_stranger, in_stranger, needs_root, open_to_strangers, shared_directory
+from support.processes import processes_with_environment, wait_until
+from support.site import Site, agent_processes
+
+PACKAGE = Path(__file__).parents[2] / "clusterctl"
+TOKEN = "a-token-that-conf.py-gives"
+TRAIN = """
+import os, time
+from clusterctl.runtime import connect, SGD, zeros
+with connect() as ps:
+    w = ps.dense("w", shape=(100_000,), rule=SGD(0.1), init=zeros())
+    for batch in ps.steps(lambda pass_, rng: iter([1] * 3), passes=1):
+        ps.push({w: w.value}, samples=1)
+    ps.save("model")
+    open("made-by-the-job", "w").write("x")
+    print("up", flush=True)
+    while not os.path.exists("go"):
+        time.sleep(0.05)
+"""
+
+
+def secrets_of(job: Path) -> list[bytes]:
+    """What must not be seen: the private keys of a run, the values of ENV."""
+    keys = list((job / ".clusterctl/runs/0001/keys").iterdir())
+    assert {path.stat().st_mode & 0o777 for path in keys} == {0o600}
+    found = [TOKEN.encode()]
+    for path in keys:
+        text = path.read_text()
+        if path.suffix == ".json":
+            found.append(json.loads(text)["secret"].encode())
+        elif "PRIVATE KEY" in text:
+            found.append(text.splitlines()[1].encode())
+    assert len(found) == 4  # the token, a supervisor's key, a pserver's and a trainer's
+    return found
+
+
+@needs_root
+def test_a_running_job_shows_another_user_no_file_no_environment_and_no_secret(site: Site) -> None:
+    with shared_directory(0o755) as place:
+        root = place / "root"
+        root.mkdir(0o755)  # by somebody who did not think of it
+        site.conf(HOSTS=site.hosts[:1], ROOT_DIR=root, ENV={"TOKEN": TOKEN})
+        name = site.start(TRAIN)
+        job = root / name
+        wait_until(lambda: (job / "log/train.log").read_bytes().startswith(b"up") if job.is_dir() else False)
+        secrets = secrets_of(job)
+        running = [proc.pid for proc in processes_with_environment("CLUSTERCTL_JOB_DIR", str(job))]
+        running += [proc.pid for proc in agent_processes(str(job))]
+        assert len(running) == 4  # a supervisor, its guardian, a pserver, a trainer
+        assert open_to_strangers(root) == []
+        for pid in running:
+            for file in ("environ", "maps", "mem", "fd", "fdinfo", "cwd/", "root/"):
+                assert as_stranger("cat" if "/" not in file else "ls", f"/proc/{pid}/{file}").returncode, file
+        seen = as_stranger("sh", "-c", "cat /proc/[0-9]*/cmdline /proc/net/unix").stdout
+        assert str(job).encode() in seen  # it does look at our processes
+        assert [secret for secret in secrets if secret in seen] == []
+        (job / "go").touch()
+        wait_until(lambda: site.status(name)["state"] == "succeeded")
+        assert not (job / ".clusterctl/runs/0001/keys").exists()
+        assert open_to_strangers(root) == []
+
+
+@needs_root
+def test_the_keys_of_a_run_are_gone_when_it_is_stopped_too(site: Site) -> None:
+    site.conf(HOSTS=site.hosts[:1])
+    job = site.start(TRAIN)
+    keys = site.job_dir(job, 0) / ".clusterctl/runs/0001/keys"
+    assert keys.is_dir()
+    site.ok("stop", job)
+    assert not keys.exists()
+
+
+@needs_root
+def test_a_directory_that_another_user_made_is_not_used(site: Site) -> None:
+    with shared_directory(0o1777) as place:
+        for made in ("root", "root/.clusterctl", "root/.clusterctl/lib"):
+            assert as_stranger("mkdir", "-m", "777", str(place / made)).returncode == 0
+        site.conf(HOSTS=site.hosts[:1], ROOT_DIR=place / "root")
+        result = site.run("dispatch", str(site.workspace("")))
+        assert result.code == 3
+        assert "can be written by others" in result.err
+        assert [path for path in (place / "root").rglob("*") if path.owner() == "root"] == []
+
+
+@needs_root
+def test_a_link_that_another_user_left_in_a_shared_root_dir_is_not_used(site: Site) -> None:
+    with shared_directory(0o1777) as place:
+        (place / "mine").mkdir(0o700)
+        assert as_stranger("ln", "-s", str(place / "mine"), str(place / ".clusterctl")).returncode == 0
+        site.conf(HOSTS=site.hosts[:1], ROOT_DIR=place)
+        result = site.run("dispatch", str(site.workspace("")))
+        assert result.code == 3
+        assert "can be written by others" in result.err
+        assert list((place / "mine").iterdir()) == []
+
+
+@pytest.fixture
+def sharing() -> Iterator[Sharing]:
+    made = Sharing()
+    yield made
+    made.close()
+
+
+def is_let_in(sharing: Sharing) -> bool:
+    with socket.socket(socket.AF_UNIX) as sock:
+        sock.settimeout(10)
+        sock.connect(f"\0{sharing.name}")
+        try:
+            memory.send(sock, {"rank": 0, **sharing.greeting(0)})
+            return bool(memory.receive(sock)[0].get("ok"))
+        except OSError:
+            return False
+
+
+@needs_root
+def test_the_socket_of_shared_memory_turns_another_user_away_even_with_the_token(sharing: Sharing) -> None:
+    assert is_let_in(sharing)
+    assert not in_stranger(lambda: is_let_in(sharing))
+
+
+def test_temporary_names_are_beside_their_places_and_never_in_a_directory_of_all() -> None:
+    """Every call that makes one says where; a file without a name may be anywhere."""
+    makers = {"mkstemp", "mkdtemp", "TemporaryDirectory", "NamedTemporaryFile", "mktemp", "SpooledTemporaryFile"}
+    calls = []
+    for path in PACKAGE.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Call) and getattr(node.func, "attr", getattr(node.func, "id", "")) in makers:
+                calls.append((path.name, {keyword.arg for keyword in node.keywords}))
+    assert len(calls) > 3
+    random_name_where_there_is_no_memfd = ["relay_links.py"]
+    assert [name for name, keywords in calls if "dir" not in keywords] == random_name_where_there_is_no_memfd
+    assert not [path for path in PACKAGE.rglob("*.py") if '"/tmp' in path.read_text()]
+
+
+@needs_root
+def test_this_test_can_be_another_user() -> None:
+    assert in_stranger(lambda: os.geteuid() == NOBODY)
+    assert as_stranger("cat", "/etc/shadow").returncode != 0

@@ -1,0 +1,89 @@
+"""What somebody sees who listens on the network, and who gets which key."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from clusterctl.config.loader import from_values
+from clusterctl.inventory import build
+from clusterctl.launch import plan
+from clusterctl.launch.keys import make_keys
+from security.strangers import needs_root
+from support.site import Site
+
+ETH_P_ALL = 3
+TABLE, WORDS = "name-of-a-table", "last-words-of-a-trainer"
+TRAIN = f"""
+import sys
+from clusterctl.runtime import connect, SGD, zeros
+with connect() as ps:
+    w = ps.dense("{TABLE}", shape=(4,), rule=SGD(0.1), init=zeros())
+    for batch in ps.steps(lambda pass_, rng: iter([1] * 3), passes=1):
+        ps.push({{w: w.value}}, samples=1)
+    if ps.rank == 1:
+        print("{WORDS}", flush=True)
+        sys.exit(3)
+"""
+
+
+@contextmanager
+def overheard() -> Iterator[bytearray]:
+    """All that goes over the loopback interface meanwhile."""
+    heard = bytearray()
+    over = threading.Event()
+    with socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(ETH_P_ALL)) as sock:
+        sock.bind(("lo", 0))
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 64 << 20)
+        sock.settimeout(0.2)
+
+        def listen() -> None:
+            while not over.is_set():
+                try:
+                    heard.extend(sock.recv(1 << 17))
+                except TimeoutError:
+                    continue
+
+        thread = threading.Thread(target=listen)
+        thread.start()
+        try:
+            yield heard
+        finally:
+            over.set()
+            thread.join()
+
+
+@needs_root
+@pytest.mark.parametrize("security", ["curve", "none"])
+def test_who_listens_sees_tables_only_where_encryption_is_off_and_never_what_supervisors_say(
+    site: Site, security: str
+) -> None:
+    site.conf(HOSTS=site.hosts[:2], PS_SECURITY=security, RESTARTS=0)
+    with overheard() as heard:
+        result = site.run("start", "--job_dispatch_package", str(site.workspace(TRAIN)))
+    assert result.code == 1
+    assert WORDS in result.out + result.err  # they went from node1 to the lead, and from there home
+    assert (TABLE.encode() in heard) == (security == "none")
+    assert WORDS.encode() not in heard
+    assert b"SSH-2.0" in heard  # it does hear
+
+
+def test_a_node_gets_the_keys_of_its_own_processes_and_nobody_the_authoritys() -> None:
+    settings = from_values({"HOSTS": ["a", "b", "c"]})
+    keys = make_keys(plan(settings, build(settings), []))
+    assert {name for files in keys.values() for name in files} == {
+        "tls.pem",
+        "ca.pem",
+        *(f"{role}-{rank}.json" for role in ("pserver", "trainer") for rank in range(3)),
+    }
+    secrets = {(node, name): text for node, files in keys.items() for name, text in files.items() if name != "ca.pem"}
+    assert len(set(secrets.values())) == len(secrets) == 9
+    for node, files in keys.items():
+        assert set(files) == {"tls.pem", "ca.pem", f"pserver-{node}.json", f"trainer-{node}.json"}
+        assert "PRIVATE" not in files["ca.pem"]
+    again = make_keys(plan(settings, build(settings), []))
+    assert not set(secrets.values()) & {text for files in again.values() for text in files.values()}
