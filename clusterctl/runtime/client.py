@@ -213,7 +213,8 @@ class Client:
 
     def stop_for_cut(self) -> bool:
         """Whether a checkpoint waits for this trainer, outside of sync mode; see `take_cut`."""
-        return self.mode.name != "sync" and self._cut > self._cuts_taken
+        due = self.mode.name != "sync" and self._cut > self._cuts_taken
+        return due and self.step >= self._even_from
 
     def take_cut(self) -> None:
         """Stops until the checkpoint that is due is made; nothing of this trainer may be on its way."""
@@ -245,6 +246,7 @@ class Client:
         self.mode, self.seed = Mode.parse(str(earliest["mode"])), int(earliest["seed"])
         self.half, self.key_cache = bool(earliest["half"]), bool(earliest["key_cache"])
         self.step, self.next_pass, self.batch = (int(earliest[name]) for name in ("step", "pass", "batch"))
+        self._even_from = max(int(said["step"]) for said in known.values())  # an earlier attempt may have died in between
         self._passes = {lane: int(said["passes"]) for lane, said in known.items()}
         self._versions = dict.fromkeys(range(self.layout.lanes), self.step)
         self._cut = max(int(said["cut"]) for said in facts.values())

@@ -132,7 +132,7 @@ class Session:
         spec = TableSpec(name, kind, shape, rule, init, rows, self._load, retention)
         lanes = self.layout.places(kind)
         self._values.settle()
-        pass_ = self._next_pass if self._open_pass is None else self._open_pass
+        pass_ = self._next_pass if self._rejoins or self._open_pass is None else self._open_pass
         cursor = {"pass_": pass_, "batch": self._batch, "step": self._client.step, "cut": self._client.cut}
         replies = self._client.ask(wire.CREATE, lanes, **cursor, parts=[wire.json_part(spec.to_json())])
         self._client.use(lanes)
