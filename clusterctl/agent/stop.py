@@ -19,6 +19,7 @@ MARGIN_S = 15.0
 START_S = 20.0  # a start under way holds the job's lock before there is a supervisor to be told
 AGENTS_S = 2.0  # in which a guardian that has nothing to do any more ends
 PORTS_S = 2.0
+OVER = ("dispatched", "succeeded", "failed", "stopped")  # nothing had to be ended: what others do since is no matter
 
 
 def stop(root: Path, request: dict[str, Any], peer: Peer) -> dict[str, Any]:
@@ -34,7 +35,7 @@ def stop(root: Path, request: dict[str, Any], peer: Peer) -> dict[str, Any]:
     spec = read_json(run.spec) if run else None
     if run is not None and run_state(run, read_state(run)) == "lost":
         mark_ended(run, "stopped", "stopped by the user after its supervisor was lost")
-    busy = _busy_ports(job)
+    busy = [] if was in OVER and not found else _busy_ports(job)
     return {
         "job": job.dir.name,
         "dir": str(job.dir),
@@ -101,14 +102,23 @@ def _supervisors(job: JobPaths) -> list[Identity]:
 
 
 def _busy_ports(job: JobPaths) -> list[dict[str, Any]]:
-    """Who listens on ports that this run's pservers had, other jobs excepted: they may have them."""
+    """Who listens on ports that this run's pservers had, other jobs excepted: they may have them.
+
+    A process of this account that cannot be found is one that is just going, or of another container.
+    """
     run = pick_run(job)
     had = {p["port"] for p in read_state(run)["processes"] if p.get("port")} if run else set()
     ours = os.path.realpath(job.dir)
 
     def holders() -> list[dict[str, Any]]:
         found = [holder for port in sorted(had) if ports.is_listening(port) for holder in ports.holders([port])]
-        return [holder for holder in found if not holder["pid"] or job_dir_of(holder["pid"]) in (None, ours)]
+        return [holder for holder in found if _may_be_of(ours, holder)]
 
     wait_until(lambda: not holders(), PORTS_S)
     return holders()
+
+
+def _may_be_of(job_dir: str, holder: dict[str, Any]) -> bool:
+    if holder["pid"] is None:
+        return os.getuid() not in (0, holder["uid"])
+    return job_dir_of(holder["pid"]) in (None, job_dir)

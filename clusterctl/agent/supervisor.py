@@ -267,6 +267,7 @@ class Supervisor:
     def _begin_again(self, order: Message) -> None:
         """A new epoch: some processes end here, and begin again when every node is ready for it."""
         self._epoch = order["epoch"]
+        self._idle = self._cleared = False
         self.spec.update(epoch=self._epoch, recover=order["recover"])
         try:
             write_json(self.run.spec, self.spec)

@@ -246,7 +246,8 @@ class Client:
         self.mode, self.seed = Mode.parse(str(earliest["mode"])), int(earliest["seed"])
         self.half, self.key_cache = bool(earliest["half"]), bool(earliest["key_cache"])
         self.step, self.next_pass, self.batch = (int(earliest[name]) for name in ("step", "pass", "batch"))
-        self._even_from = max(int(said["step"]) for said in known.values())  # an earlier attempt may have died in between
+        # An earlier attempt may have died when only some lanes had its push: no checkpoint before they are even.
+        self._even_from = max(int(said["step"]) for said in known.values())
         self._passes = {lane: int(said["passes"]) for lane, said in known.items()}
         self._versions = dict.fromkeys(range(self.layout.lanes), self.step)
         self._cut = max(int(said["cut"]) for said in facts.values())

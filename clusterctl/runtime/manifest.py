@@ -55,8 +55,10 @@ def build_manifest(job: str, run: str, receipts: Sequence[Mapping[str, Any]]) ->
     first = ordered[0]
     alike = [*_COMMON, *(key for key in _OF_CHECKPOINTS if key in first)]
     exact = [key for key in alike if key not in _MOMENT or is_cut(first)]
-    if any(r.get(k) != first[k] for r in ordered for k in exact):
-        raise ValueError(f"receipts of tag {first['tag']!r} are not of one cut")
+    for key in exact:
+        said = [receipt.get(key) for receipt in ordered]
+        if any(value != first[key] for value in said):
+            raise ValueError(f"receipts of tag {first['tag']!r} are not of one cut: {key} is {said}")
     tables: dict[str, Any] = {}
     for receipt in ordered:
         for name, table in receipt["tables"].items():

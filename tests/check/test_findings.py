@@ -187,3 +187,17 @@ def test_nodes_that_do_not_reach_each_other_are_one_finding() -> None:
     assert "TCP 7164" in found.message
     assert len({f.check for f in failed([*pairs, failure(20, 21, "refused")], 7164)}) == 1
     assert len(list(failed([*pairs, failure(20, 21, "refused")], 7164))) == 2
+
+
+def test_processes_left_behind_are_one_finding_a_job_with_pids_and_remedy() -> None:
+    def of(*pids: int) -> dict[str, Any]:
+        return facts(leftovers=[{"job": "JOB1", "pids": list(pids)}] if pids else [], half_dispatched=[])
+
+    (alone,) = findings.remains({0: of(), 1: of(12, 13)})
+    assert (alone.nodes, alone.hint) == ((1,), "clusterctl stop JOB1")
+    assert alone.message == "2 processes of JOB1 left by a dead supervisor: pid 12, 13"
+    (several,) = findings.remains({0: of(7), 2: of(8)})
+    assert several.nodes == (0, 2)
+    assert several.message.endswith("pid 7 on node 0; pid 8 on node 2")
+    (many,) = findings.remains({node: of(node + 1) for node in range(9)})
+    assert many.message.endswith("pid 8 on node 7; ...")

@@ -1,9 +1,9 @@
 """A user-space Ethernet switch between network namespaces: what it carries it can lose, delay and slow down.
 
-`python switch.py` reads JSON lines and answers `ok` to each: `{"plug": [name, pid, address, mac]}` puts a TAP device
-into the network namespace of a process; `{"rules": {...}}` replaces all rules, which are for frames of one direction,
-`"source>target"`: `{"loss": 0.05, "delay_s": 0.01, "bytes_per_s": 1e6}`. A loss of 1 is a cut. Every random choice
-comes from the seed that is its argument.
+`python switch.py SEED` reads JSON lines and answers `ok` to each: `{"plug": [name, pid, address, mac]}` puts a TAP
+device into the network namespace of a process, `{"unplug": name}` takes it away; `{"rules": {...}}` replaces all rules,
+which are for frames of one direction, `"source>target"`: `{"loss": 0.05, "delay_s": 0.01, "bytes_per_s": 1e6}`. A loss
+of 1 is a cut. Every random choice comes from the seed.
 """
 
 from __future__ import annotations
@@ -78,14 +78,14 @@ class Switch:
     busy_until: dict[str, float] = field(default_factory=dict)
 
     def plug(self, name: str, pid: int, address: str, mac: str) -> None:
-        for port in [port for port in self.ports.values() if port.name == name]:
-            self.unplug(port.tap)
+        self.unplug(name)
         tap = open_tap(pid, address, mac)
         self.ports[tap] = Port(tap, name, bytes.fromhex(mac.replace(":", "")))
 
-    def unplug(self, tap: int) -> None:
-        del self.ports[tap]
-        os.close(tap)
+    def unplug(self, name: str) -> None:
+        for port in [port for port in self.ports.values() if port.name == name]:
+            del self.ports[port.tap]
+            os.close(port.tap)
 
     def read(self, tap: int) -> None:
         """Takes frames that a port sends, and decides about each."""
@@ -95,7 +95,7 @@ class Switch:
             except BlockingIOError:
                 return
             except OSError:  # its namespace is gone
-                self.unplug(tap)
+                self.unplug(self.ports[tap].name)
                 return
             source = self.ports[tap].name
             for target in self.ports.values():
@@ -136,6 +136,8 @@ class Switch:
     def obey(self, order: dict[str, Any]) -> None:
         if "plug" in order:
             self.plug(*order["plug"])
+        if "unplug" in order:
+            self.unplug(order["unplug"])
         self.rules = order.get("rules", self.rules)
 
 
