@@ -38,6 +38,7 @@ class Child:
     ) -> None:
         self.attempt = self.next_attempt = attempt
         self.worked = False
+        self.pushes = 0
         self.stalled: str | None = None  # why we have killed it
         self.hopeless: str | None = None  # why it would only fail again
         self.role: str = plan["role"]

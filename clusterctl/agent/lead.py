@@ -175,7 +175,7 @@ class Lead:
             return [_warning(node, why), *self._begin_again(self._roster.node_of)]
         well = message["exit_code"] == 0
         if well and key[0] == "trainer":
-            self._roster.ended_well[key[1]] = int(message.get("step") or 0)
+            self._roster.ended_well[key[1]] = int(message.get("pushes") or 0)
             return self._finish_if_trained()
         if well and (self.phase == "finishing" or self._pservers_leave):
             return []

@@ -21,7 +21,7 @@ class Roster:
         self.waiting = set(self.node_of)
         self.gone: set[int] = set()
         self.held: set[Key] = set()
-        self.ended_well: dict[int, int] = {}  # trainers, and their last steps
+        self.ended_well: dict[int, int] = {}  # trainers, and how many pushes they made
         self.endpoints: dict[str, str] = {}
 
     def of_role(self, role: str) -> set[Key]:
@@ -74,7 +74,7 @@ class Roster:
         self.fresh -= set(keys)
 
     def left(self) -> dict[str, int]:
-        """Trainers that pservers need not wait for, by rank, with the steps that they are known to have made."""
+        """Trainers that pservers need not wait for, by rank, with the pushes that they are known to have made."""
         steps = {**dict.fromkeys(self.gone, 0), **self.ended_well}
         return {str(rank): step for rank, step in sorted(steps.items())}
 

@@ -326,6 +326,8 @@ class Supervisor:
         """What a process says is its own word: nothing that it says may end us, or pass for ours."""
         self._stalls.hear(child, message)
         self._endings.hear(child, message)
+        if message["event"] == "done" and isinstance(message.get("pushes"), int):
+            child.pushes = message["pushes"]
         if message["event"] not in FROM_PROCESSES:
             return
         said = {key: value for key, value in message.items() if key not in OURS_IN_EVENTS}
@@ -398,7 +400,7 @@ class Supervisor:
             "message": describe_exit(child.exit_code),
             "tail": child.tail() if child.exit_code and not expected else [],
             "worked": child.worked or child.lived_s(time.time()) > WORKED_S,
-            "step": child.progress.get("step"),
+            "pushes": child.pushes,
         }
         if child.exit_code and not expected:
             news.update(self._endings.explain(child, news["tail"]))

@@ -249,7 +249,7 @@ class Client:
         # An earlier attempt may have died when only some lanes had its push: no checkpoint before they are even.
         self._even_from = max(int(said["step"]) for said in known.values())
         self._passes = {lane: int(said["passes"]) for lane, said in known.items()}
-        self._versions = dict.fromkeys(range(self.layout.lanes), self.step)
+        self._versions = {lane: int(said["version"]) for lane, said in facts.items()}
         self._cut = max(int(said["cut"]) for said in facts.values())
         self._cuts_taken = max(int(said["cuts_made"]) for said in facts.values())  # the others may have stopped for one
         self._epoch = next(iter(replies.values())).epoch

@@ -184,6 +184,7 @@ class ServerCore:
             "left": member.left,
             "gone": self._gone(),
             "step": self.turns.next_step(message.rank),
+            "version": self.step,
             "passes": self.members.passes,
             "pass": member.cursor[0],
             "batch": member.cursor[1],

@@ -130,6 +130,10 @@ class Progress:
         self._step = step
         self._logbook.add(values, weight, self._clock())
 
+    def done(self, pushes: int) -> None:
+        """This trainer has left the run, after so many pushes: a pserver that begins again later is told."""
+        self._control.send("done", pushes=pushes)
+
     def flush_log(self) -> None:
         self._logbook.flush(self._clock())
 

@@ -76,6 +76,7 @@ class Session:
                 self._progress.flush(self.step)
                 self._progress.flush_log()
                 self._client.ask_all(wire.BYE)
+                self._progress.done(self._client.step)
         finally:
             self._client.close()
 

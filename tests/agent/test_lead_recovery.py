@@ -122,7 +122,7 @@ def test_before_the_first_checkpoint_all_go_back_to_the_beginning() -> None:
 def test_outside_of_sync_mode_the_other_pservers_and_who_is_done_stay_as_they_are() -> None:
     play = go(together=False)
     tag = keep(play, 100)
-    play.says(2, "exited", role="trainer", rank=2, exit_code=0, stopping=False, step=40, message="", tail=[])
+    play.says(2, "exited", role="trainer", rank=2, exit_code=0, stopping=False, pushes=40, message="", tail=[])
     play.exits("pserver", 1, -9)
     order = told(play, "again")[-1]
     assert order["attempts"] == {"pserver1": 2, "trainer0": 2, "trainer1": 2}
