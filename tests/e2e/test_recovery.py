@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from clusterctl.runtime import load_model
+from e2e.models import assert_same, model_of
 from support.processes import wait_until
 from support.site import Site
 
@@ -68,18 +68,6 @@ with connect() as ps:
         slope = {w: x.T @ error / len(x), emb: (ids, rows), wide: wide.value * np.float32(0.1)}
         ps.push(slope, samples=len(x), loss=float((error ** 2).mean()))
 """
-
-
-def model_of(site: Site, job: str) -> dict[str, Any]:
-    site.ok("collect", job, "-o", "home")
-    return load_model(site.directory / "home" / "model")
-
-
-def assert_same(model: dict[str, Any], expected: dict[str, Any]) -> None:
-    assert sorted(model) == sorted(expected) == ["e", "w", "wide"]
-    for name in ("w", "wide"):
-        assert model[name].tobytes() == expected[name].tobytes(), name
-    assert [array.tobytes() for array in model["e"]] == [array.tobytes() for array in expected["e"]]
 
 
 @pytest.fixture(scope="module")

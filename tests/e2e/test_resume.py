@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from clusterctl.runtime import load_model
+from e2e.models import assert_same, model_of
 from support.site import Result, Site
 
 QUICK = {"PSERVERS": 3, "TRAINERS": 3, "SAVE_EVERY": 7, "KEEP": 2}
@@ -61,19 +61,6 @@ def quick(site: Site, **settings: Any) -> None:
     site.conf(HOSTS=site.hosts[:3], **{**QUICK, **settings})
 
 
-def finished(site: Site, job: str) -> dict[str, Any]:
-    """The model that a job brought home."""
-    site.ok("collect", job, "-o", "home")
-    return load_model(site.directory / "home" / "model")
-
-
-def assert_same(model: dict[str, Any], expected: dict[str, Any]) -> None:
-    assert sorted(model) == sorted(expected) == ["e", "w", "wide"]
-    for name in ("w", "wide"):
-        assert model[name].tobytes() == expected[name].tobytes(), name
-    assert [array.tobytes() for array in model["e"]] == [array.tobytes() for array in expected["e"]]
-
-
 def checkpoints(site: Site, job: str, run: str = "0001") -> list[str]:
     """The complete ones, oldest first."""
     place = site.job_dir(job, 0) / f".clusterctl/runs/{run}/checkpoints"
@@ -95,7 +82,7 @@ def expected(embedded_site: Site, tmp_path_factory: pytest.TempPathFactory) -> d
     site.ok("start", "--job_workspace", job)
     best = [tag(28)]  # the newest before the second pass ends, whose auc is lower
     assert checkpoints(site, job) == [*best, tag(77), tag(84)]
-    return finished(site, job)
+    return model_of(site, job)
 
 
 def crash(site: Site, *args: str) -> Result:
@@ -119,7 +106,7 @@ def test_a_killed_trainer_and_a_resumed_run_make_the_model_of_an_undisturbed_run
     resumed = site.ok("start", "--resume", "--job_workspace", job)
     assert f"goes on from checkpoint {last} of run 1" in resumed.out
     assert site.status(job)["resumed"]["tag"] == last
-    assert_same(finished(site, job), expected)
+    assert_same(model_of(site, job), expected)
     assert len(checkpoints(site, job, "0002")) == 2
 
 
@@ -137,7 +124,7 @@ def test_after_a_killed_pserver_the_last_undamaged_checkpoint_goes_to_other_pser
     resumed = site.ok("start", "--resume", "--job_workspace", job)
     assert f"checkpoint {last} of run 1 is passed over: pserver-00001.safetensors on node1 is damaged" in resumed.err
     assert f"goes on from checkpoint {before} of run 1" in resumed.out
-    assert_same(finished(site, job), expected)
+    assert_same(model_of(site, job), expected)
 
 
 def test_a_resumed_run_that_dies_before_its_first_checkpoint_is_resumed_from_the_same(
@@ -154,7 +141,7 @@ def test_a_resumed_run_that_dies_before_its_first_checkpoint_is_resumed_from_the
     assert checkpoints(site, job, "0002") == [last]
     resumed = site.ok("start", "--resume")
     assert f"goes on from checkpoint {last} of run 2" in resumed.out
-    assert_same(finished(site, job), expected)
+    assert_same(model_of(site, job), expected)
 
 
 def test_without_a_checkpoint_resume_is_refused_with_the_remedy(site: Site) -> None:
