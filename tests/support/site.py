@@ -66,7 +66,7 @@ class Site:
             **options.pop("env", {}),
         }
         return subprocess.Popen(
-            [sys.executable, "-m", "clusterctl", *args],
+            [*options.pop("program", (sys.executable, "-m", "clusterctl")), *args],
             cwd=options.pop("cwd", self.directory),
             env=env,
             stdin=options.pop("stdin", subprocess.DEVNULL),
