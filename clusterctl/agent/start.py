@@ -22,7 +22,7 @@ from clusterctl.agent.addresses import find_address
 from clusterctl.agent.checkpoints import carry_on, set_aside_later
 from clusterctl.agent.facts import quick
 from clusterctl.agent.files import read_json, write_atomic, write_json
-from clusterctl.agent.jobs import find_job, pick_run, read_state, supervisor_of
+from clusterctl.agent.jobs import find_job, is_free, pick_run, read_state, supervisor_of
 from clusterctl.agent.paths import JobPaths, RunPaths
 from clusterctl.agent.ports import take_as_a_job
 from clusterctl.agent.processes import identify, is_alive, send_signal, wait_until
@@ -30,6 +30,7 @@ from clusterctl.agent.protocol import AgentError, Peer
 from clusterctl.agent.reach import Target, answering, try_all
 from clusterctl.agent.venvs import find_for_job, in_environment
 
+ENDING_S = 10.0
 LOCK_S = 0.5  # who only looks whether it is free holds it for an instant
 MODULES = ("numpy", "zmq")
 PROBE = "import sys, numpy, zmq; print(sys.version.split()[0], numpy.__version__, zmq.__version__)"
@@ -210,6 +211,7 @@ def rejoin(root: Path, request: dict[str, Any], peer: Peer) -> dict[str, Any]:
         raise AgentError("this node led the run, which cannot go on without it", hint=hint)
     if not run.tls.is_file():
         raise AgentError("the keys of the run are gone from this node", hint="stop the job, then start --resume")
+    wait_until(lambda: is_free(job), 2 * float(spec["grace_s"]) + ENDING_S)  # a guardian may be ending what was left
     with JobLock(job) as lock:
         return {**about, "did": "joined", **_launch(run, lock, "new")}
 
