@@ -294,7 +294,12 @@ class Lead:
         """A node is lost, and the run waits: orders wait for it too."""
         if self._policy.whole or self.phase != "running" or any(role != "trainer" for role, _ in keys):
             return self._begin_again(self._with_others(keys))
-        return [self._respawn(key, 0.0) for key in sorted(keys) if key[1] not in self._roster.ended_well]
+        return self._respawn_trainers(keys)
+
+    def _respawn_trainers(self, keys: Collection[Key]) -> list[Action]:
+        """Those of `keys` that are not done, nor given up; there may be pservers among them."""
+        trainers = sorted(self._roster.of_role("trainer") & set(keys))
+        return [self._respawn(key, 0.0) for key in trainers if key[1] not in self._roster.ended_well]
 
     def _respawn(self, key: Key, delay_s: float) -> Tell:
         node = self._roster.node_of[key]
@@ -346,8 +351,7 @@ class Lead:
             return [Tell({"do": "stop", "cause": self._cause}, node)]
         if self.phase == "gathering":
             return [Tell(self._again(0.0), node)]
-        keys = [key for key in sorted(self._roster.of_role("trainer")) if self._roster.node_of[key] == node]
-        return [self._respawn(key, 0.0) for key in keys if key[1] not in self._roster.ended_well]
+        return self._respawn_trainers(self._roster.on(node))
 
     # Endings.
 

@@ -168,8 +168,13 @@ class Supervisor:
         if child.attempt > 1:  # it seems that the program does not share the port with us
             self._ports.release(child.name)
         try:
-            make_env = lambda fd: self._environment(child, fd)  # noqa: E731
-            child.start(self.run.job.dir, self.run.job.log, make_env, time.time(), limiter(self.spec))
+            child.start(
+                self.run.job.dir,
+                self.run.job.log,
+                lambda fd: self._environment(child, fd),
+                time.time(),
+                limiter(self.spec),
+            )
         except OSError as exc:
             child.state = "failed"
             command = child.plan["argv"][0]
@@ -308,8 +313,10 @@ class Supervisor:
             self.children = [renewed.get(child.name, child) for child in self.children]
             then()
 
-        overtaken = lambda: self.stopping or self._epoch != epoch  # noqa: E731
-        renewal = Renewal(self.reactor, self._leftovers, old, attempts, in_s, overtaken)
+        def is_overtaken() -> bool:
+            return self.stopping or self._epoch != epoch
+
+        renewal = Renewal(self.reactor, self._leftovers, old, attempts, in_s, is_overtaken)
         self._terminate(old)
         renewal.begin(put)
 

@@ -74,7 +74,6 @@ class Member:
     declared: bool = False
     newest_pull: int = 0
     push: Push | None = None
-    cut: int = 0
     samples: int = 0
     pass_samples: int = 0
     sharded: bool = False
