@@ -25,6 +25,10 @@ def text(value: Any) -> bool:
     return isinstance(value, str)
 
 
+def line(value: Any) -> bool:
+    return text(value) and len(value) <= LONGEST_LINE
+
+
 def number(value: Any) -> bool:
     """NaN and infinity are numbers here: a loss may be one."""
     return isinstance(value, float) or is_whole(value)
@@ -56,6 +60,10 @@ def maybe(shape: Shape) -> Shape:
     return lambda value: value is None or shape(value)
 
 
+def all_of(*shapes: Shape) -> Shape:
+    return lambda value: all(shape(value) for shape in shapes)
+
+
 def list_of(shape: Shape) -> Shape:
     return lambda value: isinstance(value, list) and all(map(shape, value))
 
@@ -84,13 +92,21 @@ def misfits(fields: Mapping[str, Shape], value: Mapping[str, Any]) -> list[str]:
     return [name for name, shape in fields.items() if not shape(value.get(name))]
 
 
-CAUSE = record(
-    kind=maybe(text),
-    message=maybe(text),
-    node=maybe(count),
-    role=maybe(text),
-    rank=maybe(count),
-    tail=maybe(list_of(text)),
+def names_process(value: Mapping[str, Any]) -> bool:
+    """By role and rank, or not at all."""
+    return (value.get("role") is None) == (value.get("rank") is None)
+
+
+CAUSE = all_of(
+    record(
+        kind=maybe(text),
+        message=maybe(text),
+        node=maybe(count),
+        role=maybe(text),
+        rank=maybe(count),
+        tail=maybe(list_of(text)),
+    ),
+    names_process,
 )
 _END: Mapping[str, Shape] = {"state": one_of(*STATES), "cause": maybe(CAUSE)}
 ENDED = record(**_END)
@@ -134,7 +150,7 @@ ANSWERS: Mapping[str, Mapping[str, Shape]] = {
         "started": maybe(moment),
         "events": list_of(record()),
         "outputs": list_of(
-            record(role=one_of(*ROLES), rank=count, attempt=count, lines=list_of(pair_of(moment, text)))
+            record(role=one_of(*ROLES), rank=count, attempt=count, lines=list_of(pair_of(moment, line)))
         ),
         "seen": maybe(moment),
         "booted": maybe(moment),
@@ -164,7 +180,7 @@ OWN_WORDS: Mapping[str, Shape] = {
     "staleness": list_of(pair_of(count, count)),
     "tables": list_of(lambda table: isinstance(table, dict) and text(table.get("name")) and _counts(table)),
 }
-LINE = pair_of(moment, count, lambda line: text(line) and len(line) <= LONGEST_LINE, count)
+LINE = pair_of(moment, count, line, count)
 EVENT = record(event=text, t=moment, node=maybe(count))
 #: What `logs` and `follow` say, one or the other of it in a message; and their last word.
 NEWS = record(

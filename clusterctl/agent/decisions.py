@@ -14,7 +14,7 @@ class Policy(NamedTuple):
 
     `restarts` within an hour, by role; `on_trainer_loss`, when those of a trainer are spent or its node is lost, is
     "fail", "shrink" or "wait". `together` says that pushes are applied together, so that all go back when a pserver is
-    lost; `whole` that processes can only begin again all at once. `time_limit_s` is for the whole run.
+    lost; `whole` that processes can only begin again all at once. `time_limit_s` is for the whole run. `standstill_fails`: a run in which all wait for each other fails.
     """
 
     restarts: Mapping[str, int] = MappingProxyType({})
@@ -22,6 +22,7 @@ class Policy(NamedTuple):
     together: bool = True
     whole: bool = False
     time_limit_s: Optional[float] = None  # noqa: UP045 - evaluated at run time on python 3.9
+    standstill_fails: bool = False
 
 
 class Tell(NamedTuple):

@@ -16,7 +16,7 @@ import threading
 from pathlib import Path
 
 from clusterctl.agent.files import read_json
-from clusterctl.agent.link import GONE, peer_node, tls_context
+from clusterctl.agent.link import GONE, lead_node, peer_node, tls_context
 from clusterctl.agent.paths import JobPaths, RunPaths
 from clusterctl.agent.processes import end_all, find_by_environment, run_environment
 
@@ -64,7 +64,7 @@ def tell_lead(run: RunPaths) -> None:
                 socket.create_connection(place, TELL_S) as sock,
                 tls_context(run, server=False).wrap_socket(sock) as tls,
             ):
-                if peer_node(tls) == int(spec["members"][0]):
+                if peer_node(tls) == lead_node(spec):
                     tls.sendall(json.dumps(GONE).encode() + b"\n")
                     while tls.recv(1 << 16):  # it hangs up when it has heard; before that, an end would be a reset
                         pass

@@ -15,9 +15,10 @@ from collections.abc import Collection, Iterable
 from typing import Any
 
 from clusterctl.agent.decisions import Action, DropManifests, Finish, Note, Policy, Tell, WriteManifest
-from clusterctl.agent.membership import SUSPECT_S, Membership
+from clusterctl.agent.membership import Membership, suspect_s
 from clusterctl.agent.restarts import Key, Restarts
 from clusterctl.agent.roster import Roster, name_of
+from clusterctl.agent.standstill import Standstill
 from clusterctl.agent.upkeep import Known, Logged, Upkeep
 
 STOP_MARGIN_S = 20.0
@@ -48,11 +49,12 @@ class Lead:
         self.epoch = 0
         self._policy = policy or Policy()
         self._roster = Roster(processes)
-        self._members = Membership(members, now, max(SUSPECT_S, 3 * heartbeat_s), node_grace_s)
+        self._members = Membership(members, now, suspect_s(heartbeat_s), node_grace_s)
         self._gathered: set[int] = set()  # in this epoch
         self._pservers_leave = pservers_leave
         self._restarts = Restarts(self._policy.restarts)
         self._port_trials = 1
+        self._standstill = Standstill()
         self._receipts: dict[tuple[bool, str], dict[int, Message]] = {}
         self._upkeep = upkeep or Upkeep(3)
         self._recover: Message = {}
@@ -95,9 +97,19 @@ class Lead:
             self._time_limit = None
             message = f"the time limit of {self._policy.time_limit_s:g} s is over"
             actions += self._fail({"kind": "time_limit", "message": message}, now)
+        if self.phase == "running":
+            actions += self._look_for_standstill(now)
         if self._stop_deadline is not None and now > self._stop_deadline:
             actions += self._end()
         return actions
+
+    def _look_for_standstill(self, now: float) -> list[Action]:
+        """Trainers that are held for a rejoin are waited for, which is no standstill."""
+        over = {("trainer", rank) for rank in {*self._roster.ended_well, *self._roster.gone}}
+        attempts = {key: attempt for key, attempt in self._roster.attempts.items() if key not in over}
+        actions = self._standstill.look({} if self._roster.held else attempts, now)
+        cause = self._standstill.cause(now) if self._policy.standstill_fails else None
+        return actions if cause is None else [*actions, *self._fail(cause, now)]
 
     def lose(self, node: int, why: str, now: float) -> list[Action]:
         """A supervisor is gone for good, or for now where the run waits for it."""
@@ -202,6 +214,10 @@ class Lead:
         for key in keys:
             self._restarts.forget(key)
         return [self._respawn(key, 0.0) for key in sorted(keys)]
+
+    def _on_pace(self, node: int, message: Message, now: float) -> list[Action]:
+        self._standstill.hear((message["role"], message["rank"]), message)
+        return []
 
     def _on_idle(self, node: int, message: Message, now: float) -> list[Action]:
         self._members.idle.add(node)

@@ -7,6 +7,7 @@ heartbeats have no `s`.
 
 from __future__ import annotations
 
+import errno
 import json
 import socket
 import ssl
@@ -15,12 +16,20 @@ from typing import Any, Callable
 
 from clusterctl.agent.paths import RunPaths
 from clusterctl.agent.reactor import READ, WRITE, Reactor
+from clusterctl.agent.sanity import is_whole, parse
 
 MAX_FRAME = 16 << 20
+RETRY_S = 0.5
+DIAL_S = 2.0  # rather once more than longer: the kernel asks less and less often
 HANDSHAKE_S = 10.0
 Message = dict[str, Any]
 #: A frame in which a node's guardian says that its supervisor is dead.
 GONE: Message = {"a": 0, "gone": True}
+
+
+def lead_node(spec: Message) -> int:
+    """The node that leads the run of a spec."""
+    return int(spec["members"][0])
 
 
 def tls_context(run: RunPaths, *, server: bool) -> ssl.SSLContext:
@@ -39,6 +48,16 @@ def peer_node(sock: ssl.SSLSocket) -> int:
     subject = (sock.getpeercert() or {}).get("subject", ())
     names = {key: value for part in subject for key, value in part}  # type: ignore[str-unpack]
     return int(str(names["commonName"])[len("node") :])
+
+
+def parse_frame(line: bytes) -> Message:
+    """Raises ValueError for what is no frame. What its message says is not looked at."""
+    frame = parse(line)
+    if not isinstance(frame, dict) or not is_whole(frame.get("a")):
+        raise ValueError("a frame says how much has arrived")
+    if "s" in frame and not (is_whole(frame["s"]) and isinstance(frame.get("m"), dict)):
+        raise ValueError("a numbered frame has a message")
+    return frame
 
 
 class Channel:
@@ -86,7 +105,7 @@ class Link:
         sock: ssl.SSLSocket,
         on_open: Callable[[Link, int], None],
         on_frame: Callable[[Message], None],
-        on_closed: Callable[[OSError | None], None],
+        on_closed: Callable[[OSError | None], None] = lambda error: None,
     ) -> None:
         self._reactor = reactor
         self._sock = sock
@@ -175,9 +194,9 @@ class Link:
             if self._closed:
                 return
             try:
-                frame = json.loads(line)
-            except ValueError:
-                self.close(OSError("not one of ours: a frame is no JSON"))
+                frame = parse_frame(line)
+            except ValueError as exc:
+                self.close(OSError(f"not one of ours: {exc}"))
                 return
             self.on_frame(frame)
 
@@ -203,11 +222,29 @@ def listen(address: str, ports: range) -> socket.socket:
     raise OSError(f"no free port in {ports.start}..{ports[-1]}")
 
 
-def dial(address: tuple[str, int]) -> socket.socket:
-    """A connection under way."""
-    family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
-    sock = socket.socket(family, socket.SOCK_STREAM)
-    sock.setblocking(False)
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    sock.connect_ex(address)
-    return sock
+def reach(
+    reactor: Reactor, address: tuple[str, int], limit_s: float, done: Callable[[socket.socket, int], None]
+) -> None:
+    """Connects: `done(socket, error number)` is called once, with 0 when it did, and has to close the socket.
+
+    Raises OSError where there is no address or no descriptor to be had.
+    """
+    sock = socket.socket(socket.AF_INET6 if ":" in address[0] else socket.AF_INET, socket.SOCK_STREAM)
+    try:
+        sock.setblocking(False)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        code = sock.connect_ex(address)
+    except OSError:
+        sock.close()
+        raise
+
+    def settle(error: int) -> None:
+        timer.cancel()
+        reactor.unwatch(sock)
+        done(sock, error)
+
+    timer = reactor.after(limit_s, lambda: settle(errno.ETIMEDOUT))
+    if code in (0, errno.EINPROGRESS):
+        reactor.watch(sock, lambda: settle(sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)), WRITE)
+    else:
+        reactor.after(0, lambda: settle(code))

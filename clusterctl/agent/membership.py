@@ -7,6 +7,11 @@ from collections.abc import Iterable, Iterator
 SUSPECT_S = 3.0
 
 
+def suspect_s(heartbeat_s: float) -> float:
+    """After how much silence something seems to be wrong."""
+    return max(SUSPECT_S, 3 * heartbeat_s)
+
+
 class Membership:
     """`here` have said hello; `idle` have no process; of the `lost` nothing is expected; the `awaited` may return."""
 

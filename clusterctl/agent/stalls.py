@@ -2,11 +2,13 @@
 
 Only those that speak to us are watched. A trainer gives a sign of life with every word: steps at most a second apart,
 and, while it waits for others, that it waits; so the one that they wait for is the one that is silent. A pserver has
-to answer a ping, in which all of its lanes take part. One that is stopped by a signal gives no sign either.
+to answer a ping, in which all of its lanes take part. One that is stopped by a signal gives no sign either. Whether
+all trainers of the run wait, so that nobody is silent and nothing goes on, only the lead can know: it is told who does.
 """
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 from collections.abc import Mapping, Sequence
@@ -16,11 +18,13 @@ from typing import Any, Callable
 from clusterctl.agent.child import Child
 from clusterctl.agent.processes import Identity, identify, is_alive, stat_fields
 from clusterctl.agent.reactor import Reactor
+from clusterctl.agent.sanity import is_whole
 
 TURNS = 4  # looks within the time after which a process is stalled
 LONGEST_PERIOD_S = 5.0
 SLACK_S = 1.0  # trainers tell of steps once a second
 STACKS_S = 1.0  # to write them, before the process is killed
+MOST_NAMED = 4
 STOPPED, UNINTERRUPTIBLE = "T", "D"
 Message = dict[str, Any]
 
@@ -29,7 +33,8 @@ Message = dict[str, Any]
 class Watch:
     """What is known of one process: its last sign of life, the ping that it has not answered, the state before.
 
-    `speaker` takes the signal for its stacks; it may be a process below the one that we have started.
+    `speaker` takes the signal for its stacks; it may be a process below the one that we have started. `pace` is what
+    the lead knows.
     """
 
     heard: float
@@ -37,10 +42,15 @@ class Watch:
     speaker: Identity | None = None
     signal: int = 0
     before: str = ""
+    pace: str = "moves"
 
 
 class Stalls:
-    """`on_stall` is "warn" or "fail". `note` records an event, `is_over` tells that processes are being ended."""
+    """`on_stall` is "warn" or "fail". `note` records an event, `is_over` tells that processes are being ended.
+
+    `tell` has the lead know the pace of a process: `pace` is "moves", "waits" or "stalled", and of one that waits
+    `for_s` says how long, `message` for whom.
+    """
 
     def __init__(
         self,
@@ -48,6 +58,7 @@ class Stalls:
         reactor: Reactor,
         children: Callable[[], Sequence[Child]],
         note: Callable[[Message, Child], None],
+        tell: Callable[[Message, Child], None],
         is_over: Callable[[], bool],
     ) -> None:
         self.stall_s = float(spec.get("stall_s", 600))
@@ -57,6 +68,7 @@ class Stalls:
         self._reactor = reactor
         self._children = children
         self._note = note
+        self._tell = tell
         self._is_over = is_over
         self._watched: dict[Child, Watch] = {}
         self._looked = reactor.now()
@@ -76,6 +88,28 @@ class Stalls:
         watch.heard = now
         if child.state == "stalled":
             self._goes_on(child, watch)
+        self._go(child, watch, "waits" if self._waits_long(message) else "moves", message)
+
+    def _waits_long(self, message: Message) -> bool:
+        """Somewhat longer than others may be silent: those are found first."""
+        for_s = message.get("for_s")
+        if message["event"] != "waiting" or not isinstance(for_s, (int, float)):
+            return False
+        return self.stall_s + SLACK_S + 2 * self.period_s < for_s < math.inf
+
+    def _go(self, child: Child, watch: Watch, pace: str, message: Message) -> None:
+        """A change of pace is told."""
+        if pace != watch.pace:
+            watch.pace = pace
+            about = {"for_s": message["for_s"], "message": _whom(message, child.rank)} if pace == "waits" else {}
+            self._tell({"do": "pace", "pace": pace, **about}, child)
+
+    def show_stacks(self, words: str) -> None:
+        """Those of all that can write them, and why into their logs."""
+        for child in self._children():
+            watch = self._watched.get(child)
+            if watch is not None and child.alive:
+                self._ask_for_stacks(child, watch, words)
 
     def look(self) -> None:
         """Who is silent? Nobody is to blame for the time in which we did not listen ourselves."""
@@ -114,12 +148,13 @@ class Stalls:
 
     def _stalled(self, child: Child, watch: Watch, silent_s: float) -> None:
         watch.before, child.state = child.state, "stalled"
+        self._go(child, watch, "stalled", {})
         limit_s = self.ping_s if child.serves else self.stall_s
         lack = "has not answered" if child.serves else "has made no step"
         how = _how_it_is(watch.speaker or child.identity)
         words = f"{lack} for {limit_s:g} s: stalled{how}"
         self._note({"event": "stalled", "stalled_s": round(silent_s, 1), "message": words}, child)
-        has_stacks = self._ask_for_stacks(child, watch, words)
+        has_stacks = self._ask_for_stacks(child, watch, f"{child.name} {words}")
         if self._fails:
             child.stalled = f"stalled for {limit_s:g} s{how}"
             self._reactor.after(STACKS_S if has_stacks else 0.0, lambda: self._kill(child))
@@ -128,7 +163,7 @@ class Stalls:
         """Only of a process that told us the signal: another would die of it."""
         if watch.speaker is None or not watch.signal or not is_alive(watch.speaker):
             return False
-        child.remark(f"{child.name} {words}; the stacks of its threads follow")
+        child.remark(f"{words}; the stacks of its threads follow")
         try:
             os.kill(watch.speaker.pid, watch.signal)
         except OSError:
@@ -144,6 +179,15 @@ class Stalls:
         """Also what its group holds. It counts as a failure of its own."""
         if child.state == "stalled" and not self._is_over():
             child.signal(signal.SIGKILL)
+
+
+def _whom(message: Message, own_rank: int) -> str:
+    """For whom a trainer waits, by its own word, which may be nonsense."""
+    ranks, pserver = message.get("trainers"), message.get("pserver")
+    named = [n for n in ranks if is_whole(n) and n != own_rank][:MOST_NAMED] if isinstance(ranks, list) else []
+    if named:
+        return ", ".join(f"trainer{rank}" for rank in named)
+    return f"pserver{pserver}" if is_whole(pserver) else "others"
 
 
 def _how_it_is(who: Identity | None) -> str:

@@ -19,7 +19,6 @@ MARGIN_S = 15.0
 START_S = 20.0  # a start under way holds the job's lock before there is a supervisor to be told
 AGENTS_S = 2.0  # in which a guardian that has nothing to do any more ends
 PORTS_S = 2.0
-OVER = ("dispatched", "succeeded", "failed", "stopped")  # nothing had to be ended: what others do since is no matter
 
 
 def stop(root: Path, request: dict[str, Any], peer: Peer) -> dict[str, Any]:
@@ -35,7 +34,7 @@ def stop(root: Path, request: dict[str, Any], peer: Peer) -> dict[str, Any]:
     spec = read_json(run.spec) if run else None
     if run is not None and run_state(run, read_state(run)) == "lost":
         mark_ended(run, "stopped", "stopped by the user after its supervisor was lost")
-    busy = [] if was in OVER and not found else _busy_ports(job)
+    busy = _busy_ports(job)
     return {
         "job": job.dir.name,
         "dir": str(job.dir),
@@ -107,7 +106,7 @@ def _busy_ports(job: JobPaths) -> list[dict[str, Any]]:
     A process of this account that cannot be found is one that is just going, or of another container.
     """
     run = pick_run(job)
-    had = {p["port"] for p in read_state(run)["processes"] if p.get("port")} if run else set()
+    had = {port for p in read_state(run)["processes"] for port in p.get("ports", ())} if run else set()
     ours = os.path.realpath(job.dir)
 
     def holders() -> list[dict[str, Any]]:

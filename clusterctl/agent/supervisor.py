@@ -23,9 +23,11 @@ from clusterctl.agent.chronicle import Chronicle
 from clusterctl.agent.engines import ENGINES, Endpoints, has_port, name_of
 from clusterctl.agent.environment import NodeFacts, environment
 from clusterctl.agent.files import read_json, write_json
-from clusterctl.agent.leading import LocalLead, RemoteLead, lead_node
+from clusterctl.agent.following import RemoteLead
+from clusterctl.agent.leading import LocalLead
 from clusterctl.agent.leftovers import Leftovers
 from clusterctl.agent.limits import Endings, limiter
+from clusterctl.agent.link import lead_node
 from clusterctl.agent.paths import JobPaths, RunPaths
 from clusterctl.agent.ports import Held, is_listening, take_top
 from clusterctl.agent.processes import LIVE_STATES
@@ -81,7 +83,9 @@ class Supervisor:
         self._note = self.chronicle.note
         self._saves = Saves(run, spec, self._note, self._fail_node, self._say)
         self._endings = Endings(spec, reactor)
-        self._stalls = Stalls(spec, reactor, lambda: self.children, self._note, lambda: self.stopping)
+        self._stalls = Stalls(
+            spec, reactor, lambda: self.children, self._note, self._say_of, lambda: self.stopping
+        )
         self._leftovers = Leftovers(run, float(spec["grace_s"]), reactor, self.chronicle, self._is_guardian)
         self._guardian, self._lifeline = self._new_guardian()
         reactor.on_signals(SIGNALS, self._on_signal)
@@ -127,6 +131,9 @@ class Supervisor:
     def _say(self, word: Message) -> None:
         self.lead.say(word)
 
+    def _say_of(self, word: Message, child: Child) -> None:
+        self.lead.say({**word, **_who(child)})
+
     def _say_hello(self) -> None:
         endpoints = {name: self._endpoint(port) for name, port in self._ports.ports.items()}
         new = {"new": True} if self._new else {}
@@ -154,6 +161,8 @@ class Supervisor:
             self._finish()
         elif order == "keep":
             self._saves.keep(message)
+        elif order == "stacks":
+            self._stalls.show_stacks(message["message"])
         elif order == "stop":
             self.stop()
         elif order == "end":
@@ -186,7 +195,7 @@ class Supervisor:
         elif child.role == "pserver" and self._engine.listens:
             self._await_listening(child, self.reactor.now() + LISTENS_LIMIT_S)
         elif child.role == "pserver":
-            self._ready(child, self._ports.ports[child.name])
+            self._ready(child, [self._ports.ports[child.name]])
         else:
             self.reactor.after(RUNNING_AFTER_S, lambda: self._running(child))
 
@@ -214,16 +223,16 @@ class Supervisor:
         if child.state != "starting" or not child.alive or self.stopping:
             return
         if is_listening(port):
-            self._ready(child, port)
+            self._ready(child, [port])
         elif self.reactor.now() > deadline:
             self._fail_node(f"does not listen on {self._endpoint(port)} after {LISTENS_LIMIT_S:.0f} s", child)
         else:
             self.reactor.after(LISTEN_POLL_S, lambda: self._await_listening(child, deadline))
 
-    def _ready(self, child: Child, port: int) -> None:
-        endpoint = self._endpoint(port)
+    def _ready(self, child: Child, ports: Sequence[int]) -> None:
+        endpoint = self._endpoint(ports[0])
         child.state, child.worked = "ready", True
-        child.progress["port"] = port
+        child.progress["ports"] = list(ports)
         self._note({"event": "ready", "endpoint": endpoint}, child)
         self.lead.say({"do": "ready", **_who(child), "endpoint": endpoint})
 
@@ -349,7 +358,7 @@ class Supervisor:
             self._running(child)
         if event == "ready":
             if child.role == "pserver" and child.state == "starting":
-                self._ready(child, int(said["ports"][0]))
+                self._ready(child, [int(port) for port in said["ports"]])
             return
         child.worked = True
         if event in ("step", "pass"):

@@ -43,16 +43,19 @@ def incident_line(found: Why, one: Incident) -> str:
     return text if not error or error in text or one.kind == "failure" else f"{text} ({error})"
 
 
-def first_cause_lines(cluster: Cluster, job: str, cause: dict[str, Any]) -> list[str]:
-    """How a run that has just failed is told: by all nodes' events, else by what the lead took for the cause."""
+def first_cause_lines(cluster: Cluster, job: str, cause: dict[str, Any] | None) -> list[str]:
+    """How a run that has failed is told: by all nodes' events, else by what the lead took for the cause."""
     from clusterctl.errors import ClusterctlError
     from clusterctl.observe.why import why
 
+    told = cause_lines(cluster.inventory, cause)
+    if cause is None or cause.get("kind") == "stopped" or len(cluster.nodes) < len(cluster.inventory.nodes):
+        return told
     try:
         found = why(cluster, job)
     except ClusterctlError:
-        return cause_lines(cluster.inventory, cause)
+        return told
     first = found.explanation.cause
     if first is None:
-        return cause_lines(cluster.inventory, cause)
+        return told
     return [f"first cause: {headline(found, first)}", *(f"  | {line}" for _, line in first.lines)]

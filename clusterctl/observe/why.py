@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -124,12 +125,13 @@ def to_json(found: Why) -> Message:
 
 
 def advice(found: Why) -> str | None:
-    """What to do about the cause, where there is something to do."""
+    """What to do about the cause, where there is something to do. People paste it: a subject is a program's word."""
     cause = found.explanation.cause
     if cause is None or not cause.diagnosis.advice:
         return None
     where = f"node{cause.node}" if cause.node is not None else "the node"
-    return cause.diagnosis.advice.replace("{node}", where).replace("{subject}", cause.diagnosis.subject or "")
+    subject = shlex.quote(cause.diagnosis.subject or "")
+    return cause.diagnosis.advice.replace("{node}", where).replace("{subject}", subject)
 
 
 def _incident(one: Incident, host: str | None) -> Message:

@@ -8,7 +8,7 @@ from typing import Any
 from clusterctl.observe.why_evidence import Evidence, Incident
 from clusterctl.observe.why_nodes import lost_nodes
 from clusterctl.observe.why_story import Message, Story
-from clusterctl.observe.why_words import NUMBERS, Diagnosis, diagnose
+from clusterctl.observe.why_words import NUMBERS, WAIT_FOR_EACH_OTHER, Diagnosis, diagnose
 
 SHOWN_LINES = 20
 
@@ -28,6 +28,8 @@ def _of_node(evidence: Evidence, story: Story) -> Iterator[Incident]:
             yield of_exit(evidence, story, event)
         elif name == "stalled" and not event.get("over"):
             yield _of_stall(story, event)
+        elif name == "standstill" and not event.get("over"):
+            yield _of_standstill(story, event)
         elif name == "nan":
             yield _of_nan(story, event)
 
@@ -105,6 +107,14 @@ def _of_stall(story: Story, event: Message) -> Incident:
     )
 
 
+def _of_standstill(story: Story, event: Message) -> Incident:
+    over = any(one["t"] > event["t"] and one.get("over") for one in story.find("standstill"))
+    t = story.at(event["t"])
+    onset = t - float(event.get("stalled_s") or 0)
+    said = Diagnosis("stalled", "", WAIT_FOR_EACH_OTHER)
+    return Incident("stalled", onset, t, None, str(event.get("message") or "the run stands still"), said, forgiven=over)
+
+
 def _of_nan(story: Story, event: Message) -> Incident:
     t = story.at(event["t"])
     what = event.get("message") or f"{event.get('what', 'a number')} is not finite"
@@ -134,6 +144,8 @@ def _of_lead(evidence: Evidence, found: Sequence[Incident]) -> Iterator[Incident
     elif kind in ("time_limit", "stopped"):
         advice = "TIME_LIMIT_S is how long a run may take" if kind == "time_limit" else ""
         yield Incident(kind, t, t, None, str(cause.get("message")), Diagnosis(kind, "", advice))
+    elif kind == "stalled":
+        yield Incident("failure", t, t, None, str(cause.get("message")), Diagnosis(kind, "", WAIT_FOR_EACH_OTHER))
 
 
 def _key(one: Incident) -> Message:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
-from clusterctl.answers import Shape, count, list_of, maybe, misfits, moment, number, text
+from clusterctl.answers import Shape, count, list_of, maybe, misfits, moment, names_process, number, text
 
 Message = dict[str, Any]
 #: What an order of the lead brings about on every node, and what nodes say before the lead goes on: (phase, event).
@@ -83,6 +83,8 @@ def _is_sound(event: Message) -> bool:
     """Whether an event has what it must have, in the right shapes; a log may be damaged, and its node may lie."""
     cause = event.get("cause") or {}
     if misfits(SHAPES, event) or not isinstance(cause, dict) or misfits(SHAPES, cause):
+        return False
+    if not (names_process(event) and names_process(cause)):
         return False
     needed = ("t", "node", "event", *NEEDED.get(event.get("event") or "", ()))
     return _has(event, needed) and _has(cause, CAUSES_NEED.get(cause.get("kind") or "", ()))

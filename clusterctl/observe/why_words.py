@@ -19,7 +19,8 @@ SHELL_SIGNALS = 128  # a shell tells signal n as exit code 128 + n
 CLASS_WORDS = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])")
 ERRNO_NUMBER = re.compile(r"\b[Ee]rrno[ =:]{1,3}(-?\d+)|\(os error (\d+)\)")
 ERRNO_NAME = re.compile(r"\bE[A-Z]{3,14}\b")
-LIBRARY = re.compile(r"(\S+\.so(?:\.\d+)*): cannot open shared object")
+#: From a blank on: else its time would be quadratic.
+LIBRARY = re.compile(r"(?<!\S)(\S+\.so(?:\.\d+)*): cannot open shared object")
 LOADER = re.compile(r"undefined symbol: (\S+)|version [`'](\S+?)' not found")
 QUOTED = re.compile(r"['\"]([^'\"\n]+)['\"]")
 NO_MEMORY = re.compile(r"out of memory|bad_alloc|can(?:no|')t allocate", re.IGNORECASE)
@@ -103,6 +104,10 @@ ERRNOS: Mapping[str, Errno] = {
 }
 NAMES = {error.number: name for name, error in ERRNOS.items()}
 
+WAIT_FOR_EACH_OTHER = (
+    "the stacks in the logs show for what; all trainers have to make the same tables, and a save may take no longer than "
+    "STALL_S; else it is a fault of the pserver. start --resume goes on from the last checkpoint"
+)
 CRASH = "a fault in native code: run it alone on {node} with python -X faulthandler; an extension may not fit its CPU"
 OUTSIDE = "nobody of this job sent it: somebody on {node}, a batch system, or the kernel did (dmesg there tells)"
 #: By number on Linux: name, kind, words, advice.

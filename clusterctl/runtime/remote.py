@@ -65,7 +65,8 @@ class Way:
 class RemoteLink:
     """The link over ZeroMQ. Raises UnreachableError for a pserver that stays silent well beyond the node's grace.
 
-    `on_wait(whom)` is called about once a second while a wait lasts.
+    `on_wait(whom)` is called about once a second while a wait lasts: for `trainers`, by `pserver`, and `for_s`, the
+    seconds since the wait began or an answer came.
     """
 
     def __init__(
@@ -89,7 +90,7 @@ class RemoteLink:
         self._by_socket: dict[Any, int] = {}
         self._notices = 0
         self._on_wait = on_wait
-        self._told_s = clock()
+        self._told_s = self._answered_s = clock()
         self._probes = _FIRST_PROBE
         for pserver, address in enumerate(env.pservers):
             self._add(pserver * self.layout.per_pserver, address)
@@ -119,7 +120,7 @@ class RemoteLink:
             heard, now = self._receive(), self._clock()
             if now - max(began, self._told_s) >= self._probe_every_s:
                 self._told_s = now
-                self._on_wait(self._waited_for())
+                self._on_wait({**self._waited_for(), "for_s": round(now - max(began, self._answered_s), 3)})
             if heard:
                 continue
             for way in self._ways.values():
@@ -194,7 +195,7 @@ class RemoteLink:
             return True
         request = way.requests.pop(reply.request, None)
         if request is not None:
-            way.heard_s = self._clock()
+            way.heard_s = self._answered_s = self._clock()
             way.bytes -= request.bytes
             self._answered(way, request, reply)
         return True

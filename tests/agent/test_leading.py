@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 
-from agent.wires import Follower, Keys, Lead, run_until
-from clusterctl.agent import guardian, leading
+from agent.wires import Follower, Keys, Lead, Message, run_until
+from clusterctl.agent import following, guardian, leading, membership
 from clusterctl.agent.files import write_json
 from clusterctl.agent.link import Link, listen, tls_context
 from clusterctl.agent.paths import RunPaths
@@ -20,8 +21,9 @@ from clusterctl.agent.reactor import Reactor
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(following, "RETRY_S", 0.1)
     monkeypatch.setattr(leading, "RETRY_S", 0.1)
-    monkeypatch.setattr(leading, "REPLY_S", 1.0)
+    monkeypatch.setattr(leading, "COMEBACK_S", 1.0)
 
 
 @pytest.fixture
@@ -86,7 +88,7 @@ def test_nothing_is_lost_when_the_connection_breaks_again_and_again(reactor: Rea
     follower = begin(reactor, leader, keys)
     for tag in range(3):
         for n in range(20):
-            follower.lead.say({"do": "failed" if tag == 2 and n == 19 else "ignored", "message": "the last", "n": n})
+            follower.lead.say({"do": "failed" if tag == 2 and n == 19 else "rejoin", "message": "the last", "n": n})
         breaks(follower)
         run_until(reactor, lambda: follower.lead._link is not None and not follower.lead._channel.repeat())
     run_until(reactor, lambda: follower.ordered() == ["spawn", "stop"])
@@ -114,6 +116,73 @@ def test_a_node_that_went_away_is_lost_within_seconds(reactor: Reactor, leader: 
     assert leader.noted("phase")[-1]["phase"] == "stopping"
 
 
+def test_a_node_that_cannot_be_reached_has_the_whole_grace(
+    reactor: Reactor, leader: Lead, keys: Keys, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its link breaks, and then nothing answers there, not even a refusal."""
+    trials: list[int] = []
+
+    def in_vain(reactor: Reactor, address: object, limit_s: float, done: Callable[[socket.socket, int], None]) -> None:
+        trials.append(1)
+        done(socket.socket(), errno.EHOSTUNREACH)
+
+    follower = begin(reactor, leader, keys)
+    monkeypatch.setattr(leading, "reach", in_vain)
+    monkeypatch.setattr(leading, "COMEBACK_S", 0.0)
+    monkeypatch.setattr(following, "RETRY_S", 2.0)
+    breaks(follower)
+    run_until(reactor, lambda: len(trials) == 5)
+    assert leader.noted("lost") == []
+    run_until(reactor, lambda: follower.lead._link is not None)
+    follower.lead.say({"do": "stop_wanted"})
+    run_until(reactor, lambda: "stop" in follower.ordered())
+    assert leader.noted("lost") == []
+
+
+def test_a_link_that_became_silent_is_replaced_and_nothing_is_lost(
+    reactor: Reactor, leader: Lead, keys: Keys, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As after a cut of the network, when neither kernel knows that the other can be reached again."""
+    monkeypatch.setattr(membership, "SUSPECT_S", 0.5)  # before the follower is made
+    follower = begin(reactor, leader, keys)
+    first = leader.lead._links[1]
+    first._reactor.unwatch(first._sock)
+    monkeypatch.setattr(first, "_pump", lambda: None)
+    follower.lead.say({"do": "failed", "message": "in time"})
+    leader.orders.clear()
+    run_until(reactor, lambda: "stop" in follower.ordered())
+    assert leader.lead._links[1] is not first
+    assert leader.noted("phase")[-1]["cause"]["message"] == "in time"
+    assert leader.noted("lost") == []
+    assert follower.lost == []
+
+
+NONSENSE: list[Message] = [
+    {},
+    {"do": ["hello"]},
+    {"do": "handle"},
+    {"do": "ready", "role": "pserver", "rank": 0},
+    {"do": "exited", "role": "trainer", "rank": 1, "exit_code": "0", "stopping": False},
+    {"do": "exited", "role": "trainer", "rank": 0, "exit_code": 0, "stopping": False},
+    {"do": "idle", "attempts": {"trainer0": 5}},
+    {"do": "hello", "endpoints": {"trainer1": 7}},
+    {"do": "kept", "tag": "../..", "step": 1, "steps": []},
+    {"do": "saved", "role": "trainer", "rank": 1, "tag": "pass-00000"},
+]
+
+
+@pytest.mark.parametrize("word", NONSENSE, ids=str)
+def test_a_supervisor_that_says_what_none_would_ends_the_run_in_its_own_name(
+    reactor: Reactor, leader: Lead, keys: Keys, word: Message
+) -> None:
+    follower = begin(reactor, leader, keys)
+    follower.lead.say(word)
+    run_until(reactor, lambda: "stop" in follower.ordered())
+    cause = leader.noted("phase")[-1]["cause"]
+    assert (cause["kind"], cause["node"]) == ("node", 1)
+    assert "none of ours would" in cause["message"]
+
+
 def bears_witness(run: RunPaths, port: int) -> threading.Thread:
     """What a guardian does that has survived its supervisor."""
     write_json(run.spec, {"members": [0, 1], "lead": {"host": "127.0.0.1", "port": port}})
@@ -125,7 +194,7 @@ def bears_witness(run: RunPaths, port: int) -> threading.Thread:
 def test_a_guardian_that_says_so_is_believed_at_once(
     reactor: Reactor, leader: Lead, keys: Keys, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(leading, "REPLY_S", 600.0)
+    monkeypatch.setattr(leading, "COMEBACK_S", 600.0)
     follower = begin(reactor, leader, keys)
     follower.lead.let_go()
     breaks(follower)

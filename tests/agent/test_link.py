@@ -79,7 +79,7 @@ def test_each_side_learns_the_others_node_from_its_certificate(reactor: Reactor,
 
 def test_what_was_said_before_the_handshake_arrives_after_it(reactor: Reactor, ends: Ends) -> None:
     for n in range(5):
-        ends.links["client"].send({"n": n})
+        ends.links["client"].send({"a": 0, "n": n})
     run_until(reactor, lambda: len(ends.frames["server"]) == 5)
     assert in_order(ends.frames["server"]) == [0, 1, 2, 3, 4]
 
@@ -88,7 +88,7 @@ def test_megabytes_go_both_ways_at_once(reactor: Reactor, ends: Ends) -> None:
     text = "x" * 300_000
     for n in range(10):
         for end in ends.links.values():
-            end.send({"n": n, "text": text})
+            end.send({"a": 0, "n": n, "text": text})
     run_until(reactor, lambda: all(len(frames) == 10 for frames in ends.frames.values()))
     assert all(in_order(frames) == list(range(10)) for frames in ends.frames.values())
     assert all(end.idle() for end in ends.links.values())
@@ -99,7 +99,7 @@ def test_the_other_side_is_told_of_a_close_once(reactor: Reactor, ends: Ends) ->
     ends.links["client"].close()
     ends.links["client"].close()
     run_until(reactor, lambda: ends.closed["server"])
-    ends.links["server"].send({"n": 1})
+    ends.links["server"].send({"a": 0, "n": 1})
     assert ends.closed["client"] == [None]
     assert [type(error) for error in ends.closed["server"]] == [ConnectionResetError]
 
@@ -113,11 +113,11 @@ def test_frames_keep_their_order_when_an_answer_is_sent_between_them(reactor: Re
     def answer(frame: dict[str, int]) -> None:
         heard.append(frame["n"])
         if frame["n"] == 1:
-            client.send({"n": 3})
-            server.send({"n": 0})
+            client.send({"a": 0, "n": 3})
+            server.send({"a": 0, "n": 0})
 
     server.on_frame = answer
-    client._outgoing += b'{"n": 1}\n{"n": 2}\n'  # in one piece, as a busy network delivers them
+    client._outgoing += b'{"a": 0, "n": 1}\n{"a": 0, "n": 2}\n'  # in one piece, as a busy network delivers them
     client._pump()
     run_until(reactor, lambda: len(heard) == 3)
     assert heard == [1, 2, 3]
@@ -130,7 +130,7 @@ def test_a_certificate_of_another_authority_is_refused(
     """A client may think itself connected for a moment (TLS 1.3), but nothing it says is heard."""
     runs = {"server": keys.of(0), "client": keys.of(1), liar: other_keys.of(1)}
     ends = Ends(reactor, runs["server"], runs["client"])
-    ends.links["client"].send({"n": 1})
+    ends.links["client"].send({"a": 0, "n": 1})
     run_until(reactor, lambda: ends.closed["server"] and ends.closed["client"])
     assert ends.frames == {"server": [], "client": []}
     assert "server" not in ends.opened
@@ -152,7 +152,22 @@ def test_a_stranger_on_the_port_is_shown_the_door(reactor: Reactor, keys: Keys, 
     assert opened == []
 
 
-@pytest.mark.parametrize("garbage", [b"not json\n", b"x" * 300_000])
+GARBAGE = [
+    b"not json\n",
+    b"x" * 300_000,
+    b"[" * 100_000 + b"\n",
+    b"1\n",
+    b"null\n",
+    b"{}\n",
+    b'{"a": "1"}\n',
+    b'{"a": 1e99}\n',
+    b'{"a": 0, "s": "1", "m": {}}\n',
+    b'{"a": 0, "s": 1}\n',
+    b'{"a": 0, "s": 1, "m": [1]}\n',
+]
+
+
+@pytest.mark.parametrize("garbage", GARBAGE, ids=lambda garbage: repr(garbage[:20]))
 def test_garbage_from_a_member_closes_its_link(
     reactor: Reactor, ends: Ends, garbage: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -30,6 +30,7 @@ class Fake:
 
     def __init__(self, role: str, identity: Identity | None = None) -> None:
         self.role, self.serves, self.name = role, role != "trainer", f"{role}0"
+        self.rank = 0
         self.plan = {"ours": self.serves}
         self.state = "ready" if self.serves else "running"
         self.alive, self.identity = True, identity
@@ -44,6 +45,7 @@ class Play:
     def __init__(self, *children: Fake, on_stall: str = "warn") -> None:
         self.now, self.over = 1000.0, False
         self.events: list[dict[str, Any]] = []
+        self.paces: list[tuple[str, str, str | None]] = []
         self.reactor = Reactor(lambda: self.now)
         spec = {"stall_s": STALL_S, "node_grace_s": NODE_GRACE_S, "on_stall": on_stall}
         self.stalls = Stalls(
@@ -51,6 +53,7 @@ class Play:
             self.reactor,
             lambda: children,  # type: ignore[arg-type,return-value]
             lambda event, child: self.events.append({**event, "who": child.name}),
+            lambda word, child: self.paces.append((child.name, word["pace"], word.get("message"))),
             lambda: self.over,
         )
 
@@ -184,3 +187,32 @@ def test_nothing_stalls_while_the_run_is_being_stopped() -> None:
     play.over = True
     play.passes(STALL_S + 10)
     assert (play.events, trainer.signals) == ([], [])
+
+
+def test_the_lead_is_told_who_waits_for_too_long_in_one_wait_and_when_it_moves_or_stalls() -> None:
+    trainer = Fake("trainer")
+    play = Play(trainer)
+    play.says(trainer, "step")
+    play.says(trainer, "waiting", for_s=STALL_S, trainers=[], pserver=0)
+    assert play.paces == []
+    for for_s in (2 * STALL_S, 3 * STALL_S):
+        play.says(trainer, "waiting", for_s=for_s, trainers=[], pserver=0)
+    play.says(trainer, "waiting", for_s=0.5, trainers=[], pserver=0)
+    play.says(trainer, "waiting", for_s=2 * STALL_S, trainers=[0, 1, "x", 2], pserver=0)
+    play.passes(STALL_S + 10)
+    play.says(trainer, "step")
+    assert play.paces == [
+        ("trainer0", "waits", "pserver0"),
+        ("trainer0", "moves", None),
+        ("trainer0", "waits", "trainer1, trainer2"),
+        ("trainer0", "stalled", None),
+        ("trainer0", "moves", None),
+    ]
+
+
+@pytest.mark.parametrize("for_s", [None, "9999", float("nan"), float("inf"), [9999]])
+def test_nonsense_in_place_of_how_long_it_waits_is_a_sign_of_life_and_no_more(for_s: Any) -> None:
+    trainer = Fake("trainer")
+    play = Play(trainer)
+    play.says(trainer, "waiting", for_s=for_s)
+    assert (play.paces, trainer.state) == ([], "running")

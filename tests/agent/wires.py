@@ -8,7 +8,8 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from clusterctl.agent.leading import LocalLead, RemoteLead
+from clusterctl.agent.following import RemoteLead
+from clusterctl.agent.leading import LocalLead
 from clusterctl.agent.link import Link, listen, tls_context
 from clusterctl.agent.paths import JobPaths, RunPaths
 from clusterctl.agent.reactor import Reactor
@@ -108,6 +109,7 @@ class Lead:
             "all_processes": everyone,
             "node_grace_s": 30,
             "grace_s": 1,
+            "port": self.port,
             **spec,
         }
         self.lead = LocalLead(

@@ -34,6 +34,20 @@ with connect() as ps:
             a_loop_that_goes_on()
         ps.push({w: x.mean(0)}, samples=len(x))
 """
+# All trainers ask for values of a step that will never be.
+WAITS = """
+from clusterctl.runtime import connect, SGD, wire
+
+def for_what_never_comes():
+    ps._client.ask(wire.PULL, ps._client.used, version=1_000_000)
+
+with connect() as ps:
+    w = ps.dense("w", shape=(4,), rule=SGD(0.1))
+    for number in ps.steps(lambda pass_, rng: range(9), passes=1):
+        if number == 3:
+            for_what_never_comes()
+        ps.push({w: w.value}, samples=1)
+"""
 
 
 def stalls(site: Site, job: str) -> list[dict[str, Any]]:
@@ -79,4 +93,23 @@ def test_with_on_stall_fail_what_hangs_is_killed_and_started_again(site: Site) -
     done = site.ok("start", "--job_workspace", job, "--", "stop")
     words = "trainer1@node1 stalled for 2 s (it is stopped by a signal): starts again in 1 s (restart 1 of 1)"
     assert words in done.out
+    site.assert_nothing_left(job)
+
+
+def test_a_run_whose_trainers_all_wait_while_nobody_is_silent_is_told_with_all_stacks_and_fails_if_wanted(
+    site: Site,
+) -> None:
+    site.conf(**{**QUICK, "STALL_S": 1}, ON_STALL="fail", RESTARTS=3)
+    job = site.dispatch(WAITS)
+    done = site.run("start", "--job_workspace", job)
+    assert done.code == 1
+    assert "the run stands still: for " in done.out
+    assert "(trainer0 for trainer1; trainer1 for trainer0)" in done.out
+    assert "first cause: the run stands still: for " in done.err
+    for role, place in (("trainer", "in for_what_never_comes"), ("pserver", "in _run_module_as_main")):
+        words = site.ok("logs", job, "--role", role).out
+        assert words.count("nobody is silent") == words.count(place) == QUICK[f"{role.upper()}S"]
+    assert stalls(site, job) == [], "nobody is blamed"
+    found = site.run("why", job, "--json").json()
+    assert (found["cause"]["kind"], found["cause"]["role"]) == ("stalled", None)
     site.assert_nothing_left(job)

@@ -7,13 +7,14 @@ import json
 import os
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from faults.machines import Cable, Disks, Machine, Place
+from faults.machines import DIES_WITH_US, Cable, Disks, Machine, Place
 from faults.switch import enter_network
 from support.openssh import make_key
 from support.processes import Proc, kill_all, wait_until
@@ -22,6 +23,7 @@ from support.site import GRACE_S, Site
 NETWORK = "10.77.0"
 CONTROL = "control"
 EVERYBODY = "*"
+PROGRAM = (sys.executable, "-m", "clusterctl")
 Event = dict[str, Any]
 
 
@@ -32,6 +34,7 @@ class Laboratory(Site):
         names = [f"node{index}" for index in range(n)]
         self.top = directory
         self.rules: dict[str, dict[str, float]] = {}
+        self._commands: list[subprocess.Popen[str]] = []
         (directory / "disks").mkdir()
         (directory / "work").mkdir()
         self._identity = make_key(directory / "client")
@@ -68,13 +71,26 @@ class Laboratory(Site):
         return self.disks.seen(self.machines[node].home)
 
     def popen(self, *args: str, **options: Any) -> subprocess.Popen[str]:
-        return super().popen(*args, preexec_fn=partial(enter_network, self.control.pid), **options)
+        program = (*DIES_WITH_US, *options.pop("program", PROGRAM))
+        command = super().popen(*args, program=program, preexec_fn=partial(enter_network, self.control.pid), **options)
+        self._commands.append(command)
+        return command
 
     def leftovers(self) -> list[Proc]:
         return [proc for machine in self.machines for proc in machine.processes()]
 
     def end_everything(self) -> None:
+        """No test finds what one before it has left, commands on the control machine included."""
+        for command in self._commands:
+            if command.poll() is None:
+                command.kill()
+                command.communicate()
+        self._commands.clear()
         kill_all(proc.pid for proc in self.leftovers())
+        for machine in self.machines:
+            if machine.remains():
+                machine.empty_temporary()
+                machine.boot()
 
     def conf(self, **settings: Any) -> Path:
         return super().conf(**{"NODE_GRACE_S": 4, "GRACE_S": GRACE_S, **settings})
@@ -131,15 +147,16 @@ class Laboratory(Site):
         return self.job_dir(job, node) / ".clusterctl" / "runs" / run
 
     def events(self, job: str, node: int = 0, run: str = "0001") -> list[Event]:
-        """Those that a node has recorded."""
+        """Those that a node has recorded; `at` is their true time."""
         with contextlib.suppress(FileNotFoundError):
             lines = (self.run_dir(job, node, run) / "events.jsonl").read_text().splitlines()
-            return [json.loads(line) for line in lines if line.endswith("}")]
+            found = [json.loads(line) for line in lines if line.endswith("}")]
+            return [{**event, "at": event["t"] - self.machines[node].clock_off_s} for event in found]
         return []
 
     def all_events(self, job: str, run: str = "0001") -> list[Event]:
         found = [event for node in range(len(self.machines)) for event in self.events(job, node, run)]
-        return sorted(found, key=lambda event: event["t"])
+        return sorted(found, key=lambda event: event["at"])
 
     def wait_for(self, job: str, wanted: Callable[[Event], object], run: str = "0001", deadline_s: float = 60) -> Event:
         """The first event, of any node, that is wanted."""

