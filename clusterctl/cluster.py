@@ -212,7 +212,8 @@ class Cluster:
     def _agent_command(self, node: Node, words: Sequence[str]) -> Command:
         python = self.settings.python
         program = RemotePath(python) if "/" in python else python
-        return Command((program, "-I", "-S", "-c", FIRST_LINE, self._bundle.digest, node.root_dir, *words))
+        argv = (program, "-I", "-S", "-c", FIRST_LINE, self._bundle.digest, node.root_dir, *words)
+        return Command(argv, title="clusterctl's agent")
 
     def ask(
         self,

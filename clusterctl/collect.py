@@ -28,7 +28,8 @@ MOST_FILES = 200_000  # of a node
 MOST_LEVELS = 32
 LONGEST_NAME = 300  # as far as an error shows it
 KEPT_FREE_BYTES = 256 << 20  # of the file system here
-ODD = re.compile(r"[\x00-\x1f\x7f]")  # nobody names files like this, but to play tricks on a terminal
+#: Nobody names files like this, but to play tricks on a terminal: controls, and what turns text around.
+ODD = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]")
 
 
 @dataclass(frozen=True)

@@ -113,8 +113,9 @@ MAY_READ_ENVIRONMENT = {
     "cli.commands.demo": "hands it to the config loader",
     "cli.console": "NO_COLOR",
     "agent.addresses": "SSH_CONNECTION: the address at which this node was reached",
+    "agent.interpreters": "what decides where an interpreter finds its packages",
     "agent.pip": "what uv inherits",
-    "agent.supervisor": "what its processes inherit",
+    "agent.starting": "what its processes inherit",
     "fake.programs": "what they inherit",
 }
 

@@ -126,17 +126,20 @@ class Child:
         self._reactor.watch(control, self._hear)
         self._reactor.watch(output, self._capture)
 
-    def _hear(self) -> None:
-        """Takes what is there; an end of file only stops the listening, it is the process's exit that counts."""
+    def _hear(self, reads: int = 2) -> None:
+        """Takes what is there, so much a turn; an end of file only stops the listening, it is the exit that counts."""
         assert self._control is not None
-        try:
-            while data := self._control.recv(1 << 16):
-                self._understand(data)
-        except BlockingIOError:
-            return
-        except OSError:
-            pass
-        self._reactor.unwatch(self._control)
+        for _ in range(reads):
+            try:
+                data = self._control.recv(1 << 16)
+            except BlockingIOError:
+                return
+            except OSError:
+                data = b""
+            if not data:
+                self._reactor.unwatch(self._control)
+                return
+            self._understand(data)
 
     def _understand(self, data: bytes) -> None:
         *lines, self._control_rest = (self._control_rest + data).split(b"\n")
@@ -200,17 +203,18 @@ class Child:
         if self._output >= 0:
             self._capture()
         if self._control is not None:
-            self._hear()
+            self._hear(READS_PER_TURN)
             self._reactor.unwatch(self._control)
             self._control.close()
             self._control = None
         return True
 
     def signal(self, number: int) -> None:
-        """Signals its process group."""
+        """Signals its process group; those that are stopped are woken to hear it."""
         if self.alive and self.identity is not None:
             try:
                 os.killpg(self.identity.pid, number)
+                os.killpg(self.identity.pid, signal.SIGCONT)
             except ProcessLookupError:
                 send_signal(self.identity, number)
             except PermissionError:
@@ -268,3 +272,8 @@ def describe_exit(code: int, *, oom: bool = False) -> str:
     except ValueError:
         return f"was ended by signal {-code}"
     return f"was ended by signal {-code} ({words.get(number, number.name)})"
+
+
+def who(child: Child) -> dict[str, Any]:
+    """Which process, and which attempt at it: what words and events about it say."""
+    return {"role": child.role, "rank": child.rank, "attempt": child.attempt}

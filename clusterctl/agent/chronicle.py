@@ -16,6 +16,8 @@ from clusterctl.agent.paths import RunPaths
 from clusterctl.agent.processes import identify
 
 RESERVE_BYTES = 1 << 16
+SNAPSHOT_S = 1.0
+PAUSED_S = 3.0  # after which the others suspect something
 CAN_BE_MISSED = ("step", "pass", "saved")  # on a full disk, for the sake of what comes after
 Message = dict[str, Any]
 
@@ -56,6 +58,7 @@ class Chronicle:
         self._torn = b""
         self._reserve = Reserve(run.dir / "reserve")
         self._me = identify(os.getpid())
+        self._beat_t = _boot_s()
         self._told: Message = {"phase": None, "ended": None, "last_event": None, "killed": 0}
 
     def note(self, event: Message, child: Child | None = None) -> None:
@@ -93,6 +96,17 @@ class Chronicle:
         if event["event"] == "ended":
             self._reserve.release()
 
+    def beat(self) -> None:
+        """To be called every SNAPSHOT_S: the state anew, and whether we have slept ourselves."""
+        paused_s = _boot_s() - self._beat_t - SNAPSHOT_S
+        self._beat_t += paused_s + SNAPSHOT_S
+        if paused_s > PAUSED_S:
+            why = "stopped by a signal, a machine that was suspended, or one that is overloaded"
+            message = f"the supervisor did not run for {paused_s:.0f} s: {why}"
+            self.note({"event": "paused", "paused_s": round(paused_s, 1), "message": message})
+        else:
+            self.write_state()
+
     def count_killed(self) -> None:
         """One more process that did not end by TERM."""
         self._told["killed"] += 1
@@ -114,6 +128,11 @@ class Chronicle:
                 if not (needed and self._reserve.release()):
                     raise
                 write_json(self._run.state, state, durable=False)
+
+
+def _boot_s() -> float:
+    """A clock that goes on while the machine is suspended, and is set by nobody."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 def _last_number(run: RunPaths) -> int:

@@ -14,7 +14,8 @@ class Policy(NamedTuple):
 
     `restarts` within an hour, by role; `on_trainer_loss`, when those of a trainer are spent or its node is lost, is
     "fail", "shrink" or "wait". `together` says that pushes are applied together, so that all go back when a pserver is
-    lost; `whole` that processes can only begin again all at once. `time_limit_s` is for the whole run. `standstill_fails`: a run in which all wait for each other fails.
+    lost; `whole` that processes can only begin again all at once. `time_limit_s` is for the whole run. With
+    `standstill_fails` a run in which all wait for each other fails.
     """
 
     restarts: Mapping[str, int] = MappingProxyType({})

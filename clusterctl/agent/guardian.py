@@ -17,8 +17,9 @@ from pathlib import Path
 
 from clusterctl.agent.files import read_json
 from clusterctl.agent.link import GONE, lead_node, peer_node, tls_context
+from clusterctl.agent.orphans import of_run
 from clusterctl.agent.paths import JobPaths, RunPaths
-from clusterctl.agent.processes import end_all, find_by_environment, run_environment
+from clusterctl.agent.processes import end_all
 
 WAIT = 'read -r word || exec "$0" "$@"'
 GOODBYE = b"bye\n"
@@ -44,10 +45,10 @@ def spawn(job_dir: Path, run: str, grace_s: float, lock_fd: int) -> tuple[subpro
 
 def end_run(job_dir: str, run: str, grace_s: str) -> None:
     """TERM, the grace, KILL for every process of the run; the lead is told meanwhile."""
-    marks = run_environment(Path(job_dir), run)
-    telling = threading.Thread(target=tell_lead, args=(JobPaths(Path(job_dir)).run(run),))
+    place = JobPaths(Path(job_dir)).run(run)
+    telling = threading.Thread(target=tell_lead, args=(place,))
     telling.start()
-    end_all(lambda: find_by_environment(marks), float(grace_s))
+    end_all(lambda: of_run(place), float(grace_s))
     telling.join()
 
 

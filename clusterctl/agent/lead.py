@@ -220,8 +220,13 @@ class Lead:
         return []
 
     def _on_idle(self, node: int, message: Message, now: float) -> list[Action]:
-        self._members.idle.add(node)
-        return self._end_if_idle()
+        """Nothing of the run is left on a node; one that stopped though nobody said so has taken us for lost."""
+        actions = []
+        if message.get("stopping") and self.phase != "stopping":
+            actions = self.lose(node, "it had taken the lead for lost", now)
+        if node not in self._members.awaited:
+            self._members.idle.add(node)
+        return [*actions, *self._end_if_idle()]
 
     # Saves.
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import socket
 import ssl
+from collections import deque
 from typing import Any, Callable
 
 from clusterctl.agent.decisions import Action, DropManifests, Finish, Note, Policy, Tell, WriteManifest
@@ -16,6 +18,7 @@ from clusterctl.agent.reactor import Reactor
 from clusterctl.agent.upkeep import Best, Known, Upkeep
 from clusterctl.agent.words import check
 
+SPARE_LINKS = 64  # besides two of each node, that have not said yet who they are
 COMEBACK_S = 2.5  # more than a supervisor that lives needs for another link, once its node can be reached
 Message = dict[str, Any]
 
@@ -64,6 +67,7 @@ class LocalLead:
         self._channels = {node: Channel() for node in spec["members"] if node != self._node}
         self._names: dict[int, str] = {}  # of the supervisors that we know
         self._links: dict[int, Link] = {}
+        self._strangers: deque[Link] = deque()  # as yet
         self._missed: dict[int, Link] = {}  # by which nodes were heard that have none now
         self._port = int(spec["port"])
         self._processes = [(p["role"], p["rank"], p["node"]) for p in spec["all_processes"]]
@@ -138,9 +142,14 @@ class LocalLead:
         except (OSError, ssl.SSLError):
             sock.close()
             return
-        Link(self._reactor, tls, lambda link, node: self._opened(link, node, address[0]), lambda frame: None)
+        opened = lambda link, node: self._opened(link, node, address[0])  # noqa: E731
+        self._strangers.append(Link(self._reactor, tls, opened, lambda frame: None))
+        if len(self._strangers) > SPARE_LINKS + 2 * len(self._channels):  # else they take all descriptors
+            self._strangers.popleft().close()
 
     def _opened(self, link: Link, node: int, host: str) -> None:
+        with contextlib.suppress(ValueError):
+            self._strangers.remove(link)
         if node not in self._channels:
             link.close(OSError(f"node{node} is not of this run"))
             return

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from typing import Callable
 
 from clusterctl.agent.child import Child
 from clusterctl.agent.chronicle import Chronicle
@@ -14,6 +15,7 @@ from clusterctl.agent.reactor import Reactor
 
 POLL_S = 0.05
 LIMIT_S = 10.0  # after KILL
+Done = Callable[[], None]
 
 
 class Leftovers:
@@ -34,31 +36,37 @@ class Leftovers:
         self._spared = spared
         self._killed: set[Identity] = set()
 
-    def clear(self, then: Callable[[], None], of: Sequence[Child] | None = None) -> None:
+    def clear(self, then: Done, of: Sequence[Child] | None = None) -> None:
         """Calls `then` when nothing is left that could be ended: of these processes, or of the whole run."""
-        find = self._whole if of is None else lambda: find_by_environments([{**self._run, **_marks(c)} for c in of])
-        self._look(find, 0, self._reactor.now() + self._grace_s, then)
+        find = self._whole if of is None else lambda: self._of(of)
+        self._look(find, set(), self._reactor.now() + self._grace_s, then)
 
     def _whole(self) -> list[Identity]:
         """Also descendants that cleared their environment; all others below us have ended by then."""
         return list({*find_by_environments([self._run]), *descendants(self._spared)})
 
-    def _look(self, find: Callable[[], list[Identity]], seen: int, kill_at: float, then: Callable[[], None]) -> None:
+    def _of(self, children: Sequence[Child]) -> list[Identity]:
+        """Also what cleared its environment and stayed in the session."""
+        sessions = {child.identity.pid for child in children if child.identity}
+        below = [who for who, session in descendants(self._spared).items() if session in sessions]
+        return list({*find_by_environments([{**self._run, **_marks(child)} for child in children]), *below})
+
+    def _look(self, find: Callable[[], list[Identity]], told: set[Identity], kill_at: float, then: Done) -> None:
         left = find()
         late = self._reactor.now() - kill_at
-        if len(left) > seen:
-            seen = len(left)
+        if left and not told:
             self._note("ending processes left behind", left)
-            for who in left:
+        for who in left:
+            if late > 0:
+                self._kill(who)
+            elif who not in told:
                 send_signal(who, signal.SIGTERM)
-        for who in left if late > 0 else ():
-            self._kill(who)
         if late > LIMIT_S and left:  # stuck in the kernel; `stop` counts it
             self._note("processes survive KILL", left, level="error")
         if not left or late > LIMIT_S:
             then()
         else:
-            self._reactor.after(POLL_S, lambda: self._look(find, seen, kill_at, then))
+            self._reactor.after(POLL_S, lambda: self._look(find, told | set(left), kill_at, then))
 
     def _note(self, message: str, left: list[Identity], **more: str) -> None:
         self._chronicle.note({"event": "log", **more, "message": message, "pids": [who.pid for who in left]})

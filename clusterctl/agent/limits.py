@@ -18,10 +18,22 @@ from clusterctl.agent.child import Child, describe_exit
 from clusterctl.agent.reactor import Reactor
 
 MEGABYTE = 1_000_000
+MOST_FILES = 65_536  # programs that look at every descriptor that they might have exist
 LOOK_S = 10.0  # a large process may take seconds to end
 NO_MEMORY = re.compile(r"^(\w+\.)*_?(Array)?MemoryError\b|\[Errno 12\]|std::bad_alloc")
 NO_FILES = re.compile(r"\[Errno 24\]|\bToo many open files\b")
 Message = dict[str, Any]
+
+
+def allow_open_files() -> None:
+    """As many as this account may have, within reason, here and in processes to come.
+
+    The usual 1,024 are few where a node has a connection to each of a thousand, and where strangers may connect.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = _at_most(resource.RLIMIT_NOFILE, MOST_FILES)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 def limiter(spec: Mapping[str, Any]) -> Callable[[], None] | None:

@@ -1,7 +1,8 @@
 """Who belongs to a job on this node, whatever became of its supervisor, its runs and its directory.
 
-By uid and by the environment that every process of a run carries; supervisors and guardians by their arguments. A
-process of another job, of another ROOT_DIR or of another account is never among them.
+By uid and by the environment that every process of a run carries; by their record and by descent those that have
+written over it; supervisors and guardians by their arguments. A process of another job, of another ROOT_DIR or of
+another account is never among them.
 """
 
 from __future__ import annotations
@@ -11,8 +12,20 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Callable
 
-from clusterctl.agent.paths import is_job_id
-from clusterctl.agent.processes import PROC, Identity, environment_of, identify, own_environments, own_pids, stat_fields
+from clusterctl.agent.files import read_json
+from clusterctl.agent.paths import JobPaths, RunPaths, find_jobs, is_job_id
+from clusterctl.agent.processes import (
+    PROC,
+    Identity,
+    environment_of,
+    find_by_environment,
+    is_alive,
+    named_by,
+    own_environments,
+    own_processes,
+    run_environment,
+    stat_fields,
+)
 
 MARK = b"CLUSTERCTL_JOB_DIR="
 SUPERVISOR, GUARDIAN = b"supervisor", b"guardian"
@@ -28,18 +41,50 @@ def of_job(job_dir: Path) -> list[Identity]:
 
 def _of_job(job_dir: Path) -> list[Identity]:
     place = os.path.realpath(job_dir)
-    return _living(pid for pid, value in _job_dirs().items() if os.path.realpath(value) == place)
+    marked = [who for who, value in _job_dirs().items() if os.path.realpath(value) == place]
+    return _with_kin([*marked, *_recorded(JobPaths(job_dir))])
+
+
+def of_run(run: RunPaths) -> list[Identity]:
+    """Those of one run, in the same way."""
+    marks = run_environment(run.job.dir, run.run)
+
+    def look() -> list[Identity]:
+        return _with_kin([*find_by_environment(marks), *_recorded(run.job)])
+
+    return look() or look()
+
+
+def _recorded(job: JobPaths) -> list[Identity]:
+    """Those that the newest run's supervisor has started, by their identities: some write over their environment."""
+    run = job.newest_run()
+    known = (read_json(job.run(run).state) or {}).get("processes", ()) if run else ()
+    return [who for process in known if process.get("identity") and is_alive(who := Identity(*process["identity"]))]
+
+
+def _with_kin(found: Iterable[Identity]) -> list[Identity]:
+    """These, what is below them, and the rest of the sessions that they lead."""
+    kin = dict.fromkeys(found)
+    processes, todo = own_processes() if kin else {}, list(kin)
+    while todo:
+        parent = todo.pop()
+        if is_alive(parent):  # so nobody else had its number when the others were looked at
+            pid = str(parent.pid)
+            near = [who for who, fields in processes.items() if pid in (fields[1], fields[3]) and who not in kin]
+            kin.update(dict.fromkeys(near))
+            todo += near
+    return list(kin)
 
 
 def by_job(root: Path) -> dict[str, list[Identity]]:
     """The processes of jobs below `root`, by job, also of those whose directories are gone."""
-    place, found = os.path.realpath(root), dict[str, list[int]]()
-    for pid, value in _job_dirs().items():
+    place = os.path.realpath(root)
+    found = {job.dir.name: set(_recorded(job)) for job in find_jobs(root)}
+    for who, value in _job_dirs().items():
         parent, name = os.path.split(os.path.realpath(value))
         if parent == place and is_job_id(name):
-            found.setdefault(name, []).append(pid)
-    living = {name: _living(sorted(pids)) for name, pids in sorted(found.items())}
-    return {name: who for name, who in living.items() if who}
+            found.setdefault(name, set()).add(who)
+    return {name: sorted(whos) for name, whos in sorted(found.items()) if whos}
 
 
 def job_dir_of(pid: int) -> str | None:
@@ -48,18 +93,14 @@ def job_dir_of(pid: int) -> str | None:
     return os.path.realpath(value) if value is not None else None
 
 
-def _job_dirs() -> dict[int, str]:
+def _job_dirs() -> dict[Identity, str]:
     """The job directory of every process of this account that has one in its environment."""
-    found = ((pid, _job_dir(environment)) for pid, environment in own_environments().items())
-    return {pid: value for pid, value in found if value is not None}
+    found = own_environments(lambda environment: _job_dir(environment) is not None)
+    return {who: _job_dir(environment) or "" for who, environment in found.items()}
 
 
 def _job_dir(environment: set[bytes]) -> str | None:
     return next((os.fsdecode(entry[len(MARK) :]) for entry in environment if entry.startswith(MARK)), None)
-
-
-def _living(pids: Iterable[int]) -> list[Identity]:
-    return [who for who in map(identify, pids) if who is not None]
 
 
 def agents_of(job_dir: Path, *kinds: bytes) -> list[Identity]:
@@ -71,22 +112,23 @@ def agents_of(job_dir: Path, *kinds: bytes) -> list[Identity]:
         kind, directory = words[at + 1 : at + 2], words[at + 2 : at + 3]
         return bool(directory) and kind[0] in kinds and os.path.realpath(os.fsdecode(directory[0])) == place
 
-    return _living(pid for pid in own_pids() if is_one(_arguments(pid)))
+    return [who for who in own_processes() if is_one(_arguments(who.pid)) and is_alive(who)]
 
 
-def descendants(spared: Callable[[int], bool]) -> list[Identity]:
-    """Every process below this one, but those `spared` and what is below them."""
-    children: dict[int, list[int]] = {}
-    for entry in os.scandir(PROC):
-        if entry.name.isdigit() and (fields := stat_fields(int(entry.name))):
-            children.setdefault(int(fields[1]), []).append(int(entry.name))
-    found: list[int] = []
+def descendants(spared: Callable[[int], bool]) -> dict[Identity, int]:
+    """Every process below this one, with its session, but those `spared` and what is below them."""
+    children: dict[int, list[tuple[Identity, int]]] = {}
+    for pid in (int(entry.name) for entry in os.scandir(PROC) if entry.name.isdigit()):
+        fields = stat_fields(pid)
+        if fields is not None and (who := named_by(pid, fields)) is not None:
+            children.setdefault(int(fields[1]), []).append((who, int(fields[3])))
+    found: dict[Identity, int] = {}
     todo = [os.getpid()]
     while todo:
-        below = [pid for pid in children.get(todo.pop(), ()) if not spared(pid)]
-        found += below
-        todo += below
-    return _living(found)
+        below = {who: session for who, session in children.get(todo.pop(), ()) if not spared(who.pid)}
+        found.update(below)
+        todo += [who.pid for who in below]
+    return found
 
 
 def _arguments(pid: int) -> list[bytes]:

@@ -4,6 +4,7 @@ ROOT_DIR/
   .clusterctl/lib/DIGEST/        agent and runtime, content-addressed
   .clusterctl/venvs/DIGEST/      environments that `setup` made; venvs/for/ says for which requirements
   .clusterctl/wheels/DIGEST/     what they were made from
+  .clusterctl/interpreter.json   what the interpreter of the newest start has
   .clusterctl/incoming/NONCE/    a dispatch under way, renamed to ROOT_DIR/JOB when it is verified
   JOB/                           the job directory: the user's files, nodefile, log/, output/
     .clusterctl/job.json         what was dispatched; `manifest`: its files, `seal`: how to tell that none was touched
@@ -35,6 +36,10 @@ def expand(path: str) -> Path:
 
 def incoming_dir(root: Path) -> Path:
     return root / META / "incoming"
+
+
+def interpreter_record(root: Path) -> Path:
+    return root / META / "interpreter.json"
 
 
 def is_job_id(name: str) -> bool:

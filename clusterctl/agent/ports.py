@@ -117,9 +117,9 @@ class Held:
             sock.close()
 
 
-def is_listening(port: int) -> bool:
-    """Whether anybody on this node listens on a port."""
-    return any(found == port for found, _, _ in _listening())
+def is_listening(port: int, user: int | None = None) -> bool:
+    """Whether anybody on this node, or that `user`, listens on a port."""
+    return any(found == port and user in (None, owner) for found, owner, _ in _listening())
 
 
 def holders(ports: Collection[int]) -> list[dict[str, Any]]:

@@ -16,11 +16,11 @@ from typing import Any
 
 from clusterctl.agent import facts, ports
 from clusterctl.agent.addresses import find_address, interface_of
+from clusterctl.agent.interpreters import probe
 from clusterctl.agent.paths import find_jobs
 from clusterctl.agent.ports import take_as_a_job
 from clusterctl.agent.protocol import AgentError, Peer, describe_os_error
 from clusterctl.agent.reach import Target, answering, try_all
-from clusterctl.agent.start import probe_python
 from clusterctl.agent.venvs import find_for_job, find_newest
 
 OTHERS_S = 300.0  # until every node has told its facts, or has tried
@@ -34,8 +34,8 @@ def check(root: Path, request: dict[str, Any], peer: Peer) -> dict[str, Any]:
     found: dict[str, Any] = {"problems": problems, "versions": {}, "address": None, "interface": None}
     with _noted(problems, "python"):
         python = _python(root, request)
-        found["versions"] = probe_python(python, runtime=False)  # is told also where the next one fails
-        found["versions"] = probe_python(python, request["runtime"])
+        found["versions"] = probe(root, python, runtime=False)  # is told also where the next one fails
+        found["versions"] = probe(root, python, runtime=request["runtime"])
     with _noted(problems, "address"):
         found["address"] = find_address(request["address"], request["nic"])
         found["interface"] = interface_of(found["address"])

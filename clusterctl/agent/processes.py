@@ -13,14 +13,16 @@ from clusterctl.agent.light import Place
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Mapping, Sequence
     from pathlib import Path
 
 PROC = Place("/proc")
 POLL_S = 0.02
 LOOKS = 4  # at a process without environment
+ROUNDS, QUIET_ROUNDS = 20, 2  # at those that have begun since the round before
 NO_ENVIRONMENT = {b""}
 KERNEL_THREAD = 0x00200000  # PF_KTHREAD among the flags of /proc/PID/stat
+_boot: list[str] = []
 LIVE_STATES = ("starting", "ready", "running", "stalled")  # of a process of a run
 
 
@@ -50,7 +52,10 @@ class Identity(tuple):  # type: ignore[type-arg]  # python 3.9 has no generic ba
 
 
 def boot_id() -> str:
-    return (PROC / "sys/kernel/random/boot_id").read_text().strip()
+    """Of this boot; read once, since it cannot change under us."""
+    if not _boot:
+        _boot.append((PROC / "sys/kernel/random/boot_id").read_text().strip())
+    return _boot[0]
 
 
 def stat_fields(pid: int) -> list[str] | None:
@@ -64,7 +69,11 @@ def stat_fields(pid: int) -> list[str] | None:
 
 def identify(pid: int) -> Identity | None:
     """Who `pid` is now; None for nobody, and for a zombie, which runs no more."""
-    fields = stat_fields(pid)
+    return named_by(pid, stat_fields(pid))
+
+
+def named_by(pid: int, fields: list[str] | None) -> Identity | None:
+    """Who it is whose /proc/PID/stat holds `fields`."""
     if fields is None or fields[0] in "ZX":
         return None
     return Identity(pid, int(fields[19]), boot_id())
@@ -106,21 +115,52 @@ def find_by_environments(wanted: Sequence[Mapping[str, str]]) -> list[Identity]:
 
 def _find_by_environments(wanted: Sequence[Mapping[str, str]]) -> list[Identity]:
     marks = [{f"{name}={value}".encode(errors="surrogateescape") for name, value in one.items()} for one in wanted]
-    environments = own_environments() if marks else {}
-    found = [identify(pid) for pid, its in environments.items() if any(entries <= its for entries in marks)]
-    return [who for who in found if who is not None]
+    return list(own_environments(lambda its: any(entries <= its for entries in marks))) if marks else []
 
 
-def own_environments() -> dict[int, set[bytes]]:
-    """What every process of this account, but us and our ancestors, was started with."""
-    environments = {pid: environment_of(pid) for pid in own_pids()}
+def own_environments(is_wanted: Callable[[set[bytes]], bool]) -> dict[Identity, set[bytes]]:
+    """What processes of this account, but us and our ancestors, were started with, of those where it is wanted.
+
+    Looks also at those that begin meanwhile: of a process that starts another and ends at once, again and again, none
+    would ever be seen.
+    """
+    found: dict[Identity, set[bytes]] = {}
+    seen, unclear, quiet = set[int](), set[int](), 0
+    for _ in range(ROUNDS):
+        new = own_pids(seen)
+        seen.update(new)
+        for pid in new:
+            _take(pid, is_wanted, found, unclear)
+        quiet = 0 if new else quiet + 1  # one may have begun behind our back as another ended before it
+        if quiet == QUIET_ROUNDS:
+            break
     for _ in range(LOOKS - 1):
-        unclear = [pid for pid, found in environments.items() if found == NO_ENVIRONMENT and _may_be_in_exec(pid)]
-        if not unclear:
+        again, unclear = [pid for pid in unclear if _may_be_in_exec(pid)], set()
+        if not again:
             break
         time.sleep(POLL_S)
-        environments.update({pid: environment_of(pid) for pid in unclear})
-    return environments
+        for pid in again:
+            _take(pid, is_wanted, found, unclear)
+    return found
+
+
+def _take(
+    pid: int, is_wanted: Callable[[set[bytes]], bool], found: dict[Identity, set[bytes]], unclear: set[int]
+) -> None:
+    """Of what is wanted only what is surely that process's, and not another's, which had or got its number."""
+    environment = environment_of(pid)
+    if is_wanted(environment):
+        who, environment = identify(pid), environment_of(pid)
+        if who is not None and is_wanted(environment) and is_alive(who):
+            found[who] = environment
+    if environment == NO_ENVIRONMENT:
+        unclear.add(pid)
+
+
+def own_processes() -> dict[Identity, list[str]]:
+    """The fields of /proc/PID/stat of every live process of this account, but us and our ancestors."""
+    found = ((pid, stat_fields(pid)) for pid in own_pids())
+    return {who: fields for pid, fields in found if fields is not None and (who := named_by(pid, fields)) is not None}
 
 
 def _may_be_in_exec(pid: int) -> bool:
@@ -132,11 +172,11 @@ def _may_be_in_exec(pid: int) -> bool:
     return fields is not None and fields[0] not in "ZX" and not int(fields[6]) & KERNEL_THREAD
 
 
-def own_pids() -> list[int]:
-    """Every process of this account, but us and our ancestors."""
-    ours = _ancestors()
-    pids = [int(entry.name) for entry in os.scandir(PROC) if entry.name.isdigit() and _is_mine(entry)]
-    return [pid for pid in pids if pid not in ours]
+def own_pids(known: Collection[int] = ()) -> list[int]:
+    """Every process of this account, but us, our ancestors and the `known`."""
+    others = {*known, *_ancestors()}
+    entries = (entry for entry in os.scandir(PROC) if entry.name.isdigit() and int(entry.name) not in others)
+    return [int(entry.name) for entry in entries if _is_mine(entry)]
 
 
 def _is_mine(entry: os.DirEntry[str]) -> bool:
@@ -160,12 +200,26 @@ def send_signal(who: Identity, number: int) -> None:
     """Signals this very process, never another that got its number; one that is stopped is woken to hear it."""
     import signal
 
-    if is_alive(who):
-        try:
-            os.kill(who.pid, number)
-            os.kill(who.pid, signal.SIGCONT)
-        except (ProcessLookupError, PermissionError):
-            return
+    handle = _open(who.pid)
+    try:
+        for each in (number, signal.SIGCONT) if is_alive(who) else ():
+            if handle is None:
+                os.kill(who.pid, each)
+            else:
+                signal.pidfd_send_signal(handle, each)
+    except OSError:  # it has just ended, or changed its account
+        return
+    finally:
+        if handle is not None:
+            os.close(handle)
+
+
+def _open(pid: int) -> int | None:
+    """A descriptor of whoever has the number now, and of nobody after that; None where the kernel has none (< 5.3)."""
+    try:
+        return os.pidfd_open(pid)
+    except (AttributeError, OSError):
+        return None
 
 
 def wait_until(condition: Callable[[], bool], limit_s: float) -> bool:

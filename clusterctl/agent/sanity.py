@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 DEEPEST = 50  # more than anything of ours; who walks over values by recursion stumbles over some hundreds
+MOST_VALUES = 1_000_000  # each may take thirty times the room of its text
 MOST = 1 << 63
+_STRING = re.compile(rb'"[^"]*"')
 
 
 def parse(line: bytes) -> Any:
-    """As `json.loads`. Raises ValueError, also for what is nested deeper than `DEEPEST`."""
+    """As `json.loads`. Raises ValueError, also for what is nested deeper than `DEEPEST` or has too many values."""
+    if len(line) > MOST_VALUES and _has_too_many(line):
+        raise ValueError("it has too many values")
     try:
         value = json.loads(line)
     except RecursionError:
@@ -18,6 +23,18 @@ def parse(line: bytes) -> Any:
     if line.count(b"[") + line.count(b"{") > DEEPEST and _is_deep(value, DEEPEST):
         raise ValueError("it is nested too deeply")
     return value
+
+
+def _has_too_many(line: bytes) -> bool:
+    """A value has a comma or a bracket before it, which may stand in strings as well."""
+    if _count(line) <= MOST_VALUES:
+        return False
+    bare = line.replace(rb"\\", b"").replace(rb"\"", b"")
+    return bare.count(b'"') > 2 * MOST_VALUES or _count(_STRING.sub(b"", bare)) > MOST_VALUES
+
+
+def _count(line: bytes) -> int:
+    return sum(map(line.count, (b",", b"[", b"{")))
 
 
 def _is_deep(value: Any, levels: int) -> bool:

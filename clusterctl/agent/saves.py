@@ -55,7 +55,8 @@ class Saves:
         directory = (self._run.checkpoints if whole.checkpoint else self._run.job.output) / tag
         directory.mkdir(0o700, parents=True, exist_ok=True)
         if manifest is not None:
-            write_manifest(directory, manifest)
+            about = {"arguments": self._spec.get("arguments", [])} if whole.checkpoint else {}
+            write_manifest(directory, {**manifest, **about})
 
     def drop_manifests(self, action: DropManifests) -> None:
         with self._trouble_is_a_warning():

@@ -43,8 +43,8 @@ class Standstill:
         self._told_at = now
         stalled_s = min(float(message["for_s"]) for message in waiting.values()) + now - self._since
         self._words = _words(waiting, stalled_s)
-        about = {"stalled_s": round(stalled_s, 1), "message": f"{self._words}; the stacks of all threads are in the logs"}
-        return [Note({"event": "standstill", **about}), Tell({"do": "stacks", "message": self._words})]
+        note = {"stalled_s": round(stalled_s, 1), "message": f"{self._words}; the stacks of all are in their logs"}
+        return [Note({"event": "standstill", **note}), Tell({"do": "stacks", "message": self._words})]
 
     def _waiting(self, attempts: Mapping[Key, int]) -> dict[Key, Message]:
         """What all trainers wait for; nothing as long as it may be for one of the processes."""

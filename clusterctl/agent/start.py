@@ -22,6 +22,7 @@ from clusterctl.agent.addresses import find_address
 from clusterctl.agent.checkpoints import carry_on, set_aside_later
 from clusterctl.agent.facts import quick
 from clusterctl.agent.files import read_json, write_atomic, write_json
+from clusterctl.agent.interpreters import find_versions
 from clusterctl.agent.jobs import find_job, is_free, pick_run, read_state, supervisor_of
 from clusterctl.agent.paths import JobPaths, RunPaths
 from clusterctl.agent.ports import take_as_a_job
@@ -32,9 +33,6 @@ from clusterctl.agent.venvs import find_for_job, in_environment
 
 ENDING_S = 10.0
 LOCK_S = 0.5  # who only looks whether it is free holds it for an instant
-MODULES = ("numpy", "zmq")
-PROBE = "import sys, numpy, zmq; print(sys.version.split()[0], numpy.__version__, zmq.__version__)"
-PLAIN_PROBE = "import sys; print(sys.version.split()[0])"
 
 
 def start(root: Path, request: dict[str, Any], peer: Peer) -> dict[str, Any]:
@@ -42,7 +40,8 @@ def start(root: Path, request: dict[str, Any], peer: Peer) -> dict[str, Any]:
     _check_identity(job, request)
     with JobLock(job) as lock:
         venv = find_for_job(root, job.dir, request["runtime"])
-        versions = probe_python(str(venv / "bin/python") if venv else request["python"], request["runtime"])
+        python = str(venv / "bin/python") if venv else request["python"]
+        versions = find_versions(root, python, runtime=request["runtime"])
         ready = {
             "job": job.dir.name,
             "dir": str(job.dir),
@@ -128,26 +127,6 @@ class JobLock:
 
     def __exit__(self, *_: object) -> None:
         os.close(self._fd)  # a supervisor that was left behind holds the lock by its own descriptor
-
-
-def probe_python(python: str, runtime: bool) -> dict[str, str]:
-    """The versions that processes will find; errors name what is missing and how to install it."""
-    command = os.path.expanduser(python)  # noqa: PTH111
-    try:
-        probe = subprocess.run(
-            [command, "-c", PROBE if runtime else PLAIN_PROBE], capture_output=True, text=True, timeout=60, check=False
-        )
-    except OSError as exc:
-        raise AgentError(f"cannot run {python!r}: {exc.strerror}", hint="PYTHON in conf.py names the one") from exc
-    except subprocess.TimeoutExpired as exc:
-        raise AgentError(f"{python!r} did not answer within 60 s") from exc
-    if probe.returncode:
-        missing = [name for name in MODULES if f"'{name}'" in probe.stderr]
-        if missing:
-            hint = "clusterctl setup makes an environment with what requirements.txt asks for"
-            raise AgentError(f"{python} has no {missing[0]}", hint=hint)
-        raise AgentError(f"{python} does not work: {probe.stderr.strip()[-300:]}")
-    return dict(zip(("python", "numpy", "pyzmq"), probe.stdout.split()))
 
 
 def _prepare(run: RunPaths, previous: str | None, go: dict[str, Any]) -> None:

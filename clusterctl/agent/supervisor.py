@@ -18,34 +18,28 @@ from pathlib import Path
 from typing import Any, Callable
 
 from clusterctl.agent import guardian
-from clusterctl.agent.child import Child, describe_exit
-from clusterctl.agent.chronicle import Chronicle
-from clusterctl.agent.engines import ENGINES, Endpoints, has_port, name_of
-from clusterctl.agent.environment import NodeFacts, environment
+from clusterctl.agent.child import Child, describe_exit, who
+from clusterctl.agent.chronicle import SNAPSHOT_S, Chronicle
+from clusterctl.agent.engines import name_of
 from clusterctl.agent.files import read_json, write_json
 from clusterctl.agent.following import RemoteLead
 from clusterctl.agent.leading import LocalLead
 from clusterctl.agent.leftovers import Leftovers
-from clusterctl.agent.limits import Endings, limiter
+from clusterctl.agent.limits import Endings, allow_open_files
 from clusterctl.agent.link import lead_node
 from clusterctl.agent.paths import JobPaths, RunPaths
-from clusterctl.agent.ports import Held, is_listening, take_top
+from clusterctl.agent.ports import take_top
 from clusterctl.agent.processes import LIVE_STATES
 from clusterctl.agent.reactor import Reactor
 from clusterctl.agent.reaper import adopt_orphans, reap_orphans
 from clusterctl.agent.renewal import Renewal
 from clusterctl.agent.saves import Saves
 from clusterctl.agent.stalls import Stalls
+from clusterctl.agent.starting import Starter
 from clusterctl.runtime.manifest import check_receipt
 
-SNAPSHOT_S = 1.0
-RUNNING_AFTER_S = 1.0  # a program that never speaks to us counts as running when it has lived this long
-READY_LIMIT_S = 60.0
-LISTENS_LIMIT_S = 180.0  # programs of others may take long to load
 FINISH_LIMIT_S = 300.0
-LISTEN_POLL_S = 0.1
 END_POLL_S = 0.05
-NOT_OURS = ("SSH_CONNECTION", "SSH_CLIENT", "SSH_TTY", "SSH_AUTH_SOCK", "PWD", "OLDPWD", "SHLVL", "_")
 #: What pservers count: pushes by staleness, and of each sparse table rows, look-ups and so on.
 COUNTS = ("staleness", "tables", "lost")
 SIGNALS = (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)
@@ -71,30 +65,19 @@ class Supervisor:
         self._lock_fd = lock_fd
         self._idle = False
         self._cleared = False
-        self._pservers: tuple[str, ...] = ()
-        self._endpoints: Endpoints = {}
-        self._cores = len(os.sched_getaffinity(0))
         self._epoch = spec.get("epoch", 0)
         self._new = new
-        self._engine = ENGINES[spec["engine"]]
-        self._ports = self._choose_ports()
         self.children = self._new_children()
         self.chronicle = Chronicle(run, spec["node"], lambda: self.children, reactor.now)
         self._note = self.chronicle.note
+        self._starter = Starter(run, spec, reactor, self._note, self._say, self._fail_node, lambda: self.stopping)
         self._saves = Saves(run, spec, self._note, self._fail_node, self._say)
         self._endings = Endings(spec, reactor)
-        self._stalls = Stalls(
-            spec, reactor, lambda: self.children, self._note, self._say_of, lambda: self.stopping
-        )
+        self._stalls = Stalls(spec, reactor, lambda: self.children, self._note, self._say_of, lambda: self.stopping)
         self._leftovers = Leftovers(run, float(spec["grace_s"]), reactor, self.chronicle, self._is_guardian)
         self._guardian, self._lifeline = self._new_guardian()
         reactor.on_signals(SIGNALS, self._on_signal)
-        reactor.every(SNAPSHOT_S, self.chronicle.write_state)
-
-    def _choose_ports(self) -> Held:
-        """Raises OSError when there are none."""
-        names = [name_of(process) for process in self.spec["processes"] if has_port(self.spec["engine"], process)]
-        return Held(self.spec["address"], self.spec["port"], names, shared=self._epoch == 0)
+        reactor.every(SNAPSHOT_S, self.chronicle.beat)
 
     def _new_children(self) -> list[Child]:
         return [self._new_child(plan, 1) for plan in self.spec["processes"]]
@@ -132,24 +115,19 @@ class Supervisor:
         self.lead.say(word)
 
     def _say_of(self, word: Message, child: Child) -> None:
-        self.lead.say({**word, **_who(child)})
+        self.lead.say({**word, **who(child)})
 
     def _say_hello(self) -> None:
-        endpoints = {name: self._endpoint(port) for name, port in self._ports.ports.items()}
         new = {"new": True} if self._new else {}
         self._new = False
-        self.lead.say({"do": "hello", "epoch": self._epoch, "endpoints": endpoints, **new})
-
-    def _endpoint(self, port: int) -> str:
-        host = self.spec["address"]
-        return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        self.lead.say({"do": "hello", "epoch": self._epoch, "endpoints": self._starter.endpoints(), **new})
 
     # What the lead orders.
 
     def _on_order(self, message: Message) -> None:
         order = message["do"]
         if order == "spawn" and not self.stopping:
-            self._pservers, self._endpoints = tuple(message["pservers"]), message["endpoints"]
+            self._starter.learn(message)
             self._spawn(message["role"])
         elif order == "again" and not self.stopping:
             self._begin_again(message)
@@ -171,75 +149,7 @@ class Supervisor:
     def _spawn(self, role: str) -> None:
         for child in self.children:
             if child.serves == (role != "trainer") and child.state == "waiting" and not self.stopping:
-                self._start(child)
-
-    def _start(self, child: Child) -> None:
-        if child.attempt > 1:  # it seems that the program does not share the port with us
-            self._ports.release(child.name)
-        try:
-            child.start(
-                self.run.job.dir,
-                self.run.job.log,
-                lambda fd: self._environment(child, fd),
-                time.time(),
-                limiter(self.spec),
-            )
-        except OSError as exc:
-            child.state = "failed"
-            command = child.plan["argv"][0]
-            self._fail_node(f"cannot start {command!r}: {exc.strerror or exc}", child)
-            return
-        self._note({"event": "spawned", "pid": child.identity.pid if child.identity else None}, child)
-        if child.role == "pserver" and child.plan["ours"]:
-            self.reactor.after(READY_LIMIT_S, lambda: self._expect_ready(child))
-        elif child.role == "pserver" and self._engine.listens:
-            self._await_listening(child, self.reactor.now() + LISTENS_LIMIT_S)
-        elif child.role == "pserver":
-            self._ready(child, [self._ports.ports[child.name]])
-        else:
-            self.reactor.after(RUNNING_AFTER_S, lambda: self._running(child))
-
-    def _environment(self, child: Child, control_fd: str) -> dict[str, str]:
-        inherited = {key: value for key, value in os.environ.items() if key not in NOT_OURS}
-        facts = NodeFacts(
-            str(self.run.job.dir),
-            str(Path(__file__).parents[2]),
-            self._cores,
-            self._pservers,
-            control_fd,
-            inherited,
-            self._endpoints,
-            child.attempt,
-        )
-        return environment(self.spec, child.plan, facts)
-
-    def _expect_ready(self, child: Child) -> None:
-        if child.state == "starting" and child.alive and not self.stopping:
-            self._fail_node(f"did not become ready within {READY_LIMIT_S:.0f} s", child)
-
-    def _await_listening(self, child: Child, deadline: float) -> None:
-        """A program that does not speak to us is ready when it listens."""
-        port = self._ports.ports[child.name]
-        if child.state != "starting" or not child.alive or self.stopping:
-            return
-        if is_listening(port):
-            self._ready(child, [port])
-        elif self.reactor.now() > deadline:
-            self._fail_node(f"does not listen on {self._endpoint(port)} after {LISTENS_LIMIT_S:.0f} s", child)
-        else:
-            self.reactor.after(LISTEN_POLL_S, lambda: self._await_listening(child, deadline))
-
-    def _ready(self, child: Child, ports: Sequence[int]) -> None:
-        endpoint = self._endpoint(ports[0])
-        child.state, child.worked = "ready", True
-        child.progress["ports"] = list(ports)
-        self._note({"event": "ready", "endpoint": endpoint}, child)
-        self.lead.say({"do": "ready", **_who(child), "endpoint": endpoint})
-
-    def _running(self, child: Child) -> None:
-        if child.state == "starting" and child.exit_code in (None, 0):
-            child.state = "running"
-            self.lead.say({"do": "running", **_who(child)})
+                self._starter.start(child)
 
     def _finish(self) -> None:
         """All trainers are done: our pservers are asked to end, others are ended, and that is success."""
@@ -294,20 +204,18 @@ class Supervisor:
         self._renew(order["attempts"], order["in_s"], self._renewed)
 
     def _renewed(self) -> None:
-        if self._ports.ports:  # then all processes began again
-            self._ports.close()
-            try:
-                self._ports = self._choose_ports()
-            except OSError as exc:
-                self._fail_node(str(exc))
-                return
+        try:
+            self._starter.choose_ports_again()
+        except OSError as exc:
+            self._fail_node(str(exc))
+            return
         self._say_hello()
 
     def _respawn(self, order: Message) -> None:
         """One process begins again; the others do not notice."""
-        self._pservers, self._endpoints = tuple(order["pservers"]), order["endpoints"]
+        self._starter.learn(order)
         name = name_of(order)
-        self._renew({name: order["attempt"]}, order["in_s"], lambda: self._start(self._child(name)))
+        self._renew({name: order["attempt"]}, order["in_s"], lambda: self._starter.start(self._child(name)))
 
     def _child(self, name: str) -> Child:
         return next(child for child in self.children if child.name == name)
@@ -355,10 +263,10 @@ class Supervisor:
     def _take(self, child: Child, said: Message) -> None:
         event = said["event"]
         if child.role == "trainer":
-            self._running(child)
+            self._starter.running(child)
         if event == "ready":
             if child.role == "pserver" and child.state == "starting":
-                self._ready(child, [int(port) for port in said["ports"]])
+                self._starter.ready(child, [int(port) for port in said["ports"]])
             return
         child.worked = True
         if event in ("step", "pass"):
@@ -370,7 +278,7 @@ class Supervisor:
             child.progress["values"] = said["values"]
             self._saves.log(child, said)
         elif event == "saved" and child.role == "pserver":
-            order = {"do": "saved", **_who(child), "node": self.spec["node"]}
+            order = {"do": "saved", **who(child), "node": self.spec["node"]}
             self.lead.say({**check_receipt(said, child.rank), **order})
         self._note(said, child)
 
@@ -379,9 +287,9 @@ class Supervisor:
 
     def _fail_node(self, message: str, child: Child | None = None) -> None:
         """Something other than a process's exit that ends the run."""
-        who = {**_who(child), "tail": child.tail()} if child else {}
+        about = {**who(child), "tail": child.tail()} if child else {}
         self._note({"event": "log", "level": "error", "message": message}, child)
-        self.lead.say({"do": "failed", "message": message, "t": time.time(), **who})
+        self.lead.say({"do": "failed", "message": message, "t": time.time(), **about})
 
     def _on_signal(self, number: int) -> None:
         if number == signal.SIGCHLD:
@@ -405,7 +313,7 @@ class Supervisor:
     def _ended(self, child: Child) -> None:
         assert child.exit_code is not None
         if child.role == "trainer" and child.exit_code == 0:
-            self._running(child)
+            self._starter.running(child)
         replaced = child.next_attempt > child.attempt
         expected = self.stopping or child.state == "stopped" or replaced
         ending = "failed" if child.exit_code else "succeeded"
@@ -420,10 +328,10 @@ class Supervisor:
         }
         if child.exit_code and not expected:
             news.update(self._endings.explain(child, news["tail"]))
-        if child.exit_code and not expected and child.name in self._ports.ports and found_port_taken(news["tail"]):
+        if child.exit_code and not expected and self._starter.has_port(child) and found_port_taken(news["tail"]):
             news["port_taken"] = True
         self._note({"event": "exited", **news}, child)
-        self.lead.say({"do": "exited", **_who(child), "t": time.time(), **news})
+        self.lead.say({"do": "exited", **who(child), "t": time.time(), **news})
 
     # Endings.
 
@@ -438,7 +346,7 @@ class Supervisor:
         """Nothing of the run is left here that could be ended."""
         for child in self.children:
             child.close()
-        self._ports.close()
+        self._starter.let_ports_go()
         self._cleared = True
         attempts = {child.name: child.attempt for child in self.children}
         self.lead.say({"do": "idle", "epoch": self._epoch, "attempts": attempts, "stopping": self.stopping})
@@ -497,10 +405,6 @@ def found_port_taken(tail: Iterable[str]) -> bool:
     return any(PORT_TAKEN.search(line) for line in tail)
 
 
-def _who(child: Child) -> Message:
-    return {"role": child.role, "rank": child.rank, "attempt": child.attempt}
-
-
 def is_number(value: object) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool)
 
@@ -522,6 +426,7 @@ def main(argv: list[str]) -> None:
             listener = take_top(spec["address"], spec["port"])
         reactor = Reactor()
         adopt_orphans()
+        allow_open_files()
         supervisor = Supervisor(run, spec, int(lock_fd), reactor, new=bool(new))
         supervisor.chronicle.write_state()  # before anybody is told that there is a run to look at
         port = listener.getsockname()[1] if listener else None

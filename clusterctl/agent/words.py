@@ -6,6 +6,7 @@ the run with it, in nobody's name.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Mapping
 from typing import Any, Callable
 
@@ -14,6 +15,7 @@ from clusterctl.agent.roster import name_of
 from clusterctl.agent.sanity import is_whole
 from clusterctl.runtime.manifest import check_receipt
 
+PLACE = re.compile(r"[\w.:%\[\]-]{1,255}:\d{1,5}", re.ASCII)
 Message = dict[str, Any]
 
 
@@ -30,7 +32,12 @@ def _is_count(value: Any) -> bool:
 
 
 def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
+    return isinstance(value, float) or is_whole(value)  # a larger one is none that can be counted with
+
+
+def _is_place(value: Any) -> bool:
+    """Other nodes put it into the environment of their processes."""
+    return isinstance(value, str) and PLACE.fullmatch(value) is not None
 
 
 def _are_texts(value: Any) -> bool:
@@ -56,7 +63,7 @@ NEEDED: Mapping[str, Collection[str]] = {
     "pace": ("role", "rank", "attempt", "pace"),  # of who waits also `for_s` and `message`
 }
 FIELDS: Mapping[str, Callable[[Any], bool]] = {
-    **dict.fromkeys(("role", "endpoint", "message", "pace"), _is_text),
+    **dict.fromkeys(("role", "message", "pace"), _is_text),
     **dict.fromkeys(("new", "stopping", "worked", "port_taken", "hopeless", "oom", "stalled"), _is_truth),
     **dict.fromkeys(("rank", "attempt", "epoch"), _is_count),
     **dict.fromkeys(("t", "value", "weight", "for_s"), _is_number),
@@ -64,7 +71,8 @@ FIELDS: Mapping[str, Callable[[Any], bool]] = {
     "pushes": lambda value: value is None or _is_count(value),
     "step": lambda value: value is None or _is_count(value),
     "tail": _are_texts,
-    "endpoints": _by_name(_is_text),
+    "endpoint": _is_place,
+    "endpoints": _by_name(_is_place),
     "attempts": _by_name(_is_count),
 }
 

@@ -189,7 +189,11 @@ def start(
     if rejoin:
         from clusterctl.cli.commands.rejoin import rejoin as join
 
-        join(context.obj, job_workspace)
+        options = {
+            **{"--resume": resume, "--detach": detach, "--plan": plan, "--allow-partial": allow_partial},
+            **{"--job_dispatch_package": job_dispatch_package, "--engine": engine, "--": context.obj.program_args},
+        }
+        join(context.obj, job_workspace, [name for name, given in options.items() if given])
         return
     start(
         context.obj,

@@ -99,6 +99,8 @@ class Display:
             self.say(f"{self._moment(event)} {event['role']}{event['rank']}@node{event['node']} {event['message']}")
         elif event["event"] == "standstill":
             self.say(f"{self._moment(event)} {event['message']}")
+        elif event["event"] == "paused":
+            self.say(f"{self._moment(event)} node{event['node']}: {event['message']}")
         elif event["event"] in ("suspect", "lost", "rejoined"):
             self.say(f"{self._moment(event)} {_absence_words(event)}")
         for numbers in self._view.new_passes():

@@ -115,6 +115,7 @@ class LaunchPlan:
             "keep_best": _best(settings),
             "resume": resume,
             "env": dict(node.env),
+            "arguments": list(self.program_args),
             "processes": [process.to_json() for process in self.on(node)],
             "restarts": settings.restarts._asdict(),
             "on_trainer_loss": settings.on_trainer_loss,

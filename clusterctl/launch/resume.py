@@ -7,6 +7,7 @@ through this machine, one piece at a time and never held in memory, from a node 
 from __future__ import annotations
 
 import contextlib
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -180,7 +181,14 @@ def _differences(manifest: Message, launch: LaunchPlan) -> list[str]:
         lines.append(f"the checkpoint was made in mode {before}, now it is {mode}: what trainers keep starts anew")
     if trainers != now:
         lines.append(f"the checkpoint is of {trainers} trainers, now there are {now}: its pass starts again")
+    had, has = manifest.get("arguments"), list(launch.program_args)
+    if isinstance(had, list) and had != has:
+        lines.append(f"the program had the arguments {_words(had)}, now it has {_words(has)}")
     return lines
+
+
+def _words(arguments: Sequence[object]) -> str:
+    return f"`{shlex.join(map(str, arguments))}`" if arguments else "none"
 
 
 def bring(cluster: Cluster, job: str, resume: Resume, launch: LaunchPlan) -> None:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from clusterctl.check import pairs
-from clusterctl.check.findings import Finding, Skew, on, quick
+from clusterctl.check.findings import STOPS, Finding, Skew, on, quick
 from clusterctl.cluster import AgentCall, Cluster, Message, NodeOutcome, combined, failures, raise_failures
 from clusterctl.errors import ClusterctlError, NodeError, RefusedError
 from clusterctl.inventory import Node, nodeset
@@ -150,6 +150,7 @@ def _make_run(
     dirs = {node: found["dir"] for node, found in looks.items()}
     members = max(launch.count("trainer"), len(looks))
     warnings = quick(looks, skews, members=members, open_files=launch.settings.open_files)
+    _raise_for([found for found in warnings if found.severity == STOPS], "nothing was started")
     return Run(job, name, launch.nodes, dirs, tuple(warnings), left_out)
 
 
@@ -170,12 +171,16 @@ def _check_ways(
     outcomes = cluster.map(reach, run.nodes)
     results = dict(zip(run.members, raise_failures(outcomes, "start"), strict=True))
     closed = list(pairs.failed(pairs.failures_in(results), cluster.settings.port))
-    if closed:
-        lines = [f"  {on(found.nodes)} {found.message}\n      {found.hint}" for found in closed]
+    _raise_for(closed, "nothing was started: the nodes do not reach each other")
+
+
+def _raise_for(findings: Sequence[Finding], what: str) -> None:
+    if findings:
+        lines = [f"  {on(found.nodes)} {found.message}\n      {found.hint}" for found in findings]
         raise NodeError(
-            "\n".join(["nothing was started: the nodes do not reach each other", *lines]),
+            "\n".join([what, *lines]),
             hint="clusterctl check shows all that is wrong",
-            details={"findings": [found.to_json() for found in closed]},
+            details={"findings": [found.to_json() for found in findings]},
         )
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import queue
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -22,6 +23,7 @@ SILENCE_S = 20.0  # the agent speaks every two seconds
 RETRY_S = 1.0
 REJOIN_S = 2.0
 TICK_S = 0.25
+SILENT_S = 20.0  # of the only nodes that have not told their end
 PASSING = ("deadline", "no_channel", "input_closed", AGENT_ENDED)
 
 
@@ -65,6 +67,37 @@ class _Cursor:
     lost: Message | None = None  # the end, as has been told, of a run that another supervisor may take up
 
 
+@dataclass
+class _Told:
+    """Nodes whose run has ended, or is lost there for now; and `silent` ones, that cannot be asked."""
+
+    ended: set[int] = field(default_factory=set)
+    lost: set[int] = field(default_factory=set)
+    silent: set[int] = field(default_factory=set)
+    since: float | None = None
+
+    def take(self, news: News) -> None:
+        node = news.node.id
+        for known in (self.silent, self.lost) if news.back else (self.silent,):
+            known.discard(node)
+        if news.ended is not None and not news.final:
+            self.lost.add(node)
+        elif news.ended is not None or (news.error is not None and not is_passing(news.error)):
+            self.lost.discard(node)
+            self.ended.add(node)
+        elif news.error is not None:
+            self.silent.add(node)
+
+    def only_silence_is_left(self, nodes: int, now: float) -> bool:
+        """Whether all others have told their end, and for long."""
+        told = self.ended | self.lost
+        if not told or len(told | self.silent) < nodes:
+            self.since = None
+        elif self.since is None:
+            self.since = now
+        return self.since is not None and now - self.since > SILENT_S
+
+
 class Follower:
     """Follows run `run` of `job` on `nodes`. A context manager and an iterator of `News`; None every quarter second."""
 
@@ -89,24 +122,20 @@ class Follower:
         self._over.set()
 
     def __iter__(self) -> Iterator[News | None]:
-        """Ends when every node's run has ended, or is lost there."""
-        ended, lost = set[int](), set[int]()
-        while len(ended) < len(self._threads):
+        """Ends when every node's run has ended, or is lost there, or only silent ones have not said so for long."""
+        told = _Told()
+        while len(told.ended) < len(self._threads):
             try:
                 news = self._news.get(timeout=TICK_S)
             except queue.Empty:
-                yield None
-                continue
-            if news.back:
-                lost.discard(news.node.id)
-            elif news.ended is not None and not news.final:
-                lost.add(news.node.id)
-            elif news.ended is not None or (news.error is not None and not is_passing(news.error)):
-                lost.discard(news.node.id)
-                ended.add(news.node.id)
-            if lost and len(ended) + len(lost) == len(self._threads):
+                news = None
+            if news is not None:
+                told.take(news)
+            if told.lost and len(told.ended | told.lost) == len(self._threads):
                 self._all_told.set()
             yield news
+            if told.only_silence_is_left(len(self._threads), time.monotonic()):
+                return
 
     def _listen(self, node: Node) -> None:
         cursor = _Cursor(self._run)

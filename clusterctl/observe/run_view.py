@@ -40,7 +40,10 @@ class PassNumbers:
 
 
 class RunView:
-    """Takes events in any order between `nodes`, of which the first one leads; `ended` is the lead's last word."""
+    """Takes events in any order between `nodes`, of which the first one leads; `ended` is the lead's last word.
+
+    `doubts` are what one should know of a run though it succeeds.
+    """
 
     def __init__(self, nodes: Sequence[Node]) -> None:
         self._lead = nodes[0].id
@@ -49,6 +52,8 @@ class RunView:
         self.ended: Message | None = None
         self.causes: list[Message] = []
         self.failures: list[Message] = []
+        self.doubts: list[str] = []
+        self._finite = True
         self.curve: list[tuple[int, float]] = []
         self.saved: list[str] = []
         self.checkpoints: list[str] = []
@@ -137,6 +142,16 @@ class RunView:
         process.state = "stopped" if event["stopping"] else ("failed" if event["exit_code"] else "succeeded")
         if process.state == "failed" and not event.get("port_taken"):
             self.failures.append(event)
+
+    def _on_nan(self, event: Message) -> None:
+        """The first one tells all."""
+        if self._finite:
+            self.doubts.append(f"{event['message']}, first of all")
+            self._finite = False
+
+    def _on_lost(self, event: Message) -> None:
+        if "role" in event:
+            self.doubts.append(f"{event['role']}{int(event['rank'])} was left out: {event['message']}")
 
     def _on_restarting(self, event: Message) -> None:
         process = self._process(event)

@@ -8,7 +8,7 @@ from typing import Any
 
 from clusterctl.agent.paths import job_key
 from clusterctl.answers import STATES, own_word
-from clusterctl.cluster import Cluster, Message, NodeOutcome, combined, failures, raise_failures
+from clusterctl.cluster import ANSWER_S, Cluster, Message, NodeOutcome, combined, failures, raise_failures
 from clusterctl.errors import ClusterctlError, UsageError
 from clusterctl.inventory import Inventory, Node
 from clusterctl.observe.members import Members, members_of
@@ -37,9 +37,9 @@ class JobStatus:
         return self.members.run
 
 
-def status(cluster: Cluster, ref: str | None) -> JobStatus:
+def status(cluster: Cluster, ref: str | None, *, answer_s: float = ANSWER_S) -> JobStatus:
     """The newest run of job `ref` (None: the newest job of all nodes). Raises when no node knows it."""
-    outcomes = newest_everywhere(cluster, {"op": "status"}, ref)
+    outcomes = newest_everywhere(cluster, {"op": "status"}, ref, answer_s)
     answers = {outcome.node.id: outcome.get() for outcome in outcomes if outcome.ok}
     members = members_of(cluster.inventory, list(answers.values()))
     lead = answers.get(members.lead)
@@ -54,9 +54,11 @@ def status(cluster: Cluster, ref: str | None) -> JobStatus:
     )
 
 
-def newest_everywhere(cluster: Cluster, request: Message, ref: str | None) -> list[NodeOutcome[Message]]:
+def newest_everywhere(
+    cluster: Cluster, request: Message, ref: str | None, answer_s: float = ANSWER_S
+) -> list[NodeOutcome[Message]]:
     """Every node's answer about the same job: when the newest differs, nodes with an older one are asked again."""
-    outcomes = cluster.ask({**request, "ref": ref})
+    outcomes = cluster.ask({**request, "ref": ref}, answer_s=answer_s)
     answered = [outcome for outcome in outcomes if outcome.ok]
     if not answered:
         raise_failures(outcomes, str(request["op"]))
@@ -67,7 +69,7 @@ def newest_everywhere(cluster: Cluster, request: Message, ref: str | None) -> li
         raise UsageError(f"{ref} means {' and '.join(sorted(jobs))}", hint="give more of the id")
     newest = max(jobs, key=job_key)
     behind = [outcome.node for outcome in answered if outcome.get()["job"] != newest]
-    again = {outcome.node.id: outcome for outcome in cluster.ask({**request, "ref": newest}, behind)}
+    again = {outcome.node.id: outcome for outcome in cluster.ask({**request, "ref": newest}, behind, answer_s=answer_s)}
     return [again.get(outcome.node.id, outcome) for outcome in outcomes]
 
 

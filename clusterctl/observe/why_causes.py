@@ -6,17 +6,19 @@ lost) is none. Of the others the one that began first is it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from clusterctl.observe.why_evidence import Evidence, Incident
 from clusterctl.observe.why_incidents import incidents
 from clusterctl.observe.why_story import Message, Story, in_order
 
 STOPS_WITHIN_S = 3.0  # a lead that went on for longer after something bore it
+CLEARLY_S = 1.0  # who was stopped as late as that had been there
 LATE_S = 5.0  # a process may notice a dead peer before the peer's supervisor notes it: a core is written first
 NAMED_LATE_S = 60.0  # a peer that is named is to blame even if it was given up only later
-CONTRIBUTE = ("stalled", "nan")  # no failures by themselves
+CONTRIBUTE = ("stalled", "nan", "left")  # no failures by themselves
 NODES = ("node_lost",)
 ENVIRONMENT = (
     "import_error",
@@ -69,7 +71,7 @@ def explain(stories: Sequence[Story], lead: int, silent: Mapping[int, str], stat
     series = [one for one in borne if one.onset < first.onset and one.process == first.process]
     series = [one for one in series if _is_alike(one, first)]
     idle = [one for one in signs if one not in blamed]
-    rest = [one for one in fatal if one is not first]
+    rest = [one for one in fatal if one is not first and not any(_is_its_end(stall, one) for stall in (first, *blamed))]
     alike = tuple(one for one in rest if _is_alike(one, first))
     return replace(
         known,
@@ -79,6 +81,12 @@ def explain(stories: Sequence[Story], lead: int, silent: Mapping[int, str], stat
         alike=alike,
         notes=tuple(_notes(evidence, first, alike)),
     )
+
+
+def _is_its_end(stall: Incident, other: Incident) -> bool:
+    """Whether `other` is the kill of a process for having stood still."""
+    same = other.process == stall.process and other.diagnosis.kind == "stalled"
+    return stall.kind == "stalled" and other.kind not in CONTRIBUTE and same
 
 
 def _is_alike(one: Incident, other: Incident) -> bool:
@@ -97,6 +105,8 @@ def _borne(evidence: Evidence, one: Incident) -> bool:
     if one.kind in (*CONTRIBUTE, "time_limit", "stopped") or evidence.stop_t is None:
         return False
     if one.node == evidence.cause.get("node") and one.process in (None, _process(evidence.cause)):
+        return False
+    if one.kind in NODES and one.node == evidence.lead_node:  # it cannot have heard of that
         return False
     return evidence.stop_t - one.t > STOPS_WITHIN_S
 
@@ -126,10 +136,13 @@ def _doubt_s(evidence: Evidence, one: Incident, other: Incident) -> float:
 
 def _leads_to(one: Incident, other: Incident) -> bool:
     """Whether `other` is nothing but a consequence of `one`."""
-    if one is other or other.kind in (*NODES, *CONTRIBUTE, "stopped"):
-        return False
+    if one.kind == "left":
+        stands = other.kind == "time_limit" or other.diagnosis.kind == "stalled"
+        return stands and one.onset <= other.t
     if other.kind == "time_limit":
         return one.kind == "stalled"
+    if one is other or other.kind in (*NODES, *CONTRIBUTE, "stopped"):
+        return False
     if one.kind in CONTRIBUTE and one.process == other.process:
         return one.onset <= other.t and (one.kind == "stalled" or _is_of_numbers(one, other))
     if one.kind in NODES and other.node == one.node:
@@ -183,15 +196,30 @@ def _notes(evidence: Evidence, cause: Incident, alike: Sequence[Incident]) -> li
 
 
 def _did_well(evidence: Evidence, cause: Incident) -> int:
-    """How many other processes of its role got past where it failed."""
-    spoke = set()
-    for story in evidence.stories.values():
-        for event in story.events:
-            if event.get("role") == cause.role and event.get("rank") != cause.rank:
-                outlived = event["event"] == "exited" and event["stopping"] and story.at(event["t"]) > cause.t
-                if event["event"] == "step" or event.get("worked") or outlived:
-                    spoke.add(event["rank"])
-    return len(spoke)
+    """How many other processes of its role got past where it failed: they got on, or lived clearly longer."""
+    lives = [life for story in evidence.stories.values() for life in _lives(story) if life.role == cause.role]
+    its = [life.seconds for life in lives if (life.rank, life.attempt) == (cause.rank, cause.attempt)]
+    well = {life.rank for life in lives if life.worked or (its and life.seconds > max(its) + CLEARLY_S)}
+    return len(well - {cause.rank})
+
+
+class Life(NamedTuple):
+    """One attempt of a process, from its start to its end; `worked`: it made steps, or its supervisor says so."""
+
+    role: str
+    rank: int
+    attempt: int
+    seconds: float
+    worked: bool
+
+
+def _lives(story: Story) -> Iterator[Life]:
+    for event in story.find("exited"):
+        about = {name: event.get(name) for name in ("role", "rank", "attempt")}
+        began = story.first("spawned", **about)
+        if began is not None:
+            worked = bool(event.get("worked")) or story.first("step", **about) is not None
+            yield Life(event["role"], event["rank"], event.get("attempt") or 1, event["t"] - began["t"], worked)
 
 
 def _what_is_known(evidence: Evidence) -> Explanation:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from clusterctl.observe.why_story import Message, Story
-from clusterctl.observe.why_words import Diagnosis
+from clusterctl.observe.why_system import Diagnosis
 
 PROCESS = re.compile(r"\b(pserver|trainer|scheduler) ?(\d+)\b")
 Line = tuple[float, str]

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
-from clusterctl.observe.why_evidence import Evidence, Incident
+from clusterctl.observe.why_evidence import Evidence, Incident, Line
 from clusterctl.observe.why_nodes import lost_nodes
+from clusterctl.observe.why_signs import has_left, leaving, nan, stall, standstill
 from clusterctl.observe.why_story import Message, Story
-from clusterctl.observe.why_words import NUMBERS, WAIT_FOR_EACH_OTHER, Diagnosis, diagnose
+from clusterctl.observe.why_system import SHELL_CODES, Diagnosis
+from clusterctl.observe.why_traceback import excerpt
+from clusterctl.observe.why_words import MEMORY_LIMIT, WAIT_FOR_EACH_OTHER, diagnose
 
-SHOWN_LINES = 20
+STEP_SLACK_S = 0.3  # what a process writes and what it tells come on two ways
+CANNOT_START = {"ENOENT": 127, "EACCES": 126}  # as a shell would put it
 
 
 def incidents(evidence: Evidence) -> list[Incident]:
@@ -26,12 +31,14 @@ def _of_node(evidence: Evidence, story: Story) -> Iterator[Incident]:
         name = event.get("event")
         if name == "exited" and _went_wrong(evidence, event):
             yield of_exit(evidence, story, event)
+        elif name == "exited" and has_left(evidence, story, event):
+            yield leaving(story, event)
         elif name == "stalled" and not event.get("over"):
-            yield _of_stall(story, event)
+            yield stall(story, event)
         elif name == "standstill" and not event.get("over"):
-            yield _of_standstill(story, event)
+            yield standstill(story, event)
         elif name == "nan":
-            yield _of_nan(story, event)
+            yield nan(story, event)
 
 
 def _went_wrong(evidence: Evidence, event: Message) -> bool:
@@ -66,9 +73,10 @@ def of_exit(evidence: Evidence, story: Story | None, event: Message, t: float | 
     t = story.at(event["t"]) if story and t is None else t or 0.0
     lines = story.output(role, rank, attempt) if story else []
     lines = lines or [(t, line) for line in event.get("tail") or ()]
-    texts = [text for _, text in lines]
+    fresh = _since_its_last_step(story, event, lines)
+    texts = [text for _, text in fresh]
     oom, stalled = bool(event.get("oom")), bool(event.get("stalled"))
-    said = diagnose(event.get("exit_code"), texts, oom=oom, stalled=stalled)
+    said = _beside(str(event.get("message")), diagnose(event.get("exit_code"), texts, oom=oom, stalled=stalled))
     told = " ".join([said.error or "", *(texts[-3:] if said.about_peer else ())])
     return Incident(
         "exit",
@@ -81,56 +89,26 @@ def of_exit(evidence: Evidence, story: Story | None, event: Message, t: float | 
         rank,
         attempt,
         event.get("exit_code"),
-        tuple(lines[-SHOWN_LINES:]),
+        tuple(excerpt(fresh or lines)),
         evidence.peers_in(told, f"{role}{rank}") if said.about_peer else frozenset(),
         _granted(evidence, event),
     )
 
 
-def _of_stall(story: Story, event: Message) -> Incident:
-    key = {"role": event["role"], "rank": event["rank"]}
-    over = any(one["t"] > event["t"] and one.get("over") for one in story.find("stalled", **key))
-    t = story.at(event["t"])
-    advice = "the stacks of its threads are in its log: they show where it stands; ON_STALL says what is done"
-    output = story.output(event["role"], event["rank"], int(event.get("attempt") or 1))
-    return Incident(
-        "stalled",
-        t - float(event.get("stalled_s") or 0),
-        t,
-        story.node,
-        str(event.get("message") or "stands still"),
-        Diagnosis("stalled", "", advice),
-        attempt=int(event.get("attempt") or 1),
-        lines=tuple(output[-SHOWN_LINES:]),
-        forgiven=over,
-        **key,
-    )
+def _since_its_last_step(story: Story | None, event: Message, lines: Sequence[Line]) -> list[Line]:
+    """What it wrote after the last step that it made: whatever it wrote before has not ended it."""
+    keys = {name: event.get(name) for name in ("role", "rank", "attempt")}
+    steps = [story.at(step["t"]) for step in story.find("step", **keys)] if story else []
+    since = max(steps, default=0.0) - STEP_SLACK_S
+    return [line for line in lines if line[0] >= since]
 
 
-def _of_standstill(story: Story, event: Message) -> Incident:
-    over = any(one["t"] > event["t"] and one.get("over") for one in story.find("standstill"))
-    t = story.at(event["t"])
-    onset = t - float(event.get("stalled_s") or 0)
-    said = Diagnosis("stalled", "", WAIT_FOR_EACH_OTHER)
-    return Incident("stalled", onset, t, None, str(event.get("message") or "the run stands still"), said, forgiven=over)
-
-
-def _of_nan(story: Story, event: Message) -> Incident:
-    t = story.at(event["t"])
-    what = event.get("message") or f"{event.get('what', 'a number')} is not finite"
-    at = f" (pass {event['pass']}, step {event['step']:,})" if event.get("step") is not None else ""
-    return Incident(
-        "nan",
-        t,
-        t,
-        story.node,
-        f"{what}{'' if 'step' in str(what) else at}",
-        Diagnosis("not_finite", "", NUMBERS),
-        event.get("role"),
-        event.get("rank"),
-        int(event.get("attempt") or 1),
-        forgiven=event.get("action") == "skipped",
-    )
+def _beside(message: str, said: Diagnosis) -> Diagnosis:
+    """Without the words that its supervisor has found already."""
+    words, advice = said.words.partition(":")[0], said.advice
+    if "MEMORY_LIMIT_MB" in message:
+        advice = MEMORY_LIMIT
+    return replace(said, words=words if words in message else said.words, advice=advice)
 
 
 def _of_lead(evidence: Evidence, found: Sequence[Incident]) -> Iterator[Incident]:
@@ -159,7 +137,10 @@ def _of_failure(evidence: Evidence, cause: Message, t: float) -> Incident:
     noted = next((e for e in story.find("log", level="error") if e.get("message") == message), None) if story else None
     t = story.at(noted["t"]) if story and noted else t
     tail: list[Any] = cause.get("tail") or []
-    said = diagnose(None, [message])
+    said = replace(diagnose(None, [message]), words="")
+    if message.startswith("cannot start") and said.errno in CANNOT_START:
+        like = SHELL_CODES[CANNOT_START[said.errno]]
+        said = replace(said, kind=like.kind, advice=like.advice)
     if said.kind == "exit":
         said = diagnose(None, tail) if tail else Diagnosis("node")
     return Incident(

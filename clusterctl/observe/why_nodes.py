@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 
 from clusterctl.observe.why_evidence import Evidence, Incident
 from clusterctl.observe.why_story import Message, Story
-from clusterctl.observe.why_words import Diagnosis
+from clusterctl.observe.why_system import Diagnosis
 
 SECONDS = re.compile(r"for (\d+) s")
 GONE_QUIETLY_S = 1.5  # a supervisor writes down every second that it lives
@@ -52,10 +52,12 @@ def _told_the_end(evidence: Evidence) -> bool:
 def _mirrored(evidence: Evidence, told: Mapping[int, tuple[Story, Message]]) -> set[int]:
     """Where the lead and others lost each other, one is to blame: the lead when all others lost it, else those."""
     lead = evidence.lead_node
-    apart = {node for node in told if node != lead and _has_lost(evidence, node, lead) and told[node][0].node == lead}
+    others = set(evidence.stories) - {lead}
+    deserters = {node for node in others if _has_lost(evidence, node, lead)}
+    apart = {node for node in told if node in deserters and told[node][0].node == lead}
     if not apart:
         return set()
-    return apart if len(apart) > 1 and apart == set(evidence.stories) - {lead} else {lead}
+    return apart if len(others) > 1 and deserters == others else {lead}
 
 
 def _has_lost(evidence: Evidence, node: int, other: int) -> bool:

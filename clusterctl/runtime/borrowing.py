@@ -93,8 +93,9 @@ def find_lender(greeting: dict[str, Any] | None, rank: int) -> Borrowing | None:
     sock.settimeout(_ANSWER_S)
     with contextlib.suppress(OSError, ValueError):
         sock.connect(f"\0{greeting['name']}")
-        memory.send(sock, {"token": greeting["token"], "rank": rank})
-        memory.receive(sock)
-        return Borrowing(sock)
+        if memory.is_of_our_user(sock):  # on another host anybody may have taken the name
+            memory.send(sock, {"token": greeting["token"], "rank": rank})
+            memory.receive(sock)
+            return Borrowing(sock)
     sock.close()
     return None

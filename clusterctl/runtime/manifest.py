@@ -8,7 +8,8 @@ Schema, version 1::
      "files": [{"file": "pserver-00000.safetensors", "pserver": 0, "bytes": n, "sha256": hex, "node": 0}, ...]}
 
 A checkpoint's has besides `"checkpoint": true`, `"trainers": n`, `"lanes": [dense, sparse]`, those of a pserver, and
-outside sync mode `"steps": [...]`, those of the trainers by rank. `step` counts all pushes then.
+outside sync mode `"steps": [...]`, those of the trainers by rank. `step` counts all pushes then. That of a job has
+`"arguments": [...]`, what the training program was given.
 `node` is the node that wrote the file, where there are nodes.
 
 It is built from the receipts of all pservers, each the fields of a `saved` event:

@@ -135,8 +135,12 @@ class Members:
 
     @property
     def slowest(self) -> int:
-        """The fewest pushes of any trainer still here; one that has not come yet counts as 0."""
-        return min((m.pushed for m in self.by_rank.values() if not m.left), default=0)
+        """The fewest pushes of any trainer still here; one that has not come yet counts as 0.
+
+        When all have left, the most of any: one of them that begins again at its very end is ahead of nobody.
+        """
+        here = [m.pushed for m in self.by_rank.values() if not m.left]
+        return min(here) if here else max((m.pushed for m in self.by_rank.values()), default=0)
 
     @property
     def pushes(self) -> int:

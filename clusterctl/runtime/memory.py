@@ -13,6 +13,7 @@ import json
 import mmap
 import os
 import socket
+import struct
 from typing import Any
 
 import numpy as np
@@ -54,6 +55,12 @@ def map_region(fd: int, size: int, writable: bool) -> Bytes:
         raise ValueError("a region of shared memory has another size than said, or could shrink")
     access = mmap.ACCESS_WRITE if writable else mmap.ACCESS_READ
     return np.frombuffer(mmap.mmap(fd, size, access=access), np.uint8)
+
+
+def is_of_our_user(sock: socket.socket) -> bool:
+    """Whether a process of this account is, or has begun to listen, at the other end of a unix socket."""
+    _, uid, _ = struct.unpack("3i", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+    return bool(uid == os.geteuid())
 
 
 def send(sock: socket.socket, message: dict[str, Any], fd: int | None = None) -> None:

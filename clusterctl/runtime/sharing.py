@@ -16,7 +16,6 @@ import hmac
 import os
 import secrets
 import socket
-import struct
 import threading
 from typing import Any
 
@@ -111,8 +110,7 @@ class Sharing:
 
     def _serve(self, sock: socket.socket) -> None:
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError), sock:
-            _, uid, _ = struct.unpack("3i", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
-            if uid != os.geteuid():
+            if not memory.is_of_our_user(sock):
                 return
             sock.settimeout(_HELLO_S)
             hello, fd = memory.receive(sock)

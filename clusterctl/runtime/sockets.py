@@ -15,6 +15,8 @@ from clusterctl.runtime.errors import ProcessError
 PORTS_TRIED = 1_000
 
 _CLOSE_MS = 2_000
+#: A stranger who connects and proves nothing is rid of by then.
+_HANDSHAKE_MS = 10_000
 _MOST_IO_THREADS = 4
 #: Messages that may wait for a trainer before further ones are dropped; it never has as many on their way.
 _TO_A_TRAINER = 512
@@ -32,6 +34,7 @@ def open_router(context: zmq.Context[zmq.Socket[bytes]], keys: Mapping[str, Any]
     """A pserver's socket; with keys it speaks CURVE only, and `zap.Gate` must run in the same context."""
     socket = context.socket(zmq.ROUTER)
     _bound(socket)
+    socket.setsockopt(zmq.HANDSHAKE_IVL, _HANDSHAKE_MS)
     socket.setsockopt(zmq.RCVHWM, 16)
     socket.setsockopt(zmq.SNDHWM, _TO_A_TRAINER)
     if keys is not None:

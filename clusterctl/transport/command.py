@@ -39,10 +39,11 @@ class Command:
 
     Strings and paths reach the program byte for byte (non-UTF-8 bytes as surrogate escapes); only `Raw`
     is seen by the shell. The whole text is one argument on the node, so keep it under 128 KiB and send
-    anything long, and every secret, by stdin.
+    anything long, and every secret, by stdin. Messages call it by its `title`, if it has one.
     """
 
     argv: tuple[Argument, ...]
+    title: str | None = None
 
     def __str__(self) -> str:
         return sh_text(self)

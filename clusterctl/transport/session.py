@@ -170,7 +170,7 @@ class Transport:
                 text.encode("utf-8", "surrogateescape"),
                 label=node.label,
                 where=target.where,
-                what=_short(str(command)),
+                what=command.title or _short(str(command)),
                 stderr_limit=stderr_limit or STDERR_TAIL_BYTES,
                 drain_stderr=drain_stderr,
             )

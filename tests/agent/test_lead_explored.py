@@ -14,7 +14,7 @@ from clusterctl.agent.lead import STOP_MARGIN_S, Lead
 
 MOVES = (
     *("deliver", "obey", "progress", "good_exit", "bad_exit"),
-    *("port_taken", "term", "crash", "cut_off", "rejoin", "time"),
+    *("port_taken", "term", "crash", "cut_off", "give_up", "rejoin", "time"),
 )
 WEIGHTS = {"deliver": 6, "obey": 6, "progress": 6, "good_exit": 3}
 LOTS = [move for move in MOVES for _ in range(WEIGHTS.get(move, 1))]
@@ -29,7 +29,7 @@ class Supervisor:
         self.states: dict[Key, str] = dict.fromkeys(processes, "waiting")
         self.orders: deque[dict[str, Any]] = deque()
         self.words: deque[dict[str, Any]] = deque()
-        self.stopping = self.finishing = self.idle = self.dead = False
+        self.stopping = self.finishing = self.idle = self.dead = self.gave_up = False
         self.ends = 0
         self.epoch = 0
         self.attempts = dict.fromkeys(processes, 1)
@@ -136,6 +136,8 @@ class World:
         if who.words:
             self.do(self.lead.alive(who.node, self.now))
             self.do(self.lead.handle(who.node, who.words.popleft(), self.now))
+            if who.gave_up and who.idle and not who.words:
+                self._crash(who, lot)
 
     def _obey(self, who: Supervisor, lot: int) -> None:
         if who.orders:
@@ -167,6 +169,12 @@ class World:
         self.trouble = True
         who.term()
 
+    def _give_up(self, who: Supervisor, lot: int) -> None:
+        """It heard nothing of the lead for too long: it ends its part, and leaves when that is said."""
+        if who.node != 0 and not who.stopping:
+            self.trouble = who.gave_up = True
+            who.stop()
+
     def _crash(self, who: Supervisor, lot: int) -> None:
         """The connection breaks, and nobody comes back."""
         if who.node != 0:
@@ -197,6 +205,10 @@ class World:
 
     def to_the_end(self) -> None:
         """No more trouble: what was said is heard, programs come to their ends, and time passes."""
+        for supervisor in self.supervisors:
+            while supervisor.gave_up and not supervisor.dead:
+                self._good_exit(supervisor, 0)
+                self._deliver(supervisor, 0)
         for _ in self.supervisors:
             self._rejoin(self.supervisors[0], 0)
         if self.waits:

@@ -224,6 +224,23 @@ def test_a_new_supervisor_of_a_node_that_was_waited_for_is_told_what_to_do() -> 
     assert play.lead.phase == "pservers"
 
 
+@pytest.mark.parametrize("phase", ["gathering", "pservers", "trainers", "running", "finishing"])
+def test_a_node_that_took_the_lead_for_lost_is_lost_for_the_lead(phase: str) -> None:
+    """The lead's machine was stopped for longer than the grace, and finds what the others said meanwhile."""
+    play = Play(nodes=3, policy=Policy(restarts={"trainer": 5, "pserver": 5})).reach(phase)
+    for node in (1, 2):
+        if phase == "running":
+            play.exits("trainer", node, -15, stopping=True)
+            play.exits("pserver", node, -15, stopping=True)
+        play.says(node, "idle", stopping=True)
+        play.lose(node)
+    (stopping,) = [note for note in play.noted("phase") if note["phase"] == "stopping"]
+    assert (stopping["cause"]["kind"], stopping["cause"]["node"]) == ("node_lost", 1)
+    assert "taken the lead for lost" in stopping["cause"]["message"]
+    play.says(0, "idle")
+    assert play.ended()["not_heard_of"] == []
+
+
 def test_a_stop_does_not_wait_for_nodes_that_are_waited_for() -> None:
     play = go(loss="wait")
     play.lose(2)

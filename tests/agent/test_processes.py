@@ -167,6 +167,79 @@ def test_nothing_to_end_takes_no_time_and_is_no_error() -> None:
     assert end_all(lambda: [], 1000.0) == (0, 0, 0)
 
 
+def test_who_got_the_number_of_a_process_that_ended_under_the_search_is_not_taken_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Until its environment is read the number is that of a process of the run, from then on a stranger's."""
+    read_environment, read_stat, read = processes.environment_of, processes.stat_fields, set[int]()
+
+    with running(tmp_path / "stranger") as stranger, running(tmp_path / "ours") as ours:
+        marks = read_environment(ours.pid)
+
+        def environment_of(pid: int) -> set[bytes]:
+            if pid != stranger.pid or pid in read:
+                return read_environment(pid)
+            read.add(pid)
+            return marks
+
+        def stat_fields(pid: int) -> list[str] | None:
+            fields = read_stat(pid)
+            if fields is not None and pid == stranger.pid and pid not in read:
+                fields[19] = str(int(fields[19]) - 1)
+            return fields
+
+        monkeypatch.setattr(processes, "environment_of", environment_of)
+        monkeypatch.setattr(processes, "stat_fields", stat_fields)
+        assert found(tmp_path / "ours") == [ours.pid]
+        assert read, "it was looked at"
+
+
+def test_hundreds_of_processes_end_together(tmp_path: Path) -> None:
+    code = f"import os, time\nfor _ in range(9):\n    os.fork()\n{SLEEPS}"
+    with running(tmp_path, code):
+        assert wait_until(lambda: len(found(tmp_path)) == 512, 30)
+        count, _, survivors = end_all(lambda: find_by_environment(run_environment(tmp_path)), 30.0)
+    assert (count, survivors) == (512, 0)
+
+
+def test_who_starts_another_instead_of_ending_is_ended_all_the_same(tmp_path: Path) -> None:
+    """Each TERM makes it fork and exit; each of its children does the same."""
+    code = (
+        "import os, signal, time\n"
+        "def term(*_):\n"
+        "    if os.fork():\n"
+        "        os._exit(0)\n"
+        "    os.setsid()\n"
+        "signal.signal(signal.SIGTERM, term)\n"
+        "print('up', flush=True)\n"
+        "while True: time.sleep(1)\n"
+    )
+    with running(tmp_path, code):
+        count, _, survivors = end_all(lambda: find_by_environment(run_environment(tmp_path)), 0.5)
+    assert count > 1
+    assert survivors == 0
+    assert_none_left("CLUSTERCTL_JOB_DIR", str(tmp_path))
+
+
+def test_processes_that_live_for_a_moment_and_start_the_next_one_are_seen(tmp_path: Path) -> None:
+    """A search that looks at everybody once would find none of them, and say that nothing is left."""
+    code = (
+        "import os, signal, time\n"
+        "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+        "print('up', flush=True)\n"
+        "end = time.monotonic() + 3\n"
+        "while time.monotonic() < end:\n"
+        "    time.sleep(0.02)\n"
+        "    if os.fork():\n"
+        "        os._exit(0)\n"
+    )
+    with running(tmp_path, code):
+        count, _, survivors = end_all(lambda: find_by_environment(run_environment(tmp_path)), 0.3)
+    assert count > 1
+    assert survivors == 0
+    assert_none_left("CLUSTERCTL_JOB_DIR", str(tmp_path))
+
+
 @pytest.mark.skipif(os.getuid() != 0, reason="needs root, to start a process of another account")
 def test_processes_of_other_accounts_are_not_ours(tmp_path: Path) -> None:
     tmp_path.chmod(0o755)

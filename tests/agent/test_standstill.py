@@ -43,7 +43,7 @@ def test_when_all_trainers_wait_it_is_told_once_with_the_stacks_of_all_and_again
     (event,) = play.noted("standstill")
     who = "trainer0 for trainer1; trainer1 for trainer0"
     words = f"the run stands still: for 608 s all trainers have waited, and nobody is silent ({who})"
-    assert (event["message"], event["stalled_s"]) == (f"{words}; the stacks of all threads are in the logs", 608.0)
+    assert (event["message"], event["stalled_s"]) == (f"{words}; the stacks of all are in their logs", 608.0)
     stacks = [action for action in play.actions if isinstance(action, Tell) and action.message["do"] == "stacks"]
     assert stacks == [Tell({"do": "stacks", "message": words})]
     assert play.lead.phase == "running"

@@ -38,6 +38,7 @@ def test_a_python_example_works(block: Block, tmp_path: Path) -> None:
     assert done.returncode == block.exit_code, done.stdout + done.stderr
 
 
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("page", named([page for page in PAGES if any(blocks(page, "console"))]))
 def test_the_commands_of_a_page_work_in_their_order(page: Path, tmp_path: Path) -> None:
     shell = Shell.make(tmp_path)

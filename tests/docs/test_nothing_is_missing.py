@@ -16,7 +16,7 @@ from clusterctl.cli.app import app
 from clusterctl.cli.arguments import FLAGS, VALUE_OPTIONS
 from clusterctl.config.table import TABLE, Setting
 from clusterctl.observe.status import WORST_FIRST
-from clusterctl.observe.why_words import ERRNOS, SHELL_CODES, SIGNALS
+from clusterctl.observe.why_system import ERRNOS, SHELL_CODES, SIGNALS
 from docs.pages import REPOSITORY
 
 DOCS = REPOSITORY / "docs"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -24,12 +23,19 @@ def openssh_site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
         yield made
 
 
-def _fresh(site: Site, directory: Path) -> Iterator[Site]:
-    """The same nodes for a test of its own: its directory, the plain conf.py, and no process left afterwards."""
-    directory.mkdir()
-    site.directory, site.conf_path = directory, directory / "conf.py"
+def _fresh(site: Site, request: pytest.FixtureRequest) -> Iterator[Site]:
+    """The same nodes for a test of its own: its directory, the plain conf.py, and no process left afterwards.
+
+    The mark `nodes(2)` gives the first two of the four: every node costs, and few tests need so many.
+    """
+    every, mark = site.hosts, request.node.get_closest_marker("nodes")
+    site.hosts = every[: mark.args[0]] if mark else every
+    site.directory = request.getfixturevalue("tmp_path") / "work"
+    site.directory.mkdir()
+    site.conf_path = site.directory / "conf.py"
     site.conf()
     yield site
+    site.hosts = every
     # An agent whose connection is gone ends by itself, but not in the same instant.
     wait_until(lambda: not site.leftovers())
     left = site.leftovers()
@@ -38,10 +44,10 @@ def _fresh(site: Site, directory: Path) -> Iterator[Site]:
 
 
 @pytest.fixture
-def site(embedded_site: Site, tmp_path: Path) -> Iterator[Site]:
-    yield from _fresh(embedded_site, tmp_path / "work")
+def site(embedded_site: Site, request: pytest.FixtureRequest) -> Iterator[Site]:
+    yield from _fresh(embedded_site, request)
 
 
 @pytest.fixture(params=KINDS)
-def any_site(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Site]:
-    yield from _fresh(request.getfixturevalue(f"{request.param}_site"), tmp_path / "work")
+def any_site(request: pytest.FixtureRequest) -> Iterator[Site]:
+    yield from _fresh(request.getfixturevalue(f"{request.param}_site"), request)

@@ -104,6 +104,7 @@ def test_nodes_that_differ_and_leftovers_are_warnings_which_start_gives_too(site
 
 
 @needs_ipv6
+@pytest.mark.nodes(2)
 def test_a_job_runs_over_ipv6(site: Site) -> None:
     site.conf(NIC="::1/128")
     assert site.ok("check", "--json").json()["nodes"][0]["address"] == "::1"

@@ -14,7 +14,10 @@ from e2e.programs import DEAF, REGRESSION, SLEEP
 from support.processes import is_alive, wait_until
 from support.site import Site, agent_processes
 
+pytestmark = pytest.mark.nodes(2)
 
+
+@pytest.mark.nodes(3)
 def test_a_dead_supervisor_takes_its_processes_along_and_fails_the_run(site: Site) -> None:
     job = site.start(SLEEP)
     mine = [p["pid"] for p in site.status(job)["processes"] if p["node"] == 2]
@@ -58,7 +61,7 @@ def test_an_attached_start_tells_that_the_lead_was_lost(site: Site) -> None:
 
 def test_every_supervisor_dead_leaves_nothing_and_the_state_is_lost(site: Site) -> None:
     job = site.start(REGRESSION, "--num_passes=1000000")
-    for node in range(4):
+    for node in range(len(site.hosts)):
         os.kill(site.supervisor(job, node), signal.SIGKILL)
     site.assert_nothing_left(job, 20)
     assert site.status(job)["state"] == "lost"
@@ -83,15 +86,13 @@ def test_a_dead_guardian_is_replaced(site: Site) -> None:
     os.kill(site.supervisor(job, 1), signal.SIGKILL)
     assert wait_until(lambda: guardian() == 0 and not any(is_alive(pid) for pid in mine))
     assert mine
-    for node in (0, 2, 3):  # a stop would wait for the word of the one that is dead
-        os.kill(site.supervisor(job, node), signal.SIGKILL)
-    site.assert_nothing_left(job)
+    site.assert_nothing_left(job, 30)
 
 
 def test_a_stopped_node_is_suspected_and_the_run_goes_on_when_it_wakes(site: Site) -> None:
     site.conf(ENGINE="none")
     job = site.start(SLEEP)
-    supervisor = site.supervisor(job, 3)
+    supervisor = site.supervisor(job, 1)
     events = site.job_dir(job, 0) / ".clusterctl/runs/0001/events.jsonl"
     os.kill(supervisor, signal.SIGSTOP)
     assert wait_until(lambda: '"suspect"' in events.read_text(), 15)
@@ -104,7 +105,7 @@ def test_a_stopped_node_is_suspected_and_the_run_goes_on_when_it_wakes(site: Sit
 def test_a_node_silent_beyond_its_grace_fails_the_run(site: Site) -> None:
     site.conf(ENGINE="none", NODE_GRACE_S=4)
     job = site.start(SLEEP)
-    supervisor = site.supervisor(job, 3)
+    supervisor = site.supervisor(job, 1)
     os.kill(supervisor, signal.SIGSTOP)
     try:
         assert wait_until(lambda: site.status(job)["state"] == "failed", 30)
@@ -138,7 +139,7 @@ def test_ctrl_c_while_sending_leaves_no_job_and_the_next_dispatch_goes_on(site: 
     workspace = site.workspace("")
     (workspace / "big").write_bytes(os.urandom(200 << 20))
     before = {job["job"] for job in site.ok("jobs", "--json").json()["jobs"]}
-    incoming = [site.home(node) / "clusterctl/.clusterctl/incoming" for node in range(4)]
+    incoming = [site.home(node) / "clusterctl/.clusterctl/incoming" for node in range(len(site.hosts))]
     with site.popen("dispatch", str(workspace)) as sending:
         assert wait_until(lambda: all(arrived(place) > 1 << 20 for place in incoming), 30)
         sending.send_signal(signal.SIGINT)
@@ -168,7 +169,7 @@ def test_what_a_killed_dispatch_left_is_removed_by_the_next(site: Site) -> None:
 def test_supervisors_stay_small(site: Site) -> None:
     """What a node has of ours while it trains: under 30 MB, pages that both programs share counted once."""
     job = site.start(SLEEP)
-    for node in range(4):
+    for node in range(len(site.hosts)):
         found = agent_processes(str(site.job_dir(job, node)))
         (supervisor,) = [p.pid for p in found if " supervisor " in p.command]
         (guardian,) = [p.pid for p in found if " guardian " in p.command]

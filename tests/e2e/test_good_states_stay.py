@@ -20,6 +20,7 @@ from support.processes import descendants, processes_with_environment, wait_unti
 from support.site import Site
 
 
+@pytest.mark.nodes(2)
 def test_a_start_that_is_refused_leaves_the_previous_outputs_where_they_were(site: Site) -> None:
     job = site.dispatch(REGRESSION)
     site.ok("start", "--job_workspace", job, "--num_passes=1")
@@ -67,6 +68,7 @@ def test_collect_brings_what_the_reachable_nodes_have(site: Site) -> None:
     assert "node3" in logs.err
 
 
+@pytest.mark.nodes(2)
 def test_a_killed_listener_on_a_node_does_not_make_a_run_lost(site: Site) -> None:
     site.conf(ENGINE="none")
     go = site.directory / "go"
@@ -125,6 +127,7 @@ def test_code_in_a_directory_that_others_can_write_to_is_not_run(site: Site) -> 
     assert "can be written by others" in result.err
 
 
+@pytest.mark.nodes(2)
 def test_nonsense_from_a_program_harms_neither_supervisor_nor_status(site: Site) -> None:
     train = """
 import json, os, time

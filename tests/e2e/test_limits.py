@@ -5,7 +5,11 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import pytest
+
 from support.site import Site
+
+pytestmark = pytest.mark.nodes(2)
 
 GREEDY = """
 import resource
@@ -41,13 +45,14 @@ def test_a_program_begins_within_the_limits_and_its_end_by_them_is_named(site: S
     site.assert_nothing_left(job)
 
 
-def test_more_open_files_than_a_node_allows_end_the_run_with_its_limit(site: Site) -> None:
+def test_with_more_open_files_than_a_node_allows_nothing_is_started(site: Site) -> None:
     site.conf(ENGINE="none", PSERVERS=0, TRAINERS=1, OPEN_FILES=10**9)
     job = site.dispatch(GREEDY)
     done = site.run("start", "--job_workspace", job)
-    assert done.code == 1
-    assert "cannot start" in done.err
-    assert "OPEN_FILES = 1000000000 is more than this node allows" in done.err
+    assert done.code == 3
+    assert "nothing was started" in done.err
+    assert "nodes 0,1 OPEN_FILES = 1,000,000,000, and only" in done.err
+    assert site.status(job)["state"] == "dispatched"
     site.assert_nothing_left(job)
 
 

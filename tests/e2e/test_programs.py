@@ -11,7 +11,9 @@ import pytest
 from e2e.programs import DEAF, SLEEP
 from support.site import GRACE_S, Result, Site
 
-ONLY_RANK_2 = "import os, sys, time\nif os.environ['CLUSTERCTL_RANK'] != '2':\n    time.sleep(600)\n"
+pytestmark = pytest.mark.nodes(2)
+
+ONLY_RANK_1 = "import os, sys, time\nif os.environ['CLUSTERCTL_RANK'] != '1':\n    time.sleep(600)\n"
 
 
 def start_and_fail(site: Site, train: str, *args: str) -> Result:
@@ -38,18 +40,18 @@ def newest_job(site: Site) -> str:
 
 @pytest.mark.parametrize("any_site", ["openssh"], indirect=True)
 def test_a_program_that_raises_fails_the_run_and_its_last_lines_are_shown(any_site: Site) -> None:
-    result = start_and_fail(any_site, ONLY_RANK_2 + "raise ValueError('bad shard')")
-    assert "first cause: trainer2@node2" in result.err
+    result = start_and_fail(any_site, ONLY_RANK_1 + "raise ValueError('bad shard')")
+    assert "first cause: trainer1@node1" in result.err
     assert "exit code 1" in result.err
     assert "ValueError: bad shard" in result.err
-    assert "nothing is left running on 4/4 nodes" in result.err
+    assert "nothing is left running on 2/2 nodes" in result.err
 
 
 @pytest.mark.parametrize("options", [(), ("--detach",)], ids=["attached", "detached"])
 def test_a_program_that_exits_3_at_once_fails_the_start(site: Site, options: tuple[str, ...]) -> None:
     site.conf(ENGINE="none")
-    result = start_and_fail(site, ONLY_RANK_2 + "print('no licence'); sys.exit(3)", *options)
-    assert "trainer2@node2" in result.err
+    result = start_and_fail(site, ONLY_RANK_1 + "print('no licence'); sys.exit(3)", *options)
+    assert "trainer1@node1" in result.err
     assert "exit code 3" in result.err
     assert "no licence" in result.err
 
@@ -110,7 +112,7 @@ def test_stop_kills_a_program_that_ignores_term(site: Site) -> None:
     stopped = site.ok("stop", job, "--json").json()
     assert time.monotonic() - started >= GRACE_S
     assert stopped["survivors"] == 0
-    assert sum(node["killed"] for node in stopped["nodes"]) == 4
+    assert sum(node["killed"] for node in stopped["nodes"]) == 2
     site.assert_nothing_left(job)
 
 
@@ -136,8 +138,8 @@ def test_stop_ends_a_grandchild_that_called_setsid(site: Site) -> None:
 
 def test_a_program_killed_by_a_signal_is_told_in_words(site: Site) -> None:
     site.conf(ENGINE="none")
-    result = start_and_fail(site, ONLY_RANK_2 + "os.kill(os.getpid(), 11)")
-    assert "trainer2@node2" in result.err
+    result = start_and_fail(site, ONLY_RANK_1 + "os.kill(os.getpid(), 11)")
+    assert "trainer1@node1" in result.err
     assert "signal 11 (segmentation fault)" in result.err
 
 

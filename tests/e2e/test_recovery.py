@@ -15,6 +15,8 @@ from e2e.models import assert_same, model_of
 from support.processes import wait_until
 from support.site import Site
 
+pytestmark = pytest.mark.nodes(3)
+
 QUICK = {"PSERVERS": 2, "TRAINERS": 3, "SAVE_EVERY": 7, "KEEP": 2, "RESTARTS": 3}
 STEPS = 60
 # With the arguments KIND, STEP and STEP..., trainer 0 kills a process of that kind at each step, once. With "last" the

@@ -97,14 +97,17 @@ def test_a_killed_trainer_and_a_resumed_run_make_the_model_of_an_undisturbed_run
 ) -> None:
     quick(site)
     job = site.dispatch(TRAIN)
-    crashed = crash(site, "--job_workspace", job, "--", "trainer", str(random.randint(20, STEPS - 1)), "0001")
+    arguments = ["trainer", str(random.randint(20, STEPS - 1)), "0001"]
+    crashed = crash(site, "--job_workspace", job, "--", *arguments)
     site.assert_nothing_left(job)
     last = checkpoints(site, job)[-1]
-    assert f"clusterctl start --resume --job_workspace {job} goes on from" in crashed.err
+    words = " ".join(arguments)
+    assert f"clusterctl start --resume --job_workspace {job} -- {words} goes on from" in crashed.err
     plan = site.ok("start", "--resume", "--job_workspace", job, "--plan", "--json").json()
     assert (plan["job"], plan["resume"]["tag"]) == (job, last)
     resumed = site.ok("start", "--resume", "--job_workspace", job)
     assert f"goes on from checkpoint {last} of run 1" in resumed.out
+    assert f"the program had the arguments `{words}`, now it has none" in resumed.err
     assert site.status(job)["resumed"]["tag"] == last
     assert_same(model_of(site, job), expected)
     assert len(checkpoints(site, job, "0002")) == 2
@@ -153,3 +156,4 @@ def test_without_a_checkpoint_resume_is_refused_with_the_remedy(site: Site) -> N
     assert "without --resume" in error["hint"]
     assert site.status(job)["state"] == "dispatched"
     assert site.run("start", "--resume", "--job_dispatch_package", str(site.directory / "workspace")).code == 2
+    assert site.run("start", "--rejoin", "--resume").code == 2

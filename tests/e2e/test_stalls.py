@@ -7,8 +7,12 @@ import os
 import signal
 from typing import Any
 
+import pytest
+
 from support.processes import wait_until
 from support.site import Site
+
+pytestmark = pytest.mark.nodes(2)
 
 QUICK = {"PSERVERS": 1, "TRAINERS": 2, "STALL_S": 2, "SAVE_EVERY": 5}
 # Trainer 1 hangs in batch 7 of its first attempt until there is a file `go_on`, or stops itself by a signal.

@@ -12,6 +12,8 @@ from e2e.programs import REGRESSION, SLEEP
 from support.processes import wait_until
 from support.site import Site
 
+pytestmark = pytest.mark.nodes(3)
+
 ON_ONE_NODE = """
 import os
 if os.environ["CLUSTERCTL_RANK"] == "2":
@@ -21,7 +23,11 @@ if os.environ["CLUSTERCTL_RANK"] == "2":
 KILLER = """
     import os, signal
     if ps.rank == 1 and ps.n == 6:
-        words = lambda pid, name: open(f"/proc/{pid}/{name}", "rb").read()
+        def words(pid, name):
+            try:
+                return open(f"/proc/{pid}/{name}", "rb").read()
+            except OSError:  # it has ended meanwhile
+                return b""
         mine = [int(p) for p in os.listdir("/proc") if p.isdigit() and b"runtime.pserver" in words(p, "cmdline")]
         job = os.environ["CLUSTERCTL_JOB"].encode()
         (pid,) = [p for p in mine if b"NODE_ID=2\\0" in words(p, "environ") and job in words(p, "environ")]
@@ -47,7 +53,7 @@ def test_an_import_that_fails_on_one_node(site: Site) -> None:
     assert cause["where"] == "train.py:4"
     assert cause["lines"][-1]["line"] == "ModuleNotFoundError: No module named 'nosuchmodule'"
     assert found["state"] == "failed"
-    assert {clock["node"] for clock in found["clocks"]} == {0, 1, 2, 3}
+    assert {clock["node"] for clock in found["clocks"]} == {0, 1, 2}
     assert all(abs(clock["offset_s"]) <= clock["margin_s"] + 0.05 for clock in found["clocks"])
     said = site.ok("why", job).out
     assert "first cause: trainer2@node2" in said
@@ -84,6 +90,7 @@ def test_a_supervisor_killed_by_minus_9(site: Site, node: int) -> None:
     assert (cause["kind"], cause["reason"], cause["node"]) == ("node_lost", "supervisor_killed", node)
 
 
+@pytest.mark.nodes(2)
 def test_jobs_that_have_not_failed(site: Site) -> None:
     dispatched = site.dispatch(SLEEP)
     assert "was never started" in site.ok("why", dispatched).out

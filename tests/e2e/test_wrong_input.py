@@ -187,6 +187,7 @@ def test_hosts_in_another_order_than_at_dispatch_are_refused(site: Site) -> None
     assert site.status(job)["state"] == "dispatched"
 
 
+@pytest.mark.nodes(3)
 def test_a_job_that_is_missing_on_one_node_starts_nowhere(site: Site) -> None:
     job = site.dispatch(SLEEP)
     shutil.rmtree(site.job_dir(job, 2))

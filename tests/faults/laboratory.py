@@ -89,8 +89,7 @@ class Laboratory(Site):
         kill_all(proc.pid for proc in self.leftovers())
         for machine in self.machines:
             if machine.remains():
-                machine.empty_temporary()
-                machine.boot()
+                machine.tidy()
 
     def conf(self, **settings: Any) -> Path:
         return super().conf(**{"NODE_GRACE_S": 4, "GRACE_S": GRACE_S, **settings})
@@ -98,10 +97,13 @@ class Laboratory(Site):
     # Processes.
 
     def find(self, name: str) -> int:
-        """The process of `trainer1`, `pserver0` or `supervisor2`, by our pid of it. Raises when there is none."""
+        """The process of `trainer1`, `pserver0`, `supervisor2` or `guardian3`, by our pid of it.
+
+        Raises AssertionError when there is none.
+        """
         role, number = name.rstrip("0123456789"), int(name[len(name.rstrip("0123456789")) :])
-        if role == "supervisor":
-            found = [p.pid for p in self.machines[number].processes() if " supervisor " in p.command]
+        if role in ("supervisor", "guardian"):
+            found = [p.pid for p in self.machines[number].processes() if f" {role} " in p.command]
         else:
             found = [p.pid for p in self.leftovers() if _is_process(p.pid, role, number)]
         assert found, f"no {name} among {self.leftovers()}"
@@ -179,9 +181,9 @@ class Laboratory(Site):
         return "\n".join([*lines, *(f"{path}:\n{path.read_text(errors='replace')[-1000:]}" for path in logs)])
 
     def wait_for_end(self, job: str, deadline_s: float = 60) -> None:
-        """Until nothing of it runs on any machine."""
-        wait_until(lambda: not self.leftovers(), deadline_s)
-        assert not self.leftovers(), f"{self.leftovers()}\n{self.told(job)}"
+        """Until nothing of it runs on any machine, for a moment: who follows it may still ask."""
+        ended = wait_until(lambda: not self.leftovers(), deadline_s)
+        assert ended, f"{self.leftovers()}\n{self.told(job)}"
 
     def wait_for_silence(self, node: int, deadline_s: float = 40) -> None:
         """Until no program of a run works on a machine; its supervisor may still live."""
@@ -189,15 +191,13 @@ class Laboratory(Site):
         def working() -> list[Proc]:
             return [proc for proc in self.machines[node].processes() if _works(proc.pid)]
 
-        wait_until(lambda: not working(), deadline_s)
-        assert not working()
+        assert wait_until(lambda: not working(), deadline_s), working()
 
     def assert_nothing_remains(self) -> None:
         """No process, port, socket, shared memory or temporary file on any machine."""
-        wait_until(lambda: not self.leftovers())
-        assert not self.leftovers()
-        wait_until(lambda: not any(machine.remains() for machine in self.machines))
-        assert {machine.place.name: machine.remains() for machine in self.machines if machine.remains()} == {}
+        assert wait_until(lambda: not self.leftovers()), self.leftovers()
+        gone = wait_until(lambda: not any(machine.remains() for machine in self.machines))
+        assert gone, {machine.place.name: machine.remains() for machine in self.machines}
 
 
 def _known(machine: Machine) -> str:

@@ -132,6 +132,12 @@ class Machine:
     def log(self) -> Path:
         return self.place.directory / "log"
 
+    def set_clock(self, off_s: int) -> None:
+        """Its time of day is wrong by so much; it is switched off and on for that."""
+        if off_s != self.clock_off_s:
+            self.clock_off_s = off_s
+            self.boot()
+
     def boot(self) -> None:
         self.power_off()
         up = self.place.directory / "up"
@@ -224,11 +230,9 @@ class Machine:
             return []
         ports = [f"port {port}" for port in sorted(self.listening() - {22})]
         memory = [str(path) for path in Path(f"/proc/{self.pid}/root/dev/shm").iterdir()]
-        temporary = [str(path) for path in self._disks.seen(self.temporary).iterdir()]
+        temporary = [str(path) for path in self._temporary_files()]
         sockets = [line.split()[-1] for line in Path(f"/proc/{self.pid}/net/unix").read_text().splitlines()]
-        runs = self._disks.seen(self.home).glob("clusterctl/*/.clusterctl/runs/**/.*")
-        half = [str(path) for path in runs if HALF_WRITTEN.fullmatch(path.name)]
-        return ports + memory + temporary + half + [name for name in sockets if name.startswith("@")]
+        return ports + memory + temporary + [name for name in sockets if name.startswith("@")]
 
     def fill_disk(self) -> None:
         """Until there is no space left."""
@@ -239,9 +243,16 @@ class Machine:
             except OSError as exc:
                 assert exc.errno == errno.ENOSPC, exc  # noqa: PT017 - it is the purpose
 
-    def empty_temporary(self) -> None:
-        for path in self._disks.seen(self.temporary).iterdir():
+    def _temporary_files(self) -> list[Path]:
+        runs = self._disks.seen(self.home).glob("clusterctl/*/.clusterctl/runs/**/.*")
+        half_written = [path for path in runs if HALF_WRITTEN.fullmatch(path.name)]
+        return [*self._disks.seen(self.temporary).iterdir(), *half_written]
+
+    def tidy(self) -> None:
+        """Nothing of what `remains` is there any more."""
+        for path in self._temporary_files():
             shutil.rmtree(path) if path.is_dir() else path.unlink()
+        self.boot()
 
     def free_disk(self) -> None:
         (self._disks.seen(self.place.disk) / "filler").unlink(missing_ok=True)

@@ -1,78 +1,45 @@
 """Runs under random faults for a while: `python -m faults.soak SECONDS SEED [ROUND]` in `tests`, as root.
 
 Each round is one run and one storm, drawn from the seed and the round's number. At its end: in sync mode the model is
-that of an undisturbed run, to the bit; nothing is left on any machine; supervisors have as many descriptors as before;
-and when the last fault was a deadly one, `why` names what it was done to, and the run goes on with `--resume`.
+that of an undisturbed run, to the bit; nothing is left on any machine; all processes have as many descriptors as
+before; `why` names what was done to the run, be it that the run went on in spite of it or ended by it; and a run that
+has ended goes on with `--resume`.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
-import statistics
 import sys
 import tempfile
 import time
-from collections import Counter
-from collections.abc import Callable
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from faults import storms
-from faults.laboratory import Event, Laboratory, laboratory
+from faults.figures import Figures
+from faults.laboratory import Laboratory, laboratory
 from faults.machines import enough_rights
 from faults.programs import TRAIN
 from faults.runs import Model, assert_same, begin, conf, model_of
 from faults.storms import Fault, Storm
 from support.processes import wait_until
 
-PASSES = 10
+PASSES = 12
 LONGEST_RUN_S = 150
-SETTINGS: dict[str, Any] = {"NODE_GRACE_S": 10, "RESTARTS": 20}
+SETTINGS: dict[str, Any] = {"NODE_GRACE_S": storms.NODE_GRACE_S, "RESTARTS": 20}
 FIRST_STEP = 10
-
-
-@dataclass
-class Figures:
-    """How often each fault was injected, and seconds until it was noticed, and until training went on or all ended."""
-
-    injected: Counter[str] = field(default_factory=Counter)
-    runs: Counter[str] = field(default_factory=Counter)
-    noticed_s: dict[str, list[float]] = field(default_factory=dict)
-    recovered_s: dict[str, list[float]] = field(default_factory=dict)
-
-    def add(self, fault: Fault, noticed_s: float | None, recovered_s: float | None) -> None:
-        for table, value in ((self.noticed_s, noticed_s), (self.recovered_s, recovered_s)):
-            if value is not None:
-                table.setdefault(_kind(fault), []).append(value)
-
-    def lines(self) -> list[str]:
-        found = [f"{sum(self.injected.values())} faults in {sum(self.runs.values())} runs: {dict(self.runs)}"]
-        for kind, count in sorted(self.injected.items()):
-            words = [_spread(name, table.get(kind)) for name, table in self._tables()]
-            found.append(f"  {kind:<24} {count:>4}  {'  '.join(words)}".rstrip())
-        return found
-
-    def _tables(self) -> list[tuple[str, dict[str, list[float]]]]:
-        return [("noticed", self.noticed_s), ("recovered", self.recovered_s)]
-
-
-def _kind(fault: Fault) -> str:
-    return f"{fault.name} {fault.target.rstrip('0123456789')}"
-
-
-def _spread(name: str, values: list[float] | None) -> str:
-    if not values:
-        return ""
-    return f"{name} after {statistics.median(values):.2f} s (at most {max(values):.2f})"
+SETTLED_S = 6.0  # a process that has just begun opens what it needs
+WATCHED = (*storms.SUPERVISORS, *storms.PSERVERS, *storms.TRAINERS)
 
 
 def descriptors(lab: Laboratory) -> dict[str, int]:
-    """How many of them each supervisor has open."""
-    pids = {f"supervisor{node}": lab.find(f"supervisor{node}") for node in range(storms.NODES)}
-    return {name: len(list(Path(f"/proc/{pid}/fd").iterdir())) for name, pid in pids.items()}
+    """How many of them each process has open, checkpoints apart: a pserver may have gone back to one since."""
+    pids = {name: lab.find(name) for name in WATCHED}
+    files = {name: [str(fd.readlink()) for fd in Path(f"/proc/{pid}/fd").iterdir()] for name, pid in pids.items()}
+    return {name: len([file for file in opened if "/checkpoints/" not in file]) for name, opened in files.items()}
 
 
 class Round:
@@ -80,7 +47,9 @@ class Round:
 
     def __init__(self, lab: Laboratory, storm: Storm, figures: Figures) -> None:
         self.lab, self.storm, self.figures = lab, storm, figures
-        conf(lab, MODE=storm.mode, **SETTINGS)
+        for node, machine in enumerate(lab.machines):
+            machine.set_clock(3600 * storm.clock[1] if storm.clock and storm.clock[0] == node else 0)
+        conf(lab, MODE=storm.mode, ON_TRAINER_LOSS="wait" if storm.patient else "fail", **SETTINGS)
         self.run = begin(lab, lab.dispatch(TRAIN), passes=PASSES)
         self._times: list[tuple[Fault, float]] = []
 
@@ -88,101 +57,82 @@ class Round:
         self.run.reach(FIRST_STEP)
         before = descriptors(self.lab)
         for fault in self.storm.faults:
-            if fault is self.storm.fatal:
+            if fault is self.storm.ending:
                 self._compare_descriptors(before)
-            if self._is_over():
-                break
-            self._times.append((fault, storms.inject(self.run, fault)))
-            self.figures.injected[_kind(fault)] += 1
-        else:
-            if self.storm.fatal is None:
-                self._compare_descriptors(before)
-
-    def _is_over(self) -> bool:
-        return any(event["event"] == "ended" for event in self.lab.events(self.run.job))
+            at = storms.inject(self.run, fault)
+            if at is None:
+                return
+            self._times.append((fault, at))
+            self.figures.count(fault)
+        if self.storm.ending is None:
+            self._compare_descriptors(before)
 
     def _compare_descriptors(self, before: dict[str, int]) -> None:
-        """When all processes run again, unless the run has ended by then."""
-        wait_until(lambda: self._is_over() or self._same(before), 40)
-        assert self._is_over() or self._same(before), f"descriptors: {before}, then {descriptors(self.lab)}"
+        """All processes run again, and soon have as many as before; a run that ends meanwhile tells nothing."""
+        seen: dict[str, int] = {}
 
-    def _same(self, before: dict[str, int]) -> bool:
-        try:
-            return descriptors(self.lab) == before
-        except (AssertionError, FileNotFoundError):  # a supervisor that ends right now
+        def observe() -> bool:
+            with contextlib.suppress(AssertionError, FileNotFoundError):  # of one that is not there right now
+                seen.update(descriptors(self.lab))
+                return True
             return False
+
+        assert wait_until(lambda: storms.is_over(self.run) or observe(), 40), self.lab.leftovers()
+        fine = wait_until(lambda: storms.is_over(self.run) or (observe() and seen == before), SETTLED_S)
+        assert fine, {name: (before[name], seen[name]) for name in WATCHED if seen[name] != before[name]}
 
     def end(self, expected: Model) -> None:
         """Everything that must hold afterwards."""
-        self._wait()
-        fatal = self.storm.fatal if self._times[-1][0] is self.storm.fatal else None
+        self.lab.wait_for_end(self.run.job, LONGEST_RUN_S)
         self._measure(time.time())
         self.lab.mend()
         self.lab.boot()
         self.run.starting.communicate(timeout=60)
         self.lab.assert_nothing_remains()
+        ended_by = self.storm.ending if self._times and self._times[-1][0] is self.storm.ending else None
         state = self.lab.status(self.run.job)["state"]
         self.figures.runs[state] += 1
-        if fatal is None:
-            assert state == "succeeded", state
-        else:
-            self._check_failure(fatal, state)
+        assert state in (storms.KINDS[ended_by.name].ends if ended_by else {"succeeded"}), state
+        self._check_why(state, ended_by)
+        if state != "succeeded":
+            self._resume()
         self._check_model(expected)
 
-    def _wait(self) -> None:
-        wait_until(lambda: not self.lab.leftovers(), LONGEST_RUN_S)
-        assert not self.lab.leftovers(), f"still running after {LONGEST_RUN_S} s: {self.lab.leftovers()}"
+    def _measure(self, over: float) -> None:
+        events = self.lab.all_events(self.run.job)
+        for fault, at in self._times:
+            self.figures.measure(fault, at, events, over)
 
-    def _check_failure(self, fatal: Fault, state: str) -> None:
-        node = storms.number(fatal.target)
-        assert state in ("failed", "lost"), state
-        why = self.lab.run("why", self.run.job)
-        assert f"node{node}" in why.out, f"why does not name node{node}:\n{why.out}\n{why.err}"
+    def _check_why(self, state: str, ended_by: Fault | None) -> None:
+        why = self.lab.run("why", self.run.job, "--json").json()
+        cause = why["cause"]
+        if state == "stopped":
+            assert cause is None or cause["kind"] == "stopped", cause
+        elif ended_by is not None and state != "succeeded":
+            assert cause is not None, why
+            assert cause["node"] == ended_by.number, cause
+            assert ended_by.name != "fill-disk" or "No space left" in json.dumps(cause), cause
+        else:
+            assert cause is None, cause
+            told = {f"{one['role']}{one['rank']}" for one in why["before"] if one["role"]}
+            restarted = {f"{event['role']}{event['rank']}" for event in self.run.events("restarting")}
+            killed = {fault.target for fault, _ in self._times if fault.name == "kill"} & restarted
+            assert killed <= told, f"{killed} were killed, and why tells of {told}"
+
+    def _resume(self) -> None:
         self.lab.run("stop", self.run.job)
-        resumed = begin(self.lab, self.run.job, "--resume", run="0002", passes=PASSES)
-        resumed.ends("succeeded", 0, LONGEST_RUN_S)
+        again = begin(self.lab, self.run.job, "--resume", run="0002", passes=PASSES)
+        again.ends("succeeded", 0, LONGEST_RUN_S)
 
     def _check_model(self, expected: Model) -> None:
         model = model_of(self.lab, self.run.job)
         if self.storm.mode == "sync":
             assert_same(model, expected)
         else:
-            assert np.abs(model["w"] - np.arange(4)).max() < 1.5, model["w"]
-
-    def _measure(self, over: float) -> None:
-        events = self.lab.all_events(self.run.job)
-        for fault, at in self._times:
-            later = [event for event in events if event["t"] > at]
-            if fault.name == "kill":
-                self.figures.add(fault, *_restart_times(fault, at, later))
-            elif fault.name in storms.DEADLY:
-                lost = next((event["t"] for event in later if event["event"] == "lost"), None)
-                self.figures.add(fault, lost - at if lost else None, over - at)
+            assert np.abs(model["w"] - np.arange(4)).max() < 1.5, model["w"]  # pushes may be lost
 
     def story(self) -> str:
         return self.lab.told(self.run.job)
-
-
-def _restart_times(fault: Fault, at: float, later: list[Event]) -> tuple[float | None, float | None]:
-    """Until the lead has decided, and until the first step of the process that comes next, or of its trainers."""
-    who = {"role": fault.target.rstrip("0123456789"), "rank": storms.number(fault.target)}
-    decided = _first(later, lambda event: event["event"] == "restarting" and who.items() <= event.items())
-    spawned = _first(later, lambda event: event["event"] == "spawned" and who.items() <= event.items())
-    if decided is None or spawned is None:
-        return None, None
-    went_on = _first(
-        later,
-        lambda event: (
-            event["event"] == "step"
-            and event["t"] > spawned["t"]
-            and (who["role"] == "pserver" or who.items() <= event.items())
-        ),
-    )
-    return decided["t"] - at, went_on["t"] - at if went_on else None
-
-
-def _first(events: list[Event], wanted: Callable[[Event], bool]) -> Event | None:
-    return next((event for event in events if wanted(event)), None)
 
 
 def undisturbed(lab: Laboratory) -> Model:
@@ -195,21 +145,23 @@ def undisturbed(lab: Laboratory) -> Model:
 def soak(seconds: float, seed: str, first: int, directory: Path) -> Figures:
     """Raises AssertionError with the story of the round that went wrong, and what repeats it."""
     figures = Figures()
-    with laboratory(directory, storms.NODES, seed) as lab:
+    with laboratory(directory, len(storms.NODES), seed) as lab:
         lab.directory = directory / "work"
         expected = undisturbed(lab)
         end, number = time.monotonic() + seconds, first
         while time.monotonic() < end or number == first:
             storm = storms.draw(f"{seed}/{number}")
-            say(f"round {number}: {storm.mode}; {'; '.join(map(str, storm.faults))}")
+            say(f"round {number}: {storm}")
             lab.boot()
             one = Round(lab, storm, figures)
             try:
                 one.pass_through()
                 one.end(expected)
-            except (AssertionError, OSError) as exc:
-                told = f"{one.story()}\nround {number} of seed {seed} went wrong: {exc}"
+            except Exception as exc:
+                say("\n".join(figures.lines()))
+                told = f"{one.story()}\nround {number} of seed {seed} went wrong: {exc!r}"
                 raise AssertionError(f"{told}\nrepeat it: make soak SECONDS=1 SEED={seed} ROUND={number}") from exc
+            lab.end_everything()
             number += 1
     return figures
 

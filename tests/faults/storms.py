@@ -7,16 +7,22 @@ import signal
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 from faults.laboratory import EVERYBODY
 from faults.runs import Run
 from support.processes import wait_until
 
-NODES, PSERVERS, TRAINERS = 4, 2, 3
-BORNE_S = 2.5  # well below half of NODE_GRACE_S: after a cut, TCP may need as long again
+NODES = ("node0", "node1", "node2", "node3")  # the first one leads
+PSERVERS = ("pserver0", "pserver1")
+TRAINERS = ("trainer0", "trainer1", "trainer2")
+SUPERVISORS = ("supervisor0", "supervisor1", "supervisor2", "supervisor3")
+GUARDIANS = ("guardian0", "guardian1", "guardian2", "guardian3")
+NODE_GRACE_S = 10
+BORNE_S = 5.0  # well below NODE_GRACE_S
 MOST_FAULTS = 4
-FATAL = 0.3  # of all runs end by a fault that no run survives
+PATIENT = 0.3  # of all runs wait for nodes that are lost
+FATAL = 0.35  # of the others are ended by their last fault, or may be
+OFF = 0.2  # of all runs have a machine with a wrong clock
 
 
 @dataclass(frozen=True)
@@ -33,27 +39,33 @@ class Fault:
         more = [f"for {self.for_s:.1f} s"] * bool(self.for_s) + [f"{self.amount:.3g}"] * bool(self.amount)
         return " ".join([f"after {self.after_s:.1f} s:", self.name, self.target, *more])
 
+    @property
+    def number(self) -> int:
+        """Of its process or machine."""
+        return int(self.target.lstrip("abcdefghijklmnopqrstuvwxyz"))
+
 
 @dataclass(frozen=True)
 class Storm:
+    """`clock`: a machine, and how many hours its clock is ahead. `patient`: the run waits for nodes that are lost."""
+
     mode: str
+    patient: bool
+    clock: tuple[int, int] | None
     faults: tuple[Fault, ...]
 
     @property
-    def fatal(self) -> Fault | None:
+    def ending(self) -> Fault | None:
         last = self.faults[-1]
-        return last if last.name in DEADLY else None
+        return last if last.name in ENDING else None
+
+    def __str__(self) -> str:
+        clock = [f"node{self.clock[0]} is {self.clock[1]:+} h off"] if self.clock else []
+        return "; ".join([self.mode + ", waits" * self.patient, *clock, *map(str, self.faults)])
 
 
 def kill(run: Run, fault: Fault) -> None:
     run.lab.kill(fault.target)
-
-
-def _is_there(run: Run, target: str) -> bool:
-    try:
-        return run.lab.find(target) > 0
-    except AssertionError:
-        return False
 
 
 def pause(run: Run, fault: Fault) -> None:
@@ -98,7 +110,7 @@ def _mend_after(run: Run, fault: Fault) -> None:
 
 
 def restart_sshd(run: Run, fault: Fault) -> None:
-    machine = run.lab.machines[number(fault.target)]
+    machine = run.lab.machines[fault.number]
     machine.stop_sshd(sessions=True)
     machine.start_sshd()
 
@@ -108,66 +120,169 @@ def kill_control(run: Run, fault: Fault) -> None:
 
 
 def power_off(run: Run, fault: Fault) -> None:
-    run.lab.machines[number(fault.target)].power_off()
+    run.lab.machines[fault.number].power_off()
 
 
-def number(target: str) -> int:
-    return int(target.lstrip("abcdefghijklmnopqrstuvwxyz"))
+def fill_disk(run: Run, fault: Fault) -> None:
+    machine = run.lab.machines[fault.number]
+    machine.fill_disk()
+    time.sleep(fault.for_s)
+    machine.free_disk()
+
+
+def stop(run: Run, fault: Fault) -> None:
+    stopped = run.lab.run("stop", run.job, "--json")
+    assert stopped.code == 0, stopped
+    assert stopped.json()["survivors"] == 0, stopped
+
+
+def cut_until_lost(run: Run, fault: Fault) -> None:
+    def act() -> None:
+        run.lab.cut(fault.target)
+
+    if _lose(run, fault, act):
+        run.lab.wait_for_silence(fault.number)
+        run.lab.mend()
+        _is_back(run, fault)
+    run.lab.mend()
+
+
+def power_off_and_on(run: Run, fault: Fault) -> None:
+    lost = _lose(run, fault, lambda: power_off(run, fault))
+    run.lab.boot()
+    if lost:
+        _rejoin(run, fault)
+
+
+def kill_and_rejoin(run: Run, fault: Fault) -> None:
+    if _lose(run, fault, lambda: run.lab.kill(f"supervisor{fault.number}")):
+        _rejoin(run, fault)
+
+
+def _lose(run: Run, fault: Fault, act: Callable[[], None]) -> bool:
+    """Whether the lead lost the node by it; the run may have ended before that."""
+    before = _count(run, "lost", fault)
+    act()
+    assert wait_until(lambda: is_over(run) or _count(run, "lost", fault) > before, 60), "nobody has lost it"
+    return not is_over(run)
+
+
+def _rejoin(run: Run, fault: Fault) -> None:
+    run.lab.ok("start", "--rejoin", "--only", fault.target, "--job_workspace", run.job)
+    _is_back(run, fault)
+
+
+def _is_back(run: Run, fault: Fault) -> None:
+    wanted = _count(run, "lost", fault)
+    assert wait_until(lambda: is_over(run) or _count(run, "rejoined", fault) >= wanted, 60), "it does not come back"
+
+
+def _count(run: Run, name: str, fault: Fault) -> int:
+    """How often the lead has said so of a node."""
+    found = [event for event in run.lab.events(run.job) if event["event"] == name and "role" not in event]
+    return len([event for event in found if event["node"] == fault.number])
+
+
+def is_over(run: Run) -> bool:
+    return any(run.events("ended"))
+
+
+Draw = Callable[[random.Random], dict[str, float]]
+
+
+def _none(chance: random.Random) -> dict[str, float]:
+    return {}
 
 
 def _borne_s(chance: random.Random) -> dict[str, float]:
     return {"for_s": chance.uniform(0.3, BORNE_S)}
 
 
-Draw = Callable[[random.Random], dict[str, Any]]
-#: By name: what does it, what it is done to, and its numbers. A run survives these.
-BEARABLE: dict[str, tuple[Callable[[Run, Fault], None], tuple[str, ...], Draw]] = {
-    "kill": (kill, ("trainer", "trainer", "pserver"), lambda chance: {}),
-    "pause": (pause, ("trainer", "pserver", "supervisor"), _borne_s),
-    "cut": (cut, ("node",), _borne_s),
-    "cut-out": (cut_out, ("node",), _borne_s),
-    "cut-in": (cut_in, ("node",), _borne_s),
-    "lose-frames": (lose_frames, ("all",), lambda c: {"for_s": c.uniform(1, 4), "amount": c.uniform(0.01, 0.08)}),
-    "delay": (delay, ("node",), lambda c: {"for_s": c.uniform(1, 4), "amount": c.uniform(0.002, 0.03)}),
-    "make-thin": (make_thin, ("node",), lambda c: {"for_s": c.uniform(1, 4), "amount": c.uniform(1e6, 4e6)}),
-    "restart-sshd": (restart_sshd, ("node",), lambda chance: {}),
-    "kill-control": (kill_control, ("control",), lambda chance: {}),
+@dataclass(frozen=True)
+class Kind:
+    """What does it, what it is done to, its numbers, and how the run may end by it."""
+
+    act: Callable[[Run, Fault], None]
+    targets: tuple[str, ...]
+    draw: Draw = _none
+    ends: frozenset[str] = frozenset({"succeeded"})
+    weight: int = 1
+
+
+LOST = frozenset({"failed", "lost"})
+#: A run survives these.
+BEARABLE: dict[str, Kind] = {
+    "kill": Kind(kill, (*TRAINERS, *TRAINERS, *PSERVERS, *PSERVERS, *GUARDIANS), weight=4),
+    "pause": Kind(pause, (*TRAINERS, *PSERVERS, *SUPERVISORS), _borne_s),
+    "cut": Kind(cut, NODES, _borne_s),
+    "cut-out": Kind(cut_out, NODES, _borne_s),
+    "cut-in": Kind(cut_in, NODES, _borne_s),
+    "lose-frames": Kind(lose_frames, ("all",), lambda c: {"for_s": c.uniform(1, 4), "amount": c.uniform(0.01, 0.08)}),
+    "delay": Kind(delay, NODES, lambda c: {"for_s": c.uniform(1, 4), "amount": c.uniform(0.002, 0.03)}),
+    "make-thin": Kind(make_thin, NODES, lambda c: {"for_s": c.uniform(1, 4), "amount": c.uniform(1e6, 4e6)}),
+    "restart-sshd": Kind(restart_sshd, NODES),
+    "kill-control": Kind(kill_control, ("control",)),
 }
-#: These end it.
-DEADLY: dict[str, tuple[Callable[[Run, Fault], None], tuple[str, ...], Draw]] = {
-    "kill-supervisor": (kill, ("supervisor",), lambda chance: {}),
-    "cut-for-long": (cut, ("node",), lambda chance: {}),
-    "power-off": (power_off, ("node",), lambda chance: {}),
+#: A run that waits survives these too.
+WAITED: dict[str, Kind] = {
+    "cut-until-lost": Kind(cut_until_lost, NODES[1:]),
+    "power-off-and-on": Kind(power_off_and_on, NODES[1:]),
+    "kill-and-rejoin": Kind(kill_and_rejoin, NODES[1:]),
 }
-PROCESSES = ("trainer", "pserver", "supervisor")
-OFTEN = {"kill": 4}
-COUNTS = {"trainer": TRAINERS, "pserver": PSERVERS, "supervisor": NODES, "node": NODES}
+#: These are its last.
+ENDING: dict[str, Kind] = {
+    "kill-supervisor": Kind(kill, SUPERVISORS, ends=LOST),
+    "pause-for-long": Kind(pause, SUPERVISORS, lambda chance: {"for_s": NODE_GRACE_S + 6.0}, LOST),
+    "cut-for-long": Kind(cut, NODES, ends=LOST),
+    "power-off": Kind(power_off, NODES, ends=LOST),
+    "fill-disk": Kind(
+        fill_disk, NODES, lambda chance: {"for_s": chance.uniform(0.5, 6)}, frozenset({"failed", "succeeded"}), 2
+    ),
+    "stop": Kind(stop, ("all",), ends=frozenset({"stopped"})),
+}
+KINDS = {**BEARABLE, **WAITED, **ENDING}
 
 
 def draw(seed: str) -> Storm:
     """The same for the same seed."""
     chance = random.Random(seed)
-    mode = chance.choice(["sync", "async"])
+    mode, patient = chance.choice(["sync", "async"]), chance.random() < PATIENT
+    clock = (chance.randrange(len(NODES)), chance.choice([-1, 1])) if chance.random() < OFF else None
     faults = [_draw_one(chance, BEARABLE) for _ in range(chance.randint(1, MOST_FAULTS))]
-    if chance.random() < FATAL:
-        faults.append(_draw_one(chance, DEADLY))
-    return Storm(mode, tuple(faults))
+    if patient:
+        faults.insert(chance.randint(0, len(faults)), _draw_one(chance, WAITED))
+    elif chance.random() < FATAL:
+        faults.append(_draw_one(chance, ENDING))
+    return Storm(mode, patient, clock, tuple(faults))
 
 
-def _draw_one(chance: random.Random, table: dict[str, Any]) -> Fault:
-    name = chance.choice([name for name in sorted(table) for _ in range(OFTEN.get(name, 1))])
-    _, kinds, numbers = table[name]
-    kind = chance.choice(kinds)
-    target = f"{kind}{chance.randrange(COUNTS[kind])}" if kind in COUNTS else kind
-    return Fault(name, target, chance.uniform(0.2, 2.0), **numbers(chance))
+def _draw_one(chance: random.Random, table: dict[str, Kind]) -> Fault:
+    name = chance.choice([name for name in sorted(table) for _ in range(table[name].weight)])
+    kind = table[name]
+    after_s = chance.choice([0.0, chance.uniform(0.2, 2.0), chance.uniform(0.2, 2.0)])
+    return Fault(name, chance.choice(kind.targets), after_s, **kind.draw(chance))
 
 
-def inject(run: Run, fault: Fault) -> float:
-    """The time of day at which it was done; a process may be about to begin again, and is waited for."""
+def inject(run: Run, fault: Fault) -> float | None:
+    """When it was done; None when the run had ended. A process may be about to begin again, and is waited for."""
     time.sleep(fault.after_s)
-    if fault.target.startswith(PROCESSES):
-        assert wait_until(lambda: _is_there(run, fault.target), 40), f"no {fault.target}"
+    is_process = fault.target in (*TRAINERS, *PSERVERS, *SUPERVISORS, *GUARDIANS)
+    if is_process:
+        assert wait_until(lambda: is_over(run) or _is_there(run, fault.target), 40), f"no {fault.target}"
+    if is_over(run):
+        return None
     at = time.time()
-    act = (BEARABLE | DEADLY)[fault.name][0]
-    act(run, fault)
+    try:
+        KINDS[fault.name].act(run, fault)
+    except (AssertionError, ProcessLookupError):
+        if is_process and is_over(run):  # it ended while it was looked for
+            return None
+        raise
     return at
+
+
+def _is_there(run: Run, target: str) -> bool:
+    try:
+        return run.lab.find(target) > 0
+    except AssertionError:
+        return False

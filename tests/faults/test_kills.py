@@ -52,3 +52,18 @@ def test_a_pserver_that_stops_for_a_while_is_waited_for(lab: Laboratory, expecte
     run.succeeds()
     assert run.events("restarting") == run.events("rolled_back") == run.events("lost") == []
     assert_same(model_of(lab, run.job), expected)
+
+
+@pytest.mark.parametrize("node", [3, 0], ids=["node", "lead"])
+def test_a_supervisor_that_stops_for_too_long_finds_a_run_that_is_over_and_ends_too(
+    lab: Laboratory, expected: Model, node: int
+) -> None:
+    run = start(lab)
+    run.reach(50)
+    with lab.paused(f"supervisor{node}"):
+        run.event("ended", node=1)
+        time.sleep(1)  # it wakes when nobody is there any more
+    run.fails()
+    assert lab.ok("why", run.job, "--json").json()["cause"]["node"] == node
+    resume(lab, run.job).succeeds()
+    assert_same(model_of(lab, run.job), expected)

@@ -97,12 +97,10 @@ def test_a_full_disk_takes_nothing_more(lab: Laboratory) -> None:
 def test_a_wrong_clock_is_wrong_for_what_ssh_starts(lab: Laboratory) -> None:
     machine = lab.machines[1]
     try:
-        machine.clock_off_s = 3600
-        machine.boot()
+        machine.set_clock(3600)
         times = [node["stdout"] for node in lab.ok("exec", "--json", "--", "date", "+%s").json()["nodes"]]
     finally:
-        machine.clock_off_s = 0
-        machine.boot()
+        machine.set_clock(0)
     assert 3590 < float(times[1]) - float(times[0]) < 3660
 
 
@@ -128,6 +126,7 @@ def test_what_a_program_leaves_behind_is_seen(lab: Laboratory, left: str) -> Non
 def test_a_storm_is_the_same_for_the_same_seed_and_no_other() -> None:
     assert [storms.draw(f"7/{n}") for n in range(20)] == [storms.draw(f"7/{n}") for n in range(20)]
     drawn = [storms.draw(f"7/{n}") for n in range(200)]
-    assert {fault.name for storm in drawn for fault in storm.faults} == {*storms.BEARABLE, *storms.DEADLY}
-    assert {storm.mode for storm in drawn} == {"sync", "async"}
+    assert {fault.name for storm in drawn for fault in storm.faults} == {*storms.KINDS}
+    assert len({(storm.mode, storm.patient) for storm in drawn}) == 4
+    assert {storm.clock for storm in drawn} > {None, (0, 1), (0, -1)}
     assert storms.draw("7/0") != storms.draw("8/0")

@@ -125,3 +125,12 @@ def test_a_view_takes_the_last_word_from_the_lead_whichever_node_that_is() -> No
     assert view.ended is None
     view.take({"event": "ended", "node": 1, "state": "stopped"})
     assert view.ended == {"event": "ended", "node": 1, "state": "stopped"}
+
+
+def test_a_run_that_succeeds_all_the_same_has_its_doubts() -> None:
+    view = RunView(INVENTORY.nodes)
+    for step in (3, 4):
+        view.take({"event": "nan", "role": "trainer", "rank": 1, "message": f"the loss is not finite (step {step})"})
+    view.take({"event": "lost", "node": 2, "message": "nothing heard"})
+    view.take({"event": "lost", "node": 2, "role": "trainer", "rank": 2, "message": "node2 is lost"})
+    assert view.doubts == ["the loss is not finite (step 3), first of all", "trainer2 was left out: node2 is lost"]

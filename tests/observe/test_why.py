@@ -115,7 +115,29 @@ def test_a_command_that_is_not_there_is_told() -> None:
     history = History()
     cause = {"kind": "node", "message": "cannot start 'pyhton': No such file or directory", "node": 0, "tail": []}
     found = history.fail(1.0, {**cause, "role": "trainer", "rank": 0, "attempt": 1, "t": START_T + 1}).explain()
-    assert_cause(found, "trainer0", "missing_file")
+    assert_cause(found, "trainer0", "missing_program")
+
+
+def test_that_others_did_better_is_not_said_of_those_that_never_came_so_far() -> None:
+    """They were stopped before they could fail in the same way."""
+    history = History()
+    found = history.fail(1.01, history.exit(1.0, "trainer2", 1, traceback("SyntaxError: invalid syntax"))).explain()
+    assert_cause(found, "trainer2", "syntax_error")
+    for node in (0, 1, 3):
+        history.answers[node]["events"] = [{**e, "worked": False} for e in history.answers[node]["events"]]
+    assert history.explain().notes == ()
+
+
+def test_what_a_process_wrote_before_its_last_step_has_not_ended_it() -> None:
+    history = History()
+    history.step(9.0, 40)
+    words = traceback("KeyError: 'cache'")
+    lines = [[START_T + 5.0, line] for line in words] + [[START_T + 9.5, "bad licence"]]
+    history.answers[2]["outputs"] = [{"role": "trainer", "rank": 2, "attempt": 1, "lines": lines}]
+    found = history.fail(10.01, history.exit(10.0, "trainer2", 1)).explain()
+    assert_cause(found, "trainer2", "exit")
+    assert found.cause is not None
+    assert found.cause.diagnosis.words == '"bad licence"'
 
 
 # Memory, ports, signals, numbers.
@@ -297,6 +319,16 @@ def test_a_lead_that_all_others_lost_was_cut_off_itself() -> None:
     assert_cause(history.fail(40.0, cause).explain(), None, "partition", node=0)
 
 
+def test_a_lead_that_slept_is_to_blame_though_it_lost_only_the_first_of_those_that_had_lost_it() -> None:
+    history = History()
+    message = "the lead on node0 is lost: nothing heard of the lead for 30 s"
+    for node in (1, 2, 3):
+        history.note(40.2, node, "lost", lost_node=0, message=message)
+    history.note(50.0, 0, "lost", message="it had taken the lead for lost")["node"] = 3
+    cause = {"kind": "node_lost", "node": 3, "message": "node3 is lost: it had taken the lead for lost"}
+    assert_cause(history.fail(50.0, cause).explain(), None, "node_silent", node=0)
+
+
 def test_a_silent_node_that_lived_is_told() -> None:
     history = History()
     history.note(13.0, 0, "suspect", silent_s=3.0)["node"] = 3
@@ -377,6 +409,45 @@ def test_a_process_that_stood_still_is_the_cause_when_the_time_limit_ends_the_ru
     assert found.cause.onset == START_T + 30.0
     assert [text for _, text in found.cause.lines] == ['File "train.py", line 9 in f']
     assert [one.kind for one in found.then] == ["time_limit"]
+
+
+def test_a_process_that_stood_still_tells_what_its_thread_had_met_and_its_kill_is_no_news() -> None:
+    history = History()
+    words = traceback("ValueError: shard 3: bad magic")
+    output = {"role": "trainer", "rank": 2, "attempt": 1, "lines": [[START_T + 5.0, line] for line in words]}
+    history.answers[2]["outputs"] = [output]
+    history.note(50.0, 2, "stalled", role="trainer", rank=2, attempt=1, stalled_s=20.0, message="stalled")
+    killed = history.exit(51.0, "trainer2", -9, stalled=True, message="stalled for 20 s")
+    found = history.fail(51.1, killed).explain()
+    assert_cause(found, "trainer2", "stalled")
+    assert found.cause is not None
+    assert found.cause.diagnosis.words == "it had met ValueError: shard 3: bad magic"
+    assert found.then == ()
+
+
+@pytest.mark.parametrize("ending", ["time_limit", "stalled"])
+def test_a_trainer_that_left_the_others_alone_with_exit_code_0_is_the_cause_of_their_standstill(ending: str) -> None:
+    history = History()
+    history.step(5.0, 40)
+    history.exit(5.2, "trainer2", 0, pushes=0)
+    if ending == "stalled":
+        history.note(50.0, 0, "standstill", stalled_s=45.0, message="the run stands still")
+    found = history.fail(60.0, {"kind": ending, "message": "over"}).explain()
+    assert_cause(found, "trainer2", "left_early")
+    assert [one.kind for one in found.then] == [ending]
+
+
+@pytest.mark.parametrize("why_not", ["said goodbye", "others go on", "all have left"])
+def test_a_trainer_that_is_done_has_not_left_anybody_alone(why_not: str) -> None:
+    history = History()
+    history.step(5.0, 40)
+    for rank in (0, 1, 2, 3) if why_not == "all have left" else (2,):
+        history.exit(5.2, f"trainer{rank}", 0, pushes=40 if why_not == "said goodbye" else 0)
+    if why_not == "others go on":
+        history.step(30.0, 80)
+    found = history.fail(60.0, {"kind": "time_limit", "message": "over"}).explain()
+    assert_cause(found, None, "time_limit")
+    assert not found.before
 
 
 def test_a_stall_that_was_over_is_not_blamed() -> None:

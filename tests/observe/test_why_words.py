@@ -11,14 +11,33 @@ from pathlib import Path
 import pytest
 
 from clusterctl.observe.why_story import clock_offset
-from clusterctl.observe.why_traceback import raised
-from clusterctl.observe.why_words import ERRNOS, diagnose
+from clusterctl.observe.why_system import ERRNOS
+from clusterctl.observe.why_traceback import DIRECT, excerpt, raised
+from clusterctl.observe.why_words import diagnose
 
 BIND = "import socket; a = socket.socket(); a.bind(('127.0.0.1', 0)); socket.socket().bind(a.getsockname())"
+FRAMES = ["Traceback (most recent call last):", '  File "/job/train.py", line 3, in main', "    f()"]
 CONNECT = "import socket; a = socket.socket(); a.bind(('127.0.0.1', 0)); socket.socket().connect(a.getsockname())"
 MANY_FILES = "import resource; resource.setrlimit(7, (8, 8)); keep = [open('/dev/null') for _ in range(20)]"
 BECAUSE = "try:\n    open('/nowhere/x')\nexcept OSError as e:\n    raise RuntimeError('no data') from e"
+FALLBACK = """
+def read():
+    return int('7,5')
+try:
+    import nosuchengine
+except ImportError:
+    read()"""
+CLEAN_UP = """
+class File:
+    def __enter__(self): return self
+    def __exit__(self, *about): self.nosuch.close()
+with File(): open('/nowhere/x')"""
+TOOL = """
+import subprocess, sys
+subprocess.run([sys.executable, "-c", "open('/nowhere/vocab')"], check=True)"""
 LOADER = "./a.out: error while loading shared libraries: libfoo.so.3: cannot open shared object file"
+CALL = "\tat job.Train.main(Train.java:1)"
+JAVA_CAUSE = "Caused by: java.io.FileNotFoundException: /nowhere/x (No such file or directory)"
 RUST = "thread 'main' panicked: Os { code: 98, kind: AddrInUse, message: \"Address already in use\" }"
 
 
@@ -47,6 +66,29 @@ def test_the_table_of_errors_is_that_of_the_system() -> None:
         ("try:\n    {}['a']\nexcept KeyError:\n    open('/nowhere/x')", "missing_file", "/nowhere/x"),
         ("raise ExceptionGroup('both', [ValueError('a'), OSError(28, 'No space left on device')])", "exception", None),
         ("raise ValueError('labels must be 0 or 1')", "exception", None),
+        ("class NetworkShapeError(ValueError): pass\nraise NetworkShapeError('unknown network')", "exception", None),
+        (
+            "class MemoryBankError(Exception): pass\nraise MemoryBankError('slot 7 was never written')",
+            "exception",
+            None,
+        ),
+        ("class ReadTimeout(Exception): pass\nraise ReadTimeout('no answer for 5 s')", "peer_silent", None),
+        ("{}['nan']", "exception", None),
+        ("raise ValueError('the loss is nan')", "not_finite", None),
+        (FALLBACK, "exception", None),
+        ("try:\n    import nosuchengine\nexcept ImportError:\n    int('7,5')", "exception", None),
+        ("try:\n    open('/nowhere/x')\nexcept OSError as e:\n    loger.warning(e)", "missing_file", "/nowhere/x"),
+        (
+            "try:\n    open('/nowhere/x')\nexcept OSError:\n    raise RuntimeError('no data')",
+            "missing_file",
+            "/nowhere/x",
+        ),
+        ("import subprocess; subprocess.run(['nosuchtool'])", "missing_program", "nosuchtool"),
+        ("import subprocess; subprocess.run(['ls'], cwd='/nowhere/x')", "missing_file", "/nowhere/x"),
+        ("import subprocess; subprocess.run(['sh', '-c', 'kill -11 $$'], check=True)", "segfault", None),
+        (TOOL, "missing_file", "/nowhere/vocab"),
+        (CLEAN_UP, "missing_file", "/nowhere/x"),
+        ("raise RuntimeError('worker (pid 12) is killed by signal: Bus error. ')", "bus_error", None),
         ("raise SystemExit('no licence')", "exit", None),
         ("import sys; sys.exit(3)", "exit", None),
         ("import argparse; argparse.ArgumentParser().parse_args(['--what'])", "usage", None),
@@ -75,6 +117,16 @@ def test_real_programs_that_fail(tmp_path: Path, program: str, kind: str, subjec
         (2, ["panic: listen tcp :7164: bind: address already in use", "goroutine 1 [running]:"], "address_in_use"),
         (-6, ["terminate called after throwing an instance of 'std::bad_alloc'"], "out_of_memory"),
         (1, ["java.net.ConnectException: Connection refused"], "peer_refused"),
+        (1, ['Exception in thread "main" java.lang.OutOfMemoryError: Java heap space', *[CALL] * 20], "out_of_memory"),
+        (1, ['Exception in thread "main" java.lang.RuntimeException: load', CALL, JAVA_CAUSE, CALL], "missing_file"),
+        (1, ["t.js:1", "a.weights", "^", "TypeError: Cannot read properties of undefined", CALL], "exception"),
+        (
+            1,
+            ["Error: connect ECONNREFUSED 127.0.0.1:9", CALL, "  errno: -111,", "  code: 'ECONNREFUSED',"],
+            "peer_refused",
+        ),
+        (1, ["/usr/bin/python3: No module named nosuch"], "import_error"),
+        (-6, ["terminate called after throwing", "  what():  cannot parse config.ini line 3"], "aborted"),
         (1, ["something of its own"], "exit"),
         (1, [], "exit"),
         (-64, [], "signal"),
@@ -102,6 +154,47 @@ def test_of_several_tracebacks_the_last_one_counts() -> None:
     one = ["Traceback (most recent call last):", '  File "a.py", line 1, in f', "KeyError: 'x'"]
     two = ["Traceback (most recent call last):", '  File "a.py", line 9, in g', "ValueError: y"]
     assert [found.name for found in raised([*one, "carrying on", *two])] == ["ValueError"]
+
+
+def test_what_a_program_says_at_last_is_quoted_where_nothing_in_it_is_known() -> None:
+    assert diagnose(1, ["no licence for node2"]).words == '"no licence for node2"'
+    said = diagnose(2, ["panic: index out of range [5]", "goroutine 1 [running]:", "exit status 2"])
+    assert said.words == '"panic: index out of range [5]"'
+    assert "(config.ini: wrong)" in diagnose(-6, ["config.ini: fine", "terminate: (config.ini: wrong)"]).words
+
+
+def test_an_apostrophe_is_no_quotation_mark() -> None:
+    said = diagnose(2, ["python3: can't open file '/job/train.py': [Errno 2] No such file or directory"])
+    assert (said.kind, said.subject) == ("missing_file", "/job/train.py")
+
+
+def test_the_first_of_exceptions_that_only_translate_it_is_told_with_what_it_led_to() -> None:
+    lines = [*FRAMES[:2], "KeyError: 'gpu'", "", f"{DIRECT} of the following exception:", "", *FRAMES]
+    found = diagnose(1, [*lines, "RuntimeError: training setup failed"])
+    assert (found.words, found.error) == (
+        "KeyError: 'gpu'; and so RuntimeError: training setup failed",
+        "KeyError: 'gpu'",
+    )
+
+
+def test_calls_inside_libraries_are_folded_and_the_programs_own_are_shown() -> None:
+    deep = [
+        line
+        for i in range(30)
+        for line in (f'  File "/x/lib/python3.11/site-packages/a.py", line {i}, in f', "    f()")
+    ]
+    lines = [*(f"pass {i}" for i in range(40)), *FRAMES, *deep, "ValueError: x", *(f"bye {i}" for i in range(3))]
+    shown = [text for _, text in excerpt([(float(i), line) for i, line in enumerate(lines)])]
+    assert shown == [
+        "pass 38",
+        "pass 39",
+        *FRAMES,
+        "  ... 30 calls inside libraries",
+        "ValueError: x",
+        "bye 0",
+        "bye 1",
+        "bye 2",
+    ]
 
 
 def test_clocks_are_compared_by_the_quickest_answer_with_the_way_halved() -> None:

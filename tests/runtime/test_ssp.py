@@ -87,6 +87,21 @@ def test_when_the_slowest_leaves_the_others_go_on() -> None:
     assert sorted(push(core, 0, 2)) == [(0, 102), (1, 103)]
 
 
+def test_a_trainer_that_comes_again_when_all_have_left_waits_for_nobody() -> None:
+    """It had left too, and its process began again, because of a pserver that was lost just then."""
+    core = made_core("ssp(2)")
+    for step in range(4):
+        for rank in range(2):
+            push(core, rank, step)
+    answered(core.handle(1, wire.Message(wire.BYE, 1, 200)))
+    about = {"attempt": 2, "parts": [wire.json_part({"trainers": 2})]}
+    answered(core.handle(1, wire.Message(wire.HELLO, 1, 300, **about)))
+    answered(core.handle(0, wire.Message(wire.BYE, 0, 200)))
+    part = wire.Part(wire.DENSE, np.empty(0, np.float32), SPEC.key)
+    again = core.handle(1, wire.Message(wire.PULL, 1, 301, attempt=2, parts=[part]))
+    assert answered(again) == [(1, 301)]
+
+
 def test_a_trainer_that_has_not_come_yet_counts_as_zero_pushes() -> None:
     core = made_core("ssp(2)", trainers=2, connected=1)
     assert [len(push(core, 0, step)) for step in range(3)] == [1, 1, 0]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -20,7 +21,7 @@ ENDLESS = {  # in place of an answer
     "a line": "exec cat /dev/zero",
     "lines": """exec yes '{"lines": []}'""",
     "nested": "yes '[' | tr -d '\\n'",
-    "many": "yes '[],' | tr -d '\\n'",
+    "many": "printf '['; yes '[],' | head -c 20000000 | tr -d '\\n'; echo ']'",
 }
 
 
@@ -92,15 +93,40 @@ def test_json_that_is_deep_or_no_json_is_no_more_than_a_value_error(line: bytes)
 DIAGNOSE = """
 import resource
 from clusterctl.observe.why_words import diagnose
-resource.setrlimit(resource.RLIMIT_CPU, (10, 10))
-for line in ("a" * 64_000, ".so.1" * 12_000, "'" * 64_000, "errno " * 10_000, "version '" * 7_000, "E" * 64_000):
+resource.setrlimit(resource.RLIMIT_CPU, (20, 20))
+for line in ("a" * 64_000, ".so.1" * 12_000, "'" * 64_000, "errno " * 10_000, "version '" * 7_000, "E" * 64_000,
+    "python" * 10_000, "python: " * 8_000, "x: error" * 8_000, " at" * 20_000):
     diagnose(1, [line] * 20)
     diagnose(1, ["Traceback (most recent call last):", f'  File "{line}"', f"OSError: {line}"])
 """
 
 
 def test_long_lines_do_not_keep_why_busy() -> None:
-    subprocess.run([sys.executable, "-c", DIAGNOSE], check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", DIAGNOSE], check=True, timeout=300)
+
+
+FILL = """
+import resource
+from clusterctl.agent.sanity import parse
+size = 16 << 20
+for part in (b"[],", b"{},", b"1000,", b'"ab",', b'{"a":1},', b'{"a":"b"},'):
+    try:
+        parse(b'{"done":{"x":[' + part * (size // len(part)) + b"1]}}")
+    except ValueError:
+        continue
+    raise SystemExit(f"{part} was taken")
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10)
+"""
+
+
+def test_a_line_does_not_grow_into_a_multiple_of_its_size() -> None:
+    ran = subprocess.run([sys.executable, "-c", FILL], check=True, timeout=300, capture_output=True)
+    assert int(ran.stdout) < MOST_MB
+
+
+def test_long_lines_that_are_no_bombs_are_taken() -> None:
+    for value in ([[1.0, ",[{" * 20_000]] * 50, ['\\",' * 400_000], ["[\\", ",\\"] * 100_000, list(range(400_000))):
+        assert parse(json.dumps(value).encode()) == value
 
 
 def test_an_event_longer_than_any_does_not_hide_those_behind_it(tmp_path: Path) -> None:
@@ -126,7 +152,7 @@ def test_lines_that_grow_on_the_way_still_arrive(tmp_path: Path) -> None:
     class Peer:
         def send(self, message: dict[str, list[object]]) -> None:
             nonlocal count
-            sizes.append(len(__import__("json").dumps(message)))
+            sizes.append(len(json.dumps(message)))
             count += len(message.get("lines", ()))
 
     watch.logs(tmp_path, {"ref": None}, Peer())  # type: ignore[arg-type]  # it only sends

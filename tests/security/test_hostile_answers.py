@@ -203,7 +203,7 @@ def told(*events: dict[str, Any], **more: Any) -> Any:
     return lambda request: (
         lines(*CLOCK, {"done": {**status(1, state="failed"), **found, **more}})
         if request["op"] == "story"
-        else answer(1, request, state="failed", ended=ENDED)
+        else answer(1, request, ended=ENDED, state="failed")
     )
 
 
@@ -211,8 +211,8 @@ def told(*events: dict[str, Any], **more: Any) -> Any:
 def test_a_cause_that_names_half_a_process_does_not_take_why_along(liars: Liars, half: dict[str, Any]) -> None:
     cause = {"kind": "node", "message": "m", "node": 1, **half}
     ended = {**AT, "event": "ended", "state": "failed", "cause": cause, "not_heard_of": []}
-    liars.answers["node0"] = told(*EVENTS)
-    liars.answers["node1"] = told({**EVENTS[2], "cause": cause}, ended)
+    liars.answers["node0"] = told({**EVENTS[2], "cause": cause}, ended)  # it leads
+    liars.answers["node1"] = told(*EVENTS)
     code, out, err = liars.run("why")
     assert (code, "Traceback" in err) == (0, False), err
     assert "first cause: trainer1@" in out

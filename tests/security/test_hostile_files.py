@@ -34,6 +34,8 @@ PATHS: list[Any] = [
     "log/a\0b",
     f"log/{EVIL}",
     "log/line\nbreak",
+    "log/\x9b31m",
+    "log/\u202egnp.exe",
     "log/" + "a/" * 100 + "evil",
     "log/" + "x" * 5000,
     "log/\ud900",

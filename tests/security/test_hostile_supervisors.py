@@ -3,8 +3,10 @@ outlives all that it says, and what other nodes are ordered makes sense."""
 
 from __future__ import annotations
 
+import itertools
+import json
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -41,11 +43,17 @@ WORDS: list[Message] = [
     {"do": "logged", "rank": 1, "value": 0.5, "step": 3, "weight": 1.0},
 ]
 JUNK: list[Any] = [None, {}, EVIL, "../../x", "a\0:1", -1, 10**400, 1e999, [[]], True]
-BROKEN: list[Any] = [
-    *([], 7, None, {}, {"a": None}, {"a": {}}, {"a": 1, "s": []}, {"a": 0, "s": "1", "m": {}}),
-    *({"a": 0, "s": 2, "m": junk} for junk in ({}, [], {"do": []}, {"do": "__class__"}, {"do": "hello" * 10**5})),
+#: What looks like an honest word: a place that no environment takes, a number that no float is.
+CLOSE: list[Message] = [
+    {"do": "ready", **PSERVER, "endpoint": "a\0:1"},
+    {"do": "hello", "epoch": 0, "endpoints": {"pserver0": f"{EVIL}:1"}},
+    {"do": "logged", "rank": 1, "value": 10**400, "step": 3, "weight": 1.0},
+]
+FRAMES: list[Any] = [
+    *([], 7, None, {}, {"a": None}, {"a": {}}, {"a": 1, "s": []}, {"a": 0, "s": "4", "m": {}}, {"a": 0, "s": 1e999}),
+    *({"a": 0, "s": 4, "m": said} for said in (None, [], {}, {"do": []}, {"do": "__class__"}, {"do": "hello" * 10**5})),
     *({"a": 10**400, "i": []}, {"a": -1, "gone": []}, {"a": float("nan")}),
-    *(b"[" * 100_000 + b"\n", b'{"a":' * 60 + b"1" + b"}" * 60 + b"\n", b"9" * 5000 + b"\n", b"\xff\n", b"\n\n\n"),
+    *(b"[" * 100_000, b'{"a":' * 60 + b"1" + b"}" * 60, b"9" * 5000, b"\xff", b"", b'{"a": 0, "s": 4'),
 ]
 
 
@@ -112,33 +120,47 @@ def makes_sense(order: Message) -> bool:
 
 
 def changed() -> Iterator[Message]:
-    """Each word with one of its fields, or a part of that, missing or replaced; of all that is to replace it a few."""
-    turn = 0
+    """Each word with one of its fields, or a part of that, missing or replaced, by one thing after the other."""
+    junk = itertools.cycle(JUNK)
     for word in WORDS:
-        for name, value in word.items():
-            yield {key: value for key, value in word.items() if key != name}
-            for junk in JUNK[turn % 3 :: 3]:
-                yield {**word, name: junk}
-                if isinstance(value, dict):
-                    yield {**word, name: {**value, "pserver0": junk}}
-                    yield {**word, name: {**value, "trainer2": 1, EVIL: 1}}
-                elif isinstance(value, list):
-                    yield {**word, name: [junk]}
-            turn += 1
+        for turn, (name, value) in enumerate(word.items()):
+            yield {**word, name: next(junk)}
+            if turn % 4 == 1:
+                yield {key: value for key, value in word.items() if key != name}
+            if isinstance(value, dict):
+                yield {**word, name: {**value, "pserver0": next(junk)}}
+                yield {**word, name: {**value, "trainer2": 1}}  # the other node's
+            elif isinstance(value, list):
+                yield {**word, name: [next(junk)]}
+
+
+def outlives(keys: Keys, speak: Callable[[Run], None], what: Any) -> None:
+    run = Run(keys)
+    try:
+        speak(run)
+        run_until(run.reactor, run.is_heard)
+        run.goes_on()
+        assert all(map(makes_sense, [*run.honest.orders, *run.leader.orders]))
+    except Exception as exc:
+        raise AssertionError(f"{what!r:.300}") from exc
+    finally:
+        run.close()
 
 
 def test_the_lead_outlives_every_word_of_a_node_and_orders_others_nothing_strange(keys: Keys) -> None:
-    tried = 0
-    for word in changed():
-        run = Run(keys)
-        try:
-            run.hostile.lead.say(word)
-            run_until(run.reactor, run.is_heard)
-            run.goes_on()
-            assert all(map(makes_sense, [*run.honest.orders, *run.leader.orders]))
-        except Exception as exc:
-            raise AssertionError(f"{word!r:.300}") from exc
-        finally:
-            run.close()
-        tried += 1
-    assert tried > 200
+    words = [*CLOSE, *changed()]
+    assert len(words) > 60
+    for word in words:
+        outlives(keys, lambda run, word=word: run.hostile.lead.say(word), word)
+
+
+def test_the_lead_outlives_every_frame_of_a_node(keys: Keys) -> None:
+    for frame in FRAMES:
+
+        def speak(run: Run, frame: Any = frame) -> None:
+            link = run.hostile.lead._link
+            assert link is not None
+            link._outgoing += frame + b"\n" if isinstance(frame, bytes) else json.dumps(frame).encode() + b"\n"
+            run.hostile.lead.say({"do": "rejoin"})
+
+        outlives(keys, speak, frame)

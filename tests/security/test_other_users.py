@@ -7,11 +7,13 @@ import json
 import os
 import socket
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from clusterctl.runtime import memory
+from clusterctl.runtime.borrowing import find_lender
 from clusterctl.runtime.sharing import Sharing
 from security.strangers import NOBODY, as_stranger, in_stranger, needs_root, open_to_strangers, shared_directory
 from support.processes import processes_with_environment, wait_until
@@ -131,6 +133,29 @@ def is_let_in(sharing: Sharing) -> bool:
 def test_the_socket_of_shared_memory_turns_another_user_away_even_with_the_token(sharing: Sharing) -> None:
     assert is_let_in(sharing)
     assert not in_stranger(lambda: is_let_in(sharing))
+
+
+@needs_root
+def test_a_trainer_shows_its_token_to_nobody_else_who_has_taken_the_name() -> None:
+    """The name is not secret on the pserver's host, and free on every other."""
+    name = "clusterctl-1-0123456789abcdef"
+    begun, begin = os.pipe()
+
+    def takes_it() -> bool:
+        with socket.socket(socket.AF_UNIX) as listener:
+            listener.bind(f"\0{name}")
+            listener.listen()
+            os.write(begin, b"!")
+            sock = listener.accept()[0]
+            return b"secret" in sock.recv(4096)
+
+    with ThreadPoolExecutor() as pool:
+        was_told = pool.submit(in_stranger, takes_it)
+        assert os.read(begun, 1) == b"!"
+        assert find_lender({"name": name, "token": "secret"}, 0) is None
+        assert not was_told.result()
+    os.close(begun)
+    os.close(begin)
 
 
 def test_temporary_names_are_beside_their_places_and_never_in_a_directory_of_all() -> None:

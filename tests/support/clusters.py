@@ -28,7 +28,7 @@ class Cluster:
 def make_cluster(kind: str, directory: Path, n: int, *sshd_options: str) -> Iterator[Cluster]:
     """Bring `n` nodes up under a directory, and down again."""
     if kind == "embedded":
-        with fake.up(directory / "fake", n) as up:
+        with fake.up(directory / "fake", n, lifeline=True) as up:  # it ends with pytest, however that ends
             nodes = [TestNode(f"node{node.index}", node.port) for node in up.nodes]
             yield Cluster(kind, up.directory, nodes, TestSettings(up.ssh_config, up.identity, up.known_hosts))
         return

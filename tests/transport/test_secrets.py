@@ -197,7 +197,9 @@ def test_a_person_at_a_terminal_types_it_unseen(
         "code = run(sys.argv[1:]); print('same' if termios.tcgetattr(0) == before else 'changed', code, flush=True)"
     )
     conf_path = conf(tmp_path, locked, sshd)
-    pid, terminal = on_terminal(sys.executable, "-c", program, "--conf", str(conf_path), "exec", "--", "echo", "in")
+    pid, terminal = on_terminal(
+        sys.executable, "-c", program, "--conf", str(conf_path), "exec", "--fold", "--", "echo", "in"
+    )
     try:
         seen = read_until(terminal, b"Passphrase of ")
         seen = read_until(terminal, b": ", seen)

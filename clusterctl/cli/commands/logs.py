@@ -128,7 +128,7 @@ def _tell_end(session: Session, ref: str, ends: dict[int, str], lead: int) -> No
         return
     state = ends.get(lead) or worst(ends.values())  # the lead's word decides
     if state in ("failed", "lost"):
-        raise JobFailedError(f"{ref} {'failed' if state == 'failed' else 'is lost'}", hint=f"clusterctl status {ref}")
+        raise JobFailedError(f"{ref} {'failed' if state == 'failed' else 'is lost'}", hint=f"clusterctl why {ref}")
     session.console.warn(f"{ref} has {state}")
 
 

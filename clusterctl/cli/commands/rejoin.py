@@ -7,20 +7,25 @@ from typing import TYPE_CHECKING, Any
 from clusterctl.cli.session import Session, job_ref
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from clusterctl.cluster import NodeOutcome
 
 WORDS = {
     "joined": "takes part in run {run} again",
-    "told": "is in run {run}; what was given up there is started again",
+    "told": "is in run {run}; a trainer that was given up there is started again",
     "ended": "run {run} has ended ({state}): nothing to rejoin",
 }
 
 
-def rejoin(session: Session, job_workspace: str | None) -> None:
-    """Asks every node, or those of --only; raises when one of them cannot."""
+def rejoin(session: Session, job_workspace: str | None, others: Sequence[str]) -> None:
+    """Asks every node, or those of --only; raises when one of them cannot. `others` are options of a start."""
     from clusterctl.cluster import combined
+    from clusterctl.errors import RefusedError, UsageError
     from clusterctl.observe.status import find
 
+    if others:
+        raise UsageError(f"--rejoin and {others[0]}: nodes take part again in a run that goes on as it was started")
     with session.cluster() as cluster:
         ref = job_ref(cluster.settings, job_workspace) or find(cluster, None)[0]
         outcomes = cluster.ask({"op": "rejoin", "ref": ref}, cluster.nodes)
@@ -31,6 +36,8 @@ def rejoin(session: Session, job_workspace: str | None) -> None:
                 run = {"run": int(answer["run"]), "state": answer.get("state")}
                 session.console.say(f"{outcome.node.label} {WORDS[answer['did']].format(**run)}")
         problem = combined(errors, len(outcomes), "rejoin") if errors else None
+        if problem is None and all(outcome.get()["did"] == "ended" for outcome in outcomes):
+            problem = RefusedError(f"{ref} does not run", hint=f"clusterctl start --resume --job_workspace {ref}")
         session.console.finish({"job": ref, "nodes": [_node(outcome) for outcome in outcomes]}, problem)
 
 

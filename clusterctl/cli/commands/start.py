@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import select
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -26,7 +25,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 AFTER_END_S = 5.0
-SILENT_S = 10.0  # of the only nodes that have not told their end
+LAST_WORD_S = 10.0
 
 
 class _Detach(Exception):  # noqa: N818 - a wish, not an error
@@ -206,7 +205,7 @@ def follow_run(session: Session, cluster: Cluster, run: Run, pass_line: PassForm
             _keys(session) as pressed,
             Follower(cluster, run.nodes, run.job, run.run, **LINES_WANTED) as follower,
         ):
-            _watch(follower, display, view, pressed, len(run.nodes))
+            _watch(follower, display, view, pressed)
     except _Detach:
         session.console.say(f"{run.job} goes on; follow: clusterctl logs -f {run.job}")
         return view
@@ -217,6 +216,8 @@ def follow_run(session: Session, cluster: Cluster, run: Run, pass_line: PassForm
     saved = f" · saved {view.saved[-1]}" if view.saved else ""
     session.console.record({**_identity(run), "state": "succeeded"})
     session.console.say(f"succeeded after {human_time(seconds)}{_progress(view)}{saved}")
+    for doubt in view.doubts:
+        session.console.warn(f"but {clean(doubt)}")
     session.console.say(f"next: clusterctl collect {run.job}")
     return view
 
@@ -231,40 +232,24 @@ def _ask_for_the_end(cluster: Cluster, run: Run, view: RunView) -> None:
     from clusterctl.observe.status import status
 
     if view.ended is None:
-        seen = status(cluster, run.job)
+        seen = status(cluster, run.job, answer_s=LAST_WORD_S)
         if seen.run == run.run and seen.lead and seen.lead.get("ended"):
             view.take(seen.lead["ended"])
 
 
-def _watch(follower: Any, display: Display, view: RunView, pressed: Any, nodes: int) -> None:
-    """Until all nodes have told their end, or the lead has, or only silent ones have not, and these take too long."""
+def _watch(follower: Iterable[News | None], display: Display, view: RunView, pressed: Callable[[], str | None]) -> None:
+    """Until all nodes have told their end, or the lead has, and the others take too long."""
     since = None
-    told, silent = set[int](), set[int]()
     for news in follower:
         display.news(news)
         if pressed() == "d":
             raise _Detach
-        if news is not None:
-            _count(news, told, silent)
-        given_s = AFTER_END_S if view.ended is not None else SILENT_S
-        if view.ended is None and not (told and len(told | silent) == nodes):
+        if view.ended is None:
             since = None
         elif since is None:
             since = time.monotonic()
-        elif time.monotonic() - since > given_s:
+        elif time.monotonic() - since > AFTER_END_S:
             return
-
-
-def _count(news: News, told: set[int], silent: set[int]) -> None:
-    """Keeps the nodes whose run has ended, and those that were last heard of as unreachable."""
-    if news.ended is not None:
-        told.add(news.node.id)
-    elif news.error is not None:
-        silent.add(news.node.id)
-    else:
-        silent.discard(news.node.id)
-        if news.back:
-            told.discard(news.node.id)
 
 
 @contextlib.contextmanager
@@ -288,6 +273,7 @@ def _keys(session: Session) -> Iterator[Any]:
 def raise_failed(session: Session, cluster: Cluster, run: Run, view: RunView, seconds: float) -> None:
     """Says how the run ended, with its first cause and that cause's last words."""
     from clusterctl.errors import JobFailedError
+    from clusterctl.inventory import nodeset
 
     ended = view.ended or {"state": "lost", "cause": None}
     state, cause = ended["state"], ended["cause"] or (view.causes[0] if view.causes else {})
@@ -300,11 +286,13 @@ def raise_failed(session: Session, cluster: Cluster, run: Run, view: RunView, se
         total = len(run.nodes)
         lines.append(f"then: the other processes were stopped; nothing is left running on {total}/{total} nodes")
     elif missing:
-        lines.append(f"no word from node {json.dumps(missing)}: it ends its processes by itself within NODE_GRACE_S")
+        silent = nodeset(node for node in missing if isinstance(node, int))
+        lines.append(f"no word from {silent}; clusterctl stop {run.job} tells what is left there")
     details = {**_identity(run), "state": state, "cause": cause}
-    hint = f"clusterctl logs {run.job}"
+    hint = f"clusterctl why {run.job}"
     if view.checkpoints:
-        hint += f"; clusterctl start --resume --job_workspace {run.job} goes on from {view.checkpoints[-1]}"
+        words = f" -- {_shell_words(session.program_args)}" if session.program_args else ""
+        hint += f"; clusterctl start --resume --job_workspace {run.job}{words} goes on from {view.checkpoints[-1]}"
     raise JobFailedError("\n".join(lines), hint=hint, details=details)
 
 

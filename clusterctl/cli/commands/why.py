@@ -99,7 +99,8 @@ def _left(found: Why) -> list[str]:
     known, total = found.explanation, len(found.members.nodes)
     words = []
     if known.stopped:
-        words.append(f"{known.stopped} other process{'es were' if known.stopped > 1 else ' was'} stopped")
+        other = "other " if known.cause and known.cause.process else ""
+        words.append(f"{known.stopped} {other}process{'es were' if known.stopped > 1 else ' was'} stopped")
     if known.not_heard_of == ():
         words.append(f"nothing is left running on {total}/{total} nodes")
     elif known.not_heard_of:

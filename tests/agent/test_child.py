@@ -1,0 +1,43 @@
+"""One process of a run, as its supervisor sees it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+from clusterctl.agent.child import Child
+from clusterctl.agent.reactor import Reactor
+
+CHATTERS = """
+import os, socket
+line = b'{"event": "chatter"}\\n' * 1000
+said = socket.socket(fileno=int(os.environ["CONTROL"]))
+while True:
+    said.sendall(line)
+"""
+
+
+def test_a_process_that_never_stops_talking_does_not_keep_its_supervisor_from_anything_else(tmp_path: Path) -> None:
+    reactor, said = Reactor(), list[dict[str, Any]]()
+    plan = {"role": "trainer", "rank": 0, "index": 0, "argv": [sys.executable, "-S", "-c", CHATTERS]}
+    child = Child(plan, reactor, lambda child, message: said.append(message), lambda child, exc: None)
+    child.start(tmp_path, tmp_path, lambda fd: {**os.environ, "CONTROL": fd}, 0.0)
+    assert child.pid is not None
+    patience = threading.Timer(20, os.kill, (child.pid, signal.SIGKILL))
+    patience.start()
+    reactor.after(0.5, reactor.stop)
+    try:
+        reactor.run()
+        assert not child.poll(), "it had to be killed"
+        assert len(said) > 1000
+    finally:
+        patience.cancel()
+        child.signal(signal.SIGKILL)
+        assert child._popen is not None
+        child._popen.wait()
+        child.poll()
+        child.close()

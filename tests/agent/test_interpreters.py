@@ -1,0 +1,138 @@
+"""What an interpreter was found to have counts as long as nothing of it changes, and no longer."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from clusterctl.agent import interpreters
+from clusterctl.agent.paths import interpreter_record
+from clusterctl.agent.protocol import AgentError
+from support.pythons import bare_python
+
+
+class Node:
+    """A ROOT_DIR, and an interpreter whose numpy and zmq are one file each; counts how often it was started."""
+
+    def __init__(self, directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.root = directory / "root"
+        interpreter_record(self.root).parent.mkdir(parents=True)
+        monkeypatch.setenv("HOME", str(directory / "home"))
+        self.python = bare_python(directory / "python", sys.executable)
+        self.library = next((directory / "python/lib").glob("python*"))
+        self.packages = self.library / "site-packages"
+        for name in interpreters.MODULES:
+            self.install(name, "1.0")
+        self.starts = 0
+        monkeypatch.setattr(subprocess, "run", self._counted(subprocess.run))
+
+    def _counted(self, run: Callable[..., object]) -> Callable[..., object]:
+        def counted(*args: object, **options: object) -> object:
+            self.starts += 1
+            return run(*args, **options)
+
+        return counted
+
+    def install(self, name: str, version: str, place: Path | None = None) -> None:
+        (place or self.packages).joinpath(name).mkdir(parents=True)
+        (place or self.packages).joinpath(name, "__init__.py").write_text(f"from {name}.inner import __version__\n")
+        (place or self.packages).joinpath(name, "inner.py").write_text(f"__version__ = '{version}'\n")
+
+    def look(self, python: Path | str | None = None) -> list[str]:
+        """numpy's version, as often as the interpreter was started for it."""
+        before = self.starts
+        versions = interpreters.find_versions(self.root, str(python or self.python), runtime=True)
+        return [versions["numpy"]] * (self.starts - before)
+
+
+@pytest.fixture
+def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Node:
+    return Node(tmp_path, monkeypatch)
+
+
+def test_an_interpreter_that_nobody_touched_is_tried_once(node: Node) -> None:
+    assert [node.look(), node.look(), node.look()] == [["1.0"], [], []]
+
+
+def test_what_was_found_is_the_same_when_it_is_remembered(node: Node) -> None:
+    first, second = (interpreters.find_versions(node.root, str(node.python), runtime=True) for _ in range(2))
+    assert first == second
+    assert first["python"] == sys.version.split()[0]
+
+
+@pytest.mark.parametrize(("what", "message"), [("numpy", "has no numpy"), ("numpy/inner.py", "does not work")])
+def test_a_package_that_was_removed_is_missed(node: Node, what: str, message: str) -> None:
+    node.look()
+    gone = node.packages / what
+    shutil.rmtree(gone) if gone.is_dir() else gone.unlink()
+    shutil.rmtree(node.packages / "numpy/__pycache__", ignore_errors=True)
+    with pytest.raises(AgentError, match=message):
+        node.look()
+    with pytest.raises(AgentError):  # what failed is not remembered
+        node.look()
+
+
+def test_another_version_of_a_package_is_noticed(node: Node) -> None:
+    node.look()
+    shutil.rmtree(node.packages / "numpy")
+    node.install("numpy", "2.0")
+    assert [node.look(), node.look()] == [["2.0"], []]
+
+
+def test_a_package_that_hides_another_is_noticed(node: Node, tmp_path: Path) -> None:
+    node.look()
+    node.install("numpy", "3.0", tmp_path / "home/.local/lib" / node.library.name / "site-packages")
+    assert node.look() == ["3.0"]
+
+
+def test_a_variable_that_says_where_packages_are_counts(
+    node: Node, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node.look()
+    node.install("numpy", "4.0", tmp_path / "mine")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "mine"))
+    assert node.look() == ["4.0"]
+    monkeypatch.delenv("PYTHONPATH")
+    assert node.look() == ["1.0"]
+
+
+def test_an_interpreter_that_was_replaced_is_tried_again(node: Node) -> None:
+    node.look()
+    beside = node.python.with_name("new")
+    shutil.copy(node.python, beside)
+    beside.replace(node.python)
+    assert node.look() == ["1.0"]
+
+
+def test_a_script_that_chooses_an_interpreter_is_asked_each_time(node: Node, tmp_path: Path) -> None:
+    script = tmp_path / "chooser"
+    script.write_text(f'#!/bin/sh\nexec {node.python} "$@"\n')
+    script.chmod(0o755)
+    assert [node.look(script), node.look(script)] == [["1.0"], ["1.0"]]
+
+
+def test_a_script_is_believed_whatever_it_says(node: Node, tmp_path: Path) -> None:
+    script = tmp_path / "sayer"
+    script.write_text("#!/bin/sh\necho 3.9.1 1.26 25.1\n")
+    script.chmod(0o755)
+    assert [node.look(script), node.look(script)] == [["1.26"], ["1.26"]]
+
+
+def test_without_the_runtime_python_alone_is_asked_for(node: Node) -> None:
+    shutil.rmtree(node.packages)
+    found = interpreters.find_versions(node.root, str(node.python), runtime=False)
+    assert list(found) == ["python"]
+    with pytest.raises(AgentError, match="has no numpy"):
+        interpreters.find_versions(node.root, str(node.python), runtime=True)
+
+
+@pytest.mark.parametrize("text", ["", "{", "{}", "[]", '{"asked": 1}'])
+def test_a_damaged_record_is_as_good_as_none(node: Node, text: str) -> None:
+    node.look()
+    interpreter_record(node.root).write_text(text)
+    assert [node.look(), node.look()] == [["1.0"], []]

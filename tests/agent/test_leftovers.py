@@ -1,0 +1,67 @@
+"""What a process leaves behind is ended before it begins again, whatever it has made of its environment."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+# A supervisor of one process, which writes over its environment, starts another one in its session, and is killed.
+SUPERVISES = """
+import os, signal, sys
+from pathlib import Path
+from types import SimpleNamespace
+from clusterctl.agent.child import Child
+from clusterctl.agent.leftovers import Leftovers
+from clusterctl.agent.paths import JobPaths
+from clusterctl.agent.processes import identify, is_alive
+from clusterctl.agent.reactor import Reactor
+from clusterctl.agent.reaper import adopt_orphans, reap_orphans
+
+place = Path(sys.argv[1])
+reactor, notes = Reactor(), []
+chronicle = SimpleNamespace(note=notes.append, count_killed=lambda: None)
+argv = [sys.executable, "-S", "-c", sys.argv[2]]
+plans = [{"role": "trainer", "rank": rank, "index": rank, "argv": argv} for rank in (0, 1)]
+children = [Child(plan, reactor, lambda *_: None, lambda *_: None) for plan in plans]
+adopt_orphans()
+for child in children:
+    child.start(place, place, lambda fd: {"HELPER": str(place / child.name)}, 0.0)
+
+def helpers():
+    files = [place / child.name for child in children]
+    if not all(file.exists() and file.read_text().endswith(".") for file in files):
+        return reactor.after(0.02, helpers)
+    helpers.known = [identify(int(file.read_text()[:-1])) for file in files]
+    reactor.stop()
+
+helpers()
+reactor.run()
+os.kill(children[0].pid, signal.SIGKILL)
+while not children[0].poll():
+    pass
+reactor._stopped = False
+reactor.every(0.02, lambda: reap_orphans({child.pid for child in children if child.pid}))
+Leftovers(JobPaths(place).run("0001"), 5.0, reactor, chronicle).clear(reactor.stop, children[:1])
+reactor.run()
+print([is_alive(who) for who in helpers.known], len(notes))
+for child in children:
+    child.signal(signal.SIGKILL)
+"""
+CLOBBERS = """
+import ctypes, os, signal
+place = os.environ["HELPER"]
+begin, end = map(int, open("/proc/self/stat").read().rpartition(")")[2].split()[47:49])
+ctypes.memset(begin, 0, end - begin)
+pid = os.fork()
+if pid:
+    with open(place, "w") as f:
+        f.write(f"{pid}.")
+signal.pause()
+"""
+
+
+def test_a_helper_without_environment_ends_with_the_process_whose_session_it_is_in_and_no_other(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", SUPERVISES, str(tmp_path), CLOBBERS]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.stdout == "[False, True] 1\n", done.stderr

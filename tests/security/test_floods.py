@@ -1,0 +1,72 @@
+"""Strangers who open connections and prove nothing take no room from those who belong to a run."""
+
+from __future__ import annotations
+
+import resource
+import socket
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+import zmq
+
+from agent.wires import LIMIT_S, Follower, Keys, Lead, run_until
+from clusterctl.agent import leading
+from clusterctl.agent.limits import MOST_FILES, allow_open_files
+from clusterctl.agent.reactor import Reactor
+from clusterctl.runtime import sockets
+
+STRANGERS = 300
+
+
+def open_descriptors() -> int:
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
+def test_a_lead_keeps_its_descriptors_whoever_connects_and_a_supervisor_still_gets_in(tmp_path: Path) -> None:
+    keys, reactor = Keys(tmp_path), Reactor()
+    leader = Lead(reactor, keys)
+    leader.lead.say({"do": "hello"})
+    before = open_descriptors()
+    with ExitStack() as crowd:
+        for _ in range(STRANGERS):
+            crowd.enter_context(socket.create_connection(("127.0.0.1", leader.port)))
+        follower = Follower(reactor, keys.of(1), leader.port)
+        follower.lead.say({"do": "hello"})
+        run_until(reactor, lambda: follower.ordered() == ["spawn"])
+        taken = open_descriptors() - before - STRANGERS
+        assert STRANGERS > taken > 0
+        assert taken < leading.SPARE_LINKS + 10
+    follower.lead.let_go()
+    for link in [*leader.lead._links.values(), *leader.lead._strangers]:
+        link.close()
+    leader.listener.close()
+
+
+def test_a_pserver_is_rid_of_who_connects_and_proves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sockets, "_HANDSHAKE_MS", 50)
+    context = sockets.open_context()
+    router = sockets.open_router(context, {"secret": zmq.curve_keypair()[1].decode()})
+    port = router.bind_to_random_port("tcp://127.0.0.1")
+    with socket.create_connection(("127.0.0.1", port), LIMIT_S) as stranger:
+        while stranger.recv(1 << 10):  # its greeting, and then the end
+            pass
+    router.close()
+    context.term()
+
+
+@pytest.fixture
+def few_files() -> Iterator[int]:
+    """1,024 of them, as a login gives; the most that there may be."""
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (1024, before[1]))
+    yield before[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+
+def test_a_run_may_open_as_many_files_as_its_account(few_files: int) -> None:
+    allow_open_files()
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    assert hard == few_files
+    assert soft == (MOST_FILES if hard == resource.RLIM_INFINITY else max(1024, min(hard, MOST_FILES)))
