@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from clusterctl.agent.child import Child
-from clusterctl.agent.files import write_json
+from clusterctl.agent.files import read_json, write_json
 from clusterctl.agent.paths import RunPaths
-from clusterctl.agent.processes import identify
+from clusterctl.agent.processes import Identity, boot_id, identify
 
 RESERVE_BYTES = 1 << 16
 SNAPSHOT_S = 1.0
@@ -106,6 +106,14 @@ class Chronicle:
             self.note({"event": "paused", "paused_s": round(paused_s, 1), "message": message})
         else:
             self.write_state()
+
+    def take_over(self) -> None:
+        """Another supervisor of this run was here, and is gone: when it was last seen, and whether the node was too."""
+        before = read_json(self._run.state) or {}
+        who = Identity(*before["supervisor"]) if before.get("supervisor") else None
+        message = "a new supervisor takes the place of one that is gone"
+        rebooted = who is not None and who.boot != boot_id()
+        self.note({"event": "took_over", "seen": before.get("t"), "rebooted": rebooted, "message": message})
 
     def count_killed(self) -> None:
         """One more process that did not end by TERM."""

@@ -145,7 +145,7 @@ def _describe_run(run: RunPaths) -> dict[str, Any]:
 
 
 def mark_ended(run: RunPaths, state: str, message: str) -> None:
-    """Writes the final word on a run whose supervisor could not."""
+    """Writes the final word on a run whose supervisor could not: a late one, which is no sign of its life."""
     node = (read_json(run.spec) or {}).get("node")
     event = {
         "v": 1,
@@ -154,6 +154,7 @@ def mark_ended(run: RunPaths, state: str, message: str) -> None:
         "node": node,
         "state": state,
         "cause": {"kind": state, "message": message},
+        "late": True,
     }
     with run.events.open("ab") as f:
         f.write(dumps(event) + b"\n")

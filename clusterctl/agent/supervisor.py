@@ -76,6 +76,8 @@ class Supervisor:
         self._stalls = Stalls(spec, reactor, lambda: self.children, self._note, self._say_of, lambda: self.stopping)
         self._leftovers = Leftovers(run, float(spec["grace_s"]), reactor, self.chronicle, self._is_guardian)
         self._guardian, self._lifeline = self._new_guardian()
+        if new:
+            self.chronicle.take_over()
         reactor.on_signals(SIGNALS, self._on_signal)
         reactor.every(SNAPSHOT_S, self.chronicle.beat)
 
