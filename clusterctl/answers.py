@@ -138,6 +138,7 @@ ANSWERS: Mapping[str, Mapping[str, Shape]] = {
         "mode": maybe(text),
         "now": maybe(moment),
         "resumed": maybe(RESUMED),
+        "waits_for": maybe(list_of(text)),
         "ended": maybe(record(t=moment, **_END)),
         "processes": list_of(PROCESS),
         **MEMBERSHIP,

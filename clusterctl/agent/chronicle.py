@@ -59,7 +59,7 @@ class Chronicle:
         self._reserve = Reserve(run.dir / "reserve")
         self._me = identify(os.getpid())
         self._beat_t = _boot_s()
-        self._told: Message = {"phase": None, "ended": None, "last_event": None, "killed": 0}
+        self._told: Message = {"phase": None, "ended": None, "last_event": None, "killed": 0, "waits_for": []}
 
     def note(self, event: Message, child: Child | None = None) -> None:
         """Appends to the event log."""
@@ -88,6 +88,7 @@ class Chronicle:
 
     def _tell_state(self, event: Message) -> None:
         self._told["last_event"] = event
+        self._told["waits_for"] = _waits_for(self._told["waits_for"], event)
         if event["event"] == "ended":
             self._told["ended"] = event
         elif event["event"] == "phase":
@@ -136,6 +137,19 @@ class Chronicle:
                 if not (needed and self._reserve.release()):
                     raise
                 write_json(self._run.state, state, durable=False)
+
+
+def _waits_for(names: list[str], event: Message) -> list[str]:
+    """Nodes and trainers that the run waits for, as the lead tells of them; they are mended by hand."""
+    kind = event["event"]
+    name = f"{event['role']}{event['rank']}" if "role" in event else f"node{event.get('node')}"
+    if kind == "held" or (kind == "lost" and event.get("waits")):
+        return [*(other for other in names if other != name), name]
+    if kind == "rejoined":
+        return [other for other in names if other != name]
+    if kind == "rolled_back":  # all begin again, those that were given up too
+        return [other for other in names if other.startswith("node")]
+    return [] if kind == "ended" or event.get("phase") == "stopping" else names
 
 
 def _boot_s() -> float:

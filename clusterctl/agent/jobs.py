@@ -110,6 +110,7 @@ def describe(job: JobPaths, run_name: str | None = None) -> dict[str, Any]:
         "mode": spec["mode"] if spec["engine"] == "clusterctl" else spec["engine"],
         "resumed": resumed(spec),
         "phase": state.get("phase"),
+        "waits_for": state.get("waits_for", []),
         "ended": state.get("ended"),
         "last_event": state.get("last_event"),
         "processes": processes_now(state, now == LOST),

@@ -22,6 +22,7 @@ from clusterctl.agent.standstill import Standstill
 from clusterctl.agent.upkeep import Known, Logged, Upkeep
 
 STOP_MARGIN_S = 20.0
+REJOIN = "start --rejoin"
 MOST_ATTEMPTS = 4  # to find ports that nobody else takes
 Message = dict[str, Any]
 
@@ -122,7 +123,7 @@ class Lead:
             serves = any(role != "trainer" for role, _ in keys)
             if self._policy.on_trainer_loss == "wait":
                 self._members.wait_for(node)
-                return [note, *self._begin_when_back(keys)]
+                return [Note({**note.event, "waits": True}), *self._begin_when_back(keys)]
             if self._policy.on_trainer_loss == "shrink" and not serves:
                 self._members.lost.add(node)
                 return [note, *self._shrink(keys, cause, now)]
@@ -213,7 +214,11 @@ class Lead:
         self._roster.held -= keys
         for key in keys:
             self._restarts.forget(key)
-        return [self._respawn(key, 0.0) for key in sorted(keys)]
+        return [action for key in sorted(keys) for action in (self._back(key), self._respawn(key, 0.0))]
+
+    def _back(self, key: Key) -> Note:
+        about = {"role": key[0], "rank": key[1], "node": self._roster.node_of[key]}
+        return Note({"event": "rejoined", **about})
 
     def _on_pace(self, node: int, message: Message, now: float) -> list[Action]:
         self._standstill.hear((message["role"], message["rank"]), message)
@@ -296,7 +301,8 @@ class Lead:
                 return self._shrink({key}, cause, now)
             if self._policy.on_trainer_loss == "wait":
                 self._roster.held.add(key)
-                return [_warning(cause["node"], f"{name_of(key)} {cause['message']}: the run waits for start --rejoin")]
+                about = {"role": key[0], "rank": key[1], "node": cause["node"]}
+                return [Note({"event": "held", **about, "message": f"{cause['message']}: the run waits for {REJOIN}"})]
         return self._fail(cause, now)
 
     def _shrink(self, keys: Collection[Key], cause: Message, now: float) -> list[Action]:

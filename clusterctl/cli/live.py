@@ -101,7 +101,7 @@ class Display:
             self.say(f"{self._moment(event)} {event['message']}")
         elif event["event"] == "paused":
             self.say(f"{self._moment(event)} node{event['node']}: {event['message']}")
-        elif event["event"] in ("suspect", "lost", "rejoined"):
+        elif event["event"] in ("suspect", "lost", "rejoined", "held"):
             self.say(f"{self._moment(event)} {_absence_words(event)}")
         for numbers in self._view.new_passes():
             self.say(f"{self._moment(event)} all trainers  {self._pass_line(numbers)}")
@@ -210,7 +210,8 @@ def _absence_words(event: dict[str, Any]) -> str:
     """Who has not been heard of, or again; what a node says of the lead, or of a process, names it."""
     message = event.get("message")
     if "role" in event:
-        return f"{event['role']}{event['rank']}@node{event['node']} is {event['event']}: {message}"
+        who, words = f"{event['role']}{event['rank']}@node{event['node']}", {"rejoined": "starts again", "held": ""}
+        return " ".join(filter(None, (who, words.get(event["event"], "is lost:"), message)))
     if "lost_node" in event:
         return str(message)
     return f"node{event['node']} is {event['event']}" + (f": {message}" if message else "")

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from clusterctl import answers
-from clusterctl.cluster import Cluster, Message, NodeOutcome
+from clusterctl.cluster import ANSWER_S, Cluster, Message, NodeOutcome
 from clusterctl.errors import ClusterctlError
 from clusterctl.inventory import Node
 from clusterctl.observe.members import Members
@@ -41,9 +41,12 @@ class Why:
         return max(0.0, (self.explanation.ended_t or time.time()) - self.started_t)
 
 
-def why(cluster: Cluster, ref: str | None) -> Why:
-    """About the newest run of job `ref` (None: the newest job of all nodes). Raises when no node knows it."""
-    seen = status(cluster, ref)
+def why(cluster: Cluster, ref: str | None, *, answer_s: float = ANSWER_S) -> Why:
+    """About the newest run of job `ref` (None: the newest job of all nodes). Raises when no node knows it.
+
+    Nodes that have not answered after `answer_s` are not asked further.
+    """
+    seen = status(cluster, ref, answer_s=answer_s)
     if seen.run is None:
         return Why(seen.job, seen.members, DISPATCHED, Explanation(None), (), seen.errors, None)
     answering = [view["node"] for view in seen.nodes if view["ok"]]
@@ -52,11 +55,12 @@ def why(cluster: Cluster, ref: str | None) -> Why:
     errors = [*seen.errors, *(outcome.error for outcome in outcomes if outcome.error)]
     lead = next((story for story in stories if story.node == seen.members.lead), None)
     begun = (lead or stories[0]) if stories else None
+    state = "lost" if lead is not None and lead.is_closed else seen.state
     return Why(
         seen.job,
         seen.members,
-        seen.state,
-        explain(stories, seen.members.lead, _silent(seen.members, stories, errors), seen.state),
+        state,
+        explain(stories, seen.members.lead, _silent(seen.members, stories, errors), state),
         stories,
         errors,
         begun.at(begun.answer["started"]) if begun and begun.answer.get("started") else None,

@@ -58,7 +58,7 @@ def explain(stories: Sequence[Story], lead: int, silent: Mapping[int, str], stat
     """What led to `state`, by what the nodes tell; `silent` are those that tell nothing, with the reason."""
     evidence = Evidence(in_order(stories, lead), lead, silent)
     found = [replace(one, forgiven=one.forgiven or _borne(evidence, one)) for one in incidents(evidence)]
-    over = state not in ("starting", "running", "succeeded")
+    over = state not in ("starting", "running", "succeeded") or evidence.stop is not None
     fatal = [one for one in found if not one.forgiven and one.kind not in CONTRIBUTE] if over else []
     signs = [one for one in found if not one.forgiven and one.kind in CONTRIBUTE]
     blamed = [sign for sign in signs if any(_leads_to(sign, one) for one in fatal)]
@@ -66,18 +66,20 @@ def explain(stories: Sequence[Story], lead: int, silent: Mapping[int, str], stat
     known = _what_is_known(evidence)
     borne = [one for one in found if one.forgiven]
     if first is None:
-        bad = borne if over else [one for one in found if one not in signs]
-        return replace(known, before=tuple(bad), open=tuple(signs))
+        bad = [one for one in (borne if over else found) if one not in signs and not one.awaited]
+        return replace(known, before=tuple(bad), open=(*[one for one in found if one.awaited], *signs))
     series = [one for one in borne if one.onset < first.onset and one.process == first.process]
     series = [one for one in series if _is_alike(one, first)]
     idle = [one for one in signs if one not in blamed]
+    left = idle if first.kind == "stopped" else []
     rest = [one for one in fatal if one is not first and not any(_is_its_end(stall, one) for stall in (first, *blamed))]
     alike = tuple(one for one in rest if _is_alike(one, first))
     return replace(
         known,
         cause=_in_full(first, series, rest),
         then=tuple(one for one in [*rest, *blamed] if one not in alike and one is not first),
-        before=tuple(one for one in [*borne, *idle] if one not in series and one.onset <= first.t),
+        before=tuple(one for one in [*borne, *idle] if one not in [*series, *left] and one.onset <= first.t),
+        open=tuple(left),
         alike=alike,
         notes=tuple(_notes(evidence, first, alike)),
     )

@@ -16,7 +16,7 @@ Line = tuple[float, str]
 @dataclass(frozen=True)
 class Incident:
     """`onset` is when it began, `t` when it was noted, by our clock. `peers` are the processes (`pserver1`) and nodes
-    (`node2`) that it complains of. `forgiven`: the run went on in spite of it.
+    (`node2`) that it complains of. `forgiven`: the run went on in spite of it; `awaited`: it waits for a rejoin.
     """
 
     kind: str
@@ -32,6 +32,7 @@ class Incident:
     lines: tuple[Line, ...] = ()
     peers: frozenset[str] = frozenset()
     forgiven: bool = False
+    awaited: bool = False
     times: int = field(default=1, compare=False)  # the same way, one after the other
     since: float | None = field(default=None, compare=False)
 

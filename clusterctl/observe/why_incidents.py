@@ -92,7 +92,16 @@ def of_exit(evidence: Evidence, story: Story | None, event: Message, t: float | 
         tuple(excerpt(fresh or lines)),
         evidence.peers_in(told, f"{role}{rank}") if said.about_peer else frozenset(),
         _granted(evidence, event),
+        _is_held(evidence, event),
     )
+
+
+def _is_held(evidence: Evidence, event: Message) -> bool:
+    """Whether the run waits until somebody has mended it."""
+    key = {"role": event.get("role"), "rank": event.get("rank")}
+    held = [one["t"] for one in evidence.lead.find("held", **key)] if evidence.lead else []
+    back = [one["t"] for one in evidence.lead.find("rejoined", **key)] if evidence.lead else []
+    return bool(held) and held[-1] > max(back, default=0.0) and not _granted(evidence, event)
 
 
 def _since_its_last_step(story: Story | None, event: Message, lines: Sequence[Line]) -> list[Line]:

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Mapping
 
 from clusterctl.observe.why_evidence import Evidence, Incident
-from clusterctl.observe.why_story import Message, Story
+from clusterctl.observe.why_story import Departure, Message, Story
 from clusterctl.observe.why_system import Diagnosis
 
 SECONDS = re.compile(r"for (\d+) s")
@@ -28,7 +28,7 @@ def lost_nodes(evidence: Evidence) -> Iterator[Incident]:
     for node in set(told) - _mirrored(evidence, told):
         yield _lost(evidence, node, *told[node])
     for node, own in evidence.stories.items():
-        if own.state == "lost" and node not in told and not _heard_to_the_end(evidence, own):
+        if (own.state == "lost" or own.is_closed) and node not in told and not _heard_to_the_end(evidence, own):
             yield _vanished(own)
     cause = evidence.cause
     if cause.get("kind") == "node_lost" and cause.get("node") not in told:
@@ -75,29 +75,34 @@ def _lost(evidence: Evidence, node: int, story: Story, event: Message) -> Incide
     t = story.at(event["t"])
     message = str(event.get("message") or "nothing heard of it")
     silence = SECONDS.search(message)
-    diagnosis, seen = _why_lost(evidence, node, story)
+    diagnosis, seen = _why_lost(evidence, node, story, t)
     begins = [t, t - float(silence[1]) if silence else t, seen or t]
     for suspect in story.find("suspect", node=node):
         if suspect["t"] <= event["t"]:
             begins.append(story.at(suspect["t"]) - float(suspect.get("silent_s") or 0))
     back = any(one["t"] > event["t"] for one in story.find("rejoined", node=node))
-    return Incident("node_lost", min(begins), t, node, _words(node, message), diagnosis, forgiven=back)
+    awaited = bool(event.get("waits")) and not back
+    words = _words(node, message)
+    return Incident("node_lost", min(begins), t, node, words, diagnosis, forgiven=back, awaited=awaited)
 
 
 def _words(node: int, message: str) -> str:
     return re.sub(rf"^(the lead on )?node{node} is lost: ", "", message)
 
 
-def _why_lost(evidence: Evidence, node: int, by: Story) -> tuple[Diagnosis, float | None]:
-    """What became of a node that another one lost, and when it was last seen alive, if that is known."""
+def _why_lost(evidence: Evidence, node: int, by: Story, t: float) -> tuple[Diagnosis, float | None]:
+    """What became of a node that another one lost at `t`, and when it was last seen alive, if that is known."""
     own = evidence.stories.get(node)
     if own is None:
         reason = evidence.silent.get(node)
         now = f"it does not answer now either: {reason}" if reason else "nothing is known of it"
         return Diagnosis("node_down", now, "is {node} on, and on the network? clusterctl check tells"), None
-    if own.state == "lost" or own.answer.get("booted"):
-        seen = own.answer.get("seen")
-        return _why_gone(own), own.at(float(seen)) if seen else None
+    end = own.goes(t - own.offset_s)
+    if end is not None:
+        return _why_gone(end), own.at(end.seen) if end.seen else None
+    paused = next((event for event in own.find("paused") if own.at(event["t"]) > t > _pause(own, event)), None)
+    if paused is not None:
+        return Diagnosis("paused", f"{paused['message']}; then it went on", SILENT), _pause(own, paused)
     if _has_lost(evidence, node, by.node):
         words = f"network partition: node{node} and node{by.node} both lived and did not hear each other"
         return Diagnosis("partition", words, NETWORK), None
@@ -107,23 +112,27 @@ def _why_lost(evidence: Evidence, node: int, by: Story) -> tuple[Diagnosis, floa
     return Diagnosis("node_silent", words, SILENT), None
 
 
-def _why_gone(own: Story) -> Diagnosis:
-    """Of a supervisor that is gone without a last word."""
-    if own.answer.get("booted"):
+def _pause(own: Story, event: Message) -> float:
+    """When a supervisor began not to run, by our clock."""
+    return own.at(event["t"] - float(event.get("paused_s") or 0.0))
+
+
+def _why_gone(end: Departure) -> Diagnosis:
+    if end.rebooted:
         return Diagnosis("rebooted", "the node was started anew since", REBOOT)
     return Diagnosis("supervisor_killed", KILLED, KILLER)
 
 
 def _vanished(own: Story) -> Incident:
     """A supervisor that is gone, and nobody was left to note it."""
-    seen = own.answer.get("seen") or max((event["t"] for event in own.events), default=own.answer.get("now", 0.0))
-    t = own.at(float(seen))
-    return Incident("node_lost", t, t + GONE_QUIETLY_S, own.node, "its supervisor is gone", _why_gone(own))
+    end = Departure(own.answer.get("seen"), bool(own.answer.get("booted")))
+    t = own.at(float(end.seen or max((event["t"] for event in own.events), default=own.answer.get("now", 0.0))))
+    return Incident("node_lost", t, t + GONE_QUIETLY_S, own.node, "its supervisor is gone", _why_gone(end))
 
 
 def _told_lost(evidence: Evidence, cause: Message) -> Incident:
     """A node that is lost by the word of somebody who cannot be asked."""
     node, t = int(cause["node"]), evidence.ended_t
     by = next(iter(evidence.stories.values()))
-    diagnosis, seen = _why_lost(evidence, node, by)
+    diagnosis, seen = _why_lost(evidence, node, by, t)
     return Incident("node_lost", min(t, seen or t), t, node, _words(node, str(cause.get("message"))), diagnosis)

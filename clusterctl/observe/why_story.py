@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 from clusterctl.answers import Shape, count, list_of, maybe, misfits, moment, names_process, number, text
 
@@ -22,7 +22,7 @@ def _whole(value: object) -> bool:
 #: What is looked at of events, and of the causes in them.
 SHAPES: Mapping[str, Shape] = {
     **dict.fromkeys(("node", "rank", "attempt", "lost_node", "step", "pass"), maybe(count)),
-    **dict.fromkeys(("t", "stalled_s", "silent_s"), maybe(moment)),
+    **dict.fromkeys(("t", "stalled_s", "silent_s", "paused_s", "seen"), maybe(moment)),
     **dict.fromkeys(("event", "role", "message", "phase", "tag", "endpoint", "state", "kind"), maybe(text)),
     "exit_code": maybe(_whole),
     "tail": maybe(list_of(text)),
@@ -30,12 +30,19 @@ SHAPES: Mapping[str, Shape] = {
 }
 PROCESS = ("role", "rank")
 NEEDED: Mapping[str, tuple[str, ...]] = {
-    **dict.fromkeys(("spawned", "ready", "stalled", "restarting", "step"), PROCESS),
+    **dict.fromkeys(("spawned", "ready", "stalled", "restarting", "step", "held"), PROCESS),
     "exited": (*PROCESS, "exit_code", "stopping"),
     "saved": ("tag",),
     "phase": ("phase",),
 }
 CAUSES_NEED: Mapping[str, tuple[str, ...]] = {"exit": PROCESS, "node_lost": ("node",)}
+
+
+class Departure(NamedTuple):
+    """A supervisor's end without a word: when it was `seen` last, by its node's clock, if that is known."""
+
+    seen: float | None
+    rebooted: bool
 
 
 @dataclass(frozen=True)
@@ -60,8 +67,23 @@ class Story:
 
     @cached_property
     def events(self) -> list[Message]:
-        """In the order of their time."""
-        return sorted(filter(_is_sound, self.answer.get("events", ())), key=lambda event: float(event["t"]))
+        """In the order of their time, but for what was written in the name of a supervisor that was gone."""
+        sound = (event for event in self.answer.get("events", ()) if _is_sound(event) and not event.get("late"))
+        return sorted(sound, key=lambda event: float(event["t"]))
+
+    @cached_property
+    def is_closed(self) -> bool:
+        """Whether a `stop` ended it for a supervisor that was gone."""
+        return any(_is_sound(event) and event.get("late") for event in self.answer.get("events", ()))
+
+    def goes(self, t: float) -> Departure | None:
+        """When and how the supervisor that was there at `t`, by this node's clock, was gone without a last word."""
+        another = next((event for event in self.find("took_over") if event["t"] > t), None)
+        if another is not None:
+            return Departure(another.get("seen"), bool(another.get("rebooted")))
+        if self.state == "lost" or self.is_closed or self.answer.get("booted"):
+            return Departure(self.answer.get("seen"), bool(self.answer.get("booted")))
+        return None
 
     def find(self, name: str, **wanted: Any) -> Iterator[Message]:
         for event in self.events:

@@ -253,10 +253,13 @@ def test_a_stop_does_not_wait_for_nodes_that_are_waited_for() -> None:
 def test_a_trainer_that_is_waited_for_starts_again_when_somebody_says_so() -> None:
     play = go(loss="wait", restarts={})
     play.exits("trainer", 1, 1)
-    assert "the run waits for start --rejoin" in play.noted("log")[-1]["message"]
+    (held,) = play.noted("held")
+    assert (held["role"], held["rank"]) == ("trainer", 1)
+    assert "the run waits for start --rejoin" in held["message"]
     assert play.says(0, "rejoin") == []
     play.says(1, "rejoin")
     assert (told(play, "respawn")[-1]["rank"], told(play, "respawn")[-1]["attempt"]) == (1, 2)
+    assert play.noted("rejoined") == [{"event": "rejoined", "role": "trainer", "rank": 1, "node": 1}]
 
 
 @pytest.mark.parametrize("phase", ["gathering", "running", "finishing"])

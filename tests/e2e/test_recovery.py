@@ -156,10 +156,17 @@ def test_a_run_waits_for_a_node_whose_supervisor_died_until_it_rejoins(
     os.kill(site.supervisor(job, node), signal.SIGKILL)
     lead = site.job_dir(job, 0) / ".clusterctl/runs/0001/events.jsonl"
     assert wait_until(lambda: '"event":"lost"' in lead.read_text(), 20)
+    assert f"the run waits for node{node}; when it is mended: clusterctl start --rejoin" in site.ok("status", job).out
+    waits = site.ok("why", job).out
+    assert "its supervisor was killed, and its processes with it" in waits
+    assert f"the run waits for node{node}; when it is mended" in waits
     joined = site.ok("start", "--rejoin", "--only", f"node{node}", "--job_workspace", job)
     assert f"node{node} takes part in run 1 again" in joined.out
     goes_on(site, job)
     assert_same(model_of(site, job), expected)
+    after = site.ok("why", job).out
+    assert "nothing has failed for good" in after
+    assert "its supervisor was killed, and its processes with it" in after
 
 
 def test_a_run_waits_for_a_trainer_that_is_given_up_until_somebody_says_rejoin(
@@ -172,8 +179,12 @@ def test_a_run_waits_for_a_trainer_that_is_given_up_until_somebody_says_rejoin(
     os.kill(pid, signal.SIGKILL)
     lead = site.job_dir(job, 0) / ".clusterctl/runs/0001/events.jsonl"
     assert wait_until(lambda: "the run waits for start --rejoin" in lead.read_text(), 20)
-    assert "node1 is in run 1; what was given up there is started again" in site.ok("start", "--rejoin").out
+    assert "the run waits for trainer1; when it is mended" in site.ok("status", job).out
+    rejoined = site.ok("start", "--rejoin").out
+    assert "node1 is in run 1; a trainer that was given up there is started again" in rejoined
     goes_on(site, job)
+    refused = site.run("start", "--rejoin", "--job_workspace", job)
+    assert (refused.code, "does not run" in refused.err) == (4, True)
     assert_same(model_of(site, job), expected)
 
 

@@ -41,7 +41,7 @@ class Nodes:
         self.inventory = INVENTORY
         self._outcomes = outcomes(*seen)
 
-    def ask(self, request: object) -> list[NodeOutcome[dict[str, Any]]]:
+    def ask(self, request: object, *, answer_s: float) -> list[NodeOutcome[dict[str, Any]]]:
         return self._outcomes
 
     def status(self) -> JobStatus:

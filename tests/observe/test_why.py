@@ -553,3 +553,97 @@ def test_damaged_events_do_no_harm() -> None:
                 if rng.random() < 0.2:
                     event[name] = rng.choice([None, -1, "x", [], {}, 1e308])
         assert history.explain().cause is not None
+
+
+# What people do about it changes nothing of what it was.
+
+
+def lost_supervisor() -> History:
+    """Node 2's is killed, and the lead gives the node up."""
+    history = History()
+    history.killed(2, 10.0)
+    history.note(10.5, 0, "lost", message="its supervisor is gone")["node"] = 2
+    cause = {"kind": "node_lost", "node": 2, "message": "node2 is lost: its supervisor is gone"}
+    return history.fail(10.5, cause, silent=[2])
+
+
+def test_a_stop_afterwards_is_no_sign_of_life() -> None:
+    history = lost_supervisor()
+    before = history.explain()
+    assert_cause(before, None, "supervisor_killed", node=2)
+    history.note(60.0, 2, "ended", state="stopped", cause={"kind": "stopped", "message": "by the user"}, late=True)
+    history.answers[2]["state"] = "stopped"
+    assert history.explain() == before
+
+
+@pytest.mark.parametrize(("rebooted", "reason"), [(False, "supervisor_killed"), (True, "rebooted")])
+def test_a_supervisor_that_took_over_is_not_the_one_that_was_lost(rebooted: bool, reason: str) -> None:
+    history = lost_supervisor()
+    history.answers[2].update(state="failed", seen=START_T + 90.0)
+    history.note(60.0, 2, "took_over", seen=START_T + 10.0, rebooted=rebooted, message="a new supervisor")
+    found = history.explain()
+    assert_cause(found, None, reason, node=2)
+    assert found.cause is not None
+    assert found.cause.onset == START_T + 10.0
+
+
+def test_a_node_that_did_not_run_for_a_while_is_told_by_its_own_word() -> None:
+    history = History()
+    message = "the lead on node0 is lost: nothing heard of the lead for 30 s"
+    for node in (1, 2, 3):
+        history.note(40.2, node, "lost", lost_node=0, message=message)
+    history.note(50.0, 0, "lost", message="it had taken the lead for lost")["node"] = 3
+    history.note(50.1, 0, "paused", paused_s=40.0, message="the supervisor did not run for 40 s")
+    cause = {"kind": "node_lost", "node": 3, "message": "node3 is lost: it had taken the lead for lost"}
+    found = history.fail(50.0, cause).explain()
+    assert_cause(found, None, "paused", node=0)
+    assert found.cause is not None
+    assert "did not run for 40 s" in found.cause.diagnosis.words
+
+
+def test_whom_a_run_waits_for_is_open_until_it_is_back() -> None:
+    history = History()
+    history.killed(2, 10.0)
+    history.note(10.5, 0, "lost", message="its supervisor is gone", waits=True)["node"] = 2
+    history.note(10.5, 0, "phase", phase="gathering")
+    (node,) = history.explain("starting").open
+    assert (node.node, node.awaited, node.diagnosis.kind) == (2, True, "supervisor_killed")
+    history.note(60.0, 2, "took_over", seen=START_T + 10.0, rebooted=False, message="a new supervisor")
+    history.note(60.1, 0, "rejoined")["node"] = 2
+    history.answers[2]["state"] = "running"
+    found = history.explain("running")
+    assert found.open == ()
+    assert [one.node for one in found.before] == [2]
+
+
+def test_a_trainer_that_a_run_waits_for_is_open_until_it_starts_again() -> None:
+    history = History()
+    about = {"role": "trainer", "rank": 1}
+    history.exit(3.0, "trainer1", 1, traceback("ValueError: bad shard"))
+    history.note(3.1, 0, "held", message="the run waits", **about)["node"] = 1
+    (trainer,) = history.explain("running").open
+    assert (trainer.process, trainer.awaited) == ("trainer1", True)
+    assert trainer.diagnosis.error == "ValueError: bad shard"
+    history.note(60.0, 0, "rejoined", **about)["node"] = 1
+    history.note(60.1, 1, "spawned", attempt=2, pid=7, **about)
+    found = history.explain("running")
+    assert found.open == ()
+    assert [one.process for one in found.before] == ["trainer1"]
+
+
+def test_the_cause_is_told_while_the_run_still_ends() -> None:
+    history = History()
+    history.note(10.5, 0, "lost", message="its supervisor is gone")["node"] = 2
+    history.killed(2, 10.0)
+    cause = {"kind": "node_lost", "node": 2, "message": "node2 is lost: its supervisor is gone"}
+    history.note(10.5, 0, "phase", phase="stopping", cause=cause)
+    assert_cause(history.explain("running"), None, "supervisor_killed", node=2)
+
+
+def test_a_stall_that_somebody_ended_by_a_stop_was_not_survived() -> None:
+    history = History()
+    history.step(3.0, 9)
+    history.note(603.0, 1, "stalled", role="trainer", rank=1, attempt=1, stalled_s=600.0, message="has made no step")
+    found = history.fail(700.0, {"kind": "stopped", "message": "stopped by the user"}, "stopped").explain()
+    assert [one.process for one in found.open] == ["trainer1"]
+    assert found.before == ()

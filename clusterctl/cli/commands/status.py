@@ -77,6 +77,9 @@ def _show(console: Console, cluster: Cluster, seen: JobStatus, *, clear: bool) -
         console.table(HEADINGS, [_cells(process) for process in seen.processes], NUMERIC, DROPPED_FIRST)
     for line in (*count_lines(seen.processes), *left_out_lines(seen.members)):
         console.say(line)
+    for name in (seen.lead or {}).get("waits_for") or ():
+        rejoin = f"clusterctl start --rejoin --job_workspace {seen.job}"
+        console.say(f"the run waits for {name}; when it is mended: {rejoin}")
     ended = (seen.lead or {}).get("ended")
     for line in first_cause_lines(cluster, seen.job, ended["cause"] if ended else None):
         console.say(line)

@@ -45,8 +45,14 @@ def _show(console: Console, found: Why) -> None:
         _show_cause(console, found, known.cause)
     elif found.state in ("failed", "lost", "unknown"):
         console.say("what was asked does not tell a cause; clusterctl logs shows what the processes wrote")
-    for word, some in (("before", known.before), ("now", known.open)):
+    still = "now" if found.state in ("starting", "running") else "at the end"
+    for word, some in (("before", known.before), (still, known.open)):
         _show_some(console, found, word, some)
+    for one in known.open:
+        if one.awaited:
+            who = one.process or f"node{one.node}"
+            rejoin = f"clusterctl start --rejoin --job_workspace {found.job} --only node{one.node}"
+            console.say(f"what to do: the run waits for {who}; when it is mended: {rejoin}")
     _show_next(console, found)
 
 
@@ -57,6 +63,8 @@ def _first_line(found: Why) -> str:
     words = STATE_WORDS.get(found.state, found.state)
     took = f"{'for' if found.state in ('running', 'starting') else 'after'} {human_time(found.seconds or 0.0)}"
     at = f" · pass {known.pass_}, step {known.step:,}" if known.step is not None and known.pass_ is not None else ""
+    if found.state in ("starting", "running") and known.cause is not None:
+        words = "is being stopped"
     line = f"{found.job} run {int(found.members.run)} {words} {took}{at}"
     if known.cause is None and not known.open and found.state in ("running", "starting", "succeeded"):
         line += f"; nothing has failed{' for good' if known.before else ''}"

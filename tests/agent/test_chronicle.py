@@ -1,0 +1,75 @@
+"""What a supervisor writes about itself and for others: pauses, successions, and whom the run waits for."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from clusterctl.agent import chronicle
+from clusterctl.agent.chronicle import PAUSED_S, SNAPSHOT_S, Chronicle
+from clusterctl.agent.files import read_json
+from clusterctl.agent.paths import JobPaths, RunPaths
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunPaths:
+    made = JobPaths(tmp_path / "JOB").run("0001")
+    made.dir.mkdir(parents=True)
+    return made
+
+
+def begin(run: RunPaths) -> Chronicle:
+    return Chronicle(run, 0, lambda: [], lambda: 0.0)
+
+
+def events(run: RunPaths) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in run.events.read_text().splitlines()]
+
+
+def waits_for(run: RunPaths) -> list[str]:
+    state = read_json(run.state)
+    assert state is not None
+    return list(state["waits_for"])
+
+
+def test_a_supervisor_that_did_not_run_for_a_while_says_so_once(run: RunPaths, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = [100.0]
+    monkeypatch.setattr(chronicle, "_boot_s", lambda: clock[0])
+    written = begin(run)
+    for passed in (SNAPSHOT_S, SNAPSHOT_S + PAUSED_S, SNAPSHOT_S + PAUSED_S + 40.0, SNAPSHOT_S):
+        clock[0] += passed
+        written.beat()
+    (paused,) = events(run)
+    assert (paused["event"], paused["paused_s"]) == ("paused", PAUSED_S + 40.0)
+
+
+def test_a_supervisor_that_takes_over_tells_when_the_one_before_was_seen(run: RunPaths) -> None:
+    begin(run).write_state()
+    before = read_json(run.state)
+    assert before is not None
+    after = begin(run)
+    after.take_over()
+    (event,) = events(run)
+    assert (event["event"], event["seen"], event["rebooted"]) == ("took_over", before["t"], False)
+    run.state.write_text(json.dumps({**before, "supervisor": [1, 2, "another boot"]}))
+    begin(run).take_over()
+    assert events(run)[-1]["rebooted"] is True
+
+
+def test_whom_a_run_waits_for_stands_in_the_state_until_they_are_back(run: RunPaths) -> None:
+    written = begin(run)
+    written.note({"event": "lost", "node": 3, "message": "gone"})
+    assert waits_for(run) == []
+    written.note({"event": "lost", "node": 3, "message": "gone", "waits": True})
+    written.note({"event": "held", "role": "trainer", "rank": 1, "node": 2, "message": "failed"})
+    assert waits_for(run) == ["node3", "trainer1"]
+    written.note({"event": "rejoined", "node": 3})
+    assert waits_for(run) == ["trainer1"]
+    written.note({"event": "rejoined", "role": "trainer", "rank": 1, "node": 2})
+    assert waits_for(run) == []
+    written.note({"event": "held", "role": "trainer", "rank": 1, "node": 2, "message": "failed"})
+    written.note({"event": "phase", "phase": "stopping", "cause": {}})
+    assert waits_for(run) == []
