@@ -214,13 +214,20 @@ def _launch(run: RunPaths, lock: int, *more: str) -> dict[str, Any]:
     os.close(write_end)
     with os.fdopen(read_end) as report:
         text = report.read()
-    answer: dict[str, Any] = json.loads(text) if text else {"error": "it died at once: " + _tail(log_file)}
+    answer: dict[str, Any] = json.loads(text) if text else {"error": _why_at_once(process.wait(), log_file)}
     if "error" in answer:
         process.wait()
         kind = "refused" if "no free port" in answer["error"] else "node"
         raise AgentError(f"the supervisor did not start: {answer['error']}", kind=kind)
     up: dict[str, Any] = answer["up"]
     return up
+
+
+def _why_at_once(code: int, log_file: Path) -> str:
+    from clusterctl.agent.child import describe_exit
+
+    said = _tail(log_file)
+    return f"it {describe_exit(code)} at once" + (f": {said}" if said else "")
 
 
 def _tail(path: Path) -> str:

@@ -211,9 +211,9 @@ def _absence_words(event: dict[str, Any]) -> str:
     message = event.get("message")
     if "role" in event:
         who, words = f"{event['role']}{event['rank']}@node{event['node']}", {"rejoined": "starts again", "held": ""}
-        return " ".join(filter(None, (who, words.get(event["event"], "is lost:"), message)))
+        return " ".join(filter(None, (who, words.get(event["event"], "is left out:"), message)))
     if "lost_node" in event:
-        return str(message)
+        return f"node{event['node']}: {message}"
     return f"node{event['node']} is {event['event']}" + (f": {message}" if message else "")
 
 

@@ -177,6 +177,8 @@ def _notes(evidence: Evidence, cause: Incident, alike: Sequence[Incident]) -> li
     if story is None:
         return []
     notes = []
+    if evidence.cause.get("failures") and cause.process == _process(evidence.cause):
+        notes.append("as often as RESTARTS allows, it was started again")
     pythons = {node: one.answer.get("python") for node, one in evidence.stories.items()}
     mine = pythons.get(story.node)
     others = {python for node, python in pythons.items() if node != story.node and python}

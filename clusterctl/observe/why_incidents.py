@@ -16,6 +16,7 @@ from clusterctl.observe.why_words import MEMORY_LIMIT, WAIT_FOR_EACH_OTHER, diag
 
 STEP_SLACK_S = 0.3  # what a process writes and what it tells come on two ways
 CANNOT_START = {"ENOENT": 127, "EACCES": 126}  # as a shell would put it
+TIME_LIMIT = "TIME_LIMIT_S allows more; start --resume goes on from the last checkpoint, where there is one"
 
 
 def incidents(evidence: Evidence) -> list[Incident]:
@@ -129,7 +130,7 @@ def _of_lead(evidence: Evidence, found: Sequence[Incident]) -> Iterator[Incident
     elif kind == "node":
         yield _of_failure(evidence, cause, t)
     elif kind in ("time_limit", "stopped"):
-        advice = "TIME_LIMIT_S is how long a run may take" if kind == "time_limit" else ""
+        advice = TIME_LIMIT if kind == "time_limit" else ""
         yield Incident(kind, t, t, None, str(cause.get("message")), Diagnosis(kind, "", advice))
     elif kind == "stalled":
         yield Incident("failure", t, t, None, str(cause.get("message")), Diagnosis(kind, "", WAIT_FOR_EACH_OTHER))

@@ -12,11 +12,13 @@ those of one table may be from before and after a push of another trainer.
 from __future__ import annotations
 
 import contextlib
+import errno
 import hmac
 import os
 import secrets
 import socket
 import threading
+import time
 from typing import Any
 
 import numpy as np
@@ -32,6 +34,7 @@ _OFFSET = 2**REGION_SHIFT - 1
 MOST_REGIONS = 4_096
 _PAGE = 4_096
 _HELLO_S = 10.0
+_RETRY_S = 0.1
 #: Smaller runs travel inside of messages.
 LEAST_BYTES = 65_536 * 4
 
@@ -104,8 +107,11 @@ class Sharing:
         while True:
             try:
                 sock, _ = self._listener.accept()
-            except OSError:
-                return
+            except OSError as exc:
+                if exc.errno not in (errno.EMFILE, errno.ENFILE):
+                    return
+                time.sleep(_RETRY_S)
+                continue
             threading.Thread(target=self._serve, args=(sock,), name="clusterctl-share", daemon=True).start()
 
     def _serve(self, sock: socket.socket) -> None:

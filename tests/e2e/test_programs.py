@@ -116,6 +116,17 @@ def test_stop_kills_a_program_that_ignores_term(site: Site) -> None:
     site.assert_nothing_left(job)
 
 
+def test_a_stop_that_names_no_job_tells_of_another_one_that_runs(site: Site) -> None:
+    site.conf(ENGINE="none")
+    runs = site.start(SLEEP)
+    newer = site.dispatch(SLEEP)
+    stopped = site.ok("stop").out
+    assert f"stopping {newer}" in stopped
+    assert f"{runs} runs still     stop it too: clusterctl stop {runs}" in stopped
+    assert "runs still" not in site.ok("stop", runs).out
+    site.assert_nothing_left(runs)
+
+
 GRANDCHILD = """
 import os, signal, subprocess, sys, time
 subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)

@@ -37,10 +37,11 @@ def stop_job(
 
     A node that is not in the newest run need not answer.
     """
+    from clusterctl.cli.console import plural
     from clusterctl.observe.members import members_of
     from clusterctl.observe.status import find
 
-    ref = ref or find(cluster, None)[0]
+    named, ref = ref is not None, ref or find(cluster, None)[0]
     nodes = cluster.nodes if nodes is None else nodes
     session.console.say(f"stopping {ref} on {len(nodes)} nodes")
     outcomes = cluster.ask({"op": "stop", "ref": ref}, nodes, answer_s=STOP_S)
@@ -49,6 +50,12 @@ def stop_job(
     _tell_what_it_took(session, outcomes)
     problem = _problem(outcomes, members)
     survivors = sum(answer["survivors"] for answer in answers)
+    silent = members.errors(outcomes)
+    if silent and answers:
+        done = f"{len(answers)}/{len(outcomes)} nodes, {plural(survivors, 'survivor')}"
+        session.console.say(f"stopped: {done}; of the others nothing is known")
+    if not named and not silent:
+        _tell_other_runs(session, cluster, ref)
     if document:
         job = answers[0]["job"] if answers else ref
         views = [_node(outcome) for outcome in outcomes]
@@ -63,6 +70,15 @@ def stop_job(
         session.console.say(f"{words}; the run had ended before")
     for outcome in unseen:
         session.console.say(f"{outcome.error} (not in this run)")
+
+
+def _tell_other_runs(session: Session, cluster: Cluster, stopped: str) -> None:
+    """Who names no job means the newest; another one may be what he wanted to stop."""
+    from clusterctl.observe.status import LIVE, jobs
+
+    for job in jobs(cluster)[0]:
+        if job["state"] in LIVE and job["job"] != stopped:
+            session.console.say(f"{job['job']} runs still     stop it too: clusterctl stop {job['job']}")
 
 
 def _tell_what_it_took(session: Session, outcomes: list[NodeOutcome[dict[str, Any]]]) -> None:
