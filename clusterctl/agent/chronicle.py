@@ -63,6 +63,7 @@ class Chronicle:
 
     def note(self, event: Message, child: Child | None = None) -> None:
         """Appends to the event log."""
+        self._notice_pause()
         self._seq += 1
         whole: Message = {"v": 1, "t": time.time(), "node": self._node, "seq": self._seq, **event}
         if child is not None:
@@ -99,14 +100,18 @@ class Chronicle:
 
     def beat(self) -> None:
         """To be called every SNAPSHOT_S: the state anew, and whether we have slept ourselves."""
+        self._notice_pause()
+        self._beat_t = _boot_s()
+        self.write_state()
+
+    def _notice_pause(self) -> None:
+        """Before anything is told of what was found after it."""
         paused_s = _boot_s() - self._beat_t - SNAPSHOT_S
-        self._beat_t += paused_s + SNAPSHOT_S
         if paused_s > PAUSED_S:
+            self._beat_t += paused_s
             why = "stopped by a signal, a machine that was suspended, or one that is overloaded"
             message = f"the supervisor did not run for {paused_s:.0f} s: {why}"
             self.note({"event": "paused", "paused_s": round(paused_s, 1), "message": message})
-        else:
-            self.write_state()
 
     def take_over(self) -> None:
         """Another supervisor of this run was here, and is gone: when it was last seen, and whether the node was too."""

@@ -46,6 +46,16 @@ def test_a_supervisor_that_did_not_run_for_a_while_says_so_once(run: RunPaths, m
     assert (paused["event"], paused["paused_s"]) == ("paused", PAUSED_S + 40.0)
 
 
+def test_a_pause_is_told_before_what_was_found_after_it(run: RunPaths, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = [100.0]
+    monkeypatch.setattr(chronicle, "_boot_s", lambda: clock[0])
+    written = begin(run)
+    clock[0] += 60.0
+    written.note({"event": "lost", "node": 3, "message": "gone"})
+    written.beat()
+    assert [event["event"] for event in events(run)] == ["paused", "lost"]
+
+
 def test_a_supervisor_that_takes_over_tells_when_the_one_before_was_seen(run: RunPaths) -> None:
     begin(run).write_state()
     before = read_json(run.state)

@@ -371,7 +371,7 @@ def test_of_two_who_come_up_at_the_same_time_one_is_refused(directory: Path) -> 
 
 def test_what_a_maker_left_that_was_killed_half_way_is_cleaned_up(directory: Path, backend: str) -> None:
     script = (
-        f"from pathlib import Path; from clusterctl import fake; fake.up(Path({str(directory)!r}), 60, "
+        f"from pathlib import Path; from clusterctl import fake; fake.up(Path({str(directory)!r}), 1000, "
         f"backend={backend!r})"
     )
     with subprocess.Popen([sys.executable, "-c", script]) as maker:
