@@ -51,12 +51,12 @@ class AgentCall:
         self.untouched: str | None = None
         self.op: object = None
 
-    def begin(self, request: Message) -> None:
+    def begin(self, request: Message, answer_s: float = ANSWER_S) -> None:
         """Boots the agent with its request, and installs it first where it is missing."""
         self.op = request["op"]
         code = boot_code()
         self.write(f"{len(code)}\n".encode() + code + _line(request))
-        greeting = self.receive()
+        greeting = self.receive(min(answer_s, ANSWER_S))
         self.untouched = greeting.get("untouched")
         if "need" in greeting:
             data = self._bundle.data
@@ -195,7 +195,9 @@ class Cluster:
         """
         self.transport.warm_up(self.nodes)
 
-    def call(self, node: Node, request: Message, expected: tuple[str, str] | None = None) -> AgentCall:
+    def call(
+        self, node: Node, request: Message, expected: tuple[str, str] | None = None, *, answer_s: float = ANSWER_S
+    ) -> AgentCall:
         """Starts the agent on a node with a request. The caller closes the call.
 
         It ends at once where the `expected` job, as (id, owned name of its tree), is the newest and untouched.
@@ -203,7 +205,7 @@ class Cluster:
         process = self.transport.open(node, self._agent_command(node, expected or ()))
         call = AgentCall(node, process, self._bundle)
         try:
-            call.begin(request)
+            call.begin(request, answer_s)
         except BaseException:
             call.close()
             raise
@@ -225,7 +227,7 @@ class Cluster:
         """Every node's answer to a request, in node order."""
 
         def one(node: Node) -> Message:
-            with self.call(node, request(node) if callable(request) else request) as call:
+            with self.call(node, request(node) if callable(request) else request, answer_s=answer_s) as call:
                 answer = call.result(answer_s)
             answers.check(str(call.op), answer)
             return answer

@@ -22,7 +22,7 @@ class RemoteLead:
 
     Where the run waits for lost nodes, this may be one: then `on_away(why)` is called, and it goes on dialling.
     A link that has become silent is not trusted: after a cut of the network its kernel may not try it again for as
-    long as the cut lasted. So another is sought beside it.
+    long as the cut lasted. So another is sought beside it; not at once, for the lead may only be busy with a thousand.
     """
 
     def __init__(
@@ -38,7 +38,7 @@ class RemoteLead:
         self._address = (spec["lead"]["host"], int(spec["lead"]["port"]))
         self._node = lead_node(spec)
         self._node_grace_s = float(spec["node_grace_s"])
-        self._suspect_s = suspect_s(float(spec["heartbeat_s"]))
+        self._seek_s = max(suspect_s(float(spec["heartbeat_s"])), self._node_grace_s / 3)
         self._context = tls_context(run, server=False)
         self._on_order = on_order
         self._on_lost = on_lost
@@ -67,7 +67,7 @@ class RemoteLead:
         if self._link is not None:
             self._link.send(self._channel.heartbeat())
         silent_s = self._reactor.now() - self._heard
-        if silent_s > self._suspect_s:
+        if silent_s > self._seek_s:
             self._seek()
         if silent_s > self._node_grace_s:
             why = f"nothing heard of the lead for {silent_s:.0f} s"

@@ -14,12 +14,13 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from typing import Any
 
-from clusterctl.agent.decisions import Action, DropManifests, Finish, Note, Policy, Tell, WriteManifest
+from clusterctl.agent.decisions import Action, Finish, Note, Policy, Tell
 from clusterctl.agent.membership import Membership, suspect_s
 from clusterctl.agent.restarts import Key, Restarts
 from clusterctl.agent.roster import Roster, name_of
+from clusterctl.agent.savings import Savings
 from clusterctl.agent.standstill import Standstill
-from clusterctl.agent.upkeep import Known, Logged, Upkeep
+from clusterctl.agent.upkeep import Upkeep
 
 STOP_MARGIN_S = 20.0
 REJOIN = "start --rejoin"
@@ -56,8 +57,7 @@ class Lead:
         self._restarts = Restarts(self._policy.restarts)
         self._port_trials = 1
         self._standstill = Standstill()
-        self._receipts: dict[tuple[bool, str], dict[int, Message]] = {}
-        self._upkeep = upkeep or Upkeep(3)
+        self._savings = Savings(upkeep or Upkeep(3))
         self._recover: Message = {}
         self._cause: Message | None = None
         self._outcome = "succeeded"
@@ -233,30 +233,14 @@ class Lead:
             self._members.idle.add(node)
         return [*actions, *self._end_if_idle()]
 
-    # Saves.
-
     def _on_saved(self, node: int, message: Message, now: float) -> list[Action]:
-        tag, checkpoint = message["tag"], bool(message.get("checkpoint"))
-        receipts = self._receipts.setdefault((checkpoint, tag), {})
-        receipts[message["rank"]] = message
-        if len(receipts) < len(self._roster.of_role("pserver")):
-            return []
-        whole = [receipts[rank] for rank in sorted(receipts)]
-        del self._receipts[checkpoint, tag]
-        if checkpoint:
-            return [WriteManifest(tag, whole, checkpoint)]
-        return [WriteManifest(tag, whole), _saved_note(message)]
+        return self._savings.take(message, len(self._roster.of_role("pserver")))
 
     def _on_kept(self, node: int, message: Message, now: float) -> list[Action]:
-        """The manifest of a checkpoint is in place: older ones may go."""
-        tag = message["tag"]
-        stay = self._upkeep.add(Known(tag, message["step"], message["steps"]))
-        order = {"do": "keep", "tags": stay, "newest": stay[-1], "alone": self._upkeep.full}
-        return [_saved_note(message, checkpoint=True), DropManifests(stay, stay[-1]), Tell(order)]
+        return self._savings.keep(message)
 
     def _on_logged(self, node: int, message: Message, now: float) -> list[Action]:
-        """A trainer logged what KEEP_BEST goes by."""
-        self._upkeep.log(message["rank"], Logged(message["step"], message["value"], message["weight"]))
+        self._savings.log(message)
         return []
 
     # Failures that need not be the end.
@@ -286,7 +270,7 @@ class Lead:
     def _distrust(self, key: Key, cause: Message) -> list[Action]:
         """A pserver cannot begin from a checkpoint: the one before it is taken."""
         tag = self._recover["tag"]
-        self._upkeep.discard(tag)
+        self._savings.discard(tag)
         words = cause.get("tail") or [cause["message"]]
         note = _warning(cause["node"], f"checkpoint {tag} cannot be used by {name_of(key)}: {words[-1]}")
         return [note, *self._begin_again(self._roster.node_of)]
@@ -349,17 +333,10 @@ class Lead:
         self.epoch += 1
         self.phase = "gathering"
         self._roster.begin_again(keys, but_done=not self._begin_together)
-        for known in (self._gathered, self._members.idle, self._receipts):
+        for known in (self._gathered, self._members.idle):
             known.clear()
-        self._recover = self._starting_point()
+        self._recover = {**self._savings.go_back(forget_logs=self._policy.together), "left": self._roster.left()}
         return [self._phase_note(), self._rolled_back(), Tell(self._again(delay_s))]
-
-    def _starting_point(self) -> Message:
-        newest = self._upkeep.newest
-        step = newest.step if newest else 0
-        if self._policy.together:
-            self._upkeep.forget_after(step)
-        return {"tag": newest.tag if newest else None, "step": step, "left": self._roster.left()}
 
     def _rolled_back(self) -> Note:
         tag, step = self._recover["tag"], self._recover["step"]
@@ -418,7 +395,3 @@ def _reason(cause: Message) -> Message:
 
 def _warning(node: int, message: str) -> Note:
     return Note({"event": "log", "level": "warning", "subject": node, "message": message})
-
-
-def _saved_note(message: Message, **more: bool) -> Note:
-    return Note({"event": "saved", "tag": message["tag"], "step": message.get("step"), "complete": True, **more})

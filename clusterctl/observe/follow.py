@@ -174,7 +174,7 @@ class Follower:
 
     def _hear(self, node: Node, cursor: _Cursor) -> Message | None:
         request = {**self._request, "run": cursor.run, "at": cursor.at, "offsets": cursor.offsets}
-        with self._cluster.call(node, request) as call:
+        with self._cluster.call(node, request, answer_s=SILENCE_S) as call:
             streams = self._begin(answers.news(call.receive()), cursor)
             while not self._over.is_set():
                 message = answers.news(call.receive(SILENCE_S))

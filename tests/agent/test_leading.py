@@ -144,7 +144,7 @@ def test_a_link_that_became_silent_is_replaced_and_nothing_is_lost(
 ) -> None:
     """As after a cut of the network, when neither kernel knows that the other can be reached again."""
     monkeypatch.setattr(membership, "SUSPECT_S", 0.5)  # before the follower is made
-    follower = begin(reactor, leader, keys)
+    follower = begin(reactor, leader, keys, node_grace_s=3)
     first = leader.lead._links[1]
     first._reactor.unwatch(first._sock)
     monkeypatch.setattr(first, "_pump", lambda: None)
