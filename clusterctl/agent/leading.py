@@ -169,6 +169,9 @@ class LocalLead:
             return
         name = str(frame.get("i"))
         if self._names.setdefault(node, name) != name:
+            del self._links[node]
+            self._lose(node)  # it may be that nobody has noticed; what follows from that is not for the new one
+            self._links[node] = link
             self._names[node], self._channels[node] = name, Channel()
         link.on_frame = lambda frame: self._frame(node, frame)
         for waiting in self._channels[node].repeat():

@@ -264,11 +264,21 @@ def test_a_supervisor_does_not_follow_the_lead_of_another_run(reactor: Reactor, 
     assert leader.lead._links == {}
 
 
-def test_a_node_that_is_not_of_the_run_is_turned_away(reactor: Reactor, leader: Lead, keys: Keys) -> None:
+def test_a_node_that_is_not_of_the_run_is_turned_away(
+    reactor: Reactor, leader: Lead, keys: Keys, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Node 2 has keys of this authority, and this lead has only nodes 0 and 1."""
     stranger = Follower(reactor, keys.of(2), leader.port)
+    turned_away: list[OSError | None] = []
+    closed = stranger.lead._closed
+
+    def count(link: Link, error: OSError | None) -> None:
+        turned_away.append(error)
+        closed(link, error)
+
+    monkeypatch.setattr(stranger.lead, "_closed", count)
     stranger.lead.say({"do": "stop_wanted"})
-    run_until(reactor, lambda: stranger.lead._link is not None)
+    run_until(reactor, lambda: turned_away)
     begin(reactor, leader, keys)
     assert list(leader.lead._links) == [1]
     stranger.lead.let_go()
@@ -294,11 +304,17 @@ def test_another_node_in_the_leads_place_is_not_obeyed(reactor: Reactor, keys: K
     assert follower.orders == []
 
 
-def test_a_second_connection_of_a_node_takes_the_place_of_the_first(reactor: Reactor, leader: Lead, keys: Keys) -> None:
-    begin(reactor, leader, keys)
+def test_a_second_supervisor_of_a_node_takes_the_place_of_the_first_which_is_gone(reactor: Reactor, keys: Keys) -> None:
+    """It comes before anybody has noticed. What the end of the first leads to is not for the second."""
+    leader = Lead(reactor, keys, on_trainer_loss="wait", whole=True)
+    begin(reactor, leader, keys).lead.let_go()
     first = leader.lead._links[1]
     second = Follower(reactor, keys.of(1), leader.port)
-    run_until(reactor, lambda: leader.lead._links[1] is not first and second.lead._link is not None)
+    second.lead.say({"do": "hello", "new": True})
+    run_until(reactor, second.ordered)
+    assert leader.lead._links[1] is not first
     assert first.idle()
-    assert leader.noted("lost") == []
+    assert [note["node"] for note in leader.noted("lost")] == [note["node"] for note in leader.noted("rejoined")] == [1]
+    assert second.ordered() == ["again"]
     second.lead.let_go()
+    close(leader)
