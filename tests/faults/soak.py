@@ -13,6 +13,7 @@ import json
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -37,9 +38,14 @@ WATCHED = (*storms.SUPERVISORS, *storms.PSERVERS, *storms.TRAINERS)
 
 def descriptors(lab: Laboratory) -> dict[str, int]:
     """How many of them each process has open, checkpoints apart: a pserver may have gone back to one since."""
-    pids = {name: lab.find(name) for name in WATCHED}
-    files = {name: [str(fd.readlink()) for fd in Path(f"/proc/{pid}/fd").iterdir()] for name, pid in pids.items()}
-    return {name: len([file for file in opened if "/checkpoints/" not in file]) for name, opened in files.items()}
+    opened = {name: _open_files(lab.find(name)) for name in WATCHED}
+    return {name: sum("/checkpoints/" not in file for file in files) for name, files in opened.items()}
+
+
+def _open_files(pid: int) -> Iterator[str]:
+    for descriptor in Path(f"/proc/{pid}/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):  # it was closed meanwhile
+            yield str(descriptor.readlink())
 
 
 class Round:
