@@ -23,7 +23,6 @@ from clusterctl.agent.standstill import Standstill
 from clusterctl.agent.upkeep import Upkeep
 
 STOP_MARGIN_S = 20.0
-REJOIN = "start --rejoin"
 MOST_ATTEMPTS = 4  # to find ports that nobody else takes
 Message = dict[str, Any]
 
@@ -286,7 +285,9 @@ class Lead:
             if self._policy.on_trainer_loss == "wait":
                 self._roster.held.add(key)
                 about = {"role": key[0], "rank": key[1], "node": cause["node"]}
-                return [Note({"event": "held", **about, "message": f"{cause['message']}: the run waits for {REJOIN}"})]
+                return [
+                    Note({"event": "held", **about, "message": f"{cause['message']}: the run waits for start --rejoin"})
+                ]
         return self._fail(cause, now)
 
     def _shrink(self, keys: Collection[Key], cause: Message, now: float) -> list[Action]:

@@ -60,7 +60,7 @@ NEEDED: Mapping[str, Collection[str]] = {
     "idle": (),
     "saved": ("role", "rank"),  # and a receipt
     "logged": ("rank", "step", "value", "weight"),
-    "pace": ("role", "rank", "attempt", "pace"),  # of who waits also `for_s` and `message`
+    "pace": ("role", "rank", "attempt", "pace"),
 }
 FIELDS: Mapping[str, Callable[[Any], bool]] = {
     **dict.fromkeys(("role", "message", "pace"), _is_text),
@@ -84,7 +84,8 @@ def check(said: Mapping[str, Any], node: int, processes: Collection[Key]) -> Mes
     if needed is None:
         raise ValueError(f"there is no word {word!r:.40}")
     who = ("role", "rank") if "role" in said or "attempt" in said else ()
-    missing = [name for name in (*needed, *who) if name not in said]
+    wait = ("for_s", "message") if said.get("pace") == "waits" else ()
+    missing = [name for name in (*needed, *who, *wait) if name not in said]
     wrong = [name for name, is_right in FIELDS.items() if name in said and not is_right(said[name])]
     if missing or wrong:
         raise ValueError(f"{word!r} with no {missing[0]}" if missing else f"{word!r} with a strange {wrong[0]}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-ANSWER_S = 10.0  # of nodes that may be what is wrong
+LAST_WORD_S = 10.0  # of nodes that may be what is wrong
 
 if TYPE_CHECKING:
     from clusterctl.cluster import Cluster
@@ -54,7 +54,7 @@ def first_cause_lines(cluster: Cluster, job: str, cause: dict[str, Any] | None) 
     if cause is None or cause.get("kind") == "stopped" or len(cluster.nodes) < len(cluster.inventory.nodes):
         return told
     try:
-        found = why(cluster, job, answer_s=ANSWER_S)
+        found = why(cluster, job, answer_s=LAST_WORD_S)
     except ClusterctlError:
         return told
     first = found.explanation.cause

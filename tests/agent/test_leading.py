@@ -168,6 +168,7 @@ NONSENSE: list[Message] = [
     {"do": "hello", "endpoints": {"trainer1": 7}},
     {"do": "kept", "tag": "../..", "step": 1, "steps": []},
     {"do": "saved", "role": "trainer", "rank": 1, "tag": "pass-00000"},
+    {"do": "pace", "role": "trainer", "rank": 1, "attempt": 1, "pace": "waits"},
 ]
 
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from clusterctl.cli.causes import first_cause_lines
+from clusterctl.cli.causes import LAST_WORD_S, first_cause_lines
 from clusterctl.cli.console import clean, human_time, plural
 from clusterctl.cli.live import LINES_WANTED, Display, PassFormat, default_pass_line
 from clusterctl.cli.resuming import check_job, tell_resume, would_resume
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 AFTER_END_S = 5.0
-LAST_WORD_S = 10.0
 
 
 class _Detach(Exception):  # noqa: N818 - a wish, not an error
