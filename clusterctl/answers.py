@@ -9,8 +9,8 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from clusterctl.agent.paths import is_job_id
-from clusterctl.agent.sanity import is_whole
+from clusterctl.common.paths import is_job_id
+from clusterctl.common.safe_json import is_whole
 
 Shape = Callable[[Any], bool]
 #: States of jobs and runs, the worst first.

@@ -1,4 +1,4 @@
-"""What is shipped to the nodes: the agent and the runtime, as names, sizes and bytes in a row, named by their hash."""
+"""The bundle shipped to the nodes: common, agent and runtime as names, sizes and bytes in a row, named by its hash."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from functools import cached_property, lru_cache
 from pathlib import Path
 
 HERE = Path(__file__).parent
-PARTS = ("agent", "runtime")
+PARTS = ("common", "agent", "runtime")
 DIGEST_CHARS = 16
 
 

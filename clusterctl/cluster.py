@@ -11,8 +11,8 @@ from types import TracebackType
 from typing import Any, TypeVar
 
 from clusterctl import answers
-from clusterctl.agent.sanity import parse
 from clusterctl.bundle import Bundle, boot_code
+from clusterctl.common.safe_json import parse
 from clusterctl.config import Settings
 from clusterctl.errors import ClusterctlError, NodeError, RefusedError, UsageError
 from clusterctl.inventory import Inventory, Node

@@ -189,7 +189,7 @@ def _merge(target: Path, tag: str, nodes: Sequence[Node]) -> Path:
 
 def newest_complete_tag(target: Path, lead: Node) -> str | None:
     """The tag with the highest step among those whose manifest the lead has written."""
-    from clusterctl.runtime.manifest import read_manifest
+    from clusterctl.common.manifest import read_manifest
 
     found: list[tuple[int, str]] = []
     for path in (target / f"node-{lead.id}" / "output").glob("*/manifest.json"):

@@ -21,52 +21,38 @@ PACKAGE = ROOT / "clusterctl"
 # Who may import what of clusterctl: for each part, the modules (with all below them) that it may know besides itself.
 # Data flows through the stages in this order, and only cli knows all of them.
 MAY_IMPORT = {
+    "common": ("agent.protocol", "agent.staging"),
     "errors": (),
     "timing": (),
     "bundle": (),
     "templates": (),
-    "runtime": (),
-    "agent": ("runtime.claims", "runtime.manifest"),
+    "runtime": ("common",),
+    "agent": ("common",),
     "config": ("errors",),
     "certificates": ("timing",),
     "inventory": ("config", "errors"),
     "transport": ("errors",),
-    "answers": ("agent.paths", "agent.sanity"),
-    "cluster": ("agent.sanity", "answers", "bundle", "config", "errors", "inventory", "transport"),
+    "answers": ("common",),
+    "cluster": ("answers", "bundle", "common", "config", "errors", "inventory", "transport"),
     "waiting": ("cluster", "errors"),
-    "dispatch": (
-        "agent.files",
-        "agent.paths",
-        "agent.tree",
-        "certificates",
-        "cluster",
-        "errors",
-        "inventory",
-        "waiting",
-    ),
+    "dispatch": ("certificates", "cluster", "common", "errors", "inventory", "waiting"),
     "check": ("cluster", "errors", "inventory"),
     "launch": (
-        "agent.engines",
-        "agent.environment",
-        "agent.paths",
+        "certificates",
         "check.findings",
         "check.pairs",
-        "certificates",
         "cluster",
+        "common",
         "config",
         "errors",
         "inventory",
-        "runtime.manifest",
         "timing",
         "waiting",
     ),
     "setup": (
-        "agent.pip",
         "agent.protocol",
-        "agent.requirements",
-        "agent.tree",
-        "agent.wheels",
         "cluster",
+        "common",
         "config",
         "dispatch.blobs",
         "dispatch.relay",
@@ -74,10 +60,10 @@ MAY_IMPORT = {
         "inventory",
         "transport",
     ),
-    "observe": ("agent.paths", "answers", "cluster", "errors", "inventory"),
-    "collect": ("cluster", "errors", "inventory", "runtime"),
-    "prune": ("agent.paths", "cluster", "errors", "inventory"),
-    "fake": ("agent.processes", "errors", "templates"),
+    "observe": ("answers", "cluster", "common", "errors", "inventory"),
+    "collect": ("cluster", "common", "errors", "inventory", "runtime"),
+    "prune": ("cluster", "common", "errors", "inventory"),
+    "fake": ("common", "errors", "templates"),
     "cli": ("",),
     "__main__": ("cli",),
     "__init__": (),
@@ -114,7 +100,7 @@ MAY_READ_ENVIRONMENT = {
     "cli.console": "NO_COLOR",
     "agent.addresses": "SSH_CONNECTION: the address at which this node was reached",
     "agent.interpreters": "what decides where an interpreter finds its packages",
-    "agent.pip": "what uv inherits",
+    "common.pip": "what uv inherits",
     "agent.starting": "what its processes inherit",
     "fake.programs": "what they inherit",
 }
@@ -201,11 +187,11 @@ def test_other_peoples_packages_are_imported_where_they_belong() -> None:
     assert strange == []
 
 
-def test_the_agent_and_the_manifest_need_only_the_standard_library() -> None:
+def test_common_and_the_agent_need_only_the_standard_library() -> None:
     assert {
         imported.partition(".")[0]
         for module in modules()
-        if within(module, ("agent", "runtime.manifest"))
+        if within(module, ("common", "agent"))
         for imported in imports(module)
     } <= {*sys.stdlib_module_names, "clusterctl"}
 
@@ -246,6 +232,8 @@ def test_only_a_proxy_command_is_given_to_a_shell_as_ssh_does() -> None:
 
 # What is shipped.
 
+SHIPPED = ("common", "agent", "runtime")
+
 
 @pytest.mark.skipif("3.9" not in PYTHONS, reason="no python3.9 on this machine")
 def test_what_goes_to_the_nodes_compiles_under_python_3_9() -> None:
@@ -254,7 +242,7 @@ def test_what_goes_to_the_nodes_compiles_under_python_3_9() -> None:
         "for path in sys.argv[1:]:\n"
         "    with open(path, encoding='utf-8') as f: compile(f.read(), path, 'exec', dont_inherit=True)\n"
     )
-    paths = [str(path) for part in ("agent", "runtime") for path in (PACKAGE / part).rglob("*.py")]
+    paths = [str(path) for part in SHIPPED for path in (PACKAGE / part).rglob("*.py")]
     paths.append(str(PACKAGE / "__init__.py"))
     done = subprocess.run([PYTHONS["3.9"], "-I", "-c", program, *paths], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
@@ -267,13 +255,13 @@ def test_the_boot_program_compiles_under_pythons_that_it_must_refuse() -> None:
     subprocess.run([PYTHONS["3.6"], "-I", "-c", program, source], check=True)
 
 
-def test_the_bundle_holds_all_of_agent_and_runtime_and_nothing_else() -> None:
+def test_the_bundle_holds_all_that_is_shipped_and_nothing_else() -> None:
     whole, names = zlib.decompress(Bundle().data), []
     while whole:
         name, size, rest = whole.split(b"\0", 2)
         names.append(name.decode())
         whole = rest[int(size) :]
-    expected = [PACKAGE / "__init__.py", *(p for part in ("agent", "runtime") for p in (PACKAGE / part).rglob("*.py"))]
+    expected = [PACKAGE / "__init__.py", *(p for part in SHIPPED for p in (PACKAGE / part).rglob("*.py"))]
     assert sorted(names) == sorted(path.relative_to(ROOT).as_posix() for path in expected)
     assert Bundle().digest == Bundle().digest
     assert Bundle().data == Bundle().data
@@ -288,7 +276,7 @@ def test_the_wheel_takes_the_whole_package_and_what_init_copies() -> None:
     assert set(wheel) == {"packages", "force-include"}
     for source in wheel["force-include"]:
         assert (ROOT / source).exists()
-    for part in ("agent", "runtime"):
+    for part in SHIPPED:
         assert (PACKAGE / part / "__init__.py").is_file()
     assert (PACKAGE / "py.typed").is_file()
 

@@ -79,7 +79,7 @@ def boot(digest, root, *expected):
         refuse("cannot install the agent: " + str(exc), "can this account write to ROOT_DIR (" + root + ")?")
     sys.path.insert(0, lib)
     if have and expected:
-        from clusterctl.agent.untouched import untouched_job
+        from clusterctl.common.seal import untouched_job
 
         job_dir = untouched_job(root, *expected)
         if job_dir:

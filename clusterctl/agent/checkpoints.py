@@ -15,11 +15,11 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
 
-from clusterctl.agent.files import READ_BYTES, digest_of
 from clusterctl.agent.jobs import find_job
-from clusterctl.agent.paths import JobPaths, RunPaths
 from clusterctl.agent.protocol import AgentError, Gone, Peer
-from clusterctl.runtime.manifest import NAME, read_manifest, sync_directory, write_manifest
+from clusterctl.common.files import READ_BYTES, digest_of
+from clusterctl.common.manifest import NAME, read_manifest, sync_directory, write_manifest
+from clusterctl.common.paths import JobPaths, RunPaths
 
 PIECES = "pserver-*.safetensors"
 MAX_HEADER_BYTES = 256 << 20

@@ -12,12 +12,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Callable
 
-from clusterctl.agent.engines import name_of
 from clusterctl.agent.logs import LONGEST_LINE, READ_BYTES, LogWriter
-from clusterctl.agent.paths import log_stem
-from clusterctl.agent.processes import Identity, cpu_and_memory, identify, send_signal
 from clusterctl.agent.reactor import Reactor
-from clusterctl.agent.sanity import parse_event
+from clusterctl.common.engines import name_of
+from clusterctl.common.paths import log_stem
+from clusterctl.common.procfs import Identity, cpu_and_memory, identify, send_signal
+from clusterctl.common.safe_json import parse_event
 
 TAIL_LINES = 20
 TAIL_BYTES = 4096

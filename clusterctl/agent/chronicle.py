@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from clusterctl.agent.child import Child
-from clusterctl.agent.files import read_json, write_json
-from clusterctl.agent.paths import RunPaths
-from clusterctl.agent.processes import Identity, boot_id, identify
+from clusterctl.common.files import read_json, write_json
+from clusterctl.common.paths import RunPaths
+from clusterctl.common.procfs import Identity, boot_id, identify
 
 RESERVE_BYTES = 1 << 16
 SNAPSHOT_S = 1.0

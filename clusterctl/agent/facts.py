@@ -12,9 +12,9 @@ from typing import Any
 
 from clusterctl.agent import orphans
 from clusterctl.agent.jobs import is_free
-from clusterctl.agent.paths import META, JobPaths, incoming_dir
-from clusterctl.agent.processes import PROC
 from clusterctl.agent.store import is_dispatching
+from clusterctl.common.paths import META, JobPaths, incoming_dir
+from clusterctl.common.procfs import PROC
 
 # What numpy and its BLAS choose their loops by: machines that differ here add in another order.
 SIMD = ("sse4_2", "avx", "fma", "avx2", "avx512f", "avx512_bf16", "amx_tile", "asimd", "sve", "sve2")

@@ -10,8 +10,8 @@ from typing import Any, Callable
 
 from clusterctl.agent.link import DIAL_S, RETRY_S, Channel, Link, lead_node, reach, tls_context
 from clusterctl.agent.membership import suspect_s
-from clusterctl.agent.paths import RunPaths
 from clusterctl.agent.reactor import Reactor
+from clusterctl.common.paths import RunPaths
 
 REFUSALS = 4  # in a row: the node answers, and the lead is not behind its port
 Message = dict[str, Any]

@@ -15,11 +15,11 @@ import sys
 import threading
 from pathlib import Path
 
-from clusterctl.agent.files import read_json
 from clusterctl.agent.link import GONE, lead_node, peer_node, tls_context
 from clusterctl.agent.orphans import of_run
-from clusterctl.agent.paths import JobPaths, RunPaths
-from clusterctl.agent.processes import end_all
+from clusterctl.common.files import read_json
+from clusterctl.common.paths import JobPaths, RunPaths
+from clusterctl.common.procfs import end_all
 
 WAIT = 'read -r word || exec "$0" "$@"'
 GOODBYE = b"bye\n"

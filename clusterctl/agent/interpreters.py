@@ -15,9 +15,9 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from clusterctl.agent.files import read_json, write_json
-from clusterctl.agent.paths import interpreter_record
 from clusterctl.agent.protocol import AgentError
+from clusterctl.common.files import read_json, write_json
+from clusterctl.common.paths import interpreter_record
 
 MODULES = ("numpy", "zmq")
 LIMIT_S = 60.0

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import time
 
-from clusterctl.agent.files import is_locked, read_json, write_json
-from clusterctl.agent.light import dumps
-from clusterctl.agent.paths import JobPaths, RunPaths, expand, find_jobs
-from clusterctl.agent.processes import LIVE_STATES, Identity, is_alive
 from clusterctl.agent.protocol import AgentError
+from clusterctl.common.fastjson import dumps
+from clusterctl.common.files import is_locked, read_json, write_json
+from clusterctl.common.paths import JobPaths, RunPaths, expand, find_jobs
+from clusterctl.common.procfs import LIVE_STATES, Identity, is_alive
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

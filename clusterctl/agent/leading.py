@@ -10,13 +10,13 @@ from collections import deque
 from typing import Any, Callable
 
 from clusterctl.agent.decisions import Action, DropManifests, Finish, Note, Policy, Tell, WriteManifest
-from clusterctl.agent.engines import ENGINES
 from clusterctl.agent.lead import Lead
 from clusterctl.agent.link import DIAL_S, RETRY_S, Channel, Link, reach, tls_context
-from clusterctl.agent.paths import RunPaths
 from clusterctl.agent.reactor import Reactor
 from clusterctl.agent.upkeep import Best, Known, Upkeep
 from clusterctl.agent.words import check
+from clusterctl.common.engines import ENGINES
+from clusterctl.common.paths import RunPaths
 
 SPARE_LINKS = 64  # besides two of each node, that have not said yet who they are
 COMEBACK_S = 2.5  # more than a supervisor that lives needs for another link, once its node can be reached

@@ -9,9 +9,9 @@ from typing import Callable
 from clusterctl.agent.child import Child
 from clusterctl.agent.chronicle import Chronicle
 from clusterctl.agent.orphans import descendants
-from clusterctl.agent.paths import RunPaths
-from clusterctl.agent.processes import Identity, find_by_environments, run_environment, send_signal
 from clusterctl.agent.reactor import Reactor
+from clusterctl.common.paths import RunPaths
+from clusterctl.common.procfs import Identity, find_by_environments, run_environment, send_signal
 
 POLL_S = 0.05
 LIMIT_S = 10.0  # after KILL

@@ -14,9 +14,9 @@ import ssl
 from collections import deque
 from typing import Any, Callable
 
-from clusterctl.agent.paths import RunPaths
 from clusterctl.agent.reactor import READ, WRITE, Reactor
-from clusterctl.agent.sanity import is_whole, parse
+from clusterctl.common.paths import RunPaths
+from clusterctl.common.safe_json import is_whole, parse
 
 MAX_FRAME = 16 << 20
 RETRY_S = 0.5

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 
-from clusterctl.agent.light import Place, loads
 from clusterctl.agent.protocol import AgentError, Gone, Peer, describe_os_error, standard_peer
+from clusterctl.common.fastjson import Place, loads
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -12,9 +12,9 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Callable
 
-from clusterctl.agent.files import read_json
-from clusterctl.agent.paths import JobPaths, RunPaths, find_jobs, is_job_id
-from clusterctl.agent.processes import (
+from clusterctl.common.files import read_json
+from clusterctl.common.paths import JobPaths, RunPaths, find_jobs, is_job_id
+from clusterctl.common.procfs import (
     PROC,
     Identity,
     environment_of,

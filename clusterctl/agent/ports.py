@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from clusterctl.agent.link import listen
-from clusterctl.agent.processes import PROC, environment_of
-from clusterctl.runtime.claims import claim, is_claimed
+from clusterctl.common.port_claims import claim, is_claimed
+from clusterctl.common.procfs import PROC, environment_of
 
 PORTS_TRIED = 1_000
 MOST_TAKEN = 64

@@ -17,11 +17,11 @@ from typing import Any
 from clusterctl.agent import facts, ports
 from clusterctl.agent.addresses import find_address, interface_of
 from clusterctl.agent.interpreters import probe
-from clusterctl.agent.paths import find_jobs
 from clusterctl.agent.ports import take_as_a_job
 from clusterctl.agent.protocol import AgentError, Peer, describe_os_error
 from clusterctl.agent.reach import Target, answering, try_all
 from clusterctl.agent.venvs import find_for_job, find_newest
+from clusterctl.common.paths import find_jobs
 
 OTHERS_S = 300.0  # until every node has told its facts, or has tried
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 import sys
 import time
 
-from clusterctl.agent.files import write_all
-from clusterctl.agent.light import dumps, loads
+from clusterctl.common.fastjson import dumps, loads
+from clusterctl.common.files import write_all
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

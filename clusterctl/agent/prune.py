@@ -15,14 +15,14 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from clusterctl.agent.files import delete, read_json
 from clusterctl.agent.jobs import is_free, list_jobs
-from clusterctl.agent.paths import META, JobPaths, find_jobs, incoming_dir
-from clusterctl.agent.processes import find_by_environment, run_environment
 from clusterctl.agent.protocol import Peer
-from clusterctl.agent.requirements import effective, read_text
 from clusterctl.agent.store import dispatch_lock
 from clusterctl.agent.venvs import environments_lock
+from clusterctl.common.files import delete, read_json
+from clusterctl.common.paths import META, JobPaths, find_jobs, incoming_dir
+from clusterctl.common.procfs import find_by_environment, run_environment
+from clusterctl.common.requirements import effective, read_text
 
 LIVE = ("starting", "running")
 OURS = ("for", "lock")  # beside the environments in venvs/

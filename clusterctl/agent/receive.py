@@ -15,13 +15,13 @@ import time
 import zlib
 from typing import TYPE_CHECKING, Any, Callable
 
-from clusterctl.agent.files import delete, digest_of, read_json
-from clusterctl.agent.light import loads
-from clusterctl.agent.paths import RESERVED, JobPaths, find_jobs, incoming_dir
 from clusterctl.agent.protocol import AgentError, Gone, Peer
 from clusterctl.agent.store import Source, dispatch_lock, find_sources, find_torn, is_exact, read_manifest
 from clusterctl.agent.supersede import journal_of, supersede, was_started
-from clusterctl.agent.tree import FILE, Entry, content_of, decode, fold_rows, order
+from clusterctl.common.fastjson import loads
+from clusterctl.common.files import delete, digest_of, read_json
+from clusterctl.common.paths import RESERVED, JobPaths, find_jobs, incoming_dir
+from clusterctl.common.tree import FILE, Entry, content_of, decode, fold_rows, order
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -11,7 +11,7 @@ from typing import Any, Callable
 from clusterctl.agent.checkpoints import drop_manifests, remove_older
 from clusterctl.agent.child import Child
 from clusterctl.agent.decisions import DropManifests, WriteManifest
-from clusterctl.agent.paths import RunPaths
+from clusterctl.common.paths import RunPaths
 
 Message = dict[str, Any]
 
@@ -46,7 +46,7 @@ class Saves:
             self._say({"do": "kept", "tag": tag, "step": int(first["step"]), "steps": first.get("steps", [])})
 
     def _write_manifest(self, whole: WriteManifest) -> None:
-        from clusterctl.runtime.manifest import build_manifest, write_manifest
+        from clusterctl.common.manifest import build_manifest, write_manifest
 
         tag = whole.tag
         manifest = build_manifest(self._spec["job"], self._spec["run"], whole.receipts)

@@ -15,12 +15,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from clusterctl.agent.paths import META
-from clusterctl.agent.pip import Pip, find_pip
 from clusterctl.agent.protocol import AgentError, Peer
-from clusterctl.agent.tree import COPY_BYTES
 from clusterctl.agent.venvs import Venvs, environments_lock
-from clusterctl.agent.wheels import Wheel, WheelStore, decode_lock
+from clusterctl.common.paths import META
+from clusterctl.common.pip import Pip, find_pip
+from clusterctl.common.tree import COPY_BYTES
+from clusterctl.common.wheels import Wheel, WheelStore, decode_lock
 
 if TYPE_CHECKING:
     from clusterctl.agent.relay import Relay

@@ -8,13 +8,13 @@ import os
 import zlib
 from typing import TYPE_CHECKING, Any, BinaryIO, Callable
 
-from clusterctl.agent.files import write_all
-from clusterctl.agent.light import dumps
-from clusterctl.agent.paths import JobPaths
 from clusterctl.agent.protocol import AgentError, Gone
 from clusterctl.agent.store import TORN, Row, Source, Stamp, copy_file, stamp_of
 from clusterctl.agent.supersede import changed, finish_directory, make_link, seal
-from clusterctl.agent.tree import COPY_BYTES, DIRECTORY, END, HEADER, LINK, Entry
+from clusterctl.common.fastjson import dumps
+from clusterctl.common.files import write_all
+from clusterctl.common.paths import JobPaths
+from clusterctl.common.tree import COPY_BYTES, DIRECTORY, END, HEADER, LINK, Entry
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -16,9 +16,9 @@ from dataclasses import dataclass
 from typing import Any, Callable
 
 from clusterctl.agent.child import Child
-from clusterctl.agent.processes import Identity, identify, is_alive, stat_fields
 from clusterctl.agent.reactor import Reactor
-from clusterctl.agent.sanity import is_whole
+from clusterctl.common.procfs import Identity, identify, is_alive, stat_fields
+from clusterctl.common.safe_json import is_whole
 
 TURNS = 4  # looks within the time after which a process is stalled
 LONGEST_PERIOD_S = 5.0

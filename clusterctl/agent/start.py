@@ -21,15 +21,15 @@ from typing import Any
 from clusterctl.agent.addresses import find_address
 from clusterctl.agent.checkpoints import carry_on, set_aside_later
 from clusterctl.agent.facts import quick
-from clusterctl.agent.files import read_json, write_atomic, write_json
 from clusterctl.agent.interpreters import find_versions
 from clusterctl.agent.jobs import find_job, is_free, pick_run, read_state, supervisor_of
-from clusterctl.agent.paths import JobPaths, RunPaths
 from clusterctl.agent.ports import take_as_a_job
-from clusterctl.agent.processes import identify, is_alive, send_signal, wait_until
 from clusterctl.agent.protocol import AgentError, Peer
 from clusterctl.agent.reach import Target, answering, try_all
 from clusterctl.agent.venvs import find_for_job, in_environment
+from clusterctl.common.files import read_json, write_atomic, write_json
+from clusterctl.common.paths import JobPaths, RunPaths
+from clusterctl.common.procfs import identify, is_alive, send_signal, wait_until
 
 ENDING_S = 10.0
 LOCK_S = 0.5  # who only looks whether it is free holds it for an instant

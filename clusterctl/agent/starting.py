@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any, Callable
 
 from clusterctl.agent.child import Child, who
-from clusterctl.agent.engines import ENGINES, Endpoints, has_port, name_of
-from clusterctl.agent.environment import NodeFacts, environment
 from clusterctl.agent.limits import limiter
-from clusterctl.agent.paths import RunPaths
 from clusterctl.agent.ports import Held, is_listening
 from clusterctl.agent.reactor import Reactor
+from clusterctl.common.engines import ENGINES, Endpoints, has_port, name_of
+from clusterctl.common.paths import RunPaths
+from clusterctl.common.process_environment import NodeFacts, environment
 
 RUNNING_AFTER_S = 1.0  # a program that never speaks to us counts as running when it has lived this long
 READY_LIMIT_S = 60.0

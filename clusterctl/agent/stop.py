@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from clusterctl.agent import ports
-from clusterctl.agent.files import read_json
 from clusterctl.agent.jobs import find_job, is_free, mark_ended, membership, pick_run, read_state, run_state
 from clusterctl.agent.orphans import GUARDIAN, SUPERVISOR, agents_of, job_dir_of, named, of_job
-from clusterctl.agent.paths import JobPaths, expand, is_job_id
-from clusterctl.agent.processes import LIVE_STATES, Identity, end_all, is_alive, send_signal, wait_until
 from clusterctl.agent.protocol import AgentError, Peer
+from clusterctl.common.files import read_json
+from clusterctl.common.paths import JobPaths, expand, is_job_id
+from clusterctl.common.procfs import LIVE_STATES, Identity, end_all, is_alive, send_signal, wait_until
 
 MARGIN_S = 15.0
 START_S = 20.0  # a start under way holds the job's lock before there is a supervisor to be told

@@ -16,12 +16,12 @@ import time
 from collections.abc import Collection, Iterator
 from typing import TYPE_CHECKING, Any, Callable, NamedTuple, Optional
 
-from clusterctl.agent.files import is_locked, read_json, write_all
-from clusterctl.agent.light import Place, dumps, loads
-from clusterctl.agent.paths import META, JobPaths, find_jobs, incoming_dir
 from clusterctl.agent.protocol import AgentError
-from clusterctl.agent.tree import COPY_BYTES, DIRECTORY, FILE, LINK, Entry
-from clusterctl.agent.untouched import joined, line_of, listing, read_seal, write_seal
+from clusterctl.common.fastjson import Place, dumps, loads
+from clusterctl.common.files import is_locked, read_json, write_all
+from clusterctl.common.paths import META, JobPaths, find_jobs, incoming_dir
+from clusterctl.common.seal import joined, line_of, listing, read_seal, write_seal
+from clusterctl.common.tree import COPY_BYTES, DIRECTORY, FILE, LINK, Entry
 
 if TYPE_CHECKING:
     from pathlib import Path

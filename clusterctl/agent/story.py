@@ -12,13 +12,13 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from clusterctl.agent.files import read_json
 from clusterctl.agent.jobs import describe, find_job, pick_run, read_state, supervisor_of
 from clusterctl.agent.logs import LogReader
-from clusterctl.agent.paths import RunPaths, log_stem
-from clusterctl.agent.processes import PROC, boot_id, is_alive, stat_fields
 from clusterctl.agent.protocol import Peer
 from clusterctl.agent.watch import EventReader
+from clusterctl.common.files import read_json
+from clusterctl.common.paths import RunPaths, log_stem
+from clusterctl.common.procfs import PROC, boot_id, is_alive, stat_fields
 
 MANY = 4000  # events; of more the first and the last are told
 LINES = 200

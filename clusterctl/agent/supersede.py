@@ -12,12 +12,12 @@ import os
 import stat
 from typing import TYPE_CHECKING, Any
 
-from clusterctl.agent.files import delete, is_locked, read_json, write_atomic, write_json
-from clusterctl.agent.light import Place, dumps, loads
-from clusterctl.agent.paths import JobPaths, incoming_dir
 from clusterctl.agent.protocol import AgentError
 from clusterctl.agent.store import Row, dispatch_lock, read_manifest, stamp_of, write_manifest
-from clusterctl.agent.tree import DIRECTORY, FILE, LINK, Entry, decode, owned_name
+from clusterctl.common.fastjson import Place, dumps, loads
+from clusterctl.common.files import delete, is_locked, read_json, write_atomic, write_json
+from clusterctl.common.paths import JobPaths, incoming_dir
+from clusterctl.common.tree import DIRECTORY, FILE, LINK, Entry, decode, owned_name
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -60,7 +60,7 @@ def supersede(
 
 def recover(root: Path) -> None:
     """Finishes what an agent that was killed had begun; called before every operation that finds a journal."""
-    from clusterctl.agent.processes import wait_until
+    from clusterctl.common.procfs import wait_until
 
     def settled() -> bool:
         try:

@@ -20,23 +20,23 @@ from typing import Any, Callable
 from clusterctl.agent import guardian
 from clusterctl.agent.child import Child, describe_exit, who
 from clusterctl.agent.chronicle import SNAPSHOT_S, Chronicle
-from clusterctl.agent.engines import name_of
-from clusterctl.agent.files import read_json, write_json
 from clusterctl.agent.following import RemoteLead
 from clusterctl.agent.leading import LocalLead
 from clusterctl.agent.leftovers import Leftovers
 from clusterctl.agent.limits import Endings, allow_open_files
 from clusterctl.agent.link import lead_node
-from clusterctl.agent.paths import JobPaths, RunPaths
 from clusterctl.agent.ports import take_top
-from clusterctl.agent.processes import LIVE_STATES
 from clusterctl.agent.reactor import Reactor
 from clusterctl.agent.reaper import adopt_orphans, reap_orphans
 from clusterctl.agent.renewal import Renewal
 from clusterctl.agent.saves import Saves
 from clusterctl.agent.stalls import Stalls
 from clusterctl.agent.starting import Starter
-from clusterctl.runtime.manifest import check_receipt
+from clusterctl.common.engines import name_of
+from clusterctl.common.files import read_json, write_json
+from clusterctl.common.manifest import check_receipt
+from clusterctl.common.paths import JobPaths, RunPaths
+from clusterctl.common.procfs import LIVE_STATES
 
 FINISH_LIMIT_S = 300.0
 END_POLL_S = 0.05

@@ -19,12 +19,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from clusterctl.agent.files import read_json, write_json
-from clusterctl.agent.paths import META
-from clusterctl.agent.processes import wait_until
 from clusterctl.agent.protocol import AgentError
-from clusterctl.agent.requirements import digest, effective, read_text
-from clusterctl.agent.wheels import Place, Wheel, WheelStore, unpack
+from clusterctl.common.files import read_json, write_json
+from clusterctl.common.paths import META
+from clusterctl.common.procfs import wait_until
+from clusterctl.common.requirements import digest, effective, read_text
+from clusterctl.common.wheels import Place, Wheel, WheelStore, unpack
 
 DIGEST_CHARS = 16
 TRY_S = 120.0

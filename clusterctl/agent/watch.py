@@ -16,12 +16,12 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, Callable
 
-from clusterctl.agent.files import read_json
 from clusterctl.agent.jobs import describe, find_job, pick_run, read_state, supervisor_of
 from clusterctl.agent.logs import Line, LogReader
-from clusterctl.agent.paths import RunPaths, log_stem
-from clusterctl.agent.processes import is_alive
 from clusterctl.agent.protocol import AgentError, Peer
+from clusterctl.common.files import read_json
+from clusterctl.common.paths import RunPaths, log_stem
+from clusterctl.common.procfs import is_alive
 
 BATCH = 500
 BATCH_CHARS = 1 << 20  # each may become six bytes, and nobody takes more than some megabytes as one message

@@ -12,8 +12,8 @@ from typing import Any, Callable
 
 from clusterctl.agent.restarts import Key
 from clusterctl.agent.roster import name_of
-from clusterctl.agent.sanity import is_whole
-from clusterctl.runtime.manifest import check_receipt
+from clusterctl.common.manifest import check_receipt
+from clusterctl.common.safe_json import is_whole
 
 PLACE = re.compile(r"[\w.:%\[\]-]{1,255}:\d{1,5}", re.ASCII)
 Message = dict[str, Any]

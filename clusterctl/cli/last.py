@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from clusterctl.agent.files import write_json
 from clusterctl.cli.console import ReportedError
+from clusterctl.common.files import write_json
 from clusterctl.errors import ClusterctlError, JobFailedError, UsageError
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 
-from clusterctl.agent.tree import COPY_BYTES, END, HEADER, Entry
+from clusterctl.common.tree import COPY_BYTES, END, HEADER, Entry
 from clusterctl.errors import NodeError
 
 WRITE_BYTES = 256 * 1024

@@ -12,7 +12,7 @@ import os
 import struct
 from pathlib import Path
 
-from clusterctl.agent.files import write_atomic
+from clusterctl.common.files import write_atomic
 
 MAGIC = b"clusterctl hashes 1\n"
 STAMP = struct.Struct("<qqqQ")  # size, mtime_ns, ctime_ns, inode

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
-from clusterctl.agent.tree import owned_name
 from clusterctl.cluster import Message
+from clusterctl.common.tree import owned_name
 from clusterctl.errors import RefusedError
 
 

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
-from clusterctl.agent.tree import COPY_BYTES
+from clusterctl.common.tree import COPY_BYTES
 from clusterctl.dispatch.cache import is_settled, stamp
 from clusterctl.errors import ConfigError, RefusedError
 

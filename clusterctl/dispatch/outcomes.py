@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from clusterctl.agent.tree import Entry
 from clusterctl.cluster import NodeOutcome
+from clusterctl.common.tree import Entry
 from clusterctl.inventory import Node
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from clusterctl.agent.tree import Entry
+from clusterctl.common.tree import Entry
 
 Word = dict[str, Any]
 

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from clusterctl.agent.files import write_atomic
-from clusterctl.agent.tree import Entry
+from clusterctl.common.files import write_atomic
+from clusterctl.common.tree import Entry
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ import posixpath
 import re
 from collections.abc import Callable, Sequence
 
-from clusterctl.agent.tree import FILE, Entry
+from clusterctl.common.tree import FILE, Entry
 from clusterctl.errors import ConfigError
 from clusterctl.inventory import Node
 

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from clusterctl.agent.tree import FILE, Entry, content_of_json
+from clusterctl.common.tree import FILE, Entry, content_of_json
 from clusterctl.dispatch.sent import Sent
 from clusterctl.dispatch.shards import Shards
 from clusterctl.dispatch.workspace import Workspace

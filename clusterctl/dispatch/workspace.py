@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from clusterctl.agent.paths import RESERVED
-from clusterctl.agent.tree import DIRECTORY, FILE, LINK, Entry, content_of, leads_outside, order
+from clusterctl.common.paths import RESERVED
+from clusterctl.common.tree import DIRECTORY, FILE, LINK, Entry, content_of, leads_outside, order
 from clusterctl.dispatch import cache as caches
 from clusterctl.dispatch.hashing import hash_files
 from clusterctl.dispatch.ignore import IGNORE_FILE, RESERVED_NAME, Ignored, Rules, default_rules

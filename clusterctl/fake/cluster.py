@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 from types import TracebackType
 
-from clusterctl.agent.processes import wait_until
+from clusterctl.common.procfs import wait_until
 from clusterctl.errors import ClusterctlError, RefusedError, UsageError
 from clusterctl.fake.backend import NAMES, Backend, NodeStatus, Terms, answers, backend_called, silent
 from clusterctl.fake.layout import FakeNode, Layout, State, write_files

@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from clusterctl.agent.processes import wait_until
+from clusterctl.common.procfs import wait_until
 from clusterctl.errors import ClusterctlError, UsageError
 from clusterctl.fake.backend import NodeStatus, Terms, answers
 from clusterctl.fake.keeping import end_keeper, start_keeper

@@ -7,7 +7,7 @@ import json
 import signal
 from collections.abc import Sequence
 
-from clusterctl.agent.processes import is_alive, send_signal, wait_until
+from clusterctl.common.procfs import is_alive, send_signal, wait_until
 from clusterctl.errors import ClusterctlError, UsageError
 from clusterctl.fake import control
 from clusterctl.fake.backend import NodeStatus, Terms, answers

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from clusterctl.agent.processes import Identity, identify, is_alive
+from clusterctl.common.procfs import Identity, identify, is_alive
 from clusterctl.fake.layout import Layout, State
 from clusterctl.fake.processes import cut_power
 from clusterctl.fake.programs import await_ready, hold, stay

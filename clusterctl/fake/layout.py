@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from clusterctl.agent.processes import Identity
+from clusterctl.common.procfs import Identity
 from clusterctl.errors import RefusedError
 
 ADDRESS = "127.0.0.1"

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from clusterctl.agent.processes import Identity, identify, is_alive, wait_until
+from clusterctl.common.procfs import Identity, identify, is_alive, wait_until
 from clusterctl.errors import ClusterctlError
 from clusterctl.fake.backend import NodeStatus, Terms, answers
 from clusterctl.fake.keeping import end_keeper, start_keeper

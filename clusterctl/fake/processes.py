@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from clusterctl.agent.processes import Identity, environment_of, find_by_environment, is_alive, stat_fields, wait_until
+from clusterctl.common.procfs import Identity, environment_of, find_by_environment, is_alive, stat_fields, wait_until
 from clusterctl.errors import ClusterctlError
 
 ENVIRONMENT_NAME = "CLUSTERCTL_FAKE"

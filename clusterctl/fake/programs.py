@@ -12,7 +12,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from clusterctl.agent.processes import end_all
+from clusterctl.common.procfs import end_all
 from clusterctl.errors import ClusterctlError
 from clusterctl.fake.layout import Layout
 from clusterctl.fake.processes import NODES_GRACE_S, marks, on_cluster

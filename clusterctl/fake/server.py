@@ -16,7 +16,7 @@ from pathlib import Path
 
 import asyncssh
 
-from clusterctl.agent.processes import Identity, end_all, identify
+from clusterctl.common.procfs import Identity, end_all, identify
 from clusterctl.errors import ClusterctlError
 from clusterctl.fake import control
 from clusterctl.fake.backend import BECOMES

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 
-from clusterctl.agent.processes import Identity, identify, own_pids, stat_fields
+from clusterctl.common.procfs import Identity, identify, own_pids, stat_fields
 from clusterctl.errors import UsageError
 from clusterctl.fake.layout import ADDRESS
 from clusterctl.fake.programs import call, find_program

@@ -10,8 +10,8 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from clusterctl.agent.engines import ENGINES, name_of
-from clusterctl.agent.environment import NodeFacts, environment
+from clusterctl.common.engines import ENGINES, name_of
+from clusterctl.common.process_environment import NodeFacts, environment
 from clusterctl.config import Settings
 from clusterctl.errors import ConfigError, NodeError
 from clusterctl.inventory import Inventory, Node, among, nodeset

@@ -12,13 +12,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from clusterctl.agent.paths import META
 from clusterctl.cluster import AgentCall, Cluster, Message, combined, raise_failures
+from clusterctl.common.manifest import is_piece_name, is_tag
+from clusterctl.common.paths import META
 from clusterctl.config import Settings
 from clusterctl.errors import ClusterctlError, NodeError, RefusedError
 from clusterctl.inventory import Node, nodeset
 from clusterctl.launch.plan import OUR_ENGINE, LaunchPlan
-from clusterctl.runtime.manifest import is_piece_name, is_tag
 
 CHUNK_BYTES = 1 << 20
 ON_DISK_S = 600.0  # a piece that has come must reach the disk

@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from clusterctl.common.manifest import piece_name, read_manifest
 from clusterctl.runtime.errors import ModelError
-from clusterctl.runtime.manifest import piece_name, read_manifest
 from clusterctl.runtime.models import checksum, read_tables
 from clusterctl.runtime.pieces import FORMAT
 from clusterctl.runtime.placement import BLOCK_ELEMENTS, SLOTS, Ids, block_count

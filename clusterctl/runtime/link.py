@@ -7,11 +7,11 @@ from typing import Callable, Protocol
 
 import numpy as np
 
+from clusterctl.common.manifest import build_manifest, write_manifest
 from clusterctl.runtime import wire
 from clusterctl.runtime.core import ServerCore
 from clusterctl.runtime.environment import Environment
 from clusterctl.runtime.errors import BY_NAME, RuntimeFailure
-from clusterctl.runtime.manifest import build_manifest, write_manifest
 from clusterctl.runtime.members import ModelSource, Reply, Save
 from clusterctl.runtime.models import open_model
 from clusterctl.runtime.pieces import write_save

@@ -16,8 +16,8 @@ from typing import Any, Union
 import numpy as np
 import numpy.typing as npt
 
+from clusterctl.common.manifest import is_cut, piece_name, read_manifest
 from clusterctl.runtime.errors import ModelError
-from clusterctl.runtime.manifest import is_cut, piece_name, read_manifest
 from clusterctl.runtime.pieces import FORMAT
 from clusterctl.runtime.placement import BLOCK_ELEMENTS, SLOTS, Ids, block_count, owners_of
 from clusterctl.runtime.spec import TableSpec

@@ -24,8 +24,8 @@ from typing import TYPE_CHECKING, Any, Protocol, Union, runtime_checkable
 import numpy as np
 import numpy.typing as npt
 
+from clusterctl.common.manifest import piece_name
 from clusterctl.runtime.errors import ModelError
-from clusterctl.runtime.manifest import piece_name
 from clusterctl.runtime.placement import BLOCK_ELEMENTS, SLOTS, Ids, slots_of
 from clusterctl.runtime.spec import TableSpec
 from clusterctl.runtime.tensorfile import Entry, write_tensors

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from clusterctl.common.manifest import is_tag
 from clusterctl.runtime import wire
 from clusterctl.runtime.errors import UseError
-from clusterctl.runtime.manifest import is_tag
 
 
 def check_tag(tag: str) -> str:

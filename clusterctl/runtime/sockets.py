@@ -8,8 +8,8 @@ from typing import Any
 
 import zmq
 
+from clusterctl.common.port_claims import claim
 from clusterctl.runtime import wire
-from clusterctl.runtime.claims import claim
 from clusterctl.runtime.errors import ProcessError
 
 PORTS_TRIED = 1_000

@@ -20,8 +20,8 @@ from typing import Any, BinaryIO, Callable
 import numpy as np
 import numpy.typing as npt
 
+from clusterctl.common.manifest import sync_directory
 from clusterctl.runtime.errors import ModelError
-from clusterctl.runtime.manifest import sync_directory
 
 Array = npt.NDArray[Any]
 

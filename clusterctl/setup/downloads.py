@@ -12,8 +12,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from clusterctl.agent.pip import OPTIONS, Pip, lent_by
-from clusterctl.agent.wheels import Wheel, WheelStore, pinned
+from clusterctl.common.pip import OPTIONS, Pip, lent_by
+from clusterctl.common.wheels import Wheel, WheelStore, pinned
 from clusterctl.errors import ConfigError, NodeError
 from clusterctl.setup.platforms import Platform
 

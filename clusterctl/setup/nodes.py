@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from clusterctl.agent.protocol import AgentError
-from clusterctl.agent.requirements import normal
-from clusterctl.agent.wheels import Wheel, WheelStore, decode_lock
 from clusterctl.cluster import AgentCall, Cluster, Message, NodeOutcome
+from clusterctl.common.requirements import normal
+from clusterctl.common.wheels import Wheel, WheelStore, decode_lock
 from clusterctl.errors import ClusterctlError, ConfigError, NodeError
 from clusterctl.inventory import Node, nodeset
 from clusterctl.setup.downloads import Downloads, explain

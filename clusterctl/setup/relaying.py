@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from clusterctl.agent.tree import FILE, Entry
-from clusterctl.agent.wheels import Wheel, WheelStore
 from clusterctl.cluster import AgentCall
+from clusterctl.common.tree import FILE, Entry
+from clusterctl.common.wheels import Wheel, WheelStore
 from clusterctl.config import Settings
 from clusterctl.dispatch import relay
 from clusterctl.dispatch.blobs import Blobs

@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from clusterctl.agent.requirements import FILE, NAME, effective, logical_lines, read_text
+from clusterctl.common.requirements import FILE, NAME, effective, logical_lines, read_text
 from clusterctl.errors import ConfigError
 
 ELSEWHERE = ("-r", "--requirement", "-c", "--constraint", "-e", "--editable")

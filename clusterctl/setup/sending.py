@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from clusterctl.agent.protocol import AgentError
-from clusterctl.agent.tree import COPY_BYTES
-from clusterctl.agent.wheels import Wheel, WheelStore
 from clusterctl.cluster import AgentCall
+from clusterctl.common.tree import COPY_BYTES
+from clusterctl.common.wheels import Wheel, WheelStore
 from clusterctl.errors import NodeError
 
 

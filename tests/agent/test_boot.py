@@ -115,7 +115,7 @@ def test_an_unknown_request_is_refused_in_words(tmp_path: Path) -> None:
 
 def test_the_runtimes_manifest_is_within_reach_of_a_python_with_nothing_installed() -> None:
     """The supervisor runs with -I -S and writes manifests."""
-    code = "import sys; sys.path.insert(0, sys.argv[1]); import clusterctl.runtime.manifest; print(*sys.modules)"
+    code = "import sys; sys.path.insert(0, sys.argv[1]); import clusterctl.common.manifest; print(*sys.modules)"
     root = Path(__file__).parents[2]
     done = subprocess.run([sys.executable, "-I", "-S", "-c", code, root], capture_output=True, text=True, check=True)
     assert not {"numpy", "zmq"} & set(done.stdout.split())

@@ -13,11 +13,11 @@ from agent.nodes import ask, asked
 from clusterctl.agent import start
 from clusterctl.agent.checkpoints import carry_on, drop_manifests, remove_older, set_aside_later
 from clusterctl.agent.decisions import WriteManifest
-from clusterctl.agent.files import write_json
-from clusterctl.agent.paths import JobPaths, RunPaths
 from clusterctl.agent.saves import Saves
+from clusterctl.common.files import write_json
+from clusterctl.common.manifest import piece_name, read_manifest, write_manifest
+from clusterctl.common.paths import JobPaths, RunPaths
 from clusterctl.errors import NodeError
-from clusterctl.runtime.manifest import piece_name, read_manifest, write_manifest
 
 JOB = "JOB20261121-081530"
 
@@ -196,7 +196,7 @@ def test_a_checkpoint_counts_only_when_its_manifest_is_written(
     if trouble == "in the way":
         (run.checkpoints / tag(20)).write_text("")
     elif trouble == "disk full":
-        monkeypatch.setattr("clusterctl.runtime.manifest.os.fsync", full)
+        monkeypatch.setattr("clusterctl.common.manifest.os.fsync", full)
     failed: list[str] = []
     said: list[dict[str, Any]] = []
     saves = Saves(run, {"job": JOB, "run": "0001"}, lambda event: None, failed.append, said.append)

@@ -10,8 +10,8 @@ import pytest
 
 from clusterctl.agent import chronicle
 from clusterctl.agent.chronicle import PAUSED_S, SNAPSHOT_S, Chronicle
-from clusterctl.agent.files import read_json
-from clusterctl.agent.paths import JobPaths, RunPaths
+from clusterctl.common.files import read_json
+from clusterctl.common.paths import JobPaths, RunPaths
 
 
 @pytest.fixture

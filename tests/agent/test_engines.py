@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from clusterctl.agent.engines import ENGINES, has_port, name_of
+from clusterctl.common.engines import ENGINES, has_port, name_of
 
 PROCESSES = [
     {"role": "pserver", "rank": 1, "index": 0, "ours": False},

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from clusterctl.agent.environment import NodeFacts, environment
+from clusterctl.common.process_environment import NodeFacts, environment
 
 SPEC: dict[str, Any] = {
     "job": "JOB20261121-081530",

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from clusterctl.agent.addresses import find_address
-from clusterctl.agent.files import read_json, write_atomic, write_json
-from clusterctl.agent.paths import JobPaths, expand, find_jobs, job_key, log_stem
 from clusterctl.agent.protocol import AgentError
+from clusterctl.common.files import read_json, write_atomic, write_json
+from clusterctl.common.paths import JobPaths, expand, find_jobs, job_key, log_stem
 
 
 def test_a_file_is_written_private_and_leaves_nothing_beside_it(tmp_path: Path) -> None:

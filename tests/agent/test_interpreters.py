@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from clusterctl.agent import interpreters
-from clusterctl.agent.paths import interpreter_record
 from clusterctl.agent.protocol import AgentError
+from clusterctl.common.paths import interpreter_record
 from support.pythons import bare_python
 
 

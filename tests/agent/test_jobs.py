@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from clusterctl.agent import jobs
-from clusterctl.agent.files import read_json, write_json
 from clusterctl.agent.jobs import describe, find_job, list_jobs, mark_ended, processes_now, run_state
-from clusterctl.agent.paths import JobPaths, RunPaths
-from clusterctl.agent.processes import identify
 from clusterctl.agent.protocol import AgentError
+from clusterctl.common.files import read_json, write_json
+from clusterctl.common.paths import JobPaths, RunPaths
+from clusterctl.common.procfs import identify
 
 FIRST, SECOND = "JOB20261121-081530", "JOB20261121-081530-2"
 ME = identify(os.getpid())

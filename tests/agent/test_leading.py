@@ -13,10 +13,10 @@ import pytest
 
 from agent.wires import Follower, Keys, Lead, Message, run_until
 from clusterctl.agent import following, guardian, leading, membership
-from clusterctl.agent.files import write_json
 from clusterctl.agent.link import Link, listen, tls_context
-from clusterctl.agent.paths import RunPaths
 from clusterctl.agent.reactor import Reactor
+from clusterctl.common.files import write_json
+from clusterctl.common.paths import RunPaths
 
 
 @pytest.fixture(autouse=True)

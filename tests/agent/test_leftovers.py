@@ -13,8 +13,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from clusterctl.agent.child import Child
 from clusterctl.agent.leftovers import Leftovers
-from clusterctl.agent.paths import JobPaths
-from clusterctl.agent.processes import identify, is_alive
+from clusterctl.common.paths import JobPaths
+from clusterctl.common.procfs import identify, is_alive
 from clusterctl.agent.reactor import Reactor
 from clusterctl.agent.reaper import adopt_orphans, reap_orphans
 

@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
-from clusterctl.agent import jobs, light
-from clusterctl.agent.paths import is_job_id
-from clusterctl.agent.tree import content_of
+from clusterctl.agent import jobs
+from clusterctl.common import fastjson
+from clusterctl.common.paths import is_job_id
+from clusterctl.common.tree import content_of
 
 TEXT = 'quote " back \\ line \n \u00fc \u2028 \U0001f989'
 VALUE = {"a": [1, 2.5, -1e300, None, True, {}], "text": TEXT, "b": float("inf")}
@@ -18,21 +19,21 @@ VALUE = {"a": [1, 2.5, -1e300, None, True, {}], "text": TEXT, "b": float("inf")}
 
 def test_json_is_written_and_read_as_by_the_standard_library() -> None:
     packed = json.dumps(VALUE, separators=(",", ":")).encode()
-    assert light.dumps(VALUE) == packed
-    assert light.loads(packed) == light.loads(b"\n" + json.dumps(VALUE, indent=1).encode() + b"\n") == VALUE
+    assert fastjson.dumps(VALUE) == packed
+    assert fastjson.loads(packed) == fastjson.loads(b"\n" + json.dumps(VALUE, indent=1).encode() + b"\n") == VALUE
 
 
 @pytest.mark.parametrize("text", [b"", b"{", b"{} {}", b"nope", b"\xff", b"[1,]", b"{'a': 1}"])
 def test_what_is_no_json_is_a_value_error(text: bytes) -> None:
     with pytest.raises(ValueError):  # noqa: PT011 - as of json, with whatever words
-        light.loads(text)
+        fastjson.loads(text)
 
 
 def test_a_place_looks_at_jobs_as_a_path_does(tmp_path: Path) -> None:
     for name in ("JOB20261121-081530", "JOB20261121-081530-2", "JOB20261121", "JOB20261121-081530-x", "data"):
         (tmp_path / name / ".clusterctl").mkdir(parents=True)
         (tmp_path / name / ".clusterctl/job.json").write_text('{"files": 3}')
-    place, found = light.Place(tmp_path), jobs.list_jobs(tmp_path)
+    place, found = fastjson.Place(tmp_path), jobs.list_jobs(tmp_path)
     assert [job["job"] for job in found] == ["JOB20261121-081530-2", "JOB20261121-081530"]
     assert jobs.list_jobs(place) == found  # type: ignore[arg-type]
     for ref in (None, "JOB20261121-081530", str(tmp_path / "JOB20261121-081530")):

@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from clusterctl.agent.files import write_json
 from clusterctl.agent.orphans import by_job, of_job, of_run
-from clusterctl.agent.paths import JobPaths
-from clusterctl.agent.processes import Identity, end_all, environment_of, identify, run_environment
+from clusterctl.common.files import write_json
+from clusterctl.common.paths import JobPaths
+from clusterctl.common.procfs import Identity, end_all, environment_of, identify, run_environment
 
 # Overwrites its environment, as programs do that set their title, and starts a child in a session of its own, and a
 # grandchild whose parent is gone. They say their numbers.

@@ -17,12 +17,12 @@ from agent.nodes import PYTHONS, asked
 from clusterctl.agent import facts, ports
 from clusterctl.agent.addresses import find_address, interface_of, local_addresses
 from clusterctl.agent.jobs import is_free
-from clusterctl.agent.paths import JobPaths
 from clusterctl.agent.protocol import AgentError
 from clusterctl.agent.reach import Answerer, Target, try_all
 from clusterctl.agent.start import JobLock
 from clusterctl.agent.store import dispatch_lock
-from clusterctl.agent.wheels import WheelStore
+from clusterctl.common.paths import JobPaths
+from clusterctl.common.wheels import WheelStore
 from clusterctl.setup.sending import send_files
 from support.addresses import IPV6, needs_ipv6
 from support.pythons import bare_python

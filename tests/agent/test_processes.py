@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl.agent import processes
-from clusterctl.agent.processes import (
+from clusterctl.common import procfs
+from clusterctl.common.procfs import (
     Identity,
     cpu_and_memory,
     end_all,
@@ -171,7 +171,7 @@ def test_who_got_the_number_of_a_process_that_ended_under_the_search_is_not_take
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Until its environment is read the number is that of a process of the run, from then on a stranger's."""
-    read_environment, read_stat, read = processes.environment_of, processes.stat_fields, set[int]()
+    read_environment, read_stat, read = procfs.environment_of, procfs.stat_fields, set[int]()
 
     with running(tmp_path / "stranger") as stranger, running(tmp_path / "ours") as ours:
         marks = read_environment(ours.pid)
@@ -188,8 +188,8 @@ def test_who_got_the_number_of_a_process_that_ended_under_the_search_is_not_take
                 fields[19] = str(int(fields[19]) - 1)
             return fields
 
-        monkeypatch.setattr(processes, "environment_of", environment_of)
-        monkeypatch.setattr(processes, "stat_fields", stat_fields)
+        monkeypatch.setattr(procfs, "environment_of", environment_of)
+        monkeypatch.setattr(procfs, "stat_fields", stat_fields)
         assert found(tmp_path / "ours") == [ours.pid]
         assert read, "it was looked at"
 
@@ -261,7 +261,7 @@ def test_a_process_that_is_becoming_another_program_is_looked_at_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In between it has no environment; a search that passed it over would call a job stopped that is not."""
-    real, looks = processes.environment_of, {"some": 2}
+    real, looks = procfs.environment_of, {"some": 2}
 
     with running(tmp_path) as program:
 
@@ -271,14 +271,14 @@ def test_a_process_that_is_becoming_another_program_is_looked_at_again(
             looks["some"] -= 1
             return {b""}
 
-        monkeypatch.setattr(processes, "environment_of", later)
+        monkeypatch.setattr(procfs, "environment_of", later)
         assert [who.pid for who in find_by_environment(run_environment(tmp_path))] == [program.pid]
 
 
 def test_a_process_without_any_environment_does_not_hold_up_the_search(tmp_path: Path) -> None:
     with subprocess.Popen(["sleep", "600"], env={}) as bare, running(tmp_path) as program:
         try:
-            assert wait_until(lambda: processes.environment_of(bare.pid) == {b""}, 5)
+            assert wait_until(lambda: procfs.environment_of(bare.pid) == {b""}, 5)
             assert [who.pid for who in find_by_environment(run_environment(tmp_path))] == [program.pid]
         finally:
             bare.kill()

@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 
 from agent.nodes import agent, ask, asked
-from clusterctl.agent.files import delete, write_json
 from clusterctl.agent.jobs import list_jobs
-from clusterctl.agent.paths import META, JobPaths
 from clusterctl.agent.prune import disk_bytes, find_content
-from clusterctl.agent.requirements import effective
 from clusterctl.agent.store import dispatch_lock
 from clusterctl.bundle import boot_code
+from clusterctl.common.files import delete, write_json
+from clusterctl.common.paths import META, JobPaths
+from clusterctl.common.requirements import effective
 from clusterctl.errors import NodeError
 from clusterctl.prune import Content, choose, describe_kept
 from support.processes import wait_until

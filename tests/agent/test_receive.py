@@ -19,8 +19,8 @@ from agent.nodes import agent, ask, asked
 from clusterctl.agent import protocol
 from clusterctl.agent.protocol import Gone, Peer
 from clusterctl.agent.staging import LARGE
-from clusterctl.agent.tree import DIRECTORY, END, FILE, HEADER, Entry, content_of
 from clusterctl.cluster import AgentCall
+from clusterctl.common.tree import DIRECTORY, END, FILE, HEADER, Entry, content_of
 from clusterctl.errors import ClusterctlError, NodeError, RefusedError
 from support.processes import wait_until
 

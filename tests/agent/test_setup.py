@@ -15,13 +15,13 @@ from typing import Any
 import pytest
 
 from agent.nodes import PYTHONS, PipeCluster, ask, asked
-from clusterctl.agent.pip import uv_variables
-from clusterctl.agent.requirements import effective, logical_lines
 from clusterctl.agent.setup import facts
-from clusterctl.agent.tree import END, HEADER
 from clusterctl.agent.venvs import environments_lock, in_environment
-from clusterctl.agent.wheels import Wheel, WheelStore, describe, shebang
 from clusterctl.cluster import AgentCall
+from clusterctl.common.pip import uv_variables
+from clusterctl.common.requirements import effective, logical_lines
+from clusterctl.common.tree import END, HEADER
+from clusterctl.common.wheels import Wheel, WheelStore, describe, shebang
 from clusterctl.dispatch import relay
 from clusterctl.errors import NodeError, RefusedError
 from clusterctl.inventory import Node

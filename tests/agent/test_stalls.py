@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from clusterctl.agent.processes import Identity, identify
 from clusterctl.agent.reactor import Reactor
 from clusterctl.agent.stalls import Stalls
+from clusterctl.common.procfs import Identity, identify
 
 STALL_S, NODE_GRACE_S = 60.0, 10.0
 # Exits with 7 when it gets the signal after those for its supervisor.

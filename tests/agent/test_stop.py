@@ -12,14 +12,14 @@ from pathlib import Path
 import pytest
 
 from clusterctl.agent import stop
-from clusterctl.agent.files import write_json
 from clusterctl.agent.jobs import is_free
-from clusterctl.agent.paths import JobPaths
 from clusterctl.agent.protocol import Peer
+from clusterctl.common.files import write_json
+from clusterctl.common.paths import JobPaths
 
 HOLD = """
 import pathlib, sys, time
-from clusterctl.agent.paths import JobPaths
+from clusterctl.common.paths import JobPaths
 from clusterctl.agent.start import JobLock
 with JobLock(JobPaths(pathlib.Path(sys.argv[1]))):
     print("held", flush=True)

@@ -14,12 +14,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clusterctl.agent.paths import RESERVED
 from clusterctl.agent.protocol import AgentError, Gone
 from clusterctl.agent.staging import Staging, Stream
 from clusterctl.agent.store import Source, stamp_of
-from clusterctl.agent.tree import DIRECTORY, END, FILE, HEADER, LINK, Entry, check, decode, leads_outside
-from clusterctl.agent.untouched import listing, read_seal
+from clusterctl.common.paths import RESERVED
+from clusterctl.common.seal import listing, read_seal
+from clusterctl.common.tree import DIRECTORY, END, FILE, HEADER, LINK, Entry, check, decode, leads_outside
 
 T = 1_700_000_000_123_456_789
 

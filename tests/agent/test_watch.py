@@ -13,12 +13,12 @@ from typing import Any
 import pytest
 
 from clusterctl.agent import watch
-from clusterctl.agent.files import write_json
 from clusterctl.agent.logs import LogWriter
-from clusterctl.agent.paths import JobPaths, RunPaths
-from clusterctl.agent.processes import identify
 from clusterctl.agent.protocol import AgentError, Gone, Peer
 from clusterctl.agent.watch import Budget, EventReader, follow, logs
+from clusterctl.common.files import write_json
+from clusterctl.common.paths import JobPaths, RunPaths
+from clusterctl.common.procfs import identify
 
 JOB = "JOB20261121-081530"
 PROCESSES = [

@@ -11,8 +11,8 @@ from typing import Any
 from clusterctl.agent.following import RemoteLead
 from clusterctl.agent.leading import LocalLead
 from clusterctl.agent.link import Link, listen, tls_context
-from clusterctl.agent.paths import JobPaths, RunPaths
 from clusterctl.agent.reactor import Reactor
+from clusterctl.common.paths import JobPaths, RunPaths
 from clusterctl.config import from_values
 from clusterctl.inventory import build
 from clusterctl.launch import plan

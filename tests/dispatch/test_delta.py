@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from agent.nodes import PipeCluster, Pipes
 from clusterctl.agent import store, supersede
-from clusterctl.agent.untouched import listing, read_seal, untouched_job, write_seal
+from clusterctl.common.seal import listing, read_seal, untouched_job, write_seal
 from clusterctl.dispatch import Dispatched, Progress, dispatch, plan, scan
 from clusterctl.errors import ClusterctlError
 from support.trees import described

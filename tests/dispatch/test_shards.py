@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from clusterctl.agent.tree import DIRECTORY, FILE, Entry
+from clusterctl.common.tree import DIRECTORY, FILE, Entry
 from clusterctl.dispatch.shards import Shards, shard_number
 from clusterctl.errors import ConfigError
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from clusterctl.agent.tree import FILE, Entry, content_of
+from clusterctl.common.tree import FILE, Entry, content_of
 from clusterctl.dispatch.sent import Sent
 from clusterctl.dispatch.trees import make_trees
 from clusterctl.dispatch.workspace import Workspace

@@ -10,10 +10,10 @@ import pytest
 import typer
 
 from clusterctl import errors
-from clusterctl.agent.engines import ENGINES
-from clusterctl.agent.environment import NodeFacts, environment
 from clusterctl.cli.app import app
 from clusterctl.cli.arguments import FLAGS, VALUE_OPTIONS
+from clusterctl.common.engines import ENGINES
+from clusterctl.common.process_environment import NodeFacts, environment
 from clusterctl.config.table import TABLE, Setting
 from clusterctl.observe.status import WORST_FIRST
 from clusterctl.observe.why_system import ERRNOS, SHELL_CODES, SIGNALS

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 
 from agent.nodes import PipeCluster
-from clusterctl.agent.files import write_json
-from clusterctl.agent.paths import JobPaths
+from clusterctl.common.files import write_json
+from clusterctl.common.manifest import NAME, piece_name, write_manifest
+from clusterctl.common.paths import JobPaths
 from clusterctl.errors import NodeError, RefusedError
 from clusterctl.launch import LaunchPlan, choose, plan
 from clusterctl.launch.resume import Resume, bring
-from clusterctl.runtime.manifest import NAME, piece_name, write_manifest
 
 JOB = "JOB20261121-081530"
 

@@ -16,10 +16,10 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
+from clusterctl.common.manifest import build_manifest, piece_name, write_manifest
 from clusterctl.runtime import Adagrad, Adam, checkpoints, load_model, torch_state_dict, uniform, zeros
 from clusterctl.runtime.checkpoints import Checkpoint, open_checkpoint
 from clusterctl.runtime.errors import ModelError, UseError
-from clusterctl.runtime.manifest import build_manifest, piece_name, write_manifest
 from clusterctl.runtime.pieces import Cut, write_piece
 from clusterctl.runtime.placement import BLOCK_ELEMENTS, owned_elements, slots_of
 from clusterctl.runtime.retention import Retention, after_sightings, older_than, score_below

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from clusterctl.common.manifest import build_manifest, write_manifest
 from clusterctl.runtime import load_model
-from clusterctl.runtime.manifest import build_manifest, write_manifest
 from tests.runtime.cluster import DEADLINE_S, Process, make_job, process_cluster
 
 TRAIN = """

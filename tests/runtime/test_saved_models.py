@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
+from clusterctl.common.manifest import build_manifest, piece_name, read_manifest, write_manifest
 from clusterctl.runtime import SGD, Adagrad, connect, load_model, merge_model, normal, uniform
 from clusterctl.runtime.errors import ModelError, UseError
-from clusterctl.runtime.manifest import build_manifest, piece_name, read_manifest, write_manifest
 from clusterctl.runtime.pieces import Cut, write_piece
 from clusterctl.runtime.placement import BLOCK_ELEMENTS
 from clusterctl.runtime.session import Session
@@ -229,7 +229,7 @@ def test_the_manifest_module_needs_no_numpy() -> None:
     import subprocess
     import sys
 
-    code = "import sys; sys.modules['numpy'] = sys.modules['zmq'] = None; import clusterctl.runtime.manifest"
+    code = "import sys; sys.modules['numpy'] = sys.modules['zmq'] = None; import clusterctl.common.manifest"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=30)
 
 

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from clusterctl.agent import watch
-from clusterctl.agent.paths import JobPaths
-from clusterctl.agent.sanity import parse, parse_event
 from clusterctl.cluster import MAX_LINE
+from clusterctl.common.paths import JobPaths
+from clusterctl.common.safe_json import parse, parse_event
 from security.liars import EVIL, is_harmless
 from support.site import Site
 
@@ -106,7 +106,7 @@ def test_long_lines_do_not_keep_why_busy() -> None:
 
 
 FILL = """
-from clusterctl.agent.sanity import parse
+from clusterctl.common.safe_json import parse
 size = 16 << 20
 for part in (b"[],", b"{},", b"1000,", b'"ab",', b'{"a":1},', b'{"a":"b"},'):
     try:

@@ -13,7 +13,7 @@ import pytest
 
 from agent.wires import Follower, Keys, Lead, run_until
 from clusterctl.agent.reactor import Reactor
-from clusterctl.runtime.manifest import is_tag
+from clusterctl.common.manifest import is_tag
 from security.liars import EVIL
 
 Message = dict[str, Any]

@@ -6,7 +6,7 @@ import os
 import stat
 from pathlib import Path
 
-from clusterctl.agent.paths import RESERVED
+from clusterctl.common.paths import RESERVED
 
 
 def described(top: Path) -> dict[str, tuple[object, ...]]:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from clusterctl.agent.protocol import Gone, Peer
-from clusterctl.agent.wheels import Wheel, WheelStore, pinned
+from clusterctl.common.wheels import Wheel, WheelStore, pinned
 
 LOOK_S = 0.2
 OPTIONS = ("--disable-pip-version-check", "--no-input", "--no-color")

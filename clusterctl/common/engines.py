@@ -7,8 +7,8 @@ tracker of ps-lite, and TensorFlow's TF_CONFIG.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from typing import Any, Callable, NamedTuple
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
 
 Message = Mapping[str, Any]
 Endpoints = Mapping[str, str]  # "host:port" by process, such as "trainer0"

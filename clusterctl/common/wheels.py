@@ -12,13 +12,13 @@ import re
 import shutil
 import tempfile
 import zipfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, Callable, NamedTuple
+from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 
-from clusterctl.agent.files import digest_of
 from clusterctl.agent.protocol import AgentError
-from clusterctl.agent.tree import COPY_BYTES, END, HEADER
+from clusterctl.common.files import digest_of
+from clusterctl.common.tree import COPY_BYTES, END, HEADER
 
 if TYPE_CHECKING:
     from clusterctl.agent.staging import Stream

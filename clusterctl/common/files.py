@@ -6,14 +6,15 @@ import fcntl
 import os
 import stat
 
-from clusterctl.agent.light import dumps, loads
+from clusterctl.common.fastjson import dumps, loads
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
-    from typing import Any, Callable
+    from typing import Any
 
-    from clusterctl.agent.light import Place
+    from clusterctl.common.fastjson import Place
 
 READ_BYTES = 1 << 20
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import time
 
-from clusterctl.agent.light import Place
+from clusterctl.common.fastjson import Place
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

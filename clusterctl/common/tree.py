@@ -10,8 +10,8 @@ import struct
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
-from clusterctl.agent.light import dumps
 from clusterctl.agent.protocol import AgentError
+from clusterctl.common.fastjson import dumps
 
 FILE, DIRECTORY, LINK = "f", "d", "l"
 COPY_BYTES = 1 << 20

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from clusterctl.agent.engines import ENGINES, Endpoints
+from clusterctl.common.engines import ENGINES, Endpoints
 
 
 class NodeFacts(NamedTuple):

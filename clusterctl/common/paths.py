@@ -16,14 +16,14 @@ from __future__ import annotations
 
 import os
 
-from clusterctl.agent import untouched
+from clusterctl.common import seal
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-META, RESERVED = untouched.META, untouched.RESERVED
+META, RESERVED = seal.META, seal.RESERVED
 LOG_STEMS = {"pserver": "server", "trainer": "train", "scheduler": "scheduler"}
 
 
