@@ -36,12 +36,12 @@ from typing import Any
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 import numpy as np
 
-from clusterctl.runtime.grouping import group
-from clusterctl.runtime.initial import uniform
-from clusterctl.runtime.retention import Retention
-from clusterctl.runtime.rules import Adagrad
-from clusterctl.runtime.sparse import SparseGrad, SparseTable
-from clusterctl.runtime.spec import TableSpec
+from clusterctl.runtime.store.sparse import SparseGrad, SparseTable
+from clusterctl.runtime.table.initializers import uniform
+from clusterctl.runtime.table.retention import Retention
+from clusterctl.runtime.table.rules import Adagrad
+from clusterctl.runtime.table.spec import TableSpec
+from clusterctl.runtime.trainer.ids import group
 
 IDS = 4_096 * 26
 FILL = 2**17

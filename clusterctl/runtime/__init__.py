@@ -11,15 +11,15 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from clusterctl.runtime.clipping import clip_by_norm, clip_by_value
-    from clusterctl.runtime.connecting import connect
+    from clusterctl.runtime.checkpoint.model import load_model, merge_model
+    from clusterctl.runtime.checkpoint.torch_export import torch_state_dict
+    from clusterctl.runtime.connector import connect
     from clusterctl.runtime.errors import RuntimeFailure
-    from clusterctl.runtime.export import torch_state_dict
-    from clusterctl.runtime.initial import constant, normal, uniform, zeros
-    from clusterctl.runtime.models import load_model, merge_model
-    from clusterctl.runtime.retention import Retention, after_sightings, fraction, older_than, score_below
-    from clusterctl.runtime.rules import SGD, Adagrad, Adam, Ftrl, Momentum, RMSProp
-    from clusterctl.runtime.schedules import constant_rate, cosine, exponential, polynomial, step_decay
+    from clusterctl.runtime.table.initializers import constant, normal, uniform, zeros
+    from clusterctl.runtime.table.retention import Retention, after_sightings, fraction, older_than, score_below
+    from clusterctl.runtime.table.rules import SGD, Adagrad, Adam, Ftrl, Momentum, RMSProp
+    from clusterctl.runtime.table.schedules import constant_rate, cosine, exponential, polynomial, step_decay
+    from clusterctl.runtime.trainer.clipping import clip_by_norm, clip_by_value
 
 __all__ = [
     "SGD",
@@ -52,33 +52,33 @@ __all__ = [
 ]
 
 _HOMES = {
-    "connect": "connecting",
-    "SGD": "rules",
-    "Adagrad": "rules",
-    "Adam": "rules",
-    "Momentum": "rules",
-    "RMSProp": "rules",
-    "Ftrl": "rules",
-    "constant_rate": "schedules",
-    "step_decay": "schedules",
-    "exponential": "schedules",
-    "polynomial": "schedules",
-    "cosine": "schedules",
-    "clip_by_value": "clipping",
-    "clip_by_norm": "clipping",
-    "uniform": "initial",
-    "normal": "initial",
-    "zeros": "initial",
-    "constant": "initial",
-    "load_model": "models",
-    "merge_model": "models",
+    "connect": "connector",
+    "SGD": "table.rules",
+    "Adagrad": "table.rules",
+    "Adam": "table.rules",
+    "Momentum": "table.rules",
+    "RMSProp": "table.rules",
+    "Ftrl": "table.rules",
+    "constant_rate": "table.schedules",
+    "step_decay": "table.schedules",
+    "exponential": "table.schedules",
+    "polynomial": "table.schedules",
+    "cosine": "table.schedules",
+    "clip_by_value": "trainer.clipping",
+    "clip_by_norm": "trainer.clipping",
+    "uniform": "table.initializers",
+    "normal": "table.initializers",
+    "zeros": "table.initializers",
+    "constant": "table.initializers",
+    "load_model": "checkpoint.model",
+    "merge_model": "checkpoint.model",
     "RuntimeFailure": "errors",
-    "Retention": "retention",
-    "after_sightings": "retention",
-    "fraction": "retention",
-    "older_than": "retention",
-    "score_below": "retention",
-    "torch_state_dict": "export",
+    "Retention": "table.retention",
+    "after_sightings": "table.retention",
+    "fraction": "table.retention",
+    "older_than": "table.retention",
+    "score_below": "table.retention",
+    "torch_state_dict": "checkpoint.torch_export",
 }
 
 

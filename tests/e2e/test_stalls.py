@@ -40,7 +40,8 @@ with connect() as ps:
 """
 # All trainers ask for values of a step that will never be.
 WAITS = """
-from clusterctl.runtime import connect, SGD, wire
+from clusterctl.runtime import connect, SGD
+from clusterctl.runtime.wire import messages as wire
 
 def for_what_never_comes():
     ps._client.ask(wire.PULL, ps._client.used, version=1_000_000)

@@ -16,15 +16,15 @@ from typing import Any
 
 import zmq
 
-from clusterctl.runtime import wire
-from clusterctl.runtime.control import Control
-from clusterctl.runtime.core import ServerCore
 from clusterctl.runtime.environment import Environment
-from clusterctl.runtime.link import Link
-from clusterctl.runtime.pserver import PServer
-from clusterctl.runtime.remote import RemoteLink
-from clusterctl.runtime.server import Lane
-from clusterctl.runtime.session import Session
+from clusterctl.runtime.pserver.core import ServerCore
+from clusterctl.runtime.pserver.lanes import Lane
+from clusterctl.runtime.pserver.process import PServer
+from clusterctl.runtime.supervisor_socket import Control
+from clusterctl.runtime.trainer.link import Link
+from clusterctl.runtime.trainer.session import Session
+from clusterctl.runtime.trainer.zmq_link import RemoteLink
+from clusterctl.runtime.wire import messages as wire
 
 RUN = "0001"
 DEADLINE_S = 60.0

@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 import zmq
 
-from clusterctl.runtime import wire
 from clusterctl.runtime.errors import WireError
-from clusterctl.runtime.placement import table_key
+from clusterctl.runtime.table.sharding import table_key
+from clusterctl.runtime.wire import messages as wire
 from tests.runtime.cluster import RUN, Process, make_job
 
 DEADLINE_S = 60
@@ -30,7 +30,8 @@ Frames = list[bytes]
 RECORDED = """
 import json, os
 import numpy as np
-from clusterctl.runtime import SGD, Adagrad, connect, wire
+from clusterctl.runtime import SGD, Adagrad, connect
+from clusterctl.runtime.wire import messages as wire
 
 log, encode = open("recorded.jsonl", "w"), wire.encode
 

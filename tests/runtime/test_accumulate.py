@@ -8,8 +8,8 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from clusterctl.runtime.accumulate import Accumulator
-from clusterctl.runtime.grouping import sum_by_id
+from clusterctl.runtime.trainer.accumulation import Accumulator
+from clusterctl.runtime.trainer.ids import sum_by_id
 
 
 def batch(rng: np.random.Generator) -> dict[str, Any]:

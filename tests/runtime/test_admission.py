@@ -13,15 +13,16 @@ import zmq
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from clusterctl.runtime import SGD, wire, zeros
-from clusterctl.runtime.core import ServerCore
+from clusterctl.runtime import SGD, zeros
 from clusterctl.runtime.errors import RefusedError, WireError
-from clusterctl.runtime.members import Reply
-from clusterctl.runtime.placement import Layout
-from clusterctl.runtime.remote import RemoteLink
-from clusterctl.runtime.session import Session
-from clusterctl.runtime.sockets import open_dealer
-from clusterctl.runtime.spec import TableSpec
+from clusterctl.runtime.pserver.core import ServerCore
+from clusterctl.runtime.pserver.trainers import Reply
+from clusterctl.runtime.table.sharding import Layout
+from clusterctl.runtime.table.spec import TableSpec
+from clusterctl.runtime.trainer.session import Session
+from clusterctl.runtime.trainer.zmq_link import RemoteLink
+from clusterctl.runtime.wire import messages as wire
+from clusterctl.runtime.wire.sockets import open_dealer
 from tests.runtime.cluster import ThreadCluster, ask, environment, thread_cluster
 
 SILENCE_MS = 1_000

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from clusterctl.runtime import SGD, Adagrad, load_model
-from clusterctl.runtime.session import Session
+from clusterctl.runtime.trainer.session import Session
 from tests.runtime.cluster import DEADLINE_S, thread_cluster
 
 TRUTH = np.arange(1, 9, dtype=np.float32)

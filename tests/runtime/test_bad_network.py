@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from clusterctl.runtime import SGD, Adagrad, uniform, zeros
-from clusterctl.runtime.session import Session
+from clusterctl.runtime.trainer.session import Session
 from tests.runtime.between import Between
 from tests.runtime.cluster import thread_cluster
 from tests.runtime.small import PART, cut_small
@@ -24,7 +24,7 @@ STEPS = 7
 def small_pieces(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """And with shared memory even for small arrays: late copies of messages tell of places that are in use again."""
     cut_small(monkeypatch)
-    for home in ("sharing", "lending"):
+    for home in ("shm.server", "trainer.shared_memory"):
         monkeypatch.setattr(f"clusterctl.runtime.{home}.LEAST_BYTES", 8 if request.param == "shared" else 2**40)
 
 

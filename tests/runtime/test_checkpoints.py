@@ -17,14 +17,15 @@ import pytest
 from safetensors.numpy import load_file
 
 from clusterctl.common.manifest import build_manifest, piece_name, write_manifest
-from clusterctl.runtime import Adagrad, Adam, checkpoints, load_model, torch_state_dict, uniform, zeros
-from clusterctl.runtime.checkpoints import Checkpoint, open_checkpoint
+from clusterctl.runtime import Adagrad, Adam, load_model, torch_state_dict, uniform, zeros
+from clusterctl.runtime.checkpoint import reader
+from clusterctl.runtime.checkpoint.reader import Checkpoint, open_checkpoint
+from clusterctl.runtime.checkpoint.writer import Cut, write_piece
 from clusterctl.runtime.errors import ModelError, UseError
-from clusterctl.runtime.pieces import Cut, write_piece
-from clusterctl.runtime.placement import BLOCK_ELEMENTS, owned_elements, slots_of
-from clusterctl.runtime.retention import Retention, after_sightings, older_than, score_below
-from clusterctl.runtime.sparse import SparseGrad, SparseTable
-from clusterctl.runtime.spec import TableSpec
+from clusterctl.runtime.store.sparse import SparseGrad, SparseTable
+from clusterctl.runtime.table.retention import Retention, after_sightings, older_than, score_below
+from clusterctl.runtime.table.sharding import BLOCK_ELEMENTS, owned_elements, slots_of
+from clusterctl.runtime.table.spec import TableSpec
 
 STEP, TAG = 500, "step-000000500"
 DENSE = TableSpec("net/wide", "dense", (5, BLOCK_ELEMENTS // 2 + 7), Adam(0.1), uniform(0.1))
@@ -202,14 +203,14 @@ def test_lanes_read_a_checkpoint_from_threads_of_their_own(
     """All come at once, while the checksum of each file is made for the first time."""
     lanes = 4
     first = threading.Barrier(lanes)
-    hashing = checkpoints.checksum
+    hashing = reader.checksum
 
     def slowly(path: Path) -> tuple[int, str]:
         with contextlib.suppress(threading.BrokenBarrierError):
             first.wait(0.2)  # only who makes it twice comes here together
         return hashing(path)
 
-    monkeypatch.setattr(checkpoints, "checksum", slowly)
+    monkeypatch.setattr(reader, "checksum", slowly)
     checkpoint = open_checkpoint(saved)
     with ThreadPoolExecutor(lanes) as pool:
         found = list(pool.map(lambda lane: world.assert_rows(checkpoint, "word", lane, lanes), range(lanes)))
@@ -309,7 +310,7 @@ def test_a_disk_that_is_full_leaves_the_checkpoint_before_as_it_was(
         raise OSError(28, "No space left on device")
 
     before = {path.name: path.read_bytes() for path in saved.iterdir()}
-    monkeypatch.setattr("clusterctl.runtime.tensorfile.os.fsync", full)
+    monkeypatch.setattr("clusterctl.runtime.checkpoint.safetensors.os.fsync", full)
     with pytest.raises(OSError, match="No space left"):
         world.write(saved.parent, 3)
     assert {path.name: path.read_bytes() for path in saved.iterdir()} == before

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from clusterctl.runtime import clip_by_norm, clip_by_value
-from clusterctl.runtime.clipping import Clip, global_norm
 from clusterctl.runtime.errors import UseError
+from clusterctl.runtime.trainer.clipping import Clip, global_norm
 
 
 def gradient(scale: float = 1.0) -> list[Any]:

@@ -14,17 +14,18 @@ from typing import Any
 import numpy as np
 import pytest
 
-from clusterctl.runtime import SGD, Adagrad, uniform, wire
-from clusterctl.runtime.control import Control
-from clusterctl.runtime.core import ServerCore
+from clusterctl.runtime import SGD, Adagrad, uniform
 from clusterctl.runtime.errors import RefusedError, UnreachableError
-from clusterctl.runtime.initial import zeros
-from clusterctl.runtime.members import Output, Reply
 from clusterctl.runtime.modes import Mode
-from clusterctl.runtime.placement import Layout
-from clusterctl.runtime.remote import RemoteLink
-from clusterctl.runtime.session import Session
-from clusterctl.runtime.spec import TableSpec
+from clusterctl.runtime.pserver.core import ServerCore
+from clusterctl.runtime.pserver.trainers import Output, Reply
+from clusterctl.runtime.supervisor_socket import Control
+from clusterctl.runtime.table.initializers import zeros
+from clusterctl.runtime.table.sharding import Layout
+from clusterctl.runtime.table.spec import TableSpec
+from clusterctl.runtime.trainer.session import Session
+from clusterctl.runtime.trainer.zmq_link import RemoteLink
+from clusterctl.runtime.wire import messages as wire
 from tests.runtime.between import Between
 from tests.runtime.cluster import DEADLINE_S, ask, environment, free_port, make_job, thread_cluster
 
@@ -200,7 +201,7 @@ def test_a_silent_pserver_is_an_error_after_the_grace(tmp_path: Path) -> None:
 def test_a_long_wait_names_the_missing_trainers(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("clusterctl.runtime.remote._NOTICES_S", (0.2, 60.0))
+    monkeypatch.setattr("clusterctl.runtime.trainer.zmq_link._NOTICES_S", (0.2, 60.0))
     said = threading.Event()
     lines: list[str] = []
 
@@ -208,7 +209,7 @@ def test_a_long_wait_names_the_missing_trainers(
         lines.append(line)
         said.set()
 
-    monkeypatch.setattr("clusterctl.runtime.remote.say", note)
+    monkeypatch.setattr("clusterctl.runtime.trainer.zmq_link.say", note)
     with thread_cluster(tmp_path, 2, 3) as cluster:
         cluster.probe_every_s = 0.05
 

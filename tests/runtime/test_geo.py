@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 
 from clusterctl.runtime import Adagrad, constant
-from clusterctl.runtime.session import Session
-from clusterctl.runtime.sparse import SparseTable
-from clusterctl.runtime.tables import DenseTable
+from clusterctl.runtime.store.dense import DenseTable
+from clusterctl.runtime.store.sparse import SparseTable
+from clusterctl.runtime.trainer.session import Session
 from tests.runtime.cluster import thread_cluster
 from tests.runtime.oracle import Lazy
 

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clusterctl.runtime.grouping import group, share_out, sum_by_id
-from clusterctl.runtime.placement import SLOTS, owners_of
+from clusterctl.runtime.table.sharding import SLOTS, owners_of
+from clusterctl.runtime.trainer.ids import group, share_out, sum_by_id
 
 EXTREMES = st.sampled_from([-(2**63), -1, 0, 1, 2**32, 2**63 - 1])
 

@@ -25,9 +25,10 @@ import zmq
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from clusterctl.runtime import memory, wire
 from clusterctl.runtime.errors import WireError
-from clusterctl.runtime.placement import table_key
+from clusterctl.runtime.shm import region as memory
+from clusterctl.runtime.table.sharding import table_key
+from clusterctl.runtime.wire import messages as wire
 from tests.runtime.hostile import DEADLINE_S, Frames, hostile, record, resident, under_attack
 
 INPUTS = int(os.environ.get("CLUSTERCTL_HOSTILE_INPUTS", "6000"))

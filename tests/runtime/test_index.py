@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from clusterctl.runtime import index as index_module
-from clusterctl.runtime.index import DirectIndex, HashIndex, Index, make_index
-from clusterctl.runtime.placement import SLOTS, mix64, owners_of
+from clusterctl.runtime.store import index as index_module
+from clusterctl.runtime.store.index import DirectIndex, HashIndex, Index, make_index
+from clusterctl.runtime.table.sharding import SLOTS, mix64, owners_of
 
 
 class Book:

@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from clusterctl.runtime import SGD, Adagrad, uniform, wire, zeros
-from clusterctl.runtime.session import Session
+from clusterctl.runtime import SGD, Adagrad, uniform, zeros
+from clusterctl.runtime.trainer.session import Session
+from clusterctl.runtime.wire import messages as wire
 from tests.runtime.cluster import DEADLINE_S, ThreadCluster, thread_cluster
 from tests.runtime.small import PART, cut_small
 

@@ -11,9 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from clusterctl.runtime import SGD, load_model, wire
+from clusterctl.runtime import SGD, load_model
 from clusterctl.runtime.modes import WINDOWS
-from clusterctl.runtime.session import Session
+from clusterctl.runtime.trainer.session import Session
+from clusterctl.runtime.wire import messages as wire
 from tests.runtime.cluster import DEADLINE_S, thread_cluster
 
 MODES = ["sync", "async", "ssp(1)", "geo(2)"]

@@ -10,9 +10,9 @@ import pytest
 
 from clusterctl.runtime import SGD, Adagrad, Adam, connect, load_model, normal, uniform
 from clusterctl.runtime.errors import ForgottenError
-from clusterctl.runtime.key_cache import KeyCache
-from clusterctl.runtime.session import Session
-from clusterctl.runtime.tables import DenseTable
+from clusterctl.runtime.store.dense import DenseTable
+from clusterctl.runtime.trainer.session import Session
+from clusterctl.runtime.wire.key_cache import KeyCache
 from tests.runtime.cluster import thread_cluster
 from tests.runtime.small import PART, cut_small
 
@@ -121,7 +121,7 @@ def test_a_key_cache_that_forgets_costs_a_repeat_and_no_bits(
 ) -> None:
     """The trainer believes that the lane knows lists that it has dropped: they come in full, after the pieces."""
     cut_small(monkeypatch)
-    monkeypatch.setattr("clusterctl.runtime.key_cache.BYTES_PER_TRAINER", 0)
+    monkeypatch.setattr("clusterctl.runtime.wire.key_cache.BYTES_PER_TRAINER", 0)
     asked: list[bytes] = []
 
     def forget(self: KeyCache, rank: int, table: int, digest: bytes) -> Any:

@@ -23,8 +23,8 @@ from clusterctl.runtime import (
     polynomial,
     step_decay,
 )
-from clusterctl.runtime.rules import Rule
-from clusterctl.runtime.schedules import Schedule
+from clusterctl.runtime.table.rules import Rule
+from clusterctl.runtime.table.schedules import Schedule
 
 pytestmark = pytest.mark.engines
 torch: Any = pytest.importorskip("torch", reason="torch is not installed here")

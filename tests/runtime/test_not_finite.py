@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 
 from clusterctl.runtime import SGD, connect, zeros
-from clusterctl.runtime.control import Control
 from clusterctl.runtime.errors import NotFiniteError, ProcessError
-from clusterctl.runtime.finite import Finite
-from clusterctl.runtime.progress import Progress
-from clusterctl.runtime.pushing import Gradient
-from clusterctl.runtime.session import Session
+from clusterctl.runtime.supervisor_socket import Control
+from clusterctl.runtime.trainer.nan_policy import Finite
+from clusterctl.runtime.trainer.packing import Gradient
+from clusterctl.runtime.trainer.progress import Progress
+from clusterctl.runtime.trainer.session import Session
 from runtime.cluster import thread_cluster
 
 BATCHES = 6

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from clusterctl.runtime import SGD, connect, constant
-from clusterctl.runtime.logbook import Logbook
-from clusterctl.runtime.loop import pass_rng
-from clusterctl.runtime.session import Session
+from clusterctl.runtime.trainer.batches import pass_rng
+from clusterctl.runtime.trainer.metrics import Logbook
+from clusterctl.runtime.trainer.session import Session
 from tests.runtime.cluster import ThreadCluster, thread_cluster
 
 

@@ -10,12 +10,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from clusterctl.runtime import SGD, Adagrad, uniform, wire
-from clusterctl.runtime.core import ServerCore
-from clusterctl.runtime.members import Output, Reply
+from clusterctl.runtime import SGD, Adagrad, uniform
 from clusterctl.runtime.modes import Mode
-from clusterctl.runtime.placement import Layout
-from clusterctl.runtime.spec import TableSpec
+from clusterctl.runtime.pserver.core import ServerCore
+from clusterctl.runtime.pserver.trainers import Output, Reply
+from clusterctl.runtime.table.sharding import Layout
+from clusterctl.runtime.table.spec import TableSpec
+from clusterctl.runtime.wire import messages as wire
 from tests.runtime.small import PART, cut_small
 
 LONG = TableSpec("long", "dense", (2 * PART + 500,), Adagrad(0.1), uniform(0.5))

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from clusterctl.runtime import SGD, zeros
-from clusterctl.runtime.session import Session
-from clusterctl.runtime.values import Asked
+from clusterctl.runtime.trainer.parameters import Asked
+from clusterctl.runtime.trainer.session import Session
 from tests.runtime.cluster import thread_cluster
 
 IDS = np.array([4, 9, 2])

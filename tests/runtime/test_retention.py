@@ -13,11 +13,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from clusterctl.runtime import keeping
 from clusterctl.runtime.errors import TableError, UseError
-from clusterctl.runtime.initial import constant, uniform
-from clusterctl.runtime.placement import SLOTS, owners_of, slots_of
-from clusterctl.runtime.retention import (
+from clusterctl.runtime.store import eviction
+from clusterctl.runtime.store.sparse import SparseGrad, SparseTable
+from clusterctl.runtime.table.initializers import constant, uniform
+from clusterctl.runtime.table.retention import (
     Retention,
     after_sightings,
     fraction,
@@ -25,10 +25,10 @@ from clusterctl.runtime.retention import (
     retention_from_json,
     score_below,
 )
-from clusterctl.runtime.rules import SGD, Adagrad
-from clusterctl.runtime.session import Session
-from clusterctl.runtime.sparse import SparseGrad, SparseTable
-from clusterctl.runtime.spec import TableSpec, spec_from_json
+from clusterctl.runtime.table.rules import SGD, Adagrad
+from clusterctl.runtime.table.sharding import SLOTS, owners_of, slots_of
+from clusterctl.runtime.table.spec import TableSpec, spec_from_json
+from clusterctl.runtime.trainer.session import Session
 from tests.runtime.cluster import thread_cluster
 
 DIM = 3
@@ -327,7 +327,7 @@ def test_until_its_last_sighting_a_row_is_initial_and_then_takes_the_whole_step(
 
 
 def test_candidates_that_crowd_a_slot_are_forgotten_by_halves(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(keeping, "CANDIDATES_PER_SLOT", 4)
+    monkeypatch.setattr(eviction, "CANDIDATES_PER_SLOT", 4)
     table = SparseTable(spec_of(Retention(after_sightings(9), sweep_every=2), rows=20 * SLOTS), 0)
     full, calm = [SLOTS * k for k in range(10)], [1 + SLOTS * k for k in range(4)]
     for step, ids in enumerate([sorted(full + calm), full[:3]]):

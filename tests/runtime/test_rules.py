@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 from clusterctl.runtime import SGD, Adagrad, Adam, Ftrl, Momentum, RMSProp, constant_rate, cosine, step_decay
 from clusterctl.runtime.errors import UseError
-from clusterctl.runtime.rules import RULES, Rule, rule_from_json
-from clusterctl.runtime.schedules import Schedule
+from clusterctl.runtime.table.rules import RULES, Rule, rule_from_json
+from clusterctl.runtime.table.schedules import Schedule
 from tests.runtime.oracle import Lazy
 
 STEPS = 60

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from clusterctl.runtime import SGD, Adagrad, Adam, Momentum, connect, normal, uniform
-from clusterctl.runtime.placement import BLOCK_ELEMENTS, owned_elements, table_key
-from clusterctl.runtime.session import Session
+from clusterctl.runtime.table.sharding import BLOCK_ELEMENTS, owned_elements, table_key
+from clusterctl.runtime.trainer.session import Session
 from tests.runtime.cluster import thread_cluster
 
 IDS = np.concatenate((np.arange(-40, 40), [2**62, -(2**62)]))

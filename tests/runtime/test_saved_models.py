@@ -13,11 +13,11 @@ from safetensors.numpy import load_file
 
 from clusterctl.common.manifest import build_manifest, piece_name, read_manifest, write_manifest
 from clusterctl.runtime import SGD, Adagrad, connect, load_model, merge_model, normal, uniform
+from clusterctl.runtime.checkpoint.safetensors import Entry, TensorFile, write_tensors
+from clusterctl.runtime.checkpoint.writer import Cut, write_piece
 from clusterctl.runtime.errors import ModelError, UseError
-from clusterctl.runtime.pieces import Cut, write_piece
-from clusterctl.runtime.placement import BLOCK_ELEMENTS
-from clusterctl.runtime.session import Session
-from clusterctl.runtime.tensorfile import Entry, TensorFile, write_tensors
+from clusterctl.runtime.table.sharding import BLOCK_ELEMENTS
+from clusterctl.runtime.trainer.session import Session
 from tests.runtime.cluster import thread_cluster
 
 IDS = np.array([-(2**63), -3, -2, 5, 6, 7, 900, 2**63 - 1])

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from clusterctl.runtime import constant_rate, cosine, exponential, polynomial, step_decay
 from clusterctl.runtime.errors import UseError
-from clusterctl.runtime.schedules import Schedule, schedule_from_json
+from clusterctl.runtime.table.schedules import Schedule, schedule_from_json
 
 Curve = Callable[[int], float]
 CURVES: list[tuple[Schedule, Curve]] = [

@@ -12,11 +12,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from clusterctl.runtime import SGD, Adagrad, memory, wire
-from clusterctl.runtime.borrowing import Borrowing, find_lender
+from clusterctl.runtime import SGD, Adagrad
 from clusterctl.runtime.errors import WireError
-from clusterctl.runtime.session import Session
-from clusterctl.runtime.sharing import REGION_SHIFT, Sharing
+from clusterctl.runtime.shm import region
+from clusterctl.runtime.shm.client import Borrowing, find_lender
+from clusterctl.runtime.shm.server import REGION_SHIFT, Sharing
+from clusterctl.runtime.trainer.session import Session
+from clusterctl.runtime.wire import messages as wire
 from tests.runtime.cluster import DEADLINE_S, process_cluster, thread_cluster
 
 ELEMENTS = 600_000  # three pieces
@@ -126,10 +128,10 @@ def test_a_message_may_not_put_ids_into_shared_memory() -> None:
 def test_memory_that_could_shrink_or_has_another_size_is_not_mapped() -> None:
     unsealed = os.memfd_create("test", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     os.ftruncate(unsealed, 4_096)
-    sealed, _ = memory.make_region(4_096)
+    sealed, _ = region.make_region(4_096)
     for fd, size in ((unsealed, 4_096), (sealed, 8_192)):
         with pytest.raises(ValueError, match="shared memory"):
-            memory.map_region(fd, size, writable=True)
+            region.map_region(fd, size, writable=True)
         os.close(fd)
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from clusterctl.runtime import SGD
-from clusterctl.runtime.session import Session
+from clusterctl.runtime.trainer.session import Session
 from runtime.cluster import process_cluster, thread_cluster
 
 HANGS = """

@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from clusterctl.runtime.growing import Growing
-from clusterctl.runtime.initial import uniform
-from clusterctl.runtime.placement import owners_of
-from clusterctl.runtime.retention import Retention, older_than
-from clusterctl.runtime.rules import Adagrad, Adam, Rule
-from clusterctl.runtime.sparse import SparseGrad, SparseReader, SparseTable
-from clusterctl.runtime.spec import TableSpec
+from clusterctl.runtime.store.growable import Growing
+from clusterctl.runtime.store.sparse import SparseGrad, SparseReader, SparseTable
+from clusterctl.runtime.table.initializers import uniform
+from clusterctl.runtime.table.retention import Retention, older_than
+from clusterctl.runtime.table.rules import Adagrad, Adam, Rule
+from clusterctl.runtime.table.sharding import owners_of
+from clusterctl.runtime.table.spec import TableSpec
 
 ONE = np.float32(1)
 

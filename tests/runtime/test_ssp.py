@@ -13,16 +13,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from clusterctl.runtime import SGD, wire
-from clusterctl.runtime.core import ServerCore
-from clusterctl.runtime.each import Each
+from clusterctl.runtime import SGD
 from clusterctl.runtime.errors import UseError
-from clusterctl.runtime.initial import zeros
-from clusterctl.runtime.members import Output, Reply
 from clusterctl.runtime.modes import Mode
-from clusterctl.runtime.placement import Layout
-from clusterctl.runtime.session import Session
-from clusterctl.runtime.spec import TableSpec
+from clusterctl.runtime.pserver.asynchronous import Each
+from clusterctl.runtime.pserver.core import ServerCore
+from clusterctl.runtime.pserver.trainers import Output, Reply
+from clusterctl.runtime.table.initializers import zeros
+from clusterctl.runtime.table.sharding import Layout
+from clusterctl.runtime.table.spec import TableSpec
+from clusterctl.runtime.trainer.session import Session
+from clusterctl.runtime.wire import messages as wire
 from tests.runtime.cluster import DEADLINE_S, thread_cluster
 from tests.support.processes import wait_until
 

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from clusterctl.runtime import SGD, Adagrad, Adam, Momentum, constant, uniform
-from clusterctl.runtime.grouping import sum_by_id
-from clusterctl.runtime.rules import Rule
-from clusterctl.runtime.session import Session
-from clusterctl.runtime.sparse import SparseTable
+from clusterctl.runtime.store.sparse import SparseTable
+from clusterctl.runtime.table.rules import Rule
+from clusterctl.runtime.trainer.ids import sum_by_id
+from clusterctl.runtime.trainer.session import Session
 from tests.runtime.cluster import thread_cluster
 from tests.runtime.oracle import Oracle
 

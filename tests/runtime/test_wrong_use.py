@@ -12,7 +12,7 @@ import pytest
 from clusterctl.runtime import SGD, Adagrad, Adam, Momentum, connect, constant, uniform
 from clusterctl.runtime.environment import read_environment
 from clusterctl.runtime.errors import ProcessError, TableError, UseError
-from clusterctl.runtime.session import Session
+from clusterctl.runtime.trainer.session import Session
 from tests.runtime.cluster import thread_cluster
 
 

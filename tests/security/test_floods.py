@@ -15,7 +15,7 @@ from agent.wires import LIMIT_S, Follower, Keys, Lead, run_until
 from clusterctl.agent import leading
 from clusterctl.agent.limits import MOST_FILES, allow_open_files
 from clusterctl.agent.reactor import Reactor
-from clusterctl.runtime import sockets
+from clusterctl.runtime.wire import sockets
 
 STRANGERS = 300
 

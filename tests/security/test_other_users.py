@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl.runtime import memory
-from clusterctl.runtime.borrowing import find_lender
-from clusterctl.runtime.sharing import Sharing
+from clusterctl.runtime.shm import region
+from clusterctl.runtime.shm.client import find_lender
+from clusterctl.runtime.shm.server import Sharing
 from security.strangers import NOBODY, as_stranger, in_stranger, needs_root, open_to_strangers, shared_directory
 from support.processes import processes_with_environment, wait_until
 from support.site import Site, agent_processes
@@ -123,8 +123,8 @@ def is_let_in(sharing: Sharing) -> bool:
         sock.settimeout(10)
         sock.connect(f"\0{sharing.name}")
         try:
-            memory.send(sock, {"rank": 0, **sharing.greeting(0)})
-            return bool(memory.receive(sock)[0].get("ok"))
+            region.send(sock, {"rank": 0, **sharing.greeting(0)})
+            return bool(region.receive(sock)[0].get("ok"))
         except OSError:
             return False
 

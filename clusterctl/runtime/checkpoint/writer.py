@@ -1,0 +1,212 @@
+"""What one pserver saves: its tables as named tensors, and the metadata that says what is whole.
+
+A model has `NAME/block/K` (float32, the K-th block of the flattened table), `NAME/slot/K/ids` (int64, ascending) and
+`NAME/slot/K/rows` (float32, one row per id). A checkpoint has besides, with the arrays of a rule's state numbered
+from 0, `NAME/block/K/state/S`, `NAME/slot/K/state/S`, the other columns of an embedding as `NAME/slot/K/COLUMN`, and
+the ids that are not admitted yet as `NAME/slot/K/candidates/ids` and `/counts` (int64). Empty slots are left out.
+
+The metadata, strings only: `format`, `job`, `run`, `tag`, `pass`, `step`, `mode`, `seed`, `pserver`, `pservers`,
+`block_elements`, `slots`, and `tables`, a JSON object `NAME -> kind, shape, rows, rule, init, held` with the elements
+or rows that this file holds. A checkpoint has `lanes`, JSON `[dense, sparse]` per pserver; `places`, JSON
+`[first, after, of]`: it holds the slots K with first <= K % of < after; and `cursors`, a JSON list of
+`{"rank", "step", "pass", "batch", "passes", "left"}`.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol, Union, runtime_checkable
+
+import numpy as np
+import numpy.typing as npt
+
+from clusterctl.common.manifest import piece_name
+from clusterctl.runtime.checkpoint.safetensors import Entry, write_tensors
+from clusterctl.runtime.errors import ModelError
+from clusterctl.runtime.table.sharding import BLOCK_ELEMENTS, SLOTS, Ids, slots_of
+from clusterctl.runtime.table.spec import TableSpec
+
+if TYPE_CHECKING:
+    from clusterctl.runtime.environment import Environment
+    from clusterctl.runtime.pserver.trainers import Save
+    from clusterctl.runtime.table.sharding import Layout
+
+FORMAT = "clusterctl-pieces/1"
+
+
+class Column(Protocol):
+    """One array beside the ids of an embedding: `rows`, `state/0`, ...; `width` None is one number per row."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def dtype(self) -> str: ...
+    @property
+    def width(self) -> int | None: ...
+
+
+class DenseRun(Protocol):
+    """Elements `start` to `start + count` of a dense table, beginning with a block."""
+
+    spec: TableSpec
+    start: int
+    count: int
+    current: npt.NDArray[np.float32]
+
+    @property
+    def state(self) -> Sequence[npt.NDArray[np.float32]]: ...
+
+
+@runtime_checkable
+class SparseLane(Protocol):
+    """Rows of an embedding: those of some of its slots."""
+
+    @property
+    def spec(self) -> TableSpec: ...
+    def live(self) -> Ids: ...
+    def ids_at(self, positions: Ids) -> Ids: ...
+    def columns(self) -> Sequence[Column]: ...
+    def read(self, name: str, positions: Ids) -> npt.NDArray[Any]: ...
+    def candidates(self) -> tuple[Ids, Ids]: ...
+
+
+Part = Union[DenseRun, SparseLane]
+
+
+@dataclass(frozen=True)
+class Cut:
+    """Which moment of which run a save is of; the same for all pservers but `pserver`."""
+
+    job: str
+    run: str
+    tag: str
+    pass_: int
+    step: int
+    mode: str
+    seed: int
+    pserver: int
+    pservers: int
+
+    def to_json(self) -> dict[str, Any]:
+        names = ("job", "run", "tag", "step", "mode", "seed", "pserver", "pservers")
+        return {**{name: getattr(self, name) for name in names}, "pass": self.pass_}
+
+
+def write_piece(
+    output_dir: Path,
+    cut: Cut,
+    tables: Iterable[Part],
+    *,
+    cursors: Sequence[Mapping[str, Any]] | None = None,
+    lanes: tuple[int, int] = (1, 1),
+) -> dict[str, Any]:
+    """Writes `output_dir/TAG/pserver-0000P.safetensors`; returns the receipt (see `manifest`).
+
+    `tables` (`DenseRun`, `SparseLane`) may have several parts of one name, which are disjoint. With `cursors`, one per
+    trainer, it is a checkpoint: state goes along, and the receipt says so. Raises OSError (a full disk), after which
+    an earlier file of this name is as it was.
+    """
+    parts = sorted(tables, key=lambda table: table.spec.name)
+    places = None if cursors is None else _places(cut, lanes)
+    entries = [entry for part in parts for entry in _entries(part, places)]
+    entries.sort(key=lambda entry: entry.dtype, reverse=True)  # int64 first keeps every array aligned
+    described: dict[str, Any] = {}
+    for part in parts:
+        _describe(part, described)
+    metadata = {name: str(value) for name, value in cut.to_json().items()}
+    metadata.update(format=FORMAT, block_elements=str(BLOCK_ELEMENTS), slots=str(SLOTS), tables=json.dumps(described))
+    more: dict[str, Any] = {}
+    if cursors is not None:
+        told = {"cursors": [dict(cursor) for cursor in cursors], "lanes": lanes, "places": places}
+        metadata.update({name: json.dumps(value) for name, value in told.items()})
+        more = {"checkpoint": True, "trainers": len(cursors), "lanes": list(lanes), **_own_steps(cut, cursors)}
+    path = output_dir / cut.tag / piece_name(cut.pserver)
+    size, digest = write_tensors(path, entries, metadata)
+    brief = {n: {k: d[k] for k in ("kind", "shape", "rows", "held")} for n, d in described.items()}
+    return {**cut.to_json(), "file": path.name, "bytes": size, "sha256": digest, "tables": brief, **more}
+
+
+def write_save(env: Environment, layout: Layout, pserver: int, save: Save) -> dict[str, Any]:
+    """Writes a pserver's piece of a save, or of a checkpoint, where it belongs; as `write_piece`."""
+    mode = str(env.spec.get("mode", "sync"))
+    cut = Cut(env.job, env.run, save.tag, save.pass_, save.step, mode, env.seed, pserver, layout.pservers)
+    if not save.checkpoint:
+        return write_piece(env.output_dir, cut, save.tables)
+    lanes = (layout.dense, layout.sparse)
+    return write_piece(env.checkpoint_dir, cut, save.tables, cursors=save.cursors, lanes=lanes)
+
+
+def _own_steps(cut: Cut, cursors: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """In sync mode all trainers are at the cut's step; else each has a step of its own."""
+    steps = [cursor["step"] for cursor in sorted(cursors, key=lambda cursor: cursor["rank"])]
+    return {} if cut.mode == "sync" else {"steps": steps}
+
+
+def _places(cut: Cut, lanes: tuple[int, int]) -> tuple[int, int, int]:
+    """The pserver's places among all that serve embeddings: `first`, `after`, `of` (see `placement.Layout`)."""
+    each = lanes[1] or lanes[0]
+    return cut.pserver * each, (cut.pserver + 1) * each, cut.pservers * each
+
+
+def _describe(part: Part, described: dict[str, Any]) -> None:
+    """Adds a part to what is said of its table."""
+    table = described.setdefault(part.spec.name, {**part.spec.to_json(), "held": 0})
+    table["held"] += len(part.live()) if isinstance(part, SparseLane) else part.count
+
+
+def _entries(part: Part, places: tuple[int, int, int] | None) -> list[Entry]:
+    return _slots(part, places) if isinstance(part, SparseLane) else _blocks(part, whole=places is not None)
+
+
+def _blocks(run: DenseRun, *, whole: bool) -> list[Entry]:
+    arrays = {"": run.current, **({f"/state/{s}": array for s, array in enumerate(run.state)} if whole else {})}
+    out = []
+    for a in range(0, run.count, BLOCK_ELEMENTS):
+        number = (run.start + a) // BLOCK_ELEMENTS
+        for suffix, array in arrays.items():
+            block = array[a : a + BLOCK_ELEMENTS]
+            name = f"{run.spec.name}/block/{number}{suffix}"
+            out.append(Entry(name, "F32", block.shape, functools.partial(np.asarray, block)))
+    return out
+
+
+def _slots(lane: SparseLane, places: tuple[int, int, int] | None) -> list[Entry]:
+    columns = [column for column in lane.columns() if places or column.name == "rows"]
+    positions = lane.live()
+    out = []
+    for slot, at in _by_slot(lane.ids_at(positions), lane.spec.rows):
+        if places and not places[0] <= slot % places[2] < places[1]:
+            raise ModelError(f"table {lane.spec.name!r} has rows of slot {slot}, which is not among places {places}")
+        name, own = f"{lane.spec.name}/slot/{slot}", positions[at]
+        out.append(Entry(f"{name}/ids", "I64", own.shape, functools.partial(lane.ids_at, own)))
+        for column in columns:
+            shape = own.shape if column.width is None else (len(own), column.width)
+            read = functools.partial(lane.read, column.name, own)
+            out.append(Entry(f"{name}/{column.name}", column.dtype, shape, read))
+    return [*out, *_candidates(lane)] if places else out
+
+
+def _candidates(lane: SparseLane) -> list[Entry]:
+    ids, counts = lane.candidates()
+    out = []
+    for slot, at in _by_slot(ids, lane.spec.rows):
+        name = f"{lane.spec.name}/slot/{slot}/candidates"
+        out.append(Entry(f"{name}/ids", "I64", at.shape, functools.partial(_taken, ids, at)))
+        out.append(Entry(f"{name}/counts", "I64", at.shape, functools.partial(_taken, counts, at)))
+    return out
+
+
+def _taken(array: Ids, at: Ids) -> Ids:
+    return array[at]
+
+
+def _by_slot(ids: Ids, rows: int | None) -> Iterable[tuple[int, Ids]]:
+    """The slots that have any of the `ids`, each with where they are, by ascending id."""
+    slots = slots_of(ids, rows)
+    order = np.lexsort((ids, slots))
+    starts = np.searchsorted(slots[order], np.arange(SLOTS + 1))
+    return [(slot, order[starts[slot] : starts[slot + 1]]) for slot in np.flatnonzero(np.diff(starts)).tolist()]

@@ -1,0 +1,37 @@
+"""The training program's way in."""
+
+from __future__ import annotations
+
+from clusterctl.runtime.environment import Environment, read_environment
+from clusterctl.runtime.errors import ProcessError
+from clusterctl.runtime.supervisor_socket import Control
+from clusterctl.runtime.trainer.link import Link, LocalLink
+from clusterctl.runtime.trainer.session import Session
+
+
+def connect(load: str | None = None) -> Session:
+    """Joins the run that the environment names, or makes a pserver in this process when it names none.
+
+    Use as a context manager: leaving it cleanly tells the pservers that this trainer is done, leaving it by an
+    exception does not, so that the run can tell a failure. `load` is a directory (or file) of a saved model that
+    tables start from, relative to the job directory, or to the current one in local mode. Not thread-safe.
+    """
+    env = read_environment()
+    if env.role == "pserver":
+        raise ProcessError("connect() is for trainers, this process is a pserver")
+    control = Control(env.control_fd)
+    control.offer_stacks()
+    link = _make_link(env, control)
+    try:
+        return Session(env, link, control, load if load is not None else env.spec.get("load"))
+    except BaseException:
+        link.close()
+        raise
+
+
+def _make_link(env: Environment, control: Control) -> Link:
+    if env.local:
+        return LocalLink(env)
+    from clusterctl.runtime.trainer.zmq_link import RemoteLink
+
+    return RemoteLink(env, on_wait=lambda whom: control.send("waiting", **whom))

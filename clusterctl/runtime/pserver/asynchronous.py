@@ -1,0 +1,215 @@
+"""Async, ssp and geo: each push is applied by itself, on arrival."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from clusterctl.runtime.errors import RefusedError
+from clusterctl.runtime.modes import WINDOWS
+from clusterctl.runtime.pserver.requests import Push
+from clusterctl.runtime.pserver.trainers import Output, Save
+from clusterctl.runtime.pserver.updates import Turns
+from clusterctl.runtime.store.dense import DenseTable, Floats
+from clusterctl.runtime.store.sparse import SparseTable
+from clusterctl.runtime.wire import messages as wire
+
+if TYPE_CHECKING:
+    from clusterctl.runtime.pserver.core import ServerCore
+
+
+class Each(Turns):
+    """Pushes of a trainer come in order; one that is out of turn is not answered, and what got lost comes again.
+
+    How many pushes of others came in between is counted: the staleness. In ssp, values are given only while the
+    trainer is not too far ahead of the slowest.
+    """
+
+    def __init__(self, core: ServerCore) -> None:
+        super().__init__(core)
+        self._window = WINDOWS[core.mode.name]
+        self._ahead: dict[int, Push] = {}  # ssp: applied, and answered when the trainer may go on
+        self._cut_requests: dict[int, wire.Message] = {}
+        self._saved_at = -1
+        self._announced_at = 0.0
+
+    def push(self, message: wire.Message) -> list[Output]:
+        member = self.core.members[message.rank]
+        if message.step < member.pushed:
+            return self._again(message)
+        if member.left or message.step > member.pushed + self._window:
+            raise RefusedError(f"trainer {message.rank} pushes its step {message.step}, {member.pushed} is next")
+        if message.step > member.pushed:
+            return []
+        out = self._piece(message) if message.piece else self._open(message)
+        push = member.push
+        if push is not None and len(push.applied) == sum(push.later.values()):
+            out += self._complete(push)
+        return out
+
+    def must_wait(self, pull: wire.Message) -> bool:
+        return self._is_ahead(pull.rank)
+
+    def stable(self, values: Floats) -> Floats:
+        copy: Floats = values.copy()
+        return copy
+
+    def waited_for(self) -> list[int]:
+        members = self.core.members
+        if self.core.mode.name != "ssp":
+            return []
+        return [rank for rank, m in members.by_rank.items() if not m.left and m.pushed == members.slowest]
+
+    def held(self, rank: int) -> list[wire.Message]:
+        ahead = [self._ahead[rank].message] if rank in self._ahead else []
+        return [*super().held(rank), *ahead, *self._cut_requests.values()]
+
+    def restore(self, step: int) -> None:
+        members = self.core.members
+        self.step = self._saved_at = step
+        every = self.core.save_every
+        self._announced_at = 0 if every is None else members.passes if every.unit == "pass" else members.slowest
+
+    def is_used_by(self, rank: int) -> bool:
+        return self.core.members[rank].declared
+
+    def join_late(self, message: wire.Message) -> None:
+        member = self.core.members[message.rank]
+        if not member.declared:
+            self.catch_up(message.rank, message.step, (message.pass_, message.batch))
+            self.cuts = max(self.cuts, message.cut)
+        member.declared = True
+
+    def catch_up(self, rank: int, pushes: int, cursor: tuple[int, int]) -> None:
+        """Of a pserver that began again, pushes that it does not know are lost: they went to the one before it."""
+        member = self.core.members[rank]
+        missing = max(0, pushes - member.pushed)
+        if missing:
+            member.pushed, member.cursor = pushes, cursor
+            member.passes = max(member.passes, cursor[0])
+        if self.core.epoch > 0:
+            self.lost += missing
+            self.step += missing
+
+    def announce(self) -> None:
+        self.cuts += 1
+
+    def cut(self, message: wire.Message) -> list[Output]:
+        """A trainer has stopped for checkpoint number `message.cut`, which is made when all have."""
+        if message.cut <= self.cuts_made:
+            return [self._reply(message, [])]
+        self._cut_requests[message.rank] = message
+        return self._make_cut()
+
+    def someone_joined(self) -> list[Output]:
+        return self._let_go()
+
+    def someone_left(self) -> list[Output]:
+        return [*self._make_cut(), *self._let_go()]
+
+    def _make_cut(self) -> list[Output]:
+        requests = self._cut_requests
+        if not requests or not self.core.members.active() <= set(requests):
+            return []
+        self.cuts_made = max(message.cut for message in requests.values())
+        self._cut_requests = {}
+        out: list[Output] = [self._reply(message, []) for message in requests.values()]
+        before, self._saved_at = (
+            self._saved_at,
+            max(self._saved_at, *(message.version for message in requests.values())),
+        )
+        return out if self._saved_at == before else [self.core.checkpoint(self._saved_at), *out]
+
+    def _open(self, message: wire.Message) -> list[Output]:
+        member = self.core.members[message.rank]
+        push = self.core.reader.opening(message)
+        if not push.samples:
+            push.later, push.sparse, push.dense = {}, {}, {}
+        if member.push is None:
+            self._apply_opening(push)
+        else:  # what of it is applied stays; a successor says what else will come
+            push.applied = {piece for piece in member.push.applied if piece[0] in push.later}
+        push.sparse, push.dense = {}, {}
+        member.push = push
+        return []
+
+    def _apply_opening(self, push: Push) -> None:
+        for key, table in sorted(self.core.tables.items()):
+            grads = [push.sparse[key]] if key in push.sparse else []
+            if isinstance(table, SparseTable) and (grads or table.spec.retention is not None):
+                table.apply(grads, np.float32(1), self.step)
+        for key, parts in sorted(push.dense.items()):
+            for number, values in parts.items():
+                self._apply(key, number, values)
+
+    def _piece(self, message: wire.Message) -> list[Output]:
+        push = self.core.members[message.rank].push
+        if push is None:
+            return []  # its opening got lost: the trainer will ask, and send both again
+        key, number, grad = self.core.reader.piece(message, push)
+        if (key, number) in push.applied:
+            return [self._reply(message, self._piece_values(message.rank, key, number), wire.REPEATED)]
+        self._apply(key, number, grad)
+        push.applied.add((key, number))
+        return [self._reply(message, self._piece_values(message.rank, key, number))]
+
+    def _apply(self, key: int, number: int, grad: Floats) -> None:
+        table = self.core.tables[key]
+        assert isinstance(table, DenseTable)
+        table.apply(number, [(np.float32(1), grad)], 1, self.step + 1, table.spec.rule, in_place=True)
+
+    def _piece_values(self, rank: int, key: int, number: int) -> list[wire.Part]:
+        """New values for a piece's reply; in ssp they come when the trainer may have them."""
+        table = self.core.tables[key]
+        assert isinstance(table, DenseTable)
+        if self.core.mode.name == "ssp":
+            return []
+        return [self._part(rank, table, number, table.current)]
+
+    def _complete(self, push: Push) -> list[Output]:
+        members, rank = self.core.members, push.message.rank
+        if push.message.version <= self.step:
+            self.staleness[self.step - push.message.version] += 1
+        members[rank].note(push.message)
+        self.step += 1
+        self._announce_if_due()
+        self._ahead[rank] = push
+        return self._let_go()
+
+    def _let_go(self) -> list[Output]:
+        """Answers pushes and pulls of trainers that are not too far ahead, or not any more."""
+        out: list[Output] = []
+        for rank in [rank for rank in self._ahead if not self._is_ahead(rank)]:
+            push = self._ahead.pop(rank)
+            brought = () if self.core.mode.name == "ssp" else push.later
+            keys = [key for key in sorted(self.core.tables) if key not in brought]
+            out.append(self._reply(push.message, self._newest(rank, keys)))
+        return [*out, *self._answer_held()]
+
+    def _again(self, message: wire.Message) -> list[Output]:
+        """A push that is applied: answered with what is newest, or when the trainer may have it."""
+        waiting = self._ahead.get(message.rank)
+        if waiting is not None and waiting.message.step == message.step and message.piece == 0:
+            waiting.message.request = message.request
+            return []
+        if self.core.mode.name != "ssp":
+            return [self._repeated(message)]
+        keys = [] if message.piece else sorted(self.core.tables)  # there pieces bring nothing
+        return [self._reply(message, self._newest(message.rank, keys), wire.REPEATED)]
+
+    def _is_ahead(self, rank: int) -> bool:
+        mode, members = self.core.mode, self.core.members
+        return mode.name == "ssp" and members[rank].pushed - members.slowest > mode.bound
+
+    def _announce_if_due(self) -> None:
+        every, members = self.core.save_every, self.core.members
+        if every is None or self.core.lane != 0 or every.unit == "s":
+            return
+        done = members.passes if every.unit == "pass" else members.slowest
+        if done // every.n > self._announced_at // every.n:
+            self._announced_at = done
+            self.announce()
+
+    def pass_ended(self, moment: Save) -> list[Output]:
+        return []  # trainers do not end passes together: the checkpoint is announced instead

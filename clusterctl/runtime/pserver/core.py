@@ -1,0 +1,301 @@
+"""A lane of a parameter server without sockets, deadlines, files or environment: messages in, replies and saves out.
+
+The ZeroMQ process and local mode drive this very class. A lane owns disjoint pieces of the tables, and shares nothing
+with other lanes. Not thread-safe: one thread calls it. How pushes become updates is in `turns`: all trainers' pushes
+of a step at once (sync), or each on arrival (async, ssp, geo).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Callable
+
+import numpy as np
+
+from clusterctl.runtime.errors import RefusedError, RuntimeFailure, WireError
+from clusterctl.runtime.modes import Every, Mode
+from clusterctl.runtime.pserver.asynchronous import Each
+from clusterctl.runtime.pserver.requests import Reader
+from clusterctl.runtime.pserver.saves import SaveBook
+from clusterctl.runtime.pserver.sync import AllTogether
+from clusterctl.runtime.pserver.trainers import (
+    CheckpointSource,
+    Member,
+    Members,
+    ModelSource,
+    Output,
+    Reply,
+    Save,
+    error_reply,
+)
+from clusterctl.runtime.pserver.updates import Turns
+from clusterctl.runtime.store.dense import DenseTable, Floats, Tables
+from clusterctl.runtime.store.factory import Lender, TableMaker
+from clusterctl.runtime.table.sharding import Layout
+from clusterctl.runtime.table.spec import TableSpec, spec_from_json
+from clusterctl.runtime.wire import messages as wire
+from clusterctl.runtime.wire.key_cache import KeyCache
+
+
+@dataclass
+class ServerCore:
+    """`lane` is one of `layout.lanes`; `greeting` goes into every reply to a hello.
+
+    `gone` are trainers without which the run goes on, by rank, with the pushes that they are known to have made.
+    """
+
+    lane: int
+    layout: Layout
+    trainers: int
+    seed: int = 0
+    mode: Mode = field(default_factory=Mode)
+    save_every: Every | None = None
+    half: bool = False
+    key_cache: bool = False
+    open_model: Callable[[str], ModelSource] | None = None
+    restored: CheckpointSource | None = None
+    lender: Lender | None = None
+    greeting: dict[str, Any] = field(default_factory=dict)
+    epoch: int = 0
+    gone: Mapping[int, int] = field(default_factory=dict)
+    tables: Tables = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.pserver = self.lane // self.layout.per_pserver
+        self.members = Members({rank: Member() for rank in range(self.trainers)})
+        place = self.layout.place_of(self.lane, "sparse")
+        self.reader = Reader(self.tables, KeyCache(self.key_cache), place, weighted=self.mode.name == "sync")
+        self._declared: dict[int, TableSpec] = {}
+        self._maker = TableMaker(
+            self.lane, self.layout, self.seed, self.mode, self.open_model, self.restored, self.lender
+        )
+        self.book = SaveBook()
+        self.turns: Turns = AllTogether(self) if self.mode.name == "sync" else Each(self)
+        if self.restored is not None:
+            self.members.restore(self.restored.cursors, self.trainers, self.restored.step)
+            self.turns.restore(self.restored.step)
+        self.gone_from: dict[int, int] = {}  # by rank, the first pass in which others take over what it would have read
+        for rank, pushes in self.gone.items():
+            self.turns.catch_up(rank, pushes, self.members[rank].cursor)
+            self._go_on_without(rank)
+            self.members[rank].left = True
+        self._handlers: dict[int, Callable[[wire.Message], list[Output]]] = {
+            wire.HELLO: self._hello,
+            wire.CREATE: self._create,
+            wire.PULL: self._pull,
+            wire.PUSH: self.turns.push,
+            wire.PROBE: self._probe,
+            wire.SAVE: self._save,
+            wire.BYE: self._bye,
+            wire.CUT: self.turns.cut,
+        }
+
+    def handle(self, rank: int, message: wire.Message) -> list[Output]:
+        """What follows from a message of the trainer whose key says `rank`. A trainer's errors are answered."""
+        try:
+            self._admit(rank, message)
+            if message.kind == wire.PULL:
+                self._distrust_places(message)
+            return self._handlers[message.kind](message)
+        except RuntimeFailure as failure:
+            return [Reply(rank, error_reply(message, failure))]
+
+    def handle_held(self, pull: wire.Message) -> list[Output]:
+        """As `handle`, for a pull that came before and had to wait; nobody waits for that of a trainer that died."""
+        if pull.attempt < self.members[pull.rank].attempt:
+            return []
+        try:
+            return self._pull(pull)
+        except RuntimeFailure as failure:
+            return [Reply(pull.rank, error_reply(pull, failure))]
+
+    def saved(self, tag: str) -> list[Output]:
+        """The file of `tag` is in place: answers who waited for it."""
+        return [Reply(m.rank, m.answer(wire.OK)) for m in self.book.finish(tag)]
+
+    def begin_epoch(self, epoch: int) -> list[Output]:
+        """Others begin again: what was said before is refused from now on."""
+        self.epoch = epoch
+        return []
+
+    def lose(self, ranks: Iterable[int]) -> list[Output]:
+        """The run goes on without these trainers."""
+        out: list[Output] = []
+        for rank in ranks:
+            if rank in self.members.by_rank and not self.members[rank].left:
+                self._go_on_without(rank)
+                out += self._let_go(self.members[rank])
+        return out
+
+    def _go_on_without(self, rank: int) -> None:
+        """Whoever begins the pass after the one that may have begun has heard of it before."""
+        self.gone_from[rank] = self.members.most_passes + 1
+
+    def request_cut(self) -> None:
+        """A checkpoint is due by the clock: trainers hear of it with the next replies."""
+        self.turns.announce()
+
+    @property
+    def step(self) -> int:
+        """Steps applied (sync), or pushes of all trainers (other modes)."""
+        return self.turns.step
+
+    def _admit(self, rank: int, message: wire.Message) -> None:
+        member = self.members.by_rank.get(rank)
+        if member is None or message.rank != rank:
+            raise RefusedError(f"a message says it is of trainer {message.rank}, its key belongs to trainer {rank}")
+        if message.kind not in self._handlers:
+            raise RefusedError(f"trainer {rank} sent a message of kind {message.kind}, which is not a request")
+        if message.kind != wire.HELLO and message.epoch != self.epoch:
+            raise RefusedError(f"trainer {rank} speaks in epoch {message.epoch}, the job is in epoch {self.epoch}")
+        if message.attempt < member.attempt:
+            raise RefusedError(f"attempt {message.attempt} of trainer {rank} was replaced by attempt {member.attempt}")
+        if message.attempt > member.attempt and message.kind not in (wire.HELLO, wire.PROBE):
+            raise RefusedError(f"attempt {message.attempt} of trainer {rank} has not said hello")
+
+    def _distrust_places(self, pull: wire.Message) -> None:
+        """A copy of an earlier pull may come late, when the memory that it was lent has another use: it gets none."""
+        member = self.members[pull.rank]
+        if pull.request <= member.newest_pull:
+            pull.parts = [part._replace(position=None) for part in pull.parts]
+        member.newest_pull = max(member.newest_pull, pull.request)
+
+    def _hello(self, message: wire.Message) -> list[Output]:
+        member, info = self.members[message.rank], message.json()
+        if info.get("trainers") != self.trainers:
+            raise RefusedError(
+                f"trainer {message.rank} counts {info.get('trainers')} trainers, this pserver {self.trainers}"
+            )
+        member.attempt = message.attempt
+        facts: dict[str, Any] = {
+            **self.greeting,
+            "shared": None if self.lender is None else self.lender.greeting(message.rank),
+            "pserver": self.pserver,
+            "pservers": self.layout.pservers,
+            "lanes": [self.layout.dense, self.layout.sparse],
+            "mode": str(self.mode),
+            "seed": self.seed,
+            "half": self.half,
+            "key_cache": self.key_cache,
+            "restored": self.restored is not None,
+            "used": self.turns.is_used_by(message.rank),
+            "left": member.left,
+            "gone": self._gone(),
+            "step": self.turns.next_step(message.rank),
+            "version": self.step,
+            "passes": self.members.passes,
+            "pass": member.cursor[0],
+            "batch": member.cursor[1],
+            "cut": self.turns.cuts,
+            "cuts_made": self.turns.cuts_made,
+        }
+        return [Reply(message.rank, message.answer(wire.OK, epoch=self.epoch, parts=[wire.json_part(facts)]))]
+
+    def _create(self, message: wire.Message) -> list[Output]:
+        spec = spec_from_json(message.json())
+        self.turns.join_late(message)
+        declared = self._declared.get(spec.key)
+        if declared is None:
+            self.tables[spec.key] = self._maker.make(spec)
+            declared = self._declared[spec.key] = spec
+        declared.require_same(spec, message.rank)
+        facts = {"initial": spec.key in self._maker.initial}
+        reply = Reply(message.rank, message.answer(wire.OK, parts=[wire.json_part(facts)]))
+        return [reply, *self.turns.someone_joined()]
+
+    def _pull(self, message: wire.Message) -> list[Output]:
+        if self.turns.must_wait(message):
+            self.turns.hold(message)
+            return []
+        parts = self._answer_pull(message)
+        step = self.step
+        return [Reply(message.rank, message.answer(wire.OK, version=step, cut=self.turns.cuts, parts=parts))]
+
+    def _answer_pull(self, message: wire.Message) -> list[wire.Part]:
+        version = self.turns.version(message)
+        brief = [(p.table, p.array.tobytes()) for p in message.parts if p.kind in (wire.DENSE, wire.SAME)]
+        if len(set(brief)) < len(brief):
+            raise WireError("a pull asks for the same values twice")
+        out: list[wire.Part] = []
+        for part in message.parts:
+            table = self.reader.table(part.table)
+            if isinstance(table, DenseTable):
+                if part.kind != wire.DENSE:
+                    raise WireError(f"a pull of table {table.spec.name!r} asks for the wrong kind of part")
+                out += self.turns.values(message.rank, table, table.at(version))
+            else:
+                rows = table.pull(self.reader.ids(table, part, message.rank), version)
+                out.append(self._rows_part(message.rank, part, rows))
+        return out
+
+    def _rows_part(self, rank: int, asked: wire.Part, rows: Floats) -> wire.Part:
+        if self.lender is not None and asked.position is not None:
+            room = self.lender.room(rank, asked.position, rows.nbytes)
+            if room is not None:
+                room[:] = rows.reshape(-1).view(np.uint8)
+                return wire.Part(wire.ROWS, rows, asked.table, 0, asked.position)
+        return wire.Part(wire.ROWS16 if self.half else wire.ROWS, rows, asked.table)
+
+    def _save(self, message: wire.Message) -> list[Output]:
+        tag, at_pass_end = str(message.json().get("tag", "")), bool(message.flags & wire.END_OF_PASS)
+        gone = [wire.json_part({"gone": self._gone()})] if self.gone_from else []
+        done = Reply(message.rank, message.answer(wire.OK, parts=gone))
+        if self.book.ask(tag, message, at_pass_end):
+            return [done]
+        out = self.due_saves(force=False)
+        if at_pass_end:
+            return [*out, done]
+        self.book.wait(tag, message)
+        return out
+
+    def _gone(self) -> list[tuple[int, int]]:
+        return sorted(self.gone_from.items())
+
+    def due_saves(self, force: bool) -> list[Output]:
+        """The saves that trainers asked for and that are due now; with `force` also what only some asked for."""
+        out: list[Output] = []
+        due = self.book.due(self.members.active(), force) if self.book.has_requests else []
+        moment = self.moment() if due else None
+        for tag, whole_pass in due:
+            assert moment is not None
+            out.append(replace(moment, tag=tag, pass_=max(0, self.members.most_passes - 1)))
+            self.book.saved_step = self.step
+            if whole_pass and self.save_every is not None and self.save_every.is_pass(self.members.most_passes):
+                out += self.turns.pass_ended(moment)
+        return out
+
+    def moment(self) -> Save:
+        """Copies of all tables as they are now, for saves of any tag."""
+        began = time.perf_counter()
+        tables = tuple(table.frozen() for _, table in sorted(self.tables.items()))
+        return Save("", self.step, 0, tables, pause_s=time.perf_counter() - began)
+
+    def checkpoint(self, step: int, moment: Save | None = None) -> Save:
+        """A checkpoint of this moment, with the trainers' cursors."""
+        made = replace(moment or self.moment(), tag=f"step-{step:09d}", step=step, pass_=self.members.passes)
+        return replace(made, checkpoint=True, cursors=self.members.cursors())
+
+    def _bye(self, message: wire.Message) -> list[Output]:
+        out = self._let_go(self.members[message.rank])
+        if self.book.writing:
+            self.book.wait(self.book.writing[-1], message)
+            return out
+        return [*out, Reply(message.rank, message.answer(wire.OK))]
+
+    def _let_go(self, member: Member) -> list[Output]:
+        """Nothing more comes of a trainer; what only the last one knew of is saved."""
+        member.left, member.push = True, None
+        out = self.turns.someone_left()
+        out += self.due_saves(force=False)
+        if not self.members.active():
+            if self.tables and self.book.saved_step != self.step:
+                self.book.ask_for_all(self.book.unfinished_pass(self.members.most_passes))
+            out += self.due_saves(force=True)
+        return out
+
+    def _probe(self, message: wire.Message) -> list[Output]:
+        held = {m.request for m in [*self.turns.held(message.rank), *self.book.waiting()] if m.rank == message.rank}
+        facts = {"held": sorted(held), "waiting": self.turns.waited_for(), "step": self.step}
+        return [Reply(message.rank, message.answer(wire.STATE, parts=[wire.json_part(facts)]))]

@@ -1,0 +1,272 @@
+"""A pserver around its lanes: a socket and a thread for each lane, and one thread that writes files.
+
+A lane's thread waits in one place, its ROUTER socket. Other threads wake it by a message over inproc, which nobody
+outside of the process can do more with than wake it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Callable
+
+import numpy as np
+import zmq
+
+from clusterctl.runtime.errors import WireError
+from clusterctl.runtime.pserver.core import ServerCore
+from clusterctl.runtime.pserver.trainers import Output, Reply, Save
+from clusterctl.runtime.shm.server import Sharing
+from clusterctl.runtime.wire import messages as wire
+from clusterctl.runtime.wire.auth import rank_of
+from clusterctl.runtime.wire.sockets import receive_frames, send_frames
+
+_WAKE = b""
+#: How many saves may wait for the one that is being written, before lanes wait too.
+_SAVES_WAITING = 1
+_ROUTES_KNOWN = 4_096
+_ARRIVALS_KNOWN = 65_536  # requests that wait for others; of more than that nobody hears how long they waited
+_ENDING_S = 2.0  # for what a lane does at the moment when all must end
+
+
+class Lane:
+    """Handles the messages of one lane until `finish`; everything but `finish`, `saved` and `do` belongs to its thread.
+
+    `on_save(lane, save)` takes copies of the lane's tables; it may block. `sharing` reads what is in shared memory.
+    `on_second` is called about once a second, as long as messages come.
+    """
+
+    def __init__(
+        self,
+        core: ServerCore,
+        router: zmq.Socket[bytes],
+        on_save: Callable[[Lane, Save], None],
+        secure: bool,
+        sharing: Sharing | None = None,
+        on_second: Callable[[], None] = lambda: None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.core = core
+        self.router = router
+        self.refused: Counter[str] = Counter()
+        self._on_save = on_save
+        self._secure = secure
+        self._sharing = sharing
+        self._clock = clock
+        self._routes: dict[int, bytes] = {}
+        self._ranks: dict[bytes, int] = {}
+        self._arrived: dict[tuple[int, int], float] = {}
+        self._errands: queue.SimpleQueue[Callable[[ServerCore], list[Output]]] = queue.SimpleQueue()
+        self._finishing = False
+        self._lock = threading.Lock()
+        self._on_second = on_second
+        self._second_s = 0.0
+        every = core.save_every
+        self._cut_every_s = every.n if every is not None and every.unit == "s" and core.lane == 0 else 0.0
+        self._cut_s = clock()
+        address = f"inproc://lane-{id(self):x}"
+        router.bind(address)
+        self._bell: zmq.Socket[bytes] = router.context.socket(zmq.DEALER)
+        self._bell.setsockopt(zmq.LINGER, 0)
+        self._bell.connect(address)
+
+    def finish(self) -> None:
+        """Lets `run` return. From any thread."""
+        self._finishing = True
+        self._ring()
+
+    def saved(self, tag: str) -> None:
+        """The file of `tag` is in place. From any thread."""
+        self.do(lambda core: core.saved(tag))
+
+    def do(self, errand: Callable[[ServerCore], list[Output]]) -> None:
+        """Lets the lane's thread do something with its core. From any thread."""
+        self._errands.put(errand)
+        self._ring()
+
+    def run(self) -> None:
+        with np.errstate(all="ignore"):  # what is not finite stays so, and trainers tell
+            while not self._finishing:
+                self._receive(receive_frames(self.router))
+
+    def close(self) -> None:
+        self._bell.close()
+        self.router.close()
+
+    def _ring(self) -> None:
+        with self._lock:
+            self._bell.send(_WAKE)
+
+    def _receive(self, frames: Sequence[zmq.Frame]) -> None:
+        if len(frames) == 2 and len(frames[1]) == 0:
+            while not self._errands.empty():
+                self._send(self._errands.get()(self.core))
+            return
+        route = frames[0].bytes
+        try:
+            rank = self._rank(route, frames)
+            shared = None if self._sharing is None else self._sharing.view_of(rank)
+            message = wire.decode([frame.buffer for frame in frames[1:]], shared)
+        except WireError as exc:
+            self._refuse(str(exc))
+            return
+        self._handle(route, rank, message)
+
+    def _rank(self, route: bytes, frames: Sequence[zmq.Frame]) -> int:
+        """The trainer whose key opened this connection; what it says itself where there are no keys."""
+        known = self._ranks.get(route)
+        if known is not None:
+            return known
+        rank = -1
+        if len(frames) > 1:
+            rank = rank_of(_user(frames[1])) if self._secure else wire.rank_of(frames[1].buffer)
+        if rank < 0:
+            raise WireError("a sender that is not a trainer")
+        chosen_by_libzmq = route[:1] == b"\0"  # then it stands for one connection
+        if self._secure and chosen_by_libzmq and len(self._ranks) < _ROUTES_KNOWN:
+            self._ranks[route] = rank
+        return rank
+
+    def _handle(self, route: bytes, rank: int, message: wire.Message) -> None:
+        if message.rank != rank:
+            self._refuse(f"trainer {rank} spoke as trainer {message.rank}")
+        now = self._clock()
+        if now - self._second_s >= 1.0:
+            self._tick(now)
+        outputs = self.core.handle(rank, message)
+        if len(outputs) == 1 and isinstance(outputs[0], Reply) and outputs[0].message.request == message.request:
+            if outputs[0].message.kind != wire.ERROR:
+                self._routes[rank] = route
+            self._arrived.pop((rank, message.request), None)
+            self._answer(route, outputs[0].message)
+            return
+        self._routes[rank] = route
+        if message.kind in (wire.PUSH, wire.PULL) and len(self._arrived) < _ARRIVALS_KNOWN:
+            self._arrived.setdefault((rank, message.request), now)
+        self._send(outputs)
+
+    def _tick(self, now: float) -> None:
+        """What is done about once a second, as long as messages come."""
+        self._second_s = now
+        if self._cut_every_s and now - self._cut_s >= self._cut_every_s:
+            self._cut_s = now
+            self.core.request_cut()
+        self._on_second()
+
+    def _send(self, outputs: Sequence[Output]) -> None:
+        now = self._clock()
+        for output in outputs:
+            if isinstance(output, Save):
+                self._on_save(self, output)
+            elif output.rank in self._routes:
+                arrived = self._arrived.pop((output.rank, output.message.request), now)
+                output.message.held_us = min(int((now - arrived) * 1e6), 2**32 - 1)
+                self._answer(self._routes[output.rank], output.message)
+
+    def _answer(self, route: bytes, message: wire.Message) -> None:
+        try:
+            send_frames(self.router, [route, *wire.encode(message)])
+        except zmq.ZMQError:
+            return  # the peer is gone or slow: it asks again
+
+    def _refuse(self, reason: str) -> None:
+        self.refused[reason] += 1
+        if self.refused[reason] == 1 and len(self.refused) <= 100:
+            sys.stderr.write(f"pserver {self.core.pserver}: refused {reason}\n")
+
+
+class Server:
+    """Runs the lanes of one pserver until `finish` is called, from any thread.
+
+    `write(save)` writes the tables of all lanes, and may raise; then so does `run`.
+    """
+
+    def __init__(self, lanes: Sequence[Lane], write: Callable[[Save], None]) -> None:
+        self.lanes = list(lanes)
+        self._write = write
+        self._lock = threading.Lock()
+        self._parts: dict[str, dict[int, Save]] = {}
+        self._jobs: queue.Queue[Save | None] = queue.Queue(_SAVES_WAITING)
+        self._failures: list[BaseException] = []
+        self._over = threading.Event()
+        self._is_used = False
+
+    def finish(self) -> None:
+        """Lets `run` return once nothing is being written."""
+        self._over.set()
+
+    def run(self) -> None:
+        threads = [threading.Thread(target=self._run_lane, args=(lane,), daemon=True) for lane in self.lanes]
+        writer = threading.Thread(target=self._write_all, daemon=True)
+        ending_s: float | None = _ENDING_S
+        try:
+            for thread in (*threads, writer):
+                thread.start()
+            self._over.wait()
+            ending_s = None if not self._failures else _ENDING_S
+        finally:  # SIGTERM raises here
+            for lane in self.lanes:
+                lane.finish()
+            for thread in threads:
+                if thread.ident is not None:
+                    thread.join(ending_s)
+            self._is_used = any(thread.is_alive() for thread in threads)
+        if self._failures:
+            raise self._failures[0]
+        self._jobs.put(None)
+        writer.join()
+
+    def close(self) -> bool:
+        """Closes the sockets, unless a thread still uses them; then False, and they go with the process."""
+        if not self._is_used:
+            for lane in self.lanes:
+                lane.close()
+        return not self._is_used
+
+    def take(self, lane: Lane, save: Save) -> None:
+        """A lane's part of a save; when all lanes that have tables have given theirs, the file is written."""
+        with self._lock:
+            parts = self._parts.setdefault(save.tag, {})
+            parts[lane.core.lane] = save
+            if any(other.core.tables and other.core.lane not in parts for other in self.lanes):
+                return
+            del self._parts[save.tag]
+        tables = tuple(table for _, part in sorted(parts.items()) for table in part.tables)
+        whole = replace(save, tables=tables, pause_s=max(part.pause_s for part in parts.values()))
+        while not self._failures:
+            with contextlib.suppress(queue.Full):
+                self._jobs.put(whole, timeout=0.25)
+                return
+
+    def _run_lane(self, lane: Lane) -> None:
+        try:
+            lane.run()
+        except BaseException as failure:  # noqa: BLE001 - handed to the main thread, which raises it
+            self._fail(failure)
+
+    def _write_all(self) -> None:
+        try:
+            while (save := self._jobs.get()) is not None:
+                self._write(save)
+                for lane in self.lanes:
+                    lane.saved(save.tag)
+        except BaseException as failure:  # noqa: BLE001 - the same
+            self._fail(failure)
+
+    def _fail(self, failure: BaseException) -> None:
+        self._failures.append(failure)
+        self._over.set()
+
+
+def _user(frame: zmq.Frame) -> str:
+    """The ZAP user id that libzmq attached to a frame (not to the route before it); empty when there is none."""
+    try:
+        return str(frame.get("User-Id") or "")
+    except zmq.ZMQError:
+        return ""

@@ -1,0 +1,235 @@
+"""The generic pserver process: `python -m clusterctl.runtime.pserver`, configured by its environment alone.
+
+It binds a port for each of its lanes, says `ready`, serves until the supervisor says `finish`, and ends with 0; with 1
+and one clear line on standard error when something is wrong, and at once when the supervisor is gone or SIGTERM comes.
+"""
+
+from __future__ import annotations
+
+import itertools
+import signal
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import zmq
+
+from clusterctl.runtime.checkpoint.model import open_model
+from clusterctl.runtime.checkpoint.reader import open_checkpoint
+from clusterctl.runtime.checkpoint.writer import write_save
+from clusterctl.runtime.environment import Environment, read_environment
+from clusterctl.runtime.errors import ProcessError, RuntimeFailure
+from clusterctl.runtime.modes import Every, Mode
+from clusterctl.runtime.pserver.core import ServerCore
+from clusterctl.runtime.pserver.lanes import Lane, Server
+from clusterctl.runtime.pserver.trainers import CheckpointSource, ModelSource, Output, Save
+from clusterctl.runtime.shm import region
+from clusterctl.runtime.shm.server import Sharing
+from clusterctl.runtime.store.sparse import SparseTable
+from clusterctl.runtime.supervisor_socket import Command, Control
+from clusterctl.runtime.table.sharding import layout_of
+from clusterctl.runtime.trainer.progress import say
+from clusterctl.runtime.wire.auth import Gate
+from clusterctl.runtime.wire.sockets import bind_first_free, open_context, open_router
+
+
+def main() -> int:
+    """Runs a pserver to its end; returns the exit status."""
+    signal.signal(signal.SIGTERM, _terminate)
+    try:
+        env = read_environment()
+        if env.role != "pserver":
+            raise ProcessError("CLUSTERCTL_ROLE is not pserver", remedy="pservers are started by clusterctl")
+        serve(env)
+    except RuntimeFailure as failure:
+        sys.stderr.write(f"pserver: {failure}\n")
+        return 1
+    except OSError as failure:
+        sys.stderr.write(f"pserver: a save failed: {failure}; free space or check the output directory\n")
+        return 1
+    return 0
+
+
+def serve(env: Environment) -> None:
+    """Serves one pserver of a run, from bind to `finish`."""
+    control: list[Control] = []
+    pserver = PServer(env, lambda event, facts: control[0].send(event, **facts))
+    try:
+        control.append(Control(env.control_fd, pserver.obey))
+        control[0].offer_stacks()
+        control[0].send("ready", ports=pserver.ports)
+        say(f"pserver {env.rank}: ready on port {', '.join(map(str, pserver.ports))}")
+        pserver.run()
+    finally:
+        pserver.report()
+        pserver.close()
+
+
+class PServer:
+    """A pserver of the run that `env` describes, with its sockets bound.
+
+    `tell(event, facts)` hears of `saved` files, with their receipts, and of a `step` about once a second, with counts.
+    """
+
+    def __init__(self, env: Environment, tell: Callable[[str, dict[str, Any]], None]) -> None:
+        self._env = env
+        self._tell_control = tell
+        self._told_s = 0.0
+        self._finishing = False
+        self.layout = layout_of(env.spec, int(env.spec["pservers"]))
+        self._context = open_context(self.layout.per_pserver)
+        self._keys = env.keys() if env.secure else None
+        if self._keys is not None:
+            Gate(self._context, self._keys["allow"])
+        self.ports: list[int] = []
+        shares = env.spec.get("shm", "auto") != "off" and region.is_available()
+        self._sharing = Sharing() if shares else None
+        restored = _restored(env)
+        first = env.rank * self.layout.per_pserver
+        lanes = [self._open(first + k, restored) for k in range(self.layout.per_pserver)]
+        for lane in lanes:
+            lane.core.greeting["ports"] = self.ports
+        self.server = Server(lanes, self._write)
+
+    def run(self) -> None:
+        self.server.run()
+
+    def finish(self) -> None:
+        self._finishing = True
+        self.server.finish()
+
+    def obey(self, command: Command) -> None:
+        """What the supervisor says, in a thread of its own."""
+        name = command.get("cmd")
+        if name == "finish":
+            self.finish()
+        elif name == "ping":
+            self._answer()
+        elif name == "epoch":
+            self._do(lambda core: core.begin_epoch(int(command["epoch"])))
+        elif name == "lost":
+            self._do(lambda core: self._lose(core, command["ranks"]))
+
+    def _answer(self) -> None:
+        """Tells that we live, when every lane does; those that have ended need not."""
+        answers, lanes = itertools.count(1), len(self.server.lanes)
+
+        def answer(core: ServerCore) -> list[Output]:
+            if next(answers) == lanes:
+                self._tell_control("pong", {})
+            return []
+
+        if self._finishing:
+            self._tell_control("pong", {})
+        else:
+            self._do(answer)
+
+    def _lose(self, core: ServerCore, ranks: list[int]) -> list[Output]:
+        for rank in ranks if core.lane == 0 else ():
+            if rank in core.members.by_rank and not core.members[rank].left:
+                text = core.members[rank].farewell(rank, core.members.most_passes)
+                say(text)
+                self._tell_control("log", {"level": "warning", "message": text})
+        return core.lose(ranks)
+
+    def _do(self, errand: Callable[[ServerCore], list[Output]]) -> None:
+        for lane in self.server.lanes:
+            lane.do(errand)
+
+    def close(self) -> None:
+        closed = self.server.close()
+        if self._sharing is not None:
+            self._sharing.close()
+        _clear_half_written(self._env)
+        if closed:
+            self._context.term()
+
+    def report(self) -> None:
+        """Says what is worth knowing when all is over."""
+        self._told_s = 0.0
+        self._tell()
+        staleness = self._staleness()
+        refused = sum(sum(lane.refused.values()) for lane in self.server.lanes)
+        if staleness:
+            counts = ", ".join(f"{age}: {count}" for age, count in sorted(staleness.items()))
+            say(f"pserver {self._env.rank}: staleness of {sum(staleness.values())} pushes: {counts}")
+        if self._lost():
+            say(f"pserver {self._env.rank}: {self._lost()} pushes were lost with the pserver before this one")
+        if refused:
+            say(f"pserver {self._env.rank}: refused {refused} messages")
+
+    def _staleness(self) -> Counter[int]:
+        """How many pushes were how stale. Other threads count on meanwhile: `dict` takes a copy at once."""
+        return sum((Counter(dict(lane.core.turns.staleness)) for lane in self.server.lanes), Counter())
+
+    def _lost(self) -> int:
+        return max(lane.core.turns.lost for lane in self.server.lanes)
+
+    def _tell(self) -> None:
+        now = time.monotonic()
+        if now - self._told_s < 1.0:
+            return  # another lane did
+        self._told_s = now
+        tables: dict[str, Counter[str]] = {}
+        for lane in self.server.lanes:
+            for table in list(lane.core.tables.values()):
+                if isinstance(table, SparseTable):
+                    tables.setdefault(table.spec.name, Counter()).update(table.counters())
+        facts: dict[str, Any] = {"tables": [{"name": name, **counts} for name, counts in tables.items()]}
+        facts["staleness"] = sorted(self._staleness().items())
+        facts["lost"] = self._lost()
+        self._tell_control("step", facts)
+
+    def _open(self, lane: int, restored: CheckpointSource | None) -> Lane:
+        env = self._env
+        router: zmq.Socket[bytes] = open_router(self._context, self._keys)
+        self.ports.append(bind_first_free(router, int(env.spec.get("port", 7164)), str(env.spec.get("address", ""))))
+        core = ServerCore(
+            lane=lane,
+            layout=self.layout,
+            trainers=int(env.spec["trainers"]),
+            seed=env.seed,
+            mode=Mode.parse(str(env.spec.get("mode", "sync"))),
+            save_every=Every.from_json(env.spec.get("save_every")) if env.spec.get("checkpoints") else None,
+            half=env.spec.get("wire") == "float16",
+            key_cache=bool(env.spec.get("key_cache")),
+            open_model=self._open_model,
+            restored=restored,
+            lender=self._sharing,
+            epoch=int(env.spec.get("epoch", 0)),
+            gone={int(rank): int(step) for rank, step in env.spec.get("recover", {}).get("left", {}).items()},
+        )
+        return Lane(core, router, self._take, env.secure, self._sharing, self._tell)
+
+    def _take(self, lane: Lane, save: Save) -> None:
+        self.server.take(lane, save)
+
+    def _open_model(self, path: str) -> ModelSource:
+        return open_model(self._env.job_dir / path)
+
+    def _write(self, save: Save) -> None:
+        receipt = write_save(self._env, self.layout, self._env.rank, save)
+        receipt["pause_s"] = round(save.pause_s, 6)
+        self._tell_control("saved", receipt)
+        paused = f"training paused for {1e3 * save.pause_s:.0f} ms"
+        say(f"pserver {self._env.rank}: saved {save.tag} at step {save.step}, {receipt['bytes']:,} bytes; {paused}")
+
+
+def _restored(env: Environment) -> CheckpointSource | None:
+    resume, recover = env.spec.get("resume"), env.spec.get("recover")
+    if recover:  # in this very run
+        return None if recover["tag"] is None else open_checkpoint(env.checkpoint_dir / str(recover["tag"]))
+    return None if resume is None else open_checkpoint(env.job_dir / str(resume["dir"]))
+
+
+def _clear_half_written(env: Environment) -> None:
+    for directory in (env.output_dir, env.checkpoint_dir):
+        for path in Path(directory).glob(f"*/.pserver-{env.rank:05d}.safetensors-*"):
+            path.unlink(missing_ok=True)
+
+
+def _terminate(signum: int, frame: Any) -> None:
+    raise SystemExit(128 + signum)

@@ -1,0 +1,153 @@
+"""Reading the parts of a request against the tables: what a lane accepts from a trainer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from clusterctl.runtime.errors import TableError, WireError
+from clusterctl.runtime.store.dense import PART_ELEMENTS, DenseTable, Floats, Table, Tables
+from clusterctl.runtime.store.sparse import SparseGrad, SparseTable
+from clusterctl.runtime.table.sharding import Ids, owners_of
+from clusterctl.runtime.table.spec import TableSpec
+from clusterctl.runtime.wire import messages as wire
+from clusterctl.runtime.wire.key_cache import KeyCache
+
+_MAX_SAMPLES = 2**53
+_ONE = np.float32(1)
+
+
+@dataclass
+class Push:
+    """A checked push: its opening without parts, gradients by table key, and the pieces that came.
+
+    `dense` has the parts of each table that are there and not applied yet, by number; `later` how many parts of a
+    table come in pieces of their own; `asked` the request to answer for each of those; `applied` (outside of sync
+    mode) the pieces that are applied.
+    """
+
+    message: wire.Message
+    dense: dict[int, dict[int, Floats]] = field(default_factory=dict)
+    sparse: dict[int, SparseGrad] = field(default_factory=dict)
+    later: dict[int, int] = field(default_factory=dict)
+    asked: dict[tuple[int, int], wire.Message] = field(default_factory=dict)
+    applied: set[tuple[int, int]] = field(default_factory=set)
+    weight: np.float32 = _ONE
+
+    @property
+    def samples(self) -> int:
+        return self.message.samples
+
+    def announces(self) -> tuple[object, ...]:
+        """What of it must be the same when a trainer's successor pushes the step again."""
+        return self.message.samples, sorted(self.later.items())
+
+
+class Reader:
+    """Checks every part of a message. Raises WireError or TableError, and then has changed nothing."""
+
+    def __init__(self, tables: Tables, keys: KeyCache, place: tuple[int, int], weighted: bool) -> None:
+        self._tables = tables
+        self._keys = keys
+        self._place = place  # of sparse tables
+        self._weighted = weighted
+
+    def opening(self, message: wire.Message) -> Push:
+        """Piece 0 of a push."""
+        if message.samples > _MAX_SAMPLES:
+            raise WireError(f"trainer {message.rank} claims {message.samples} samples at step {message.step}")
+        parts, message.parts = message.parts, []
+        push = Push(message)
+        if self._weighted:
+            push.weight = np.float32(message.samples)
+        for key, own in _by_table(parts).items():
+            table = self.table(key)
+            if isinstance(table, SparseTable):
+                push.sparse[key] = self._sparse(table, own, push)
+            elif own[0].kind == wire.LATER:
+                push.later[key] = self._announced(table, own)
+            elif table.count or len(own) != 1 or len(own[0].array):
+                push.dense[key] = dict(self._part(table, own))
+        return push
+
+    def piece(self, message: wire.Message, push: Push) -> tuple[int, int, Floats]:
+        """A later piece of `push`: the table's key, the number of the part, and its gradient."""
+        if len(message.parts) != 1 or message.parts[0].table not in push.later:
+            raise WireError(f"piece {message.piece} of step {message.step} was not announced")
+        key = message.parts[0].table
+        table = self.table(key)
+        assert isinstance(table, DenseTable)
+        [(number, grad)] = self._part(table, message.parts)
+        return key, number, grad
+
+    def repeated(self, message: wire.Message) -> tuple[DenseTable, int]:
+        """The table, and the number of the part, that a piece of an earlier push is about."""
+        table = self.table(message.parts[0].table) if message.parts else None
+        if not isinstance(table, DenseTable):
+            raise WireError(f"piece {message.piece} of step {message.step} is not of a dense table")
+        [(number, _)] = self._part(table, message.parts)
+        return table, number
+
+    def table(self, key: int) -> Table:
+        table = self._tables.get(key)
+        if table is None:
+            raise TableError(f"a message names a table that was never made (key {key:#x})")
+        return table
+
+    def ids(self, table: SparseTable, part: wire.Part, rank: int) -> Ids:
+        """The ids of a part, in full or by the digest of a list that this trainer has sent before."""
+        if part.kind == wire.SAME:
+            return self._keys.recall(rank, table.spec.key, part.array.tobytes())
+        ids: Ids = part.array
+        if part.kind != wire.IDS:
+            raise WireError(f"a part for table {table.spec.name!r} is of the wrong kind")
+        check_ids(table.spec, ids, self._place)
+        self._keys.remember(rank, table.spec.key, ids)
+        return ids
+
+    def _announced(self, table: DenseTable, parts: list[wire.Part]) -> int:
+        if len(parts) != 1 or parts[0].offset != table.parts:
+            raise WireError(f"the gradient of table {table.spec.name!r} should follow in {table.parts} pieces")
+        return table.parts
+
+    def _part(self, table: DenseTable, parts: list[wire.Part]) -> list[tuple[int, Floats]]:
+        part = parts[0]
+        number, odd = divmod(part.offset - table.start, PART_ELEMENTS)
+        start, stop = table.bounds(number)
+        fits = len(parts) == 1 and odd == 0 and 0 <= number < table.parts and len(part.array) == stop - start
+        if part.kind not in (wire.DENSE, wire.DENSE16) or not fits:
+            raise WireError(f"the gradient of table {table.spec.name!r} does not fit the lane's run of it")
+        return [(number, part.array.astype(np.float32, copy=False))]
+
+    def _sparse(self, table: SparseTable, parts: list[wire.Part], push: Push) -> SparseGrad:
+        spec, rank = table.spec, push.message.rank
+        rows = [part.array for part in parts[1::2]]
+        if len(parts) % 2 or any(part.kind not in (wire.ROWS, wire.ROWS16) for part in parts[1::2]):
+            raise WireError(f"the gradient of table {spec.name!r} is not made of ids and rows")
+        ids = [self.ids(table, part, rank) for part in parts[::2]]
+        if any(r.shape != (len(i), spec.dim) for i, r in zip(ids, rows)):
+            raise WireError(f"the gradient of table {spec.name!r} is not made of ids and rows of width {spec.dim}")
+        all_ids, all_rows = (ids[0], rows[0]) if len(ids) == 1 else (np.concatenate(ids), np.concatenate(rows))
+        if len(ids) > 1:
+            check_ids(spec, all_ids, self._place)
+        return SparseGrad(push.weight, all_ids, all_rows.astype(np.float32, copy=False))
+
+
+def check_ids(spec: TableSpec, ids: Ids, place: tuple[int, int]) -> None:
+    """Ids must ascend strictly, be within the table's bound, and belong to this place of `places`."""
+    if len(ids) == 0:
+        return
+    if not bool((ids[1:] > ids[:-1]).all()):
+        raise WireError(f"ids for table {spec.name!r} do not ascend")
+    if spec.rows is not None and not (ids[0] >= 0 and ids[-1] < spec.rows):
+        raise TableError(f"ids for table {spec.name!r} are outside 0..{spec.rows - 1}")
+    if place[1] > 1 and not bool((owners_of(ids, spec.rows, place[1]) == place[0]).all()):
+        raise WireError(f"ids for table {spec.name!r} came to the wrong lane, {place[0]} of {place[1]}")
+
+
+def _by_table(parts: list[wire.Part]) -> dict[int, list[wire.Part]]:
+    grouped: dict[int, list[wire.Part]] = {}
+    for part in parts:
+        grouped.setdefault(part.table, []).append(part)
+    return grouped

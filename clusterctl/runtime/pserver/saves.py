@@ -1,0 +1,91 @@
+"""Which saves were asked for, by whom, and which are done: the bookkeeping of one lane."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from clusterctl.common.manifest import is_tag
+from clusterctl.runtime.errors import UseError
+from clusterctl.runtime.wire import messages as wire
+
+
+def check_tag(tag: str) -> str:
+    """Returns a tag that is safe as a directory name; raises UseError otherwise."""
+    if not is_tag(tag):
+        raise UseError(
+            f"tag {tag!r} is not usable",
+            remedy="use up to 100 letters, digits and ._- , not starting with a dot",
+        )
+    return tag
+
+
+@dataclass
+class SaveBook:
+    """A tag is saved once: at the end of a pass when all trainers have asked, otherwise at the first call.
+
+    A tag is asked for, then `writing`, then done.
+    """
+
+    writing: list[str] = field(default_factory=list)
+    saved_step: int = 0
+    _asked: dict[str, set[int]] = field(default_factory=dict)
+    _at_once: set[str] = field(default_factory=set)
+    _done: set[str] = field(default_factory=set)
+    _waiters: dict[str, list[wire.Message]] = field(default_factory=dict)
+
+    def ask(self, tag: str, message: wire.Message, at_pass_end: bool) -> bool:
+        """Notes that a trainer asks for `tag`; True when it is saved already."""
+        if check_tag(tag) in self._done:
+            return True
+        if tag not in self.writing:
+            self._asked.setdefault(tag, set()).add(message.rank)
+            if not at_pass_end:
+                self._at_once.add(tag)
+        return False
+
+    @property
+    def has_requests(self) -> bool:
+        """Whether a tag is asked for and not `writing` yet."""
+        return bool(self._asked)
+
+    def ask_for_all(self, tag: str) -> None:
+        """Nobody is there to ask for `tag`, which is to be saved all the same."""
+        if tag not in self._done and tag not in self.writing:
+            self._asked.setdefault(tag, set())
+            self._at_once.add(tag)
+
+    def due(self, active: set[int], force: bool) -> list[tuple[str, bool]]:
+        """The tags to write now, which are `writing` until `finish`, and whether all trainers ended a pass with it.
+
+        With `force` also what only some asked for.
+        """
+        found = [
+            (tag, tag not in self._at_once)
+            for tag, ranks in self._asked.items()
+            if force or tag in self._at_once or active <= ranks
+        ]
+        for tag, _ in found:
+            del self._asked[tag]
+            self._at_once.discard(tag)
+            self.writing.append(tag)
+        return found
+
+    def wait(self, tag: str, message: wire.Message) -> None:
+        """`message` is answered when `tag` is saved; a repeat of it replaces the earlier one."""
+        others = [m for m in self._waiters.get(tag, []) if m.rank != message.rank]
+        self._waiters[tag] = [*others, message]
+
+    def waiting(self) -> list[wire.Message]:
+        return [message for messages in self._waiters.values() for message in messages]
+
+    def unfinished_pass(self, passes: int) -> str:
+        """The tag for what is not saved yet when everyone has left after `passes` whole passes."""
+        last, partial = f"pass-{max(0, passes - 1):05d}", f"pass-{passes:05d}"
+        return partial if last in self._done or last in self.writing else last
+
+    def finish(self, tag: str) -> list[wire.Message]:
+        """Marks `tag` as saved; returns who waited for it."""
+        if tag in self.writing:
+            self.writing.remove(tag)
+        self._done.add(tag)
+        return self._waiters.pop(tag, [])

@@ -1,0 +1,230 @@
+"""Sync mode: a step is one update, of all trainers' pushes."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from clusterctl.runtime.errors import RefusedError
+from clusterctl.runtime.pserver.requests import Push
+from clusterctl.runtime.pserver.trainers import Member, Output, Save
+from clusterctl.runtime.pserver.updates import Turns
+from clusterctl.runtime.store.dense import DenseTable, Tables, Weighted
+from clusterctl.runtime.store.sparse import SparseTable
+from clusterctl.runtime.wire import messages as wire
+
+if TYPE_CHECKING:
+    from clusterctl.runtime.pserver.core import ServerCore
+
+
+class Step:
+    """The step that is being applied: `pushes` of all trainers, by rank, and the parts that are left to apply.
+
+    `concerned` are the pushes that bring a gradient of a dense table, and `left_over` the numbers of its parts that
+    are not applied yet.
+    """
+
+    def __init__(self, pushes: list[Push], tables: Tables) -> None:
+        self.pushes = pushes
+        self.total = sum(push.samples for push in pushes)
+        self.weighty = [push for push in pushes if push.samples]
+        self.concerned: dict[int, list[Push]] = {}
+        for push in self.weighty:
+            for key in {*push.dense, *push.later}:
+                self.concerned.setdefault(key, []).append(push)
+        self.left_over: dict[int, set[int]] = {}
+        for key in sorted(self.concerned):
+            table = tables[key]
+            if isinstance(table, DenseTable):
+                self.left_over[key] = set(range(table.parts))
+
+    def let_go(self, pushes: list[Push]) -> None:
+        """Goes on with these of its pushes: the trainers of the others have left."""
+        self.pushes = pushes
+        self.concerned = {key: [p for p in concerned if p in pushes] for key, concerned in self.concerned.items()}
+
+
+class AllTogether(Turns):
+    """Sync: step `t` is applied when every trainer that has not left has pushed it.
+
+    Gradients are merged by ascending rank, weighted by samples. A part whose gradients have come from all who push
+    the table is applied at once; the step is done when all parts are.
+    """
+
+    def __init__(self, core: ServerCore) -> None:
+        super().__init__(core)
+        self._due_cuts: set[int] = set()
+        self._missing: Member | None = None
+        self._expect_all()
+        self._now: Step | None = None  # from the moment when all trainers' pushes have opened
+
+    def push(self, message: wire.Message) -> list[Output]:
+        member = self.core.members[message.rank]
+        if message.step < self.step:
+            return [self._repeated(message)]
+        if message.step > self.step or member.left:
+            raise RefusedError(
+                f"trainer {message.rank} pushes step {message.step}, pserver {self.core.pserver} is at {self.step}"
+            )
+        if message.piece:
+            return self._piece(message)
+        return self._open(member, message)
+
+    def must_wait(self, pull: wire.Message) -> bool:
+        return pull.version != wire.NEWEST and pull.version > self.step
+
+    def version(self, pull: wire.Message) -> int | None:
+        if pull.version == wire.NEWEST:
+            return None
+        if pull.version < self.step - 1:
+            raise RefusedError(
+                f"trainer {pull.rank} pulls version {pull.version}, pserver {self.core.pserver} is at {self.step}"
+            )
+        return pull.version
+
+    def waited_for(self) -> list[int]:
+        return [rank for rank, member in self.core.members.by_rank.items() if member.is_awaited]
+
+    def next_step(self, rank: int) -> int:
+        return self.step
+
+    def join_late(self, message: wire.Message) -> None:
+        if not self.core.tables:
+            self.step = max(self.step, message.step)
+
+    def announce(self) -> None:
+        """Trainers hear of it at the end of this step, and tell all lanes with their next push."""
+        self.cuts = self.step + 2
+
+    def pass_ended(self, moment: Save) -> list[Output]:
+        return [self.core.checkpoint(self.step, moment)]
+
+    def someone_left(self) -> list[Output]:
+        """What was to come of a trainer that left comes no more; what came of it before is applied."""
+        now = self._now
+        if now is None:
+            return self._advance()
+        now.let_go(self._pushes())
+        waiting = [(key, number) for key, numbers in now.left_over.items() for number in sorted(numbers)]
+        return [output for part in waiting for output in self._apply(now, *part)] + self._finish_if_done(now)
+
+    def _open(self, member: Member, message: wire.Message) -> list[Output]:
+        push = self.core.reader.opening(message)
+        if member.push is not None and not self._replaces(member.push, push):
+            member.push.message.request = message.request  # the first one counts, the newest is answered
+            return []
+        member.push = push
+        if message.cut > self.step:
+            self._due_cuts.add(message.cut)
+        return self._advance()
+
+    def _replaces(self, earlier: Push, push: Push) -> bool:
+        """Whether a successor's push stands in for that of a trainer that died; not once parts of it are applied."""
+        if earlier.message.attempt == push.message.attempt:
+            return False
+        if self._now is None:
+            return True
+        if earlier.announces() != push.announces():
+            raise RefusedError(
+                f"attempt {push.message.attempt} of trainer {push.message.rank} pushes other things in step "
+                f"{self.step} than attempt {earlier.message.attempt} did: the program does not repeat itself"
+            )
+        return False
+
+    def _piece(self, message: wire.Message) -> list[Output]:
+        push = self.core.members[message.rank].push
+        if push is None:
+            return []  # its opening got lost: the trainer will ask, and send both again
+        key, number, grad = self.core.reader.piece(message, push)
+        if push.samples == 0:
+            return [self._reply(message, [])]
+        table = self.core.tables[key]
+        assert isinstance(table, DenseTable)
+        now = self._now
+        if now is not None and number not in now.left_over.get(key, ()):
+            return [self._reply(message, [self._part(message.rank, table, number, table.previous)], wire.REPEATED)]
+        message.parts = []
+        push.asked[key, number] = message
+        push.dense.setdefault(key, {})[number] = grad
+        return [] if now is None else self._apply(now, key, number) + self._finish_if_done(now)
+
+    def _advance(self) -> list[Output]:
+        """Begins the step once all trainers' pushes have opened."""
+        pushes = [] if self._is_incomplete() else self._pushes()
+        if not pushes:
+            return []
+        out = self.core.due_saves(force=True)
+        now = self._now = Step(pushes, self.core.tables)
+        for key, table in sorted(self.core.tables.items()):
+            if isinstance(table, SparseTable):
+                grads = [push.sparse[key] for push in now.weighty if key in push.sparse]
+                if grads or table.spec.retention is not None:
+                    table.apply(grads, np.float32(now.total), self.step)
+        for key, numbers in now.left_over.items():
+            for number in sorted(numbers):
+                out += self._apply(now, key, number)
+        return out + self._finish_if_done(now)
+
+    def _is_incomplete(self) -> bool:
+        """Whether a push is missing. Every push asks, so no trainer is looked at again once it is not awaited."""
+        while self._missing is not None and not self._missing.is_awaited:
+            self._missing = next(self._not_looked_at, None)
+        return self._missing is not None
+
+    def _expect_all(self) -> None:
+        """A step begins: everyone's push is missing."""
+        self._not_looked_at = iter(self.core.members.by_rank.values())
+        self._missing = next(self._not_looked_at, None)
+
+    def _pushes(self) -> list[Push]:
+        return [m.push for m in self.core.members.by_rank.values() if m.push is not None]
+
+    def _apply(self, now: Step, key: int, number: int) -> list[Output]:
+        """Applies a part if all gradients of it are there; answers the pieces that brought them."""
+        concerned = now.concerned[key]
+        grads: list[Weighted] = []
+        for push in concerned:
+            grad = push.dense.get(key, {}).get(number)
+            if grad is None:
+                return []
+            grads.append((push.weight, grad))
+        table = self.core.tables[key]
+        assert isinstance(table, DenseTable)
+        if grads:
+            table.apply(number, grads, now.total, self.step + 1, table.spec.rule, in_place=False)
+        else:
+            table.keep(number)
+        now.left_over[key].discard(number)
+        out: list[Output] = []
+        for push in concerned:
+            del push.dense[key][number]
+            request = push.asked.pop((key, number), None)
+            if request is not None:
+                fresh = self._part(request.rank, table, number, table.previous)  # `finish` makes it the current one
+                out.append(self._reply(request, [fresh]))
+        return out
+
+    def _finish_if_done(self, now: Step) -> list[Output]:
+        if any(now.left_over.values()):
+            return []
+        self._now = None
+        for key in now.left_over:
+            table = self.core.tables[key]
+            assert isinstance(table, DenseTable)
+            table.finish(self.step)
+        self.step += 1
+        for push in now.pushes:
+            self.core.members[push.message.rank].note(push.message)
+        self._expect_all()
+        out, passes, keys = self._make_cuts(), self.core.members.passes, list(now.left_over)
+        for push in now.pushes:
+            rest = [key for key in keys if key not in push.later] if push.later else keys
+            out.append(self._reply_in(passes, push.message, self._newest(push.message.rank, rest)))
+        return out + self._answer_held()
+
+    def _make_cuts(self) -> list[Output]:
+        every = self.core.save_every
+        due = self.step in self._due_cuts or (every is not None and every.is_step(self.step))
+        self._due_cuts.discard(self.step)
+        return [self.core.checkpoint(self.step)] if due else []

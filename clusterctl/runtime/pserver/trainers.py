@@ -1,0 +1,166 @@
+"""What goes into and comes out of the core, and what it knows of each trainer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, Protocol, Union
+
+from clusterctl.runtime.errors import BY_NAME, RuntimeFailure
+from clusterctl.runtime.pserver.requests import Push
+from clusterctl.runtime.store.dense import Floats
+from clusterctl.runtime.table.sharding import Ids
+from clusterctl.runtime.table.spec import TableSpec
+from clusterctl.runtime.wire import messages as wire
+
+
+class ModelSource(Protocol):
+    """A saved model that tables start from."""
+
+    def dense(self, spec: TableSpec, start: int, stop: int) -> Floats | None: ...
+
+    def sparse(self, spec: TableSpec, pserver: int, pservers: int) -> tuple[Ids, Floats] | None: ...
+
+
+class CheckpointSource(Protocol):
+    """A checkpoint that a run goes on from: what was saved, with the state of rules and the trainers' cursors."""
+
+    step: int
+    mode: str
+    cursors: list[dict[str, Any]]
+
+    def dense(self, spec: TableSpec, start: int, stop: int) -> tuple[Floats, list[Floats]] | None: ...
+
+    def sparse(self, spec: TableSpec, lane: int, lanes: int) -> tuple[Ids, Mapping[str, Any], Ids, Ids] | None: ...
+
+
+class Reply(NamedTuple):
+    rank: int
+    message: wire.Message
+
+
+@dataclass(frozen=True)
+class Save:
+    """Write `tables`, which are copies of this moment, under `tag`, and call `ServerCore.saved(tag)` when they are.
+
+    A checkpoint has the trainers' cursors. `pause_s` is how long it took to make the copies: nothing else went on here.
+    """
+
+    tag: str
+    step: int
+    pass_: int
+    tables: tuple[Any, ...] = ()
+    checkpoint: bool = False
+    cursors: tuple[dict[str, Any], ...] = ()
+    pause_s: float = 0.0
+
+
+Output = Union[Reply, Save]
+
+
+@dataclass
+class Member:
+    """What a lane knows of one trainer. `push` is the one that is not applied, or not wholly applied, yet.
+
+    `declared` says whether it has made a table here, and so pushes to this lane. `samples` are those of the open pass,
+    `pass_samples` those of the last whole one; `sharded` says that it takes its part of what every trainer reads.
+    """
+
+    attempt: int = 0
+    passes: int = 0
+    pushed: int = 0
+    cursor: tuple[int, int] = (0, 0)
+    left: bool = False
+    declared: bool = False
+    newest_pull: int = 0
+    push: Push | None = None
+    samples: int = 0
+    pass_samples: int = 0
+    sharded: bool = False
+
+    @property
+    def is_awaited(self) -> bool:
+        """Whether its push of the current step has not come."""
+        return self.push is None and not self.left
+
+    def note(self, push: wire.Message) -> None:
+        """Counts a push that was applied."""
+        self.push = None
+        self.pushed += 1
+        self.cursor = (push.pass_, push.batch + 1)
+        self.samples += push.samples
+        self.sharded = bool(push.flags & wire.SHARDED)
+        if push.flags & wire.LAST_OF_PASS:
+            self.passes = max(self.passes, push.pass_ + 1)
+            self.cursor = (push.pass_ + 1, 0)
+            self.samples, self.pass_samples = 0, self.samples
+
+    def farewell(self, rank: int, pass_: int) -> str:
+        """What the run does without, when it goes on without this trainer in the open pass."""
+        of = f" of {self.pass_samples:,}" if self.pass_samples else ""
+        done = f"the run goes on without trainer {rank}, which gave {self.samples:,}{of} samples of pass {pass_}"
+        if self.sharded:
+            return f"{done}: the rest of its share of this pass is left out, later passes are shared by the others"
+        a_pass = f"{self.pass_samples:,} samples a pass" if self.pass_samples else "its samples"
+        return f"{done}: the rest, and {a_pass} from then on, were on its node alone and are left out"
+
+    def to_json(self, rank: int) -> dict[str, Any]:
+        """The trainer's cursor, as checkpoints have it."""
+        pass_, batch = self.cursor
+        at = {"rank": rank, "step": self.pushed, "pass": pass_, "batch": batch}
+        return {**at, "passes": self.passes, "left": self.left}
+
+
+@dataclass
+class Members:
+    """All trainers of the run, by ascending rank."""
+
+    by_rank: dict[int, Member] = field(default_factory=dict)
+
+    def __getitem__(self, rank: int) -> Member:
+        return self.by_rank[rank]
+
+    def active(self) -> set[int]:
+        return {rank for rank, member in self.by_rank.items() if not member.left}
+
+    @property
+    def passes(self) -> int:
+        """Passes that all trainers still here have ended."""
+        here = [m.passes for m in self.by_rank.values() if not m.left]
+        return min(here) if here else self.most_passes
+
+    @property
+    def most_passes(self) -> int:
+        return max((m.passes for m in self.by_rank.values()), default=0)
+
+    @property
+    def slowest(self) -> int:
+        """The fewest pushes of any trainer still here; one that has not come yet counts as 0.
+
+        When all have left, the most of any: one of them that begins again at its very end is ahead of nobody.
+        """
+        here = [m.pushed for m in self.by_rank.values() if not m.left]
+        return min(here) if here else max((m.pushed for m in self.by_rank.values()), default=0)
+
+    @property
+    def pushes(self) -> int:
+        """Of all trainers, also of those that have left."""
+        return sum(m.pushed for m in self.by_rank.values())
+
+    def cursors(self) -> tuple[dict[str, Any], ...]:
+        return tuple(member.to_json(rank) for rank, member in sorted(self.by_rank.items()))
+
+    def restore(self, cursors: list[dict[str, Any]], trainers: int, step: int) -> None:
+        """Goes on from a checkpoint's cursors; with another number of trainers the interrupted pass starts again."""
+        same = len(cursors) == trainers
+        pass_ = min((int(c["pass"]) for c in cursors), default=0)
+        for rank, member in self.by_rank.items():
+            at = cursors[rank] if same else {"step": step, "pass": pass_, "batch": 0, "passes": pass_}
+            member.pushed, member.passes = int(at["step"]), int(at["passes"])
+            member.cursor = (int(at["pass"]), int(at["batch"]))
+
+
+def error_reply(message: wire.Message, failure: RuntimeFailure) -> wire.Message:
+    name = type(failure).__name__
+    known = name if name in BY_NAME else "RefusedError"
+    return message.answer(wire.ERROR, parts=[wire.json_part({"error": known, "message": str(failure)})])

@@ -1,0 +1,141 @@
+"""A lane's tables as they begin: from their initial values, from a saved model, or from the checkpoint of the run."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from typing import Any, Callable, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from clusterctl.runtime.errors import ModelError, TableError
+from clusterctl.runtime.modes import Delta, Mode
+from clusterctl.runtime.pserver.trainers import CheckpointSource, ModelSource
+from clusterctl.runtime.store.dense import DenseTable, Floats, Table
+from clusterctl.runtime.store.sparse import SparseTable
+from clusterctl.runtime.table.sharding import Layout, owned_elements
+from clusterctl.runtime.table.spec import TableSpec
+
+
+class Lender(Protocol):
+    """Memory that this lane shares with trainers of the same host."""
+
+    def greeting(self, rank: int) -> dict[str, Any]:
+        """How a trainer finds it."""
+        ...
+
+    def allocate(self, lane: int, key: int, count: int) -> tuple[Floats, Floats]:
+        """The two buffers of a dense table's values."""
+        ...
+
+    def position(self, rank: int, lane: int, key: int, values: Floats) -> int | None:
+        """Where a trainer finds `values`, a view of such a buffer; None when it cannot see them."""
+        ...
+
+    def room(self, rank: int, position: int, size: int) -> npt.NDArray[np.uint8] | None:
+        """Where a trainer wants bytes to be put, if it may."""
+        ...
+
+
+class TableMaker:
+    """Makes the tables of one lane. `initial` has the keys of those that their saved model does not have."""
+
+    def __init__(
+        self,
+        lane: int,
+        layout: Layout,
+        seed: int,
+        mode: Mode,
+        open_model: Callable[[str], ModelSource] | None,
+        restored: CheckpointSource | None,
+        lender: Lender | None,
+    ) -> None:
+        self.initial: set[int] = set()
+        self._lane = lane
+        self._layout = layout
+        self._pserver = lane // layout.per_pserver
+        self._seed = seed
+        self._mode = mode
+        self._open_model = open_model
+        self._restored = restored
+        self._lender = lender
+        self._models: dict[str, ModelSource] = {}
+
+    def make(self, declared: TableSpec) -> Table:
+        """A table of initial values, or of those in the checkpoint or saved model that it starts from."""
+        spec = replace(declared, rule=Delta()) if self._mode.name == "geo" else declared
+        self._require_room(spec)
+        try:
+            if spec.kind == "dense":
+                table: Table = self._dense(spec)
+            else:
+                table = SparseTable(spec, self._seed, *self._layout.place_of(self._lane, "sparse"))
+            if not self._restore(table) and spec.load is not None and not self._load(table, spec.load):
+                self.initial.add(spec.key)
+        except MemoryError as exc:
+            raise TableError(f"table {spec.name!r} does not fit into the memory of pserver {self._pserver}") from exc
+        return table
+
+    def _require_room(self, spec: TableSpec) -> None:
+        """Of memory that is only reserved the kernel gives more than there is, and ends somebody when it is used."""
+        if spec.kind == "dense":
+            start, stop = owned_elements(spec.elements, spec.key, *self._layout.place_of(self._lane, "dense"))
+            needed, there = 4 * (stop - start) * (2 + spec.rule.states), memory_bytes()
+            if needed > there:
+                raise TableError(
+                    f"table {spec.name!r} needs {needed / 1e9:.1f} GB on pserver {self._pserver}, "
+                    f"whose machine has {there / 1e9:.1f} GB",
+                    remedy="use more pservers, or an embedding",
+                )
+
+    def _dense(self, spec: TableSpec) -> DenseTable:
+        lender = self._lender
+        lend = None if lender is None else lambda count: lender.allocate(self._lane, spec.key, count)
+        return DenseTable(spec, *self._layout.place_of(self._lane, "dense"), self._seed, lend)
+
+    def _restore(self, table: Table) -> bool:
+        """Fills a table from the checkpoint of this run; False when there is none, or it does not have the table."""
+        source = self._restored
+        if source is None:
+            return False
+        if isinstance(table, DenseTable):
+            dense = source.dense(table.spec, table.start, table.stop)
+            if dense is None:
+                return False
+            table.current[:] = dense[0]
+            for state, saved in zip(table.state, dense[1]):
+                state[:] = saved
+            return True
+        sparse = source.sparse(table.spec, *self._layout.place_of(self._lane, "sparse"))
+        if sparse is None:
+            return False
+        ids, columns, candidates, counts = sparse
+        table.restore(ids, columns)
+        table.restore_candidates(candidates, counts)
+        return True
+
+    def _load(self, table: Table, path: str) -> bool:
+        """Fills a table from the saved model at `path`; False when the model does not have it."""
+        if self._open_model is None:
+            raise ModelError(f"pserver {self._pserver} cannot load {path}")
+        try:
+            source = self._models.get(path) or self._models.setdefault(path, self._open_model(path))
+            if isinstance(table, DenseTable):
+                values = source.dense(table.spec, table.start, table.stop)
+                if values is not None:
+                    table.current[:] = values
+                return values is not None
+            rows = source.sparse(table.spec, *self._layout.place_of(self._lane, "sparse"))
+            if rows is not None:
+                table.restore(rows[0], {"rows": rows[1]})
+            return rows is not None
+        except (OSError, ValueError, KeyError) as exc:
+            raise ModelError(
+                f"pserver {self._pserver}: table {table.spec.name!r} of {path} is damaged ({exc})"
+            ) from exc
+
+
+def memory_bytes() -> int:
+    """The machine's memory."""
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

@@ -1,0 +1,107 @@
+"""What a table is: the value that trainers declare, that pservers compare, and that files carry."""
+
+from __future__ import annotations
+
+import functools
+import re
+from dataclasses import dataclass
+from typing import Any
+
+from clusterctl.runtime.errors import TableError, UseError
+from clusterctl.runtime.table.initializers import Initial, initial_from_json
+from clusterctl.runtime.table.retention import Retention, retention_from_json
+from clusterctl.runtime.table.rules import Rule, rule_from_json
+from clusterctl.runtime.table.sharding import table_key
+
+_NAME = re.compile(r"[\w.:+-][\w.:+/ -]{0,199}")
+_MAX_ELEMENTS = 2**40
+_RESERVED = ("__metadata__",)
+
+
+@dataclass(frozen=True)
+class TableSpec:
+    """`kind` is "dense" (`shape` is the table's) or "sparse" (`shape` is `(dim,)`, `rows` the bound of ids or None)."""
+
+    name: str
+    kind: str
+    shape: tuple[int, ...]
+    rule: Rule
+    init: Initial
+    rows: int | None = None
+    load: str | None = None
+    retention: Retention | None = None
+
+    def __post_init__(self) -> None:
+        if not _NAME.fullmatch(self.name) or self.name in _RESERVED or self.name.endswith("/"):
+            raise UseError(f"table name {self.name!r} is not usable", remedy="use letters, digits and ._:+-/")
+        if self.kind not in ("dense", "sparse"):
+            raise UseError(f"table {self.name!r}: kind {self.kind!r} is not known")
+        if self.kind == "sparse" and len(self.shape) != 1:
+            raise UseError(f"table {self.name!r}: a sparse table has one width, not {self.shape}")
+        if any(n < 1 for n in self.shape) or self.elements > _MAX_ELEMENTS:
+            raise UseError(f"table {self.name!r}: shape {self.shape} is not usable", remedy="each size is at least 1")
+        if self.rows is not None and not 1 <= self.rows <= 2**62:
+            raise UseError(f"table {self.name!r}: rows={self.rows} is not usable", remedy="rows=None is unbounded")
+        if self.retention is not None and not isinstance(self.retention, Retention):
+            raise UseError(
+                f"table {self.name!r}: retention={self.retention!r}",
+                remedy="give such as Retention(max_rows=1_000_000)",
+            )
+        if self.kind == "dense" and self.retention is not None:
+            raise UseError(f"table {self.name!r}: a dense table forgets nothing, retention is for embeddings")
+
+    @property
+    def elements(self) -> int:
+        """Elements of a dense table; of one row in a sparse one."""
+        count = 1
+        for n in self.shape:
+            count *= n
+        return count
+
+    @property
+    def dim(self) -> int:
+        return self.shape[0]
+
+    @functools.cached_property
+    def key(self) -> int:
+        return table_key(self.name)
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "name": self.name,
+            "kind": self.kind,
+            "shape": list(self.shape),
+            "rows": self.rows,
+            "rule": self.rule.to_json(),
+            "init": self.init.to_json(),
+            "load": self.load,
+            "retention": None if self.retention is None else self.retention.to_json(),
+        }
+
+    def require_same(self, other: TableSpec, rank: int) -> None:
+        """Raises TableError that names each difference between this spec and the one that trainer `rank` declares."""
+        mine, theirs = self.to_json(), other.to_json()
+        differing = [f"{k}: {mine[k]} here, {theirs[k]} there" for k in mine if mine[k] != theirs[k]]
+        if differing:
+            raise TableError(
+                f"table {self.name!r} differs from what trainer {rank} declares ({'; '.join(differing)})",
+                remedy="declare it alike in every trainer",
+            )
+
+
+def spec_from_json(data: dict[str, Any]) -> TableSpec:
+    """The inverse of `TableSpec.to_json`; raises UseError on anything else."""
+    try:
+        rows, load = data["rows"], data["load"]
+        return TableSpec(
+            name=str(data["name"]),
+            kind=str(data["kind"]),
+            shape=tuple(int(n) for n in data["shape"]),
+            rule=rule_from_json(data["rule"]),
+            init=initial_from_json(data["init"]),
+            rows=None if rows is None else int(rows),
+            load=None if load is None else str(load),
+            retention=retention_from_json(data.get("retention")),
+        )
+    except (KeyError, TypeError, ValueError, OverflowError) as exc:
+        raise UseError(f"table definition {data!r} is not understood") from exc

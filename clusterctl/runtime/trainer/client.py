@@ -1,0 +1,327 @@
+"""A trainer's side of the protocol: requests to all lanes, answers taken in, steps counted. It knows no tables' names.
+
+`Session` is what the training program sees; this is what it speaks through.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Callable
+
+from clusterctl.runtime.environment import Environment
+from clusterctl.runtime.errors import RefusedError
+from clusterctl.runtime.modes import WINDOWS, Mode
+from clusterctl.runtime.trainer.batches import Turn
+from clusterctl.runtime.trainer.link import Link
+from clusterctl.runtime.trainer.packing import Outgoing
+from clusterctl.runtime.trainer.progress import Progress
+from clusterctl.runtime.trainer.shared_memory import Room, SharedMemory
+from clusterctl.runtime.wire import messages as wire
+
+Replies = dict[int, wire.Message]
+#: (lane, piece, pieces, parts) -> the message of a push.
+MakePush = Callable[[int, int, int, list[wire.Part]], wire.Message]
+
+#: Pieces of 1 MB that may be unanswered, on each lane: over the network enough to keep it busy; in shared memory so few
+#: that they are still in the processor's cache when they come back.
+_PIECES_OUT = 64
+_PIECES_SHARED = 8
+
+
+@dataclass
+class Ticket:
+    """Requests on their way: how many are unanswered, and how long pservers held them back."""
+
+    unanswered: int = 0
+    held_us: int = 0
+    replies: Replies = field(default_factory=dict)
+    rooms: list[Room] = field(default_factory=list)
+
+    def give_back(self) -> None:
+        """Everything is answered: the memory that was lent is free again."""
+        for room in self.rooms:
+            room.give_back()
+        self.rooms.clear()
+
+
+class Client:
+    """`step` counts this trainer's pushes (in sync mode: the job's steps). `used` are the lanes that have tables."""
+
+    def __init__(self, env: Environment, link: Link, rank: int, progress: Progress) -> None:
+        self.rank = rank
+        self.layout = link.layout
+        self.used: list[int] = []
+        self._link = link
+        self._attempt = env.attempt
+        self._trainers = env.trainers
+        self._progress = progress
+        self._requests = env.attempt << 32  # answers to what an earlier attempt asked are no answers to this one
+        self._epoch = 0
+        self._pushes: deque[Ticket] = deque()
+        self._cut = 0
+        self._cuts_taken = 0
+        self._has_tables = False
+        self._pieces_out: dict[int, int] = {}
+        self.reply_bytes = 0
+        self.sharded = False
+        self.refresh: Callable[[wire.Part], None] = lambda part: None
+        self._gone: dict[int, int] = {}
+        self._hello()
+
+    # Requests
+
+    def ask(self, kind: int, lanes: list[int], **fields: Any) -> Replies:
+        """The same request to several lanes; waits for all replies."""
+        return self.exchange({lane: self._message(kind, **fields) for lane in lanes})
+
+    def ask_all(self, kind: int, **fields: Any) -> Replies:
+        return self.ask(kind, list(range(self.layout.lanes)), **fields)
+
+    def exchange(self, requests: Mapping[int, wire.Message]) -> Replies:
+        ticket = Ticket()
+        for lane, message in requests.items():
+            self._post(ticket, lane, message)
+        self.wait_for(ticket)
+        return ticket.replies
+
+    def pull(
+        self,
+        ticket: Ticket,
+        asks: Mapping[int, tuple[list[wire.Part], list[wire.Part] | None]],
+        on_reply: Callable[[int, wire.Message], None],
+    ) -> None:
+        """Asks lanes for values: parts, and the same in full where they name lists of ids by digest.
+
+        `on_reply(lane, reply)` is called for each. In sync mode the values are those of this very step, after the
+        pushes that were sent before; the lanes answer when they have them.
+        """
+        version = self.step if self.mode.name == "sync" else wire.NEWEST
+
+        def taken(lane: int) -> Callable[[wire.Message], None]:
+            def take(reply: wire.Message) -> None:
+                self._note(ticket, lane, reply)
+                on_reply(lane, reply)
+                if ticket.unanswered == 0:
+                    ticket.give_back()
+
+            return take
+
+        for lane, (parts, full) in asks.items():
+            message = self._message(wire.PULL, version=version, parts=parts)
+            again = None if full is None else self._message(wire.PULL, version=version, parts=full)
+            ticket.unanswered += 1
+            self._link.post(lane, message, taken(lane), again)
+
+    def wait_for(self, ticket: Ticket) -> None:
+        if ticket.unanswered:
+            self._wait(lambda: ticket.unanswered == 0, ticket)
+
+    # Pushes
+
+    @property
+    def window(self) -> int:
+        """How many pushes may be on their way at once."""
+        return WINDOWS[self.mode.name]
+
+    def push(self, parts: Mapping[int, Outgoing], turn: Turn, samples: int) -> None:
+        """Sends a push to all lanes in use, and waits until the last pieces are on their way; see `settle`."""
+        make, ticket = self._push_maker(turn, samples), Ticket()
+        pieces: dict[int, list[wire.Part]] = {}
+        for lane in self.used:
+            out = parts.get(lane) or Outgoing()
+            self.memory.lend_rows(ticket.rooms, lane, out)
+            count = 1 + len(out.pieces)
+            message = make(lane, 0, count, out.opening)
+            full = None if out.full is None else make(lane, 0, count, out.full)
+            self._post_push(ticket, lane, message, full)
+            if out.pieces:
+                pieces[lane] = out.pieces
+        if pieces:
+            self._send_pieces(ticket, make, pieces)
+        self._pushes.append(ticket)
+        self.step += 1
+
+    def _push_maker(self, turn: Turn, samples: int) -> MakePush:
+        """Makes the messages of one push: what is the same in all of them is looked up once."""
+        rank, epoch, attempt, step = self.rank, self._epoch, self._attempt, self.step
+        pass_, batch = turn.pass_, turn.batch
+        cut = self._cut if self.mode.name == "sync" and self._cut > step else 0
+        flags = (wire.LAST_OF_PASS if turn.last else 0) | (wire.SHARDED if self.sharded else 0)
+
+        def make(lane: int, piece: int, pieces: int, parts: list[wire.Part]) -> wire.Message:
+            self._requests = number = self._requests + 1
+            about = (piece, pass_, batch, step, self._versions[lane], samples, cut, 0, flags, pieces)
+            return wire.Message(wire.PUSH, rank, number, epoch, attempt, *about, parts)
+
+        return make
+
+    def _send_pieces(self, ticket: Ticket, make: MakePush, pieces: dict[int, list[wire.Part]]) -> None:
+        """Sends each lane its pieces, so many at a time.
+
+        All trainers send a lane's pieces in the same order, so in sync mode they do not wait for each other in a ring.
+        """
+        sent = dict.fromkeys(pieces, 0)
+        while sent:
+            for lane in list(sent):
+                while lane in sent and self._has_room(lane):
+                    number = sent[lane]
+                    self._post_piece(ticket, make, lane, pieces[lane], number)
+                    sent[lane] += 1
+                    if sent[lane] == len(pieces[lane]):
+                        del sent[lane]
+            if sent:
+                self._wait(lambda: any(map(self._has_room, sent)), ticket)
+
+    def _has_room(self, lane: int) -> bool:
+        return self._pieces_out.get(lane, 0) < (_PIECES_SHARED if lane in self.memory.lenders else _PIECES_OUT)
+
+    def _post_piece(self, ticket: Ticket, make: MakePush, lane: int, pieces: list[wire.Part], number: int) -> None:
+        part = pieces[number]
+        room = self.memory.room_for(lane, part.array.nbytes)
+        message = make(lane, number + 1, 1 + len(pieces), [part if room is None else room.put(part)])
+
+        def take(reply: wire.Message) -> None:
+            self._note(ticket, lane, reply)
+            self._pieces_out[lane] -= 1
+            if room is not None:
+                room.give_back()
+            for fresh in reply.parts:
+                self.refresh(fresh)
+
+        ticket.unanswered += 1
+        self._pieces_out[lane] = self._pieces_out.get(lane, 0) + 1
+        self._link.post(lane, message, take)
+
+    def settle(self, on_their_way: int = 0) -> None:
+        """Waits until at most so many pushes are unanswered."""
+        while self._pushes and (self._pushes[0].unanswered == 0 or len(self._pushes) > on_their_way):
+            self.wait_for(self._pushes[0])
+            self._pushes.popleft().give_back()
+
+    @property
+    def passes_done(self) -> int:
+        """Passes that all trainers have ended, as far as this one has heard."""
+        return min(self._passes.values())
+
+    @property
+    def cut(self) -> int:
+        """The newest checkpoint of which this trainer has heard."""
+        return self._cut
+
+    def stop_for_cut(self) -> bool:
+        """Whether a checkpoint waits for this trainer, outside of sync mode; see `take_cut`."""
+        due = self.mode.name != "sync" and self._cut > self._cuts_taken
+        return due and self.step >= self._even_from
+
+    def take_cut(self) -> None:
+        """Stops until the checkpoint that is due is made; nothing of this trainer may be on its way."""
+        self.settle()
+        self._cuts_taken = self._cut
+        self.ask(wire.CUT, self.used, cut=self._cut, version=self._versions[0])
+
+    # Beginning and end
+
+    def _hello(self) -> None:
+        first = [pserver * self.layout.per_pserver for pserver in range(self.layout.pservers)]
+        about = {"parts": [wire.json_part({"trainers": self._trainers})]}
+        replies = self.ask(wire.HELLO, first, **about)
+        facts = {lane: reply.json() for lane, reply in replies.items()}
+        for lane, said in list(facts.items()):
+            self._check(lane, said)
+            for number, port in enumerate(said.get("ports", [])[1:], 1):
+                self._link.open(lane + number, int(port))
+        others = [lane for lane in range(self.layout.lanes) if lane not in first]
+        more = self.ask(wire.HELLO, others, **about)
+        facts.update({lane: reply.json() for lane, reply in more.items()})
+        self.facts = facts
+        self.used = first
+        used = {lane: said for lane, said in facts.items() if said["used"]}
+        known = used or {lane: said for lane, said in facts.items() if said["restored"] or lane in first}
+        self.left = any(said["left"] for said in facts.values())
+        self._gone = dict(facts[0]["gone"])
+        earliest = min(known.values(), key=lambda said: int(said["step"]))
+        self.mode, self.seed = Mode.parse(str(earliest["mode"])), int(earliest["seed"])
+        self.half, self.key_cache = bool(earliest["half"]), bool(earliest["key_cache"])
+        self.step, self.next_pass, self.batch = (int(earliest[name]) for name in ("step", "pass", "batch"))
+        # An earlier attempt may have died when only some lanes had its push: no checkpoint before they are even.
+        self._even_from = max(int(said["step"]) for said in known.values())
+        self._passes = {lane: int(said["passes"]) for lane, said in known.items()}
+        self._versions = {lane: int(said["version"]) for lane, said in facts.items()}
+        self._cut = max(int(said["cut"]) for said in facts.values())
+        self._cuts_taken = max(int(said["cuts_made"]) for said in facts.values())  # the others may have stopped for one
+        self._epoch = next(iter(replies.values())).epoch
+        self.memory = SharedMemory(link=self._link, facts=facts, rank=self.rank, half=self.half)
+
+    def end_pass(self, tag: str) -> None:
+        """Asks for the save at the end of a pass, and hears which trainers are gone for good."""
+        asked = {"flags": wire.END_OF_PASS, "parts": [wire.json_part({"tag": tag})]}
+        first = self.ask(wire.SAVE, self.used, **asked)[0]
+        if first.parts:
+            self._gone = dict(first.json()["gone"])
+
+    def share_of(self, pass_: int) -> tuple[int, int]:
+        """(every, offset): which batches of what all trainers read are this one's."""
+        active = [rank for rank in range(self._trainers) if self._gone.get(rank, pass_ + 1) > pass_]
+        return len(active), active.index(self.rank)
+
+    def use(self, lanes: list[int]) -> None:
+        """Takes lanes into use, because tables are there. Before the first table that is one lane of each pserver.
+
+        Lane 0 always is: it says when checkpoints are due.
+        """
+        passes = self.passes_done
+        self.used = sorted({0, *(self.used if self._has_tables else ()), *lanes})
+        self._has_tables = True
+        self._passes = {lane: self._passes.get(lane, passes) for lane in self.used}
+
+    def _check(self, lane: int, said: Mapping[str, Any]) -> None:
+        pserver, here = lane // self.layout.per_pserver, self.layout
+        if (said["pserver"], said["pservers"]) != (pserver, here.pservers):
+            raise RefusedError(
+                f"pserver {pserver} of {here.pservers} says that it is {said['pserver']} of {said['pservers']}"
+            )
+        if said["lanes"] != [here.dense, here.sparse]:
+            raise RefusedError(f"pserver {pserver} has {said['lanes']} lanes, not {[here.dense, here.sparse]}")
+
+    def close(self) -> None:
+        self.memory.close()
+        self._link.close()
+
+    # How it is done
+
+    def _message(self, kind: int, **fields: Any) -> wire.Message:
+        self._requests += 1
+        return wire.Message(kind, self.rank, self._requests, self._epoch, self._attempt, **fields)
+
+    def _post(self, ticket: Ticket, lane: int, message: wire.Message) -> None:
+        def take(reply: wire.Message) -> None:
+            self._note(ticket, lane, reply)
+            ticket.replies[lane] = reply
+
+        ticket.unanswered += 1
+        self._link.post(lane, message, take)
+
+    def _post_push(self, ticket: Ticket, lane: int, message: wire.Message, full: wire.Message | None) -> None:
+        def take(reply: wire.Message) -> None:
+            self._note(ticket, lane, reply)
+            for part in reply.parts:
+                self.refresh(part)
+            self._passes[lane] = reply.pass_
+
+        ticket.unanswered += 1
+        self._link.post(lane, message, take, full)
+
+    def _note(self, ticket: Ticket, lane: int, reply: wire.Message) -> None:
+        ticket.unanswered -= 1
+        ticket.held_us = max(ticket.held_us, reply.held_us)
+        if reply.kind == wire.OK and reply.version != wire.NEWEST:
+            self._versions[lane] = max(self._versions[lane], reply.version)
+            self._cut = max(self._cut, reply.cut)
+
+    def _wait(self, done: Callable[[], bool], ticket: Ticket) -> None:
+        began = time.monotonic()
+        self._link.wait(done, self.reply_bytes)
+        self._progress.blocked(time.monotonic() - began, ticket.held_us / 1e6)

@@ -1,0 +1,144 @@
+"""Geo mode: the trainer learns by itself, and every k steps tells the pservers what it has changed.
+
+`s = copy(local); d = (s - base) / c; send d; receive G; local += G - s; base = G`, with c the number of trainers for
+dense tables, so that their changes are averaged, and c = 1 for rows, of which only those that were touched are sent
+(Paddle's Geo-SGD; Chen et al. 2020 call it local SGD with a parameter server). The exchange waits for its answer, so
+s is still the local value when G comes, and local becomes G. Rules and their state live here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from clusterctl.runtime.store.sparse import SparseGrad, SparseTable
+from clusterctl.runtime.table.sharding import Ids
+from clusterctl.runtime.trainer.batches import Turn
+from clusterctl.runtime.trainer.client import Client
+from clusterctl.runtime.trainer.handles import Dense, Embedding, Floats, Wanted
+from clusterctl.runtime.trainer.packing import Gradient
+from clusterctl.runtime.trainer.parameters import ServerValues, nothing
+
+_ONE = np.float32(1)
+
+
+@dataclass
+class LocalDense:
+    """A dense table as the trainer changes it, and the value it had at the last exchange."""
+
+    base: Floats
+    state: list[Floats]
+
+
+class LocalRows:
+    """Rows that the trainer changes between exchanges: `table` also keeps the rules' state from one to the next."""
+
+    def __init__(self, handle: Embedding, seed: int) -> None:
+        self._handle = handle
+        self._seed = seed
+        self.table = SparseTable(handle.spec, seed)
+        self.begin()
+
+    def begin(self) -> None:
+        """After an exchange nothing is touched, and what was pulled is not to be believed."""
+        self.base = SparseTable(self._handle.spec, self._seed)
+        self.touched: Ids = np.empty(0, np.int64)
+        self.pulled: Ids = np.empty(0, np.int64)
+
+    def take(self, ids: Ids, rows: Floats) -> None:
+        """The servers' rows of ids that are not touched since the last exchange."""
+        self.table.restore(ids, {"rows": rows})
+        self.base.restore(ids, {"rows": rows})
+        self.pulled = np.union1d(self.pulled, ids)
+
+
+class GeoValues(ServerValues):
+    def __init__(self, client: Client, trainers: int) -> None:
+        super().__init__(client)
+        self._trainers = np.float32(trainers)
+        self._every = client.mode.bound
+        self._dense: dict[Dense, LocalDense] = {}
+        self._rows: dict[Embedding, LocalRows] = {}
+        self._steps = client.step * self._every
+        self._since = 0
+        self._samples = 0
+        self._turn: Turn | None = None
+
+    @property
+    def step(self) -> int:
+        return self._steps
+
+    def push(self, gradient: Gradient, turn: Turn, samples: int, when_sent: Callable[[], None] = nothing) -> None:
+        if samples:
+            self._learn(gradient)
+        self._steps += 1
+        self._since += 1
+        self._samples += samples
+        self._turn = turn
+        if self._since >= self._every or turn.last or self.client.stop_for_cut():
+            self._exchange()
+        when_sent()
+
+    def settle(self) -> None:
+        if self._since:
+            self._exchange()
+        super().settle()
+
+    def pull_dense(self, handle: Dense) -> None:
+        if handle not in self._dense:
+            super().pull_dense(handle)
+            rule = handle.spec.rule
+            self._dense[handle] = LocalDense(
+                handle.flat.copy(), [np.zeros_like(handle.flat) for _ in range(rule.states)]
+            )
+
+    def pull_rows(self, handle: Embedding, wanted: Wanted) -> Floats:
+        self._fetch(handle, wanted.groups.distinct)
+        return self._local(handle).table.pull(wanted.groups.distinct, None)
+
+    def prefetch(self, handle: Embedding, wanted: Wanted, most: int) -> None:
+        """Rows are here for most of the steps; those that are not come when they are asked for."""
+
+    def _local(self, handle: Embedding) -> LocalRows:
+        known = self._rows.get(handle)
+        if known is None:
+            known = self._rows[handle] = LocalRows(handle, self.client.seed)
+        return known
+
+    def _fetch(self, handle: Embedding, ids: Ids) -> None:
+        """Asks the pservers for all rows that were not pulled since the last exchange; `ids` distinct, ascending."""
+        local = self._local(handle)
+        missing = ids[~np.isin(ids, local.pulled, assume_unique=True)]
+        if missing.size:
+            local.take(missing, super().pull_rows(handle, handle.wanted(missing)))
+
+    def _learn(self, gradient: Gradient) -> None:
+        """One step of the tables' own rules, on the trainer's values."""
+        t = self._steps + 1
+        with np.errstate(all="ignore"):
+            for handle, flat in gradient.dense.items():
+                handle.spec.rule.update(handle.flat, self._dense[handle].state, flat.copy(), handle.flat, t)
+            for embedding, (ids, rows) in gradient.sparse.items():
+                self._fetch(embedding, ids)
+                local = self._local(embedding)
+                local.table.apply([SparseGrad(_ONE, ids, rows)], _ONE, self._steps)
+                local.touched = np.union1d(local.touched, ids)
+
+    def _exchange(self) -> None:
+        """Sends what has changed since the last exchange, and goes on from what the pservers make of it."""
+        assert self._turn is not None
+        samples, self._since, self._samples = self._samples, 0, 0
+        changed = Gradient()
+        for handle, dense in self._dense.items():
+            changed.dense[handle] = (handle.flat - dense.base) / self._trainers
+        for embedding, rows in self._rows.items():
+            if len(rows.touched):
+                delta = rows.table.pull(rows.touched, None) - rows.base.pull(rows.touched, None)
+                changed.sparse[embedding] = (rows.touched, delta)
+        super().push(changed, self._turn, samples)
+        for handle, dense in self._dense.items():
+            dense.base[:] = handle.flat
+        for rows in self._rows.values():
+            rows.begin()

@@ -1,0 +1,135 @@
+"""What a trainer holds of a table."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from clusterctl.runtime import torch_interop
+from clusterctl.runtime.errors import UseError
+from clusterctl.runtime.table.sharding import Ids, owned_elements
+from clusterctl.runtime.trainer.ids import Groups, check_range, checked_floats, checked_ids, group, share_out
+from clusterctl.runtime.wire import messages as wire
+
+if TYPE_CHECKING:
+    from clusterctl.runtime.table.spec import TableSpec
+    from clusterctl.runtime.trainer.session import Session
+
+Floats = npt.NDArray[np.float32]
+
+_REMEMBERED = 8
+_SAMPLED = 32
+
+
+class Dense:
+    """A dense table. `value` is this trainer's current copy, float32 of the table's shape, refreshed in place."""
+
+    def __init__(self, session: Session, spec: TableSpec) -> None:
+        self._session = session
+        self.spec = spec
+        self.name = spec.name
+        self.shape = spec.shape
+        self.flat = np.zeros(spec.elements, np.float32)
+        self.value: Floats = self.flat.reshape(spec.shape)
+        #: `(lane, start, stop)` of each run of the flattened table; runs without elements are left out.
+        self.runs = list(self._runs(session.layout.places("dense")))
+
+    def _runs(self, lanes: list[int]) -> Iterator[tuple[int, int, int]]:
+        for place, lane in enumerate(lanes):
+            start, stop = owned_elements(self.spec.elements, self.spec.key, place, len(lanes))
+            if stop > start:
+                yield lane, start, stop
+
+    def pull(self) -> Floats:
+        """Fetches the values of the current step into `value` and returns it."""
+        self._session.pull_dense(self)
+        return self.value
+
+    def tensor(self) -> Any:
+        """`value` as a torch tensor over the same memory; needs torch."""
+        return torch_interop.tensor(self.value)
+
+    def refresh(self, part: wire.Part) -> None:
+        """Takes a part of the table out of a reply."""
+        self.flat[part.offset : part.offset + len(part.array)] = part.array
+
+    def checked(self, gradient: Any) -> Floats:
+        """The flattened gradient, a view where it can be one."""
+        what = f"the gradient of table {self.name!r} from trainer {self._session.rank}"
+        return checked_floats(what, torch_interop.as_array(gradient), self.shape).reshape(-1)
+
+
+class Embedding:
+    """A sparse table: rows of width `dim` by int64 id, bounded by `rows` or unbounded."""
+
+    def __init__(self, session: Session, spec: TableSpec) -> None:
+        self._session = session
+        self.spec = spec
+        self.name = spec.name
+        self.dim = spec.dim
+        self.rows = spec.rows
+        self._recent: deque[Wanted] = deque(maxlen=_REMEMBERED)
+
+    def pull(self, ids: Any) -> Any:
+        """The rows of `ids`, float32 of shape (len(ids), dim), at the current step; ids may repeat and be negative.
+
+        Makes no row: an id that nobody pushed has its initial value. Ids of more dimensions give `ids.shape + (dim,)`.
+        A torch tensor of ids gives a torch tensor.
+        """
+        wanted = self.wanted(ids)
+        rows = self._session.pull_rows(self, wanted)
+        out: Floats = rows.take(wanted.groups.inverse, axis=0).reshape(*wanted.ids.shape, self.dim)
+        return torch_interop.tensor(out) if torch_interop.is_tensor(ids) else out
+
+    def wanted(self, ids: Any) -> Wanted:
+        """Checked and grouped. The newest are remembered: rows are mostly asked for, and pushed, by the same ids."""
+        checked = checked_ids(self.name, torch_interop.as_array(ids))
+        sample = _sample(checked)
+        for known in reversed(self._recent):
+            if known.sample == sample and known.is_of(checked):
+                return known
+        check_range(self.name, checked, self.rows)
+        self._recent.append(Wanted(self, checked))
+        return self._recent[-1]
+
+    def checked(self, gradient: Any) -> tuple[Ids, Floats]:
+        """Distinct ids, ascending, and the sum of each one's gradients in order of occurrence."""
+        what = f"the gradient of table {self.name!r} from trainer {self._session.rank}"
+        if not isinstance(gradient, tuple) or len(gradient) != 2:
+            raise UseError(f"{what} is not a pair", remedy="push {embedding: (ids, gradients)}")
+        wanted = self.wanted(gradient[0])
+        values = checked_floats(what, torch_interop.as_array(gradient[1]), (*wanted.ids.shape, self.dim)).reshape(
+            -1, self.dim
+        )
+        return wanted.groups.distinct, wanted.groups.sum(values)
+
+    def shared_out(self, ids: Ids) -> list[tuple[int, Ids]]:
+        """`(lane, positions)` of distinct ascending ids, for the lanes that hold any of them."""
+        for known in self._recent:
+            if known.groups.distinct is ids:
+                return known.shares
+        lanes = self._session.layout.places("sparse")
+        shares = share_out(ids, self.rows, len(lanes)).positions
+        return [(lane, positions) for lane, positions in zip(lanes, shares) if len(positions)]
+
+
+class Wanted:
+    """Ids that the training program gave, and what follows from them alone. `ids` is a copy."""
+
+    def __init__(self, table: Embedding, ids: Ids) -> None:
+        self.ids = ids.copy()
+        self.sample = _sample(ids)
+        self.groups: Groups = group(self.ids.reshape(-1))
+        self.shares = table.shared_out(self.groups.distinct)
+
+    def is_of(self, ids: Ids) -> bool:
+        return np.array_equal(self.ids, ids)
+
+
+def _sample(ids: Ids) -> bytes:
+    """Some of the ids: other lists mostly differ in these, and are not compared to the end."""
+    return ids.reshape(-1)[:: max(1, ids.size // _SAMPLED)].tobytes()

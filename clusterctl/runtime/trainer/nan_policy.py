@@ -1,0 +1,89 @@
+"""What a trainer does about losses and gradients that are not finite: ON_NAN, "warn", "fail" or "skip"."""
+
+from __future__ import annotations
+
+import time
+from typing import Callable
+
+from clusterctl.runtime.errors import NotFiniteError
+from clusterctl.runtime.trainer.packing import Gradient
+from clusterctl.runtime.trainer.progress import Progress
+
+_SMALL_ELEMENTS = 262_144
+_LOOK_EVERY_S = 1.0
+_TOLD_EVERY_S = 1.0
+_REMEDY = 'a smaller learning rate or clip=clip_by_norm(5.0) may help; ON_NAN = "skip" leaves such batches out'
+
+
+class Finite:
+    """Looks at every batch of a trainer; "warn" looks at large gradients about once a second only.
+
+    `half` says that gradients travel as float16, in which 65520 is infinite.
+    """
+
+    def __init__(
+        self,
+        policy: str,
+        rank: int,
+        half: bool,
+        progress: Progress,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.policy = policy
+        self.skipped = 0
+        self._rank = rank
+        self._half = half
+        self._progress = progress
+        self._clock = clock
+        self._looked_s = self._told_s = float("-inf")
+
+    def admits(
+        self, step: int, gradient: Gradient, loss: float | None = None, *, batches: int = 1, as_sent: bool = True
+    ) -> bool:
+        """Whether a batch (or several as one) may be pushed; raises NotFiniteError where ON_NAN says so.
+
+        `as_sent` says that the gradient is what travels, and not yet to be merged with others.
+        """
+        found = self._in_loss(loss) or self._in_gradient(gradient, self._half and as_sent)
+        if found is None:
+            return True
+        if self.policy == "warn":
+            self._tell(step, found, "warned", "training goes on")
+            return True
+        if self.policy == "fail":
+            self._fail(step, found)
+        self.skipped += batches
+        self._progress.skipped(batches)
+        self._tell(step, found, "skipped", "the batch is left out")
+        return False
+
+    def _in_loss(self, loss: float | None) -> str | None:
+        if loss is None or abs(loss) < float("inf"):
+            return None
+        return f"the loss of trainer {self._rank}"
+
+    def _in_gradient(self, gradient: Gradient, half: bool) -> str | None:
+        if self.policy == "warn" and not self._looks_now(gradient):
+            return None
+        names = gradient.not_finite(half)
+        return f"the gradient of table {names[0]!r} of trainer {self._rank}" if names else None
+
+    def _looks_now(self, gradient: Gradient) -> bool:
+        now = self._clock()
+        if sum([array.size for array in gradient.arrays()]) > _SMALL_ELEMENTS and now - self._looked_s < _LOOK_EVERY_S:
+            return False
+        self._looked_s = now
+        return True
+
+    def _tell(self, step: int, found: str, action: str, what_now: str) -> None:
+        """An event at most once a second, a line for people the first time."""
+        now = self._clock()
+        if now - self._told_s < _TOLD_EVERY_S:
+            return
+        words = self._progress.not_finite(step, found, action, self.skipped)
+        if self._told_s < 0:
+            self._progress.warn(f"{words}; {what_now}")
+        self._told_s = now
+
+    def _fail(self, step: int, found: str) -> None:
+        raise NotFiniteError(self._progress.not_finite(step, found, "failed", 0), remedy=_REMEDY)

@@ -1,0 +1,140 @@
+"""What a trainer sends to end a step: for each lane an opening, and the long gradients in pieces behind it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Union
+
+import numpy as np
+import numpy.typing as npt
+
+from clusterctl.runtime.store.dense import PART_ELEMENTS
+from clusterctl.runtime.table.sharding import Ids
+from clusterctl.runtime.trainer.handles import Dense, Embedding
+from clusterctl.runtime.trainer.ids import fits_half, is_finite
+from clusterctl.runtime.wire import messages as wire
+from clusterctl.runtime.wire.key_cache import BYTES_PER_TRAINER, digest_of
+
+Floats = npt.NDArray[np.float32]
+Handle = Union[Dense, Embedding]
+
+#: A run of a dense table that is longer has its gradient sent in pieces.
+_WHOLE_ELEMENTS = 65_536
+
+
+@dataclass
+class Gradient:
+    """A trainer's whole gradient, checked: dense ones flattened, rows by distinct ascending ids."""
+
+    dense: dict[Dense, Floats] = field(default_factory=dict)
+    sparse: dict[Embedding, tuple[Ids, Floats]] = field(default_factory=dict)
+
+    def arrays(self) -> list[Floats]:
+        return [*self.dense.values(), *(rows for _, rows in self.sparse.values())]
+
+    def by_table(self) -> dict[Handle, Any]:
+        both: list[tuple[Handle, Any]] = [*self.dense.items(), *self.sparse.items()]
+        return dict(both)
+
+    def replaced(self, arrays: list[Floats]) -> Gradient:
+        """The same tables and ids with other numbers, in the order of `arrays()`."""
+        numbers = iter(arrays)
+        dense = {handle: next(numbers) for handle in self.dense}
+        return Gradient(dense, {handle: (ids, next(numbers)) for handle, (ids, _) in self.sparse.items()})
+
+    def copied(self) -> Gradient:
+        """With arrays of its own, for a push that goes on after the training program has its arrays back."""
+        return self.replaced([array.copy() for array in self.arrays()])
+
+    def not_finite(self, half: bool = False) -> list[str]:
+        """Names of the tables whose gradients have numbers that are NaN or infinite, also (`half`) as float16."""
+        is_good = fits_half if half else is_finite
+        with np.errstate(over="ignore"):
+            dense = [handle.name for handle, values in self.dense.items() if not is_good(values)]
+            return dense + [handle.name for handle, (_, rows) in self.sparse.items() if not is_good(rows)]
+
+
+@dataclass
+class Outgoing:
+    """The parts of one push for one lane. `full` has lists of ids where `opening` has their digests."""
+
+    opening: list[wire.Part] = field(default_factory=list)
+    pieces: list[wire.Part] = field(default_factory=list)
+    full: list[wire.Part] | None = None
+
+
+class Packer:
+    """Cuts gradients for the lanes. `half` sends float16; with `key_cache` a list of ids travels in full only once."""
+
+    def __init__(self, half: bool, key_cache: bool) -> None:
+        self._half = half
+        self._key_cache = key_cache
+        self._known: dict[int, set[bytes]] = {}
+        self._known_bytes: dict[int, int] = {}
+
+    def pack(self, gradient: Gradient, lanes: Mapping[int, Any]) -> dict[int, Outgoing]:
+        """What goes to each of `lanes`; every one of them gets an opening, even an empty one."""
+        out = {lane: Outgoing() for lane in lanes}
+        for handle, flat in sorted(gradient.dense.items(), key=lambda item: item[0].spec.key):
+            for lane, start, stop in handle.runs:
+                self._dense(out[lane], handle.spec.key, flat, start, stop)
+        for embedding, (ids, rows) in gradient.sparse.items():
+            for lane, positions in embedding.shared_out(ids):
+                whole = len(positions) == len(ids)
+                own = (ids, rows) if whole else (ids.take(positions), rows.take(positions, axis=0))
+                self._sparse(out[lane], lane, embedding, *own)
+        return out
+
+    def ids(self, lane: int, embedding: Embedding, ids: Ids) -> Iterator[tuple[wire.Part, wire.Part]]:
+        """Parts for a list of ids, cut to what fits a frame: each as it may be sent, and in full."""
+        length = max(1, 4 * PART_ELEMENTS // max(2, embedding.dim))
+        for a in range(0, len(ids), length):
+            full = wire.Part(wire.IDS, ids[a : a + length], embedding.spec.key)
+            yield self._brief(lane, full), full
+
+    def _brief(self, lane: int, full: wire.Part) -> wire.Part:
+        if not self._key_cache or full.array.nbytes <= 64:
+            return full
+        digest = digest_of(full.array)
+        known = self._known.setdefault(lane, set())
+        if digest in known:
+            return wire.Part(wire.SAME, np.frombuffer(digest, np.uint8), full.table)
+        if self._known_bytes.get(lane, 0) > BYTES_PER_TRAINER:  # the lane forgets too: begin anew
+            known.clear()
+            self._known_bytes[lane] = 0
+        known.add(digest)
+        self._known_bytes[lane] = self._known_bytes.get(lane, 0) + full.array.nbytes
+        return full
+
+    def _dense(self, out: Outgoing, key: int, flat: Floats, start: int, stop: int) -> None:
+        parts = [self._part(key, flat, a, min(a + PART_ELEMENTS, stop)) for a in range(start, stop, PART_ELEMENTS)]
+        if stop - start <= _WHOLE_ELEMENTS:
+            out.opening += parts
+        else:  # dense tables come first: `full` is not there yet
+            out.opening.append(wire.later_part(key, len(parts)))
+            out.pieces += parts
+
+    def _part(self, key: int, flat: Floats, start: int, stop: int) -> wire.Part:
+        values = flat[start:stop]
+        if self._half:
+            return wire.Part(wire.DENSE16, _halved(values), key, start)
+        return wire.Part(wire.DENSE, values, key, start)
+
+    def _sparse(self, out: Outgoing, lane: int, embedding: Embedding, ids: Ids, rows: Floats) -> None:
+        at = 0
+        for brief, full in self.ids(lane, embedding, ids):
+            values = rows[at : at + len(full.array)]
+            at += len(full.array)
+            kind, array = (wire.ROWS16, _halved(values)) if self._half else (wire.ROWS, values)
+            part = wire.Part(kind, array, embedding.spec.key)
+            if brief is not full and out.full is None:
+                out.full = list(out.opening)
+            out.opening += [brief, part]
+            if out.full is not None:
+                out.full += [full, part]
+
+
+def _halved(values: Floats) -> npt.NDArray[np.float16]:
+    with np.errstate(over="ignore"):
+        return values.astype(np.float16)

@@ -1,0 +1,132 @@
+"""Where a trainer's values come from and where its gradients go: the pservers at each step, or (geo) every k steps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from clusterctl.runtime.store.rows import scatter
+from clusterctl.runtime.table.sharding import Ids
+from clusterctl.runtime.trainer.batches import Turn
+from clusterctl.runtime.trainer.client import Client, Ticket
+from clusterctl.runtime.trainer.handles import Dense, Embedding, Floats, Wanted
+from clusterctl.runtime.trainer.packing import Gradient, Packer
+from clusterctl.runtime.wire import messages as wire
+
+
+def nothing() -> None:
+    pass
+
+
+@dataclass
+class Asked:
+    """Rows that were asked for: of `ids`, in `rows` when `ticket` has no unanswered request."""
+
+    ids: Ids
+    rows: Floats
+    ticket: Ticket = field(default_factory=Ticket)
+
+
+class ServerValues:
+    """Sync, async and ssp: every push goes to the pservers, which know the rules, and values come from them."""
+
+    def __init__(self, client: Client) -> None:
+        self.client = client
+        self.packer = Packer(client.half, client.key_cache)
+        self._ahead: dict[Embedding, list[Asked]] = {}
+
+    @property
+    def step(self) -> int:
+        return self.client.step
+
+    def push(self, gradient: Gradient, turn: Turn, samples: int, when_sent: Callable[[], None] = nothing) -> None:
+        """Sends a push and, behind it, what `when_sent` asks for; waits until the mode lets the trainer go on."""
+        client = self.client
+        sent = Gradient() if samples == 0 else gradient if client.window == 1 else gradient.copied()
+        client.push(self.packer.pack(sent, dict.fromkeys(client.used)), turn, samples)
+        when_sent()
+        client.settle(client.window - 1)
+        if client.stop_for_cut():
+            client.take_cut()
+
+    def settle(self) -> None:
+        """Waits until all pushes are applied; what was asked for ahead is of no use any more."""
+        self.client.settle()
+        self._ahead.clear()
+
+    def pull_dense(self, handle: Dense) -> None:
+        empty = np.empty(0, np.float32)
+        asks = {lane: ([wire.Part(wire.DENSE, empty, handle.spec.key)], None) for lane, _, _ in handle.runs}
+
+        def take(lane: int, reply: wire.Message) -> None:
+            for part in reply.parts:
+                handle.refresh(part)
+
+        ticket = Ticket()
+        self.client.pull(ticket, asks, take)
+        self.client.wait_for(ticket)
+
+    def pull_rows(self, handle: Embedding, wanted: Wanted) -> Floats:
+        """Rows of the distinct ids of `wanted`, (n, dim)."""
+        asked = self._known_ahead(handle, wanted.groups.distinct) or self._ask(handle, wanted)
+        self.client.wait_for(asked.ticket)
+        return asked.rows
+
+    def prefetch(self, handle: Embedding, wanted: Wanted, most: int) -> None:
+        """Asks for the rows of a batch ahead; `most` are kept, and in sync mode none of those of other steps."""
+        earlier = [] if self.client.mode.name == "sync" else self._ahead.get(handle, [])
+        self._ahead[handle] = [*earlier, self._ask(handle, wanted)][-most:]
+
+    def _known_ahead(self, handle: Embedding, ids: Ids) -> Asked | None:
+        asked = self._ahead.get(handle, [])
+        for number, candidate in enumerate(asked):
+            if candidate.ids is ids or np.array_equal(candidate.ids, ids):
+                del asked[: number + 1]
+                return candidate
+        return None
+
+    def _ask(self, handle: Embedding, wanted: Wanted) -> Asked:
+        ids = wanted.groups.distinct
+        asked = Asked(ids, np.empty((len(ids), handle.dim), np.float32))
+        asks, places = {}, {}
+        for lane, positions in wanted.shares:
+            whole = len(positions) == len(ids)
+            places[lane] = positions
+            pairs = list(self.packer.ids(lane, handle, ids if whole else ids.take(positions)))
+            pairs = [self._with_room(asked.ticket, lane, handle.dim, *pair) for pair in pairs]
+            brief, full = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
+            asks[lane] = (brief, full if any(b is not f for b, f in pairs) else None)
+
+        def take(lane: int, reply: wire.Message) -> None:
+            found = [part.array for part in reply.parts]
+            rows = found[0] if len(found) == 1 else np.concatenate(found)
+            own = rows.astype(np.float32, copy=False).reshape(len(places[lane]), handle.dim)
+            if len(own) == len(asked.rows):
+                asked.rows[:] = own
+            else:
+                scatter(asked.rows, places[lane], own)
+
+        self.client.pull(asked.ticket, asks, take)
+        return asked
+
+    def _with_room(
+        self, ticket: Ticket, lane: int, dim: int, brief: wire.Part, full: wire.Part
+    ) -> tuple[wire.Part, wire.Part]:
+        """The parts that ask for rows, with the place in shared memory where they may be put."""
+        room = self.client.memory.room_for(lane, 4 * dim * len(full.array))
+        if room is None:
+            return brief, full
+        ticket.rooms.append(room)
+        placed = brief._replace(position=room.position)
+        return placed, placed if brief is full else full._replace(position=room.position)
+
+
+def make_values(client: Client, trainers: int) -> ServerValues:
+    """The values of the job's mode."""
+    if client.mode.name == "geo":
+        from clusterctl.runtime.trainer.geo import GeoValues
+
+        return GeoValues(client, trainers)
+    return ServerValues(client)

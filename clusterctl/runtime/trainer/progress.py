@@ -1,0 +1,145 @@
+"""How fast a trainer goes and where its time goes: the figures of `step` and `pass` events and of the line per pass."""
+
+from __future__ import annotations
+
+import sys
+import time
+from dataclasses import dataclass
+from typing import Any, Callable
+
+from clusterctl.runtime.supervisor_socket import Control
+from clusterctl.runtime.trainer.metrics import Logbook
+
+_EVENT_EVERY_S = 1.0
+
+
+def say(line: str) -> None:
+    """Writes a line for people to the training program's own output."""
+    sys.stdout.write(line + "\n")
+    sys.stdout.flush()
+
+
+@dataclass
+class Window:
+    """Sums since `began`: `wait_s` held back by pservers for other trainers, `wire_s` the rest of the blocking time."""
+
+    began: float
+    steps: int = 0
+    samples: int = 0
+    wait_s: float = 0.0
+    wire_s: float = 0.0
+    loss_sum: float = 0.0
+    loss_weight: int = 0
+    skipped: int = 0
+
+    @property
+    def loss(self) -> float | None:
+        return self.loss_sum / self.loss_weight if self.loss_weight else None
+
+    def shares(self, seconds: float) -> dict[str, float]:
+        """Shares of `seconds` spent computing, waiting and on the wire; they add up to 1."""
+        whole = max(seconds, self.wait_s + self.wire_s, 1e-9)
+        wait, wire = self.wait_s / whole, self.wire_s / whole
+        return {"compute": 1 - wait - wire, "wait": wait, "wire": wire}
+
+
+class Progress:
+    """Counts what a trainer does and tells the supervisor (at most once a second) and people (once a pass)."""
+
+    def __init__(self, control: Control, clock: Callable[[], float] = time.monotonic) -> None:
+        self._control = control
+        self._clock = clock
+        self._pass = 0
+        self._alive_s = float("-inf")
+        self._step = 0
+        self._logbook = Logbook(self._send_log)
+        now = clock()
+        self._in_pass, self._recent = Window(now), Window(now)
+
+    def begin_pass(self, pass_: int) -> None:
+        self.flush_log()
+        self._pass = pass_
+        now = self._clock()
+        self._in_pass, self._recent = Window(now), Window(now)
+
+    def blocked(self, seconds: float, held_s: float) -> None:
+        """A request kept the trainer for `seconds`, of which the pservers waited `held_s` for others."""
+        wait_s = min(seconds, held_s)
+        for window in (self._in_pass, self._recent):
+            window.wait_s += wait_s
+            window.wire_s += seconds - wait_s
+
+    def stepped(self, step: int, samples: int, loss: float | None) -> None:
+        for window in (self._in_pass, self._recent):
+            window.steps += 1
+            window.samples += samples
+            if loss is not None and samples:
+                window.loss_sum += loss * samples
+                window.loss_weight += samples
+        if self._clock() - self._recent.began >= _EVENT_EVERY_S:
+            self.flush(step)
+
+    def flush(self, step: int) -> None:
+        """Sends what happened since the last `step` event."""
+        window, now = self._recent, self._clock()
+        if not window.steps:
+            return
+        seconds = max(now - window.began, 1e-9)
+        figures: dict[str, Any] = {"samples": window.samples, "samples_per_s": window.samples / seconds}
+        figures.update(window.shares(seconds))
+        if window.loss is not None:
+            figures["loss"] = window.loss
+        self._control.send("step", **{"pass": self._pass}, step=step, **_rounded(figures))
+        self._recent = Window(now)
+
+    def end_pass(self, step: int) -> None:
+        self.flush(step)
+        window = self._in_pass
+        seconds = max(self._clock() - window.began, 1e-9)
+        shares = window.shares(seconds)
+        loss = "" if window.loss is None else f", loss {window.loss:.4g}"
+        parts = ", ".join(f"{name} {share:.0%}" for name, share in shares.items())
+        rate = f"{window.samples / seconds:,.0f} samples/s"
+        left_out = f", {window.skipped} batches left out" if window.skipped else ""
+        say(f"pass {self._pass}: {window.steps} steps, {window.samples:,} samples, {rate}{loss}{left_out}; {parts}")
+        self._control.send("pass", **{"pass": self._pass}, step=step, seconds=round(seconds, 3), **_rounded(shares))
+
+    def not_finite(self, step: int, what: str, action: str, skipped: int) -> str:
+        """Tells the supervisor of a loss or gradient that is not finite and what is done; returns it in words."""
+        words = f"{what} is not finite (pass {self._pass}, step {step})"
+        about = {"what": what, "action": action, "skipped": skipped, "message": words}
+        self._control.send("nan", **{"pass": self._pass}, step=step, **about)
+        return words
+
+    def warn(self, words: str) -> None:
+        say(f"warning: {words}")
+
+    def skipped(self, batches: int) -> None:
+        """So many batches of this pass are left out, because they are not finite."""
+        self._in_pass.skipped += batches
+
+    def alive(self) -> None:
+        """A sign of life where no steps are made, at most once a second."""
+        now = self._clock()
+        if now - self._alive_s >= _EVENT_EVERY_S:
+            self._alive_s = now
+            self._control.send("waiting")
+
+    def log(self, step: int, values: dict[str, float], weight: float) -> None:
+        """Notes named numbers; they go out as weighted means, at most once a second for each set of names."""
+        self._step = step
+        self._logbook.add(values, weight, self._clock())
+
+    def done(self, pushes: int) -> None:
+        """This trainer has left the run, after so many pushes: a pserver that begins again later is told."""
+        self._control.send("done", pushes=pushes)
+
+    def flush_log(self) -> None:
+        self._logbook.flush(self._clock())
+
+    def _send_log(self, values: dict[str, float], weight: float) -> None:
+        self._control.send("log", **{"pass": self._pass}, step=self._step, values=values, weight=weight)
+
+
+def _rounded(figures: dict[str, Any]) -> dict[str, Any]:
+    return {k: float(f"{v:.6g}") if isinstance(v, float) else v for k, v in figures.items()}

@@ -1,0 +1,337 @@
+"""A trainer's session: what the training program calls."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Callable
+
+from clusterctl.runtime.environment import Environment
+from clusterctl.runtime.errors import UseError
+from clusterctl.runtime.pserver.saves import check_tag
+from clusterctl.runtime.supervisor_socket import Control
+from clusterctl.runtime.table.initializers import Initial, uniform, zeros
+from clusterctl.runtime.table.retention import Retention
+from clusterctl.runtime.table.rules import Rule
+from clusterctl.runtime.table.spec import TableSpec
+from clusterctl.runtime.trainer.accumulation import Accumulator
+from clusterctl.runtime.trainer.batches import (
+    Reader,
+    Turn,
+    checked_loss,
+    checked_samples,
+    own_batches,
+    pass_rng,
+    read_ahead,
+    whole_number,
+)
+from clusterctl.runtime.trainer.client import Client
+from clusterctl.runtime.trainer.clipping import Clip
+from clusterctl.runtime.trainer.handles import Dense, Embedding, Floats, Wanted
+from clusterctl.runtime.trainer.link import Link
+from clusterctl.runtime.trainer.nan_policy import Finite
+from clusterctl.runtime.trainer.packing import Gradient, Handle
+from clusterctl.runtime.trainer.parameters import make_values
+from clusterctl.runtime.trainer.progress import Progress, say
+from clusterctl.runtime.wire import messages as wire
+
+IdsOf = Mapping[Embedding, Callable[[Any], Any]]
+
+
+class Session:
+    """What `connect()` returns: `rank`, `trainers`, `output_dir`, `step` (global steps done), and the methods below."""
+
+    def __init__(self, env: Environment, link: Link, control: Control, load: str | None) -> None:
+        self.rank = 0 if env.local else env.rank
+        self.trainers = env.trainers
+        self.output_dir = env.output_dir
+        self.layout = link.layout
+        self.pservers = link.layout.pservers
+        self._load = load
+        self._handles: dict[int, Handle] = {}
+        self._turn: Turn | None = None
+        self._progress = Progress(control)
+        self._client = Client(env, link, self.rank, self._progress)
+        self._values = make_values(self._client, self.trainers)
+        self._finite = Finite(env.on_nan, self.rank, self._client.half, self._progress)
+        self._client.refresh = self._refresh
+        self.mode, self.seed = self._client.mode.name, self._client.seed
+        self._next_pass, self._batch, self._skip = self._client.next_pass, self._client.batch, self._client.batch
+        self._first_pass = 0
+        self._rejoins = self._client.passes_done < self._next_pass
+        self._open_pass = self._next_pass - 1 if self._rejoins else None
+        self._accumulate = 1
+        self._collected: Accumulator[Handle] = Accumulator()
+        self._clip: Clip | None = None
+        self._ids_of: IdsOf = {}
+        self._asked: dict[Embedding, tuple[int, int]] = {}
+
+    def __enter__(self) -> Session:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        clean = error is None or (isinstance(error, SystemExit) and error.code in (None, 0))
+        try:
+            if clean:
+                self._values.settle()
+                self._progress.flush(self.step)
+                self._progress.flush_log()
+                self._client.ask_all(wire.BYE)
+                self._progress.done(self._client.step)
+        finally:
+            self._client.close()
+
+    @property
+    def step(self) -> int:
+        return self._values.step
+
+    # Tables
+
+    def dense(self, name: str, shape: int | Sequence[int], rule: Rule, init: Initial | None = None) -> Dense:
+        """A dense float32 table of `shape`; without `init` it starts as zeros. Every trainer declares it alike."""
+        sizes = (shape,) if isinstance(shape, int) else tuple(int(n) for n in shape)
+        spec = self._spec(name, "dense", sizes, rule, init or zeros())
+        handle = Dense(self, spec)
+        self._client.reply_bytes += handle.value.nbytes
+        self._handles[spec.key] = handle
+        self._client.memory.borrow((lane for lane, _, _ in handle.runs), spec.key)
+        handle.pull()
+        return handle
+
+    def embedding(
+        self,
+        name: str,
+        dim: int,
+        rule: Rule,
+        init: Initial | None = None,
+        rows: int | None = None,
+        retention: Retention | None = None,
+    ) -> Embedding:
+        """A sparse float32 table of width `dim`; ids are any int64, or 0..rows-1. Without `init`: uniform(0.1).
+
+        `retention` says which ids get a row, and which rows go again; without it every id that is pushed has one.
+        """
+        spec = self._spec(name, "sparse", (int(dim),), rule, init or uniform(0.1), rows, retention)
+        handle = Embedding(self, spec)
+        self._handles[spec.key] = handle
+        return handle
+
+    def _spec(
+        self,
+        name: str,
+        kind: str,
+        shape: tuple[int, ...],
+        rule: Rule,
+        init: Initial,
+        rows: int | None = None,
+        retention: Retention | None = None,
+    ) -> TableSpec:
+        if not isinstance(rule, Rule) or not isinstance(init, Initial):
+            raise UseError(
+                f"table {name!r}: rule={rule!r}, init={init!r}",
+                remedy="give such as Adagrad(0.05) and uniform(0.1)",
+            )
+        spec = TableSpec(name, kind, shape, rule, init, rows, self._load, retention)
+        lanes = self.layout.places(kind)
+        self._values.settle()
+        pass_ = self._next_pass if self._rejoins or self._open_pass is None else self._open_pass
+        cursor = {"pass_": pass_, "batch": self._batch, "step": self._client.step, "cut": self._client.cut}
+        replies = self._client.ask(wire.CREATE, lanes, **cursor, parts=[wire.json_part(spec.to_json())])
+        self._client.use(lanes)
+        if self.rank == 0 and any(reply.json().get("initial") for reply in replies.values()):
+            say(f"table {name!r} is not in {self._load}: it starts from its initial values")
+        return spec
+
+    # Steps
+
+    def steps(
+        self,
+        reader: Reader,
+        passes: int,
+        shard: bool = False,
+        accumulate: int = 1,
+        prefetch: int = 0,
+        ids: IdsOf | None = None,
+        on_pass: Callable[[int], Any] | None = None,
+        clip: Clip | None = None,
+    ) -> Iterator[Any]:
+        """Yields the batches of `passes` passes; end each with one `push`.
+
+        `reader(pass_, rng)` yields this trainer's batches, or with `shard=True` everybody's, of which each trainer
+        takes every M-th. One batch is read ahead (or `prefetch`, if more), so a reader must not reuse the memory of
+        earlier ones. `on_pass(pass_)` runs on every trainer after the pass's last update and before its save. Passes
+        number through the run: a second loop goes on where the first ended. A batch may be left without a push.
+
+        `accumulate=k` sends one push for k batches, with the mean of their gradients, weighted by samples. With
+        `prefetch=n` and `ids={embedding: f}` the rows of `f(batch)` are asked for up to n batches ahead: in sync mode
+        they are those of the next step all the same, in the other modes they are as old as the asking. `clip` is
+        applied to the whole gradient before it is sent.
+        """
+        if not callable(reader):
+            raise UseError(f"reader={reader!r} cannot be called", remedy="give reader(pass_, rng) that yields batches")
+        self._accumulate = whole_number("accumulate", accumulate, 1)
+        ahead = whole_number("prefetch", prefetch, 0)
+        if clip is not None and not isinstance(clip, Clip):
+            raise UseError(f"clip={clip!r}", remedy="give such as clip_by_norm(5.0)")
+        self._clip = clip
+        self._ids_of = dict(ids or {}) if ahead else {}
+        for handle, of in (ids or {}).items():
+            known = isinstance(handle, Embedding) and self._handles.get(handle.spec.key) is handle
+            if not known or not callable(of):
+                raise UseError(f"ids={{{handle!r}: {of!r}}}", remedy="map an embedding to a function of a batch")
+        return self._run(reader, whole_number("passes", passes, 0), shard, max(1, ahead), on_pass)
+
+    def _run(
+        self, reader: Reader, passes: int, shard: bool, ahead: int, on_pass: Callable[[int], Any] | None
+    ) -> Iterator[Any]:
+        if self._open_pass is not None:  # an earlier loop was left by break, or an earlier attempt died in between
+            self._finish_pass(flagged=self._rejoins)
+            self._save_pass()
+            self._first_pass = self._first_pass if self._rejoins else self._next_pass
+        self._rejoins = False
+        if self._client.left:  # an earlier attempt was done, and died at its very end
+            return
+        first, self._first_pass = self._next_pass, self._first_pass + passes
+        for pass_ in range(first, self._first_pass):
+            self._open_pass = pass_
+            self._progress.begin_pass(pass_)
+            yield from self._batches(reader, pass_, shard, ahead)
+            self._progress.end_pass(self.step)
+            if on_pass is not None:
+                on_pass(pass_)
+            self._save_pass()
+
+    def _batches(self, reader: Reader, pass_: int, shard: bool, ahead: int) -> Iterator[Any]:
+        rng = pass_rng(self.seed, self.rank, pass_, shard)
+        self._client.sharded = shard
+        every, offset = self._client.share_of(pass_) if shard else (1, 0)
+        own = own_batches(reader, pass_, rng, every, offset)
+        skip, self._skip = self._skip, 0
+        turn = None
+        for number, batch, following in read_ahead(own, skip, ahead):
+            turn = self._turn = Turn(pass_, number, not following, following)
+            yield batch
+        self._turn = None
+        self._finish_pass(flagged=turn is not None and turn.pushed)
+
+    def _finish_pass(self, flagged: bool) -> None:
+        """Makes this trainer's end of the open pass known; in sync mode takes empty steps until all have ended it."""
+        self._turn = None
+        pass_ = self._open_pass or 0
+        self._values.settle()
+        while not flagged or (self.mode == "sync" and self._client.passes_done <= pass_):
+            batches = self._collected.batches
+            gradient, samples = self._merged(*self._collected.take(), batches)
+            self._values.push(gradient, Turn(pass_, self._batch, last=True), samples)
+            self._values.settle()
+            self._progress.alive()
+            self._batch += 1
+            flagged = True
+
+    def _save_pass(self) -> None:
+        self._progress.flush_log()
+        pass_ = self._open_pass or 0
+        self._values.settle()
+        self._client.end_pass(f"pass-{pass_:05d}")
+        self._open_pass, self._next_pass, self._batch = None, pass_ + 1, 0
+
+    def push(self, gradients: Mapping[Handle, Any], samples: int, loss: float | None = None) -> None:
+        """Ends the step of the current batch, and refreshes the `value` of dense tables.
+
+        `gradients` maps handles to means over the batch: an array of the table's shape, or `(ids, rows)`; torch
+        tensors will do. `samples` (an integer >= 0) weighs them among the trainers; with 0 they change nothing. In
+        sync mode it returns when the step is applied; in async mode values may lag behind by the pushes on their way.
+        The arrays are the caller's again when it returns.
+        """
+        turn = self._turn
+        if turn is None:
+            raise UseError("push outside of ps.steps(...)", remedy="push once for each batch that ps.steps yields")
+        if turn.pushed:
+            raise UseError(f"a second push for batch {turn.batch} of pass {turn.pass_}", remedy="push once per batch")
+        count, value = checked_samples(samples, self.rank, self.step), checked_loss(loss)
+        gradient = self._checked(gradients)
+        alone = self._accumulate == 1
+        if alone:
+            gradient = self._clipped(gradient)
+        if count and not self._finite.admits(self.step, gradient, value, as_sent=alone):
+            gradient, count, value = Gradient(), 0, None
+        turn.pushed = True
+        self._batch = turn.batch + 1
+        self._send(gradient, turn, count)
+        self._progress.stepped(self.step, count, value)
+
+    def _send(self, gradient: Gradient, turn: Turn, samples: int) -> None:
+        if self._accumulate > 1:
+            tables, batches = gradient.by_table(), self._collected.batches + 1
+            if batches < self._accumulate and not turn.last:
+                self._collected.add(tables, samples)
+                self._prefetch(turn)
+                return
+            gradient, samples = self._merged(*self._collected.last(tables, samples), batches)
+        self._values.push(gradient, turn, samples, lambda: self._prefetch(turn))
+
+    def _merged(self, tables: Mapping[Handle, Any], samples: int, batches: int) -> tuple[Gradient, int]:
+        """Several batches as one, whose sum may be too large where they were not."""
+        gradient = self._clipped(self._checked_again(tables))
+        if samples and not self._finite.admits(self.step, gradient, batches=batches):
+            return Gradient(), 0
+        return gradient, samples
+
+    def _clipped(self, gradient: Gradient) -> Gradient:
+        return gradient if self._clip is None else gradient.replaced(self._clip.apply(gradient.arrays()))
+
+    def _prefetch(self, turn: Turn) -> None:
+        """Asks for the rows of the batches ahead that are not asked for yet."""
+        batches = turn.ahead[:1] if self.mode == "sync" else turn.ahead
+        for handle, ids_of in self._ids_of.items():
+            for number, batch in enumerate(batches, turn.batch + 1):
+                if self._asked.get(handle, (-1, -1)) < (turn.pass_, number):
+                    self._asked[handle] = (turn.pass_, number)
+                    self._values.prefetch(handle, handle.wanted(ids_of(batch)), len(batches))
+
+    def _checked(self, gradients: Mapping[Handle, Any]) -> Gradient:
+        checked = Gradient()
+        for handle, gradient in gradients.items():
+            if not isinstance(handle, (Dense, Embedding)) or self._handles.get(handle.spec.key) is not handle:
+                raise UseError(f"push of {handle!r}, which is no table of this session")
+            if isinstance(handle, Dense):
+                checked.dense[handle] = handle.checked(gradient)
+            else:
+                checked.sparse[handle] = handle.checked(gradient)
+        return checked
+
+    def _checked_again(self, tables: Mapping[Handle, Any]) -> Gradient:
+        """Of several batches as one: an id may occur in each of them."""
+        dense = {handle: g for handle, g in tables.items() if isinstance(handle, Dense)}
+        sparse = {handle: handle.checked(g) for handle, g in tables.items() if isinstance(handle, Embedding)}
+        return Gradient(dense, sparse)
+
+    # Values, for handles
+
+    def pull_dense(self, handle: Dense) -> None:
+        self._values.pull_dense(handle)
+
+    def pull_rows(self, handle: Embedding, wanted: Wanted) -> Floats:
+        """Rows of the distinct ids of `wanted`."""
+        return self._values.pull_rows(handle, wanted)
+
+    def _refresh(self, part: wire.Part) -> None:
+        handle = self._handles.get(part.table)
+        if isinstance(handle, Dense):
+            handle.refresh(part)
+
+    # Saves and figures
+
+    def save(self, tag: str) -> None:
+        """Saves all tables, as they are after the current step, under `output_dir/tag/`; the first call wins."""
+        if check_tag(tag).startswith("pass-"):
+            raise UseError(f"tag {tag!r} is kept for the saves at the end of passes", remedy="choose another name")
+        self._values.settle()
+        self._client.ask(wire.SAVE, self._client.used, parts=[wire.json_part({"tag": tag})])
+
+    def log(self, weight: float = 1, **numbers: float) -> None:
+        """Reports named numbers; over trainers and time they are averaged by `weight`."""
+        try:
+            values = {name: float(number) for name, number in numbers.items()}
+            self._progress.log(self.step, values, float(weight))
+        except (TypeError, ValueError) as exc:
+            raise UseError(f"ps.log takes numbers, got {numbers!r}") from exc

@@ -1,0 +1,275 @@
+"""A trainer's link to pserver processes: a DEALER socket to each lane, requests that survive loss, waits explained.
+
+Every request may be repeated safely. Lanes that leave requests unanswered are sent a small probe each second: the
+answer lists the requests that the lane holds (and for whom it waits); those that it does not know are sent again, in
+their order. So a slow step never resends megabytes. A silent lane gets a new connection, and well after the node's
+grace an error: the lead, which knows whether its node is lost, has the first word.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import OrderedDict, deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Callable
+
+import zmq
+
+from clusterctl.runtime.environment import Environment
+from clusterctl.runtime.errors import ForgottenError, ProcessError, UnreachableError, WireError
+from clusterctl.runtime.table.sharding import Layout, layout_of
+from clusterctl.runtime.trainer.link import OnReply, raise_for_error
+from clusterctl.runtime.trainer.progress import say
+from clusterctl.runtime.wire import messages as wire
+from clusterctl.runtime.wire.sockets import open_context, open_dealer, receive_frames, send_frames
+
+_SLOWEST_BYTES_PER_S = 1e6
+_NOTICES_S = (10.0, 60.0)
+_GRACES = 1.5
+_MORE_S = 1.0  # the lead hears and looks about once a second
+_FIRST_PROBE = 2**63
+
+
+@dataclass
+class Request:
+    """A request on its way. `bytes` is the length of its frames."""
+
+    message: wire.Message
+    frames: list[Any]
+    on_reply: OnReply
+    full: wire.Message | None
+    bytes: int
+
+
+@dataclass
+class Way:
+    """The way to one lane: its socket, what is on its way there, and what is known of it."""
+
+    address: str
+    server_key: str
+    socket: zmq.Socket[bytes]
+    requests: OrderedDict[int, Request] = field(default_factory=OrderedDict)
+    unsent: deque[list[Any]] = field(default_factory=deque)
+    bytes: int = 0
+    heard_s: float = 0.0
+    opened_s: float = 0.0
+    probed_s: float = 0.0
+    probe: int = 0
+    newest: int = 0
+    newest_probed: int = 0
+    waiting: list[int] = field(default_factory=list)
+    find: wire.Shared | None = None
+
+
+class RemoteLink:
+    """The link over ZeroMQ. Raises UnreachableError for a pserver that stays silent well beyond the node's grace.
+
+    `on_wait(whom)` is called about once a second while a wait lasts: for `trainers`, by `pserver`, and `for_s`, the
+    seconds since the wait began or an answer came.
+    """
+
+    def __init__(
+        self,
+        env: Environment,
+        clock: Callable[[], float] = time.monotonic,
+        probe_every_s: float = 1.0,
+        on_wait: Callable[[dict[str, Any]], None] = lambda whom: None,
+    ) -> None:
+        if not env.pservers:
+            raise ProcessError("CLUSTERCTL_PSERVERS names no pserver")
+        self.layout: Layout = layout_of(env.spec, len(env.pservers))
+        self._clock = clock
+        self._probe_every_s = probe_every_s
+        self._patience_s = _GRACES * float(env.spec.get("node_grace_s", 30)) + _MORE_S
+        self._keys = env.keys() if env.secure else None
+        self._context = open_context()
+        self._poller = zmq.Poller()
+        self._addresses = env.pservers
+        self._ways: dict[int, Way] = {}
+        self._by_socket: dict[Any, int] = {}
+        self._notices = 0
+        self._on_wait = on_wait
+        self._told_s = self._answered_s = clock()
+        self._probes = _FIRST_PROBE
+        for pserver, address in enumerate(env.pservers):
+            self._add(pserver * self.layout.per_pserver, address)
+
+    def open(self, lane: int, port: int) -> None:
+        host = self._addresses[lane // self.layout.per_pserver].rpartition(":")[0]
+        self._add(lane, f"{host}:{port}")
+
+    def post(self, lane: int, message: wire.Message, on_reply: OnReply, full: wire.Message | None = None) -> None:
+        way = self._ways[lane]
+        frames = wire.encode(message)
+        size = sum([len(frame) for frame in frames])
+        if not way.requests:
+            way.heard_s = way.opened_s = way.probed_s = self._clock()
+        way.requests[message.request] = Request(message, frames, on_reply, full, size)
+        way.bytes += size
+        way.newest = max(way.newest, message.request)  # one in full comes after later ones
+        self._send(way, frames)
+
+    def share(self, lane: int, find: wire.Shared) -> None:
+        self._ways[lane].find = find
+
+    def wait(self, done: Callable[[], bool], reply_bytes: int = 0) -> None:
+        began = self._clock()
+        self._notices = 0
+        while not done():
+            heard, now = self._receive(), self._clock()
+            if now - max(began, self._told_s) >= self._probe_every_s:
+                self._told_s = now
+                self._on_wait({**self._waited_for(), "for_s": round(now - max(began, self._answered_s), 3)})
+            if heard:
+                continue
+            for way in self._ways.values():
+                if way.requests:
+                    self._nudge(way, now, reply_bytes)
+            self._explain(now - began, now)
+
+    def close(self) -> None:
+        for way in self._ways.values():
+            way.socket.close(linger=0)
+        self._context.term()
+
+    def _add(self, lane: int, address: str) -> None:
+        server_key = str(self._keys["servers"][lane // self.layout.per_pserver]) if self._keys else ""
+        way = Way(address, server_key, self._open(address, server_key))
+        self._ways[lane] = way
+        self._register(lane, way)
+
+    def _open(self, address: str, server_key: str) -> zmq.Socket[bytes]:
+        return open_dealer(self._context, address, self._keys, server_key)
+
+    def _register(self, lane: int, way: Way) -> None:
+        way.socket.setsockopt(zmq.RCVTIMEO, max(1, int(self._probe_every_s * 1000)))
+        self._by_socket[way.socket] = lane
+        self._poller.register(way.socket, zmq.POLLIN)
+
+    def _reopen(self, way: Way) -> None:
+        lane = self._by_socket.pop(way.socket)
+        self._poller.unregister(way.socket)
+        way.socket.close(linger=0)
+        way.socket = self._open(way.address, way.server_key)
+        way.unsent.clear()
+        self._register(lane, way)
+
+    def _send(self, way: Way, frames: list[Any]) -> None:
+        if not way.unsent and _try_send(way.socket, frames):
+            return
+        way.unsent.append(frames)
+        self._poller.modify(way.socket, zmq.POLLIN | zmq.POLLOUT)
+
+    def _flush(self, way: Way) -> None:
+        while way.unsent and _try_send(way.socket, way.unsent[0]):
+            way.unsent.popleft()
+        if not way.unsent:
+            self._poller.modify(way.socket, zmq.POLLIN)
+
+    def _receive(self) -> bool:
+        """Takes in what is there, or waits for it a while; False when nothing came."""
+        busy = [way for way in self._ways.values() if way.requests]
+        if len(busy) == 1 and not busy[0].unsent:
+            return self._take(busy[0], 0)
+        ready = self._poller.poll(int(self._probe_every_s * 1000))
+        for socket, event in ready:
+            way = self._ways[self._by_socket[socket]]
+            if event & zmq.POLLOUT:
+                self._flush(way)
+            if event & zmq.POLLIN:
+                self._take(way, zmq.NOBLOCK)
+        return bool(ready)
+
+    def _take(self, way: Way, flags: int) -> bool:
+        try:
+            frames = receive_frames(way.socket, flags)
+        except zmq.Again:
+            return False
+        try:
+            reply = wire.decode([frame.buffer for frame in frames], way.find)
+        except WireError:
+            return True
+        if reply.request == way.probe:
+            self._learn(way, reply)
+            return True
+        request = way.requests.pop(reply.request, None)
+        if request is not None:
+            way.heard_s = self._answered_s = self._clock()
+            way.bytes -= request.bytes
+            self._answered(way, request, reply)
+        return True
+
+    def _answered(self, way: Way, request: Request, reply: wire.Message) -> None:
+        try:
+            raise_for_error(reply)
+        except ForgottenError:
+            if request.full is None:
+                raise
+            self.post(self._by_socket[way.socket], request.full, request.on_reply)
+            return
+        request.on_reply(reply)
+
+    def _learn(self, way: Way, reply: wire.Message) -> None:
+        """What a lane says of the requests that it had when the probe came: those that got lost are sent again."""
+        raise_for_error(reply)
+        state = reply.json()
+        way.heard_s, way.probe = self._clock(), 0
+        held = set(state.get("held", []))
+        way.waiting = [int(rank) for rank in state.get("waiting", [])] if held else []
+        for number, request in way.requests.items():
+            if number <= way.newest_probed and number not in held:
+                self._send(way, request.frames)
+
+    def _nudge(self, way: Way, now: float, reply_bytes: int) -> None:
+        silent_s = now - way.heard_s
+        patience_s = self._patience_s + (way.bytes + reply_bytes) / _SLOWEST_BYTES_PER_S
+        if silent_s >= patience_s:
+            pserver = self._by_socket[way.socket] // self.layout.per_pserver
+            raise UnreachableError(
+                f"pserver {pserver} ({way.address}) has not answered for {silent_s:.0f} s",
+                remedy="see its server.log, and check that the network lets this node reach that port",
+            )
+        if now - max(way.heard_s, way.opened_s) >= patience_s / 3:
+            way.opened_s = now
+            self._reopen(way)
+            for request in way.requests.values():
+                self._send(way, request.frames)
+        if now - way.probed_s >= self._probe_every_s and not way.unsent:
+            way.probed_s = now
+            self._probes += 1
+            way.probe, way.newest_probed = self._probes, way.newest
+            asked = next(iter(way.requests.values())).message
+            self._send(way, wire.encode(wire.Message(wire.PROBE, asked.rank, way.probe, asked.epoch, asked.attempt)))
+
+    def _waited_for(self) -> dict[str, Any]:
+        """The `trainers` for which pservers make us wait, and the `pserver` that was silent for longest."""
+        busy = [(way.heard_s, lane) for lane, way in self._ways.items() if way.requests]
+        ranks = {rank for _, lane in busy for rank in self._ways[lane].waiting}
+        return {"trainers": sorted(ranks), "pserver": min(busy)[1] // self.layout.per_pserver if busy else None}
+
+    def _explain(self, waited_s: float, now: float) -> None:
+        """Says what is waited for at 10 s, 60 s, and every minute after."""
+        due_s = _NOTICES_S[self._notices] if self._notices < 2 else 60.0 * self._notices
+        busy = [(lane, way) for lane, way in self._ways.items() if way.requests]
+        if not busy or waited_s < due_s:
+            return
+        self._notices += 1
+        lane, way = min(busy, key=lambda item: item[1].heard_s)
+        pserver = lane // self.layout.per_pserver
+        ranks = sorted({rank for _, other in busy for rank in other.waiting})
+        if now - way.heard_s > 3 * self._probe_every_s:
+            say(f"waiting for pserver {pserver} ({way.address}), silent for {now - way.heard_s:.0f} s")
+        elif ranks:
+            step = next(iter(way.requests.values())).message.step
+            say(f"waiting for trainers {ranks} at step {step} for {waited_s:.0f} s")
+        else:
+            say(f"waiting for pserver {pserver} ({way.address}), busy, for {waited_s:.0f} s")
+
+
+def _try_send(socket: zmq.Socket[bytes], frames: Sequence[Any]) -> bool:
+    try:
+        send_frames(socket, frames)
+    except zmq.Again:
+        return False
+    return True

@@ -1,0 +1,113 @@
+"""ZeroMQ sockets as both sides open them: bounded queues, bounded frames, keys, finite closing."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import zmq
+
+from clusterctl.common.port_claims import claim
+from clusterctl.runtime.errors import ProcessError
+from clusterctl.runtime.wire import messages as wire
+
+PORTS_TRIED = 1_000
+
+_CLOSE_MS = 2_000
+#: A stranger who connects and proves nothing is rid of by then.
+_HANDSHAKE_MS = 10_000
+_MOST_IO_THREADS = 4
+#: Messages that may wait for a trainer before further ones are dropped; it never has as many on their way.
+_TO_A_TRAINER = 512
+
+# As plain numbers: to combine members of an enumeration takes longer than to send a small frame.
+_AT_ONCE = int(zmq.NOBLOCK)
+_AND_MORE = int(zmq.NOBLOCK | zmq.SNDMORE)
+
+
+def open_context(lanes: int = 1) -> zmq.Context[zmq.Socket[bytes]]:
+    return zmq.Context(io_threads=max(1, min(lanes, _MOST_IO_THREADS)))
+
+
+def open_router(context: zmq.Context[zmq.Socket[bytes]], keys: Mapping[str, Any] | None) -> zmq.Socket[bytes]:
+    """A pserver's socket; with keys it speaks CURVE only, and `zap.Gate` must run in the same context."""
+    socket = context.socket(zmq.ROUTER)
+    _bound(socket)
+    socket.setsockopt(zmq.HANDSHAKE_IVL, _HANDSHAKE_MS)
+    socket.setsockopt(zmq.RCVHWM, 16)
+    socket.setsockopt(zmq.SNDHWM, _TO_A_TRAINER)
+    if keys is not None:
+        socket.setsockopt(zmq.CURVE_SERVER, 1)
+        socket.setsockopt(zmq.CURVE_SECRETKEY, str(keys["secret"]).encode())
+        socket.setsockopt(zmq.ZAP_DOMAIN, b"clusterctl")
+    return socket
+
+
+def open_dealer(
+    context: zmq.Context[zmq.Socket[bytes]], address: str, keys: Mapping[str, Any] | None, server_key: str
+) -> zmq.Socket[bytes]:
+    """A trainer's socket to one pserver at `host:port`."""
+    socket = context.socket(zmq.DEALER)
+    _bound(socket)
+    socket.setsockopt(zmq.IPV6, 1)
+    socket.setsockopt(zmq.SNDHWM, 64)
+    socket.setsockopt(zmq.RECONNECT_IVL, 100)
+    socket.setsockopt(zmq.RECONNECT_IVL_MAX, 2_000)
+    if keys is not None:
+        socket.setsockopt(zmq.CURVE_PUBLICKEY, str(keys["public"]).encode())
+        socket.setsockopt(zmq.CURVE_SECRETKEY, str(keys["secret"]).encode())
+        socket.setsockopt(zmq.CURVE_SERVERKEY, server_key.encode())
+    socket.connect(f"tcp://{address}")
+    return socket
+
+
+def bind_first_free(socket: zmq.Socket[bytes], port: int, address: str = "") -> int:
+    """Binds the first free port from `port` on all addresses, IPv6 ones too when this process's `address` is one.
+
+    Raises ProcessError when none is free.
+    """
+    everywhere = "0.0.0.0"
+    if ":" in address:
+        socket.setsockopt(zmq.IPV6, 1)
+        everywhere = "[::]"
+    last = min(port + PORTS_TRIED, 65_536)
+    for candidate in range(port, last):
+        claimed = claim(candidate)
+        if claimed is None:
+            continue
+        try:
+            socket.bind(f"tcp://{everywhere}:{candidate}")
+        except zmq.ZMQError as exc:
+            claimed.close()
+            if exc.errno not in (errno.EADDRINUSE, errno.EACCES):
+                raise ProcessError(f"port {candidate} cannot be bound ({exc})") from exc
+        else:
+            claimed.detach()  # held until this process ends
+            return candidate
+    raise ProcessError(f"no free port in {port}..{last - 1}", remedy="set PORT to a range that is free on this node")
+
+
+def send_frames(socket: zmq.Socket[bytes], frames: Sequence[Any]) -> None:
+    """As `send_multipart(frames, NOBLOCK, copy=False)`, at half of its cost for small messages."""
+    for frame in frames[:-1]:
+        socket.send(frame, _AND_MORE, copy=False)
+    socket.send(frames[-1], _AT_ONCE, copy=False)
+
+
+def receive_frames(socket: zmq.Socket[bytes], flags: int = 0) -> list[zmq.Frame]:
+    """As `recv_multipart(flags, copy=False)`, at half of its cost: a frame knows whether others follow."""
+    frames = [socket.recv(flags, copy=False)]
+    while frames[-1].more:
+        frames.append(socket.recv(flags, copy=False))
+    return frames
+
+
+def _bound(socket: zmq.Socket[bytes]) -> None:
+    socket.setsockopt(zmq.MAXMSGSIZE, wire.MAX_FRAME_BYTES)
+    socket.setsockopt(zmq.LINGER, _CLOSE_MS)
+    socket.setsockopt(zmq.SNDTIMEO, 10_000)
+    socket.setsockopt(zmq.TCP_KEEPALIVE, 1)
+    socket.setsockopt(zmq.TCP_KEEPALIVE_IDLE, 10)
+    socket.setsockopt(zmq.TCP_KEEPALIVE_INTVL, 5)
+    socket.setsockopt(zmq.TCP_KEEPALIVE_CNT, 3)
