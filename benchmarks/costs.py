@@ -17,8 +17,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from clusterctl.agent.relay import Keys
-from clusterctl.agent.relay_links import tls_context
+from clusterctl.agent.relay.downstream import tls_context
+from clusterctl.agent.relay.relay import Keys
 from clusterctl.dispatch.relay import make_keys
 from farm import Farm, farm, options, scratch, show
 

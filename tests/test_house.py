@@ -21,7 +21,7 @@ PACKAGE = ROOT / "clusterctl"
 # Who may import what of clusterctl: for each part, the modules (with all below them) that it may know besides itself.
 # Data flows through the stages in this order, and only cli knows all of them.
 MAY_IMPORT = {
-    "common": ("agent.protocol", "agent.staging"),
+    "common": ("agent.peer", "agent.dispatch.staging"),
     "errors": (),
     "timing": (),
     "bundle": (),
@@ -50,7 +50,7 @@ MAY_IMPORT = {
         "waiting",
     ),
     "setup": (
-        "agent.protocol",
+        "agent.peer",
         "cluster",
         "common",
         "config",
@@ -98,10 +98,10 @@ MAY_READ_ENVIRONMENT = {
     "cli.session": "hands it to the config loader",
     "cli.commands.demo": "hands it to the config loader",
     "cli.console": "NO_COLOR",
-    "agent.addresses": "SSH_CONNECTION: the address at which this node was reached",
-    "agent.interpreters": "what decides where an interpreter finds its packages",
+    "agent.node.addresses": "SSH_CONNECTION: the address at which this node was reached",
+    "agent.packages.interpreter": "what decides where an interpreter finds its packages",
     "common.pip": "what uv inherits",
-    "agent.starting": "what its processes inherit",
+    "agent.supervisor.launcher": "what its processes inherit",
     "fake.programs": "what they inherit",
 }
 

@@ -6,10 +6,10 @@ from pathlib import Path
 if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).parents[2]))
     if sys.argv[1] == "guardian":
-        from clusterctl.agent.guardian import end_run
+        from clusterctl.agent.supervisor.guardian import end_run
 
         end_run(*sys.argv[2:])
     else:
-        from clusterctl.agent.supervisor import main
+        from clusterctl.agent.supervisor.supervisor import main
 
         main(sys.argv[2:])

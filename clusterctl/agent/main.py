@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from clusterctl.agent.protocol import AgentError, Gone, Peer, describe_os_error, standard_peer
+from clusterctl.agent.peer import AgentError, Gone, Peer, describe_os_error, standard_peer
 from clusterctl.common.fastjson import Place, loads
 
 TYPE_CHECKING = False
@@ -12,20 +12,20 @@ if TYPE_CHECKING:
     from typing import Any, Callable
 
 OPERATIONS = {
-    "start": ("start", "start"),
-    "rejoin": ("start", "rejoin"),
-    "check": ("probe", "check"),
-    "setup": ("setup", "setup"),
-    "stop": ("stop", "stop"),
-    "logs": ("watch", "logs"),
-    "follow": ("watch", "follow"),
-    "story": ("story", "story"),
-    "collect": ("collect", "collect"),
-    "prune": ("prune", "prune"),
-    "find_checkpoints": ("checkpoints", "find"),
-    "verify_checkpoint": ("checkpoints", "verify"),
-    "send_piece": ("checkpoints", "send"),
-    "take_piece": ("checkpoints", "take"),
+    "start": ("operations.start", "start"),
+    "rejoin": ("operations.start", "rejoin"),
+    "check": ("operations.preflight", "check"),
+    "setup": ("operations.setup", "setup"),
+    "stop": ("operations.stop", "stop"),
+    "logs": ("operations.logs", "logs"),
+    "follow": ("operations.logs", "follow"),
+    "story": ("operations.diagnose", "story"),
+    "collect": ("operations.collect", "collect"),
+    "prune": ("operations.prune", "prune"),
+    "find_checkpoints": ("node.checkpoint_files", "find"),
+    "verify_checkpoint": ("node.checkpoint_files", "verify"),
+    "send_piece": ("node.checkpoint_files", "send"),
+    "take_piece": ("node.checkpoint_files", "take"),
 }
 
 
@@ -60,11 +60,11 @@ def _answer(root: str, request: dict[str, Any], peer: Peer) -> dict[str, Any]:
     operation = request["op"]
     place: Any = Place(root)  # in place of a Path, as far as these need one
     if os.path.exists(f"{root}/.clusterctl/journal"):  # noqa: PTH110 - most often it does not, and this is all it costs
-        from clusterctl.agent.supersede import recover
+        from clusterctl.agent.dispatch.in_place import recover
 
         recover(place)
     if operation == "dispatch":
-        from clusterctl.agent.receive import receive
+        from clusterctl.agent.dispatch.receive import receive
 
         return receive(place, request, peer)
     if operation in OPERATIONS:
@@ -74,7 +74,7 @@ def _answer(root: str, request: dict[str, Any], peer: Peer) -> dict[str, Any]:
         module, name = OPERATIONS[operation]
         function: Callable[..., dict[str, Any]] = getattr(import_module(f"clusterctl.agent.{module}"), name)
         return function(Path(root), request, peer)
-    from clusterctl.agent import jobs
+    from clusterctl.agent.node import jobs
 
     if operation == "status":
         return jobs.describe(jobs.find_job(place, request["ref"]), request.get("run"))

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+PACKAGE_ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))  # for sys.path
+ENTRY = f"{PACKAGE_ROOT}/clusterctl/agent/entry.py"  # /proc is searched for the end of it: it stays
 META, RESERVED = seal.META, seal.RESERVED
 LOG_STEMS = {"pserver": "server", "trainer": "train", "scheduler": "scheduler"}
 
@@ -31,7 +33,7 @@ def expand(path: str) -> Path:
     """The absolute path on this node of `path`, in which a leading `~` is this account's home."""
     from pathlib import Path
 
-    return Path(os.path.abspath(os.path.expanduser(path)))  # noqa: PTH100, PTH111 - resolve() follows links
+    return Path(os.path.abspath(os.path.expanduser(path)))  # resolve() follows links
 
 
 def incoming_dir(root: Path) -> Path:

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from clusterctl.agent.protocol import Gone, Peer
+from clusterctl.agent.peer import Gone, Peer
 from clusterctl.common.wheels import Wheel, WheelStore, pinned
 
 LOOK_S = 0.2

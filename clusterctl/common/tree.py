@@ -10,7 +10,7 @@ import struct
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
-from clusterctl.agent.protocol import AgentError
+from clusterctl.agent.peer import AgentError
 from clusterctl.common.fastjson import dumps
 
 FILE, DIRECTORY, LINK = "f", "d", "l"

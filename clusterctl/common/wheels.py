@@ -16,12 +16,12 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 
-from clusterctl.agent.protocol import AgentError
+from clusterctl.agent.peer import AgentError
 from clusterctl.common.files import digest_of
 from clusterctl.common.tree import COPY_BYTES, END, HEADER
 
 if TYPE_CHECKING:
-    from clusterctl.agent.staging import Stream
+    from clusterctl.agent.dispatch.staging import Stream
 
 # Of a wheel: five or six parts of PEP 427. It becomes a path, and its parts lines of a requirements file.
 FILE_NAME = re.compile(r"[A-Za-z0-9_.]+-[A-Za-z0-9_.+!]+(-[A-Za-z0-9_.]+){3,4}\.whl")

@@ -12,6 +12,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from clusterctl.common.paths import PACKAGE_ROOT
 from clusterctl.common.procfs import end_all
 from clusterctl.errors import ClusterctlError
 from clusterctl.fake.layout import Layout
@@ -63,8 +64,7 @@ def stay(module: str, layout: Layout, request: Mapping[str, object], *, lifeline
 
     The request is the first line of its standard input. With `lifeline` that stays open until this process is gone.
     """
-    package_root = str(Path(__file__).resolve().parents[2])
-    search = os.pathsep.join(filter(None, (package_root, os.environ.get("PYTHONPATH"))))
+    search = os.pathsep.join(filter(None, (PACKAGE_ROOT, os.environ.get("PYTHONPATH"))))
     with layout.log.open("ab") as log:
         program = subprocess.Popen(
             [sys.executable, "-c", f"from {module} import main; main()"],

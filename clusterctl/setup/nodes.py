@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
-from clusterctl.agent.protocol import AgentError
+from clusterctl.agent.peer import AgentError
 from clusterctl.cluster import AgentCall, Cluster, Message, NodeOutcome
 from clusterctl.common.requirements import normal
 from clusterctl.common.wheels import Wheel, WheelStore, decode_lock

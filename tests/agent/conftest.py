@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from agent.wires import Keys
-from clusterctl.agent.reactor import Reactor
+from clusterctl.agent.event_loop import Reactor
 
 
 @pytest.fixture(scope="module")

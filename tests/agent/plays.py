@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from clusterctl.agent.decisions import Action, Finish, Note, Tell, WriteManifest
-from clusterctl.agent.lead import Lead
+from clusterctl.agent.lead.actions import Action, Finish, Note, Tell, WriteManifest
+from clusterctl.agent.lead.state_machine import Lead
 
 NODE_GRACE_S, GRACE_S = 30.0, 10.0
 PHASES = ("gathering", "pservers", "trainers", "running", "finishing")

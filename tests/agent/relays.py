@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from clusterctl.agent.relay import Branch, Keys, Relay, RelayBroken
+from clusterctl.agent.relay.relay import Branch, Keys, Relay, RelayBroken
 from clusterctl.dispatch.relay import Hop, make_keys, name_of, plan
 
 LIMIT_S = 30.0

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from agent.nodes import ask, asked
-from clusterctl.agent import start
-from clusterctl.agent.checkpoints import carry_on, drop_manifests, remove_older, set_aside_later
-from clusterctl.agent.decisions import WriteManifest
-from clusterctl.agent.saves import Saves
+from clusterctl.agent.lead.actions import WriteManifest
+from clusterctl.agent.node.checkpoint_files import carry_on, drop_manifests, remove_older, set_aside_later
+from clusterctl.agent.operations import start
+from clusterctl.agent.supervisor.checkpoints import Saves
 from clusterctl.common.files import write_json
 from clusterctl.common.manifest import piece_name, read_manifest, write_manifest
 from clusterctl.common.paths import JobPaths, RunPaths

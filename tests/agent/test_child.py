@@ -9,8 +9,8 @@ import threading
 from pathlib import Path
 from typing import Any
 
-from clusterctl.agent.child import Child
-from clusterctl.agent.reactor import Reactor
+from clusterctl.agent.event_loop import Reactor
+from clusterctl.agent.supervisor.child import Child
 
 CHATTERS = """
 import os, socket

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from clusterctl.agent import chronicle
-from clusterctl.agent.chronicle import PAUSED_S, SNAPSHOT_S, Chronicle
+from clusterctl.agent.supervisor import event_log
+from clusterctl.agent.supervisor.event_log import PAUSED_S, SNAPSHOT_S, Chronicle
 from clusterctl.common.files import read_json
 from clusterctl.common.paths import JobPaths, RunPaths
 
@@ -37,7 +37,7 @@ def waits_for(run: RunPaths) -> list[str]:
 
 def test_a_supervisor_that_did_not_run_for_a_while_says_so_once(run: RunPaths, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = [100.0]
-    monkeypatch.setattr(chronicle, "_boot_s", lambda: clock[0])
+    monkeypatch.setattr(event_log, "_boot_s", lambda: clock[0])
     written = begin(run)
     for passed in (SNAPSHOT_S, SNAPSHOT_S + PAUSED_S, SNAPSHOT_S + PAUSED_S + 40.0, SNAPSHOT_S):
         clock[0] += passed
@@ -48,7 +48,7 @@ def test_a_supervisor_that_did_not_run_for_a_while_says_so_once(run: RunPaths, m
 
 def test_a_pause_is_told_before_what_was_found_after_it(run: RunPaths, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = [100.0]
-    monkeypatch.setattr(chronicle, "_boot_s", lambda: clock[0])
+    monkeypatch.setattr(event_log, "_boot_s", lambda: clock[0])
     written = begin(run)
     clock[0] += 60.0
     written.note({"event": "lost", "node": 3, "message": "gone"})

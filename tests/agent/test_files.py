@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl.agent.addresses import find_address
-from clusterctl.agent.protocol import AgentError
+from clusterctl.agent.node.addresses import find_address
+from clusterctl.agent.peer import AgentError
 from clusterctl.common.files import read_json, write_atomic, write_json
 from clusterctl.common.paths import JobPaths, expand, find_jobs, job_key, log_stem
 

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl.agent import interpreters
-from clusterctl.agent.protocol import AgentError
+from clusterctl.agent.packages import interpreter
+from clusterctl.agent.peer import AgentError
 from clusterctl.common.paths import interpreter_record
 from support.pythons import bare_python
 
@@ -26,7 +26,7 @@ class Node:
         self.python = bare_python(directory / "python", sys.executable)
         self.library = next((directory / "python/lib").glob("python*"))
         self.packages = self.library / "site-packages"
-        for name in interpreters.MODULES:
+        for name in interpreter.MODULES:
             self.install(name, "1.0")
         self.starts = 0
         monkeypatch.setattr(subprocess, "run", self._counted(subprocess.run))
@@ -46,7 +46,7 @@ class Node:
     def look(self, python: Path | str | None = None) -> list[str]:
         """numpy's version, as often as the interpreter was started for it."""
         before = self.starts
-        versions = interpreters.find_versions(self.root, str(python or self.python), runtime=True)
+        versions = interpreter.find_versions(self.root, str(python or self.python), runtime=True)
         return [versions["numpy"]] * (self.starts - before)
 
 
@@ -60,7 +60,7 @@ def test_an_interpreter_that_nobody_touched_is_tried_once(node: Node) -> None:
 
 
 def test_what_was_found_is_the_same_when_it_is_remembered(node: Node) -> None:
-    first, second = (interpreters.find_versions(node.root, str(node.python), runtime=True) for _ in range(2))
+    first, second = (interpreter.find_versions(node.root, str(node.python), runtime=True) for _ in range(2))
     assert first == second
     assert first["python"] == sys.version.split()[0]
 
@@ -125,10 +125,10 @@ def test_a_script_is_believed_whatever_it_says(node: Node, tmp_path: Path) -> No
 
 def test_without_the_runtime_python_alone_is_asked_for(node: Node) -> None:
     shutil.rmtree(node.packages)
-    found = interpreters.find_versions(node.root, str(node.python), runtime=False)
+    found = interpreter.find_versions(node.root, str(node.python), runtime=False)
     assert list(found) == ["python"]
     with pytest.raises(AgentError, match="has no numpy"):
-        interpreters.find_versions(node.root, str(node.python), runtime=True)
+        interpreter.find_versions(node.root, str(node.python), runtime=True)
 
 
 @pytest.mark.parametrize("text", ["", "{", "{}", "[]", '{"asked": 1}'])

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from clusterctl.agent import jobs
-from clusterctl.agent.jobs import describe, find_job, list_jobs, mark_ended, processes_now, run_state
-from clusterctl.agent.protocol import AgentError
+from clusterctl.agent.node import jobs
+from clusterctl.agent.node.jobs import describe, find_job, list_jobs, mark_ended, processes_now, run_state
+from clusterctl.agent.peer import AgentError
 from clusterctl.common.files import read_json, write_json
 from clusterctl.common.paths import JobPaths, RunPaths
 from clusterctl.common.procfs import identify

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from agent.plays import GRACE_S, NODE_GRACE_S, PHASES, Play
-from clusterctl.agent.decisions import Tell
-from clusterctl.agent.lead import MOST_ATTEMPTS, STOP_MARGIN_S
-from clusterctl.agent.membership import SUSPECT_S
+from clusterctl.agent.lead.actions import Tell
+from clusterctl.agent.lead.failure_detector import SUSPECT_S
+from clusterctl.agent.lead.state_machine import MOST_ATTEMPTS, STOP_MARGIN_S
 
 
 def test_a_run_without_trouble_goes_through_all_phases_and_succeeds() -> None:

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agent.plays import GRACE_S, NODE_GRACE_S, one_each
-from clusterctl.agent.decisions import Action, Finish, Note, Policy, Tell
-from clusterctl.agent.lead import STOP_MARGIN_S, Lead
+from clusterctl.agent.lead.actions import Action, Finish, Note, Policy, Tell
+from clusterctl.agent.lead.state_machine import STOP_MARGIN_S, Lead
 
 MOVES = (
     *("deliver", "obey", "progress", "good_exit", "bad_exit"),

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from agent.plays import NODE_GRACE_S, Play
-from clusterctl.agent.decisions import Policy, Tell
-from clusterctl.agent.restarts import FORGIVEN_AFTER_S
+from clusterctl.agent.lead.actions import Policy, Tell
+from clusterctl.agent.lead.restart_policy import FORGIVEN_AFTER_S
 
 THRICE = {"pserver": 3, "trainer": 3}
 APART = [("pserver", 0, 0), ("pserver", 1, 1), ("trainer", 0, 0), ("trainer", 1, 1), ("trainer", 2, 2)]

@@ -12,18 +12,19 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from agent.wires import Follower, Keys, Lead, Message, run_until
-from clusterctl.agent import following, guardian, leading, membership
-from clusterctl.agent.link import Link, listen, tls_context
-from clusterctl.agent.reactor import Reactor
+from clusterctl.agent.event_loop import Reactor
+from clusterctl.agent.lead import client, failure_detector, server
+from clusterctl.agent.lead.connection import Link, listen, tls_context
+from clusterctl.agent.supervisor import guardian
 from clusterctl.common.files import write_json
 from clusterctl.common.paths import RunPaths
 
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(following, "RETRY_S", 0.1)
-    monkeypatch.setattr(leading, "RETRY_S", 0.1)
-    monkeypatch.setattr(leading, "COMEBACK_S", 1.0)
+    monkeypatch.setattr(client, "RETRY_S", 0.1)
+    monkeypatch.setattr(server, "RETRY_S", 0.1)
+    monkeypatch.setattr(server, "COMEBACK_S", 1.0)
 
 
 @pytest.fixture
@@ -127,9 +128,9 @@ def test_a_node_that_cannot_be_reached_has_the_whole_grace(
         done(socket.socket(), errno.EHOSTUNREACH)
 
     follower = begin(reactor, leader, keys)
-    monkeypatch.setattr(leading, "reach", in_vain)
-    monkeypatch.setattr(leading, "COMEBACK_S", 0.0)
-    monkeypatch.setattr(following, "RETRY_S", 2.0)
+    monkeypatch.setattr(server, "reach", in_vain)
+    monkeypatch.setattr(server, "COMEBACK_S", 0.0)
+    monkeypatch.setattr(client, "RETRY_S", 2.0)
     breaks(follower)
     run_until(reactor, lambda: len(trials) == 5)
     assert leader.noted("lost") == []
@@ -143,7 +144,7 @@ def test_a_link_that_became_silent_is_replaced_and_nothing_is_lost(
     reactor: Reactor, leader: Lead, keys: Keys, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As after a cut of the network, when neither kernel knows that the other can be reached again."""
-    monkeypatch.setattr(membership, "SUSPECT_S", 0.5)  # before the follower is made
+    monkeypatch.setattr(failure_detector, "SUSPECT_S", 0.5)  # before the follower is made
     follower = begin(reactor, leader, keys, node_grace_s=3)
     first = leader.lead._links[1]
     first._reactor.unwatch(first._sock)
@@ -195,7 +196,7 @@ def bears_witness(run: RunPaths, port: int) -> threading.Thread:
 def test_a_guardian_that_says_so_is_believed_at_once(
     reactor: Reactor, leader: Lead, keys: Keys, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(leading, "COMEBACK_S", 600.0)
+    monkeypatch.setattr(server, "COMEBACK_S", 600.0)
     follower = begin(reactor, leader, keys)
     follower.lead.let_go()
     breaks(follower)

@@ -11,12 +11,12 @@ SUPERVISES = """
 import os, signal, sys
 from pathlib import Path
 from types import SimpleNamespace
-from clusterctl.agent.child import Child
-from clusterctl.agent.leftovers import Leftovers
+from clusterctl.agent.supervisor.child import Child
+from clusterctl.agent.supervisor.orphans import Leftovers
 from clusterctl.common.paths import JobPaths
 from clusterctl.common.procfs import identify, is_alive
-from clusterctl.agent.reactor import Reactor
-from clusterctl.agent.reaper import adopt_orphans, reap_orphans
+from clusterctl.agent.event_loop import Reactor
+from clusterctl.agent.supervisor.reaper import adopt_orphans, reap_orphans
 
 place = Path(sys.argv[1])
 reactor, notes = Reactor(), []

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from clusterctl.agent import jobs
+from clusterctl.agent.node import jobs
 from clusterctl.common import fastjson
-from clusterctl.common.paths import is_job_id
+from clusterctl.common.paths import PACKAGE_ROOT, is_job_id
 from clusterctl.common.tree import content_of
 
 TEXT = 'quote " back \\ line \n \u00fc \u2028 \U0001f989'
@@ -60,10 +60,9 @@ def test_job_ids_are_told_from_other_names(name: str, is_one: bool) -> None:
 
 def answered(root: Path, *lines: dict[str, object]) -> tuple[dict[str, Any], set[str]]:
     """The last line that an agent says to these, and the modules that it took."""
-    top = Path(jobs.__file__).parents[2]
     request, *words = (json.dumps(line).encode() + b"\n" for line in lines)
     code = (
-        f"import sys; sys.path.insert(0, {str(top)!r}); from clusterctl.agent.main import main\n"
+        f"import sys; sys.path.insert(0, {PACKAGE_ROOT!r}); from clusterctl.agent.main import main\n"
         f"main({str(root)!r}, {request!r})"
     )
     command = [sys.executable, "-I", "-S", "-X", "importtime", "-c", code]
@@ -75,7 +74,7 @@ def answered(root: Path, *lines: dict[str, object]) -> tuple[dict[str, Any], set
 def test_status_is_answered_without_dear_imports(tmp_path: Path) -> None:
     answer, loaded = answered(tmp_path, {"op": "status", "ref": None})
     assert answer["error"]["kind"] == "no_job"
-    assert "clusterctl.agent.jobs" in loaded
+    assert "clusterctl.agent.node.jobs" in loaded
     assert not loaded & {"json", "pathlib", "re", "typing", "contextlib", "functools", "enum", "signal", "hashlib"}
 
 
@@ -85,5 +84,5 @@ def test_a_dispatch_is_received_without_dear_imports(tmp_path: Path) -> None:
     go = {"go": "JOB20261121-081530", "supersede": None, "blobs": 0, "compressed": False, "resume": {}}
     answer, loaded = answered(tmp_path, {"op": "dispatch", **about, **how}, go)
     assert answer["done"]["dir"] == str(tmp_path / go["go"])
-    assert "clusterctl.agent.staging" in loaded
+    assert "clusterctl.agent.dispatch.staging" in loaded
     assert not loaded & {"json", "pathlib", "fnmatch", "shutil", "tempfile", "subprocess", "socket"}

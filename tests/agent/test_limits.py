@@ -13,13 +13,13 @@ from typing import Any
 
 import pytest
 
-from clusterctl.agent.limits import OomKills, limit_met, limiter
+from clusterctl.agent.supervisor.exits import OomKills, limit_met, limiter
 
 GROUPS = Path("/sys/fs/cgroup")
 # Joins the control group given, and starts two programs: one asks for too much, the other is killed by somebody.
 IN_A_GROUP = """
 import os, pathlib, subprocess, sys
-from clusterctl.agent.limits import OomKills
+from clusterctl.agent.supervisor.exits import OomKills
 (pathlib.Path(sys.argv[1]) / "cgroup.procs").write_text(str(os.getpid()))
 kills = OomKills()
 greedy = subprocess.run([sys.executable, "-c", "bytearray(400_000_000)"])

@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agent.wires import Ends, Keys, in_order, run_until
-from clusterctl.agent import link
-from clusterctl.agent.link import Channel, Link, listen, tls_context
-from clusterctl.agent.reactor import Reactor
+from clusterctl.agent.event_loop import Reactor
+from clusterctl.agent.lead import connection
+from clusterctl.agent.lead.connection import Channel, Link, listen, tls_context
 
 
 @pytest.fixture
@@ -171,7 +171,7 @@ GARBAGE = [
 def test_garbage_from_a_member_closes_its_link(
     reactor: Reactor, ends: Ends, garbage: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(link, "MAX_FRAME", 200_000)
+    monkeypatch.setattr(connection, "MAX_FRAME", 200_000)
     run_until(reactor, lambda: len(ends.opened) == 2)
     ends.links["client"]._outgoing += garbage
     ends.links["client"]._pump()

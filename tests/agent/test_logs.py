@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from clusterctl.agent import logs
-from clusterctl.agent.logs import INDEX_ENTRY, LONGEST_LINE, Line, LogReader, LogWriter
+from clusterctl.agent.node import log_files
+from clusterctl.agent.node.log_files import INDEX_ENTRY, LONGEST_LINE, Line, LogReader, LogWriter
 
 
 class Clock:
@@ -193,8 +193,8 @@ def test_whatever_is_written_is_read_whole_from_any_line_on(
 ) -> None:
     directory = tmp_path_factory.mktemp("log")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(logs, "READ_BYTES", read_bytes)
-        patch.setattr(logs, "LONGEST_LINE", longest)
+        patch.setattr(log_files, "READ_BYTES", read_bytes)
+        patch.setattr(log_files, "LONGEST_LINE", longest)
         write(directory, *pieces, rotate_bytes=rotate_bytes).close()
         whole = b"".join(pieces)
         lines = read(directory)

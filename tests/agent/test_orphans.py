@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from clusterctl.agent.orphans import by_job, of_job, of_run
+from clusterctl.agent.node.job_processes import by_job, of_job, of_run
 from clusterctl.common.files import write_json
 from clusterctl.common.paths import JobPaths
 from clusterctl.common.procfs import Identity, end_all, environment_of, identify, run_environment

@@ -9,7 +9,7 @@ from contextlib import closing
 import pytest
 
 from agent.wires import free_ports
-from clusterctl.agent.ports import Held, is_listening, take
+from clusterctl.agent.node.ports import Held, is_listening, take
 
 ADDRESS = "127.0.0.1"
 

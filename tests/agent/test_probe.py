@@ -14,13 +14,13 @@ from typing import Any
 import pytest
 
 from agent.nodes import PYTHONS, asked
-from clusterctl.agent import facts, ports
-from clusterctl.agent.addresses import find_address, interface_of, local_addresses
-from clusterctl.agent.jobs import is_free
-from clusterctl.agent.protocol import AgentError
-from clusterctl.agent.reach import Answerer, Target, try_all
-from clusterctl.agent.start import JobLock
-from clusterctl.agent.store import dispatch_lock
+from clusterctl.agent.dispatch.content import dispatch_lock
+from clusterctl.agent.node import facts, ports
+from clusterctl.agent.node.addresses import find_address, interface_of, local_addresses
+from clusterctl.agent.node.jobs import is_free
+from clusterctl.agent.node.reachability import Answerer, Target, try_all
+from clusterctl.agent.operations.start import JobLock
+from clusterctl.agent.peer import AgentError
 from clusterctl.common.paths import JobPaths
 from clusterctl.common.wheels import WheelStore
 from clusterctl.setup.sending import send_files
@@ -87,7 +87,7 @@ def test_a_port_where_nobody_listens_refuses() -> None:
 
 
 def test_a_port_that_drops_what_comes_is_told_from_one_that_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("clusterctl.agent.reach.CONNECT_S", 0.3)
+    monkeypatch.setattr("clusterctl.agent.node.reachability.CONNECT_S", 0.3)
     sock = listening(backlog=0)
     with contextlib.ExitStack() as stack:
         stack.callback(sock.close)
@@ -110,7 +110,7 @@ def test_another_probes_port_is_a_strangers() -> None:
 
 
 def test_who_takes_the_connection_and_says_nothing_is_mute(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("clusterctl.agent.reach.REPLY_S", 0.3)
+    monkeypatch.setattr("clusterctl.agent.node.reachability.REPLY_S", 0.3)
     with listening() as sock:
         assert outcome(target(sock)) == "mute"
 

@@ -16,9 +16,9 @@ from typing import Any
 import pytest
 
 from agent.nodes import agent, ask, asked
-from clusterctl.agent import protocol
-from clusterctl.agent.protocol import Gone, Peer
-from clusterctl.agent.staging import LARGE
+from clusterctl.agent import peer as protocol
+from clusterctl.agent.dispatch.staging import LARGE
+from clusterctl.agent.peer import Gone, Peer
 from clusterctl.cluster import AgentCall
 from clusterctl.common.tree import DIRECTORY, END, FILE, HEADER, Entry, content_of
 from clusterctl.errors import ClusterctlError, NodeError, RefusedError

@@ -8,16 +8,14 @@ import socket
 import subprocess
 import threading
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
 from agent.nodes import PYTHONS
 from agent.relays import STREAM, LyingRelay, Member, Relays, read_all, reader
-from clusterctl.agent import relay, relay_links
-from clusterctl.agent.relay import Branch, Lag, Relay, RelayBroken
-
-PACKAGE_ROOT = Path(relay.__file__).parents[2]
+from clusterctl.agent.relay import downstream, relay
+from clusterctl.agent.relay.relay import Branch, Lag, Relay, RelayBroken
+from clusterctl.common.paths import PACKAGE_ROOT
 
 
 @pytest.fixture(autouse=True)
@@ -31,12 +29,12 @@ def nothing_is_left() -> Iterator[None]:
 
 @pytest.fixture
 def short_patience(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (relay, relay_links):
+    for module in (relay, downstream):
         monkeypatch.setattr(module, "STALL_S", 0.5)
-    monkeypatch.setattr(relay_links, "SILENCE_S", 0.5)
-    monkeypatch.setattr(relay_links, "JOIN_S", 1.0)
-    monkeypatch.setattr(relay_links, "CALL_S", 1.0)
-    monkeypatch.setattr(relay_links, "BUFFERED", 256 << 10)
+    monkeypatch.setattr(downstream, "SILENCE_S", 0.5)
+    monkeypatch.setattr(downstream, "JOIN_S", 1.0)
+    monkeypatch.setattr(downstream, "CALL_S", 1.0)
+    monkeypatch.setattr(downstream, "BUFFERED", 256 << 10)
     monkeypatch.setattr(Lag, "ALLOWED_S", 0.3)
 
 
@@ -67,7 +65,7 @@ def test_it_works_between_processes_in_other_pythons(python: str) -> None:
     relays = Relays(3)
     program = (
         "import json, sys\n"
-        "from clusterctl.agent.relay import Branch, Keys, Relay\n"
+        "from clusterctl.agent.relay.relay import Branch, Keys, Relay\n"
         "relay = Relay('127.0.0.1'); print(relay.port, flush=True)\n"
         "keys, down, length = json.loads(sys.stdin.readline())\n"
         "relay.start(Keys(*keys), 'node0', [Branch(*b) for b in down], length)\n"

@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 from agent.nodes import PYTHONS, PipeCluster, ask, asked
-from clusterctl.agent.setup import facts
-from clusterctl.agent.venvs import environments_lock, in_environment
+from clusterctl.agent.operations.setup import facts
+from clusterctl.agent.packages.venvs import environments_lock, in_environment
 from clusterctl.cluster import AgentCall
 from clusterctl.common.pip import uv_variables
 from clusterctl.common.requirements import effective, logical_lines

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from clusterctl.agent.reactor import Reactor
-from clusterctl.agent.stalls import Stalls
+from clusterctl.agent.event_loop import Reactor
+from clusterctl.agent.supervisor.watchdog import Stalls
 from clusterctl.common.procfs import Identity, identify
 
 STALL_S, NODE_GRACE_S = 60.0, 10.0

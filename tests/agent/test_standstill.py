@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from agent.plays import Play
-from clusterctl.agent.decisions import Policy, Tell
-from clusterctl.agent.standstill import STACKS_S, SURE_S
+from clusterctl.agent.lead.actions import Policy, Tell
+from clusterctl.agent.lead.deadlock import STACKS_S, SURE_S
 
 PROCESSES = [("pserver", 0, 0), ("trainer", 0, 0), ("trainer", 1, 1)]
 SOON_S = SURE_S + 1.0

@@ -11,16 +11,16 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl.agent import stop
-from clusterctl.agent.jobs import is_free
-from clusterctl.agent.protocol import Peer
+from clusterctl.agent.node.jobs import is_free
+from clusterctl.agent.operations import stop
+from clusterctl.agent.peer import Peer
 from clusterctl.common.files import write_json
 from clusterctl.common.paths import JobPaths
 
 HOLD = """
 import pathlib, sys, time
 from clusterctl.common.paths import JobPaths
-from clusterctl.agent.start import JobLock
+from clusterctl.agent.operations.start import JobLock
 with JobLock(JobPaths(pathlib.Path(sys.argv[1]))):
     print("held", flush=True)
     time.sleep(600)

@@ -14,9 +14,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clusterctl.agent.protocol import AgentError, Gone
-from clusterctl.agent.staging import Staging, Stream
-from clusterctl.agent.store import Source, stamp_of
+from clusterctl.agent.dispatch.content import Source, stamp_of
+from clusterctl.agent.dispatch.staging import Staging, Stream
+from clusterctl.agent.peer import AgentError, Gone
 from clusterctl.common.paths import RESERVED
 from clusterctl.common.seal import listing, read_seal
 from clusterctl.common.tree import DIRECTORY, END, FILE, HEADER, LINK, Entry, check, decode, leads_outside

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agent.plays import Play
-from clusterctl.agent.decisions import DropManifests, Tell
-from clusterctl.agent.upkeep import Best, Known, Logged, Upkeep
+from clusterctl.agent.lead.actions import DropManifests, Tell
+from clusterctl.agent.lead.checkpoint_retention import Best, Known, Logged, Upkeep
 
 AUC = Best("auc", "max")
 

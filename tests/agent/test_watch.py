@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
-from clusterctl.agent import watch
-from clusterctl.agent.logs import LogWriter
-from clusterctl.agent.protocol import AgentError, Gone, Peer
-from clusterctl.agent.watch import Budget, EventReader, follow, logs
+from clusterctl.agent.node.log_files import LogWriter
+from clusterctl.agent.operations import logs as watch
+from clusterctl.agent.operations.logs import Budget, EventReader, follow, logs
+from clusterctl.agent.peer import AgentError, Gone, Peer
 from clusterctl.common.files import write_json
 from clusterctl.common.paths import JobPaths, RunPaths
 from clusterctl.common.procfs import identify

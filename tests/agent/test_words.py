@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from clusterctl.agent.lead import Lead
-from clusterctl.agent.words import FIELDS, NEEDED, check
+from clusterctl.agent.lead.message_schema import FIELDS, NEEDED, check
+from clusterctl.agent.lead.state_machine import Lead
 
 PROCESSES = [("pserver", 0, 0), ("trainer", 0, 0), ("pserver", 1, 1), ("trainer", 1, 1)]
 OF_NODE_1 = [("pserver", 1), ("trainer", 1)]

@@ -8,10 +8,10 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from clusterctl.agent.following import RemoteLead
-from clusterctl.agent.leading import LocalLead
-from clusterctl.agent.link import Link, listen, tls_context
-from clusterctl.agent.reactor import Reactor
+from clusterctl.agent.event_loop import Reactor
+from clusterctl.agent.lead.client import RemoteLead
+from clusterctl.agent.lead.connection import Link, listen, tls_context
+from clusterctl.agent.lead.server import LocalLead
 from clusterctl.common.paths import JobPaths, RunPaths
 from clusterctl.config import from_values
 from clusterctl.inventory import build

@@ -17,7 +17,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from agent.nodes import PipeCluster, Pipes
-from clusterctl.agent import store, supersede
+from clusterctl.agent.dispatch import content, in_place
 from clusterctl.common.seal import listing, read_seal, untouched_job, write_seal
 from clusterctl.dispatch import Dispatched, Progress, dispatch, plan, scan
 from clusterctl.errors import ClusterctlError
@@ -312,12 +312,12 @@ def test_a_change_in_place_that_was_cut_off_anywhere_is_finished_by_the_next_cal
         staging = root / ".clusterctl/incoming/staged"
         (staging / "new").mkdir(parents=True)
         entries = sorted(scan(place.workspace).entries, key=lambda entry: entry.path.replace("/", "\0"))
-        base = {row.entry.path: row for row in store.read_manifest(root / done.job) or ()}
-        for number in supersede.changed(base, entries):
+        base = {row.entry.path: row for row in content.read_manifest(root / done.job) or ()}
+        for number in in_place.changed(base, entries):
             shutil.copy2(place.workspace / entries[number].path, staging / "new" / str(number))
         record = {"job": "JOB20261121-999999", "node": 0, "nodes": 1, "tree": "t", "source": "s"}
-        finished = killed_at(cut, partial(supersede.supersede, root, staging, done.job, record, entries, base))
-        supersede.recover(root)
+        finished = killed_at(cut, partial(in_place.supersede, root, staging, done.job, record, entries, base))
+        in_place.recover(root)
         names = [path.name for path in root.glob("JOB*")]
         if names == [done.job]:  # cut off before the journal stood: nothing has happened
             assert described(root / done.job) != described(place.workspace)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl.agent import watch
+from clusterctl.agent.operations import logs
 from clusterctl.cluster import MAX_LINE
 from clusterctl.common.paths import JobPaths
 from clusterctl.common.safe_json import parse, parse_event
@@ -133,7 +133,7 @@ def test_long_lines_that_are_no_bombs_are_taken() -> None:
 def test_an_event_longer_than_any_does_not_hide_those_behind_it(tmp_path: Path) -> None:
     path = tmp_path / "events.jsonl"
     path.write_bytes(b'{"event": "log", "message": "' + b"x" * (3 << 20) + b'"}\n{"event": "ended"}\n')
-    reader = watch.EventReader(path)
+    reader = logs.EventReader(path)
     events = [event["event"] for _ in range(3) for event in reader.read()]
     assert events == ["log", "ended"]
 
@@ -156,7 +156,7 @@ def test_lines_that_grow_on_the_way_still_arrive(tmp_path: Path) -> None:
             sizes.append(len(json.dumps(message)))
             count += len(message.get("lines", ()))
 
-    watch.logs(tmp_path, {"ref": None}, Peer())  # type: ignore[arg-type]  # it only sends
+    logs.logs(tmp_path, {"ref": None}, Peer())  # type: ignore[arg-type]  # it only sends
     assert count == 600
     assert max(sizes) < MAX_LINE // 2
 

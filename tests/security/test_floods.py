@@ -12,9 +12,9 @@ import pytest
 import zmq
 
 from agent.wires import LIMIT_S, Follower, Keys, Lead, run_until
-from clusterctl.agent import leading
-from clusterctl.agent.limits import MOST_FILES, allow_open_files
-from clusterctl.agent.reactor import Reactor
+from clusterctl.agent.event_loop import Reactor
+from clusterctl.agent.lead import server
+from clusterctl.agent.supervisor.exits import MOST_FILES, allow_open_files
 from clusterctl.runtime.wire import sockets
 
 STRANGERS = 300
@@ -37,7 +37,7 @@ def test_a_lead_keeps_its_descriptors_whoever_connects_and_a_supervisor_still_ge
         run_until(reactor, lambda: follower.ordered() == ["spawn"])
         taken = open_descriptors() - before - STRANGERS
         assert STRANGERS > taken > 0
-        assert taken < leading.SPARE_LINKS + 10
+        assert taken < server.SPARE_LINKS + 10
     follower.lead.let_go()
     for link in [*leader.lead._links.values(), *leader.lead._strangers]:
         link.close()

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from clusterctl import collect as collecting
-from clusterctl.agent import collect as agent
+from clusterctl.agent.operations import collect as agent
 from clusterctl.errors import NodeError
 from clusterctl.runtime import merge_model
 from clusterctl.runtime.errors import ModelError

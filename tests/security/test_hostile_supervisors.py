@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from agent.wires import Follower, Keys, Lead, run_until
-from clusterctl.agent.reactor import Reactor
+from clusterctl.agent.event_loop import Reactor
 from clusterctl.common.manifest import is_tag
 from security.liars import EVIL
 

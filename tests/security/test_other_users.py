@@ -167,7 +167,7 @@ def test_temporary_names_are_beside_their_places_and_never_in_a_directory_of_all
             if isinstance(node, ast.Call) and getattr(node.func, "attr", getattr(node.func, "id", "")) in makers:
                 calls.append((path.name, {keyword.arg for keyword in node.keywords}))
     assert len(calls) > 3
-    random_name_where_there_is_no_memfd = ["relay_links.py"]
+    random_name_where_there_is_no_memfd = ["downstream.py"]
     assert [name for name, keywords in calls if "dir" not in keywords] == random_name_where_there_is_no_memfd
     assert not [path for path in PACKAGE.rglob("*.py") if '"/tmp' in path.read_text()]
 

@@ -1,0 +1,251 @@
+"""What is where by content on this node, and the lock that keeps dispatches apart.
+
+There is no central index that could be wrong: every job directory has a manifest of its own
+(`JOB/.clusterctl/manifest`), a row per path with the stamp (mtime, ctime, inode) that its file had when its bytes were
+verified. A file counts as what its row says only while its size and stamp are the same. With a job go its rows.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+import stat
+import time
+from collections.abc import Collection, Iterator
+from typing import TYPE_CHECKING, Any, Callable, NamedTuple, Optional
+
+from clusterctl.agent.peer import AgentError
+from clusterctl.common.fastjson import Place, dumps, loads
+from clusterctl.common.files import is_locked, read_json, write_all
+from clusterctl.common.paths import META, JobPaths, find_jobs, incoming_dir
+from clusterctl.common.seal import joined, line_of, listing, read_seal, write_seal
+from clusterctl.common.tree import COPY_BYTES, DIRECTORY, FILE, LINK, Entry
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+LOCK = "dispatch.lock"
+LOCK_TRIES = 20
+KIND_MODES = {FILE: stat.S_IFREG, DIRECTORY: stat.S_IFDIR, LINK: stat.S_IFLNK}
+TORN = "torn-"  # and a digest: the name of a large file that has not arrived whole
+RANGE_BYTES = 256 << 20
+MANY = 1000  # rows that are written at once
+FEW = 32  # digests that are searched for as text before a whole manifest is parsed
+
+
+class Stamp(NamedTuple):
+    """What tells that a file is still the one that was verified."""
+
+    mtime_ns: int
+    ctime_ns: int
+    inode: int
+
+
+class Row(NamedTuple):
+    """An entry of a job's manifest; only files have a stamp."""
+
+    entry: Entry
+    stamp: Optional[Stamp]  # noqa: UP045 - evaluated by python 3.9
+
+
+class Source(NamedTuple):
+    """A file on this node that has the wanted bytes; one that nobody else needs may be moved."""
+
+    path: str
+    stamp: Stamp
+    movable: bool
+
+
+def stamp_of(status: os.stat_result) -> Stamp:
+    return Stamp(status.st_mtime_ns, status.st_ctime_ns, status.st_ino)
+
+
+@contextlib.contextmanager
+def dispatch_lock(root: Path, holder: dict[str, Any]) -> Iterator[None]:
+    """Held by whoever changes which jobs there are; it names its holder and dies with it.
+
+    Raises AgentError of kind `busy`, with the holder in its details, when another has it. The file appears with its
+    lock taken and its holder written, because it is linked into place.
+    """
+    meta = incoming_dir(root).parent
+    incoming_dir(root).mkdir(0o700, parents=True, exist_ok=True)
+    beside = f"{meta}/.{LOCK}.{os.getpid()}"
+    place = f"{meta}/{LOCK}"
+    fd = os.open(beside, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX)
+        os.write(fd, dumps({**holder, "since": time.time()}))
+        try:
+            _link(beside, place)
+        finally:
+            os.unlink(beside)  # noqa: PTH108
+        try:
+            yield
+        finally:
+            os.unlink(place)  # noqa: PTH108
+    finally:
+        os.close(fd)
+
+
+def is_dispatching(root: Path) -> bool:
+    """Whether somebody has the lock now."""
+    return is_locked(incoming_dir(root).parent / LOCK)
+
+
+def _link(beside: str, place: str) -> None:
+    for _ in range(LOCK_TRIES):
+        try:
+            os.link(beside, place)
+            return
+        except FileExistsError:
+            _remove_dead(place)
+    raise AgentError("the lock of dispatches cannot be taken", hint=f"is something else changing {place}?")
+
+
+def _remove_dead(place: str) -> None:
+    """Removes the lock of a holder that is gone; raises when it lives."""
+    try:
+        other = os.open(place, os.O_RDWR | os.O_CLOEXEC)  # NFS gives an exclusive lock only to who may write
+    except FileNotFoundError:
+        return
+    try:
+        fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if os.path.samestat(os.fstat(other), os.stat(place)):  # noqa: PTH116
+            os.unlink(place)  # noqa: PTH108
+    except FileNotFoundError:
+        return
+    except OSError as exc:
+        if exc.errno not in (errno.EAGAIN, errno.EACCES):
+            raise
+        holder = read_json(Place(place)) or {}
+        who = holder.get("by", "somebody")
+        raise AgentError(
+            f"another dispatch, by {who}, is under way here",
+            kind="busy",
+            hint="dispatch again when it is done",
+            holder=holder,
+        ) from exc
+    finally:
+        os.close(other)
+
+
+def write_manifest(job_dir: Path, tree: str, rows: list[Row]) -> None:
+    """The rows as JSON, and the seal; the directory is one that nobody sees yet."""
+    with (job_dir / META / "manifest").open("wb") as f:
+        for first in range(0, len(rows), MANY):
+            part = [(*row.entry, row.stamp) for row in rows[first : first + MANY]]
+            f.write((b",\n" if first else b"[") + dumps(part)[1:-1])
+        f.write(b"]" if rows else b"[]")
+    lines = [
+        line_of(
+            entry.path, KIND_MODES[entry.kind] | entry.mode, entry.size, stamp or (entry.mtime_ns, 0, 0), entry.target
+        )
+        for entry, stamp in rows
+    ]
+    write_seal(str(job_dir), tree, joined(lines))
+
+
+def read_manifest(job_dir: Path) -> list[Row] | None:
+    """A job's rows; None when there are none that make sense."""
+    try:
+        found = loads((job_dir / META / "manifest").read_bytes())
+        return [Row(Entry(*row[:-1]), Stamp(*row[-1]) if row[-1] else None) for row in found]
+    except (OSError, ValueError, TypeError):
+        return None
+
+
+def is_exact(job_dir: Path) -> bool:
+    """Whether a job directory holds just what was dispatched, nothing changed and nothing beside it."""
+    try:
+        return read_seal(str(job_dir))[1] == listing(str(job_dir))
+    except (OSError, ValueError):
+        return False
+
+
+def find_sources(
+    root: Path, wanted: Collection[str], sizes: dict[str, int], beat: Callable[[], None]
+) -> dict[str, Source]:
+    """Files of this node with the wanted digests: what a broken dispatch left first, then jobs, the newest first.
+
+    `beat` is called now and then: a job of 100,000 files takes half a second.
+    """
+    found: dict[str, Source] = {}
+    missing = set(wanted)
+    for digest, source in _left_over(incoming_dir(root)):
+        if digest in missing and is_still(source, sizes[digest]):
+            found[digest] = source
+            missing.discard(digest)
+    for job in find_jobs(root):
+        if not missing:
+            break
+        beat()
+        for digest, source in _of_job(job, missing):
+            if digest in missing and is_still(source, sizes[digest]):
+                found[digest] = source
+                missing.discard(digest)
+    return found
+
+
+def is_still(source: Source, size: int) -> bool:
+    try:
+        status = os.lstat(source.path)
+    except OSError:
+        return False
+    return stat.S_ISREG(status.st_mode) and status.st_size == size and stamp_of(status) == source.stamp
+
+
+def _of_job(job: JobPaths, missing: set[str]) -> Iterator[tuple[str, Source]]:
+    try:
+        text = (job.meta / "manifest").read_bytes()
+    except OSError:
+        return
+    if len(missing) <= FEW and not any(digest.encode() in text for digest in missing):
+        return
+    for row in read_manifest(job.dir) or ():
+        if row.stamp and row.entry.digest in missing:
+            yield row.entry.digest, Source(f"{job.dir}/{row.entry.path}", row.stamp, False)
+
+
+def _left_over(incoming: Path) -> Iterator[tuple[str, Source]]:
+    """What arrived whole in dispatches that broke off: their staging directories keep a list of it."""
+    for place in incoming.iterdir():
+        with contextlib.suppress(OSError), (place / "arrived").open() as lines:
+            for line in lines:
+                with contextlib.suppress(ValueError, TypeError):  # the last line may be torn
+                    digest, path, stamp = loads(line)
+                    yield digest, Source(f"{place}/{path}", Stamp(*stamp), True)
+
+
+def find_torn(incoming: Path, sizes: dict[str, int]) -> dict[str, tuple[str, int]]:
+    """Beginnings of large files, as (path, bytes) by digest: dispatches that broke off left them."""
+    found: dict[str, tuple[str, int]] = {}
+    for place in incoming.iterdir():
+        for path in place.iterdir() if sizes and place.is_dir() else ():
+            digest = path.name[len(TORN) :]
+            if path.name.startswith(TORN) and digest in sizes:
+                status = path.lstat()
+                known = found.get(digest, ("", 0))[1]
+                if stat.S_ISREG(status.st_mode) and known < status.st_size < sizes[digest]:
+                    found[digest] = (str(path), status.st_size)
+    return found
+
+
+def copy_file(source: Source, size: int, fd: int, beat: Callable[[], None]) -> None:
+    """The bytes of a source into an open file, shared between both where the file system can.
+
+    `beat` is called now and then. Raises AgentError when the source changes meanwhile.
+    """
+    with open(source.path, "rb") as f:  # noqa: PTH123
+        left = size
+        with contextlib.suppress(OSError, AttributeError):  # not here, or not between these file systems
+            while left and (done := os.copy_file_range(f.fileno(), fd, min(left, RANGE_BYTES))):
+                left -= done
+                beat()
+        while left and (data := f.read(min(left, COPY_BYTES))):
+            write_all(fd, data)
+            left -= len(data)
+            beat()
+        if left or not stamp_of(os.fstat(f.fileno())) == source.stamp:
+            raise AgentError(f"{source.path} changed while it was copied", hint="dispatch again")

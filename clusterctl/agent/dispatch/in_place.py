@@ -1,0 +1,182 @@
+"""Makes a job that was never started into its successor, in place: only what differs is touched.
+
+Everything new is staged and verified before; then a journal is written, the old directory is renamed into the staging
+directory, changed there, and renamed to its new name. Whoever calls an agent next finishes what a kill interrupted:
+every step may be repeated.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import stat
+from typing import TYPE_CHECKING, Any
+
+from clusterctl.agent.dispatch.content import Row, dispatch_lock, read_manifest, stamp_of, write_manifest
+from clusterctl.agent.peer import AgentError
+from clusterctl.common.fastjson import Place, dumps, loads
+from clusterctl.common.files import delete, is_locked, read_json, write_atomic, write_json
+from clusterctl.common.paths import JobPaths, incoming_dir
+from clusterctl.common.tree import DIRECTORY, FILE, LINK, Entry, decode, owned_name
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+JOURNAL = "journal"
+SETTLE_S = 10.0
+
+
+def journal_of(root: Path) -> Path:
+    return incoming_dir(root).parent / JOURNAL
+
+
+def was_started(job: JobPaths) -> bool:
+    """Whether a run of the job was begun, or is about to."""
+    return job.newest_run() is not None or is_locked(job.lock)
+
+
+def changed(base: dict[str, Row], entries: list[Entry]) -> list[int]:
+    """The numbers of the entries that are files whose bytes the base does not have at that path."""
+    numbers = []
+    for number, entry in enumerate(entries):
+        if entry.kind == FILE:
+            row = base.get(entry.path)
+            if row is None or (row.entry.kind, row.entry.size, row.entry.digest) != (FILE, entry.size, entry.digest):
+                numbers.append(number)
+    return numbers
+
+
+def supersede(
+    root: Path, staging: Path, old: str, record: dict[str, Any], entries: list[Entry], base: dict[str, Row]
+) -> bool:
+    """Renames and changes job `old`, whose rows are `base`, into `record["job"]`; False when it was started meanwhile.
+
+    The files that `changed` names are in `staging/new/NUMBER`, verified.
+    """
+    write_atomic(staging / "entries", dumps(entries), durable=False)
+    write_json(journal_of(root), {"staging": staging.name, "old": old, "record": record}, durable=False)
+    return _go_on(root, entries, base)
+
+
+def recover(root: Path) -> None:
+    """Finishes what an agent that was killed had begun; called before every operation that finds a journal."""
+    from clusterctl.common.procfs import wait_until
+
+    def settled() -> bool:
+        try:
+            with dispatch_lock(root, {"by": "the end of an interrupted one"}):
+                if journal_of(root).exists():
+                    _go_on(root)
+        except AgentError as exc:  # a dispatch is at it just now
+            if exc.kind != "busy":
+                raise
+        return not journal_of(root).exists()
+
+    wait_until(settled, SETTLE_S)
+
+
+def _go_on(root: Path, entries: list[Entry] | None = None, base: dict[str, Row] | None = None) -> bool:
+    """What is known already need not be read."""
+    journal = read_json(journal_of(root))
+    staging = incoming_dir(root) / str(journal["staging"]) if journal else None
+    if journal is None or staging is None or not (staging / "entries").exists():
+        journal_of(root).unlink()
+        return False
+    old, new, tree = JobPaths(root / journal["old"]), root / journal["record"]["job"], staging / "base"
+    if old.dir.exists() and not tree.exists():
+        if was_started(old):
+            journal_of(root).unlink()
+            return False
+        old.dir.rename(tree)
+    if tree.exists():
+        entries = entries or decode(loads((staging / "entries").read_bytes()))
+        base = base or {row.entry.path: row for row in read_manifest(tree) or ()}
+        _change(tree, staging, entries, base, journal["record"])
+        tree.rename(new)
+    journal_of(root).unlink()
+    with contextlib.suppress(OSError):
+        delete(staging)
+    return True
+
+
+def _change(tree: Path, staging: Path, entries: list[Entry], base: dict[str, Row], record: dict[str, Any]) -> None:
+    for path, row in base.items():  # a directory may be read-only
+        if row.entry.kind == DIRECTORY and row.entry.mode & 0o300 != 0o300 and _kind(tree / path) == DIRECTORY:
+            with contextlib.suppress(OSError):
+                (tree / path).chmod(0o700)
+    _remove_gone(tree, base, entries)
+    rows = [_place(tree, staging, base, number, entry) for number, entry in enumerate(entries)]
+    for entry in reversed(entries):
+        if entry.kind == DIRECTORY:
+            finish_directory(f"{tree}/{entry.path}", entry)
+    seal(JobPaths(tree), record, rows)
+
+
+def _remove_gone(tree: Path, base: dict[str, Row], entries: list[Entry]) -> None:
+    """Where the successor of a directory is there already, nothing below is looked at: it may be a link elsewhere."""
+    wanted = {entry.path: entry.kind for entry in entries}
+    gone: list[str] = []
+    replaced: set[str] = set()
+    for path, row in base.items():  # directories before what is in them
+        if path.rpartition("/")[0] in replaced:
+            replaced.add(path)
+        elif wanted.get(path) != row.entry.kind:
+            if path in wanted and _kind(tree / path) != row.entry.kind:
+                replaced.add(path)
+            else:
+                gone.append(path)
+    for path in reversed(gone):
+        _remove(tree / path)
+
+
+def _kind(path: Path) -> str:
+    try:
+        mode = path.lstat().st_mode
+    except (FileNotFoundError, NotADirectoryError):
+        return ""
+    return DIRECTORY if stat.S_ISDIR(mode) else LINK if stat.S_ISLNK(mode) else FILE
+
+
+def _remove(path: Path | Place) -> None:
+    with contextlib.suppress(NotADirectoryError):
+        delete(path)
+
+
+def _place(tree: Path, staging: Path, base: dict[str, Row], number: int, entry: Entry) -> Row:
+    path = f"{tree}/{entry.path}"
+    known = base.get(entry.path)
+    if known is not None and known.entry == entry:
+        return known
+    if entry.kind == DIRECTORY:
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(path, 0o700)  # noqa: PTH102
+        return Row(entry, None)
+    if entry.kind == LINK:
+        _remove(Place(path))
+        make_link(path, entry)
+        return Row(entry, None)
+    with contextlib.suppress(FileNotFoundError):
+        os.replace(staging / "new" / str(number), path)  # noqa: PTH105
+    os.chmod(path, entry.mode)  # noqa: PTH101
+    os.utime(path, ns=(entry.mtime_ns, entry.mtime_ns))
+    return Row(entry, stamp_of(os.lstat(path)))
+
+
+def make_link(path: str, entry: Entry) -> None:
+    os.symlink(entry.target, path)  # noqa: PTH211
+    os.utime(path, ns=(entry.mtime_ns, entry.mtime_ns), follow_symlinks=False)
+
+
+def finish_directory(path: str, entry: Entry) -> None:
+    """Mode and time, when all that is in it is there."""
+    os.chmod(path, entry.mode)  # noqa: PTH101
+    os.utime(path, ns=(entry.mtime_ns, entry.mtime_ns))
+
+
+def seal(job: JobPaths, record: dict[str, Any], rows: list[Row]) -> None:
+    """What is ours in a job directory."""
+    for ours in (job.log, job.output, job.meta, job.runs):
+        ours.mkdir(0o700, exist_ok=True)
+    write_atomic(job.nodefile, b"%d\n" % record["node"], 0o644, durable=False)
+    write_json(job.record, record, durable=False)
+    write_manifest(job.dir, owned_name(record["tree"], record["source"], record["node"], record["nodes"]), rows)

@@ -1,0 +1,269 @@
+"""Dispatch, the node's side: a job directory appears whole and verified, or not at all.
+
+The conversation: the request names the tree to be had, most often as changes to one that this node should have; the
+answer says what the node has and which bytes it lacks; the control machine decides for all nodes, and sends them. A
+lock keeps two dispatches apart from the request to the end.
+
+Bytes come as blobs: the digest (32 bytes), the size (8 bytes, big-endian), the bytes; a size of `END` ends them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+import zlib
+from typing import TYPE_CHECKING, Any, Callable
+
+from clusterctl.agent.dispatch.content import Source, dispatch_lock, find_sources, find_torn, is_exact, read_manifest
+from clusterctl.agent.dispatch.in_place import journal_of, supersede, was_started
+from clusterctl.agent.peer import AgentError, Gone, Peer
+from clusterctl.common.fastjson import loads
+from clusterctl.common.files import delete, digest_of, read_json
+from clusterctl.common.paths import RESERVED, JobPaths, find_jobs, incoming_dir
+from clusterctl.common.tree import FILE, Entry, content_of, decode, fold_rows, order
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from clusterctl.agent.dispatch.staging import Staging
+    from clusterctl.agent.relay.relay import Relay
+
+
+def receive(root: Path, request: dict[str, Any], peer: Peer) -> dict[str, Any]:
+    """Serves one dispatch: says what is here, and becomes what the control machine decides."""
+    holder = {name: request[name] for name in ("nonce", "node", "by")}
+    with dispatch_lock(root, holder):
+        return _Dispatch(root, request, peer).serve()
+
+
+class _Dispatch:
+    def __init__(self, root: Path, request: dict[str, Any], peer: Peer) -> None:
+        self._root = root
+        self._request = request
+        self._peer = peer
+        self._jobs = list(find_jobs(root))
+        self._newest = self._jobs[0] if self._jobs else None
+        self._record: dict[str, Any] = (read_json(self._newest.record) or {}) if self._newest else {}
+        self._base = read_manifest(self._newest.dir) if self._newest else None
+        self._exact = False
+        self._entries: list[Entry] = []
+        self._sources: dict[str, Source] = {}
+        self._torn: dict[str, tuple[str, int]] = {}
+        self._relay: Relay | None = None
+
+    def serve(self) -> dict[str, Any]:
+        request = self._request
+        listed = _unpack(self._peer, request["manifest_bytes"])
+        answer = {
+            "jobs": [job.dir.name for job in self._jobs],
+            "newest": self._about_newest(),
+            "holds": self._holds(),
+        }
+        known = self._understand(listed, request["base"])
+        self._peer.send({**answer, **(self._lacking() if known else {"missing": None}), **self._gone()})
+        while True:
+            word = self._peer.next_word()
+            if "manifest_bytes" in word:
+                self._understand(_unpack(self._peer, word["manifest_bytes"]), None)
+                self._peer.send({**self._lacking(), **self._gone()})
+            elif "listen" in word:
+                self._peer.send(self._be_ready_to_relay())
+            elif "keep" in word:
+                _sweep(incoming_dir(self._root), self._peer.beat)
+                return {"dir": str(self._root / word["keep"]), "kept": True}
+            elif "go" in word:
+                return self._build(word)
+            else:
+                raise AgentError("the dispatch was given up")
+
+    def _about_newest(self) -> dict[str, Any] | None:
+        job = self._newest
+        if job is None:
+            return None
+        started = was_started(job)
+        self._exact = not started and self._base is not None and is_exact(job.dir)
+        if self._exact and self._request["rehash"]:
+            self._exact = all(
+                digest_of(f"{job.dir}/{entry.path}", self._peer.beat) == entry.digest
+                for entry, stamp in self._base or ()
+                if stamp
+            )
+        about = {name: self._record.get(name) for name in ("tree", "source", "node", "nodes")}
+        return {"job": job.dir.name, "started": started, "exact": self._exact, **about}
+
+    def _be_ready_to_relay(self) -> dict[str, Any]:
+        from clusterctl.agent.relay.take import be_ready
+
+        self._relay, where = be_ready(self._request["address"], self._request["nic"])
+        return where
+
+    def _gone(self) -> dict[str, Any]:
+        """For a plan: the paths that an in-place change would remove."""
+        if not self._request["plan"]:
+            return {}
+        wanted = {entry.path for entry in self._entries}
+        return {"gone": [row.entry.path for row in self._base or () if self._exact and row.entry.path not in wanted]}
+
+    def _holds(self) -> bool:
+        """Whether the job that is to be completed is here already, with this very tree."""
+        job = self._request["complete"]
+        record = (read_json(JobPaths(self._root / job).record) if job else None) or {}
+        return bool(record.get("tree") == self._request["tree"])
+
+    def _understand(self, listed: dict[str, Any], base: str | None) -> bool:
+        """Takes the wanted tree; False when it is told as changes to one that is not here."""
+        if base is None:
+            rows = listed["rows"]
+        elif self._base is None or self._record.get("tree") != base:
+            return False
+        elif not listed["rows"] and not listed["gone"]:
+            self._entries = [row.entry for row in self._base]
+            return True
+        else:
+            known = {row.entry.path: tuple(row.entry) for row in self._base}
+            for path in listed["gone"]:
+                known.pop(path, None)
+            known.update((row[0], tuple(row)) for row in listed["rows"])
+            rows = [known[path] for path in sorted(known, key=order)]
+        self._entries = decode(rows)
+        if content_of(self._entries) != self._request["tree"]:
+            raise AgentError("the list of files arrived damaged", hint="dispatch again")
+        ours = next((entry.path for entry in self._entries if entry.path in RESERVED), None)
+        if ours:
+            raise AgentError(f"{ours!r} cannot be in a workspace: it is made on the node", kind="refused")
+        return True
+
+    def _lacking(self) -> dict[str, Any]:
+        """The rows whose bytes must be sent, each digest once, and how much is here of them already.
+
+        Finds the sources of all others.
+        """
+        sizes = {entry.digest: entry.size for entry in self._entries if entry.kind == FILE}
+        self._sources = {}
+        if self._exact and self._newest:
+            for entry, stamp in self._base or ():
+                if stamp and entry.digest in sizes:
+                    self._sources[entry.digest] = Source(f"{self._newest.dir}/{entry.path}", stamp, False)
+        missing = [digest for digest in sizes if digest not in self._sources]
+        found = find_sources(self._root, missing, sizes, self._peer.beat) if missing else {}
+        if self._request["rehash"]:
+            found = {digest: s for digest, s in found.items() if digest_of(s.path, self._peer.beat) == digest}
+        self._sources.update(found)
+        self._torn = find_torn(incoming_dir(self._root), {d: sizes[d] for d in missing if d not in found})
+        torn = {digest: size for digest, (_, size) in self._torn.items()}
+        return {"missing": fold_rows(_first_rows(self._entries, self._sources)), "torn": torn}
+
+    def _build(self, word: dict[str, Any]) -> dict[str, Any]:
+        from clusterctl.agent.dispatch.staging import Staging
+
+        began = time.monotonic()
+        staging = incoming_dir(self._root) / f"{self._request['nonce']}-{os.getpid()}"
+        old = word["supersede"] if self._exact else None
+        base = {row.entry.path: row for row in self._base or ()} if old else {}
+        torn = {digest: path for digest, (path, _) in self._torn.items()}
+        work = Staging(staging, self._entries, base, in_place=bool(old), torn=torn, beat=self._peer.beat)
+        try:
+            work.begin()
+            self._take(work, word)
+            copying = time.monotonic()
+            work.copy(self._sources)
+            copied = time.monotonic() - copying
+            record = self._new_record(word)
+            if old is None:
+                work.finish(record)
+                (staging / "tree").rename(self._root / word["go"])
+            elif not supersede(self._root, staging, old, record, self._entries, base):
+                raise AgentError(f"{old} was started meanwhile", hint="dispatch again")
+        except BaseException as exc:
+            stays = isinstance(exc, Gone) and (work.files_received or work.torn())  # for the next dispatch to go on
+            if not stays and not journal_of(self._root).exists():  # with a journal the next agent call goes on
+                with contextlib.suppress(OSError):
+                    delete(staging)
+            raise
+        _sweep(incoming_dir(self._root), self._peer.beat)
+        return {
+            "dir": str(self._root / word["go"]),
+            "kept": False,
+            "files_received": work.files_received,
+            "bytes_received": work.bytes_received,
+            "bytes_copied": work.bytes_copied,
+            "copy_seconds": copied,
+            "seconds": time.monotonic() - began,
+        }
+
+    def _take(self, work: Staging, word: dict[str, Any]) -> None:
+        """All bytes that come: through the relay, then what is lacking still, until nothing is."""
+        from clusterctl.agent.dispatch.staging import Stream
+
+        if "relay" in word:
+            self._take_from_relay(work, word["relay"], word["resume"])
+            word = self._say_what_is_lacking(work)
+        while True:
+            if word["blobs"]:
+                work.take(Stream(self._peer.read_some, word["compressed"]), word["resume"])
+            if not self._lacks(work):
+                return
+            word = self._say_what_is_lacking(work)  # the beginning of a torn file was not right
+
+    def _take_from_relay(self, work: Staging, how: dict[str, Any], resume: dict[str, int]) -> None:
+        """Whatever of the stream comes and is right."""
+        from clusterctl.agent.relay.take import take_relayed
+
+        assert self._relay is not None
+        take_relayed(self._relay, how, self._peer, lambda stream: work.take(stream, resume, strict=False))
+
+    def _lacks(self, work: Staging) -> list[int]:
+        return [number for number in _first_rows(self._entries, self._sources) if not work.has(number)]
+
+    def _say_what_is_lacking(self, work: Staging) -> dict[str, Any]:
+        """The next word, with which it comes."""
+        self._peer.send({"missing": fold_rows(self._lacks(work)), "torn": work.torn()})
+        return self._peer.next_word()
+
+    def _new_record(self, word: dict[str, Any]) -> dict[str, Any]:
+        request = self._request
+        files = [entry for entry in self._entries if entry.kind == FILE]
+        return {
+            "v": 1,
+            "job": word["go"],
+            **{name: request[name] for name in ("node", "nodes", "workspace", "source", "content", "tree")},
+            "files": len(files),
+            "bytes": sum(entry.size for entry in files),
+            "t": time.time(),
+        }
+
+
+def _unpack(peer: Peer, count: int) -> dict[str, Any]:
+    """A list of files, or of changes to one: `{"rows", "gone"}`."""
+    if not count:
+        return {"rows": [], "gone": []}
+    packed = bytearray()
+    while len(packed) < count:
+        piece = peer.read_some(count - len(packed))
+        if not piece:
+            raise Gone
+        packed += piece
+    try:
+        listed: dict[str, Any] = loads(zlib.decompress(packed))
+    except (zlib.error, ValueError) as exc:
+        raise AgentError(f"the list of files arrived damaged: {exc}") from exc
+    return listed
+
+
+def _first_rows(entries: list[Entry], sources: dict[str, Source]) -> list[int]:
+    """The rows of the files that have no source, the first of each digest."""
+    seen = set(sources)
+    rows = []
+    for number, entry in enumerate(entries):
+        if entry.kind == FILE and entry.digest not in seen:
+            seen.add(entry.digest)
+            rows.append(number)
+    return rows
+
+
+def _sweep(incoming: Path, beat: Callable[[], None]) -> None:
+    """Removes what broken dispatches left; the lock says that none is under way."""
+    for place in incoming.iterdir():
+        with contextlib.suppress(OSError):
+            delete(place, beat)

@@ -1,0 +1,264 @@
+"""A tree under construction: bytes that come are hashed and written once, others are copied from files of this node."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import zlib
+from typing import TYPE_CHECKING, Any, BinaryIO, Callable
+
+from clusterctl.agent.dispatch.content import TORN, Row, Source, Stamp, copy_file, stamp_of
+from clusterctl.agent.dispatch.in_place import changed, finish_directory, make_link, seal
+from clusterctl.agent.peer import AgentError, Gone
+from clusterctl.common.fastjson import dumps
+from clusterctl.common.files import write_all
+from clusterctl.common.paths import JobPaths
+from clusterctl.common.tree import COPY_BYTES, DIRECTORY, END, HEADER, LINK, Entry
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+READ_BYTES = 1 << 18
+LARGE = 8 << 20  # from this size on, a file goes on where it broke off
+
+
+class Stream:
+    """Bytes that follow on standard input, compressed or not."""
+
+    def __init__(self, source: Callable[[int], bytes | memoryview], compressed: bool) -> None:
+        self._source = source
+        self._zlib = zlib.decompressobj() if compressed else None
+        self._data = memoryview(b"")
+
+    def some(self, count: int) -> memoryview:
+        """At least one and at most `count` bytes; raises Gone at the end of the stream."""
+        if not self._data:
+            self._data = memoryview(self._more())
+        piece, self._data = self._data[:count], self._data[count:]
+        return piece
+
+    def _more(self) -> bytes | memoryview:
+        while True:
+            if self._zlib is None:
+                data = self._source(READ_BYTES)
+            else:
+                packed = self._zlib.unconsumed_tail or self._source(READ_BYTES)
+                data = self._zlib.decompress(packed, READ_BYTES)
+                if packed and not data:
+                    continue
+            if not data:
+                raise Gone
+            return data
+
+    def skip(self, count: int) -> None:
+        while count:
+            count -= len(self.some(count))
+
+    def exactly(self, count: int) -> bytes:
+        parts = []
+        while count:
+            piece = self.some(count)
+            count -= len(piece)
+            parts.append(bytes(piece))
+        return b"".join(parts)
+
+
+class Staging:
+    """A tree under construction: all of it in `tree/`, or, to change one in place, only the new files in `new/`."""
+
+    def __init__(
+        self,
+        place: Path,
+        entries: list[Entry],
+        base: dict[str, Row],
+        *,
+        in_place: bool,
+        torn: dict[str, str] | None = None,
+        beat: Callable[[], None] = lambda: None,
+    ) -> None:
+        """`torn`: by digest, the paths of files of which earlier dispatches brought the beginning.
+
+        `beat` is called now and then where nothing is read from the stream.
+        """
+        self._place = place
+        self._beat = beat
+        self._torn = dict(torn or {})
+        self._entries = entries
+        self._stamps: dict[int, Stamp] = {}
+        self._wanted: dict[str, list[int]] = {}
+        self.files_received = self.bytes_received = self.bytes_copied = 0
+        self._in_place = in_place
+        numbers = changed(base, entries)
+        for number in numbers:
+            self._wanted.setdefault(entries[number].digest, []).append(number)
+
+    def begin(self) -> None:
+        """Makes all directories."""
+        self._place.mkdir(0o700)
+        (self._place / ("new" if self._in_place else "tree")).mkdir(0o700)
+        if not self._in_place:
+            for entry in self._entries:
+                if entry.kind == DIRECTORY:
+                    os.mkdir(f"{self._place}/tree/{entry.path}", 0o700)  # noqa: PTH102
+
+    def _name(self, number: int) -> str:
+        return f"new/{number}" if self._in_place else f"tree/{self._entries[number].path}"
+
+    def has(self, number: int) -> bool:
+        return number in self._stamps
+
+    def torn(self) -> dict[str, int]:
+        """How much there is, by digest, of large files that did not arrive whole."""
+        lacking = (digest for digest, numbers in self._wanted.items() if not self.has(numbers[0]))
+        return {digest: os.stat(self._torn[digest]).st_size for digest in lacking if digest in self._torn}  # noqa: PTH116
+
+    def take(self, stream: Stream, resume: dict[str, int], *, strict: bool = True) -> None:
+        """Blobs until their end; of the files in `resume` only what comes after so many bytes.
+
+        Raises AgentError for one that nobody asked for, or that is not what its digest says; when not `strict`, such
+        ones are passed over, and always where only the beginning that was here may be wrong: then it is lacking whole.
+        """
+        with (self._place / "arrived").open("ab", buffering=0) as arrived:
+            while True:
+                digest, size = HEADER.unpack(stream.exactly(HEADER.size))
+                if size == END:
+                    return
+                numbers = self._wanted.get(digest.hex())
+                offset = resume.get(digest.hex(), 0)
+                if numbers is None or size + offset != self._entries[numbers[0]].size or self.has(numbers[0]):
+                    if strict:
+                        raise AgentError("bytes came that nobody asked for", hint="dispatch again")
+                    stream.skip(size)
+                    continue
+                number = numbers[0]
+                if not self._write(number, offset, stream):
+                    if strict and not offset:
+                        raise _other_contents(self._entries[number])
+                    continue
+                self.files_received += 1
+                self.bytes_received += size
+                arrived.write(dumps([digest.hex(), self._name(number), self._stamps[number]]) + b"\n")
+
+    def _write(self, number: int, offset: int, stream: Stream) -> bool:
+        """Whether the bytes were the right ones; others are not kept."""
+        entry = self._entries[number]
+        name = f"{self._place}/{self._name(number)}"
+        path = f"{self._place}/{TORN}{entry.digest}" if entry.size >= LARGE else name
+        try:
+            with self._opened(entry, path, offset) as f:
+                digest = _digest_of_beginning(f.fileno(), offset, self._beat)
+                left = entry.size - offset
+                while left:
+                    data = stream.some(left)
+                    write_all(f.fileno(), data)
+                    digest.update(data)
+                    left -= len(data)
+                right = digest.hexdigest() == entry.digest
+                if right and path != name:
+                    os.rename(path, name)  # noqa: PTH104
+                    del self._torn[entry.digest]
+                if right:
+                    self._close_up(f.fileno(), number)
+        except BaseException:  # the stream ended, or the relay broke: then what is missing comes directly
+            if path == name:
+                with contextlib.suppress(FileNotFoundError):  # it could not even be made
+                    os.unlink(path)  # noqa: PTH108
+            raise
+        if not right:
+            os.unlink(path)  # noqa: PTH108
+            self._torn.pop(entry.digest, None)
+        return right
+
+    def _opened(self, entry: Entry, path: str, offset: int) -> BinaryIO:
+        """A new file, or a torn one with its first `offset` bytes."""
+        if entry.size < LARGE:
+            return os.fdopen(self._create(path), "wb", buffering=0)
+        torn = self._torn.get(entry.digest)
+        if torn is None:
+            self._torn[entry.digest] = path
+            return os.fdopen(self._create(path), "w+b", buffering=0)
+        if torn != path:
+            os.rename(torn, path)  # noqa: PTH104
+            self._torn[entry.digest] = path
+        f = os.fdopen(os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW), "r+b", buffering=0)
+        f.truncate(offset)
+        return f
+
+    def _create(self, path: str) -> int:
+        return os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+
+    def _close_up(self, fd: int, number: int) -> None:
+        entry = self._entries[number]
+        os.fchmod(fd, entry.mode)
+        os.utime(fd, ns=(entry.mtime_ns, entry.mtime_ns))
+        self._stamps[number] = stamp_of(os.fstat(fd))
+
+    def copy(self, sources: dict[str, Source]) -> None:
+        """All files that did not come, from where their bytes are on this node."""
+        for digest, numbers in self._wanted.items():
+            done = [number for number in numbers if number in self._stamps]
+            source = self._own(done[0]) if done else sources.get(digest)
+            for number in numbers:
+                if number in self._stamps:
+                    continue
+                if source is None:
+                    raise AgentError(f"the bytes of {self._entries[number].path!r} did not arrive")
+                self._copy(number, source)
+                source = self._own(number)
+
+    def _own(self, number: int) -> Source:
+        return Source(f"{self._place}/{self._name(number)}", self._stamps[number], False)
+
+    def _copy(self, number: int, source: Source) -> None:
+        entry, path = self._entries[number], f"{self._place}/{self._name(number)}"
+        moved = source.movable and _moved(source.path, path)
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW) if moved else self._create(path)
+        try:
+            if not moved:
+                copy_file(source, entry.size, fd, self._beat)
+                self.bytes_copied += entry.size
+            self._close_up(fd, number)
+        finally:
+            os.close(fd)
+
+    def finish(self, record: dict[str, Any]) -> None:
+        """Links, directories' times, and what is ours."""
+        tree = self._place / "tree"
+        for entry in self._entries:
+            if entry.kind == LINK:
+                make_link(f"{tree}/{entry.path}", entry)
+        for entry in reversed(self._entries):  # children first: making a child changes its directory's time
+            if entry.kind == DIRECTORY:
+                finish_directory(f"{tree}/{entry.path}", entry)
+        rows = [Row(entry, self._stamps.get(number)) for number, entry in enumerate(self._entries)]
+        seal(JobPaths(tree), record, rows)
+
+
+def _moved(source: str, path: str) -> bool:
+    """Whether a file could be moved; from a directory that is read-only already it cannot."""
+    try:
+        os.rename(source, path)  # noqa: PTH104
+    except PermissionError:
+        return False
+    return True
+
+
+def _other_contents(entry: Entry) -> AgentError:
+    return AgentError(
+        f"{entry.path!r} arrived with other contents than announced",
+        hint="it changed while it was being read: dispatch again when nothing writes to the workspace",
+    )
+
+
+def _digest_of_beginning(fd: int, count: int, beat: Callable[[], None]) -> hashlib._Hash:
+    """Hashes the first bytes of a file, and leaves its position behind them."""
+    digest = hashlib.sha256()
+    while count:
+        data = os.read(fd, min(count, COPY_BYTES))
+        if not data:
+            raise AgentError("a file that had arrived in part became shorter", hint="dispatch again")
+        digest.update(data)
+        count -= len(data)
+        beat()
+    return digest

@@ -1,0 +1,143 @@
+"""A supervisor's way to the lead on another node: one link after another, over which nothing is lost."""
+
+from __future__ import annotations
+
+import errno
+import secrets
+import socket
+import ssl
+from typing import Any, Callable
+
+from clusterctl.agent.event_loop import Reactor
+from clusterctl.agent.lead.connection import DIAL_S, RETRY_S, Channel, Link, lead_node, reach, tls_context
+from clusterctl.agent.lead.failure_detector import suspect_s
+from clusterctl.common.paths import RunPaths
+
+REFUSALS = 4  # in a row: the node answers, and the lead is not behind its port
+Message = dict[str, Any]
+
+
+class RemoteLead:
+    """`on_order` gets the lead's orders; `on_lost(why)` is called when it stays away.
+
+    Where the run waits for lost nodes, this may be one: then `on_away(why)` is called, and it goes on dialling.
+    A link that has become silent is not trusted: after a cut of the network its kernel may not try it again for as
+    long as the cut lasted. So another is sought beside it; not at once, for the lead may only be busy with a thousand.
+    """
+
+    def __init__(
+        self,
+        reactor: Reactor,
+        run: RunPaths,
+        spec: dict[str, Any],
+        on_order: Callable[[Message], None],
+        on_lost: Callable[[str], None],
+        on_away: Callable[[str], None],
+    ) -> None:
+        self._reactor = reactor
+        self._address = (spec["lead"]["host"], int(spec["lead"]["port"]))
+        self._node = lead_node(spec)
+        self._node_grace_s = float(spec["node_grace_s"])
+        self._seek_s = max(suspect_s(float(spec["heartbeat_s"])), self._node_grace_s / 3)
+        self._context = tls_context(run, server=False)
+        self._on_order = on_order
+        self._on_lost = on_lost
+        self._on_away = on_away
+        self._channel = Channel(secrets.token_hex(8))
+        self._patient = spec.get("on_trainer_loss") == "wait"
+        self._away = False
+        self._link: Link | None = None
+        self._seeking = False
+        self._heard = reactor.now()
+        self._refusals = 0
+        self._over = False
+        reactor.every(float(spec["heartbeat_s"]), self._beat)
+        self._seek()
+
+    def say(self, message: Message) -> None:
+        frame = self._channel.wrap(message)
+        if self._link is not None:
+            self._link.send(frame)
+
+    def let_go(self) -> None:
+        """The run is over: what happens to the connection from here on is of no interest."""
+        self._over = True
+
+    def _beat(self) -> None:
+        if self._link is not None:
+            self._link.send(self._channel.heartbeat())
+        silent_s = self._reactor.now() - self._heard
+        if silent_s > self._seek_s:
+            self._seek()
+        if silent_s > self._node_grace_s:
+            why = f"nothing heard of the lead for {silent_s:.0f} s"
+            if not self._patient:
+                self._lose(why)
+            elif not self._away:
+                self._away = True
+                self._on_away(why)
+
+    def _lose(self, why: str) -> None:
+        if not self._over:
+            self._over = True
+            self._on_lost(why)
+
+    def _seek(self) -> None:
+        if not self._seeking:
+            self._seeking = True
+            self._dial()
+
+    def _dial(self) -> None:
+        if self._over:
+            return
+        try:
+            reach(self._reactor, self._address, DIAL_S, self._dialled)
+        except OSError:
+            self._reactor.after(RETRY_S, self._dial)
+
+    def _dialled(self, sock: socket.socket, error: int) -> None:
+        try:
+            tls = None if error else self._context.wrap_socket(sock, do_handshake_on_connect=False)
+        except OSError:
+            tls = None
+        if tls is not None and tls.fileno() >= 0:
+            link = Link(self._reactor, tls, self._opened, self._frame)
+            link.on_closed = lambda error: self._closed(link, error)
+            return
+        sock.close()
+        self._not_reached("connection refused" if error == errno.ECONNREFUSED else None)
+
+    def _not_reached(self, refusal: str | None) -> None:
+        """Tries again soon; `refusal` tells in which way the node says that the lead is not there."""
+        self._refusals = self._refusals + 1 if refusal else 0
+        if self._refusals >= REFUSALS:
+            self._lose(f"its supervisor is gone ({refusal})")
+        self._reactor.after(RETRY_S, self._dial)
+
+    def _opened(self, link: Link, node: int) -> None:
+        if node != self._node:
+            link.close(OSError(f"node{node} answers in the lead's place"))
+            return
+        old, self._link = self._link, link
+        if old is not None:
+            old.on_closed = lambda error: None
+            old.close()
+        self._seeking, self._refusals, self._heard, self._away = False, 0, self._reactor.now(), False
+        link.send(self._channel.heartbeat())
+        for frame in self._channel.repeat():
+            link.send(frame)
+
+    def _frame(self, frame: Message) -> None:
+        self._heard = self._reactor.now()
+        message = self._channel.accept(frame)
+        if message is not None:
+            self._on_order(message)
+
+    def _closed(self, link: Link, error: OSError | None) -> None:
+        if link is self._link:
+            self._link = None
+            if self._seeking:
+                return
+            self._seeking = True
+        stranger = isinstance(error, ssl.SSLCertVerificationError)  # such as the lead of a run that began meanwhile
+        self._not_reached("another program has its port" if stranger else None)

@@ -1,0 +1,250 @@
+"""Supervisors talk to the lead: JSON lines over mutually authenticated TLS, and nothing lost when a connection breaks.
+
+`Link` is one TLS connection. `Channel` is what outlives it: it numbers messages, keeps them until the other side says
+that it has them, and repeats them over the next connection. Frames are `{"s": number, "a": acknowledged, "m": ...}`,
+heartbeats have no `s`.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import socket
+import ssl
+from collections import deque
+from typing import Any, Callable
+
+from clusterctl.agent.event_loop import READ, WRITE, Reactor
+from clusterctl.common.paths import RunPaths
+from clusterctl.common.safe_json import is_whole, parse
+
+MAX_FRAME = 16 << 20
+RETRY_S = 0.5
+DIAL_S = 2.0  # rather once more than longer: the kernel asks less and less often
+HANDSHAKE_S = 10.0
+Message = dict[str, Any]
+#: A frame in which a node's guardian says that its supervisor is dead.
+GONE: Message = {"a": 0, "gone": True}
+
+
+def lead_node(spec: Message) -> int:
+    """The node that leads the run of a spec."""
+    return int(spec["members"][0])
+
+
+def tls_context(run: RunPaths, *, server: bool) -> ssl.SSLContext:
+    """Both sides show a certificate of this run's own authority; names are checked by `peer_node`."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER if server else ssl.PROTOCOL_TLS_CLIENT)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_REQUIRED
+    context.load_verify_locations(str(run.tls_authority))
+    context.load_cert_chain(str(run.tls))
+    return context
+
+
+def peer_node(sock: ssl.SSLSocket) -> int:
+    """The node id in the other side's verified certificate (its common name is `nodeN`)."""
+    subject = (sock.getpeercert() or {}).get("subject", ())
+    names = {key: value for part in subject for key, value in part}  # type: ignore[str-unpack]
+    return int(str(names["commonName"])[len("node") :])
+
+
+def parse_frame(line: bytes) -> Message:
+    """Raises ValueError for what is no frame. What its message says is not looked at."""
+    frame = parse(line)
+    if not isinstance(frame, dict) or not is_whole(frame.get("a")):
+        raise ValueError("a frame says how much has arrived")
+    if "s" in frame and not (is_whole(frame["s"]) and isinstance(frame.get("m"), dict)):
+        raise ValueError("a numbered frame has a message")
+    return frame
+
+
+class Channel:
+    """Exactly-once, in-order messages over links that come and go. Pure: no clock, no socket.
+
+    A side with a `name` puts it into every frame (`"i"`), so that the other can tell it from one before it.
+    """
+
+    def __init__(self, name: str | None = None) -> None:
+        self._name = {} if name is None else {"i": name}
+        self._sent = 0
+        self._received = 0
+        self._unacknowledged: deque[Message] = deque()
+
+    def wrap(self, message: Message) -> Message:
+        self._sent += 1
+        frame = {"s": self._sent, "a": self._received, "m": message, **self._name}
+        self._unacknowledged.append(frame)
+        return frame
+
+    def heartbeat(self) -> Message:
+        return {"a": self._received, **self._name}
+
+    def accept(self, frame: Message) -> Message | None:
+        """The message of a frame, or None for a heartbeat or a repetition."""
+        while self._unacknowledged and self._unacknowledged[0]["s"] <= frame["a"]:
+            self._unacknowledged.popleft()
+        if "s" not in frame or frame["s"] != self._received + 1:
+            return None
+        self._received += 1
+        message: Message = frame["m"]
+        return message
+
+    def repeat(self) -> list[Message]:
+        """What a new link must carry first."""
+        return list(self._unacknowledged)
+
+
+class Link:
+    """One non-blocking TLS connection. `on_open(node)` comes first, `on_closed(error)` last and once."""
+
+    def __init__(
+        self,
+        reactor: Reactor,
+        sock: ssl.SSLSocket,
+        on_open: Callable[[Link, int], None],
+        on_frame: Callable[[Message], None],
+        on_closed: Callable[[OSError | None], None] = lambda error: None,
+    ) -> None:
+        self._reactor = reactor
+        self._sock = sock
+        self._on_open = on_open
+        self.on_frame = on_frame
+        self.on_closed = on_closed
+        self._node: int | None = None
+        self._announced = False
+        self._closed = False
+        self._pumping = False
+        self._wants_write = False
+        self._incoming = bytearray()
+        self._outgoing = bytearray()
+        reactor.watch(sock, self._pump, READ | WRITE)
+        reactor.after(HANDSHAKE_S, self._give_up_handshake)
+
+    def send(self, frame: Message) -> None:
+        if not self._closed:
+            self._outgoing += json.dumps(frame, separators=(",", ":")).encode() + b"\n"
+            if not self._pumping:  # else it is an answer, given while frames are delivered: it is written after them
+                self._pump()
+
+    def idle(self) -> bool:
+        """Whether everything has been handed to the kernel."""
+        return self._closed or not self._outgoing
+
+    def close(self, error: OSError | None = None) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        self._reactor.unwatch(self._sock)
+        self._sock.close()
+        self.on_closed(error)
+
+    def _give_up_handshake(self) -> None:
+        if self._node is None:
+            self.close(TimeoutError("no TLS handshake"))
+
+    def _pump(self) -> None:
+        """Everything that the socket is ready for. Errors of the socket close the link, those of callbacks do not."""
+        self._pumping, self._wants_write = True, False
+        try:
+            error = self._attempt(self._read)
+            self._deliver()
+            error = error or self._attempt(self._write)
+        finally:
+            self._pumping = False
+        if error is not None:
+            self.close(error)
+        elif not self._closed:
+            self._reactor.watch(self._sock, self._pump, READ | (WRITE if self._wants_write else 0))
+
+    def _attempt(self, work: Callable[[], None]) -> OSError | None:
+        try:
+            work()
+        except ssl.SSLWantReadError:
+            pass
+        except ssl.SSLWantWriteError:
+            self._wants_write = True
+        except OSError as exc:
+            return exc
+        except (ValueError, KeyError) as exc:
+            return OSError(f"not one of ours: {exc}")
+        return None
+
+    def _read(self) -> None:
+        if self._node is None:
+            self._sock.do_handshake()
+            self._node = peer_node(self._sock)
+        while len(self._incoming) <= MAX_FRAME:
+            data = self._sock.recv(1 << 16)
+            if not data:
+                raise ConnectionResetError("closed by the other side")
+            self._incoming += data
+        if b"\n" not in self._incoming:
+            raise ValueError("a frame is too long")
+
+    def _deliver(self) -> None:
+        if self._node is not None and not self._announced:
+            self._announced = True
+            self._on_open(self, self._node)
+        end = self._incoming.rfind(b"\n") + 1
+        lines = bytes(self._incoming[:end]).splitlines()
+        del self._incoming[:end]
+        for line in lines:
+            if self._closed:
+                return
+            try:
+                frame = parse_frame(line)
+            except ValueError as exc:
+                self.close(OSError(f"not one of ours: {exc}"))
+                return
+            self.on_frame(frame)
+
+    def _write(self) -> None:
+        while self._outgoing and not self._closed and self._node is not None:
+            count = self._sock.send(self._outgoing)
+            del self._outgoing[:count]
+
+
+def listen(address: str, ports: range) -> socket.socket:
+    """A listening socket on the first free port; raises OSError when there is none."""
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    for port in ports:
+        sock = socket.socket(family, socket.SOCK_STREAM)
+        try:
+            sock.bind(("::" if family == socket.AF_INET6 else "0.0.0.0", port))
+            sock.listen(1024)
+        except OSError:
+            sock.close()
+            continue
+        sock.setblocking(False)
+        return sock
+    raise OSError(f"no free port in {ports.start}..{ports[-1]}")
+
+
+def reach(
+    reactor: Reactor, address: tuple[str, int], limit_s: float, done: Callable[[socket.socket, int], None]
+) -> None:
+    """Connects: `done(socket, error number)` is called once, with 0 when it did, and has to close the socket.
+
+    Raises OSError where there is no address or no descriptor to be had.
+    """
+    sock = socket.socket(socket.AF_INET6 if ":" in address[0] else socket.AF_INET, socket.SOCK_STREAM)
+    try:
+        sock.setblocking(False)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        code = sock.connect_ex(address)
+    except OSError:
+        sock.close()
+        raise
+
+    def settle(error: int) -> None:
+        timer.cancel()
+        reactor.unwatch(sock)
+        done(sock, error)
+
+    timer = reactor.after(limit_s, lambda: settle(errno.ETIMEDOUT))
+    if code in (0, errno.EINPROGRESS):
+        reactor.watch(sock, lambda: settle(sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)), WRITE)
+    else:
+        reactor.after(0, lambda: settle(code))

@@ -1,0 +1,218 @@
+"""The lead's supervisor: what the others say over TLS goes to the `Lead`, and what it decides is carried out."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import socket
+import ssl
+from collections import deque
+from typing import Any, Callable
+
+from clusterctl.agent.event_loop import Reactor
+from clusterctl.agent.lead.actions import Action, DropManifests, Finish, Note, Policy, Tell, WriteManifest
+from clusterctl.agent.lead.checkpoint_retention import Best, Known, Upkeep
+from clusterctl.agent.lead.connection import DIAL_S, RETRY_S, Channel, Link, reach, tls_context
+from clusterctl.agent.lead.message_schema import check
+from clusterctl.agent.lead.state_machine import Lead
+from clusterctl.common.engines import ENGINES
+from clusterctl.common.paths import RunPaths
+
+SPARE_LINKS = 64  # besides two of each node, that have not said yet who they are
+COMEBACK_S = 2.5  # more than a supervisor that lives needs for another link, once its node can be reached
+Message = dict[str, Any]
+
+
+def upkeep_of(spec: dict[str, Any]) -> Upkeep:
+    """Which checkpoints a run keeps, by its spec."""
+    best, resume = spec.get("keep_best"), spec.get("resume")
+    first = Known(resume["tag"], resume["step"]) if resume else None
+    return Upkeep(spec.get("keep", 3), Best(best["name"], best["direction"]) if best else None, first)
+
+
+def policy_of(spec: dict[str, Any]) -> Policy:
+    """What a run does about failures, by its spec."""
+    return Policy(
+        restarts=spec.get("restarts", {}),
+        on_trainer_loss=spec.get("on_trainer_loss", "fail"),
+        together=spec.get("mode", "sync") == "sync",
+        whole=spec.get("whole", False),
+        time_limit_s=spec.get("time_limit_s"),
+        standstill_fails=spec.get("on_stall") == "fail",
+    )
+
+
+class LocalLead:
+    """This node leads. Carries out what the `Lead` decides."""
+
+    def __init__(
+        self,
+        reactor: Reactor,
+        run: RunPaths,
+        spec: dict[str, Any],
+        listener: socket.socket,
+        on_order: Callable[[Message], None],
+        note: Callable[[Message], None],
+        write_manifest: Callable[[WriteManifest], None],
+        drop_manifests: Callable[[DropManifests], None],
+    ) -> None:
+        self._reactor = reactor
+        self._on_order = on_order
+        self._note = note
+        self._write_manifest = write_manifest
+        self._drop_manifests = drop_manifests
+        self._listener = listener
+        self._context = tls_context(run, server=True)
+        self._node = spec["node"]
+        self._channels = {node: Channel() for node in spec["members"] if node != self._node}
+        self._names: dict[int, str] = {}  # of the supervisors that we know
+        self._links: dict[int, Link] = {}
+        self._strangers: deque[Link] = deque()  # as yet
+        self._missed: dict[int, Link] = {}  # by which nodes were heard that have none now
+        self._port = int(spec["port"])
+        self._processes = [(p["role"], p["rank"], p["node"]) for p in spec["all_processes"]]
+        self._lead = Lead(
+            self._processes,
+            spec["members"],
+            now=reactor.now(),
+            node_grace_s=float(spec["node_grace_s"]),
+            grace_s=float(spec["grace_s"]),
+            heartbeat_s=float(spec["heartbeat_s"]),
+            pservers_leave=ENGINES[spec["engine"]].leaves,
+            upkeep=upkeep_of(spec),
+            policy=policy_of(spec),
+        )
+        reactor.watch(listener, self._accept)
+        reactor.every(float(spec["heartbeat_s"]), self._beat)
+
+    def say(self, message: Message) -> None:
+        """This node's own supervisor says something; answered in a later turn of the loop."""
+        self._reactor.after(0, lambda: self._do(self._lead.handle(self._node, message, self._reactor.now())))
+
+    def let_go(self) -> None:
+        """Nothing to do: the lead ends the run itself."""
+
+    def quiet(self) -> bool:
+        """Whether every supervisor has what it was told."""
+        return all(not channel.repeat() for node, channel in self._channels.items() if node in self._links)
+
+    def _beat(self) -> None:
+        now = self._reactor.now()
+        self._do(self._lead.alive(self._node, now))
+        for node, link in list(self._links.items()):
+            link.send(self._channels[node].heartbeat())
+        self._do(self._lead.tick(now))
+
+    def _lose(self, node: int) -> None:
+        self._missed.pop(node, None)
+        self._do(self._lead.lose(node, "its supervisor is gone", self._reactor.now()))
+
+    def _do(self, actions: list[Action]) -> None:
+        for action in actions:
+            if isinstance(action, Tell):
+                self._tell(action)
+            elif isinstance(action, Note):
+                self._note(action.event)
+            elif isinstance(action, WriteManifest):
+                self._write_manifest(action)
+            elif isinstance(action, DropManifests):
+                self._drop_manifests(action)
+            else:
+                assert isinstance(action, Finish)
+
+    def _tell(self, action: Tell) -> None:
+        targets = [action.node] if action.node is not None else [self._node, *self._channels]
+        for node in targets:
+            if node == self._node:
+                self._reactor.after(0, lambda: self._on_order(action.message))
+                continue
+            frame = self._channels[node].wrap(action.message)
+            if node in self._links:
+                self._links[node].send(frame)
+
+    def _accept(self) -> None:
+        try:
+            sock, address = self._listener.accept()
+        except OSError:
+            return
+        sock.setblocking(False)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        try:
+            tls = self._context.wrap_socket(sock, server_side=True, do_handshake_on_connect=False)
+        except (OSError, ssl.SSLError):
+            sock.close()
+            return
+        opened = lambda link, node: self._opened(link, node, address[0])  # noqa: E731
+        self._strangers.append(Link(self._reactor, tls, opened, lambda frame: None))
+        if len(self._strangers) > SPARE_LINKS + 2 * len(self._channels):  # else they take all descriptors
+            self._strangers.popleft().close()
+
+    def _opened(self, link: Link, node: int, host: str) -> None:
+        with contextlib.suppress(ValueError):
+            self._strangers.remove(link)
+        if node not in self._channels:
+            link.close(OSError(f"node{node} is not of this run"))
+            return
+        old = self._links.pop(node, None)
+        if old is not None:
+            old.close()
+        self._links[node] = link
+        self._missed.pop(node, None)
+        link.on_frame = lambda frame: self._first_frame(node, link, frame)
+        link.on_closed = lambda error: self._closed(node, link, host)
+
+    def _first_frame(self, node: int, link: Link, frame: Message) -> None:
+        """Of a connection: another supervisor than the one before knows nothing of what was said to that."""
+        if frame.get("gone"):  # it is the guardian's
+            link.close()
+            self._lose(node)
+            return
+        name = str(frame.get("i"))
+        if self._names.setdefault(node, name) != name:
+            del self._links[node]
+            self._lose(node)  # it may be that nobody has noticed; what follows from that is not for the new one
+            self._links[node] = link
+            self._names[node], self._channels[node] = name, Channel()
+        link.on_frame = lambda frame: self._frame(node, frame)
+        for waiting in self._channels[node].repeat():
+            link.send(waiting)
+        self._frame(node, frame)
+
+    def _frame(self, node: int, frame: Message) -> None:
+        now = self._reactor.now()
+        self._do(self._lead.alive(node, now))
+        message = self._channels[node].accept(frame)
+        if message is not None:
+            self._do(self._lead.handle(node, self._checked(node, message), now))
+
+    def _checked(self, node: int, message: Message) -> Message:
+        try:
+            return check(message, node, [(role, rank) for role, rank, where in self._processes if where == node])
+        except ValueError as exc:
+            return {"do": "failed", "message": f"its supervisor says what none of ours would: {exc}"}
+
+    def _closed(self, node: int, link: Link, host: str) -> None:
+        if self._links.get(node) is link:
+            del self._links[node]
+            self._missed[node] = link
+            self._knock(node, link, host)
+
+    def _knock(self, node: int, link: Link, host: str) -> None:
+        """Is it the supervisor that is gone, or the network? A node whose kernel answers, be it with a refusal, can be
+        reached: a supervisor that lives there comes back at once. Silence is another matter."""
+
+        def is_over() -> bool:
+            return self._missed.get(node) is not link
+
+        def answered(sock: socket.socket, error: int) -> None:
+            sock.close()
+            if error in (0, errno.ECONNREFUSED):
+                self._reactor.after(COMEBACK_S, lambda: None if is_over() else self._lose(node))
+            else:
+                self._reactor.after(RETRY_S, lambda: self._knock(node, link, host))
+
+        if not is_over():
+            try:
+                reach(self._reactor, (host, self._port), DIAL_S, answered)
+            except OSError:
+                self._reactor.after(RETRY_S, lambda: self._knock(node, link, host))

@@ -1,0 +1,398 @@
+"""The lead decides for the whole run. A pure state machine: what supervisors say and the time go in, actions come out.
+
+    gathering -> pservers -> trainers -> running -> finishing -> ended
+         any of them -> stopping -> ended
+         any of them -> gathering, in a new epoch: some or all processes end and begin again
+
+A failure that RESTARTS forgives begins processes again: a trainer alone, whose step waits for it; a pserver together
+with everybody, from the newest checkpoint, where pushes are applied together (sync), else together with the trainers.
+The first failure that is not forgiven stops everybody; a process that ends because of that is no cause of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from typing import Any
+
+from clusterctl.agent.lead.actions import Action, Finish, Note, Policy, Tell
+from clusterctl.agent.lead.checkpoint_retention import Upkeep
+from clusterctl.agent.lead.checkpoints import Savings
+from clusterctl.agent.lead.deadlock import Standstill
+from clusterctl.agent.lead.failure_detector import Membership, suspect_s
+from clusterctl.agent.lead.process_table import Roster, name_of
+from clusterctl.agent.lead.restart_policy import Key, Restarts
+
+STOP_MARGIN_S = 20.0
+MOST_ATTEMPTS = 4  # to find ports that nobody else takes
+Message = dict[str, Any]
+
+
+class Lead:
+    """`processes` are all (role, rank, node) of the run, `members` the ids of all its nodes.
+
+    `pservers_leave` says that pservers end by themselves when the trainers do.
+    """
+
+    def __init__(
+        self,
+        processes: Iterable[tuple[str, int, int]],
+        members: Iterable[int],
+        *,
+        now: float,
+        node_grace_s: float,
+        grace_s: float,
+        heartbeat_s: float = 1.0,
+        pservers_leave: bool = False,
+        upkeep: Upkeep | None = None,
+        policy: Policy | None = None,
+    ) -> None:
+        self.phase = "gathering"
+        self.epoch = 0
+        self._policy = policy or Policy()
+        self._roster = Roster(processes)
+        self._members = Membership(members, now, suspect_s(heartbeat_s), node_grace_s)
+        self._gathered: set[int] = set()  # in this epoch
+        self._pservers_leave = pservers_leave
+        self._restarts = Restarts(self._policy.restarts)
+        self._port_trials = 1
+        self._standstill = Standstill()
+        self._savings = Savings(upkeep or Upkeep(3))
+        self._recover: Message = {}
+        self._cause: Message | None = None
+        self._outcome = "succeeded"
+        self._stop_limit_s = grace_s + STOP_MARGIN_S
+        self._stop_deadline: float | None = None
+        limit_s = self._policy.time_limit_s
+        self._time_limit = None if limit_s is None else now + limit_s
+
+    def alive(self, node: int, now: float) -> list[Action]:
+        """A sign of life of a node's supervisor."""
+        if self._members.hear(node, now) and self.phase != "ended":
+            return [Note({"event": "rejoined", "node": node})]
+        return []
+
+    def handle(self, node: int, message: Message, now: float) -> list[Action]:
+        """What a supervisor said."""
+        handler = getattr(self, f"_on_{message['do']}", None)
+        if handler is None or self.phase == "ended" or self._is_late(message):
+            return []
+        actions: list[Action] = handler(node, message, now)
+        return actions
+
+    def _is_late(self, message: Message) -> bool:
+        """Whether it is about processes, or from an epoch, of before."""
+        if message.get("stopping") or message.get("new"):
+            return False
+        return self._roster.is_old(message) or message.get("epoch", self.epoch) != self.epoch
+
+    def tick(self, now: float) -> list[Action]:
+        """What the passing of time means."""
+        actions: list[Action] = []
+        for node, silent_s, over in list(self._members.look(now)) if self.phase != "ended" else ():
+            if over:
+                actions += self.lose(node, f"nothing heard of it for {silent_s:.0f} s", now)
+            else:
+                actions.append(Note({"event": "suspect", "node": node, "silent_s": round(silent_s, 1)}))
+        if self._time_limit is not None and now > self._time_limit:
+            self._time_limit = None
+            message = f"the time limit of {self._policy.time_limit_s:g} s is over"
+            actions += self._fail({"kind": "time_limit", "message": message}, now)
+        if self.phase == "running":
+            actions += self._look_for_standstill(now)
+        if self._stop_deadline is not None and now > self._stop_deadline:
+            actions += self._end()
+        return actions
+
+    def _look_for_standstill(self, now: float) -> list[Action]:
+        """Trainers that are held for a rejoin are waited for, which is no standstill."""
+        over = {("trainer", rank) for rank in {*self._roster.ended_well, *self._roster.gone}}
+        attempts = {key: attempt for key, attempt in self._roster.attempts.items() if key not in over}
+        actions = self._standstill.look({} if self._roster.held else attempts, now)
+        cause = self._standstill.cause(now) if self._policy.standstill_fails else None
+        return actions if cause is None else [*actions, *self._fail(cause, now)]
+
+    def lose(self, node: int, why: str, now: float) -> list[Action]:
+        """A supervisor is gone for good, or for now where the run waits for it."""
+        if node in self._members.absent | self._members.idle or self.phase == "ended":
+            return []
+        note = Note({"event": "lost", "node": node, "message": why})
+        cause = {"kind": "node_lost", "node": node, "message": f"node{node} is lost: {why}"}
+        if self.phase not in ("stopping", "finishing") and node in self._members.here:
+            keys = self._roster.on(node)
+            serves = any(role != "trainer" for role, _ in keys)
+            if self._policy.on_trainer_loss == "wait":
+                self._members.wait_for(node)
+                return [Note({**note.event, "waits": True}), *self._begin_when_back(keys)]
+            if self._policy.on_trainer_loss == "shrink" and not serves:
+                self._members.lost.add(node)
+                return [note, *self._shrink(keys, cause, now)]
+        self._members.lost.add(node)
+        return [note, *self._fail(cause, now), *self._end_if_idle()]
+
+    # What supervisors say.
+
+    def _on_hello(self, node: int, message: Message, now: float) -> list[Action]:
+        self._members.here.add(node)
+        if message.get("new"):
+            return self._brief(node)
+        self._gathered.add(node)
+        self._roster.endpoints.update(message.get("endpoints", {}))
+        return self._spawn_if_all_are_here()
+
+    def _spawn_if_all_are_here(self) -> list[Action]:
+        if self.phase != "gathering" or not self._gathered >= self._members.nodes - self._members.lost:
+            return []
+        return self._spawn("pserver")
+
+    def _spawn(self, role: str) -> list[Action]:
+        """Starts what is to be started of a role; of the next one if there is none."""
+        self._roster.waiting = self._roster.fresh & self._roster.of_role(role)
+        if not self._roster.waiting:
+            return self._spawn("trainer") if role == "pserver" else self._run()
+        self.phase = f"{role}s"
+        return [
+            self._phase_note(),
+            Tell({"do": "spawn", "epoch": self.epoch, "role": role, **self._roster.whereabouts()}),
+        ]
+
+    def _phase_note(self) -> Note:
+        return Note({"event": "phase", "phase": self.phase})
+
+    def _on_ready(self, node: int, message: Message, now: float) -> list[Action]:
+        self._roster.endpoints[f"pserver{message['rank']}"] = message["endpoint"]
+        self._roster.is_up(("pserver", message["rank"]))
+        if self.phase != "pservers" or self._roster.waiting:
+            return []
+        return self._spawn("trainer")
+
+    def _on_running(self, node: int, message: Message, now: float) -> list[Action]:
+        self._roster.is_up((message["role"], message["rank"]))
+        return self._run_if_all_do()
+
+    def _run_if_all_do(self) -> list[Action]:
+        return self._run() if self.phase == "trainers" and not self._roster.waiting else []
+
+    def _run(self) -> list[Action]:
+        self.phase = "running"
+        self._roster.fresh.clear()
+        return [self._phase_note(), *self._finish_if_trained()]
+
+    def _on_exited(self, node: int, message: Message, now: float) -> list[Action]:
+        key = (message["role"], message["rank"])
+        if self.phase in ("stopping", "ended") or message["stopping"]:
+            return []
+        if message.get("port_taken") and self._port_trials < MOST_ATTEMPTS:
+            self._port_trials += 1
+            why = f"{name_of(key)} found its port taken: all start again, with other ports"
+            return [_warning(node, why), *self._begin_again(self._roster.node_of)]
+        well = message["exit_code"] == 0
+        if well and key[0] == "trainer":
+            self._roster.ended_well[key[1]] = int(message.get("pushes") or 0)
+            return self._finish_if_trained()
+        if well and (self.phase == "finishing" or self._pservers_leave):
+            return []
+        return self._forgive(key, {"kind": "exit", **_without_order(message), "node": node}, now)
+
+    def _finish_if_trained(self) -> list[Action]:
+        if self.phase != "running" or not self._roster.are_trained():
+            return []
+        self.phase = "finishing"
+        return [self._phase_note(), Tell({"do": "finish", "epoch": self.epoch})]
+
+    def _on_failed(self, node: int, message: Message, now: float) -> list[Action]:
+        return self._fail({"kind": "node", **_without_order(message), "node": node}, now)
+
+    def _on_stop_wanted(self, node: int, message: Message, now: float) -> list[Action]:
+        if self.phase == "stopping":
+            return []
+        return self._stop("stopped", {"kind": "stopped", "message": "stopped by the user"}, now)
+
+    def _on_rejoin(self, node: int, message: Message, now: float) -> list[Action]:
+        """Somebody has mended a node: its trainers that were given up are started again."""
+        keys = {key for key in self._roster.held if self._roster.node_of[key] == node}
+        self._roster.held -= keys
+        for key in keys:
+            self._restarts.forget(key)
+        return [action for key in sorted(keys) for action in (self._back(key), self._respawn(key, 0.0))]
+
+    def _back(self, key: Key) -> Note:
+        about = {"role": key[0], "rank": key[1], "node": self._roster.node_of[key]}
+        return Note({"event": "rejoined", **about})
+
+    def _on_pace(self, node: int, message: Message, now: float) -> list[Action]:
+        self._standstill.hear((message["role"], message["rank"]), message)
+        return []
+
+    def _on_idle(self, node: int, message: Message, now: float) -> list[Action]:
+        """Nothing of the run is left on a node; one that stopped though nobody said so has taken us for lost."""
+        actions = []
+        if message.get("stopping") and self.phase != "stopping":
+            actions = self.lose(node, "it had taken the lead for lost", now)
+        if node not in self._members.awaited:
+            self._members.idle.add(node)
+        return [*actions, *self._end_if_idle()]
+
+    def _on_saved(self, node: int, message: Message, now: float) -> list[Action]:
+        return self._savings.take(message, len(self._roster.of_role("pserver")))
+
+    def _on_kept(self, node: int, message: Message, now: float) -> list[Action]:
+        return self._savings.keep(message)
+
+    def _on_logged(self, node: int, message: Message, now: float) -> list[Action]:
+        self._savings.log(message)
+        return []
+
+    # Failures that need not be the end.
+
+    def _forgive(self, key: Key, cause: Message, now: float) -> list[Action]:
+        """Starts a process that failed again, if it may; a program that never did anything is not worth a try."""
+        if key[0] == "pserver" and self.phase == "pservers" and self._recover.get("tag") and cause["exit_code"] > 0:
+            return self._distrust(key, cause)
+        if cause.get("hopeless"):  # ON_NAN = "fail"
+            return self._fail(cause, now)
+        delay_s = None if self._is_hopeless(key, cause) else self._restarts.grant(key, now)
+        if delay_s is None:
+            return self._give_up(key, cause, now)
+        about = {"role": key[0], "rank": key[1], "node": cause["node"], "attempt": self._roster.attempts[key] + 1}
+        note = Note(
+            {"event": "restarting", **about, "in_s": delay_s, **_reason(cause), "count": self._restarts.told(key)}
+        )
+        if key[0] == "trainer" and self.phase in ("trainers", "running") and not self._policy.whole:
+            return [note, self._respawn(key, delay_s)]
+        return [note, *self._begin_again(self._with_others({key}), delay_s)]
+
+    def _is_hopeless(self, key: Key, cause: Message) -> bool:
+        """Whether a program has ended by itself before it said a word; those that never do get their chance."""
+        began = self._roster.attempts[key] > 1 or cause.get("worked", True) or self._policy.whole
+        return not began and cause["exit_code"] > 0
+
+    def _distrust(self, key: Key, cause: Message) -> list[Action]:
+        """A pserver cannot begin from a checkpoint: the one before it is taken."""
+        tag = self._recover["tag"]
+        self._savings.discard(tag)
+        words = cause.get("tail") or [cause["message"]]
+        note = _warning(cause["node"], f"checkpoint {tag} cannot be used by {name_of(key)}: {words[-1]}")
+        return [note, *self._begin_again(self._roster.node_of)]
+
+    def _give_up(self, key: Key, cause: Message, now: float) -> list[Action]:
+        failures, within_s = self._restarts.spent(key, now)
+        if failures > 1:
+            cause["message"] += f", failure {failures} within {within_s:.0f} s: RESTARTS are spent"
+            cause["failures"] = failures
+        if key[0] == "trainer" and self.phase in ("trainers", "running") and not self._policy.whole:
+            if self._policy.on_trainer_loss == "shrink":
+                return self._shrink({key}, cause, now)
+            if self._policy.on_trainer_loss == "wait":
+                self._roster.held.add(key)
+                about = {"role": key[0], "rank": key[1], "node": cause["node"]}
+                return [
+                    Note({"event": "held", **about, "message": f"{cause['message']}: the run waits for start --rejoin"})
+                ]
+        return self._fail(cause, now)
+
+    def _shrink(self, keys: Collection[Key], cause: Message, now: float) -> list[Action]:
+        """The others go on without these trainers."""
+        self._roster.give_up(keys)
+        if not self._roster.of_role("trainer"):
+            return self._fail(cause, now)
+        about = {"event": "lost", "message": cause["message"]}
+        notes = [
+            Note({**about, "role": role, "rank": n, "node": self._roster.node_of[role, n]}) for role, n in sorted(keys)
+        ]
+        tell = Tell({"do": "shrink", "ranks": sorted(self._roster.gone)})
+        return [*notes, tell, *self._spawn_if_all_are_here(), *self._run_if_all_do(), *self._finish_if_trained()]
+
+    def _begin_when_back(self, keys: Collection[Key]) -> list[Action]:
+        """A node is lost, and the run waits: orders wait for it too."""
+        if self._policy.whole or self.phase != "running" or any(role != "trainer" for role, _ in keys):
+            return self._begin_again(self._with_others(keys))
+        return self._respawn_trainers(keys)
+
+    def _respawn_trainers(self, keys: Collection[Key]) -> list[Action]:
+        """Those of `keys` that are not done, nor given up; there may be pservers among them."""
+        trainers = sorted(self._roster.of_role("trainer") & set(keys))
+        return [self._respawn(key, 0.0) for key in trainers if key[1] not in self._roster.ended_well]
+
+    def _respawn(self, key: Key, delay_s: float) -> Tell:
+        node = self._roster.node_of[key]
+        self._members.idle.discard(node)
+        about = {"role": key[0], "rank": key[1], "attempt": self._roster.again(key), "in_s": delay_s}
+        return Tell({"do": "respawn", **about, **self._roster.whereabouts()}, node)
+
+    @property
+    def _begin_together(self) -> bool:
+        return self._policy.together or self._policy.whole
+
+    def _with_others(self, keys: Collection[Key]) -> Collection[Key]:
+        """Who begins again when these do: all, or the trainers and whoever is not up yet."""
+        if self._begin_together:
+            return self._roster.node_of
+        return {*keys, *self._roster.fresh, *self._roster.of_role("trainer")}
+
+    def _begin_again(self, keys: Collection[Key], delay_s: float = 0.0) -> list[Action]:
+        """A new epoch: these processes end, and begin again from the newest checkpoint."""
+        self.epoch += 1
+        self.phase = "gathering"
+        self._roster.begin_again(keys, but_done=not self._begin_together)
+        for known in (self._gathered, self._members.idle):
+            known.clear()
+        self._recover = {**self._savings.go_back(forget_logs=self._policy.together), "left": self._roster.left()}
+        return [self._phase_note(), self._rolled_back(), Tell(self._again(delay_s))]
+
+    def _rolled_back(self) -> Note:
+        tag, step = self._recover["tag"], self._recover["step"]
+        who = sorted(name_of(key) for key in self._roster.fresh)
+        whole = self._roster.fresh >= self._roster.of_role("pserver") | self._roster.of_role("trainer")
+        about = {"epoch": self.epoch, "tag": tag, "step": step, "whole": whole}
+        return Note({"event": "rolled_back", **about, "processes": who})
+
+    def _again(self, delay_s: float) -> Message:
+        attempts = {name_of(key): self._roster.attempts[key] for key in sorted(self._roster.fresh)}
+        return {"do": "again", "epoch": self.epoch, "attempts": attempts, "in_s": delay_s, "recover": self._recover}
+
+    def _brief(self, node: int) -> list[Action]:
+        """A supervisor that knows nothing takes the place of one that is gone: what it has to do."""
+        if self.phase == "stopping":
+            return [Tell({"do": "stop", "cause": self._cause}, node)]
+        if self.phase == "gathering":
+            return [Tell(self._again(0.0), node)]
+        return self._respawn_trainers(self._roster.on(node))
+
+    # Endings.
+
+    def _fail(self, cause: Message, now: float) -> list[Action]:
+        if self.phase in ("stopping", "ended"):
+            return []
+        return self._stop("failed", cause, now)
+
+    def _stop(self, outcome: str, cause: Message, now: float) -> list[Action]:
+        self.phase, self._outcome, self._cause = "stopping", outcome, cause
+        self._stop_deadline = now + self._stop_limit_s
+        self._members.give_up_waiting()  # who comes yet is told to end
+        note = Note({"event": "phase", "phase": "stopping", "cause": cause})
+        return [note, Tell({"do": "stop", "cause": cause}), *self._end_if_idle()]
+
+    def _end_if_idle(self) -> list[Action]:
+        if self.phase not in ("stopping", "finishing") or not self._members.all_idle():
+            return []
+        return self._end()
+
+    def _end(self) -> list[Action]:
+        if self.phase == "ended":
+            return []
+        self.phase, self._stop_deadline = "ended", None
+        missing = sorted(self._members.nodes - self._members.idle)
+        ended = {"event": "ended", "state": self._outcome, "cause": self._cause, "not_heard_of": missing}
+        return [Note(ended), Tell({"do": "end", "state": self._outcome, "cause": self._cause}), Finish(self._outcome)]
+
+
+def _without_order(message: Message) -> Message:
+    return {key: value for key, value in message.items() if key != "do"}
+
+
+def _reason(cause: Message) -> Message:
+    return {name: cause[name] for name in ("message", "exit_code") if name in cause}
+
+
+def _warning(node: int, message: str) -> Note:
+    return Note({"event": "log", "level": "warning", "subject": node, "message": message})

@@ -1,0 +1,105 @@
+"""Where the other nodes reach this one."""
+
+from __future__ import annotations
+
+import array
+import contextlib
+import fcntl
+import ipaddress
+import os
+import socket
+import struct
+from pathlib import Path
+from typing import NamedTuple
+
+from clusterctl.agent.peer import AgentError
+
+SIOCGIFCONF = 0x8912
+IFREQ_BYTES = 40  # of a 64-bit kernel: the name, then a sockaddr with the address from byte 20
+MOST_ADDRESSES = 512
+IF_INET6 = Path("/proc/net/if_inet6")
+LINK_LOCAL = "20"
+
+
+class LocalAddress(NamedTuple):
+    """An address of this machine, and the interface that has it."""
+
+    interface: str
+    address: str
+
+
+def local_addresses() -> list[LocalAddress]:
+    """All IPv4 addresses, then all IPv6 ones but those that hold on one link only."""
+    return _ipv4() + _ipv6()
+
+
+def _ipv4() -> list[LocalAddress]:
+    buffer = array.array("B", bytes(IFREQ_BYTES * MOST_ADDRESSES))
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+        request = struct.pack("iL", len(buffer), buffer.buffer_info()[0])
+        used = struct.unpack("iL", fcntl.ioctl(sock.fileno(), SIOCGIFCONF, request))[0]
+    data = buffer.tobytes()[:used]
+    entries = (data[start : start + IFREQ_BYTES] for start in range(0, used, IFREQ_BYTES))
+    return [LocalAddress(_name(entry), socket.inet_ntoa(entry[20:24])) for entry in entries]
+
+
+def _name(entry: bytes) -> str:
+    return entry[:16].split(b"\0")[0].decode(errors="replace").partition(":")[0]
+
+
+def _ipv6() -> list[LocalAddress]:
+    found = []
+    with contextlib.suppress(OSError):
+        for line in IF_INET6.read_text().splitlines():
+            digits, _, _, scope, _, name = line.split()
+            if scope != LINK_LOCAL:
+                found.append(LocalAddress(name, str(ipaddress.IPv6Address(int(digits, 16)))))
+    return found
+
+
+def find_address(address: str | None, nic: str | None) -> str:
+    """An IP address: the one told, the one that `nic` (interface, subnet or address) means, or where SSH came to."""
+    if address:
+        return _resolve(address)
+    if nic:
+        return _of_nic(nic)
+    connection = os.environ.get("SSH_CONNECTION", "").split()
+    if len(connection) != 4 or "%" in connection[2]:
+        raise AgentError("the address of this node is not known", hint="Host(address=...) or NIC in conf.py tells")
+    return connection[2]
+
+
+def _resolve(name: str) -> str:
+    try:
+        found = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
+    except OSError as exc:
+        hint = "Host(address=...) in conf.py: an IP address, or a name that this node can resolve"
+        raise AgentError(f"cannot resolve its own address {name!r}: {exc.strerror}", hint=hint) from exc
+    return str(found[0][4][0])
+
+
+def _of_nic(nic: str) -> str:
+    here = local_addresses()
+    network = _network(nic)
+    if network is None:
+        fitting = [found.address for found in here if found.interface == nic]
+        problem = f"there is no interface {nic!r} with an IP address"
+    else:
+        fitting = [found.address for found in here if ipaddress.ip_address(found.address) in network]
+        problem = f"there is no address in {nic}" if "/" in nic else f"there is no address {nic}"
+    if not fitting:
+        raise AgentError(problem, hint="NIC: " + ", ".join(f"{name} ({address})" for name, address in here))
+    return fitting[0]
+
+
+def _network(text: str) -> ipaddress.IPv4Network | ipaddress.IPv6Network | None:
+    """The network that `text` means, which may be a single address; None for the name of an interface."""
+    try:
+        return ipaddress.ip_network(text, strict=False)
+    except ValueError:
+        return None
+
+
+def interface_of(address: str) -> str | None:
+    """The interface that has this address."""
+    return next((found.interface for found in local_addresses() if found.address == address), None)

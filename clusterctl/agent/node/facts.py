@@ -1,0 +1,119 @@
+"""What a node is like: versions, cores, memory, disk, limits, and what dead jobs left behind."""
+
+from __future__ import annotations
+
+import os
+import platform
+import resource
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from clusterctl.agent.dispatch.content import is_dispatching
+from clusterctl.agent.node import job_processes
+from clusterctl.agent.node.jobs import is_free
+from clusterctl.common.paths import META, JobPaths, incoming_dir
+from clusterctl.common.procfs import PROC
+
+# What numpy and its BLAS choose their loops by: machines that differ here add in another order.
+SIMD = ("sse4_2", "avx", "fma", "avx2", "avx512f", "avx512_bf16", "amx_tile", "asimd", "sve", "sve2")
+MOST_NAMED = 20  # half-sent workspaces
+
+
+def quick(root: Path) -> dict[str, Any]:
+    """What costs next to nothing; `start` asks for it too. Sizes in bytes."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return {
+        "clock": time.time(),
+        "disk": disk(root),
+        "open_files": {"soft": _limit(soft), "hard": _limit(hard)},
+        "system": system(),
+    }
+
+
+def _limit(value: int) -> int | None:
+    return None if value == resource.RLIM_INFINITY else value
+
+
+def disk(root: Path) -> dict[str, Any]:
+    """The file system of ROOT_DIR."""
+    found = os.statvfs(root)
+    return {
+        "free": found.f_bavail * found.f_frsize,
+        "total": found.f_blocks * found.f_frsize,
+        "inodes_free": found.f_favail if found.f_files else None,
+        "read_only": bool(found.f_flag & os.ST_RDONLY),
+    }
+
+
+def system() -> dict[str, Any]:
+    """What decides whether two nodes compute the same bits."""
+    words = _cpuinfo()
+    flags = set((words.get("flags") or words.get("Features") or "").split())
+    try:
+        libc = os.confstr("CS_GNU_LIBC_VERSION")
+    except (ValueError, OSError):
+        libc = None
+    return {
+        "machine": platform.machine(),
+        "cpu": words.get("model name"),
+        "simd": [word for word in SIMD if word in flags],
+        "libc": libc,
+        "kernel": platform.release(),
+    }
+
+
+def _cpuinfo() -> dict[str, str]:
+    """The first processor's entries of /proc/cpuinfo."""
+    entries: dict[str, str] = {}
+    try:
+        with (PROC / "cpuinfo").open(errors="replace") as f:
+            for line in f:
+                name, _, value = line.partition(":")
+                if not name.strip():
+                    break
+                entries[name.strip()] = value.strip()
+    except OSError:
+        pass
+    return entries
+
+
+def memory() -> dict[str, int]:
+    """Bytes in all, and what programs can still have."""
+    words = {}
+    for line in (PROC / "meminfo").read_text().splitlines():
+        name, _, value = line.partition(":")
+        words[name] = int(value.split()[0]) * 1024
+    return {"total": words["MemTotal"], "available": words.get("MemAvailable", words["MemFree"])}
+
+
+def try_to_write(root: Path) -> None:
+    """Raises OSError when a file cannot be made in ROOT_DIR, for whatever reason."""
+    with tempfile.NamedTemporaryFile(dir=root / META) as f:
+        f.write(b"x" * 4096)
+        f.flush()
+
+
+def leftovers(root: Path) -> list[dict[str, Any]]:
+    """Processes of jobs that no start, supervisor or guardian holds: `job`, `pids`, and what they run, `commands`.
+
+    Also of jobs whose directories are gone.
+    """
+    found = []
+    for name, living in job_processes.by_job(root).items():
+        if is_free(JobPaths(root / name)) and not job_processes.agents_of(root / name, job_processes.SUPERVISOR):
+            rows = job_processes.named(living)
+            found.append(
+                {"job": name, "pids": [row["pid"] for row in rows], "commands": [row["command"] for row in rows]}
+            )
+    return found
+
+
+def half_dispatched(root: Path) -> list[str]:
+    """What dispatches left whose agents died; nothing while one is under way."""
+    if is_dispatching(root):
+        return []
+    incoming = incoming_dir(root)
+    names = sorted(os.listdir(incoming)) if incoming.is_dir() else []  # noqa: PTH208 - it may go away meanwhile
+    return names[:MOST_NAMED]

@@ -1,0 +1,166 @@
+"""What is on this node: jobs, their runs, and what is true of them now."""
+
+from __future__ import annotations
+
+import time
+
+from clusterctl.agent.peer import AgentError
+from clusterctl.common.fastjson import dumps
+from clusterctl.common.files import is_locked, read_json, write_json
+from clusterctl.common.paths import JobPaths, RunPaths, expand, find_jobs
+from clusterctl.common.procfs import LIVE_STATES, Identity, is_alive
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from pathlib import Path
+    from typing import Any
+
+STARTING, RUNNING, LOST, DISPATCHED = "starting", "running", "lost", "dispatched"
+
+
+def find_job(root: Path, ref: str | None) -> JobPaths:
+    """The job that `ref` names: an id, its unique prefix or its directory; the newest one for None."""
+    if ref is None:
+        newest = next(find_jobs(root), None)
+        if newest is None:
+            raise AgentError("there is no job", kind="no_job", hint="clusterctl dispatch sends a workspace")
+        return newest
+    if "/" in ref or ref.startswith("~"):
+        job = JobPaths(expand(ref))
+        if not job.record.is_file():
+            raise AgentError(f"{ref} is not a job directory", kind="no_job", hint="clusterctl jobs lists them")
+        ours = root / job.dir.name  # one name for one job: its processes are found by it
+        return JobPaths(ours) if ours.exists() and ours.samefile(job.dir) else job
+    found = [job for job in find_jobs(root) if job.dir.name.startswith(ref)]
+    exact = [job for job in found if job.dir.name == ref]
+    if len(exact or found) == 1:
+        return (exact or found)[0]
+    if found:
+        names = ", ".join(job.dir.name for job in found)
+        raise AgentError(f"{ref} means more than one job: {names}", kind="usage")
+    raise AgentError(f"there is no job {ref}", kind="no_job", hint="clusterctl jobs lists them")
+
+
+def pick_run(job: JobPaths, run: str | None = None) -> RunPaths | None:
+    """The named run, else the newest; None when the job was never started."""
+    name = run or job.newest_run()
+    return job.run(name) if name else None
+
+
+def is_free(job: JobPaths) -> bool:
+    """Whether no start, supervisor or guardian holds the job's lock."""
+    return not is_locked(job.lock)
+
+
+def read_state(run: RunPaths) -> dict[str, Any]:
+    """What the supervisor wrote last; all of it when it lives no more."""
+    nothing: dict[str, Any] = {"processes": [], "supervisor": None}
+    state = read_json(run.state) or nothing
+    if not state.get("ended") and not is_alive(supervisor_of(state)):
+        state = read_json(run.state) or nothing  # its last word may have come in between
+    return dict(state)
+
+
+def supervisor_of(state: dict[str, Any]) -> Identity | None:
+    who = state.get("supervisor")
+    return Identity(*who) if who else None
+
+
+def run_state(run: RunPaths, state: dict[str, Any]) -> str:
+    """This node's view of a run, from its state file and from what really lives."""
+    if state.get("ended"):
+        return str(state["ended"]["state"])
+    if supervisor_of(state) is None and not is_free(run.job):
+        return STARTING  # it is on its way
+    if not is_alive(supervisor_of(state)):
+        return LOST
+    if state.get("phase") is None:
+        waiting = any(p["state"] in ("waiting", "starting") for p in state["processes"])
+        return STARTING if waiting else RUNNING
+    return STARTING if state["phase"] in ("gathering", "pservers", "trainers") else RUNNING
+
+
+def processes_now(state: dict[str, Any], lost: bool) -> list[dict[str, Any]]:
+    """The recorded processes, those that are said to live checked against /proc."""
+    checked = []
+    for recorded in state["processes"]:
+        process = {key: value for key, value in recorded.items() if key != "identity"}
+        who = recorded.get("identity")
+        gone = process["state"] in LIVE_STATES and not (who and is_alive(Identity(*who)))
+        if gone or (lost and process["state"] == "waiting"):
+            process.update(state=LOST, cpu=None, memory=None)
+        checked.append(process)
+    return checked
+
+
+def describe(job: JobPaths, run_name: str | None = None) -> dict[str, Any]:
+    """Everything `status` needs from this node."""
+    run = pick_run(job, run_name)
+    about: dict[str, Any] = {"job": job.dir.name, "dir": str(job.dir), "record": read_json(job.record)}
+    if run is None or not run.spec.is_file():
+        return {**about, "run": None, "state": DISPATCHED, "processes": []}
+    state = read_state(run)
+    spec = read_json(run.spec)
+    now = run_state(run, state)
+    return {
+        **about,
+        "run": run.run,
+        "state": now,
+        **membership(spec),
+        "mode": spec["mode"] if spec["engine"] == "clusterctl" else spec["engine"],
+        "resumed": resumed(spec),
+        "phase": state.get("phase"),
+        "waits_for": state.get("waits_for", []),
+        "ended": state.get("ended"),
+        "last_event": state.get("last_event"),
+        "processes": processes_now(state, now == LOST),
+        "supervisor": supervisor_of(state),
+        "now": time.time(),
+    }
+
+
+def membership(spec: dict[str, Any]) -> dict[str, Any]:
+    """When a run was started, on which nodes, and which were left out (`[{"node", "message"}, ...]`)."""
+    return {"started": spec["t"], "members": spec.get("members"), "left_out": spec.get("left_out", [])}
+
+
+def resumed(spec: dict[str, Any]) -> dict[str, Any] | None:
+    """The checkpoint from which a run went on: `run`, `tag`, `step`, `pass`."""
+    resume = spec.get("resume")
+    return {name: resume[name] for name in ("run", "tag", "step", "pass")} if resume else None
+
+
+def list_jobs(root: Path) -> list[dict[str, Any]]:
+    """All jobs of this node, newest first, each with its runs."""
+    found = []
+    for job in find_jobs(root):
+        names = sorted((p.name for p in job.runs.iterdir() if p.name.isdigit()), key=int) if job.runs.is_dir() else []
+        runs = [_describe_run(job.run(name)) for name in names]
+        found.append({"job": job.dir.name, "dir": str(job.dir), "record": read_json(job.record), "runs": runs})
+    return found
+
+
+def _describe_run(run: RunPaths) -> dict[str, Any]:
+    spec = read_json(run.spec)
+    return {"run": run.run, "state": run_state(run, read_state(run)), **(membership(spec) if spec else {})}
+
+
+def mark_ended(run: RunPaths, state: str, message: str) -> None:
+    """Writes the final word on a run whose supervisor could not: a late one, which is no sign of its life."""
+    node = (read_json(run.spec) or {}).get("node")
+    event = {
+        "v": 1,
+        "t": time.time(),
+        "event": "ended",
+        "node": node,
+        "state": state,
+        "cause": {"kind": state, "message": message},
+        "late": True,
+    }
+    with run.events.open("ab") as f:
+        f.write(dumps(event) + b"\n")
+    known = read_state(run)
+    for process in known["processes"]:
+        if process["state"] in LIVE_STATES or process["state"] == "waiting":
+            process["state"] = "stopped"
+    write_json(run.state, {**known, "ended": event})

@@ -1,0 +1,137 @@
+"""What this node can tell about how a run ended: its events, the last output of what failed, and how it is now.
+
+First come clock readings: each `{"now": ...}` is answered with this node's time, until another word comes.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import time
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from clusterctl.agent.node.jobs import describe, find_job, pick_run, read_state, supervisor_of
+from clusterctl.agent.node.log_files import LogReader
+from clusterctl.agent.operations.logs import EventReader
+from clusterctl.agent.peer import Peer
+from clusterctl.common.files import read_json
+from clusterctl.common.paths import RunPaths, log_stem
+from clusterctl.common.procfs import PROC, boot_id, is_alive, stat_fields
+
+MANY = 4000  # events; of more the first and the last are told
+LINES = 200
+LINE_CHARS = 2000
+OUTPUTS = 3  # of the attempts of one process
+PROBE_S = 10.0
+FREQUENT = ("step", "pass")
+QUIET = ("running", "starting", "succeeded")
+Message = dict[str, Any]
+
+
+def story(root: Path, request: Message, peer: Peer) -> Message:
+    """All of it, of the run asked for or of the newest."""
+    while "now" in peer.next_word():
+        peer.send({"now": time.time()})
+    job = find_job(root, request["ref"])
+    about = describe(job, request.get("run"))
+    run = pick_run(job, request.get("run"))
+    if run is None or not run.spec.is_file():
+        return {**about, "events": [], "outputs": []}
+    events = list(_telling(EventReader(run.events)))
+    state = read_state(run)
+    return {
+        **about,
+        "events": events if len(events) <= MANY else [*events[: MANY // 2], *events[-MANY // 2 :]],
+        "outputs": list(_outputs(run, events, about)),
+        "seen": state.get("t"),
+        "booted": _booted_since(state),
+        "halted": _is_halted(state),
+        "free_bytes": _free_bytes(job.dir),
+        "python": None if about["state"] in QUIET else _python(read_json(run.spec)),
+    }
+
+
+def _telling(reader: EventReader) -> Iterator[Message]:
+    """The events; of those that come all the time only each process's last, where it stood at the end."""
+    last: dict[tuple[Any, ...], Message] = {}
+    while events := reader.read():
+        for event in events:
+            if event.get("event") in FREQUENT or "values" in event:
+                last[event["event"], event.get("role"), event.get("rank"), event.get("attempt")] = event
+            else:
+                yield event
+    yield from last.values()
+
+
+def _outputs(run: RunPaths, events: Iterable[Message], about: Message) -> Iterator[Message]:
+    """The last lines of attempts that failed, and of processes that stand still or are gone without a word."""
+    plans = {(p["role"], p["rank"]): p for p in (read_json(run.spec) or {})["processes"]}
+    began: dict[tuple[Any, ...], float] = {}
+    spans: dict[tuple[str, int], list[tuple[int, float, float]]] = {}
+    for event in events:
+        key = (event.get("role"), event.get("rank"))
+        if key not in plans:
+            continue
+        attempt = int(event.get("attempt") or 1)
+        name = event.get("event")
+        if name == "spawned":
+            began[key[0], key[1], attempt] = event["t"]
+        elif (name == "exited" and not event.get("stopping")) or name == "stalled":
+            until = event["t"] + (0.2 if name == "exited" else 5.0)
+            spans.setdefault(key, []).append((attempt, began.get((key[0], key[1], attempt), 0.0), until))
+    for process in about["processes"]:
+        key = (process["role"], process["rank"])
+        if process["state"] in ("lost", "stalled") and key not in spans:
+            spans[key] = [(process.get("restarts", 0) + 1, 0.0, time.time())]
+    for (role, rank), wanted in spans.items():
+        stem = log_stem(role, plans[role, rank]["index"])
+        for attempt, since, until in wanted[-OUTPUTS:]:
+            lines = _last_lines(run.log, stem, since, until)
+            yield {"role": role, "rank": rank, "attempt": attempt, "lines": lines}
+
+
+def _last_lines(directory: Path, stem: str, since: float, until: float) -> list[list[Any]]:
+    reader = LogReader(directory, stem)
+    reader.seek_tail(OUTPUTS * LINES)
+    lines = [line for line in reader.lines(final=True) if since - 0.1 <= line.t <= until]
+    return [[line.t, line.text[:LINE_CHARS].decode(errors="replace")] for line in lines[-LINES:]]
+
+
+def _booted_since(state: Message) -> float | None:
+    """When the node was started, if that was after its supervisor."""
+    who = supervisor_of(state)
+    if who is None or who.boot == boot_id():
+        return None
+    lines = (PROC / "stat").read_text().splitlines()
+    return next((float(line.split()[1]) for line in lines if line.startswith("btime ")), None)
+
+
+def _is_halted(state: Message) -> bool:
+    """Whether the supervisor is there, and stopped by a signal."""
+    who = supervisor_of(state)
+    fields = stat_fields(who.pid) if is_alive(who) and who is not None else None
+    return fields is not None and fields[0] in "Tt"
+
+
+def _free_bytes(directory: Path) -> int | None:
+    try:
+        place = os.statvfs(directory)
+    except OSError:
+        return None
+    return place.f_bavail * place.f_frsize
+
+
+def _python(spec: Message | None) -> str | None:
+    """The version of the Python that the trainers were started with."""
+    commands = [p["argv"][0] for p in (spec or {}).get("processes", ()) if p["role"] == "trainer"]
+    command = os.path.expanduser(commands[0]) if commands else ""  # noqa: PTH111
+    if not Path(command).name.startswith("python"):
+        return None
+    program = [command, "-c", "import sys; print(sys.version.split()[0])"]
+    try:
+        done = subprocess.run(program, capture_output=True, text=True, timeout=PROBE_S, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout.strip() or None

@@ -1,0 +1,204 @@
+"""Old jobs and content that nothing needs: what there is on this node, and its removal.
+
+A job goes by one rename into incoming/, which every dispatch empties: a kill leaves a whole job or none. Content is
+removed only when no remaining job needs it and no process of this account mentions it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import stat
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from clusterctl.agent.dispatch.content import dispatch_lock
+from clusterctl.agent.node.jobs import is_free, list_jobs
+from clusterctl.agent.packages.venvs import environments_lock
+from clusterctl.agent.peer import Peer
+from clusterctl.common.files import delete, read_json
+from clusterctl.common.paths import META, PACKAGE_ROOT, JobPaths, find_jobs, incoming_dir
+from clusterctl.common.procfs import find_by_environment, run_environment
+from clusterctl.common.requirements import effective, read_text
+
+LIVE = ("starting", "running")
+OURS = ("for", "lock")  # beside the environments in venvs/
+BLOCK_BYTES = 512  # the unit of st_blocks
+
+
+def prune(root: Path, request: dict[str, Any], peer: Peer) -> dict[str, Any]:
+    """What is here; or, with `remove`, removes those `jobs` and that `content`, what is in use excepted."""
+    if "remove" not in request:
+        return {"jobs": [_describe_job(job) for job in _jobs(root)], "content": list(find_content(root))}
+    wanted = request["remove"]
+    with dispatch_lock(root, {"by": "prune"}):
+        kept = [*_remove_jobs(root, wanted["jobs"]), *_remove_content(root, wanted["content"])]
+    return {"kept": kept}
+
+
+def _jobs(root: Path) -> Iterator[tuple[JobPaths, list[dict[str, Any]]]]:
+    for job in list_jobs(root):
+        yield JobPaths(Path(job["dir"])), job["runs"]
+
+
+def _describe_job(found: tuple[JobPaths, list[dict[str, Any]]]) -> dict[str, Any]:
+    job, runs = found
+    outputs = [job.output, *(job.run(run["run"]).dir / "output" for run in runs)]
+    return {
+        "job": job.dir.name,
+        "state": runs[-1]["state"] if runs else "dispatched",
+        "runs": len(runs),
+        "live": not is_free(job) or any(run["state"] in LIVE for run in runs),
+        "bytes": disk_bytes(job.dir),
+        "output_bytes": sum(disk_bytes(path) for path in outputs),
+        "age_s": max(0.0, time.time() - _last_used(job)),
+    }
+
+
+def _last_used(job: JobPaths) -> float:
+    """When the job was dispatched, or its newest run last wrote down what it does."""
+    newest = job.newest_run()
+    places = [job.record, *((job.run(newest).spec, job.run(newest).state) if newest else ())]
+    return max((_changed(place) for place in places), default=0.0)
+
+
+def _changed(path: Path) -> float:
+    try:
+        return path.lstat().st_mtime
+    except OSError:
+        return 0.0
+
+
+def disk_bytes(path: Path) -> int:
+    """What the files of a tree take on the disk; what cannot be read counts as nothing."""
+    total, todo = 0, [str(path)]
+    while todo:
+        place = todo.pop()
+        with contextlib.suppress(OSError):
+            status = os.lstat(place)
+            if stat.S_ISDIR(status.st_mode):
+                todo += [entry.path for entry in os.scandir(place)]
+            else:
+                total += status.st_blocks * BLOCK_BYTES
+    return total
+
+
+def find_content(root: Path) -> Iterator[dict[str, Any]]:
+    """Agents, environments, wheels and leftovers, each with what needs it: jobs for environments, these for wheels."""
+    mentioned = _mentioned()
+    own = Path(PACKAGE_ROOT).name  # lib/DIGEST, when it is this node's
+    environments = [place for place in _inside(_place(root, "environment")) if place.name not in OURS]
+    needs = {place: _jobs_that_need(root, place.name) for place in environments}
+    for kind in ("agent", "environment", "wheel", "leftover"):
+        for place in environments if kind == "environment" else _inside(_place(root, kind)):
+            name = place.name
+            users = [user.name for user in environments if kind == "wheel" and _holds(user / "clusterctl.json", name)]
+            yield {
+                "kind": kind,
+                "name": name,
+                "live": name == own or any(name.encode(errors="surrogateescape") in text for text in mentioned),
+                "needed_by": needs.get(place, users),
+                "bytes": disk_bytes(place),
+                "age_s": max(0.0, time.time() - _changed(place)),
+            }
+
+
+def _place(root: Path, kind: str) -> Path:
+    names = {"agent": "lib", "environment": "venvs", "wheel": "wheels"}
+    return incoming_dir(root) if kind == "leftover" else root / META / names[kind]
+
+
+def _inside(directory: Path) -> list[Path]:
+    return sorted(directory.iterdir()) if directory.is_dir() else []
+
+
+def _holds(path: Path, word: str) -> bool:
+    try:
+        return word.encode() in path.read_bytes()
+    except OSError:
+        return False
+
+
+def _mentioned() -> list[bytes]:
+    """The command lines and environments of all processes of this account."""
+    texts = []
+    for entry in os.scandir("/proc"):
+        for name in ("cmdline", "environ") if entry.name.isdigit() else ():
+            with contextlib.suppress(OSError):
+                texts.append(Path(entry.path, name).read_bytes())
+    return texts
+
+
+def _jobs_that_need(root: Path, environment: str) -> list[str]:
+    """Jobs that name it, and those whose requirements it was made for, with whichever interpreter."""
+    pointers = [read_json(path) or {} for path in _inside(_place(root, "environment") / "for")]
+    lists = [pointer.get("requirements") for pointer in pointers if pointer.get("environment") == environment]
+    return [job.dir.name for job in find_jobs(root) if _names(job, environment) or _asks_for(job, lists)]
+
+
+def _names(job: JobPaths, environment: str) -> bool:
+    return any(_holds(path, environment) for path in (job.record, *job.runs.glob("*/spec.json")))
+
+
+def _asks_for(job: JobPaths, lists: Sequence[Any]) -> bool:
+    try:
+        text = read_text(job.dir)
+    except (OSError, UnicodeDecodeError):
+        return True
+    return effective(text, True) in lists or effective(text, False) in lists
+
+
+def _remove_jobs(root: Path, names: Sequence[str]) -> Iterator[dict[str, Any]]:
+    """Removes jobs of these ids; yields those that stay, and why."""
+    for job in find_jobs(root):
+        if job.dir.name in names:
+            why = _remove_job(root, job)
+            if why:
+                yield {"kind": "job", "name": job.dir.name, "why": why}
+
+
+def _remove_job(root: Path, job: JobPaths) -> str | None:
+    fd = os.open(job.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(fd)
+        return "it is running"
+    try:
+        if find_by_environment(run_environment(job.dir)):
+            return f"processes of it are left; clusterctl stop {job.dir.name} ends them"
+        gone = incoming_dir(root) / f"removed-{job.dir.name}"
+        delete(gone)  # of an earlier job of this name
+        job.dir.rename(gone)
+        return _why_not(gone)
+    finally:
+        os.close(fd)
+
+
+def _remove_content(root: Path, wanted: Sequence[Sequence[str]]) -> Iterator[dict[str, Any]]:
+    """Removes pieces of content that nothing needs now; environments go before the wheels that they need."""
+    for kind in ("leftover", "agent", "environment", "wheel"):
+        if not any(item[0] == kind for item in wanted):
+            continue
+        with environments_lock(root, "prune", 0) as holder:
+            for item in find_content(root):
+                if item["kind"] != kind or [kind, item["name"]] not in wanted:
+                    continue
+                why = "it is in use" if item["live"] or item["needed_by"] else None
+                if holder and kind in ("environment", "wheel"):
+                    why = f"{holder.partition(' (')[0]} is at work on this node"  # the same words on all nodes
+                why = why or _why_not(_place(root, kind) / item["name"])
+                if why:
+                    yield {"kind": kind, "name": item["name"], "why": why}
+
+
+def _why_not(path: Path) -> str | None:
+    """Deletes; None, or what the system has against it."""
+    try:
+        delete(path)
+    except OSError as exc:
+        return f"{exc.strerror}: {exc.filename}"
+    return None

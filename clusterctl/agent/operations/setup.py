@@ -1,0 +1,148 @@
+"""Setup, the node's side: what is here, wheels in, an environment out; one SSH command.
+
+After `{"facts": ...}` the control machine gives orders: `resolve` (pip here chooses and fetches wheels), `offer` (a
+lock; the answer says which wheels are missing), `give` and `take` (a wheel's bytes), `listen` and `relay` (the same
+through other nodes, as in a dispatch), and last `build` or `keep`.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from clusterctl.agent.packages.venvs import Venvs, environments_lock
+from clusterctl.agent.peer import AgentError, Peer
+from clusterctl.common.paths import META
+from clusterctl.common.pip import Pip, find_pip
+from clusterctl.common.tree import COPY_BYTES
+from clusterctl.common.wheels import Wheel, WheelStore, decode_lock
+
+if TYPE_CHECKING:
+    from clusterctl.agent.relay.relay import Relay
+
+LOCK_S = 0.5
+ORDER_S = 3600.0  # wheels are being found, built or sent elsewhere meanwhile
+
+
+def setup(root: Path, request: dict[str, Any], peer: Peer) -> dict[str, Any]:
+    venvs = Venvs(root)
+    store = WheelStore(root / META / "wheels")
+    with _alone(root):
+        venvs.sweep()
+        store.sweep()
+        found = venvs.find(request["requirements"])
+        worker = _Worker(store, find_pip(), peer)
+        peer.send({"facts": {**facts(), **worker.facts(), **_about(venvs, found)}})
+        while True:
+            order = peer.receive(ORDER_S)
+            if order["do"] == "keep":
+                return {"environment": found, "built": False}
+            if order["do"] == "build":
+                name, built = venvs.build(decode_lock(order["lock"]), store)
+                venvs.point(request["requirements"], name)
+                return {"environment": name, "built": built}
+            worker.serve(order)
+
+
+def _about(venvs: Venvs, found: str | None) -> dict[str, Any]:
+    return {"environment": found, "lock": venvs.read_lock(found) if found else None}
+
+
+class _Worker:
+    """Carries out orders that have to do with wheels."""
+
+    def __init__(self, store: WheelStore, pip: Pip | None, peer: Peer) -> None:
+        self._store = store
+        self._pip = pip
+        self._peer = peer
+        self._relay: Relay | None = None
+
+    def facts(self) -> dict[str, Any]:
+        return {"pip": self._pip.tool if self._pip else None}
+
+    def serve(self, order: dict[str, Any]) -> None:
+        orders = {
+            "resolve": self._resolve,
+            "offer": self._offer,
+            "listen": self._listen,
+            "relay": self._take_relayed,
+            "give": self._give,
+            "take": self._take,
+        }
+        if order["do"] not in orders:
+            raise AgentError(f"setup does not know {order['do']!r}", kind="usage")
+        orders[order["do"]](order)
+
+    def _resolve(self, order: dict[str, Any]) -> None:
+        assert self._pip is not None, "only who has pip is asked"
+        found = self._pip.resolve(order["requirements"], self._store, self._peer)
+        self._peer.send({"failed": found} if isinstance(found, str) else {"lock": found})
+
+    def _offer(self, order: dict[str, Any]) -> None:
+        lock = decode_lock(order["lock"])
+        missing = [wheel for wheel in lock if not self._store.has(wheel)]
+        if order["online"] and self._pip and missing:
+            self._pip.download(missing, order["options"], self._store, self._peer)
+        self._peer.send({"missing": self._missing(lock)})
+
+    def _missing(self, lock: Sequence[Wheel]) -> list[int]:
+        return [number for number, wheel in enumerate(lock) if not self._store.has(wheel)]
+
+    def _listen(self, order: dict[str, Any]) -> None:
+        from clusterctl.agent.relay.take import be_ready
+
+        self._relay, where = be_ready(order["address"], order["nic"])
+        self._peer.send(where)
+
+    def _take_relayed(self, order: dict[str, Any]) -> None:
+        """Then says what of the lock is missing still: the stream may have broken, or lied."""
+        from clusterctl.agent.relay.take import take_relayed
+
+        assert self._relay is not None, "only who listens is told"
+        lock = decode_lock(order["lock"])
+        take_relayed(self._relay, order["relay"], self._peer, lambda stream: self._store.take_blobs(lock, stream))
+        self._peer.send({"missing": self._missing(lock)})
+
+    def _give(self, order: dict[str, Any]) -> None:
+        for wheel in decode_lock(order["lock"]):
+            with self._store.path(wheel).open("rb") as f:
+                while data := f.read(COPY_BYTES):
+                    self._peer.send_bytes(data)
+
+    def _take(self, order: dict[str, Any]) -> None:
+        for wheel in decode_lock(order["lock"]):
+            self._store.take(wheel, self._peer.read_some)
+
+
+@contextmanager
+def _alone(root: Path) -> Iterator[None]:
+    """Keeps other setups, and prune, away from this node's environments. Raises AgentError when one is at work."""
+    with environments_lock(root, "setup", LOCK_S) as holder:
+        if holder:
+            hint = "wait until it is done; hosts that share a ROOT_DIR need one each: Host(root_dir=...)"
+            raise AgentError(f"{holder} is at work on this node", kind="refused", hint=hint)
+        yield
+
+
+def facts() -> dict[str, Any]:
+    """This interpreter and machine, as far as wheels depend on them."""
+    return {
+        "implementation": {"cpython": "cp", "pypy": "pp"}.get(sys.implementation.name, sys.implementation.name),
+        "python": platform.python_version(),
+        "machine": platform.machine(),
+        "glibc": _glibc(),
+    }
+
+
+def _glibc() -> list[int] | None:
+    """[2, 36]; None for another C library."""
+    try:
+        text = os.confstr("CS_GNU_LIBC_VERSION") or ""
+        return [int(part) for part in text.split()[1].split(".")[:2]]
+    except (ValueError, OSError, IndexError):
+        return None

@@ -1,0 +1,123 @@
+"""Ends everything that belongs to a job on this node, and counts what is left."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+from clusterctl.agent.node import ports
+from clusterctl.agent.node.job_processes import GUARDIAN, SUPERVISOR, agents_of, job_dir_of, named, of_job
+from clusterctl.agent.node.jobs import find_job, is_free, mark_ended, membership, pick_run, read_state, run_state
+from clusterctl.agent.peer import AgentError, Peer
+from clusterctl.common.files import read_json
+from clusterctl.common.paths import JobPaths, expand, is_job_id
+from clusterctl.common.procfs import LIVE_STATES, Identity, end_all, is_alive, send_signal, wait_until
+
+MARGIN_S = 15.0
+START_S = 20.0  # a start under way holds the job's lock before there is a supervisor to be told
+AGENTS_S = 2.0  # in which a guardian that has nothing to do any more ends
+PORTS_S = 2.0
+
+
+def stop(root: Path, request: dict[str, Any], peer: Peer) -> dict[str, Any]:
+    """TERM, the run's grace, KILL; then whatever else is of the job, whichever run and supervisor it had."""
+    job = _find(root, request["ref"])
+    if not wait_until(lambda: bool(_supervisors(job)) or is_free(job), START_S):
+        _end_holder(job)
+    grace_s, was, killed = _stop_supervisors(job, peer)
+    found, by_kill, _ = end_all(lambda: of_job(job.dir), grace_s)
+    end_all(lambda: agents_of(job.dir, SUPERVISOR, GUARDIAN), AGENTS_S)
+    left = [*of_job(job.dir), *agents_of(job.dir, SUPERVISOR, GUARDIAN)]
+    run = pick_run(job)
+    spec = read_json(run.spec) if run else None
+    if run is not None and run_state(run, read_state(run)) == "lost":
+        mark_ended(run, "stopped", "stopped by the user after its supervisor was lost")
+    busy = _busy_ports(job)
+    return {
+        "job": job.dir.name,
+        "dir": str(job.dir),
+        "run": run.run if run else None,
+        **(membership(spec) if spec else {}),
+        "was": was,
+        "killed": killed + by_kill,
+        "leftovers": found,
+        "survivors": len(left),
+        "left": named(left),
+        "ports_busy": [holder["port"] for holder in busy],
+        "holders": busy,
+    }
+
+
+def _find(root: Path, ref: str | None) -> JobPaths:
+    """The job; also one whose directory is gone, as long as there are processes of it."""
+    try:
+        return find_job(root, ref)
+    except AgentError as exc:
+        place = expand(ref) if ref and ("/" in ref or ref.startswith("~")) else root / str(ref)
+        if exc.kind != "no_job" or not is_job_id(place.name) or place.parent != root:
+            raise
+        if not of_job(place) and not agents_of(place, SUPERVISOR, GUARDIAN):
+            raise
+        return JobPaths(place)
+
+
+def _stop_supervisors(job: JobPaths, peer: Peer) -> tuple[float, str, int]:
+    """(the run's grace in seconds, the state it was in, how many processes needed KILL)."""
+    run = pick_run(job)
+    spec = read_json(run.spec) if run else None
+    known = run is not None and spec is not None
+    state = read_state(run) if run is not None and known else {"processes": []}
+    was = run_state(run, state) if run is not None and known else "dispatched"
+    grace_s = float(spec["grace_s"]) if spec else 10.0
+    alive = _supervisors(job)
+    if alive:
+        peer.send({"stopping": sum(p["state"] in LIVE_STATES for p in state["processes"])})
+        _end_supervisors(alive, grace_s)
+    return grace_s, was, int(read_state(run).get("killed", 0)) if run is not None and alive else 0
+
+
+def _end_supervisors(alive: list[Identity], grace_s: float) -> None:
+    for number, limit_s in ((signal.SIGTERM, 2 * grace_s + MARGIN_S), (signal.SIGKILL, MARGIN_S)):
+        for who in alive:
+            send_signal(who, number)
+        if wait_until(lambda: not any(map(is_alive, alive)), limit_s):
+            return
+
+
+def _end_holder(job: JobPaths) -> None:
+    """A start whose control machine has vanished holds the lock and waits; it has started nothing."""
+    holder = read_json(job.lock)
+    if holder:
+        who = Identity(*holder)
+        send_signal(who, signal.SIGTERM)
+        wait_until(lambda: not is_alive(who), MARGIN_S)
+
+
+def _supervisors(job: JobPaths) -> list[Identity]:
+    """Also of a run whose files are gone."""
+    return agents_of(job.dir, SUPERVISOR)
+
+
+def _busy_ports(job: JobPaths) -> list[dict[str, Any]]:
+    """Who listens on ports that this run's pservers had, other jobs excepted: they may have them.
+
+    A process of this account that cannot be found is one that is just going, or of another container.
+    """
+    run = pick_run(job)
+    had = {port for p in read_state(run)["processes"] for port in p.get("ports", ())} if run else set()
+    ours = os.path.realpath(job.dir)
+
+    def holders() -> list[dict[str, Any]]:
+        found = [holder for port in sorted(had) if ports.is_listening(port) for holder in ports.holders([port])]
+        return [holder for holder in found if _may_be_of(ours, holder)]
+
+    wait_until(lambda: not holders(), PORTS_S)
+    return holders()
+
+
+def _may_be_of(job_dir: str, holder: dict[str, Any]) -> bool:
+    if holder["pid"] is None:
+        return os.getuid() not in (0, holder["uid"])
+    return job_dir_of(holder["pid"]) in (None, job_dir)

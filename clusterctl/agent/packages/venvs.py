@@ -1,0 +1,191 @@
+"""Python environments of this node: named by what is in them, complete or not there at all.
+
+venvs/DIGEST/ is an environment as `python -m venv` makes it, made by ourselves, for which a node needs neither venv nor
+ensurepip nor pip. venvs/for/KEY says which environment belongs to some requirements and an interpreter.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from clusterctl.agent.peer import AgentError
+from clusterctl.common.files import read_json, write_json
+from clusterctl.common.paths import META
+from clusterctl.common.procfs import wait_until
+from clusterctl.common.requirements import digest, effective, read_text
+from clusterctl.common.wheels import Place, Wheel, WheelStore, unpack
+
+DIGEST_CHARS = 16
+TRY_S = 120.0
+MODULES = {"numpy": "numpy", "pyzmq": "zmq"}  # imported to see that they work on this machine
+
+
+@contextmanager
+def environments_lock(root: Path, who: str, limit_s: float) -> Iterator[str | None]:
+    """Held by whoever makes or removes environments and wheels of this node; it dies with its holder.
+
+    Gives None, or, when it was not free within the limit, who has it: "a setup (pid 4711)".
+    """
+    directory = root / META / "venvs"
+    directory.mkdir(0o700, exist_ok=True)
+    fd = os.open(directory / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+
+    def take() -> bool:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            return False
+        return True
+
+    try:
+        if wait_until(take, limit_s):
+            os.ftruncate(fd, 0)
+            os.pwrite(fd, f"a {who} (pid {os.getpid()})".encode(), 0)
+            yield None
+        else:
+            yield os.pread(fd, 200, 0).decode(errors="replace") or "somebody"
+    finally:
+        os.close(fd)
+
+
+class Venvs:
+    """The environments below a ROOT_DIR that belong to the interpreter which runs this agent."""
+
+    def __init__(self, root: Path) -> None:
+        self.directory = root / META / "venvs"
+        self.base = os.path.realpath(sys.executable)
+        self.minor = f"{sys.version_info[0]}.{sys.version_info[1]}"
+
+    def path(self, name: str) -> Path:
+        return self.directory / name
+
+    def python(self, name: str) -> Path:
+        return self.path(name) / "bin" / "python"
+
+    def find(self, requirements: Sequence[str]) -> str | None:
+        """The name of the complete environment for these requirements."""
+        known = read_json(self._pointer(requirements))
+        name = known["environment"] if known else None
+        return name if name and self._works(name) else None
+
+    def newest(self) -> str | None:
+        """The name of the environment that was made last for this interpreter."""
+        pointers = sorted((self.directory / "for").glob("[!.]*"), key=lambda path: path.stat().st_mtime, reverse=True)
+        names = [(read_json(pointer) or {}).get("environment", "") for pointer in pointers]
+        return next((name for name in names if name and self._works(name) and self._is_ours(name)), None)
+
+    def _is_ours(self, name: str) -> bool:
+        return os.path.realpath(self.python(name)) == self.base
+
+    def _works(self, name: str) -> bool:
+        return self.read_lock(name) is not None and self.python(name).exists()
+
+    def read_lock(self, name: str) -> list[list[Any]] | None:
+        record = read_json(self.path(name) / "clusterctl.json")
+        return record["lock"] if record else None
+
+    def _pointer(self, requirements: Sequence[str]) -> Path:
+        key = "\0".join((digest(list(requirements)), self.base, self.minor))
+        return self.directory / "for" / hashlib.sha256(key.encode()).hexdigest()[: 2 * DIGEST_CHARS]
+
+    def point(self, requirements: Sequence[str], name: str) -> None:
+        self._pointer(requirements).parent.mkdir(0o700, exist_ok=True)
+        write_json(self._pointer(requirements), {"environment": name, "requirements": list(requirements)})
+
+    def name_of(self, lock: Sequence[Wheel]) -> str:
+        facts = [sorted([wheel.file, wheel.digest] for wheel in lock), self.base, self.minor, sys.implementation.name]
+        return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:DIGEST_CHARS]
+
+    def sweep(self) -> None:
+        """Removes what interrupted builds left; only for who holds the lock."""
+        for place in self.directory.glob(".*"):
+            shutil.rmtree(place, ignore_errors=True)
+
+    def build(self, lock: Sequence[Wheel], store: WheelStore) -> tuple[str, bool]:
+        """The environment of these wheels, and whether it had to be made. It is renamed into place when it works."""
+        name = self.name_of(lock)
+        if self._works(name):
+            return name, False
+        beside = Path(tempfile.mkdtemp(prefix=".", dir=self.directory))
+        try:
+            self._fill(beside, lock, store, str(self.python(name)))
+            try_out(beside / "bin" / "python", lock)
+            write_json(beside / "clusterctl.json", {"v": 1, "lock": [list(wheel) for wheel in lock]})
+            shutil.rmtree(self.path(name), ignore_errors=True)
+            beside.rename(self.path(name))
+        finally:
+            shutil.rmtree(beside, ignore_errors=True)
+        return name, True
+
+    def _fill(self, top: Path, lock: Sequence[Wheel], store: WheelStore, python: str) -> None:
+        site = top / "lib" / f"python{self.minor}" / "site-packages"
+        site.mkdir(parents=True)
+        (top / "bin").mkdir()
+        for alias in ("python", "python3", f"python{self.minor}"):
+            (top / "bin" / alias).symlink_to(self.base)
+        version = ".".join(map(str, sys.version_info[:3]))
+        home = Path(self.base).parent
+        (top / "pyvenv.cfg").write_text(
+            f"home = {home}\ninclude-system-site-packages = false\nversion = {version}\nexecutable = {self.base}\n"
+        )
+        for wheel in lock:
+            unpack(store.path(wheel), Place(top, site, python))
+
+
+def try_out(python: Path, lock: Sequence[Wheel]) -> None:
+    """Raises `AgentError` when the environment's interpreter cannot import what training needs."""
+    modules = [MODULES[wheel.name] for wheel in lock if wheel.name in MODULES]
+    program = f"import {', '.join(['sys', *modules])}; sys.exit(sys.prefix == sys.base_prefix)"
+    try:
+        tried = subprocess.run(
+            [python, "-I", "-c", program], stdin=subprocess.DEVNULL, capture_output=True, timeout=TRY_S, check=False
+        )
+    except subprocess.TimeoutExpired:
+        raise AgentError(f"the new environment did not answer within {TRY_S:.0f} s") from None
+    if tried.returncode:
+        said = tried.stderr.decode(errors="replace").strip().rpartition("\n")[2][-300:]
+        raise AgentError(
+            f"the new environment does not work: {said or f'exit code {tried.returncode}'}",
+            hint="requirements.txt can ask for another version; this one does not run on this machine",
+        )
+
+
+def find_for_job(root: Path, job_dir: Path, runtime: bool) -> Path | None:
+    """The environment that `setup` made for this job's requirements.txt and the interpreter PYTHON."""
+    try:
+        text = read_text(job_dir)
+    except (OSError, UnicodeDecodeError):
+        return None
+    venvs = Venvs(root)
+    name = venvs.find(effective(text, runtime))
+    return venvs.path(name) if name else None
+
+
+def find_newest(root: Path) -> Path | None:
+    """The environment that `setup` made last: no job has been dispatched that would say which."""
+    venvs = Venvs(root)
+    name = venvs.newest()
+    return venvs.path(name) if name else None
+
+
+def in_environment(spec: dict[str, Any], venv: Path | None, python: str) -> dict[str, Any]:
+    """A run's spec with the environment in place of PYTHON; without one, the spec as it is."""
+    if venv is None:
+        return spec
+    inside = str(venv / "bin" / "python")
+    processes = [
+        {**process, "argv": [inside, *process["argv"][1:]]} if process["argv"][0] == python else process
+        for process in spec["processes"]
+    ]
+    return {**spec, "venv": str(venv), "processes": processes}

@@ -1,0 +1,179 @@
+"""Nodes pass dispatched bytes on to each other, so that the control machine sends each byte about once.
+
+One opaque stream of known length goes through all nodes of a dispatch. A node takes it from its upstream node (the
+first one: from the control machine), hands it to its receiver, and passes it on to its downstream nodes while it
+arrives. Whatever breaks or is too slow is left out: the nodes behind it notice, and get what they lack directly.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import time
+from collections.abc import Sequence
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Callable, NamedTuple
+
+if TYPE_CHECKING:  # ssl takes 15 ms to import, and is not needed where nothing is relayed
+    from clusterctl.agent.relay.downstream import Downstream, Upstream
+
+PIECE = 64 << 10
+STALL_S = 10.0  # nothing for so long, and the other side is given up
+CUT_S = 1.0  # the same, when the stream has broken
+Source = Callable[[int], bytes]
+
+
+class RelayBroken(Exception):  # noqa: N818 - not a failure: what is missing comes directly
+    """The stream will not go on. What came before it is good, as far as its hashes say so."""
+
+
+class Keys(NamedTuple):
+    """This node's private key and certificate, and the authority of this dispatch, as PEM. Secrets; never log them."""
+
+    own: str
+    authority: str
+
+
+class Branch(NamedTuple):
+    """A downstream node: where it listens, the name in its certificate, and how many nodes it stands for, with it."""
+
+    address: str
+    port: int
+    name: str
+    nodes: int = 1
+
+
+class Relay:
+    """One node's part in relaying one stream. One thread at a time may use it."""
+
+    def __init__(self, address: str) -> None:
+        """Listens on a free port of `address`; raises OSError, also where this python has no TLS."""
+        if find_spec("_ssl") is None:
+            raise OSError("this python has no ssl module")
+        family = socket.AF_INET6 if ":" in address else socket.AF_INET
+        self._listener = socket.socket(family, socket.SOCK_STREAM)
+        try:
+            self._listener.bind((address, 0))
+            self._listener.listen(64)
+        except OSError:
+            self._listener.close()
+            raise
+        self.port: int = self._listener.getsockname()[1]
+        self._upstream: Upstream | None = None
+        self._downstream: list[Downstream] = []
+        self._source: Source | None = None
+        self._left = 0
+        self._rest = memoryview(b"")
+
+    def start(
+        self, keys: Keys, upstream: str | None, downstream: Sequence[Branch], length: int, source: Source | None = None
+    ) -> None:
+        """Calls the downstream nodes, and waits for `upstream`; without one, `source(n)` gives up to n bytes.
+
+        Returns at once. The caller goes on with `read`, soon: the stream waits for it.
+        """
+        from clusterctl.agent.relay.downstream import Downstream, Upstream, tls_context
+
+        self._left, self._source = length, source
+        if upstream is None:
+            self._listener.close()
+        else:
+            self._upstream = Upstream(self._listener, tls_context(keys, server=True), upstream)
+        if downstream:
+            context = tls_context(keys, server=False)
+            self._downstream = [Downstream(context, Branch(*branch)) for branch in downstream]
+
+    def read(self, count: int) -> memoryview:
+        """The next bytes of the stream, at most `count`, none at its end; raises `RelayBroken`.
+
+        They have been passed on, and may be kept. Waits while a downstream node lags behind, for a bounded time.
+        """
+        if not self._rest:
+            self._rest = self._next_piece()
+        part, self._rest = self._rest[:count], self._rest[count:]
+        return part
+
+    def finish(self) -> list[str]:
+        """Passes on what nobody read, waits until the downstream nodes have taken it, and closes.
+
+        The names of the downstream nodes that were lost; those and the nodes behind them help themselves.
+        """
+        with contextlib.suppress(RelayBroken):
+            while self._left:
+                self._next_piece()
+        self._drain(None)
+        self.close()
+        return [downstream.name for downstream in self._downstream if downstream.lost]
+
+    def close(self) -> None:
+        """Ends everything, at any time: no thread and no socket is left."""
+        self._left, self._rest = 0, memoryview(b"")
+        for downstream in self._downstream:
+            downstream.close()
+        if self._upstream is not None:
+            self._upstream.close()
+        self._listener.close()
+
+    def pass_on(self, piece: memoryview) -> memoryview:
+        """What the downstream nodes get for `piece`; a test that needs a lying node overrides it."""
+        return piece
+
+    def _next_piece(self) -> memoryview:
+        if not self._left:
+            return memoryview(b"")
+        try:
+            piece = self._receive(min(PIECE, self._left))
+        except OSError as exc:
+            self._left = 0
+            self._drain(CUT_S)  # they must see the end soon
+            raise RelayBroken(f"the relay broke: {exc}") from exc
+        self._left -= len(piece)
+        passed = self.pass_on(piece)
+        for downstream in self._downstream:
+            downstream.put(passed)
+        return piece
+
+    def _receive(self, count: int) -> memoryview:
+        if self._upstream is not None:
+            piece = self._upstream.receive(count, self._downstream)
+        elif self._source is not None:
+            piece = memoryview(self._source(count))
+        else:
+            raise ConnectionError("it was not started")
+        if not piece:
+            raise ConnectionError("the stream ended too early")
+        return piece
+
+    def _drain(self, stall_s: float | None) -> None:
+        if self._downstream:
+            from clusterctl.agent.relay.downstream import drain
+
+            drain(self._downstream, stall_s)
+
+
+class Lag:
+    """How long a downstream node may hold up the nodes before it. Pure but for the clock, which is an argument.
+
+    It is given up when the time spent waiting for it exceeds an allowance, and the time not spent so up to
+    `MOST` times: sending directly to the nodes behind it would cost as much. Nodes nearer to the start allow more,
+    so that of a chain only the neighbour of the slow node gives it up.
+    """
+
+    MOST = 3
+    ALLOWED_S = 2.0
+    ALLOWED_MORE_S = 0.2
+
+    def __init__(self, nodes: int, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._allowed_s = self.ALLOWED_S + self.ALLOWED_MORE_S * nodes
+        self._factor = min(nodes, self.MOST)
+        self._began = clock()
+        self._waited_s = 0.0
+
+    def waited(self, seconds: float) -> None:
+        self._waited_s += seconds
+
+    def left_s(self) -> float:
+        """How much longer it may be waited for; not above zero: no longer."""
+        worked_s = self._clock() - self._began - self._waited_s
+        return self._allowed_s + self._factor * worked_s - self._waited_s

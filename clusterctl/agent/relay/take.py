@@ -1,0 +1,61 @@
+"""A node's part in a relay, for whoever takes the stream: being ready for it, and taking what comes."""
+
+from __future__ import annotations
+
+from typing import Any, Callable
+
+from clusterctl.agent.dispatch.staging import Stream
+from clusterctl.agent.node.addresses import find_address
+from clusterctl.agent.peer import AgentError, Gone, Peer
+from clusterctl.agent.relay.relay import Branch, Keys, Relay, RelayBroken
+
+
+def be_ready(address: str | None, nic: str | None) -> tuple[Relay | None, dict[str, Any]]:
+    """A relay that listens, and where; None and nothing where it cannot be: then all comes directly."""
+    try:
+        found = find_address(address, nic)
+        relay = Relay(found)
+    except (AgentError, OSError):
+        return None, {}
+    return relay, {"address": found, "port": relay.port}
+
+
+def take_relayed(relay: Relay, how: dict[str, Any], peer: Peer, sink: Callable[[Stream], None]) -> None:
+    """Hands `sink` the stream, as far as it comes, and passes it on to the end; raises what `sink` raises.
+
+    Raises Gone at the first node, whose stream comes from the control machine, when that ends too early.
+    """
+    source = None if how["upstream"] else _from_control_machine(peer)
+    branches = [Branch(*branch) for branch in how["downstream"]]
+
+    def read(count: int) -> memoryview:
+        peer.beat()
+        return relay.read(count)
+
+    try:
+        _start(relay, Keys(how["own"], how["authority"]), how["upstream"], branches, how["length"], source)
+        sink(Stream(read, compressed=False))
+    except (RelayBroken, Gone):
+        if how["upstream"] is None:
+            raise Gone from None
+    finally:
+        relay.finish()
+
+
+def _from_control_machine(peer: Peer) -> Callable[[int], bytes]:
+    """Its silence is an end of the stream as any other, of which those behind must hear."""
+
+    def read(count: int) -> bytes:
+        try:
+            return peer.read_some(count)
+        except Gone:
+            return b""
+
+    return read
+
+
+def _start(relay: Relay, *how: Any) -> None:
+    try:
+        relay.start(*how)
+    except OSError as exc:
+        raise RelayBroken(f"the keys cannot be used: {exc}") from exc

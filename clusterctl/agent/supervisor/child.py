@@ -1,0 +1,279 @@
+"""One process of a run on this node: started, its output captured, its words heard, its end told."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Callable
+
+from clusterctl.agent.event_loop import Reactor
+from clusterctl.agent.node.log_files import LONGEST_LINE, READ_BYTES, LogWriter
+from clusterctl.common.engines import name_of
+from clusterctl.common.paths import log_stem
+from clusterctl.common.procfs import Identity, cpu_and_memory, identify, send_signal
+from clusterctl.common.safe_json import parse_event
+
+TAIL_LINES = 20
+TAIL_BYTES = 4096
+USAGE_EVERY_S = 0.5
+READS_PER_TURN = 16  # of one pipe, before the others get theirs
+
+
+class Child:
+    """`on_message(child, message)` gets what the process says on its control socket; `on_log_error` disk trouble."""
+
+    def __init__(
+        self,
+        plan: Mapping[str, Any],
+        reactor: Reactor,
+        on_message: Callable[[Child, dict[str, Any]], None],
+        on_log_error: Callable[[Child, OSError], None],
+        attempt: int = 1,
+    ) -> None:
+        self.attempt = self.next_attempt = attempt
+        self.worked = False
+        self.pushes = 0
+        self.stalled: str | None = None  # why we have killed it
+        self.hopeless: str | None = None  # why it would only fail again
+        self.role: str = plan["role"]
+        self.rank: int = plan["rank"]
+        self.plan = plan
+        self.state = "waiting"
+        self.exit_code: int | None = None
+        self.identity: Identity | None = None
+        self.progress: dict[str, Any] = {}
+        self.started_t: float | None = None
+        self._reactor = reactor
+        self._on_message = on_message
+        self._on_log_error = on_log_error
+        self._popen: subprocess.Popen[bytes] | None = None
+        self._control: socket.socket | None = None
+        self._control_rest = b""
+        self._output = -1
+        self._log: LogWriter | None = None
+        self._tail = b""
+        self._cpu = (0.0, 0.0)
+        self._share: float | None = None
+
+    @property
+    def name(self) -> str:
+        return name_of(self.plan)
+
+    @property
+    def serves(self) -> bool:
+        """Whether it is there for the trainers, and has no end of its own."""
+        return self.role != "trainer"
+
+    @property
+    def alive(self) -> bool:
+        return self._popen is not None and self.exit_code is None
+
+    @property
+    def pid(self) -> int | None:
+        """While nobody has taken its end."""
+        return self._popen.pid if self._popen is not None and self.exit_code is None else None
+
+    def start(
+        self,
+        cwd: Path,
+        log_dir: Path,
+        make_env: Callable[[str], dict[str, str]],
+        t: float,
+        limit: Callable[[], None] | None = None,
+    ) -> None:
+        """Raises OSError when the command cannot be started; `make_env` is given the control descriptor.
+
+        `limit` is called in the new process before it becomes the command's.
+        """
+        self._log = LogWriter(log_dir, log_stem(self.role, self.plan["index"]))
+        ours, theirs = socket.socketpair()
+        read_end, write_end = os.pipe()
+        try:
+            self._popen = subprocess.Popen(
+                [os.path.expanduser(arg) if i == 0 else arg for i, arg in enumerate(self.plan["argv"])],  # noqa: PTH111
+                cwd=cwd,
+                env=make_env(str(theirs.fileno())),
+                stdin=subprocess.DEVNULL,
+                stdout=write_end,
+                stderr=write_end,
+                pass_fds=(theirs.fileno(),),
+                start_new_session=True,
+                preexec_fn=limit,  # noqa: PLW1509 - the supervisor has one thread
+            )
+        except BaseException as exc:
+            os.close(read_end)
+            ours.close()
+            if isinstance(exc, subprocess.SubprocessError):
+                raise OSError(0, "its limits leave no room for it to begin") from exc
+            raise
+        finally:
+            os.close(write_end)
+            theirs.close()
+        self.identity = identify(self._popen.pid)
+        self.state, self.started_t = "starting", t
+        self._listen(ours, read_end)
+
+    def _listen(self, control: socket.socket, output: int) -> None:
+        control.setblocking(False)
+        os.set_blocking(output, False)
+        self._control, self._output = control, output
+        self._reactor.watch(control, self._hear)
+        self._reactor.watch(output, self._capture)
+
+    def _hear(self, reads: int = 2) -> None:
+        """Takes what is there, so much a turn; an end of file only stops the listening, it is the exit that counts."""
+        assert self._control is not None
+        for _ in range(reads):
+            try:
+                data = self._control.recv(1 << 16)
+            except BlockingIOError:
+                return
+            except OSError:
+                data = b""
+            if not data:
+                self._reactor.unwatch(self._control)
+                return
+            self._understand(data)
+
+    def _understand(self, data: bytes) -> None:
+        *lines, self._control_rest = (self._control_rest + data).split(b"\n")
+        if len(self._control_rest) > LONGEST_LINE * 16:
+            self._control_rest = b""
+        for line in lines:
+            self._said(line)
+
+    def _said(self, line: bytes) -> None:
+        message = parse_event(line)
+        if message is not None:
+            self._on_message(self, message)
+
+    def tell(self, message: Mapping[str, Any]) -> None:
+        """Says something on the control socket; a process that does not listen misses it."""
+        if self._control is not None and self.alive:
+            with contextlib.suppress(OSError):
+                self._control.send(json.dumps(message).encode() + b"\n")
+
+    def _capture(self) -> None:
+        """Takes what is there, at most some megabytes: more than a pipe holds, less than starves the others."""
+        for _ in range(READS_PER_TURN):
+            try:
+                data = os.read(self._output, READ_BYTES)
+            except BlockingIOError:
+                return
+            if not data:
+                self._close_output()
+                return
+            self._keep(data)
+
+    def _keep(self, data: bytes) -> None:
+        self._tail = (self._tail + data[-TAIL_BYTES:])[-TAIL_BYTES:]
+        if self._log is not None:
+            try:
+                self._log.write(data)
+            except OSError as exc:
+                self._log = None
+                self._on_log_error(self, exc)
+
+    def remark(self, text: str) -> None:
+        """A line of ours in its log."""
+        begin = b"" if not self._tail or self._tail.endswith(b"\n") else b"\n"
+        self._keep(begin + f"clusterctl: {text}\n".encode())
+
+    def _close_output(self) -> None:
+        if self._output >= 0:
+            self._reactor.unwatch(self._output)
+            os.close(self._output)
+            self._output = -1
+
+    def tail(self) -> list[str]:
+        """The last lines of its output."""
+        return self._tail.decode(errors="replace").splitlines()[-TAIL_LINES:]
+
+    def poll(self) -> bool:
+        """Whether it has ended since the last call; what it wrote until then is in the log."""
+        if not self.alive or self._popen is None or self._popen.poll() is None:
+            return False
+        self.exit_code = self._popen.returncode
+        if self._output >= 0:
+            self._capture()
+        if self._control is not None:
+            self._hear(READS_PER_TURN)
+            self._reactor.unwatch(self._control)
+            self._control.close()
+            self._control = None
+        return True
+
+    def signal(self, number: int) -> None:
+        """Signals its process group; those that are stopped are woken to hear it."""
+        if self.alive and self.identity is not None:
+            try:
+                os.killpg(self.identity.pid, number)
+                os.killpg(self.identity.pid, signal.SIGCONT)
+            except ProcessLookupError:
+                send_signal(self.identity, number)
+            except PermissionError:
+                pass
+
+    def close(self) -> None:
+        """Takes what is left in the pipe and lets go of it."""
+        if self._output >= 0:
+            self._capture()
+        self._close_output()
+        if self._log is not None:
+            self._log.close()
+
+    def lived_s(self, t: float) -> float:
+        """Seconds since it was started; `t` is the time of day."""
+        return t - self.started_t if self.started_t is not None else 0.0
+
+    def snapshot(self, now: float) -> dict[str, Any]:
+        """What `status` shows of it."""
+        return {
+            "role": self.role,
+            "rank": self.rank,
+            "state": self.state,
+            "pid": self.identity.pid if self.identity else None,
+            "identity": self.identity,
+            "index": self.plan["index"],
+            "restarts": self.attempt - 1,
+            "exit_code": self.exit_code,
+            "started": self.started_t,
+            **self.progress,
+            **self._usage(now),
+        }
+
+    def _usage(self, now: float) -> dict[str, Any]:
+        """CPU since the last look, in cores, and resident bytes; looked at no more often than ticks can tell."""
+        used = cpu_and_memory(self.identity.pid) if self.alive and self.identity else None
+        if used is None:
+            return {"cpu": None, "memory": None}
+        before, then = self._cpu
+        if not then or now - then >= USAGE_EVERY_S:
+            self._share = (used[0] - before) / (now - then) if then else None
+            self._cpu = (used[0], now)
+        return {"cpu": self._share, "memory": used[1]}
+
+
+def describe_exit(code: int, *, oom: bool = False) -> str:
+    """How a process ended, in words; `oom` says that the kernel killed it for want of memory."""
+    if oom:
+        return "was killed by the kernel: out of memory"
+    if code >= 0:
+        return f"ended with exit code {code}"
+    words = {signal.SIGKILL: "killed", signal.SIGSEGV: "segmentation fault", signal.SIGABRT: "aborted"}
+    try:
+        number = signal.Signals(-code)
+    except ValueError:
+        return f"was ended by signal {-code}"
+    return f"was ended by signal {-code} ({words.get(number, number.name)})"
+
+
+def who(child: Child) -> dict[str, Any]:
+    """Which process, and which attempt at it: what words and events about it say."""
+    return {"role": child.role, "rank": child.rank, "attempt": child.attempt}

@@ -1,0 +1,155 @@
+"""Limits of processes: set before a program begins, and recognised when it has died of one; endings in words.
+
+MEMORY_LIMIT_MB is RLIMIT_AS, which counts address space, and OPEN_FILES is RLIMIT_NOFILE. What the kernel kills for
+want of memory it counts: for the control group, where that can be read, else for the whole machine.
+"""
+
+from __future__ import annotations
+
+import errno
+import re
+import resource
+import signal
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Callable
+
+from clusterctl.agent.event_loop import Reactor
+from clusterctl.agent.supervisor.child import Child, describe_exit
+
+MEGABYTE = 1_000_000
+MOST_FILES = 65_536  # programs that look at every descriptor that they might have exist
+LOOK_S = 10.0  # a large process may take seconds to end
+NO_MEMORY = re.compile(r"^(\w+\.)*_?(Array)?MemoryError\b|\[Errno 12\]|std::bad_alloc")
+NO_FILES = re.compile(r"\[Errno 24\]|\bToo many open files\b")
+Message = dict[str, Any]
+
+
+def allow_open_files() -> None:
+    """As many as this account may have, within reason, here and in processes to come.
+
+    The usual 1,024 are few where a node has a connection to each of a thousand, and where strangers may connect.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = _at_most(resource.RLIMIT_NOFILE, MOST_FILES)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
+def limiter(spec: Mapping[str, Any]) -> Callable[[], None] | None:
+    """What a process does to itself between fork and exec; None when it has nothing to do.
+
+    Raises OSError for more open files than this node allows.
+    """
+    wanted = dict(_wanted(spec))
+    if not wanted:
+        return None
+
+    def limit() -> None:
+        for kind, number in wanted.items():
+            resource.setrlimit(kind, (number, number))
+
+    return limit
+
+
+def _wanted(spec: Mapping[str, Any]) -> Iterator[tuple[int, int]]:
+    memory, files = spec.get("memory_limit_mb"), spec.get("open_files")
+    if memory is not None:
+        yield resource.RLIMIT_AS, _at_most(resource.RLIMIT_AS, memory * MEGABYTE)
+    if files is not None:
+        most = _at_most(resource.RLIMIT_NOFILE, files)
+        if most < files:
+            words = f"OPEN_FILES = {files} is more than this node allows, {most} (ulimit -Hn)"
+            raise OSError(errno.EPERM, words)
+        yield resource.RLIMIT_NOFILE, files
+
+
+def _at_most(kind: int, number: int) -> int:
+    hard = resource.getrlimit(kind)[1]
+    return number if hard == resource.RLIM_INFINITY else min(number, hard)
+
+
+def limit_met(tail: Sequence[str], spec: Mapping[str, Any]) -> str | None:
+    """Which setting a program's last line says that it died of, in words; None if of none."""
+    last = next((line.strip() for line in reversed(tail) if line.strip()), "")
+    if NO_MEMORY.search(last):
+        limit = spec.get("memory_limit_mb")
+        return "out of memory" + (f": MEMORY_LIMIT_MB = {limit}" if limit is not None else "")
+    if NO_FILES.search(last):
+        limit = spec.get("open_files")
+        return "too many open files" + (f": OPEN_FILES = {limit}" if limit is not None else "")
+    return None
+
+
+class Endings:
+    """Why processes that nobody meant to end have ended."""
+
+    def __init__(self, spec: Mapping[str, Any], reactor: Reactor) -> None:
+        self._spec = spec
+        self._kills = OomKills()
+        reactor.every(LOOK_S, self._kills.look)
+
+    def hear(self, child: Child, message: Message) -> None:
+        """A process said something: perhaps that it ends because of numbers that will be the same next time."""
+        if message["event"] == "nan" and message.get("action") == "failed":
+            child.hopeless = str(message.get("message"))
+
+    def explain(self, child: Child, tail: Sequence[str]) -> Message:
+        """`message`, and what its reader may go by: `oom`, `stalled`, `hopeless`, where they hold."""
+        code = child.exit_code or 0
+        if child.stalled is not None:
+            return {"message": child.stalled, "stalled": True}
+        if self._kills.claim(code):
+            return {"message": describe_exit(code, oom=True), "oom": True}
+        if child.hopeless is not None:
+            return {"message": f"{describe_exit(code)}: {child.hopeless}", "hopeless": True}
+        limit = limit_met(tail, self._spec)
+        return {"message": describe_exit(code) + (f" ({limit})" if limit else "")}
+
+
+class OomKills:
+    """Kills of the kernel for want of memory; each is claimed by one process that ended by SIGKILL."""
+
+    def __init__(self, read: Callable[[], int] | None = None) -> None:
+        self._read = read or count_oom_kills
+        self._before = self._last = self._read()
+
+    def look(self) -> None:
+        """To be called every LOOK_S: what nobody has claimed for so long was of others."""
+        self._before, self._last = self._last, self._read()
+
+    def claim(self, exit_code: int) -> bool:
+        """Whether the end of a process, by no kill of ours, is such a kill."""
+        if exit_code != -signal.SIGKILL or self._read() <= self._before:
+            return False
+        self._before += 1
+        self._last = max(self._last, self._before)
+        return True
+
+
+def count_oom_kills() -> int:
+    """How many there were, as far as the kernel tells us."""
+    for path in (*_group_files(), Path("/proc/vmstat")):
+        try:
+            words = path.read_text().split()
+        except OSError:
+            continue
+        if "oom_kill" in words:
+            return int(words[words.index("oom_kill") + 1])
+    return 0
+
+
+def _group_files() -> Iterator[Path]:
+    """Where the control group of this process counts: version 1 and 2; in a container it is at the root."""
+    top = Path("/sys/fs/cgroup")
+    try:
+        lines = Path("/proc/self/cgroup").read_text().splitlines()
+    except OSError:
+        return
+    for line in lines:
+        _, controllers, group = line.split(":", 2)
+        for path in (group.lstrip("/"), ""):
+            if "memory" in controllers.split(","):
+                yield top / "memory" / path / "memory.oom_control"
+            elif not controllers:
+                yield top / path / "memory.events"

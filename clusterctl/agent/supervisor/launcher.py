@@ -1,0 +1,151 @@
+"""How processes begin on a node: their ports, their environment, and how one finds that they are up."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Sequence
+from typing import Any, Callable
+
+from clusterctl.agent.event_loop import Reactor
+from clusterctl.agent.node.ports import Held, is_listening
+from clusterctl.agent.supervisor.child import Child, who
+from clusterctl.agent.supervisor.exits import limiter
+from clusterctl.common.engines import ENGINES, Endpoints, has_port, name_of
+from clusterctl.common.paths import PACKAGE_ROOT, RunPaths
+from clusterctl.common.process_environment import NodeFacts, environment
+
+RUNNING_AFTER_S = 1.0  # a program that never speaks to us counts as running when it has lived this long
+READY_LIMIT_S = 60.0
+LISTENS_LIMIT_S = 180.0  # programs of others may take long to load
+LISTEN_POLL_S = 0.1
+NOT_OURS = ("SSH_CONNECTION", "SSH_CLIENT", "SSH_TTY", "SSH_AUTH_SOCK", "PWD", "OLDPWD", "SHLVL", "_")
+Message = dict[str, Any]
+
+
+class Starter:
+    """`note` records an event, `say` tells the lead, `fail` tells it that the run has to end; none is waited for once
+    `is_over`.
+
+    Raises OSError when there are no ports.
+    """
+
+    def __init__(
+        self,
+        run: RunPaths,
+        spec: Message,
+        reactor: Reactor,
+        note: Callable[[Message, Child], None],
+        say: Callable[[Message], None],
+        fail: Callable[[str, Child], None],
+        is_over: Callable[[], bool],
+    ) -> None:
+        self._run = run
+        self._spec = spec
+        self._reactor = reactor
+        self._note = note
+        self._say = say
+        self._fail = fail
+        self._is_over = is_over
+        self._engine = ENGINES[spec["engine"]]
+        self._cores = len(os.sched_getaffinity(0))
+        self._pservers: tuple[str, ...] = ()
+        self._endpoints: Endpoints = {}
+        self._ports = self._choose_ports()
+
+    def _choose_ports(self) -> Held:
+        names = [name_of(process) for process in self._spec["processes"] if has_port(self._spec["engine"], process)]
+        return Held(self._spec["address"], self._spec["port"], names, shared=self._spec.get("epoch", 0) == 0)
+
+    def choose_ports_again(self) -> None:
+        """When all processes begin again. Raises OSError when there are none."""
+        if self._ports.ports:
+            self._ports.close()
+            self._ports = self._choose_ports()
+
+    def let_ports_go(self) -> None:
+        self._ports.close()
+
+    def has_port(self, child: Child) -> bool:
+        """Whether the program was told to listen on a port that we chose."""
+        return child.name in self._ports.ports
+
+    def endpoints(self) -> Endpoints:
+        """Where the programs of this node will listen, by process."""
+        return {name: self._endpoint(port) for name, port in self._ports.ports.items()}
+
+    def _endpoint(self, port: int) -> str:
+        host = self._spec["address"]
+        return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+    def learn(self, order: Message) -> None:
+        """Where the processes of all nodes are."""
+        self._pservers, self._endpoints = tuple(order["pservers"]), order["endpoints"]
+
+    def start(self, child: Child) -> None:
+        if child.attempt > 1:  # it seems that the program does not share the port with us
+            self._ports.release(child.name)
+        try:
+            child.start(
+                self._run.job.dir,
+                self._run.job.log,
+                lambda fd: self._environment(child, fd),
+                time.time(),
+                limiter(self._spec),
+            )
+        except OSError as exc:
+            child.state = "failed"
+            command = child.plan["argv"][0]
+            self._fail(f"cannot start {command!r}: {exc.strerror or exc}", child)
+            return
+        self._note({"event": "spawned", "pid": child.identity.pid if child.identity else None}, child)
+        if child.role == "pserver" and child.plan["ours"]:
+            self._reactor.after(READY_LIMIT_S, lambda: self._expect_ready(child))
+        elif child.role == "pserver" and self._engine.listens:
+            self._await_listening(child, self._reactor.now() + LISTENS_LIMIT_S)
+        elif child.role == "pserver":
+            self.ready(child, [self._ports.ports[child.name]])
+        else:
+            self._reactor.after(RUNNING_AFTER_S, lambda: self.running(child))
+
+    def _environment(self, child: Child, control_fd: str) -> dict[str, str]:
+        inherited = {key: value for key, value in os.environ.items() if key not in NOT_OURS}
+        facts = NodeFacts(
+            str(self._run.job.dir),
+            PACKAGE_ROOT,
+            self._cores,
+            self._pservers,
+            control_fd,
+            inherited,
+            self._endpoints,
+            child.attempt,
+        )
+        return environment(self._spec, child.plan, facts)
+
+    def _expect_ready(self, child: Child) -> None:
+        if child.state == "starting" and child.alive and not self._is_over():
+            self._fail(f"did not become ready within {READY_LIMIT_S:.0f} s", child)
+
+    def _await_listening(self, child: Child, deadline: float) -> None:
+        """A program that does not speak to us is ready when it listens."""
+        port = self._ports.ports[child.name]
+        if child.state != "starting" or not child.alive or self._is_over():
+            return
+        if is_listening(port, os.geteuid()):
+            self.ready(child, [port])
+        elif self._reactor.now() > deadline:
+            self._fail(f"does not listen on {self._endpoint(port)} after {LISTENS_LIMIT_S:.0f} s", child)
+        else:
+            self._reactor.after(LISTEN_POLL_S, lambda: self._await_listening(child, deadline))
+
+    def ready(self, child: Child, ports: Sequence[int]) -> None:
+        endpoint = self._endpoint(ports[0])
+        child.state, child.worked = "ready", True
+        child.progress["ports"] = list(ports)
+        self._note({"event": "ready", "endpoint": endpoint}, child)
+        self._say({"do": "ready", **who(child), "endpoint": endpoint})
+
+    def running(self, child: Child) -> None:
+        if child.state == "starting" and child.exit_code in (None, 0):
+            child.state = "running"
+            self._say({"do": "running", **who(child)})

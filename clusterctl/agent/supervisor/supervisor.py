@@ -1,0 +1,443 @@
+"""The supervisor: owns one node's processes of one run, from the lead's first word to the last process's end.
+
+It is a session of its own and needs nobody: not the SSH command that started it, not the control machine.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import shutil
+import signal
+import socket
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Callable
+
+from clusterctl.agent.event_loop import Reactor
+from clusterctl.agent.lead.client import RemoteLead
+from clusterctl.agent.lead.connection import lead_node
+from clusterctl.agent.lead.server import LocalLead
+from clusterctl.agent.node.ports import take_top
+from clusterctl.agent.supervisor import guardian
+from clusterctl.agent.supervisor.checkpoints import Saves
+from clusterctl.agent.supervisor.child import Child, describe_exit, who
+from clusterctl.agent.supervisor.event_log import SNAPSHOT_S, Chronicle
+from clusterctl.agent.supervisor.exits import Endings, allow_open_files
+from clusterctl.agent.supervisor.launcher import Starter
+from clusterctl.agent.supervisor.orphans import Leftovers
+from clusterctl.agent.supervisor.reaper import adopt_orphans, reap_orphans
+from clusterctl.agent.supervisor.restart import Renewal
+from clusterctl.agent.supervisor.watchdog import Stalls
+from clusterctl.common.engines import name_of
+from clusterctl.common.files import read_json, write_json
+from clusterctl.common.manifest import check_receipt
+from clusterctl.common.paths import JobPaths, RunPaths
+from clusterctl.common.procfs import LIVE_STATES
+
+FINISH_LIMIT_S = 300.0
+END_POLL_S = 0.05
+#: What pservers count: pushes by staleness, and of each sparse table rows, look-ups and so on.
+COUNTS = ("staleness", "tables", "lost")
+SIGNALS = (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)
+NOT_OVER = ("waiting", "restarting", *LIVE_STATES)
+WORKED_S = 60.0  # a program that lived so long has done something, even if it never spoke
+FROM_PROCESSES = ("ready", "step", "pass", "log", "saved", "nan")
+OURS_IN_EVENTS = ("v", "t", "node", "seq", "role", "rank", "attempt", "do", "complete")
+PORT_TAKEN = re.compile(r"address (is )?already in use|EADDRINUSE|errno\W+98\b", re.IGNORECASE)
+Message = dict[str, Any]
+
+
+class Supervisor:
+    """`spec` is the contents of runs/RUN/spec.json; `lock_fd` holds the lock of the job directory.
+
+    `new` says that it takes the place of a supervisor that is gone, while the run goes on.
+    """
+
+    def __init__(self, run: RunPaths, spec: Message, lock_fd: int, reactor: Reactor, *, new: bool = False) -> None:
+        self.run = run
+        self.spec = spec
+        self.reactor = reactor
+        self.stopping = False
+        self._lock_fd = lock_fd
+        self._idle = False
+        self._cleared = False
+        self._epoch = spec.get("epoch", 0)
+        self._new = new
+        self.children = self._new_children()
+        self.chronicle = Chronicle(run, spec["node"], lambda: self.children, reactor.now)
+        self._note = self.chronicle.note
+        self._starter = Starter(run, spec, reactor, self._note, self._say, self._fail_node, lambda: self.stopping)
+        self._saves = Saves(run, spec, self._note, self._fail_node, self._say)
+        self._endings = Endings(spec, reactor)
+        self._stalls = Stalls(spec, reactor, lambda: self.children, self._note, self._say_of, lambda: self.stopping)
+        self._leftovers = Leftovers(run, float(spec["grace_s"]), reactor, self.chronicle, self._is_guardian)
+        self._guardian, self._lifeline = self._new_guardian()
+        if new:
+            self.chronicle.take_over()
+        reactor.on_signals(SIGNALS, self._on_signal)
+        reactor.every(SNAPSHOT_S, self.chronicle.beat)
+
+    def _new_children(self) -> list[Child]:
+        return [self._new_child(plan, 1) for plan in self.spec["processes"]]
+
+    def _new_child(self, plan: Mapping[str, Any], attempt: int) -> Child:
+        return Child(plan, self.reactor, self._on_message, self._on_log_error, attempt)
+
+    def _new_guardian(self) -> tuple[Any, int]:
+        grace_s = float(self.spec["grace_s"])
+        return guardian.spawn(self.run.job.dir, self.run.run, grace_s, self._lock_fd)
+
+    def _is_guardian(self, pid: int) -> bool:
+        return bool(self._guardian.pid == pid)
+
+    def begin(self, listener: socket.socket | None) -> None:
+        """Joins the run. The lead's node gives its listening socket."""
+        self.lead: LocalLead | RemoteLead
+        if listener is not None:
+            self.lead = LocalLead(
+                self.reactor,
+                self.run,
+                self.spec,
+                listener,
+                self._on_order,
+                self._note,
+                self._saves.write_manifest,
+                self._saves.drop_manifests,
+            )
+        else:
+            hooks = (self._on_order, self._on_lead_lost, self._on_lead_away)
+            self.lead = RemoteLead(self.reactor, self.run, self.spec, *hooks)
+        self._say_hello()
+
+    def _say(self, word: Message) -> None:
+        self.lead.say(word)
+
+    def _say_of(self, word: Message, child: Child) -> None:
+        self.lead.say({**word, **who(child)})
+
+    def _say_hello(self) -> None:
+        new = {"new": True} if self._new else {}
+        self._new = False
+        self.lead.say({"do": "hello", "epoch": self._epoch, "endpoints": self._starter.endpoints(), **new})
+
+    # What the lead orders.
+
+    def _on_order(self, message: Message) -> None:
+        order = message["do"]
+        if order == "spawn" and not self.stopping:
+            self._starter.learn(message)
+            self._spawn(message["role"])
+        elif order == "again" and not self.stopping:
+            self._begin_again(message)
+        elif order == "respawn" and not self.stopping:
+            self._respawn(message)
+        elif order == "shrink":
+            self._tell_pservers({"cmd": "lost", "ranks": message["ranks"]})
+        elif order == "finish":
+            self._finish()
+        elif order == "keep":
+            self._saves.keep(message)
+        elif order == "stacks":
+            self._stalls.show_stacks(message["message"])
+        elif order == "stop":
+            self.stop()
+        elif order == "end":
+            self._end(message)
+
+    def _spawn(self, role: str) -> None:
+        for child in self.children:
+            if child.serves == (role != "trainer") and child.state == "waiting" and not self.stopping:
+                self._starter.start(child)
+
+    def _finish(self) -> None:
+        """All trainers are done: our pservers are asked to end, others are ended, and that is success."""
+        for child in self.children:
+            if child.serves and child.alive:
+                if child.plan["ours"]:
+                    child.tell({"cmd": "finish"})
+                else:
+                    child.state = "stopped"
+                    child.signal(signal.SIGTERM)
+        children = list(self.children)
+        self.reactor.after(FINISH_LIMIT_S, lambda: self._finish_took_too_long(children))
+        self._settle()
+
+    def _finish_took_too_long(self, children: list[Child]) -> None:
+        for child in children:
+            if child.alive and not self.stopping:
+                self._fail_node(f"did not end within {FINISH_LIMIT_S:.0f} s after the last trainer", child)
+
+    def stop(self) -> None:
+        """TERM to everything, KILL after the grace."""
+        if self.stopping:
+            return
+        self.stopping = True
+        self._terminate(self.children)
+        self._settle()
+
+    def _terminate(self, children: Sequence[Child]) -> None:
+        children = list(children)
+        for child in children:
+            if child.alive:
+                child.signal(signal.SIGTERM)
+            elif child.state in ("waiting", "restarting"):
+                child.state = "stopped" if self.stopping else child.state
+        self.reactor.after(float(self.spec["grace_s"]), lambda: self._kill(children))
+
+    # Beginning again.
+
+    def _begin_again(self, order: Message) -> None:
+        """A new epoch: some processes end here, and begin again when every node is ready for it."""
+        self._epoch = order["epoch"]
+        self._idle = self._cleared = False
+        self.spec.update(epoch=self._epoch, recover=order["recover"])
+        try:
+            write_json(self.run.spec, self.spec)
+        except OSError as exc:
+            self._fail_node(f"cannot write {self.run.spec}: {exc.strerror}")
+            return
+        for child in self.children:
+            if child.name not in order["attempts"]:
+                child.tell({"cmd": "epoch", "epoch": self._epoch})
+        self._renew(order["attempts"], order["in_s"], self._renewed)
+
+    def _renewed(self) -> None:
+        try:
+            self._starter.choose_ports_again()
+        except OSError as exc:
+            self._fail_node(str(exc))
+            return
+        self._say_hello()
+
+    def _respawn(self, order: Message) -> None:
+        """One process begins again; the others do not notice."""
+        self._starter.learn(order)
+        name = name_of(order)
+        self._renew({name: order["attempt"]}, order["in_s"], lambda: self._starter.start(self._child(name)))
+
+    def _child(self, name: str) -> Child:
+        return next(child for child in self.children if child.name == name)
+
+    def _renew(self, attempts: Mapping[str, int], in_s: float, then: Callable[[], None]) -> None:
+        """Puts new processes in the places of these, and calls `then`."""
+        self._idle = self._cleared = False
+        old, epoch = [child for child in self.children if child.name in attempts], self._epoch
+
+        def put(ended: Sequence[Child]) -> None:
+            renewed = {child.name: self._new_child(child.plan, child.next_attempt) for child in ended}
+            self.children = [renewed.get(child.name, child) for child in self.children]
+            then()
+
+        def is_overtaken() -> bool:
+            return self.stopping or self._epoch != epoch
+
+        renewal = Renewal(self.reactor, self._leftovers, old, attempts, in_s, is_overtaken)
+        self._terminate(old)
+        renewal.begin(put)
+
+    def _kill(self, children: list[Child]) -> None:
+        for child in children:
+            if child.alive:
+                self.chronicle.count_killed()
+                self._note({"event": "log", "message": f"{child.name} ignored TERM: KILL"}, child)
+                child.signal(signal.SIGKILL)
+
+    # What processes do.
+
+    def _on_message(self, child: Child, message: Message) -> None:
+        """What a process says is its own word: nothing that it says may end us, or pass for ours."""
+        self._stalls.hear(child, message)
+        self._endings.hear(child, message)
+        if message["event"] == "done" and isinstance(message.get("pushes"), int):
+            child.pushes = message["pushes"]
+        if message["event"] not in FROM_PROCESSES:
+            return
+        said = {key: value for key, value in message.items() if key not in OURS_IN_EVENTS}
+        try:
+            self._take(child, said)
+        except (AttributeError, KeyError, IndexError, OverflowError, TypeError, ValueError) as exc:
+            self._note({"event": "log", "level": "error", "message": f"a malformed {said['event']}: {exc!r}"}, child)
+
+    def _take(self, child: Child, said: Message) -> None:
+        event = said["event"]
+        if child.role == "trainer":
+            self._starter.running(child)
+        if event == "ready":
+            if child.role == "pserver" and child.state == "starting":
+                self._starter.ready(child, [int(port) for port in said["ports"]])
+            return
+        child.worked = True
+        if event in ("step", "pass"):
+            numbers = ("pass", "step", "loss", "samples_per_s", "compute", "wait", "wire")
+            said = {name: value for name, value in said.items() if name not in numbers or is_number(value)}
+            child.progress.update({name: said[name] for name in (*numbers, *COUNTS) if name in said})
+        elif event == "log" and "values" in said:
+            said["values"] = {str(name): value for name, value in dict(said["values"]).items() if is_number(value)}
+            child.progress["values"] = said["values"]
+            self._saves.log(child, said)
+        elif event == "saved" and child.role == "pserver":
+            order = {"do": "saved", **who(child), "node": self.spec["node"]}
+            self.lead.say({**check_receipt(said, child.rank), **order})
+        self._note(said, child)
+
+    def _on_log_error(self, child: Child, exc: OSError) -> None:
+        self._fail_node(f"cannot write its log: {exc.strerror}", child)
+
+    def _fail_node(self, message: str, child: Child | None = None) -> None:
+        """Something other than a process's exit that ends the run."""
+        about = {**who(child), "tail": child.tail()} if child else {}
+        self._note({"event": "log", "level": "error", "message": message}, child)
+        self.lead.say({"do": "failed", "message": message, "t": time.time(), **about})
+
+    def _on_signal(self, number: int) -> None:
+        if number == signal.SIGCHLD:
+            self._reap()
+        elif number == signal.SIGUSR1:
+            self.lead.say({"do": "rejoin"})
+        elif number != signal.SIGHUP:
+            self.lead.say({"do": "stop_wanted"})
+            self.stop()
+
+    def _reap(self) -> None:
+        if self._guardian.poll() is not None and not self._idle:
+            os.close(self._lifeline)
+            self._guardian, self._lifeline = self._new_guardian()
+        for child in self.children:
+            if child.poll():
+                self._ended(child)
+        reap_orphans({self._guardian.pid, *(child.pid for child in self.children if child.pid)})
+        self._settle()
+
+    def _ended(self, child: Child) -> None:
+        assert child.exit_code is not None
+        if child.role == "trainer" and child.exit_code == 0:
+            self._starter.running(child)
+        replaced = child.next_attempt > child.attempt
+        expected = self.stopping or child.state == "stopped" or replaced
+        ending = "failed" if child.exit_code else "succeeded"
+        child.state = child.state if replaced else "stopped" if expected else ending
+        news: Message = {
+            "exit_code": child.exit_code,
+            "stopping": expected,
+            "message": describe_exit(child.exit_code),
+            "tail": child.tail() if child.exit_code and not expected else [],
+            "worked": child.worked or child.lived_s(time.time()) > WORKED_S,
+            "pushes": child.pushes,
+        }
+        if child.exit_code and not expected:
+            news.update(self._endings.explain(child, news["tail"]))
+        if child.exit_code and not expected and self._starter.has_port(child) and found_port_taken(news["tail"]):
+            news["port_taken"] = True
+        self._note({"event": "exited", **news}, child)
+        self.lead.say({"do": "exited", **who(child), "t": time.time(), **news})
+
+    # Endings.
+
+    def _settle(self) -> None:
+        """When the last process has ended, see to what it may have left behind."""
+        waiting = any(child.alive or child.state in NOT_OVER for child in self.children)
+        if not waiting and not self._idle:
+            self._idle = True
+            self._leftovers.clear(self._clear)
+
+    def _clear(self) -> None:
+        """Nothing of the run is left here that could be ended."""
+        for child in self.children:
+            child.close()
+        self._starter.let_ports_go()
+        self._cleared = True
+        attempts = {child.name: child.attempt for child in self.children}
+        self.lead.say({"do": "idle", "epoch": self._epoch, "attempts": attempts, "stopping": self.stopping})
+
+    def _tell_pservers(self, command: Message) -> None:
+        for child in self.children:
+            if child.role == "pserver":
+                child.tell(command)
+
+    def _on_lead_lost(self, why: str) -> None:
+        lead = lead_node(self.spec)
+        message = f"the lead on node{lead} is lost: {why}"
+        cause = {"kind": "node_lost", "node": lead, "message": message}
+        self._note({"event": "lost", "node": self.spec["node"], "lost_node": lead, "message": message})
+        self.stop()
+        self._end_when_idle({"do": "end", "state": "failed", "cause": cause})
+
+    def _on_lead_away(self, why: str) -> None:
+        """The run waits for nodes that are cut off: processes end, and orders will say what begins again."""
+        self._note({"event": "suspect", "node": lead_node(self.spec), "message": f"{why}: waiting for it"})
+        for child in self.children:
+            child.state = "stopped" if child.alive else child.state
+        self._terminate(self.children)
+
+    def _end_when_idle(self, message: Message) -> None:
+        if self._cleared:
+            self._end(message)
+        else:
+            self.reactor.after(END_POLL_S, lambda: self._end_when_idle(message))
+
+    def _end(self, message: Message) -> None:
+        self.lead.let_go()
+        if isinstance(self.lead, LocalLead):  # which has noted the end itself, and waits until all have heard it
+            self._leave_when_quiet(self.reactor.now() + 3.0)
+            return
+        self._note({"event": "ended", "state": message["state"], "cause": message["cause"]})
+        self.reactor.after(END_POLL_S, self._leave)
+
+    def _leave_when_quiet(self, deadline: float) -> None:
+        assert isinstance(self.lead, LocalLead)
+        if self.lead.quiet() or self.reactor.now() > deadline:
+            self._leave()
+        else:
+            self.reactor.after(END_POLL_S, lambda: self._leave_when_quiet(deadline))
+
+    def _leave(self) -> None:
+        self.chronicle.write_state()
+        shutil.rmtree(self.run.keys, ignore_errors=True)
+        with contextlib.suppress(OSError):  # the guardian may have been killed this instant
+            os.write(self._lifeline, guardian.GOODBYE)
+        self.reactor.stop()
+
+
+def found_port_taken(tail: Iterable[str]) -> bool:
+    """Whether the last words of a program are that it could not bind its port."""
+    return any(PORT_TAKEN.search(line) for line in tail)
+
+
+def is_number(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def main(argv: list[str]) -> None:
+    """`JOB_DIR RUN LOCK_FD REPORT_FD`: reports `{"up": {...}}` or `{"error": ...}` and lives until the run ends.
+
+    A fifth argument, `new`, says that it joins a run that goes on.
+    """
+    job_dir, run_name, lock_fd, report_fd, *new = argv
+    run = JobPaths(Path(job_dir)).run(run_name)
+    spec = read_json(run.spec)
+    report = os.fdopen(int(report_fd), "w")
+    os.set_inheritable(int(lock_fd), False)
+    os.set_inheritable(report.fileno(), False)
+    try:
+        listener = None
+        if spec["node"] == lead_node(spec):
+            listener = take_top(spec["address"], spec["port"])
+        reactor = Reactor()
+        adopt_orphans()
+        allow_open_files()
+        supervisor = Supervisor(run, spec, int(lock_fd), reactor, new=bool(new))
+        supervisor.chronicle.write_state()  # before anybody is told that there is a run to look at
+        port = listener.getsockname()[1] if listener else None
+        json.dump({"up": {"pid": os.getpid(), "port": port}}, report)
+        report.close()
+        supervisor.begin(listener)
+        reactor.run()
+    except BaseException as exc:
+        if not report.closed:
+            json.dump({"error": str(exc)}, report)
+            report.close()
+        raise

@@ -1,0 +1,214 @@
+"""Processes that neither end nor get on: which they are, since when, and what is done about it.
+
+Only those that speak to us are watched. A trainer gives a sign of life with every word: steps at most a second apart,
+and, while it waits for others, that it waits; so the one that they wait for is the one that is silent. A pserver has
+to answer a ping, in which all of its lanes take part. One that is stopped by a signal gives no sign either. Whether
+all trainers of the run wait, so that nobody is silent and nothing goes on, only the lead can know: it is told who does.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import signal
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Callable
+
+from clusterctl.agent.event_loop import Reactor
+from clusterctl.agent.supervisor.child import Child
+from clusterctl.common.procfs import Identity, identify, is_alive, stat_fields
+from clusterctl.common.safe_json import is_whole
+
+TURNS = 4  # looks within the time after which a process is stalled
+LONGEST_PERIOD_S = 5.0
+SLACK_S = 1.0  # trainers tell of steps once a second
+STACKS_S = 1.0  # to write them, before the process is killed
+MOST_NAMED = 4
+STOPPED, UNINTERRUPTIBLE = "T", "D"
+Message = dict[str, Any]
+
+
+@dataclass
+class Watch:
+    """What is known of one process: its last sign of life, the ping that it has not answered, the state before.
+
+    `speaker` takes the signal for its stacks; it may be a process below the one that we have started. `pace` is what
+    the lead knows.
+    """
+
+    heard: float
+    pinged: float | None = None
+    speaker: Identity | None = None
+    signal: int = 0
+    before: str = ""
+    pace: str = "moves"
+
+
+class Stalls:
+    """`on_stall` is "warn" or "fail". `note` records an event, `is_over` tells that processes are being ended.
+
+    `tell` has the lead know the pace of a process: `pace` is "moves", "waits" or "stalled", and of one that waits
+    `for_s` says how long, `message` for whom.
+    """
+
+    def __init__(
+        self,
+        spec: Mapping[str, Any],
+        reactor: Reactor,
+        children: Callable[[], Sequence[Child]],
+        note: Callable[[Message, Child], None],
+        tell: Callable[[Message, Child], None],
+        is_over: Callable[[], bool],
+    ) -> None:
+        self.stall_s = float(spec.get("stall_s", 600))
+        self.ping_s = min(self.stall_s, float(spec["node_grace_s"]))  # nor do trainers wait much longer for an answer
+        self.period_s = min(LONGEST_PERIOD_S, self.ping_s / TURNS)
+        self._fails = spec.get("on_stall") == "fail"
+        self._reactor = reactor
+        self._children = children
+        self._note = note
+        self._tell = tell
+        self._is_over = is_over
+        self._watched: dict[Child, Watch] = {}
+        self._looked = reactor.now()
+        reactor.every(self.period_s, self.look)
+
+    def hear(self, child: Child, message: Message) -> None:
+        """A process said something."""
+        now = self._reactor.now()
+        watch = self._watched.setdefault(child, Watch(now))
+        event = message["event"]
+        if event == "stacks":
+            watch.speaker, watch.signal = _speaker(child, message), _signal_number(message.get("signal"))
+        elif event == "pong":
+            watch.pinged = None
+        elif child.serves:
+            return
+        watch.heard = now
+        if child.state == "stalled":
+            self._goes_on(child, watch)
+        self._go(child, watch, "waits" if self._waits_long(message) else "moves", message)
+
+    def _waits_long(self, message: Message) -> bool:
+        """Somewhat longer than others may be silent: those are found first."""
+        for_s = message.get("for_s")
+        if message["event"] != "waiting" or not isinstance(for_s, (int, float)):
+            return False
+        return self.stall_s + SLACK_S + 2 * self.period_s < for_s < math.inf
+
+    def _go(self, child: Child, watch: Watch, pace: str, message: Message) -> None:
+        """A change of pace is told."""
+        if pace != watch.pace:
+            watch.pace = pace
+            about = {"for_s": message["for_s"], "message": _whom(message, child.rank)} if pace == "waits" else {}
+            self._tell({"do": "pace", "pace": pace, **about}, child)
+
+    def show_stacks(self, words: str) -> None:
+        """Those of all that can write them, and why into their logs."""
+        for child in self._children():
+            watch = self._watched.get(child)
+            if watch is not None and child.alive:
+                self._ask_for_stacks(child, watch, words)
+
+    def look(self) -> None:
+        """Who is silent? Nobody is to blame for the time in which we did not listen ourselves."""
+        now, looked = self._reactor.now(), self._looked
+        self._looked = now
+        self._watched = {child: watch for child, watch in self._watched.items() if child.alive}
+        away_s = max(0.0, now - looked - 2 * self.period_s)
+        for child in self._children():
+            watch = self._watch(child, now)
+            if watch is None or self._is_over():
+                continue
+            watch.heard = min(now, watch.heard + away_s)
+            watch.pinged = None if watch.pinged is None else min(now, watch.pinged + away_s)
+            silent_s = self._silent_s(child, watch, now)
+            if silent_s > 0 and child.state in ("running", "ready"):
+                self._stalled(child, watch, silent_s)
+            elif child.serves and watch.pinged is None:
+                watch.pinged = now
+                child.tell({"cmd": "ping"})
+
+    def _watch(self, child: Child, now: float) -> Watch | None:
+        """Of those that live and speak to us; our pservers are asked."""
+        if not child.alive:
+            return None
+        if child.role == "pserver" and child.plan["ours"] and child.state == "ready":
+            return self._watched.setdefault(child, Watch(now))
+        return self._watched.get(child)
+
+    def _silent_s(self, child: Child, watch: Watch, now: float) -> float:
+        """For how long it has given no sign of life, where that is too long, else 0."""
+        if child.serves:
+            silent_s = 0.0 if watch.pinged is None else now - watch.pinged
+            return silent_s if silent_s > self.ping_s else 0.0
+        silent_s = now - watch.heard
+        return silent_s if silent_s > self.stall_s + SLACK_S else 0.0
+
+    def _stalled(self, child: Child, watch: Watch, silent_s: float) -> None:
+        watch.before, child.state = child.state, "stalled"
+        self._go(child, watch, "stalled", {})
+        limit_s = self.ping_s if child.serves else self.stall_s
+        lack = "has not answered" if child.serves else "has made no step"
+        how = _how_it_is(watch.speaker or child.identity)
+        words = f"{lack} for {limit_s:g} s: stalled{how}"
+        self._note({"event": "stalled", "stalled_s": round(silent_s, 1), "message": words}, child)
+        has_stacks = self._ask_for_stacks(child, watch, f"{child.name} {words}")
+        if self._fails:
+            child.stalled = f"stalled for {limit_s:g} s{how}"
+            self._reactor.after(STACKS_S if has_stacks else 0.0, lambda: self._kill(child))
+
+    def _ask_for_stacks(self, child: Child, watch: Watch, words: str) -> bool:
+        """Only of a process that told us the signal: another would die of it."""
+        if watch.speaker is None or not watch.signal or not is_alive(watch.speaker):
+            return False
+        child.remark(f"{words}; the stacks of its threads follow")
+        try:
+            os.kill(watch.speaker.pid, watch.signal)
+        except OSError:
+            return False
+        return True
+
+    def _goes_on(self, child: Child, watch: Watch) -> None:
+        child.state, child.stalled = watch.before, None
+        words = "answers again" if child.serves else "goes on"
+        self._note({"event": "stalled", "over": True, "state": child.state, "message": words}, child)
+
+    def _kill(self, child: Child) -> None:
+        """Also what its group holds. It counts as a failure of its own."""
+        if child.state == "stalled" and not self._is_over():
+            child.signal(signal.SIGKILL)
+
+
+def _whom(message: Message, own_rank: int) -> str:
+    """For whom a trainer waits, by its own word, which may be nonsense."""
+    ranks, pserver = message.get("trainers"), message.get("pserver")
+    named = [n for n in ranks if is_whole(n) and n != own_rank][:MOST_NAMED] if isinstance(ranks, list) else []
+    if named:
+        return ", ".join(f"trainer{rank}" for rank in named)
+    return f"pserver{pserver}" if is_whole(pserver) else "others"
+
+
+def _how_it_is(who: Identity | None) -> str:
+    fields = stat_fields(who.pid) if who is not None else None
+    state = fields[0] if fields else ""
+    if state == STOPPED:
+        return " (it is stopped by a signal)"
+    return " (it waits for a disk or device)" if state == UNINTERRUPTIBLE else ""
+
+
+def _speaker(child: Child, message: Message) -> Identity | None:
+    """Who says so, if it is of the process's own session; anything else we do not signal."""
+    pid = message.get("pid")
+    fields = stat_fields(pid) if isinstance(pid, int) and pid > 0 else None
+    if fields is None or child.identity is None or int(fields[3]) != child.identity.pid:
+        return None
+    return identify(int(message["pid"]))
+
+
+def _signal_number(value: object) -> int:
+    """0 for what is no signal that a program may handle."""
+    if not isinstance(value, int) or value in (signal.SIGKILL, signal.SIGSTOP):
+        return 0
+    return value if 0 < value < signal.NSIG else 0
