@@ -19,7 +19,7 @@ from pathlib import Path
 
 from clusterctl.agent.relay.downstream import tls_context
 from clusterctl.agent.relay.relay import Keys
-from clusterctl.dispatch.relay import make_keys
+from clusterctl.dispatch.relay_plan import make_keys
 from farm import Farm, farm, options, scratch, show
 
 PIECE = 1 << 16

@@ -13,7 +13,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from clusterctl.timing import utc_now
+from clusterctl.clock import utc_now
 
 VALID_YEARS = 20
 NO_USAGE = dict.fromkeys(

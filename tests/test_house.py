@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from agent.nodes import PYTHONS
-from clusterctl.bundle import Bundle
+from clusterctl.cluster.bundle import Bundle
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "clusterctl"
@@ -22,45 +22,21 @@ PACKAGE = ROOT / "clusterctl"
 # Data flows through the stages in this order, and only cli knows all of them.
 MAY_IMPORT = {
     "common": ("agent.peer", "agent.dispatch.staging"),
-    "errors": (),
-    "timing": (),
-    "bundle": (),
-    "templates": (),
-    "runtime": ("common",),
     "agent": ("common",),
+    "runtime": ("common",),
+    "errors": (),
+    "clock": (),
+    "templates": (),
     "config": ("errors",),
-    "certificates": ("timing",),
+    "certificates": ("clock",),
     "inventory": ("config", "errors"),
     "transport": ("errors",),
-    "answers": ("common",),
-    "cluster": ("answers", "bundle", "common", "config", "errors", "inventory", "transport"),
-    "waiting": ("cluster", "errors"),
-    "dispatch": ("certificates", "cluster", "common", "errors", "inventory", "waiting"),
-    "check": ("cluster", "errors", "inventory"),
-    "launch": (
-        "certificates",
-        "check.findings",
-        "check.pairs",
-        "cluster",
-        "common",
-        "config",
-        "errors",
-        "inventory",
-        "timing",
-        "waiting",
-    ),
-    "setup": (
-        "agent.peer",
-        "cluster",
-        "common",
-        "config",
-        "dispatch.blobs",
-        "dispatch.relay",
-        "errors",
-        "inventory",
-        "transport",
-    ),
-    "observe": ("answers", "cluster", "common", "errors", "inventory"),
+    "cluster": ("common", "config", "errors", "inventory", "transport"),
+    "check": ("cluster", "common", "errors", "inventory"),
+    "dispatch": ("certificates", "cluster", "common", "errors", "inventory"),
+    "launch": ("certificates", "check", "clock", "cluster", "common", "config", "errors", "inventory"),
+    "setup": ("agent.peer", "cluster", "common", "config", "dispatch", "errors", "inventory", "transport"),
+    "observe": ("cluster", "common", "errors", "inventory"),
     "collect": ("cluster", "common", "errors", "inventory", "runtime"),
     "prune": ("cluster", "common", "errors", "inventory"),
     "fake": ("common", "errors", "templates"),
@@ -95,7 +71,7 @@ MAY_EXIT = {
 }
 MAY_READ_ENVIRONMENT = {
     "runtime.environment": "what a started process finds, parsed once",
-    "cli.session": "hands it to the config loader",
+    "cli.invocation": "hands it to the config loader",
     "cli.commands.demo": "hands it to the config loader",
     "cli.console": "NO_COLOR",
     "agent.node.addresses": "SSH_CONNECTION: the address at which this node was reached",

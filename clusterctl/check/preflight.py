@@ -7,10 +7,11 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
-from clusterctl.check import findings, pairs
+from clusterctl.check import connectivity as pairs
+from clusterctl.check import findings
+from clusterctl.check.connectivity import Pairs
 from clusterctl.check.findings import STOPS, Finding, Skew
-from clusterctl.check.pairs import Pairs
-from clusterctl.cluster import AgentCall, Cluster, Message, NodeOutcome
+from clusterctl.cluster.cluster import AgentCall, Cluster, Message, NodeOutcome
 from clusterctl.errors import ClusterctlError
 from clusterctl.inventory import Node
 

@@ -15,8 +15,8 @@ from clusterctl import __version__
 from clusterctl.cli import INTERRUPTED
 from clusterctl.cli.arguments import Arguments, split, take_program_options
 from clusterctl.cli.console import Console, exit_code
-from clusterctl.cli.grammar import Command, Group
-from clusterctl.cli.session import Session, fail_on_broken_pipe
+from clusterctl.cli.invocation import Session, fail_on_broken_pipe
+from clusterctl.cli.typer_adapter import Command, Group
 from clusterctl.errors import ClusterctlError, InterruptedRun, UsageError
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -90,7 +90,7 @@ def init(
     ] = "ngram",
 ) -> None:
     """Write a conf.py and a workspace to begin with."""
-    from clusterctl.cli.commands.local import init
+    from clusterctl.cli.commands.init import init
 
     init(context.obj, directory, template)
 

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 LAST_WORD_S = 10.0  # of nodes that may be what is wrong
 
 if TYPE_CHECKING:
-    from clusterctl.cluster import Cluster
+    from clusterctl.cluster.cluster import Cluster
     from clusterctl.inventory import Inventory
-    from clusterctl.observe.why import Why
-    from clusterctl.observe.why_evidence import Incident
+    from clusterctl.observe.why.evidence import Incident
+    from clusterctl.observe.why.report import Why
 
 
 def cause_lines(inventory: Inventory, cause: dict[str, Any] | None) -> list[str]:
@@ -48,7 +48,7 @@ def incident_line(found: Why, one: Incident) -> str:
 def first_cause_lines(cluster: Cluster, job: str, cause: dict[str, Any] | None) -> list[str]:
     """How a run that has failed is told: by all nodes' events, else by what the lead took for the cause."""
     from clusterctl.errors import ClusterctlError
-    from clusterctl.observe.why import why
+    from clusterctl.observe.why.report import why
 
     told = cause_lines(cluster.inventory, cause)
     if cause is None or cause.get("kind") == "stopped" or len(cluster.nodes) < len(cluster.inventory.nodes):

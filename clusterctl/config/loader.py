@@ -10,12 +10,12 @@ from types import MappingProxyType, ModuleType
 from typing import Any
 
 from clusterctl.config import source
+from clusterctl.config.declarations import BY_SPELLING, TABLE, Setting
 from clusterctl.config.findings import Finding, config_error
 from clusterctl.config.hosts import Host, read_hosts
 from clusterctl.config.parsers import shown
 from clusterctl.config.settings import Settings
 from clusterctl.config.source import Source
-from clusterctl.config.table import BY_SPELLING, TABLE, Setting
 
 _NOTHING: Mapping[str, object] = MappingProxyType({})
 

@@ -1,7 +1,7 @@
 """From a workspace to a verified, identical job directory on every node."""
 
+from clusterctl.dispatch.dispatch import dispatch, plan
 from clusterctl.dispatch.outcomes import Dispatched, NodeDispatch, Planned, Progress
-from clusterctl.dispatch.send import dispatch, plan
 from clusterctl.dispatch.workspace import Workspace, scan
 
 __all__ = ["Dispatched", "NodeDispatch", "Planned", "Progress", "Workspace", "dispatch", "plan", "scan"]

@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
 from clusterctl.common.tree import COPY_BYTES
-from clusterctl.dispatch.cache import is_settled, stamp
+from clusterctl.dispatch.digest_cache import is_settled, stamp
 from clusterctl.errors import ConfigError, RefusedError
 
 BATCH_FILES = 64

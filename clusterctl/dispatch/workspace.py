@@ -11,7 +11,7 @@ from pathlib import Path
 
 from clusterctl.common.paths import RESERVED
 from clusterctl.common.tree import DIRECTORY, FILE, LINK, Entry, content_of, leads_outside, order
-from clusterctl.dispatch import cache as caches
+from clusterctl.dispatch import digest_cache as caches
 from clusterctl.dispatch.hashing import hash_files
 from clusterctl.dispatch.ignore import IGNORE_FILE, RESERVED_NAME, Ignored, Rules, default_rules
 from clusterctl.errors import ConfigError, RefusedError

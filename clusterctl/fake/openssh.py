@@ -14,8 +14,8 @@ from pathlib import Path
 from clusterctl.common.procfs import Identity, identify, is_alive, wait_until
 from clusterctl.errors import ClusterctlError
 from clusterctl.fake.backend import NodeStatus, Terms, answers
-from clusterctl.fake.keeping import end_keeper, start_keeper
 from clusterctl.fake.layout import ADDRESS, FakeNode, Layout, State, read_public_key, write, write_files
+from clusterctl.fake.lifeline import end_keeper, start_keeper
 from clusterctl.fake.processes import (
     counts_by_node,
     cut_power,

@@ -20,9 +20,9 @@ from clusterctl.common.procfs import Identity, end_all, identify
 from clusterctl.errors import ClusterctlError
 from clusterctl.fake import control
 from clusterctl.fake.backend import BECOMES
+from clusterctl.fake.command_session import Children, CommandSession
 from clusterctl.fake.layout import ADDRESS, FakeNode, Layout, State, write, write_files
 from clusterctl.fake.processes import NODES_GRACE_S, cut_power, freeze, marks, on_cluster, on_node, thaw
-from clusterctl.fake.session import Children, CommandSession
 from clusterctl.fake.sftp import ExecOrSftp, HomeSftp
 
 DESCRIPTORS_PER_NODE = 6

@@ -12,15 +12,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from clusterctl.check import pairs
+from clusterctl.check import connectivity
 from clusterctl.check.findings import STOPS, Finding, Skew, on, quick
-from clusterctl.cluster import AgentCall, Cluster, Message, NodeOutcome, combined, failures, raise_failures
+from clusterctl.cluster.cluster import AgentCall, Cluster, Message, NodeOutcome, combined, failures, raise_failures
+from clusterctl.cluster.keepalive import Waiting
 from clusterctl.errors import ClusterctlError, NodeError, RefusedError
 from clusterctl.inventory import Node, nodeset
 from clusterctl.launch.keys import make_keys
 from clusterctl.launch.plan import LaunchPlan
 from clusterctl.launch.resume import Resume, bring, choose
-from clusterctl.waiting import Waiting
 
 LAUNCH_S = 60.0
 REACH_S = 120.0
@@ -161,7 +161,7 @@ def _check_ways(
 
     def reach(node: Node) -> list[list[Any]]:
         waiting.leave(node.id)
-        calls[node.id].send({"reach": pairs.targets(node.id, looks)})
+        calls[node.id].send({"reach": connectivity.targets(node.id, looks)})
         found: list[list[Any]] = calls[node.id].receive(REACH_S)["reach"]
         waiting.add(node.id, calls[node.id])
         return found
@@ -170,7 +170,7 @@ def _check_ways(
         return
     outcomes = cluster.map(reach, run.nodes)
     results = dict(zip(run.members, raise_failures(outcomes, "start"), strict=True))
-    closed = list(pairs.failed(pairs.failures_in(results), cluster.settings.port))
+    closed = list(connectivity.failed(connectivity.failures_in(results), cluster.settings.port))
     _raise_for(closed, "nothing was started: the nodes do not reach each other")
 
 

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 from clusterctl.transport.command import Command, Raw, RemotePath, command, quote
 from clusterctl.transport.fanout import Outcome
-from clusterctl.transport.hostkeys import HostKey, Verdict
-from clusterctl.transport.session import Transport
+from clusterctl.transport.known_hosts import HostKey, Verdict
 from clusterctl.transport.target import Node, SshSettings
+from clusterctl.transport.transport import Transport
 
 if TYPE_CHECKING:
-    from clusterctl.transport.process import Completed, RemoteProcess
+    from clusterctl.transport.remote_process import Completed, RemoteProcess
 
 __all__ = [
     "Command",
@@ -35,7 +35,7 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     if name in ("Completed", "RemoteProcess"):
-        from clusterctl.transport import process
+        from clusterctl.transport import remote_process
 
-        return getattr(process, name)
+        return getattr(remote_process, name)
     raise AttributeError(name)

@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from clusterctl.transport import library
+from clusterctl.transport import paramiko_loader
 
 
 @contextlib.contextmanager
@@ -40,5 +40,5 @@ def close_channel(channel: Any) -> None:
 def _say(channel: Any, messages: Iterable[Any]) -> None:
     for message in messages:
         if message is not None:
-            with contextlib.suppress(*library.errors()):  # the connection is gone
+            with contextlib.suppress(*paramiko_loader.errors()):  # the connection is gone
                 channel.transport._send_user_message(message)

@@ -14,16 +14,16 @@ import time
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, TypeVar
 
-from clusterctl.transport import failures, library
-from clusterctl.transport.hostkeys import HostKey, KnownHosts, judge
+from clusterctl.transport import failures, paramiko_loader
+from clusterctl.transport.known_hosts import HostKey, KnownHosts, judge
 from clusterctl.transport.secrets import Ask, SecretNeededError, Secrets
 from clusterctl.transport.target import Target
 
 if TYPE_CHECKING:
     from paramiko.channel import Channel
 
-    from clusterctl.transport.identity import Attempts
-    from clusterctl.transport.link import Link
+    from clusterctl.transport.connection import Link
+    from clusterctl.transport.login import Attempts
 
 ATTEMPTS = 5
 BACKOFF_S = 0.2  # after the first attempt, and twice as much after each further one; jittered
@@ -54,7 +54,7 @@ class Dialer:
 
         def log_in() -> Link:
             with self._handshake(target, gateway) as (link, deadline):
-                from clusterctl.transport.identity import Attempts, authenticate
+                from clusterctl.transport.login import Attempts, authenticate
 
                 self._check_host_key(target, link)
                 attempts = Attempts(refused=refused)
@@ -103,7 +103,7 @@ class Dialer:
             try:
                 with self._slots:
                     return attempt()
-            except library.errors() as exc:
+            except paramiko_loader.errors() as exc:
                 if self._aborts != aborts:
                     raise failures.interrupted(target.label) from exc
                 cause = EOFError() if _is_hang_up(exc) else exc
@@ -118,8 +118,8 @@ class Dialer:
         deadline = time.monotonic() + self._timeout_s
         known = self._known_hosts.keys(target.known_hosts, target.key_name)
         stream, close_stream = _reach(target, gateway, self._timeout_s)
-        library.load()
-        from clusterctl.transport.link import Link
+        paramiko_loader.load()
+        from clusterctl.transport.connection import Link
 
         # Asking for the kind of key that is on file spares a host with several the word "changed".
         link = Link(stream, key_types=[key.type for key in known if not key.revoked], after_close=close_stream)

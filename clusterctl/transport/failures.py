@@ -8,11 +8,11 @@ import socket
 from typing import TYPE_CHECKING
 
 from clusterctl.errors import InterruptedRun, NodeError, RefusedError, UnreachableError
-from clusterctl.transport.hostkeys import HostKey, Verdict
+from clusterctl.transport.known_hosts import HostKey, Verdict
 from clusterctl.transport.target import Target
 
 if TYPE_CHECKING:
-    from clusterctl.transport.identity import Attempts
+    from clusterctl.transport.login import Attempts
 
 _NO_ROUTE = {errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN, errno.ENETDOWN}
 

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING
 
 from clusterctl.errors import ClusterctlError
 from clusterctl.transport.dial import Dialer
-from clusterctl.transport.hostkeys import HostKey
+from clusterctl.transport.known_hosts import HostKey
 from clusterctl.transport.target import Target
 
 if TYPE_CHECKING:
-    from clusterctl.transport.link import Link
+    from clusterctl.transport.connection import Link
 
 
 class Pool:

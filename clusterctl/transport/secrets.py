@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from clusterctl.errors import ClusterctlError
-from clusterctl.transport import library
+from clusterctl.transport import paramiko_loader
 
 if TYPE_CHECKING:
     import paramiko
@@ -109,7 +109,7 @@ class Secrets:
         stopped.set()
 
     def _unlock(self, path: Path, stop: threading.Event) -> bool:
-        library.load()
+        paramiko_loader.load()
         import paramiko
 
         again = ""

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Protocol
 
 from clusterctl.errors import ConfigError
-from clusterctl.transport.hostkeys import known_hosts_name
-from clusterctl.transport.sshconfig import Options, SshConfig, local_user
+from clusterctl.transport.known_hosts import known_hosts_name
+from clusterctl.transport.ssh_config import Options, SshConfig, local_user
 
 USER_KNOWN_HOSTS = Path("~/.ssh/known_hosts")
 SYSTEM_KNOWN_HOSTS = Path("/etc/ssh/ssh_known_hosts")

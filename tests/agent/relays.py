@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from clusterctl.agent.relay.relay import Branch, Keys, Relay, RelayBroken
-from clusterctl.dispatch.relay import Hop, make_keys, name_of, plan
+from clusterctl.dispatch.relay_plan import Hop, make_keys, name_of, plan
 
 LIMIT_S = 30.0
 STREAM = hashlib.shake_128(b"stream").digest(3 << 20)

@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 
 from agent.nodes import BUNDLE, PYTHONS, PipeCluster, agent, ask, needs
-from clusterctl import waiting
-from clusterctl.bundle import boot_code
-from clusterctl.cluster import AgentCall
+from clusterctl.cluster import keepalive
+from clusterctl.cluster.bundle import boot_code
+from clusterctl.cluster.cluster import AgentCall
 from clusterctl.dispatch import Progress, dispatch, scan
 from clusterctl.errors import NodeError, RefusedError
 from clusterctl.launch import Run, plan, start
@@ -195,7 +195,7 @@ def test_a_run_is_stopped_in_the_oldest_and_in_the_newest_python(
 def test_nodes_that_wait_long_for_the_others_to_be_ready_are_kept_waiting(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(waiting, "PATIENCE_S", 0.01)
+    monkeypatch.setattr(keepalive, "PATIENCE_S", 0.01)
     cluster = cluster_of(tmp_path, sys.executable)
     told: set[str] = set()
     real = AgentCall.send

@@ -23,7 +23,7 @@ from clusterctl.agent.operations.start import JobLock
 from clusterctl.agent.peer import AgentError
 from clusterctl.common.paths import JobPaths
 from clusterctl.common.wheels import WheelStore
-from clusterctl.setup.sending import send_files
+from clusterctl.setup.transfer import send_files
 from support.addresses import IPV6, needs_ipv6
 from support.pythons import bare_python
 from support.wheels import make_wheel

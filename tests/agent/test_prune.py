@@ -14,7 +14,7 @@ from agent.nodes import agent, ask, asked
 from clusterctl.agent.dispatch.content import dispatch_lock
 from clusterctl.agent.node.jobs import list_jobs
 from clusterctl.agent.operations.prune import disk_bytes, find_content
-from clusterctl.bundle import boot_code
+from clusterctl.cluster.bundle import boot_code
 from clusterctl.common.files import delete, write_json
 from clusterctl.common.paths import META, JobPaths
 from clusterctl.common.requirements import effective

@@ -17,18 +17,19 @@ import pytest
 from agent.nodes import PYTHONS, PipeCluster, ask, asked
 from clusterctl.agent.operations.setup import facts
 from clusterctl.agent.packages.venvs import environments_lock, in_environment
-from clusterctl.cluster import AgentCall
+from clusterctl.cluster.cluster import AgentCall
 from clusterctl.common.pip import uv_variables
 from clusterctl.common.requirements import effective, logical_lines
 from clusterctl.common.tree import END, HEADER
 from clusterctl.common.wheels import Wheel, WheelStore, describe, shebang
-from clusterctl.dispatch import relay
+from clusterctl.dispatch import relay_plan
 from clusterctl.errors import NodeError, RefusedError
 from clusterctl.inventory import Node
-from clusterctl.setup import Group, Requirements, nodes
+from clusterctl.setup import Group, Requirements
+from clusterctl.setup import setup as nodes
 from clusterctl.setup.downloads import Downloads, explain
 from clusterctl.setup.platforms import kind_of, platform_of
-from clusterctl.setup.sending import send_files
+from clusterctl.setup.transfer import send_files
 from support.pythons import bare_python, lend_pip
 from support.wheels import make_wheel, tiny
 
@@ -126,7 +127,7 @@ def chained(
             call.send({"do": "listen", "address": "127.0.0.1", "nic": None})
             answer = call.receive()
             where[node] = (answer["address"], answer["port"])
-        told = relay.words(where, length)
+        told = relay_plan.words(where, length)
         for node, call in enumerate((first, second)):
             call.send({"do": "relay", "relay": told[node], "lock": lock})
         yield first, second

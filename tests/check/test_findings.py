@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from clusterctl.check import findings
+from clusterctl.check.connectivity import Failure, failed, peers
 from clusterctl.check.findings import STOPS, WARNS, Finding, Skew, folded
-from clusterctl.check.pairs import Failure, failed, peers
 
 GB = 10**9
 

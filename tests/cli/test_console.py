@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from clusterctl.cli.arguments import GlobalOptions
 from clusterctl.cli.commands.logs import parse_since
 from clusterctl.cli.console import Console, align, clean, human_bytes, human_count, human_time, percent
-from clusterctl.cli.session import job_name, job_ref
+from clusterctl.cli.invocation import job_name, job_ref
 from clusterctl.config import Settings, from_values
 from clusterctl.errors import ClusterctlError, NodeError, UsageError
 from clusterctl.inventory import build

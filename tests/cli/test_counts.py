@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from clusterctl.cli.counts import count_lines
+from clusterctl.cli.pserver_counts import count_lines
 
 NONE = {"rows": 0, "bytes": 0, "looked_up": 0, "hits": 0, "admitted": 0, "refused": 0, "expired": 0, "evicted": 0}
 

@@ -12,7 +12,7 @@ from pathlib import Path, PurePosixPath
 import pytest
 
 from clusterctl.config import Best, Every, Host, Mode, Settings, from_values, load
-from clusterctl.config.table import BY_SPELLING, TABLE, Setting
+from clusterctl.config.declarations import BY_SPELLING, TABLE, Setting
 from clusterctl.config.values import Restarts
 from clusterctl.errors import ConfigError
 

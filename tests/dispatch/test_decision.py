@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from clusterctl import waiting
+from clusterctl.cluster import keepalive
 from clusterctl.dispatch.decision import Wanted, decide
 from clusterctl.errors import NodeError, RefusedError
 
@@ -93,9 +93,9 @@ class Call:
 
 
 def test_who_waits_is_told_so_and_who_is_served_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(waiting, "PATIENCE_S", 0.01)
+    monkeypatch.setattr(keepalive, "PATIENCE_S", 0.01)
     served, first, gone, last = Call(), Call(), Call(broken=True), Call()
-    with waiting.Waiting() as queue:
+    with keepalive.Waiting() as queue:
         queue.add(0, served)  # type: ignore[arg-type]
         queue.leave(0)
         served.heard.clear()

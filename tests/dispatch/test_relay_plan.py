@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from cryptography import x509
 
-from clusterctl.dispatch.relay import Hop, make_keys, plan, worth_it
+from clusterctl.dispatch.relay_plan import Hop, make_keys, plan, worth_it
 
 
 @pytest.mark.parametrize("count", [1, 2, 16, 17, 40, 256])

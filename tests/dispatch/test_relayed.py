@@ -23,7 +23,7 @@ T = TypeVar("T")
 NODES = 5
 BAD = 2  # a node in the middle of the chain
 
-# What a bad node's relay does: appended to its copy of agent/relay.py.
+# What a bad node's relay does: appended to its copy of agent/relay/relay.py.
 LIES = "Relay.pass_on = lambda self, piece: memoryview(bytes(len(piece)))"
 IS_DEAF = """
 _start = Relay.start
@@ -91,7 +91,7 @@ class Place:
         self.cluster.transport = Threads(self.cluster)  # type: ignore[assignment]
         self.cluster.ask({"op": "jobs"})
 
-    def change(self, node: int, source: str, module: str = "relay") -> None:
+    def change(self, node: int, source: str, module: str = "relay/relay") -> None:
         """Makes a node's agent another one."""
         lib = self.cluster.home(node) / "clusterctl/.clusterctl/lib" / BUNDLE.digest
         with (lib / f"clusterctl/agent/{module}.py").open("a") as f:
@@ -101,7 +101,7 @@ class Place:
         """Makes all nodes impatient."""
         for node in range(NODES):
             self.change(node, SHORT)
-            self.change(node, SHORT_LINKS, "relay_links")
+            self.change(node, SHORT_LINKS, "relay/downstream")
 
     def dispatch(self) -> Dispatched:
         return dispatch(self.cluster, scan(self.workspace), Progress(), "JOB20261121-000001")
@@ -196,7 +196,7 @@ def test_a_node_that_dies_fails_alone(place: Place) -> None:
 
 @pytest.mark.parametrize("full", [0, BAD])
 def test_a_full_disk_is_named_and_the_nodes_behind_get_everything_through_it(place: Place, full: int) -> None:
-    place.change(full, IS_FULL, "staging")
+    place.change(full, IS_FULL, "dispatch/staging")
     done = place.dispatch()
     assert [outcome.ok for outcome in done.outcomes] == [node != full for node in range(NODES)]
     error = done.outcomes[full].error

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from clusterctl.common.tree import FILE, Entry, content_of
-from clusterctl.dispatch.sent import Sent
-from clusterctl.dispatch.trees import make_trees
+from clusterctl.dispatch.last_dispatch import Sent
+from clusterctl.dispatch.node_trees import make_trees
 from clusterctl.dispatch.workspace import Workspace
 
 NODES: list[Any] = [SimpleNamespace(id=number, trainer_ranks=(number,)) for number in range(4)]

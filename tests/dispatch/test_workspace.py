@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl.dispatch import cache as caches
+from clusterctl.dispatch import digest_cache as caches
 from clusterctl.dispatch import hashing
 from clusterctl.dispatch.workspace import Workspace, scan
 from clusterctl.errors import ConfigError, RefusedError

@@ -14,9 +14,9 @@ from clusterctl.cli.app import app
 from clusterctl.cli.arguments import FLAGS, VALUE_OPTIONS
 from clusterctl.common.engines import ENGINES
 from clusterctl.common.process_environment import NodeFacts, environment
-from clusterctl.config.table import TABLE, Setting
+from clusterctl.config.declarations import TABLE, Setting
 from clusterctl.observe.status import WORST_FIRST
-from clusterctl.observe.why_system import ERRNOS, SHELL_CODES, SIGNALS
+from clusterctl.observe.why.errno_and_signals import ERRNOS, SHELL_CODES, SIGNALS
 from docs.pages import REPOSITORY
 
 DOCS = REPOSITORY / "docs"
@@ -87,7 +87,7 @@ def test_every_variable_of_a_started_process_is_described(engine: str, role: str
 
 
 def test_every_reason_of_why_is_described() -> None:
-    sources = "".join(path.read_text(encoding="utf-8") for path in (REPOSITORY / "clusterctl/observe").glob("why*.py"))
+    sources = "".join(path.read_text(encoding="utf-8") for path in (REPOSITORY / "clusterctl/observe/why").glob("*.py"))
     written = re.findall(r'Diagnosis\(\s*"(\w+)"|kind="(\w+)"', sources)
     found = {word for pair in written for word in pair if word} | {error.kind for error in ERRNOS.values()}
     found |= {kind for _, kind, _, _ in SIGNALS.values()} | {said.kind for said in SHELL_CODES.values()}

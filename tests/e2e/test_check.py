@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from clusterctl.bundle import Bundle
+from clusterctl.cluster.bundle import Bundle
 from support.addresses import needs_ipv6
 from support.openssh import openssh_cluster
 from support.site import Result, Site
@@ -151,7 +151,7 @@ def _said_by_shell(sshd: Any) -> bytes:
 def test_a_way_between_nodes_that_is_closed_stops_a_start_before_anything_runs(site: Site) -> None:
     """Node 2 answers as a program that has its address would."""
     job = site.dispatch("raise SystemExit('this must not run')")
-    reach = site.home(2) / "clusterctl/.clusterctl/lib" / Bundle().digest / "clusterctl/agent/reach.py"
+    reach = site.home(2) / "clusterctl/.clusterctl/lib" / Bundle().digest / "clusterctl/agent/node/reachability.py"
     ours = reach.read_text()
     reach.write_text(ours + "\n_proof = proof\ndef proof(token, nonce):\n    return _proof('another', nonce)\n")
     try:

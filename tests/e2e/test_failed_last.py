@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl.cli import last
+from clusterctl.cli import last_failed
 from clusterctl.cli.console import ReportedError
 from clusterctl.config import from_values
 from clusterctl.errors import ClusterctlError, JobFailedError, NodeError, RefusedError, UsageError
@@ -73,14 +73,14 @@ def test_a_cache_that_cannot_be_written_is_no_error(site: Site) -> None:
     ],
 )
 def test_what_failed_is_read_from_how_a_command_ended(error: ClusterctlError | None, failed: list[int] | None) -> None:
-    assert last.failed_nodes(error) == failed
+    assert last_failed.failed_nodes(error) == failed
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"nodes": 3}', '{"nodes": null}', "\xff"])
 def test_a_damaged_record_is_none(tmp_path: Path, text: str) -> None:
-    path = last.record_path(tmp_path, from_values({"HOSTS": ["a", "b"]}))
+    path = last_failed.record_path(tmp_path, from_values({"HOSTS": ["a", "b"]}))
     path.parent.mkdir()
     path.write_text(text, encoding="latin-1")
-    assert last.read(path) == ()
-    last.write(path, [1, 0])
-    assert last.read(path) == (0, 1)
+    assert last_failed.read(path) == ()
+    last_failed.write(path, [1, 0])
+    assert last_failed.read(path) == (0, 1)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from clusterctl.observe.why_causes import Explanation, explain
-from clusterctl.observe.why_story import Story
+from clusterctl.observe.why.first_cause import Explanation, explain
+from clusterctl.observe.why.node_report import Story
 
 START_T = 1795314000.0
 UP_S = 2.0  # until all processes run

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from clusterctl.observe.why_causes import Explanation
+from clusterctl.observe.why.first_cause import Explanation
 from observe.histories import START_T, History, traceback
 
 NOT_ANSWERED = "clusterctl.runtime.errors.UnreachableError: pserver {0} (10.0.0.{0}:7164) has not answered for 60 s"

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl.observe.why_story import clock_offset
-from clusterctl.observe.why_system import ERRNOS
-from clusterctl.observe.why_traceback import DIRECT, excerpt, raised
-from clusterctl.observe.why_words import diagnose
+from clusterctl.observe.why.errno_and_signals import ERRNOS
+from clusterctl.observe.why.exits import diagnose
+from clusterctl.observe.why.node_report import clock_offset
+from clusterctl.observe.why.tracebacks import DIRECT, excerpt, raised
 
 BIND = "import socket; a = socket.socket(); a.bind(('127.0.0.1', 0)); socket.socket().bind(a.getsockname())"
 FRAMES = ["Traceback (most recent call last):", '  File "/job/train.py", line 3, in main', "    f()"]

@@ -79,7 +79,7 @@ class Liars:
             def open(self, node: Any, command: Any) -> Any:
                 return Agent(liars.answers[node.label])
 
-        monkeypatch.setattr("clusterctl.cluster.Transport", LyingTransport)
+        monkeypatch.setattr("clusterctl.cluster.cluster.Transport", LyingTransport)
 
     def run(self, *words: str) -> tuple[int, str, str]:
         """The exit code, standard output and standard error."""

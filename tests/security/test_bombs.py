@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from clusterctl.agent.operations import logs
-from clusterctl.cluster import MAX_LINE
+from clusterctl.cluster.cluster import MAX_LINE
 from clusterctl.common.paths import JobPaths
 from clusterctl.common.safe_json import parse, parse_event
 from security.liars import EVIL, is_harmless
@@ -92,7 +92,7 @@ def test_json_that_is_deep_or_no_json_is_no_more_than_a_value_error(line: bytes)
 # A pattern that tries every place again from every place took minutes of CPU for one such line.
 DIAGNOSE = """
 import resource
-from clusterctl.observe.why_words import diagnose
+from clusterctl.observe.why.exits import diagnose
 resource.setrlimit(resource.RLIMIT_CPU, (20, 20))
 for line in ("a" * 64_000, ".so.1" * 12_000, "'" * 64_000, "errno " * 10_000, "version '" * 7_000, "E" * 64_000,
     "python" * 10_000, "python: " * 8_000, "x: error" * 8_000, " at" * 20_000):

@@ -18,7 +18,7 @@ from clusterctl.agent.operations import collect as agent
 from clusterctl.errors import NodeError
 from clusterctl.runtime import merge_model
 from clusterctl.runtime.errors import ModelError
-from clusterctl.setup import nodes as setup_nodes
+from clusterctl.setup import setup as setup_nodes
 from security.liars import EVIL, JOB, Liars, is_harmless, lines, status
 
 PATHS: list[Any] = [

@@ -11,7 +11,7 @@ import pytest
 
 from clusterctl.errors import RefusedError
 from clusterctl.transport import HostKey, Transport, command
-from clusterctl.transport.hostkeys import judge, known_hosts_name, known_keys, record
+from clusterctl.transport.known_hosts import judge, known_hosts_name, known_keys, record
 from support.clusters import Cluster, make_cluster
 from support.nodes import TestNode
 from support.openssh import make_key

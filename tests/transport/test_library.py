@@ -13,7 +13,7 @@ def run(code: str) -> list[str]:
 
 def test_what_is_of_no_use_stays_out_and_can_be_imported_later() -> None:
     code = (
-        "import sys\nfrom clusterctl.transport import library\nlibrary.load()\nimport paramiko\n"
+        "import sys\nfrom clusterctl.transport import paramiko_loader\nparamiko_loader.load()\nimport paramiko\n"
         "print(*{'email', 'csv', 'invoke', 'asyncio', 'unittest', 'importlib.metadata'} & set(sys.modules), '-')\n"
         "from importlib.metadata import version\nimport invoke\nprint(version('paramiko') != paramiko.__version__)"
     )
@@ -22,8 +22,8 @@ def test_what_is_of_no_use_stays_out_and_can_be_imported_later() -> None:
 
 def test_who_imports_the_real_thing_meanwhile_gets_it() -> None:
     code = (
-        "import sys\nfrom clusterctl.transport import library\n"
-        "with library._stand_in('importlib.metadata', library._Metadata('importlib.metadata')):\n"
+        "import sys\nfrom clusterctl.transport import paramiko_loader\n"
+        "with paramiko_loader._stand_in('importlib.metadata', paramiko_loader._Metadata('importlib.metadata')):\n"
         "    from importlib.metadata import PackageNotFoundError\n"
         "import importlib.metadata\nprint(PackageNotFoundError is importlib.metadata.PackageNotFoundError)"
     )

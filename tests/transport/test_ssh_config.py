@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from clusterctl.errors import ConfigError
-from clusterctl.transport.sshconfig import OnlySshKnowsError, SshConfig, local_user
+from clusterctl.transport.ssh_config import OnlySshKnowsError, SshConfig, local_user
 from clusterctl.transport.target import Resolver, Target
 from support.nodes import TestNode, TestSettings
 

@@ -155,7 +155,7 @@ def mute_server() -> Iterator[int]:
 
 
 def test_a_server_that_never_answers_to_a_command_is_told_so(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    from clusterctl.transport import process
+    from clusterctl.transport import remote_process as process
 
     monkeypatch.setattr(process, "OPEN_CHANNEL_S", 0.3)
     settings = replace(cluster.settings, strict_host_keys=False)
@@ -170,9 +170,9 @@ def test_a_server_that_never_answers_to_a_command_is_told_so(cluster: Cluster, m
 def test_an_ssh_agent_that_hangs_is_done_without(
     cluster: Cluster, transport: Transport, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from clusterctl.transport import identity
+    from clusterctl.transport import login
 
-    monkeypatch.setattr(identity, "AGENT_S", 0.3)
+    monkeypatch.setattr(login, "AGENT_S", 0.3)
     monkeypatch.setenv("SSH_AUTH_SOCK", str(tmp_path / "agent"))
     with socket.socket(socket.AF_UNIX) as silent:
         silent.bind(str(tmp_path / "agent"))

@@ -6,13 +6,13 @@ import shutil
 from typing import TYPE_CHECKING, Any
 
 from clusterctl.cli.console import human_bytes, plural
-from clusterctl.cli.session import Session
+from clusterctl.cli.invocation import Session
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from clusterctl.check import Finding, Report
-    from clusterctl.cluster import Cluster
+    from clusterctl.cluster.cluster import Cluster
     from clusterctl.errors import ClusterctlError
 
 LABEL = 14

@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from clusterctl.cli.console import human_bytes
-from clusterctl.cli.session import Session, job_ref
+from clusterctl.cli.invocation import Session, job_ref
 
 if TYPE_CHECKING:
-    from clusterctl.cluster import Cluster
+    from clusterctl.cluster.cluster import Cluster
     from clusterctl.collect import Collection
 
 
@@ -23,7 +23,7 @@ def collect_job(
 ) -> Collection:
     """Collects, shows what came, and raises when a node failed."""
     from clusterctl.cli.commands.status import left_out_lines
-    from clusterctl.cluster import combined, failures
+    from clusterctl.cluster.cluster import combined, failures
     from clusterctl.collect import collect as run
     from clusterctl.observe.status import find
 

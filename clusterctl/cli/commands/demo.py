@@ -13,10 +13,10 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from clusterctl.cli.session import Session
+from clusterctl.cli.invocation import Session
 
 if TYPE_CHECKING:
-    from clusterctl.cluster import Cluster
+    from clusterctl.cluster.cluster import Cluster
     from clusterctl.launch import Run
     from clusterctl.observe.run_view import PassNumbers, RunView
 
@@ -99,7 +99,7 @@ def _train(
     """Trains, and returns (held-out perplexity, unigram perplexity) of every pass."""
     from clusterctl.cli.commands.dispatch import send
     from clusterctl.cli.commands.start import follow_run, launch_and_follow
-    from clusterctl.cluster import raise_failures
+    from clusterctl.cluster.cluster import raise_failures
     from clusterctl.launch import plan
 
     sent = send(session, cluster, workspace)

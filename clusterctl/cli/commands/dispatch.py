@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from clusterctl.cli.console import Console, clean, human_bytes, plural
-from clusterctl.cli.session import Session, job_name
+from clusterctl.cli.invocation import Session, job_name
 
 if TYPE_CHECKING:
-    from clusterctl.cluster import Cluster
+    from clusterctl.cluster.cluster import Cluster
     from clusterctl.dispatch import Dispatched, Progress, Workspace
     from clusterctl.errors import ClusterctlError
     from clusterctl.inventory import Node
@@ -69,8 +69,8 @@ def _is_of_a_fake_cluster(conf: Path | None) -> bool:
 
 def send(session: Session, cluster: Cluster, directory: Path, *, rehash: bool = False) -> Dispatched:
     """Scans and sends a workspace, with progress; outcomes may be partial."""
+    from clusterctl.clock import new_job_id
     from clusterctl.dispatch import dispatch
-    from clusterctl.timing import new_job_id
 
     workspace = _scan(session, cluster, directory, rehash)
     started = time.monotonic()
@@ -103,7 +103,7 @@ def _summarise(console: Console, done: Dispatched, seconds: float) -> None:
 
 def partial_failure(done: Dispatched, of: int) -> ClusterctlError | None:
     """What to say when some nodes do not have the job."""
-    from clusterctl.cluster import combined, failures
+    from clusterctl.cluster.cluster import combined, failures
 
     errors = [outcome.error for outcome in failures(done.outcomes) if outcome.error]
     if not errors:
@@ -142,7 +142,7 @@ def _node(outcome: Any) -> dict[str, Any]:
 
 def _plan(session: Session, cluster: Cluster, directory: Path, rehash: bool) -> None:
     """Says what would be sent, deleted and left out, and does nothing."""
-    from clusterctl.cluster import combined
+    from clusterctl.cluster.cluster import combined
     from clusterctl.dispatch import Progress, plan
 
     workspace = _scan(session, cluster, directory, rehash)

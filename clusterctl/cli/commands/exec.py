@@ -12,11 +12,11 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from clusterctl.cli.console import clean, human_bytes
-from clusterctl.cli.session import Session
+from clusterctl.cli.invocation import Session
 
 if TYPE_CHECKING:
     from clusterctl.cli.console import Console
-    from clusterctl.cluster import Cluster, NodeOutcome
+    from clusterctl.cluster.cluster import Cluster, NodeOutcome
     from clusterctl.errors import ClusterctlError
     from clusterctl.inventory import Node
     from clusterctl.transport import Command
@@ -270,7 +270,7 @@ def _view(outcome: NodeOutcome[int], screen: Screen) -> dict[str, Any]:
 
 
 def _problem(outcomes: list[NodeOutcome[int]]) -> ClusterctlError | None:
-    from clusterctl.cluster import combined
+    from clusterctl.cluster.cluster import combined
     from clusterctl.errors import NodeError
 
     errors = [

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from clusterctl.cli.console import Console, clean
-from clusterctl.cli.session import Session, job_ref
+from clusterctl.cli.invocation import Session, job_ref
 
 if TYPE_CHECKING:
-    from clusterctl.cluster import Cluster
+    from clusterctl.cluster.cluster import Cluster
     from clusterctl.errors import ClusterctlError
     from clusterctl.inventory import Node
     from clusterctl.observe.follow import LogLine
@@ -95,7 +95,7 @@ def _follow(
     wanted: dict[str, Any],
     lead: int,
 ) -> None:
-    from clusterctl.cluster import combined
+    from clusterctl.cluster.cluster import combined
     from clusterctl.observe.follow import Follower, is_passing
 
     ends: dict[int, str] = {}

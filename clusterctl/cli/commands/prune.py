@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from clusterctl.cli.commands.logs import AGO, UNITS_S
 from clusterctl.cli.console import human_bytes, plural
-from clusterctl.cli.session import Session
+from clusterctl.cli.invocation import Session
 
 if TYPE_CHECKING:
     from clusterctl.prune import OldJob, PrunePlan
@@ -19,7 +19,7 @@ WHY = {"runs": "running", "newest": "among the newest", "young": "used lately"}
 
 
 def prune(session: Session, *, keep: int, older_than: str, yes: bool, plan: bool) -> None:
-    from clusterctl.cluster import combined, failures
+    from clusterctl.cluster.cluster import combined, failures
     from clusterctl.prune import choose, look, remove
 
     older_than_s = parse_age(older_than)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from clusterctl.cli.session import Session, job_ref
+from clusterctl.cli.invocation import Session, job_ref
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from clusterctl.cluster import NodeOutcome
+    from clusterctl.cluster.cluster import NodeOutcome
 
 WORDS = {
     "joined": "takes part in run {run} again",
@@ -20,7 +20,7 @@ WORDS = {
 
 def rejoin(session: Session, job_workspace: str | None, others: Sequence[str]) -> None:
     """Asks every node, or those of --only; raises when one of them cannot. `others` are options of a start."""
-    from clusterctl.cluster import combined
+    from clusterctl.cluster.cluster import combined
     from clusterctl.errors import RefusedError, UsageError
     from clusterctl.observe.status import find
 

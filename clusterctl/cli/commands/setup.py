@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from clusterctl.cli.console import Console, human_bytes, plural
-from clusterctl.cli.session import Session
+from clusterctl.cli.invocation import Session
 
 if TYPE_CHECKING:
     from clusterctl.errors import ClusterctlError
@@ -75,7 +75,7 @@ def _differences(groups: list[Group]) -> list[str]:
 
 
 def _partial_failure(done: Prepared) -> ClusterctlError | None:
-    from clusterctl.cluster import combined, failures
+    from clusterctl.cluster.cluster import combined, failures
 
     errors = [outcome.error for outcome in failures(done.outcomes) if outcome.error]
     if not errors:

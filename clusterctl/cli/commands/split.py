@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 
 from clusterctl.cli.console import human_bytes, plural
-from clusterctl.cli.session import Session
+from clusterctl.cli.invocation import Session
 from clusterctl.errors import UsageError
 
 ESCAPE = re.compile(rb"\\(x[0-9A-Fa-f]{2}|.|$)", re.DOTALL)

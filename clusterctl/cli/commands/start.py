@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from clusterctl.cli.causes import LAST_WORD_S, first_cause_lines
 from clusterctl.cli.console import clean, human_time, plural
-from clusterctl.cli.live import LINES_WANTED, Display, PassFormat, default_pass_line
-from clusterctl.cli.resuming import check_job, tell_resume, would_resume
-from clusterctl.cli.session import Session, job_name, job_ref
+from clusterctl.cli.invocation import Session, job_name, job_ref
+from clusterctl.cli.live_display import LINES_WANTED, Display, PassFormat, default_pass_line
+from clusterctl.cli.resume import check_job, tell_resume, would_resume
 
 if TYPE_CHECKING:
-    from clusterctl.cluster import Cluster
+    from clusterctl.cluster.cluster import Cluster
     from clusterctl.errors import ClusterctlError
     from clusterctl.launch import LaunchPlan, Resume, Run
     from clusterctl.observe.follow import News
@@ -139,7 +139,7 @@ def launch_and_follow(
 
 def _tell_left_out(session: Session, cluster: Cluster, run: Run) -> None:
     """Who is not in the run and why, what that leaves, and whose data nobody reads."""
-    from clusterctl.cluster import combined, fold_errors
+    from clusterctl.cluster.cluster import combined, fold_errors
 
     if not run.left_out:
         return

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 from clusterctl.cli.causes import first_cause_lines
 from clusterctl.cli.console import Console, human_bytes, human_count, human_time, percent
-from clusterctl.cli.counts import count_lines
-from clusterctl.cli.session import Session, job_name, job_ref
+from clusterctl.cli.invocation import Session, job_name, job_ref
+from clusterctl.cli.pserver_counts import count_lines
 
 if TYPE_CHECKING:
-    from clusterctl.cluster import Cluster
+    from clusterctl.cluster.cluster import Cluster
     from clusterctl.errors import ClusterctlError
     from clusterctl.observe.members import Members
     from clusterctl.observe.status import JobStatus

@@ -7,10 +7,10 @@ import signal
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from clusterctl.cli.session import Session, job_ref
+from clusterctl.cli.invocation import Session, job_ref
 
 if TYPE_CHECKING:
-    from clusterctl.cluster import Cluster, NodeOutcome
+    from clusterctl.cluster.cluster import Cluster, NodeOutcome
     from clusterctl.errors import ClusterctlError
     from clusterctl.inventory import Node
     from clusterctl.observe.members import Members
@@ -92,7 +92,7 @@ def _tell_what_it_took(session: Session, outcomes: list[NodeOutcome[dict[str, An
 
 def _problem(outcomes: list[NodeOutcome[dict[str, Any]]], members: Members) -> ClusterctlError | None:
     """What is not as it should be: nodes that did not answer, processes that are left, ports that are not free."""
-    from clusterctl.cluster import combined
+    from clusterctl.cluster.cluster import combined
 
     answered = any(outcome.ok for outcome in outcomes)
     errors: list[ClusterctlError] = [

@@ -7,7 +7,7 @@ from collections import defaultdict
 from typing import TYPE_CHECKING, Any
 
 from clusterctl.cli.console import plural
-from clusterctl.cli.session import Session
+from clusterctl.cli.invocation import Session
 
 if TYPE_CHECKING:
     from clusterctl.inventory import Node
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def trust(session: Session, *, yes: bool) -> None:
-    from clusterctl.cluster import combined, failures
+    from clusterctl.cluster.cluster import combined, failures
     from clusterctl.errors import RefusedError
 
     with session.cluster() as cluster:

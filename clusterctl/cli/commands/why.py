@@ -5,16 +5,16 @@ from __future__ import annotations
 import datetime
 from typing import TYPE_CHECKING
 
-from clusterctl.answers import END_OF_TIME
 from clusterctl.cli.causes import headline, incident_line
 from clusterctl.cli.console import Console, clean, human_time
-from clusterctl.cli.session import Session, job_ref
+from clusterctl.cli.invocation import Session, job_ref
+from clusterctl.cluster.answers import END_OF_TIME
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from clusterctl.observe.why import Why
-    from clusterctl.observe.why_evidence import Incident
+    from clusterctl.observe.why.evidence import Incident
+    from clusterctl.observe.why.report import Why
 
 SHOWN = 5  # of what followed, and of what was survived
 STATE_WORDS = {
@@ -28,8 +28,8 @@ STATE_WORDS = {
 
 def why(session: Session, job: str | None) -> None:
     from clusterctl.observe.status import unheard
-    from clusterctl.observe.why import to_json
-    from clusterctl.observe.why import why as ask
+    from clusterctl.observe.why.report import to_json
+    from clusterctl.observe.why.report import why as ask
 
     with session.whole_cluster() as cluster:
         found = ask(cluster, job_ref(cluster.settings, job))
@@ -74,7 +74,7 @@ def _first_line(found: Why) -> str:
 
 
 def _show_cause(console: Console, found: Why, cause: Incident) -> None:
-    from clusterctl.observe.why import advice
+    from clusterctl.observe.why.report import advice
 
     console.say(f"first cause: {headline(found, cause)}")
     for t, line in cause.lines:

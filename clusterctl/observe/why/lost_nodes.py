@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 
-from clusterctl.observe.why_evidence import Evidence, Incident
-from clusterctl.observe.why_story import Departure, Message, Story
-from clusterctl.observe.why_system import Diagnosis
+from clusterctl.observe.why.errno_and_signals import Diagnosis
+from clusterctl.observe.why.evidence import Evidence, Incident
+from clusterctl.observe.why.node_report import Departure, Message, Story
 
 SECONDS = re.compile(r"for (\d+) s")
 GONE_QUIETLY_S = 1.5  # a supervisor writes down every second that it lives

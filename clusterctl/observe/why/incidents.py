@@ -6,13 +6,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
-from clusterctl.observe.why_evidence import Evidence, Incident, Line
-from clusterctl.observe.why_nodes import lost_nodes
-from clusterctl.observe.why_signs import has_left, leaving, nan, stall, standstill
-from clusterctl.observe.why_story import Message, Story
-from clusterctl.observe.why_system import SHELL_CODES, Diagnosis
-from clusterctl.observe.why_traceback import excerpt
-from clusterctl.observe.why_words import MEMORY_LIMIT, WAIT_FOR_EACH_OTHER, diagnose
+from clusterctl.observe.why.errno_and_signals import SHELL_CODES, Diagnosis
+from clusterctl.observe.why.evidence import Evidence, Incident, Line
+from clusterctl.observe.why.exits import MEMORY_LIMIT, WAIT_FOR_EACH_OTHER, diagnose
+from clusterctl.observe.why.lost_nodes import lost_nodes
+from clusterctl.observe.why.node_report import Message, Story
+from clusterctl.observe.why.symptoms import has_left, leaving, nan, stall, standstill
+from clusterctl.observe.why.tracebacks import excerpt
 
 STEP_SLACK_S = 0.3  # what a process writes and what it tells come on two ways
 CANNOT_START = {"ENOENT": 127, "EACCES": 126}  # as a shell would put it

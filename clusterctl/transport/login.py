@@ -18,7 +18,7 @@ from clusterctl.transport.secrets import Secrets
 from clusterctl.transport.target import Target
 
 if TYPE_CHECKING:
-    from clusterctl.transport.link import Link
+    from clusterctl.transport.connection import Link
 
 AGENT_S = 10.0
 _OPENSSH_MAGIC = b"openssh-key-v1\0"

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import replace
 
-from clusterctl.observe.why_system import (
+from clusterctl.observe.why.errno_and_signals import (
     LOOK_AT_PEER,
     MEMORY,
     NUMBERS,
@@ -18,7 +18,7 @@ from clusterctl.observe.why_system import (
     Diagnosis,
     of_errno,
 )
-from clusterctl.observe.why_traceback import Raised
+from clusterctl.observe.why.tracebacks import Raised
 
 CLASS_WORDS = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])")
 SAID_OF_ALL = {"error", "exception", "failure", "warning"}

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from clusterctl.common.tree import FILE, Entry, content_of_json
-from clusterctl.dispatch.sent import Sent
+from clusterctl.dispatch.last_dispatch import Sent
 from clusterctl.dispatch.shards import Shards
 from clusterctl.dispatch.workspace import Workspace
 from clusterctl.inventory import Node

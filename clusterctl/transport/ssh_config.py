@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from clusterctl.errors import ConfigError
-from clusterctl.transport.hostkeys import matches_pattern
+from clusterctl.transport.known_hosts import matches_pattern
 
 MAX_INCLUDE_DEPTH = 16
 USER_CONFIG = Path("~/.ssh/config")

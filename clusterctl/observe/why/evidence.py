@@ -6,8 +6,8 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from clusterctl.observe.why_story import Message, Story
-from clusterctl.observe.why_system import Diagnosis
+from clusterctl.observe.why.errno_and_signals import Diagnosis
+from clusterctl.observe.why.node_report import Message, Story
 
 PROCESS = re.compile(r"\b(pserver|trainer|scheduler) ?(\d+)\b")
 Line = tuple[float, str]

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from clusterctl.observe.why_evidence import Evidence, Incident
-from clusterctl.observe.why_exceptions import of_chain
-from clusterctl.observe.why_story import Message, Story
-from clusterctl.observe.why_system import NUMBERS, Diagnosis
-from clusterctl.observe.why_traceback import excerpt, raised
-from clusterctl.observe.why_words import HALTED, LEFT, STALLED, WAIT_FOR_EACH_OTHER
+from clusterctl.observe.why.errno_and_signals import NUMBERS, Diagnosis
+from clusterctl.observe.why.evidence import Evidence, Incident
+from clusterctl.observe.why.exceptions import of_chain
+from clusterctl.observe.why.exits import HALTED, LEFT, STALLED, WAIT_FOR_EACH_OTHER
+from clusterctl.observe.why.node_report import Message, Story
+from clusterctl.observe.why.tracebacks import excerpt, raised
 
 ALONE_S = 3.0  # for so long nobody else got on
 

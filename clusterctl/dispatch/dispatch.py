@@ -11,16 +11,16 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from clusterctl.cluster import AgentCall, Cluster, Message, NodeOutcome, combined, who_asks
-from clusterctl.dispatch import relay, sent
+from clusterctl.cluster.cluster import AgentCall, Cluster, Message, NodeOutcome, combined, who_asks
+from clusterctl.cluster.keepalive import Waiting
+from clusterctl.dispatch import last_dispatch, relay_plan
 from clusterctl.dispatch.blobs import Blobs, Shelf
 from clusterctl.dispatch.decision import Wanted, decide
+from clusterctl.dispatch.node_trees import make_trees
 from clusterctl.dispatch.outcomes import Dispatched, NodeDispatch, Planned, Progress
-from clusterctl.dispatch.trees import make_trees
 from clusterctl.dispatch.workspace import Workspace
 from clusterctl.errors import ClusterctlError, RefusedError, UsageError
 from clusterctl.inventory import Node
-from clusterctl.waiting import Waiting
 
 T = TypeVar("T")
 BUSY_S = 60.0
@@ -86,7 +86,7 @@ class _Dispatch:
         self._cache = cache
         self._rehash = rehash
         source = source_of(workspace)
-        self._last = sent.load(cache, source)
+        self._last = last_dispatch.load(cache, source)
         part = len(cluster.nodes) < len(cluster.inventory.nodes)
         if part and (self._last is None or self._last.tree != workspace.content):
             raise UsageError(
@@ -118,8 +118,8 @@ class _Dispatch:
         by_node = {outcome.node.id: outcome for outcome in done}
         outcomes: list[NodeOutcome[Any]] = [by_node.get(outcome.node.id, outcome) for outcome in asked]
         if self._last is None or (self._last.job, self._last.tree) != (target, self._workspace.content):
-            now = sent.Sent(target, self._workspace.content, self._workspace.tree)
-            sent.save(self._cache, self._wanted.source, now)
+            now = last_dispatch.Sent(target, self._workspace.content, self._workspace.tree)
+            last_dispatch.save(self._cache, self._wanted.source, now)
         return Dispatched(target, outcomes, self._relayed is not None)
 
     def plan(self) -> list[NodeOutcome[Planned]]:
@@ -250,16 +250,16 @@ class _Dispatch:
             if "go" in words[id_] and answer["missing"]
         }
         total = sum(entry.size for rows in lacking.values() for entry in rows)
-        if not relay.worth_it(len(lacking), total, self._cluster.settings.relay):
+        if not relay_plan.worth_it(len(lacking), total, self._cluster.settings.relay):
             return
         where = self._listen(list(lacking))
         lacking = {id_: rows for id_, rows in lacking.items() if id_ in where}
-        if len(lacking) < relay.FEWEST:
+        if len(lacking) < relay_plan.FEWEST:
             return
         torn = {id_: answers[id_]["torn"] for id_ in lacking}
-        rows, resume = relay.shared(lacking, torn)
+        rows, resume = relay_plan.shared(lacking, torn)
         self._relayed = Blobs(self._workspace.directory, rows, resume)
-        for id_, word in relay.words(where, self._relayed.length).items():
+        for id_, word in relay_plan.words(where, self._relayed.length).items():
             words[id_].update(relay=word, resume=resume)
         for id_ in lacking:
             self._waiting.leave(id_)

@@ -10,13 +10,13 @@ from types import TracebackType
 from typing import TYPE_CHECKING, NamedTuple
 
 from clusterctl.errors import ClusterctlError
-from clusterctl.transport import failures, library
+from clusterctl.transport import failures, paramiko_loader
 from clusterctl.transport.channels import close_channel, speaking
 
 if TYPE_CHECKING:
     from paramiko.channel import Channel
 
-    from clusterctl.transport.link import Link
+    from clusterctl.transport.connection import Link
 
 OPEN_CHANNEL_S = 15.0
 CHUNK_BYTES = 256 * 1024
@@ -77,7 +77,7 @@ class RemoteProcess:
                 continue
             except EOFError as exc:  # the connection's end, not the channel's
                 raise self._lost() from exc
-            except library.errors() as exc:
+            except paramiko_loader.errors() as exc:
                 raise self._unwritable() from exc
             if sent == 0:
                 raise self._unwritable()
@@ -88,7 +88,7 @@ class RemoteProcess:
         try:
             with speaking(self._channel):
                 self._channel.shutdown_write()
-        except library.errors():
+        except paramiko_loader.errors():
             return
 
     def read(self, size: int = CHUNK_BYTES, *, deadline_s: float | None = None) -> bytes:
@@ -161,7 +161,7 @@ class RemoteProcess:
 
     def close(self) -> None:
         """Close our ends. The command itself goes on if it ignores that."""
-        with contextlib.suppress(*library.errors()):  # the connection may just have ended
+        with contextlib.suppress(*paramiko_loader.errors()):  # the connection may just have ended
             close_channel(self._channel)
 
     def __enter__(self) -> RemoteProcess:
@@ -206,7 +206,7 @@ class RemoteProcess:
         try:
             with speaking(self._channel):
                 return receive(CHUNK_BYTES)
-        except library.errors() as exc:
+        except paramiko_loader.errors() as exc:
             raise self._lost() from exc
 
     def _receive(self, size: int, deadline: _Deadline) -> bytes:
@@ -217,7 +217,7 @@ class RemoteProcess:
             except TimeoutError as exc:
                 self._check(deadline, exc)
                 continue
-            except library.errors() as exc:
+            except paramiko_loader.errors() as exc:
                 raise self._lost() from exc
             if not piece and not self._channel.eof_received and not _ended_by_peer(self._channel):
                 raise self._lost()
@@ -296,7 +296,7 @@ def start(
     """Run a quoted command in a new channel of a link. Raises UnreachableError or NodeError."""
     from paramiko.ssh_exception import ChannelException
 
-    from clusterctl.transport.link import run_in
+    from clusterctl.transport.connection import run_in
 
     channel = None
     try:
@@ -305,10 +305,10 @@ def start(
             channel, label=label, where=where, what=what, stderr_limit=stderr_limit, drain_stderr=drain_stderr
         )
         run_in(channel, command, OPEN_CHANNEL_S)
-    except library.errors() as exc:
+    except paramiko_loader.errors() as exc:
         active = link.is_active()
         if channel is not None:
-            with contextlib.suppress(*library.errors()):
+            with contextlib.suppress(*paramiko_loader.errors()):
                 close_channel(channel)
         if not active:
             raise failures.lost(label, where, what) from exc

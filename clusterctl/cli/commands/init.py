@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from clusterctl.cli.session import Session
+from clusterctl.cli.invocation import Session
 
 
 def init(session: Session, directory: Path, template: str) -> None:

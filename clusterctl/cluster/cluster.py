@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, TypeVar
 
-from clusterctl import answers
-from clusterctl.bundle import Bundle, boot_code
+from clusterctl.cluster import answers
+from clusterctl.cluster.bundle import Bundle, boot_code
 from clusterctl.common.safe_json import parse
 from clusterctl.config import Settings
 from clusterctl.errors import ClusterctlError, NodeError, RefusedError, UsageError
@@ -159,7 +159,7 @@ def who_asks() -> str:
     """This user on this machine, for those who find a lock taken."""
     import socket
 
-    from clusterctl.transport.sshconfig import local_user
+    from clusterctl.transport.ssh_config import local_user
 
     return f"{local_user()}@{socket.gethostname()}"
 

@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from clusterctl.cli.console import clean
-from clusterctl.cli.session import Session
+from clusterctl.cli.invocation import Session
 
 if TYPE_CHECKING:
-    from clusterctl.cluster import Cluster
+    from clusterctl.cluster.cluster import Cluster
     from clusterctl.launch import LaunchPlan, Resume
 
 

@@ -10,8 +10,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import replace
 
-from clusterctl.observe.why_exceptions import LIBRARY, LOADER, NO_MEMORY, of_chain, of_exception, of_import
-from clusterctl.observe.why_system import (
+from clusterctl.observe.why.errno_and_signals import (
     MEMORY,
     OUTSIDE,
     SHELL_CODES,
@@ -21,7 +20,8 @@ from clusterctl.observe.why_system import (
     signal_of,
     told_end,
 )
-from clusterctl.observe.why_traceback import Raised, raised
+from clusterctl.observe.why.exceptions import LIBRARY, LOADER, NO_MEMORY, of_chain, of_exception, of_import
+from clusterctl.observe.why.tracebacks import Raised, raised
 
 LOOKED_AT = 12  # last lines, where there is no traceback
 QUOTED_CHARS = 160

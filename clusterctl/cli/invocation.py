@@ -12,7 +12,7 @@ from clusterctl.cli.console import Console
 from clusterctl.errors import ClusterctlError, UsageError
 
 if TYPE_CHECKING:
-    from clusterctl.cluster import Cluster
+    from clusterctl.cluster.cluster import Cluster
     from clusterctl.config import Settings
     from clusterctl.inventory import Inventory
 
@@ -40,15 +40,15 @@ class Session:
 
     def cluster(self, settings: Settings | None = None) -> Cluster:
         """The nodes of conf.py that `--only` selects."""
-        from clusterctl.cli import last
-        from clusterctl.cluster import Cluster
+        from clusterctl.cli import last_failed
+        from clusterctl.cluster.cluster import Cluster
         from clusterctl.inventory import build, select
 
         settings = settings or self.settings()
         inventory = build(settings)
-        record = last.record_path(self.cache_dir, settings)
+        record = last_failed.record_path(self.cache_dir, settings)
         only = self.options.only
-        nodes = select(inventory, only, last.read(record)) if only else inventory.nodes
+        nodes = select(inventory, only, last_failed.read(record)) if only else inventory.nodes
         cluster = Cluster(settings, inventory, nodes)
         self._opened = cluster, record
         return cluster
@@ -59,13 +59,13 @@ class Session:
 
     def remember(self, error: ClusterctlError | None) -> None:
         """Keeps, for `--only failed@last`, which nodes a command failed on that ended with `error`."""
-        from clusterctl.cli import last
+        from clusterctl.cli import last_failed
 
         if self._opened is None or not self._opened[0].asked:
             return
-        failed = last.failed_nodes(error or self._tolerated)
+        failed = last_failed.failed_nodes(error or self._tolerated)
         if failed is not None:
-            last.write(self._opened[1], failed)
+            last_failed.write(self._opened[1], failed)
 
     def whole_cluster(self, settings: Settings | None = None) -> Cluster:
         """All nodes; for commands that make no sense on a part."""

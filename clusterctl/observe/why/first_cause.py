@@ -10,9 +10,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from clusterctl.observe.why_evidence import Evidence, Incident
-from clusterctl.observe.why_incidents import incidents
-from clusterctl.observe.why_story import Message, Story, in_order
+from clusterctl.observe.why.evidence import Evidence, Incident
+from clusterctl.observe.why.incidents import incidents
+from clusterctl.observe.why.node_report import Message, Story, in_order
 
 STOPS_WITHIN_S = 3.0  # a lead that went on for longer after something bore it
 CLEARLY_S = 1.0  # who was stopped as late as that had been there

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, NamedTuple
 
-from clusterctl.answers import Shape, count, list_of, maybe, misfits, moment, names_process, number, text
+from clusterctl.cluster.answers import Shape, count, list_of, maybe, misfits, moment, names_process, number, text
 
 Message = dict[str, Any]
 #: What an order of the lead brings about on every node, and what nodes say before the lead goes on: (phase, event).

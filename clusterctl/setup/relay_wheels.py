@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from clusterctl.cluster import AgentCall
+from clusterctl.cluster.cluster import AgentCall
 from clusterctl.common.tree import FILE, Entry
 from clusterctl.common.wheels import Wheel, WheelStore
 from clusterctl.config import Settings
-from clusterctl.dispatch import relay
+from clusterctl.dispatch import relay_plan
 from clusterctl.dispatch.blobs import Blobs
 from clusterctl.inventory import Node
 
@@ -31,12 +31,12 @@ class WheelRelay:
         self._missing = missing
         self._store = store
         self._where: dict[int, tuple[str, int]] = {}
-        self._words: Mapping[int, relay.Word] = {}
+        self._words: Mapping[int, relay_plan.Word] = {}
         self._blobs = Blobs(store.directory, ())
 
     def is_worth_it(self, nodes: Sequence[Node]) -> bool:
         total = sum(wheel.size for node in nodes for wheel in self._missing[node.id])
-        return relay.worth_it(len(nodes), total, self._settings.relay)
+        return relay_plan.worth_it(len(nodes), total, self._settings.relay)
 
     def listen(self, node: Node) -> None:
         """Asks a node to be ready; one that cannot be gets its wheels directly."""
@@ -49,11 +49,11 @@ class WheelRelay:
     def plan(self, nodes: Sequence[Node]) -> list[Node]:
         """Who of these takes part; none when too few listen."""
         part = [node for node in nodes if node.id in self._where]
-        if len(part) < relay.FEWEST:
+        if len(part) < relay_plan.FEWEST:
             return []
         wheels = sorted({wheel for node in part for wheel in self._missing[node.id]})
         self._blobs = Blobs(self._store.directory, [_row(wheel) for wheel in wheels])
-        self._words = relay.words({node.id: self._where[node.id] for node in part}, self._blobs.length)
+        self._words = relay_plan.words({node.id: self._where[node.id] for node in part}, self._blobs.length)
         return part
 
     def tell(self, node: Node) -> None:

@@ -13,12 +13,12 @@ from clusterctl.errors import ClusterctlError, RefusedError
 from clusterctl.transport import failures
 from clusterctl.transport.command import Command, quote
 from clusterctl.transport.fanout import Cancellation, N, Outcome, fan_out
-from clusterctl.transport.hostkeys import HostKey, Verdict, judge, known_keys, record
+from clusterctl.transport.known_hosts import HostKey, Verdict, judge, known_keys, record
 from clusterctl.transport.target import Node, Resolver, SshSettings
 
 if TYPE_CHECKING:
     from clusterctl.transport.pool import Pool
-    from clusterctl.transport.process import Completed, RemoteProcess, Take
+    from clusterctl.transport.remote_process import Completed, RemoteProcess, Take
     from clusterctl.transport.secrets import Ask
 
 T = TypeVar("T")
@@ -159,7 +159,7 @@ class Transport:
     def _start(
         self, node: Node, command: Command, *, stderr_limit: int | None = None, drain_stderr: bool = False
     ) -> RemoteProcess:
-        from clusterctl.transport.process import STDERR_TAIL_BYTES, start
+        from clusterctl.transport.remote_process import STDERR_TAIL_BYTES, start
 
         self._cancellation.check(node.label)
         text = quote(command)

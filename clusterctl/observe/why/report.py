@@ -7,15 +7,15 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from clusterctl import answers
-from clusterctl.cluster import ANSWER_S, Cluster, Message, NodeOutcome
+from clusterctl.cluster import answers
+from clusterctl.cluster.cluster import ANSWER_S, Cluster, Message, NodeOutcome
 from clusterctl.errors import ClusterctlError
 from clusterctl.inventory import Node
 from clusterctl.observe.members import Members
 from clusterctl.observe.status import DISPATCHED, status
-from clusterctl.observe.why_causes import Explanation, explain
-from clusterctl.observe.why_evidence import Incident
-from clusterctl.observe.why_story import Story, clock_offset
+from clusterctl.observe.why.evidence import Incident
+from clusterctl.observe.why.first_cause import Explanation, explain
+from clusterctl.observe.why.node_report import Story, clock_offset
 
 READINGS = 3  # of each node's clock
 STORY_S = 120.0

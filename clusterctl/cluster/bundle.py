@@ -7,7 +7,7 @@ import zlib
 from functools import cached_property, lru_cache
 from pathlib import Path
 
-HERE = Path(__file__).parent
+PACKAGE = Path(__file__).parents[1]
 PARTS = ("common", "agent", "runtime")
 DIGEST_CHARS = 16
 
@@ -16,10 +16,10 @@ class Bundle:
     """Read once, so that its name and its contents agree even while someone edits the sources."""
 
     def __init__(self) -> None:
-        paths = [HERE / "__init__.py", *(path for part in PARTS for path in sorted((HERE / part).rglob("*.py")))]
+        paths = [PACKAGE / "__init__.py", *(path for part in PARTS for path in sorted((PACKAGE / part).rglob("*.py")))]
         parts = []
         for path in paths:
-            name, data = f"clusterctl/{path.relative_to(HERE).as_posix()}", path.read_bytes()
+            name, data = f"clusterctl/{path.relative_to(PACKAGE).as_posix()}", path.read_bytes()
             parts += [b"%s\0%d\0" % (name.encode(), len(data)), data]
         self._whole = b"".join(parts)
         self.digest = hashlib.sha256(self._whole).hexdigest()[:DIGEST_CHARS]
@@ -33,4 +33,4 @@ class Bundle:
 @lru_cache(maxsize=1)
 def boot_code() -> bytes:
     """The program that a node runs first (`agent/boot.py`)."""
-    return (HERE / "agent" / "boot.py").read_bytes()
+    return (PACKAGE / "agent" / "boot.py").read_bytes()

@@ -9,16 +9,16 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from clusterctl.agent.peer import AgentError
-from clusterctl.cluster import AgentCall, Cluster, Message, NodeOutcome
+from clusterctl.cluster.cluster import AgentCall, Cluster, Message, NodeOutcome
 from clusterctl.common.requirements import normal
 from clusterctl.common.wheels import Wheel, WheelStore, decode_lock
 from clusterctl.errors import ClusterctlError, ConfigError, NodeError
 from clusterctl.inventory import Node, nodeset
 from clusterctl.setup.downloads import Downloads, explain
 from clusterctl.setup.platforms import Kind, Platform, kind_of, platform_of
-from clusterctl.setup.relaying import WheelRelay
+from clusterctl.setup.relay_wheels import WheelRelay
 from clusterctl.setup.requirements import Requirements
-from clusterctl.setup.sending import fetch_files, send_files
+from clusterctl.setup.transfer import fetch_files, send_files
 from clusterctl.transport import Outcome
 
 T = TypeVar("T")
