@@ -1,4 +1,4 @@
-"""conf.py, from a file of Python to validated, frozen `Settings`."""
+"""Load conf.py, a Python file, as validated, frozen `Settings`."""
 
 from clusterctl.config.hosts import Host
 from clusterctl.config.loader import from_values, load

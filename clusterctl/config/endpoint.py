@@ -1,4 +1,4 @@
-"""Where SSH finds a host: `user@host:port`, in which only the host is needed; IPv6 goes in brackets."""
+"""SSH endpoints: `user@host:port`, where user and port are optional and an IPv6 address goes in brackets."""
 
 from __future__ import annotations
 
@@ -12,7 +12,10 @@ _USER = re.compile(r"[^\s:/]+")
 
 @dataclass(frozen=True)
 class Endpoint:
-    """`user` or `port` None: left to ~/.ssh/config and to SSH's own defaults. `host` has no brackets."""
+    """The address of an SSH server.
+
+    A `user` or `port` of None is left to ~/.ssh/config and SSH's defaults. `host` has no brackets.
+    """
 
     user: str | None
     host: str
@@ -24,13 +27,13 @@ class Endpoint:
 
 
 def host_and_port(host: str, port: int | None) -> str:
-    """`host`, `host:22`, `[fe80::1]` or `[fe80::1]:22`."""
+    """Return `host`, `host:22`, `[fe80::1]` or `[fe80::1]:22`."""
     shown = f"[{host}]" if ":" in host else host
     return shown if port is None else f"{shown}:{port}"
 
 
 def parse_endpoint(text: str) -> Endpoint:
-    """The inverse of `str(Endpoint)`; raises ValueError with what is wrong, never quoting a password."""
+    """Parse the output of `str(Endpoint)`. Raises ValueError with the reason, never quoting a password."""
     if "://" in text:
         raise ValueError("write user@host:port, without ://")
     user, at, address = text.rpartition("@")
@@ -48,12 +51,12 @@ def parse_endpoint(text: str) -> Endpoint:
 
 
 def masked(text: str) -> str:
-    """`text` fit for a message: a password that somebody wrote before the @ is hidden."""
+    """Return `text` for use in a message, with any password before the @ hidden."""
     return re.sub(r"^([^@:]*):.*@", r"\1:***@", text, flags=re.DOTALL)
 
 
 def check_hostname(host: str) -> str:
-    """A host name or IPv4 address, without a port; returned as it is."""
+    """Return `host` unchanged. Raises ValueError unless it is a host name or an IPv4 address without a port."""
     if not host:
         raise ValueError("the host name is missing")
     if not _NAME.fullmatch(host) or host.startswith(("-", ".")):
@@ -67,7 +70,7 @@ def check_hostname(host: str) -> str:
 
 
 def check_address(address: str) -> str:
-    """A host name, an IPv4 address, or an IPv6 address with or without brackets (which are dropped)."""
+    """Return a host name or IP address, without the brackets of an IPv6 address. Raises ValueError."""
     bare = address[1:-1] if address.startswith("[") and address.endswith("]") else address
     return _ipv6(bare) if ":" in bare else check_hostname(bare)
 

@@ -1,4 +1,4 @@
-"""What is wrong with a conf.py: findings, each with its file and line, reported all together."""
+"""Mistakes in a conf.py, each with its file and line, all reported together."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from clusterctl.errors import ConfigError
 
 @dataclass(frozen=True)
 class Finding:
-    """One mistake. `message` is a whole sentence that begins with the key, if there is one."""
+    """One mistake. `message` is a full sentence that starts with the key, if there is one."""
 
     file: str
     line: int | None
@@ -23,7 +23,7 @@ class Finding:
 
 
 def config_error(findings: Sequence[Finding]) -> ConfigError:
-    """The error for one finding or more: a line for each, the first hint, and everything for `--json`."""
+    """Return the error for one or more findings: one line each, the first hint, and all details for `--json`."""
     details = [{"file": f.file, "line": f.line, "key": f.key, "message": f.message} for f in findings]
     return ConfigError(
         "\n".join(str(finding) for finding in findings),

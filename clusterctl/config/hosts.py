@@ -1,4 +1,4 @@
-"""The entries of HOSTS: the `Host` value that conf.py may use, and the check of the whole list."""
+"""The entries of HOSTS: the `Host` value available in conf.py, and the validation of the whole list."""
 
 from __future__ import annotations
 
@@ -29,21 +29,21 @@ ROLES = ("pserver", "trainer")
 
 @dataclass(frozen=True)
 class Host:
-    """One machine of HOSTS, with what differs from the other machines. A plain string means `Host(string)`.
+    """One machine of HOSTS and its overrides. A plain string is short for `Host(string)`.
 
-    `spec`      `user@host:port`; user and port may be missing, IPv6 goes in brackets
-    `name`      what `--only`, PSERVERS and TRAINERS may call it, beside its host name; unique
-    `roles`     what may run here: `"pserver"`, `"trainer"` or both
-    `pservers`  how many pservers run here, instead of PSERVERS_PER_NODE; 0 for none
-    `trainers`  how many trainers run here, instead of TRAINERS_PER_NODE; 0 for none
-    `tags`      words that `--only` understands
-    `env`       its environment variables, over those of ENV; not to be changed; not in `repr` (secrets)
-    `address`   the address at which the other nodes reach it, instead of looking for NIC
-    `identity`  the SSH key for it, instead of IDENTITY_FILE
-    `root_dir`  its ROOT_DIR, for example when two hosts share a home directory
+    `spec`      `user@host:port`; user and port are optional, an IPv6 address goes in brackets
+    `name`      a unique name for `--only`, PSERVERS and TRAINERS, in addition to the host name
+    `roles`     the roles allowed here: `"pserver"`, `"trainer"` or both
+    `pservers`  the number of pservers here, overriding PSERVERS_PER_NODE; may be 0
+    `trainers`  the number of trainers here, overriding TRAINERS_PER_NODE; may be 0
+    `tags`      labels that `--only` accepts
+    `env`       environment variables, overriding those of ENV; read-only; not in `repr` (secrets)
+    `address`   the address that the other nodes use, overriding NIC
+    `identity`  the SSH key, overriding IDENTITY_FILE
+    `root_dir`  the ROOT_DIR of this host, for example when two hosts share a home directory
 
-    Making one checks nothing, so that `load` can report the mistakes of all hosts together; `user`,
-    `hostname` and `port` raise ConfigError when `spec` is malformed, which no Host of Settings is.
+    The constructor validates nothing, so that `load` can report the mistakes of all hosts together. `user`,
+    `hostname` and `port` raise ConfigError if `spec` is malformed, which never happens to a Host in Settings.
     """
 
     spec: str
@@ -71,39 +71,39 @@ class Host:
 
     @property
     def user(self) -> str | None:
-        """The login name, or None: left to ~/.ssh/config."""
+        """The login name, or None to leave it to ~/.ssh/config."""
         return self._endpoint.user
 
     @property
     def hostname(self) -> str:
-        """The name or address that SSH connects to, without brackets."""
+        """The host name or address that SSH connects to, without brackets."""
         return self._endpoint.host
 
     @property
     def port(self) -> int | None:
-        """The SSH port, or None: left to ~/.ssh/config, else 22."""
+        """The SSH port, or None to leave it to ~/.ssh/config and the default of 22."""
         return self._endpoint.port
 
 
 def read_hosts(value: object, root_dir: str) -> tuple[tuple[Host, ...], list[tuple[int | None, str]]]:
-    """The hosts of a raw HOSTS value, and what is wrong: (index of the entry or None for all, message)."""
+    """Return the hosts in a raw HOSTS value, and the problems as (index of the entry or None for all, message)."""
     if not isinstance(value, list | tuple):
         return (), [(None, "must be a list of hosts")]
     hosts: list[Host] = []
     problems: list[tuple[int | None, str]] = []
     seen: dict[object, int] = {}
     for index, entry in enumerate(value):
-        host, wrong = _read_host(entry)
-        if host is not None and not wrong:
+        host, errors = _read_host(entry)
+        if host is not None and not errors:
             hosts.append(host)
-            wrong = [f"is the same as HOSTS[{seen[key]}]" for key in _identities(host, root_dir) if key in seen]
+            errors = [f"duplicates HOSTS[{seen[key]}]" for key in _identities(host, root_dir) if key in seen]
             seen.update(dict.fromkeys(_identities(host, root_dir), index))
-        problems += [(index, f"{_entry(entry)}: {message}") for message in wrong]
+        problems += [(index, f"{_entry(entry)}: {message}") for message in errors]
     return tuple(hosts), problems
 
 
 def _read_host(entry: object) -> tuple[Host | None, list[str]]:
-    """The checked host, or what is wrong with each of its fields."""
+    """Return the validated host, or the errors of its fields."""
     host = Host(entry) if isinstance(entry, str) else entry
     if not isinstance(host, Host):
         return None, ['must be a string "user@host:port" or a Host(...)']
@@ -113,15 +113,15 @@ def _read_host(entry: object) -> tuple[Host | None, list[str]]:
         try:
             values[key] = parse(getattr(host, key))
         except ValueError as exc:
-            given = "" if key == "env" else shown(getattr(host, key))  # env may hold secrets
-            problems.append(str(exc) if key == "spec" else f"{key}{given}: {exc}")
+            value = "" if key == "env" else shown(getattr(host, key))  # env may contain secrets
+            problems.append(str(exc) if key == "spec" else f"{key}{value}: {exc}")
     return (None, problems) if problems else (replace(host, **values), [])
 
 
 def _identities(host: Host, root_dir: str) -> list[object]:
-    """What must be unique: the place on the disk (the same account and directory), and the name."""
-    place = (host.user, host.hostname.lower(), host.port or 22, host.root_dir or root_dir)
-    return [place] if host.name is None else [place, host.name]
+    """Return the keys that must be unique: the location on disk (account and directory), and the name."""
+    location = (host.user, host.hostname.lower(), host.port or 22, host.root_dir or root_dir)
+    return [location] if host.name is None else [location, host.name]
 
 
 def _entry(entry: object) -> str:
@@ -149,9 +149,9 @@ def _roles(value: object) -> tuple[str, ...]:
 def _word(value: object) -> str:
     word = text(value)
     if not re.fullmatch(r"\w[\w.-]*", word):
-        raise ValueError("must be letters, digits, dots, dashes and underscores")
+        raise ValueError("must consist of letters, digits, dots, dashes and underscores")
     if re.fullmatch(r"node\d+", word):
-        raise ValueError("would be mistaken for the label of a node")
+        raise ValueError("must not look like a node label, such as node0")
     return word
 
 
@@ -164,7 +164,7 @@ def _address(value: object) -> str:
 
 
 def some_hosts(value: object) -> int | tuple[str, ...]:
-    """A number of hosts, or a list of them: host names, names, or the very entries of HOSTS."""
+    """Parse a number of hosts, or a list of them: host names, `Host` names, or entries copied from HOSTS."""
     if isinstance(value, int):
         return whole(0)(value)
     if not isinstance(value, list | tuple):

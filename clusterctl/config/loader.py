@@ -1,4 +1,4 @@
-"""From conf.py, the environment and the command line to `Settings`, with every mistake found in one go."""
+"""Build `Settings` from conf.py, the environment and the command line, reporting every mistake at once."""
 
 from __future__ import annotations
 
@@ -21,48 +21,48 @@ _NOTHING: Mapping[str, object] = MappingProxyType({})
 
 
 def load(path: Path | None, environ: Mapping[str, str], *, overrides: Mapping[str, object] = _NOTHING) -> Settings:
-    """The settings of the conf.py at `path` (None: CLUSTERCTL_CONF of `environ`, else ./conf.py).
+    """Load the settings of the conf.py at `path` (None: CLUSTERCTL_CONF of `environ`, else ./conf.py).
 
-    `overrides` are settings given on the command line, by name, over those of the file. `environ` also
-    gives HOME, for `~` in paths on this machine; relative ones are relative to the directory of conf.py.
-    Raises ConfigError, whose message has one line per mistake and whose details has them as `findings`.
+    `overrides` are settings from the command line, by name; they take precedence over the file. `environ` also
+    provides HOME, for `~` in paths on this machine; relative paths start at the directory of conf.py.
+    Raises ConfigError with one line per mistake in its message, and the same as `findings` in its details.
     """
     path = path or Path(environ.get("CLUSTERCTL_CONF") or "conf.py")
     return _settle(source.run(path), path, environ, overrides)
 
 
 def from_values(values: Mapping[str, object], environ: Mapping[str, str] = MappingProxyType({})) -> Settings:
-    """The settings of a conf.py that would hold just `values`; for programs and tests. Raises ConfigError."""
+    """Return the settings of a conf.py that contains only `values`; for programs and tests. Raises ConfigError."""
     return _settle(Source("settings", values), None, environ, _NOTHING)
 
 
 class _Reading:
-    """One pass over raw values, gathering parsed values and findings."""
+    """One pass over raw values that collects parsed values and findings."""
 
     def __init__(self, conf: Source) -> None:
         self.conf = conf
         self.values: dict[str, Any] = {}
         self.findings: list[Finding] = []
 
-    def find(self, file: str, key: str, message: str, line: int | None = None, hint: str | None = None) -> None:
+    def report(self, file: str, key: str, message: str, line: int | None = None, hint: str | None = None) -> None:
         self.findings.append(Finding(file, line, key, f"{key}{message}", hint))
 
-    def in_conf(self, key: str, message: str, hint: str | None = None) -> None:
-        """A finding about the conf.py, at the line where `key` is assigned."""
-        self.find(self.conf.file, key, message, self.conf.lines.get(key), hint)
+    def report_in_conf(self, key: str, message: str, hint: str | None = None) -> None:
+        """Report a mistake in conf.py, at the line that assigns `key`."""
+        self.report(self.conf.file, key, message, self.conf.lines.get(key), hint)
 
     def take(self, file: str, given: Mapping[str, object]) -> None:
-        """Parse the settings among `given`; later calls win over earlier ones."""
+        """Parse the settings among `given`; later calls override earlier ones."""
         lines = self.conf.lines if file == self.conf.file else {}
         for name, raw in given.items():
             setting = BY_SPELLING.get(name)
             if setting is None:
                 continue
-            told = "" if setting.secret else shown(raw)
+            value = "" if setting.secret else shown(raw)
             try:
                 self.values[setting.name] = setting.parse(raw)
             except ValueError as exc:
-                self.find(file, name, f"{told}: {exc}", lines.get(name))
+                self.report(file, name, f"{value}: {exc}", lines.get(name))
 
 
 def _settle(conf: Source, path: Path | None, environ: Mapping[str, str], overrides: Mapping[str, object]) -> Settings:
@@ -85,7 +85,7 @@ def _settle(conf: Source, path: Path | None, environ: Mapping[str, str], overrid
 
 
 def _position(finding: Finding) -> tuple[bool, int]:
-    """Findings with a line come first, in the order of the file."""
+    """Return a sort key: findings with a line come first, in file order."""
     return finding.line is None, finding.line or 0
 
 
@@ -94,15 +94,15 @@ def _report_unknown(reading: _Reading, overrides: Mapping[str, object]) -> None:
     for name, value in conf.values.items():
         imported = name in conf.imported or ("*" in conf.imported and name not in conf.lines)
         if name not in BY_SPELLING and not imported and not _is_code(value):
-            hint = "conf.py.example lists all settings; names of your own go in lower case"
-            reading.in_conf(name, f" is not a setting{_suggestion(name)}", hint)
+            hint = "see conf.py.example for all settings; use lower case for your own names"
+            reading.report_in_conf(name, f" is not a setting{_suggestion(name)}", hint)
     for name in overrides:
         if name not in BY_SPELLING:
-            reading.find("command line", name, f" is not a setting{_suggestion(name)}")
+            reading.report("command line", name, f" is not a setting{_suggestion(name)}")
 
 
 def _is_code(value: object) -> bool:
-    """Modules, classes and functions cannot have been meant as settings."""
+    """Return True for modules, classes and functions, which cannot be meant as settings."""
     return isinstance(value, ModuleType) or callable(value)
 
 
@@ -113,7 +113,7 @@ def _suggestion(name: str) -> str:
 
 
 def _report_contradictions(reading: _Reading) -> None:
-    """The old and the new name of a setting may both stand, but must say the same."""
+    """Report settings whose old and new names are both assigned, with different values."""
     given, lines = reading.conf.values, reading.conf.lines
     for setting in TABLE:
         if not (setting.old and setting.name in given and setting.old in given):
@@ -121,7 +121,8 @@ def _report_contradictions(reading: _Reading) -> None:
         first, second = sorted(setting.spellings, key=lambda name: lines.get(name, 0))
         if _parsed(setting, given[first]) != _parsed(setting, given[second]):
             message = f"{shown(given[second])} contradicts {first}{shown(given[first])}"
-            reading.in_conf(second, message, f"{setting.name} is the new name of {setting.old}; keep one")
+            hint = f"{setting.name} is the new name of {setting.old}; keep only one of them"
+            reading.report_in_conf(second, message, hint)
 
 
 def _parsed(setting: Setting, raw: object) -> object:
@@ -135,34 +136,34 @@ def _hosts(reading: _Reading, overridden: bool) -> tuple[Host, ...]:
     conf, raw = reading.conf, reading.values["HOSTS"]
     hosts, problems = read_hosts(raw, reading.values["ROOT_DIR"])
     if not hosts and not problems:
-        problems = [(None, "lists no machine" if "HOSTS" in conf.values else "is missing")]
+        problems = [(None, "is empty" if "HOSTS" in conf.values else "is missing")]
     listed = isinstance(raw, list | tuple) and len(conf.host_lines) == len(raw)
     for index, message in problems:
         key = "HOSTS" if index is None else f"HOSTS[{index}]"
         hint = 'write HOSTS = ["root@10.0.0.10", "root@10.0.0.11"]' if index is None else None
         line = conf.host_lines[index] if listed and index is not None else conf.lines.get("HOSTS")
         if overridden:
-            reading.find("command line", key, f" {message}", hint=hint)
+            reading.report("command line", key, f" {message}", hint=hint)
         else:
-            reading.find(conf.file, key, f" {message}", line, hint)
+            reading.report(conf.file, key, f" {message}", line, hint)
     return hosts
 
 
 def _report_combinations(reading: _Reading) -> None:
-    """Settings that are each right and cannot be together."""
+    """Report settings that are valid on their own but not together."""
     values = reading.values
     ports = values["PSERVERS_PER_NODE"] * (values["PORTS_NUM"] + values["PORTS_NUM_FOR_SPARSE"])
     if values["PORT"] + ports > 65536:
-        reading.in_conf(
+        reading.report_in_conf(
             next((name for name in BY_SPELLING["PORT"].spellings if name in reading.conf.values), "PORT"),
             f"{shown(values['PORT'])} leaves no room for the {ports} ports of a node's pservers",
         )
     if values["HEARTBEAT_S"] >= values["NODE_GRACE_S"]:
-        reading.in_conf("HEARTBEAT_S", f"{shown(values['HEARTBEAT_S'])} must be less than NODE_GRACE_S")
+        reading.report_in_conf("HEARTBEAT_S", f"{shown(values['HEARTBEAT_S'])} must be less than NODE_GRACE_S")
 
 
 def _resolve_paths(reading: _Reading, base: Path, environ: Mapping[str, str]) -> None:
-    """Paths on this machine become absolute: `~` is HOME, and relative ones start at `base`."""
+    """Make paths on this machine absolute: `~` is HOME, and relative paths start at `base`."""
 
     def resolve(value: Path, key: str) -> Path:
         if value.parts[:1] == ("~",) and environ.get("HOME"):
@@ -170,7 +171,7 @@ def _resolve_paths(reading: _Reading, base: Path, environ: Mapping[str, str]) ->
         try:
             return base / value.expanduser()
         except RuntimeError:
-            reading.in_conf(key, f"{shown(str(value))}: {value.parts[0]} is nobody's home directory")
+            reading.report_in_conf(key, f"{shown(str(value))}: there is no home directory {value.parts[0]}")
             return value
 
     for name, value in reading.values.items():

@@ -1,7 +1,7 @@
-"""Small parsers from what a person may write in conf.py to the one form that the rest of the code sees.
+"""Small parsers that turn the values allowed in conf.py into the one form that the rest of the code uses.
 
-Each takes any object and returns the parsed value or raises ValueError, whose text goes on after
-`PORT = 99999: `, for example `must be from 1 to 65535`. None of them touches the disk or the network.
+Each takes any object and returns the parsed value or raises ValueError. The text of the error follows
+`PORT = 99999: `, for example `must be from 1 to 65535`. No parser touches the disk or the network.
 """
 
 from __future__ import annotations
@@ -25,28 +25,28 @@ _SHELL_WORDS = frozenset({"&&", "||", "|", ";", "&", ">", ">>", "<", "2>&1"})
 
 
 def shown(value: object) -> str:
-    """` = 99999`, as a message continues the name of a setting; cut when it is long."""
+    """Return ` = 99999`, to follow the name of a setting in a message; long values are shortened."""
     return f" = {_REPR.repr(value)}"
 
 
 def optional(parser: Parser[T]) -> Parser[T | None]:
-    """None stays None, everything else goes to `parser`."""
+    """Keep None, and pass any other value to `parser`."""
     return lambda value: None if value is None else parser(value)
 
 
 def text(value: object) -> str:
-    """A string of at least one visible character, on one line."""
+    """Parse a string of one line with at least one visible character."""
     if not isinstance(value, str):
         raise ValueError("must be a string")
     if not value.strip():
         raise ValueError("must not be empty")
     if not value.isprintable():
-        raise ValueError("must not hold control characters")
+        raise ValueError("must not contain control characters")
     return value
 
 
 def whole(minimum: int, maximum: int | None = None) -> Parser[int]:
-    """An int (not a bool, not a string) from `minimum` to `maximum`, both included."""
+    """Parse an int (not a bool, not a string) from `minimum` to `maximum` inclusive."""
 
     def parse(value: object) -> int:
         if isinstance(value, bool) or not isinstance(value, int):
@@ -65,7 +65,7 @@ def _numeric(value: object) -> bool:
 
 
 def seconds(minimum: float) -> Parser[float]:
-    """A finite number of seconds, `minimum` or more."""
+    """Parse a finite number of seconds, `minimum` or more."""
 
     def parse(value: object) -> float:
         if isinstance(value, bool) or not isinstance(value, int | float):
@@ -78,7 +78,7 @@ def seconds(minimum: float) -> Parser[float]:
 
 
 def flag(value: object) -> bool:
-    """True or False, or the strings `"True"` and `"False"`, which is how the old launcher wrote them."""
+    """Parse True or False, or the strings `"True"` and `"False"`, the old launcher's form."""
     if isinstance(value, bool):
         return value
     if isinstance(value, str) and value.lower() in ("true", "false"):
@@ -87,7 +87,7 @@ def flag(value: object) -> bool:
 
 
 def choice(*words: str) -> Parser[str]:
-    """One of `words`, to the letter."""
+    """Accept exactly one of `words`."""
 
     def parse(value: object) -> str:
         if isinstance(value, str) and value in words:
@@ -98,14 +98,14 @@ def choice(*words: str) -> Parser[str]:
 
 
 def command(value: object) -> tuple[str, ...]:
-    """An argv: a list of strings, or one string that is split as a shell would split words.
+    """Parse an argv: a list of strings, or one string, split into words by shell rules.
 
-    No shell runs it, so a string with `&&`, a pipe or a redirection is refused instead of misunderstood.
+    No shell runs the command, so a string with `&&`, a pipe or a redirection is refused.
     """
     if isinstance(value, str):
         argv = shlex.split(value)
         if not _SHELL_WORDS.isdisjoint(argv):
-            raise ValueError('is run without a shell; for shell syntax write ["sh", "-c", "..."]')
+            raise ValueError('runs without a shell; for shell syntax write ["sh", "-c", "..."]')
     elif isinstance(value, list | tuple) and all(isinstance(word, str) for word in value):
         argv = list(value)
     else:
@@ -113,12 +113,12 @@ def command(value: object) -> tuple[str, ...]:
     if not argv or not argv[0]:
         raise ValueError("must not be empty")
     if any("\0" in word for word in argv):
-        raise ValueError("must not hold NUL characters")
+        raise ValueError("must not contain NUL characters")
     return tuple(argv)
 
 
 def environment(value: object) -> dict[str, str]:
-    """Names and values of environment variables; numbers become strings, names of our own are refused."""
+    """Parse a mapping of environment variables. Numbers become strings; CLUSTERCTL_ names are refused."""
     if not isinstance(value, Mapping):
         raise ValueError('must be a dictionary, such as {"NAME": "value"}')
     return {_variable(name): _variable_value(name, content) for name, content in value.items()}
@@ -126,7 +126,7 @@ def environment(value: object) -> dict[str, str]:
 
 def _variable(name: object) -> str:
     if not isinstance(name, str) or not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
-        raise ValueError(f"{name!r} is not a name of an environment variable")
+        raise ValueError(f"{name!r} is not a valid environment variable name")
     if name.startswith("CLUSTERCTL_"):
         raise ValueError(f"{name} is set by clusterctl itself")
     return name
@@ -136,32 +136,32 @@ def _variable_value(name: object, content: object) -> str:
     if isinstance(content, bool) or not isinstance(content, str | int | float):
         raise ValueError(f"the value of {name} must be a string")
     if "\0" in str(content):
-        raise ValueError(f"the value of {name} must not hold NUL characters")
+        raise ValueError(f"the value of {name} must not contain NUL characters")
     return str(content)
 
 
 def local_path(value: object) -> Path:
-    """A path on this machine, as written; the loader resolves `~` and relative paths."""
+    """Parse a path on this machine, as written; the loader resolves `~` and relative paths."""
     if isinstance(value, os.PathLike):
         value = os.fspath(value)
     return Path(text(value))
 
 
 def remote_root(value: object) -> str:
-    """A directory on every node: absolute, or beginning with `~/`, which each node expands for itself."""
+    """Parse a directory on the nodes: absolute, or starting with `~/`, which each node expands for itself."""
     path = text(os.fspath(value) if isinstance(value, os.PathLike) else value)
     parts = [part for part in path.split("/") if part not in ("", ".")]
     if not path.startswith("/") and parts[:1] != ["~"]:
-        raise ValueError("must be an absolute path or begin with ~/")
+        raise ValueError("must be an absolute path or start with ~/")
     if ".." in parts:
-        raise ValueError("must not hold ..")
+        raise ValueError("must not contain ..")
     if not parts:
         raise ValueError("must not be the root of the file system")
     return ("/" if path.startswith("/") else "") + "/".join(parts)
 
 
 def strings(value: object) -> tuple[str, ...]:
-    """A list of strings; a single string counts as a list of one."""
+    """Parse a list of strings; a single string counts as a list of one."""
     if isinstance(value, str):
         value = (value,)
     if not isinstance(value, list | tuple) or not all(isinstance(word, str) for word in value):
@@ -170,7 +170,7 @@ def strings(value: object) -> tuple[str, ...]:
 
 
 def globs(value: object) -> tuple[str, ...]:
-    """Patterns of files inside the workspace, relative to it."""
+    """Parse file patterns that are relative to the workspace and stay inside it."""
     patterns = strings(value)
     for pattern in patterns:
         if pattern.startswith("/") or ".." in pattern.split("/"):
@@ -179,7 +179,7 @@ def globs(value: object) -> tuple[str, ...]:
 
 
 def interface(value: object) -> str:
-    """The name of a network interface, a subnet such as `10.0.0.0/24`, or an IP address."""
+    """Parse the name of a network interface, a subnet such as `10.0.0.0/24`, or an IP address."""
     name = text(value)
     if "/" in name or ":" in name:
         return _subnet(name)

@@ -1,4 +1,4 @@
-"""The validated settings that the rest of the program sees."""
+"""The validated settings that the rest of the program uses."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from clusterctl.config.values import Best, Every, Mode, Restarts
 
 @dataclass(frozen=True)
 class Settings:
-    """One field per setting of conf.py, in lower case; meanings and defaults are in `table.py`.
+    """The settings of conf.py, one lower-case field each; `table.py` has their meanings and defaults.
 
-    Paths on this machine (`ssh_config`, `identity_file`, `known_hosts`, a host's `identity`) are absolute
-    with `~` expanded; paths on nodes (`root_dir`) keep their `~`. `source` is the conf.py, or None when the
-    values came from elsewhere; `lines` tells where in it a setting stands. Mappings are not to be changed.
+    Paths on this machine (`ssh_config`, `identity_file`, `known_hosts`, a host's `identity`) are absolute,
+    with `~` expanded; paths on nodes (`root_dir`) keep their `~`. `source` is the conf.py, or None if the
+    values came from elsewhere; `lines` maps a setting to its line there. Mappings are read-only.
     """
 
     hosts: tuple[Host, ...]
@@ -65,7 +65,7 @@ class Settings:
     lines: Mapping[str, int] = field(default_factory=dict, compare=False, repr=False)
 
     def place(self, name: str) -> str:
-        """Where the setting `name` stands, for messages: `conf.py:12: `, or nothing when it is nowhere."""
+        """Return the location of the setting `name` as a prefix for messages, `conf.py:12: `, or "" without a file."""
         if self.source is None:
             return ""
         line = self.lines.get(name)

@@ -1,4 +1,4 @@
-"""conf.py as a program: read it, run it in a namespace of its own, and know which line says what."""
+"""conf.py as a program: read it, run it in its own namespace, and map names to lines."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ _SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 
 @dataclass(frozen=True)
 class Source:
-    """What a conf.py that ran to its end says.
+    """The result of running a conf.py to its end.
 
-    `values` holds its public upper-case names; `lines` the line of the last assignment of each name that it assigns
-    itself; `host_lines` the line of each entry of HOSTS, as far as HOSTS is written as lists; `imported` the
-    names that its import statements bind, `*` among them.
+    `values` holds its public upper-case names; `lines` the line of the last assignment of each name that the file
+    itself assigns; `host_lines` the line of each entry of HOSTS, where HOSTS is written as list literals; `imported`
+    the names bound by its import statements, including `*`.
     """
 
     file: str
@@ -38,9 +38,9 @@ class Source:
 
 
 def run(path: Path) -> Source:
-    """Read and run `path`. Raises ConfigError when it is missing, unreadable, not Python, or raises.
+    """Read and run `path`. Raises ConfigError if it is missing, unreadable, not Python, or raises.
 
-    What it prints goes to stderr, since stdout belongs to the command (`--json`).
+    Its output goes to stderr, since stdout belongs to the command (`--json`).
     """
     text = _read(path)
     try:
@@ -48,7 +48,7 @@ def run(path: Path) -> Source:
         code = compile(tree, str(path), "exec", dont_inherit=True)
     except SyntaxError as exc:
         raise _failure(path, exc.lineno, f"SyntaxError: {exc.msg}") from exc
-    except (ValueError, RecursionError, MemoryError) as exc:  # NUL bytes, nesting that is too deep
+    except (ValueError, RecursionError, MemoryError) as exc:  # NUL bytes, excessive nesting
         raise _failure(path, None, f"is not Python: {exc}") from exc
     names = _execute(path, code)
     return Source(
@@ -65,11 +65,12 @@ def _read(path: Path) -> bytes:
         return path.read_bytes()
     except FileNotFoundError as exc:
         raise ConfigError(
-            f"{path}: there is no such file",
-            hint="`clusterctl init` writes one; --conf PATH (or CLUSTERCTL_CONF) names another",
+            f"{path}: no such file",
+            hint="run `clusterctl init` to create one, or choose another with --conf PATH or CLUSTERCTL_CONF",
         ) from exc
     except OSError as exc:
-        raise ConfigError(f"{path}: cannot be read: {exc.strerror}", hint="--conf PATH names another") from exc
+        hint = "choose another file with --conf PATH"
+        raise ConfigError(f"{path}: cannot be read: {exc.strerror}", hint=hint) from exc
 
 
 def _execute(path: Path, code: CodeType) -> dict[str, object]:
@@ -82,7 +83,7 @@ def _execute(path: Path, code: CodeType) -> dict[str, object]:
     try:
         with contextlib.redirect_stdout(sys.stderr):
             exec(code, names)
-    except (Exception, SystemExit) as exc:  # whatever a user's program may raise
+    except (Exception, SystemExit) as exc:  # conf.py may raise anything
         trace = traceback.walk_tb(exc.__traceback__)
         lines = [line for frame, line in trace if frame.f_code.co_filename == str(path)]
         raise _failure(path, lines[-1] if lines else None, _described(exc)) from exc
@@ -90,7 +91,7 @@ def _execute(path: Path, code: CodeType) -> dict[str, object]:
 
 
 def _described(exc: BaseException) -> str:
-    """One line about the exception, and a suggestion when it comes of a misspelt argument of Host."""
+    """Describe the exception in one line, with a suggestion for a misspelt argument of Host."""
     text = " ".join(f"{type(exc).__name__}: {exc}".split()).removesuffix(":")
     unknown = re.search(r"Host\.__init__\(\) got an unexpected keyword argument '(\w+)'", str(exc))
     if unknown is None:
@@ -104,7 +105,7 @@ def _failure(path: Path, line: int | None, message: str) -> ConfigError:
 
 
 def _statements(body: list[ast.stmt]) -> Iterator[ast.stmt]:
-    """The statements that run in the file's own namespace, also those inside if, for, with and try."""
+    """Yield the statements that run in the file's own namespace, including those inside if, for, with and try."""
     for statement in body:
         yield statement
         if isinstance(statement, _SCOPES):
@@ -126,7 +127,7 @@ def _lines(tree: ast.Module) -> dict[str, int]:
 
 
 def _own_nodes(statement: ast.stmt) -> Iterator[ast.AST]:
-    """The nodes of a statement without the statements inside it."""
+    """Yield the nodes of a statement, excluding nested statements."""
     pending: list[ast.AST] = [statement]
     while pending:
         node = pending.pop()
@@ -141,7 +142,7 @@ def _imported(tree: ast.Module) -> Iterator[str]:
 
 
 def _host_lines(tree: ast.Module) -> tuple[int, ...]:
-    """The line of each entry of `HOSTS = [...]` and of any `HOSTS += [...]` after it."""
+    """Return the line of each entry of `HOSTS = [...]` and of any later `HOSTS += [...]`."""
     lines: list[int] = []
     for statement in _statements(tree.body):
         if not isinstance(statement, ast.Assign | ast.AnnAssign | ast.AugAssign):

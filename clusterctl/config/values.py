@@ -1,4 +1,4 @@
-"""Settings that are more than a number or a word."""
+"""Types of the settings that have more than one part."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ _UNITS = {"pass": "pass", "passes": "pass", "step": "steps", "steps": "steps", "
 
 @dataclass(frozen=True)
 class Mode:
-    """How pushes of several trainers meet; `str(mode)` is what conf.py says, such as `ssp(4)`.
+    """The consistency model between trainers; `str(mode)` has the form used in conf.py, such as `ssp(4)`.
 
-    `bound` is the staleness of ssp or the steps between exchanges of geo, and None for sync and async.
+    `bound` is the staleness bound of ssp, the number of steps between exchanges of geo, and None for sync and async.
     """
 
     kind: str
@@ -25,19 +25,19 @@ class Mode:
 
     @classmethod
     def parse(cls, value: object) -> Mode:
-        """Takes "sync", "async", "ssp(S)" with S >= 0, or "geo(K)" with K >= 1; else raises ValueError."""
+        """Parse "sync", "async", "ssp(S)" with S >= 0, or "geo(K)" with K >= 1. Raises ValueError."""
         text = value if isinstance(value, str) else ""
         if text in ("sync", "async"):
             return cls(text)
         match = re.fullmatch(r"(ssp|geo)\(([0-9]{1,9})\)", text)
         if not match or (match[1] == "geo" and int(match[2]) == 0):
-            raise ValueError('must be "sync", "async", "ssp(4)" or "geo(25)" (with any number)')
+            raise ValueError('must be "sync", "async", "ssp(S)" with S >= 0, or "geo(K)" with K >= 1')
         return cls(match[1], int(match[2]))
 
 
 @dataclass(frozen=True)
 class Every:
-    """How often to save: `count` of `unit`, which is "pass", "steps" or "s"."""
+    """The interval between saves: `count` times `unit`, which is "pass", "steps" or "s"."""
 
     count: int
     unit: str
@@ -47,34 +47,34 @@ class Every:
 
     @classmethod
     def parse(cls, value: object) -> Every:
-        """Takes "1 pass", "500 steps", "600 s" or a bare number of steps; raises ValueError otherwise."""
+        """Parse "1 pass", "500 steps", "600 s" or a bare number of steps. Raises ValueError."""
         if isinstance(value, int) and not isinstance(value, bool):
             value = f"{value} steps"
         match = re.fullmatch(r"([0-9]{1,9}) ?([a-z]+)", value) if isinstance(value, str) else None
         if not match or int(match[1]) == 0 or match[2] not in _UNITS:
-            raise ValueError('must be like "1 pass", "500 steps" or "600 s"; a bare number is steps')
+            raise ValueError('must look like "1 pass", "500 steps" or "600 s"; a bare number means steps')
         return cls(int(match[1]), _UNITS[match[2]])
 
 
 class Restarts(NamedTuple):
-    """How often a process of each role may be started again within an hour."""
+    """The number of times that a process of each role may be restarted within an hour."""
 
     pserver: int
     trainer: int
 
     @classmethod
     def parse(cls, value: object) -> Restarts:
-        """Takes 3, or {"pserver": 1, "trainer": 5}; raises ValueError otherwise."""
+        """Parse a number such as 3, or {"pserver": 1, "trainer": 5}. Raises ValueError."""
         given = value if isinstance(value, Mapping) else dict.fromkeys(cls._fields, value)
         numbers: list[Any] = [given.get(role, 0) for role in cls._fields]
         if not set(given) <= set(cls._fields) or any(type(n) is not int or n < 0 for n in numbers):
-            raise ValueError('must be a whole number from 0 up, or {"pserver": 1, "trainer": 5}')
+            raise ValueError('must be a whole number, 0 or more, or {"pserver": 1, "trainer": 5}')
         return cls(*numbers)
 
 
 @dataclass(frozen=True)
 class Best:
-    """Which checkpoint is the best one: that of the highest ("max") or lowest ("min") `metric`."""
+    """The criterion for the best checkpoint: the highest ("max") or lowest ("min") `metric`."""
 
     metric: str
     direction: str
@@ -84,8 +84,8 @@ class Best:
 
     @classmethod
     def parse(cls, value: object) -> Best:
-        """Takes "auc:max" or "loss:min"; raises ValueError otherwise."""
+        """Parse a string such as "auc:max" or "loss:min". Raises ValueError."""
         match = re.fullmatch(r"(\w[\w.-]*):(max|min)", value) if isinstance(value, str) else None
         if not match:
-            raise ValueError('must be like "auc:max" or "loss:min"')
+            raise ValueError('must look like "auc:max" or "loss:min"')
         return cls(match[1], match[2])

@@ -86,7 +86,7 @@ def test_a_host_string_has_a_user_a_host_and_a_port(text: str, user: str | None,
         ("-h", "'-h' is not a host name"),
         ("a b", "'a b' is not a host name"),
         ("a,b", "'a,b' is not a host name"),
-        ("h\n", "must not hold control characters"),
+        ("h\n", "must not contain control characters"),
         ("10.0.0.999", "10.0.0.999 is not an IPv4 address"),
         ("fe80::1", "an IPv6 address goes in brackets, such as [fe80::1]:22"),
         ("[fe80::1", "write an IPv6 address as [address]:port"),
@@ -159,12 +159,12 @@ def test_the_arguments_of_a_host_are_parsed_to_one_form() -> None:
         (Host("h", roles=()), """roles = (): must be "pserver", "trainer" or both"""),
         (Host("h", pservers=-1), "pservers = -1: must be 0 or more"),
         (Host("h", trainers="2"), "trainers = '2': must be a whole number, without quotes"),  # type: ignore[arg-type]
-        (Host("h", tags=("a b",)), "tags = ('a b',): must be letters, digits, dots, dashes and underscores"),
-        (Host("h", tags=("node3",)), "tags = ('node3',): would be mistaken for the label of a node"),
-        (Host("h", name="node0"), "name = 'node0': would be mistaken for the label of a node"),
-        (Host("h", env={"A=B": "x"}), "env: 'A=B' is not a name of an environment variable"),
+        (Host("h", tags=("a b",)), "tags = ('a b',): must consist of letters, digits, dots, dashes and underscores"),
+        (Host("h", tags=("node3",)), "tags = ('node3',): must not look like a node label, such as node0"),
+        (Host("h", name="node0"), "name = 'node0': must not look like a node label, such as node0"),
+        (Host("h", env={"A=B": "x"}), "env: 'A=B' is not a valid environment variable name"),
         (Host("h", address="10.0.0.1:22"), "address = '10.0.0.1:22': '10.0.0.1:22' is not an IPv6 address"),
-        (Host("h", root_dir="data"), "root_dir = 'data': must be an absolute path or begin with ~/"),
+        (Host("h", root_dir="data"), "root_dir = 'data': must be an absolute path or start with ~/"),
         (Host(7), "must be a string"),  # type: ignore[arg-type]
         (7, 'must be a string "user@host:port" or a Host(...)'),
         (None, 'must be a string "user@host:port" or a Host(...)'),
@@ -193,7 +193,7 @@ def test_hosts_must_be_a_list(value: object) -> None:
 
 @pytest.mark.parametrize("values", [{}, {"HOSTS": []}])
 def test_hosts_must_be_given_and_not_empty(values: dict[str, object]) -> None:
-    with pytest.raises(ConfigError, match=r"HOSTS is missing|HOSTS lists no machine"):
+    with pytest.raises(ConfigError, match=r"HOSTS is missing|HOSTS is empty"):
         from_values(values)
 
 
@@ -208,7 +208,7 @@ def test_hosts_must_be_given_and_not_empty(values: dict[str, object]) -> None:
     ],
 )
 def test_the_same_host_twice_is_an_error_that_names_the_first(first: object, second: object) -> None:
-    with pytest.raises(ConfigError, match=r"HOSTS\[2\] .*: is the same as HOSTS\[1\]"):
+    with pytest.raises(ConfigError, match=r"HOSTS\[2\] .*: duplicates HOSTS\[1\]"):
         from_values({"HOSTS": ["x", first, second]})
 
 
