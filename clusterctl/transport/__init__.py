@@ -1,6 +1,6 @@
-"""Commands on nodes over SSH: the only package that quotes, connects and retries.
+"""Run commands on nodes over SSH. No other package quotes, connects or retries.
 
-Importing it is cheap; paramiko is imported by the first connection.
+Importing it is cheap: the first connection imports paramiko.
 """
 
 from __future__ import annotations

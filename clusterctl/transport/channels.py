@@ -1,4 +1,4 @@
-"""The end of a channel, in an order that servers accept."""
+"""Closing channels in an order that servers accept."""
 
 from __future__ import annotations
 
@@ -11,33 +11,34 @@ from clusterctl.transport import paramiko_loader
 
 @contextlib.contextmanager
 def speaking(channel: Any) -> Iterator[None]:
-    """While in it, our side of a channel is not closed. Servers end the connection for what comes after a close.
+    """Keep our side of a channel open while in this context.
 
-    paramiko sends data, ends of input and closes from several threads, each when it comes to it.
+    Servers drop the whole connection if anything follows a close, and paramiko sends data, EOF and close messages from
+    several threads in no particular order.
     """
     with channel.lock:
-        channel.speakers = getattr(channel, "speakers", 0) + 1
+        channel.senders = getattr(channel, "senders", 0) + 1
     try:
         yield
     finally:
         with channel.lock:
-            channel.speakers -= 1
-            last_words, channel.last_words = getattr(channel, "last_words", ()), ()
-            if channel.speakers:
-                last_words, channel.last_words = (), last_words
-        _say(channel, last_words)
+            channel.senders -= 1
+            deferred, channel.deferred = getattr(channel, "deferred", ()), ()
+            if channel.senders:
+                deferred, channel.deferred = (), deferred
+        _send(channel, deferred)
 
 
 def close_channel(channel: Any) -> None:
-    """Closes our side; the server hears of it when nobody is `speaking` any more."""
+    """Close our side. The close is sent to the server once no thread is `speaking`."""
     with channel.lock:
-        last_words = channel._close_internal()
-        if getattr(channel, "speakers", 0):
-            channel.last_words, last_words = (*getattr(channel, "last_words", ()), *last_words), ()
-    _say(channel, last_words)
+        messages = channel._close_internal()
+        if getattr(channel, "senders", 0):
+            channel.deferred, messages = (*getattr(channel, "deferred", ()), *messages), ()
+    _send(channel, messages)
 
 
-def _say(channel: Any, messages: Iterable[Any]) -> None:
+def _send(channel: Any, messages: Iterable[Any]) -> None:
     for message in messages:
         if message is not None:
             with contextlib.suppress(*paramiko_loader.errors()):  # the connection is gone

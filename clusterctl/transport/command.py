@@ -1,4 +1,4 @@
-"""Commands are values; this module alone turns one into text for a remote shell."""
+"""Commands as values. Only this module turns one into text for a remote shell."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ from typing import TypeAlias
 from clusterctl.errors import UsageError
 
 _TILDE = re.compile(r"~[A-Za-z0-9._-]*(?=/|$)")
-# What every login shell (sh, bash, zsh, csh, tcsh, fish) takes literally between single quotes.
+# The characters that some login shell (sh, bash, zsh, csh, tcsh, fish) does not take literally in single quotes.
 _QUOTE_STOPPERS = re.compile(r"(['\\!]+)")
-# Line ends, which csh cannot have within quotes, and bytes that are no UTF-8, which some servers refuse.
+# Line ends, which csh does not allow in quotes, and bytes that are not UTF-8, which some servers refuse.
 _UNSENDABLE = re.compile("[\n\r\udc80-\udcff]")
 
 
 @dataclass(frozen=True)
 class RemotePath:
-    """A path on a node. A leading `~` or `~user` is expanded there; everything else is taken literally."""
+    """A path on a node. The node expands a leading `~` or `~user`; everything else is literal."""
 
     path: str
 
 
 @dataclass(frozen=True)
 class Raw:
-    """Text of a POSIX shell, passed on as it is. The writer of it has done the quoting."""
+    """POSIX shell text, passed on unchanged. The caller is responsible for its quoting."""
 
     text: str
 
@@ -35,11 +35,11 @@ Argument: TypeAlias = "str | RemotePath | Raw"
 
 @dataclass(frozen=True)
 class Command:
-    """What to run on a node: an argument vector, run by the POSIX `sh` of the node in the user's home.
+    """A command for a node: an argument vector, run by the node's POSIX `sh` in the user's home directory.
 
-    Strings and paths reach the program byte for byte (non-UTF-8 bytes as surrogate escapes); only `Raw`
-    is seen by the shell. The whole text is one argument on the node, so keep it under 128 KiB and send
-    anything long, and every secret, by stdin. Messages call it by its `title`, if it has one.
+    Strings and paths reach the program byte for byte (non-UTF-8 bytes as surrogate escapes); the shell interprets
+    only `Raw`. The whole text is a single argument on the node, so keep it under 128 KiB and send anything long,
+    and every secret, on stdin. Messages show the `title` instead of the command, if it has one.
     """
 
     argv: tuple[Argument, ...]
@@ -50,27 +50,27 @@ class Command:
 
 
 def command(*argv: Argument) -> Command:
-    """The command of these arguments."""
+    """Build a command from these arguments."""
     return Command(argv)
 
 
 def sh_text(command: Command) -> str:
-    """The command as a line of POSIX shell, for messages and for wrapping by `quote`."""
+    """Return the command as a line of POSIX shell, for messages and for `quote`."""
     return " ".join(_sh_word(argument) for argument in command.argv)
 
 
 def quote(command: Command) -> str:
-    """The text to hand to an SSH server, which passes it to the user's login shell, whichever that is.
+    """Return the text for an SSH server, which passes it to the user's login shell.
 
-    The login shell only ever sees `exec /bin/sh -c '...'`, quoted so that POSIX shells, csh and fish
-    read the same; everything else is the business of that sh. Raises UsageError for an empty command or
-    one with a NUL, which no argument of a process can hold.
+    The login shell sees only `exec /bin/sh -c '...'`, quoted so that POSIX shells, csh and fish parse it
+    identically; that sh interprets the rest. Raises UsageError for an empty command, or one with a NUL byte,
+    which no process argument can contain.
     """
     if not command.argv:
         raise UsageError("the command to run on the nodes is empty")
     script = sh_text(command)
     if "\0" in script:
-        raise UsageError("a command cannot contain a NUL byte", hint="send binary data by standard input")
+        raise UsageError("a command cannot contain a NUL byte", hint="send binary data on standard input")
     if not any(isinstance(argument, Raw) for argument in command.argv):
         script = f"exec {script}"
     return f"exec /bin/sh -c {_login_shell_word(_sendable(script))}"
@@ -94,7 +94,7 @@ def _path_word(path: str) -> str:
 
 
 def _sendable(script: str) -> str:
-    """The same script as one line of proper UTF-8."""
+    """Return an equivalent script as one line of valid UTF-8."""
     if not _UNSENDABLE.search(script):
         return script
     escaped = _UNSENDABLE.sub(lambda found: f"\\0{_byte(found[0]):03o}", script.replace("\\", "\\\\"))

@@ -1,6 +1,6 @@
-"""Getting an authenticated connection to one server: TCP or proxy, handshake, host key, login, retries.
+"""Authenticated connections to one server: TCP or proxy, handshake, host key, login, retries.
 
-The SSH library is imported after the TCP connection is made: the servers get ready meanwhile.
+The SSH library is imported after the TCP connection is made, while the server prepares its side.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ if TYPE_CHECKING:
     from clusterctl.transport.login import Attempts
 
 ATTEMPTS = 5
-BACKOFF_S = 0.2  # after the first attempt, and twice as much after each further one; jittered
+BACKOFF_S = 0.2  # after the first attempt, doubled after each further one; jittered
 TCP_DEAD_MS = 30_000
 
 T = TypeVar("T")
-# An open stream to a server, and what ends whatever it runs through.
+# An open stream to a server, and a function that ends the proxy it runs through.
 Path = tuple["socket.socket | Channel", Callable[[], None]]
 
 
 class Dialer:
-    """Makes links; at most `max_handshakes` at a time over all threads, so that no sshd drops us."""
+    """Opens links, at most `max_handshakes` at a time over all threads, so that no sshd drops us."""
 
     def __init__(self, *, strict: bool, max_handshakes: int, timeout_s: float, ask: Ask | None = None) -> None:
         self._known_hosts = KnownHosts()
@@ -48,7 +48,7 @@ class Dialer:
         self._aborts = 0
 
     def connect(self, target: Target, gateway: Link | None = None) -> Link:
-        """A link that is logged in. Raises UnreachableError, or RefusedError for its host key."""
+        """Return an authenticated link. Raises UnreachableError, or RefusedError for an untrusted host key."""
 
         refused: list[str] = []
 
@@ -72,12 +72,12 @@ class Dialer:
             try:
                 return self._with_retries(target, log_in)
             except SecretNeededError as needed:
-                # Neither a place among the handshakes nor a connection is held while someone types.
+                # Hold neither a handshake slot nor a connection while someone types.
                 if not self._secrets.obtain(needed, stopped) and not stopped.is_set():
                     raise needed.otherwise from None
 
     def host_key(self, target: Target, gateway: Link | None = None) -> HostKey:
-        """The key that the server shows and proves to have; nothing is checked and nobody logs in."""
+        """Return the key that the server presents and proves it owns, without checking it or logging in."""
 
         def look() -> HostKey:
             with self._handshake(target, gateway) as (link, _):
@@ -88,7 +88,7 @@ class Dialer:
         return self._with_retries(target, look)
 
     def abort(self) -> None:
-        """Make every handshake that is under way fail now."""
+        """Make every handshake in flight fail now."""
         self._secrets.stop()
         with self._lock:
             self._aborts += 1
@@ -97,9 +97,9 @@ class Dialer:
             link.close()
 
     def _with_retries(self, target: Target, attempt: Callable[[], T]) -> T:
-        """Sshd drops connections at random when too many are unauthenticated (MaxStartups): try again."""
+        """Retry: sshd drops connections at random when too many are unauthenticated (MaxStartups)."""
         aborts = self._aborts
-        for made in range(1, ATTEMPTS + 1):
+        for number in range(1, ATTEMPTS + 1):
             try:
                 with self._slots:
                     return attempt()
@@ -107,21 +107,21 @@ class Dialer:
                 if self._aborts != aborts:
                     raise failures.interrupted(target.label) from exc
                 cause = EOFError() if _is_hang_up(exc) else exc
-                if made == ATTEMPTS or not (_is_hang_up(exc) or _is_busy_name_server(exc)):
+                if number == ATTEMPTS or not (_is_hang_up(exc) or _is_busy_name_server(exc)):
                     raise failures.unreachable(target, cause, self._timeout_s) from exc
-            time.sleep(random.uniform(0.5, 1) * BACKOFF_S * 2 ** (made - 1))
+            time.sleep(random.uniform(0.5, 1) * BACKOFF_S * 2 ** (number - 1))
         raise AssertionError("the last attempt returns or raises")
 
     @contextlib.contextmanager
     def _handshake(self, target: Target, gateway: Link | None) -> Iterator[tuple[Link, float]]:
-        """A link after key exchange, and the deadline of the whole connection; closed on failure."""
+        """Yield a link after key exchange, and the deadline of the whole connection. Closes the link on failure."""
         deadline = time.monotonic() + self._timeout_s
         known = self._known_hosts.keys(target.known_hosts, target.key_name)
         stream, close_stream = _reach(target, gateway, self._timeout_s)
         paramiko_loader.load()
         from clusterctl.transport.connection import Link
 
-        # Asking for the kind of key that is on file spares a host with several the word "changed".
+        # Ask for the recorded type of key, so that a host with several keys is not reported as changed.
         link = Link(stream, key_types=[key.type for key in known if not key.revoked], after_close=close_stream)
         with self._lock:
             self._pending.add(link)
@@ -164,10 +164,10 @@ def _key_of(link: Link, target: Target) -> HostKey:
 
 
 def _is_hang_up(exc: BaseException) -> bool:
-    """Whether the server ended the connection within the handshake, in the words that paramiko has for it."""
+    """Return True if the server ended the connection during the handshake, judging by paramiko's messages."""
     if not isinstance(exc, (OSError, EOFError)):
-        words = ("Error reading SSH protocol banner", "Negotiation failed", "No existing session")
-        return str(exc).startswith(words)
+        messages = ("Error reading SSH protocol banner", "Negotiation failed", "No existing session")
+        return str(exc).startswith(messages)
     return isinstance(exc, (EOFError, ConnectionResetError, BrokenPipeError))
 
 

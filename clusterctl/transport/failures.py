@@ -1,4 +1,4 @@
-"""What each way of not getting through means to the user: the message, and what to do about it."""
+"""The error for each way in which a connection can fail: its message and its hint."""
 
 from __future__ import annotations
 
@@ -18,29 +18,31 @@ _NO_ROUTE = {errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN, errno.ENETD
 
 
 def unreachable(target: Target, exc: BaseException, timeout_s: float) -> UnreachableError:
-    """The error for a connection that could not be made, from what the socket or paramiko raised."""
+    """Return the error for a failed connection attempt, from the exception of the socket or of paramiko."""
     address = target.address
     if isinstance(exc, socket.gaierror):
         message = f"cannot resolve the host name {target.host} ({exc.strerror})"
-        hint = "correct the name in HOSTS, or give an address; try: getent hosts " + shlex.quote(target.host)
+        hint = "correct the name in HOSTS, or use an address; try: getent hosts " + shlex.quote(target.host)
     elif isinstance(exc, TimeoutError) or getattr(exc, "errno", None) == errno.ETIMEDOUT:
-        message = f"no SSH answer from {address} within {timeout_s:g} s"
-        hint = "is the machine up, the address right, and the port open in the firewall?"
+        message = f"no SSH response from {address} within {timeout_s:g} s"
+        hint = "check that the machine is up, the address is correct, and the firewall allows the port"
     elif isinstance(exc, ConnectionRefusedError):
         message = f"connection to {address} refused"
-        hint = f"is sshd running on {target.host}:{target.port}?"
+        hint = f"check that sshd is running on {target.host}:{target.port}"
     elif isinstance(exc, OSError) and exc.errno in _NO_ROUTE:
         message = f"no route to {address} ({exc.strerror})"
-        hint = "is the machine up, and are you on its network (VPN)?"
+        hint = "check that the machine is up and that you are on its network (VPN)"
     elif isinstance(exc, OSError) and exc.errno in (errno.EMFILE, errno.ENFILE):
-        message = f"cannot connect to {address}: this machine allows no more open files ({exc.strerror})"
-        hint = "allow more in this shell, and try again: ulimit -n 4096"
+        message = f"cannot connect to {address}: this machine has reached its limit of open files ({exc.strerror})"
+        hint = "raise the limit in this shell and try again: ulimit -n 4096"
     elif isinstance(exc, (EOFError, ConnectionResetError, BrokenPipeError)):
         message = f"{address} hung up during the SSH handshake"
-        hint = "is it an SSH server? if so, it may be overloaded: see MaxStartups and PerSourcePenalties in sshd_config"
+        hint = (
+            "check that it is an SSH server; if it is overloaded, see MaxStartups and PerSourcePenalties in sshd_config"
+        )
     elif type(exc).__name__ == "ChannelException" and target.via is not None:
         message = f"{target.via.address} cannot open a connection to {address}: {getattr(exc, 'text', exc)}"
-        hint = "can the jump host reach it, and does its sshd_config allow TCP forwarding?"
+        hint = "check that the jump host can reach it and that its sshd_config allows TCP forwarding"
     else:
         message = f"cannot connect to {address}: {exc or type(exc).__name__}"
         hint = f"try: ssh -v -p {target.port} {shlex.quote(f'{target.user}@{target.host}')}"
@@ -48,16 +50,16 @@ def unreachable(target: Target, exc: BaseException, timeout_s: float) -> Unreach
 
 
 def not_logged_in(target: Target, attempts: Attempts) -> UnreachableError:
-    """The error for a server that took none of our keys."""
-    message = f"{target.address} did not let {target.user} in: {attempts.text}"
+    """Return the error for a server that accepted none of our keys."""
+    message = f"{target.address} denied the login of {target.user}: {attempts.text}"
     if attempts.allowed and "publickey" not in attempts.allowed:
-        message += f"; the server only allows {', '.join(attempts.allowed)}"
+        message += f"; the server allows only {', '.join(attempts.allowed)}"
     if attempts.encrypted:
         hint = f"unlock the key for this session: ssh-add {shlex.quote(str(attempts.encrypted[0]))}"
     else:
         hint = (
             "set IDENTITY_FILE to the right key, or load it with ssh-add; "
-            f"its .pub line must stand in ~/.ssh/authorized_keys of {target.user} on {target.host}"
+            f"the line in its .pub file must be in ~/.ssh/authorized_keys of {target.user} on {target.host}"
         )
     return UnreachableError(
         message, node=target.label, hint=hint, details={**_details(target), "reason": "authentication"}
@@ -65,75 +67,75 @@ def not_logged_in(target: Target, attempts: Attempts) -> UnreachableError:
 
 
 def untrusted(target: Target, key: HostKey, verdict: Verdict) -> RefusedError:
-    """The refusal of a server whose key is unknown, changed or revoked."""
+    """Return the error for a server whose key is unknown, changed or revoked."""
     details = {**_details(target), "reason": f"host_key_{verdict.state}", "fingerprint": key.fingerprint}
     offered = f"{key.type} {key.fingerprint}"
     if verdict.state == "unknown":
         return RefusedError(
             f"the host key of {key.name} is not known: {offered}",
             node=target.label,
-            hint="compare the fingerprint with the machine's own, then record it: clusterctl trust",
+            hint="compare the fingerprint with the one on the machine, then record it: clusterctl trust",
             details=details,
         )
-    places = "; ".join(f"{known.type} {known.fingerprint} at {known.where}" for known in verdict.against)
+    entries = "; ".join(f"{known.type} {known.fingerprint} at {known.where}" for known in verdict.against)
     if verdict.state == "revoked":
         return RefusedError(
-            f"the host key of {key.name} is revoked: {places}",
+            f"the host key of {key.name} is revoked: {entries}",
             node=target.label,
             hint="do not connect",
             details=details,
         )
     file = shlex.quote(str(verdict.against[0].file))
     return RefusedError(
-        f"the host key of {key.name} has CHANGED: it now shows {offered}, but recorded is {places}. "
-        "Either the machine was reinstalled, or someone is in between",
+        f"the host key of {key.name} has CHANGED: it is now {offered}, but the recorded key is {entries}. "
+        "Either the machine was reinstalled, or someone is intercepting the connection",
         node=target.label,
-        hint=f"only if you know why: ssh-keygen -R {shlex.quote(key.name)} -f {file}, then clusterctl trust",
+        hint=f"only if you know why it changed: ssh-keygen -R {shlex.quote(key.name)} -f {file}, then clusterctl trust",
         details={**details, "recorded": [known.fingerprint for known in verdict.against]},
     )
 
 
 def lost(label: str, where: str, what: str) -> UnreachableError:
-    """The error for a connection that broke while something was going on."""
+    """Return the error for a connection that broke while in use."""
     return UnreachableError(
         f"lost the connection to {where} during: {what}",
         node=label,
-        hint="is the machine still up? what it was doing may have gone on without us",
+        hint="check that the machine is up; the command may still be running there",
         details={"reason": "lost"},
     )
 
 
 def no_channel(label: str, where: str, reason: str) -> NodeError:
-    """The error for a server that is there but starts no more commands."""
+    """Return the error for a reachable server that does not start another command."""
     return NodeError(
-        f"{where} does not start a command: {reason}",
+        f"{where} did not start the command: {reason}",
         node=label,
-        hint="see MaxSessions and ForceCommand in its sshd_config, and the process limits of the user",
+        hint="see MaxSessions and ForceCommand in its sshd_config, and the user's process limit",
         details={"reason": "no_channel"},
     )
 
 
 def overdue(label: str, where: str, what: str, deadline_s: float) -> NodeError:
-    """The error for a command that did not end in its time."""
+    """Return the error for a command that exceeded its deadline."""
     return NodeError(
-        f"no end within {deadline_s:g} s on {where} of: {what}",
+        f"timed out after {deadline_s:g} s on {where}: {what}",
         node=label,
-        hint="the machine may be overloaded or its disk hang; the command may still be running there",
+        hint="the machine may be overloaded, or its disk may hang; the command may still be running there",
         details={"reason": "deadline"},
     )
 
 
 def input_closed(label: str, where: str, what: str) -> NodeError:
-    """The error for input that a command can no longer take."""
+    """Return the error for a command that exited before it read all its input."""
     return NodeError(
-        f"it ended before it had read all its input on {where}: {what}",
+        f"the command on {where} exited before it read all of its input: {what}",
         node=label,
         details={"reason": "input_closed"},
     )
 
 
 def interrupted(label: str) -> InterruptedRun:
-    """The error for work that was told to end."""
+    """Return the error for work that was interrupted."""
     return InterruptedRun("interrupted", node=label)
 
 

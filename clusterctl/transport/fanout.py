@@ -1,4 +1,4 @@
-"""The same work for many nodes at once, with every node's outcome."""
+"""Run the same work for many nodes concurrently, and return the outcome of every node."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ POLL_S = 0.5
 
 @dataclass(frozen=True)
 class Outcome(Generic[N, T]):
-    """What became of one node's work: a value or an error, and how long it took."""
+    """The result of the work for one node: a value or an error, and the time it took."""
 
     node: N
     value: T | None
@@ -33,14 +33,14 @@ class Outcome(Generic[N, T]):
         return self.error is None
 
     def get(self) -> T:
-        """The value; raises the error if there is one."""
+        """Return the value, or raise the error if there is one."""
         if self.error is not None:
             raise self.error
         return self.value  # type: ignore[return-value]  # T itself may be None
 
 
 class Cancellation(threading.local):
-    """Tells the threads of a fan-out that they were told to end."""
+    """The signal for the threads of a fan-out to stop."""
 
     event: threading.Event | None = None
 
@@ -57,11 +57,11 @@ def fan_out(
     cancellation: Cancellation,
     on_interrupt: Callable[[], None],
 ) -> list[Outcome[N, T]]:
-    """Every node's outcome, in the order of the nodes.
+    """Call `work` for every node and return the outcomes, in the order of the nodes.
 
-    ClusterctlError and OSError of the work become outcomes; any other exception is a mistake in the program
-    and is raised after all have ended. An exception in the waiting thread, such as KeyboardInterrupt, calls
-    `on_interrupt`, which must make running work fail, waits for it a moment, and goes on its way.
+    A ClusterctlError or OSError from `work` becomes an outcome. Any other exception is a bug and is raised after
+    all work has ended. An exception in the waiting thread, such as KeyboardInterrupt, calls `on_interrupt`, which
+    must make running work fail; the exception propagates after a short wait for that work.
     """
     todo: queue.SimpleQueue[int] = queue.SimpleQueue()
     done: queue.SimpleQueue[tuple[int, Outcome[N, T], BaseException | None]] = queue.SimpleQueue()
@@ -78,7 +78,7 @@ def fan_out(
                 return
             done.put((index, *_attempt(nodes[index], work)))
 
-    # Daemons: work that cannot be interrupted must not hold up the end of the process.
+    # Daemon threads: work that cannot be interrupted must not delay the exit of the process.
     threads = [
         threading.Thread(target=worker, daemon=True, name=f"fan-out-{number}")
         for number in range(min(max_workers, len(nodes)))
@@ -92,9 +92,9 @@ def fan_out(
         on_interrupt()
         _join(threads, INTERRUPT_WAIT_S)
         raise
-    for _, _, mistake in finished:
-        if mistake is not None:
-            raise mistake
+    for _, _, bug in finished:
+        if bug is not None:
+            raise bug
     return [outcome for _, outcome, _ in sorted(finished, key=lambda item: item[0])]
 
 
@@ -102,7 +102,7 @@ def _attempt(node: N, work: Callable[[N], T]) -> tuple[Outcome[N, T], BaseExcept
     began = time.monotonic()
     value: T | None = None
     error: ClusterctlError | None = None
-    mistake: BaseException | None = None
+    bug: BaseException | None = None
     try:
         value = work(node)
     except ClusterctlError as exc:
@@ -111,12 +111,12 @@ def _attempt(node: N, work: Callable[[N], T]) -> tuple[Outcome[N, T], BaseExcept
         error = NodeError(str(exc), node=node.label)
         error.__cause__ = exc
     except BaseException as exc:  # noqa: BLE001 - handed to the waiting thread, which raises it
-        mistake = exc
-    return Outcome(node, value, error, time.monotonic() - began), mistake
+        bug = exc
+    return Outcome(node, value, error, time.monotonic() - began), bug
 
 
 def _take(done: queue.SimpleQueue[T]) -> T:
-    # With a timeout, so that a Ctrl-C is seen at once on every platform.
+    # With a timeout, so that Ctrl-C is noticed at once on every platform.
     while True:
         try:
             return done.get(timeout=POLL_S)

@@ -1,4 +1,4 @@
-"""Known host keys as OpenSSH keeps them: reading, matching, recording. Needs no SSH library."""
+"""OpenSSH known_hosts files: read, match and record host keys. Needs no SSH library."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ HostKeyState = Literal["known", "unknown", "changed", "revoked"]
 
 @dataclass(frozen=True)
 class HostKey:
-    """A server's public key: `name` as known_hosts has it (`host` or `[host]:port`), key type, wire blob."""
+    """A server's public key: its `name` as in known_hosts (`host` or `[host]:port`), key type, wire blob."""
 
     name: str
     type: str
@@ -28,18 +28,18 @@ class HostKey:
 
     @property
     def fingerprint(self) -> str:
-        """As `ssh-keygen -l` prints it: SHA256:..."""
+        """The fingerprint as printed by `ssh-keygen -l`: SHA256:..."""
         return fingerprint(self.blob)
 
     @property
     def line(self) -> str:
-        """The plain known_hosts line, without a line end."""
+        """The unhashed known_hosts line, without a line end."""
         return f"{self.name} {self.type} {base64.b64encode(self.blob).decode()}"
 
 
 @dataclass(frozen=True)
 class KnownKey:
-    """One entry of a known_hosts file that applies to a host, with the place where it stands."""
+    """An entry of a known_hosts file that applies to a host, with its location."""
 
     type: str
     blob: bytes
@@ -58,7 +58,7 @@ class KnownKey:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What is known of a server's key; `against` holds the entries that speak against it."""
+    """The result of checking a server's key; `against` holds the entries that contradict it."""
 
     state: HostKeyState
     against: tuple[KnownKey, ...] = ()
@@ -69,22 +69,22 @@ def fingerprint(blob: bytes) -> str:
 
 
 def known_hosts_name(host: str, port: int) -> str:
-    """The name under which a server is filed: the bare host for port 22, else `[host]:port`."""
+    """Return the name of a server in known_hosts: the bare host for port 22, else `[host]:port`."""
     host = host.lower()
     return host if port == 22 else f"[{host}]:{port}"
 
 
 class KnownHosts:
-    """The entries of known_hosts files. A file is read once, and again when it has changed. Safe from several threads.
+    """The entries of known_hosts files. A file is read once, and again if it changes. Thread-safe.
 
-    Files that are missing or unreadable count as empty.
+    A missing or unreadable file counts as empty.
     """
 
     def __init__(self) -> None:
         self._read: dict[Path, tuple[tuple[int, ...], _File]] = {}
 
     def keys(self, files: Iterable[Path], name: str) -> list[KnownKey]:
-        """The entries for a host of all these files, in their order."""
+        """Return the entries for a host in all these files, in order."""
         return [key for file in files for key in self._file(file).keys(name)]
 
     def _file(self, file: Path) -> _File:
@@ -108,7 +108,7 @@ class _Line(NamedTuple):
 
 
 class _File:
-    """One known_hosts file: lines that name hosts plainly are found by name, the others are tried in turn."""
+    """One known_hosts file: lines with plain names are looked up by name, the others are tried in turn."""
 
     def __init__(self, path: Path, text: str) -> None:
         self._path = path
@@ -137,12 +137,12 @@ class _File:
 
 
 def known_keys(files: Iterable[Path], name: str) -> list[KnownKey]:
-    """The entries for a host of all these files, read now."""
+    """Return the entries for a host in all these files, read now."""
     return KnownHosts().keys(files, name)
 
 
 def judge(keys: Sequence[KnownKey], offered: HostKey) -> Verdict:
-    """Whether the offered key is the recorded one. A host filed with other keys only has changed."""
+    """Compare the offered key with the recorded ones. A host that is recorded only with other keys has changed."""
     revoked = tuple(key for key in keys if key.revoked and key.blob == offered.blob)
     if revoked:
         return Verdict("revoked", revoked)
@@ -153,9 +153,9 @@ def judge(keys: Sequence[KnownKey], offered: HostKey) -> Verdict:
 
 
 def record(file: Path, key: HostKey, *, hashed: bool = False) -> bool:
-    """Append a key to a known_hosts file (0600, its directory 0700 if new); False if it was there already.
+    """Append a key to a known_hosts file (mode 0600, a new directory 0700). Returns False if the file had it already.
 
-    One write under a lock: writers at the same time lose nothing, and a reader never sees half a line.
+    It uses one write under a lock: concurrent writers lose nothing, and a reader never sees half a line.
     """
     file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     name = _hash_name(key.name) if hashed else key.name
@@ -179,7 +179,7 @@ def _parse(row: str, number: int) -> _Line | None:
     if not fields or fields[0].startswith("#"):
         return None
     marker = fields.pop(0) if fields[0].startswith("@") else ""
-    # A certificate authority's line says nothing of the plain keys that we ask servers for.
+    # The line of a certificate authority does not apply to the plain keys that we request from servers.
     if len(fields) < 3 or marker not in ("", "@revoked"):
         return None
     patterns, kind, text = fields[:3]
@@ -200,8 +200,8 @@ def _matches(patterns: str, name: str) -> bool:
 
 
 def matches_pattern(pattern: str, name: str) -> bool:
-    """Whether a name fits a pattern of OpenSSH, with its `*` and `?`."""
-    # Brackets stand for themselves in known_hosts ("[host]:port"), unlike in fnmatch.
+    """Return True if a name matches an OpenSSH pattern with `*` and `?`."""
+    # Unlike in fnmatch, brackets are literal in known_hosts ("[host]:port").
     return pattern == name or fnmatch.fnmatchcase(name, pattern.replace("[", "[[]"))
 
 

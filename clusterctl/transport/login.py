@@ -1,4 +1,4 @@
-"""Proving who we are: keys from files and from ssh-agent, in the order of `ssh`."""
+"""Authentication: keys from files and from ssh-agent in the order used by `ssh`, then passwords."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _OPENSSH_MAGIC = b"openssh-key-v1\0"
 
 @dataclass
 class Attempts:
-    """What was tried to log in, for the message when nothing worked."""
+    """The login attempts on one server, for the message if all of them fail."""
 
     tried: list[str] = field(default_factory=list)
     encrypted: list[Path] = field(default_factory=list)
@@ -40,17 +40,17 @@ class Attempts:
 
     @property
     def text(self) -> str:
-        parts = [f"tried {', '.join(self.tried)}" if self.tried else "there was no key to try"]
+        parts = [f"tried {', '.join(self.tried)}" if self.tried else "found no key to try"]
         parts += ["the password was not accepted"] if self.refused else []
         parts += [f"{path} is encrypted and not in ssh-agent" for path in self.encrypted]
         return "; ".join(parts + self.unusable)
 
 
 def authenticate(link: Link, target: Target, attempts: Attempts, secrets: Secrets) -> bool:
-    """Log in with the first key that the server takes, or else a password; `attempts` tells what was tried.
+    """Log in with the first key that the server accepts, else with a password. Records each try in `attempts`.
 
-    False when the server took none, or hung up after it had refused some; EOFError when it hung up at
-    once, TimeoutError when it did not answer.
+    Returns False if the server accepted nothing, or hung up after it rejected some. Raises EOFError if it hung up
+    at the first key, and TimeoutError if it did not respond.
     """
     return _by_key(link, target, attempts, secrets) or _by_password(link, target, attempts, secrets)
 
@@ -62,7 +62,7 @@ def _by_key(link: Link, target: Target, attempts: Attempts, secrets: Secrets) ->
             try:
                 if not link.auth_publickey(target.user, key):
                     return True
-                attempts.unusable.append(f"{target.host} accepted the key but asks for a second factor")
+                attempts.unusable.append(f"{target.host} accepted the key but requires a second factor")
             except BadAuthenticationType as exc:
                 attempts.allowed = list(exc.allowed_types)
                 return False
@@ -75,7 +75,7 @@ def _by_key(link: Link, target: Target, attempts: Attempts, secrets: Secrets) ->
 
 
 def _by_password(link: Link, target: Target, attempts: Attempts, secrets: Secrets) -> bool:
-    """Try what was given for this user, if the server takes passwords. Nobody is asked here: the clock is running."""
+    """Try the passwords entered for this user, if the server accepts any. Never prompts: the clock is running."""
     try:
         if not attempts.allowed and link.is_active():
             link.auth_none(target.user)
@@ -85,7 +85,7 @@ def _by_password(link: Link, target: Target, attempts: Attempts, secrets: Secret
     except SSHException:
         return False
     for password in secrets.passwords(target.user) if attempts.takes_password else ():
-        if password in attempts.refused:  # by this server, which may lock the account after a few failures
+        if password in attempts.refused:  # the server may lock the account after a few failures
             continue
         try:
             if not link.is_active():
@@ -93,7 +93,7 @@ def _by_password(link: Link, target: Target, attempts: Attempts, secrets: Secret
             if not link.auth_password(target.user, password):
                 secrets.was_right(target.user, password)
                 return True
-            attempts.unusable.append(f"{target.host} accepted the password but asks for a second factor")
+            attempts.unusable.append(f"{target.host} accepted the password but requires a second factor")
         except SSHException as exc:
             if "timeout" in str(exc).lower():
                 raise TimeoutError from exc
@@ -125,7 +125,7 @@ def _of_file(
         data = path.read_bytes()
     except OSError as exc:
         held = by_blob.pop(_public_blob(path), None)
-        if held is not None:  # the private half may live in the agent alone
+        if held is not None:  # only the agent may have the private key
             yield f"ssh-agent key {path}", held
         elif explicit:
             attempts.unusable.append(f"cannot read {path}: {exc.strerror}")
@@ -154,8 +154,8 @@ def _agent_keys(target: Target) -> Iterator[tuple[paramiko.AgentKey, ...]]:
     agent = AgentSSH()
     try:
         try:
-            _ask_agent(agent)
-        except (SSHException, OSError):  # a stale SSH_AUTH_SOCK is no agent, nor is one that hangs
+            _connect_agent(agent)
+        except (SSHException, OSError):  # a stale SSH_AUTH_SOCK, or an agent that hangs, counts as no agent
             yield ()
             return
         yield tuple(agent.get_keys())
@@ -163,8 +163,8 @@ def _agent_keys(target: Target) -> Iterator[tuple[paramiko.AgentKey, ...]]:
         agent._close()
 
 
-def _ask_agent(agent: AgentSSH) -> None:
-    """What `paramiko.Agent` does, which would wait for the answer of the agent for ever."""
+def _connect_agent(agent: AgentSSH) -> None:
+    """Connect as `paramiko.Agent` does, but with a timeout: paramiko would wait forever for the agent."""
     connection = get_agent_connection()
     if connection is not None:
         connection.settimeout(AGENT_S)
@@ -177,7 +177,7 @@ def _is_encrypted(data: bytes) -> bool:
 
 
 def _public_blob(path: Path, data: bytes = b"") -> bytes:
-    """The public key of a private key file, without its passphrase; empty if it cannot be told."""
+    """Return the public key of a private key file, without its passphrase; empty if it is unknown."""
     opened = _open_openssh(data)
     if opened:
         return opened[1]
@@ -189,7 +189,7 @@ def _public_blob(path: Path, data: bytes = b"") -> bytes:
 
 
 def _open_openssh(data: bytes) -> tuple[bytes, bytes] | None:
-    """Cipher name and public blob of a key in OpenSSH's own format (PROTOCOL.key), else None."""
+    """Return the cipher name and public blob of a key in OpenSSH's own format (PROTOCOL.key), else None."""
     body = b"".join(line for line in data.splitlines() if not line.startswith(b"-----"))
     try:
         packed = base64.b64decode(body)

@@ -1,4 +1,4 @@
-"""The SSH library, loaded when the first server has answered, and without what is of no use here."""
+"""Loads the SSH library once the first server has responded, without the parts that are not needed here."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _lock = threading.Lock()
 
 
 def load() -> None:
-    """Import paramiko, once. Harmless to call from several threads."""
+    """Import paramiko once. Thread-safe."""
     with _lock:
         _silence()
         if "paramiko" not in sys.modules:
@@ -23,16 +23,16 @@ def load() -> None:
 
 
 class _Metadata(ModuleType):
-    """In place of `importlib.metadata`, of which paramiko wants to know its own version, to tell it to servers.
+    """A stand-in for `importlib.metadata`, which paramiko uses to look up the version that it sends to servers.
 
-    The real one reads its answer with the email and csv packages: a quarter of the whole import.
+    The real module imports the email and csv packages for that: a quarter of the whole import time.
     """
 
     @staticmethod
     def version(name: str) -> str:
         return "0"
 
-    def __getattr__(self, name: str) -> object:  # whoever else imports it meanwhile gets the real one
+    def __getattr__(self, name: str) -> object:  # other importers get the real module
         sys.modules.pop("importlib.metadata", None)
         import importlib.metadata
 
@@ -41,10 +41,10 @@ class _Metadata(ModuleType):
 
 @contextlib.contextmanager
 def _stand_in(name: str, module: ModuleType | None) -> Iterator[None]:
-    """While paramiko is imported this is the module of that name, unless the real one is there already.
+    """Put `module` into sys.modules under that name while paramiko is imported, unless the real one is loaded.
 
-    None is how Python marks a module that must not be found. paramiko's reader of ssh_config, which we do not use,
-    imports invoke if it can, and with it asyncio, unittest.mock and yaml: a third of the whole import.
+    None makes Python report the module as missing. paramiko's ssh_config parser, which we do not use, imports invoke
+    if it can, and with it asyncio, unittest.mock and yaml: a third of the whole import time.
     """
     if name in sys.modules:
         yield
@@ -59,7 +59,7 @@ def _stand_in(name: str, module: ModuleType | None) -> Iterator[None]:
 
 @functools.cache
 def errors() -> tuple[type[Exception], ...]:
-    """What a connection raises that does not work as it should."""
+    """Return the exceptions that a failing connection raises."""
     load()
     from paramiko.ssh_exception import SSHException
 
@@ -67,7 +67,7 @@ def errors() -> tuple[type[Exception], ...]:
 
 
 def _silence() -> None:
-    """Keep paramiko's own log and tracebacks off the terminal, unless someone attached a handler."""
+    """Keep paramiko's log and tracebacks off the terminal, unless a handler is attached."""
     logger = logging.getLogger("paramiko")
     if not logger.handlers:
         logger.addHandler(logging.NullHandler())

@@ -1,4 +1,4 @@
-"""One connection per server, made when first needed, shared by threads, and kept until it breaks or room is needed."""
+"""A pool of connections, one per server: opened on demand, shared by threads, kept until broken or evicted."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ if TYPE_CHECKING:
 
 
 class Pool:
-    """Links by target. Threads that want the same server share one attempt, and its failure.
+    """Links by target. Threads that need the same server share one attempt and its failure.
 
-    A link costs a file descriptor and a thread. Beyond `max_links` the one that has been idle for longest is closed
-    before another is made; only links that are in use at the same time can be more.
+    A link costs a file descriptor and a thread. Beyond `max_links`, the link that was idle longest is closed before
+    another is opened. The limit is exceeded only if more links are in use at the same time.
     """
 
     def __init__(self, dialer: Dialer, max_links: int) -> None:
         self._dialer = dialer
         self._max_links = max_links
         self._lock = threading.Lock()
-        self._links: dict[Target, Future[Link]] = {}  # the one used last comes last
+        self._links: dict[Target, Future[Link]] = {}  # the most recently used comes last
         self._leases: Counter[Target] = Counter()
 
     @contextlib.contextmanager
     def lease(self, target: Target) -> Iterator[Link]:
-        """The link to a server, which makes no room for others as long as this lasts, nor while it has a channel."""
+        """Yield the link to a server. It is not evicted within this context, nor while it has an open channel."""
         with self._lock:
             self._leases[target] += 1
         try:
@@ -47,7 +47,7 @@ class Pool:
                     del self._leases[target]
 
     def link(self, target: Target) -> Link:
-        """The open link to a server, through its jump hosts. Raises what `Dialer.connect` raises."""
+        """Return the open link to a server, through its jump hosts. Raises as `Dialer.connect` does."""
         with self._lock:
             future = self._links.pop(target, None)
             if future is not None and _broken(future):
@@ -55,7 +55,7 @@ class Pool:
             mine = future is None
             future = self._links[target] = future or Future()
         if mine:
-            self._make_room()
+            self._evict_idle()
             self._connect(target, future)
         try:
             return future.result()
@@ -65,25 +65,25 @@ class Pool:
             raise type(exc)(exc.message, node=target.label, hint=exc.hint, details=exc.details) from exc
 
     def host_key(self, target: Target) -> HostKey:
-        """The key that a server shows, looked at through its jump hosts."""
+        """Return the key that a server presents, through its jump hosts."""
         if target.via is None:
             return self._dialer.host_key(target)
         with self.lease(target.via) as gateway:
             return self._dialer.host_key(target, gateway)
 
     def close(self) -> None:
-        """Close every connection and make every attempt fail; a later `link` connects anew."""
+        """Close every connection and make every attempt fail; a later `link` reconnects."""
         with self._lock:
             futures = list(self._links.values())
             self._links.clear()
         self._dialer.abort()
         links = [future.result() for future in futures if future.done() and future.exception() is None]
-        for link in links:  # all first, so that their threads end at the same time
+        for link in links:  # all of them first, so that their threads end concurrently
             link.wire.hang_up()
         for link in links:
             link.close()
 
-    def _make_room(self) -> None:
+    def _evict_idle(self) -> None:
         with self._lock:
             idle = (target for target, future in self._links.items() if not self._leases[target] and _idle(future))
             chosen = list(itertools.islice(idle, max(0, len(self._links) - self._max_links)))
@@ -98,7 +98,7 @@ class Pool:
             else:
                 with self.lease(target.via) as gateway:
                     link = self._dialer.connect(target, gateway)
-        except BaseException as exc:  # noqa: BLE001 - reaches every thread that waits, this one included
+        except BaseException as exc:  # noqa: BLE001 - reaches every waiting thread, including this one
             with self._lock:
                 if self._links.get(target) is future:
                     del self._links[target]

@@ -1,4 +1,4 @@
-"""A command that runs on a node, with its three streams and its end."""
+"""A running command on a node: its three streams and its exit."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ if TYPE_CHECKING:
 OPEN_CHANNEL_S = 15.0
 CHUNK_BYTES = 256 * 1024
 STDERR_TAIL_BYTES = 64 * 1024
-NO_STATUS = 255  # as ssh has it, when a server ends a command without saying how
-SLICE_S = 0.2  # paramiko has one timeout for both directions: short waits, and our own deadlines
+NO_STATUS = 255  # as in ssh, if the server does not report how a command ended
+SLICE_S = 0.2  # paramiko has one timeout for both directions, so we wait in slices and keep our own deadlines
 QUICK_STDIN_BYTES = 16 * 1024
-# Takes a piece of output as it comes, and whether it was written to standard error.
+# Receives a piece of output as it arrives, and True if it was written to standard error.
 Take = Callable[[bytes, bool], None]
 
 
 class Completed(NamedTuple):
-    """How a command ended. `exit_code` is 128 + the signal's number for one that died of a signal."""
+    """The result of a command. `exit_code` is 128 + the signal's number if a signal killed it."""
 
     exit_code: int
     stdout: bytes
@@ -37,13 +37,12 @@ class Completed(NamedTuple):
 
 
 class RemoteProcess:
-    """A command on a node while it runs.
+    """A running command on a node.
 
     One thread may write while another reads. The last `stderr_limit` bytes of standard error are kept: with
-    `drain_stderr` they are taken as they come, so that neither side blocks for them; else by `finish` and
-    `stream`. Closing ends our streams, not the command: as with `ssh`, it sees the end of its input and a broken
-    pipe. Every method raises UnreachableError when the connection is lost, and NodeError when its deadline
-    has passed.
+    `drain_stderr` they are read as they arrive, so that neither side blocks on them; otherwise `finish` and `stream`
+    read them. Closing ends our streams, not the command: as with `ssh`, it sees the end of its input and a broken
+    pipe. Every method raises UnreachableError if the connection is lost, and NodeError after its deadline.
     """
 
     def __init__(
@@ -60,10 +59,10 @@ class RemoteProcess:
     def write(
         self, data: bytes | bytearray | memoryview, *, deadline_s: float | None = None, stall_s: float | None = None
     ) -> None:
-        """Send all of it to the command's input, waiting for as long as the command does not read.
+        """Send all of `data` to the command's input, blocking while the command does not read.
 
-        `deadline_s` is for all of it, `stall_s` for a time in which the command takes nothing. Raises NodeError with
-        details["reason"] "input_closed" when the command has ended.
+        `deadline_s` limits the whole write, `stall_s` the time without progress. Raises NodeError with
+        details["reason"] "input_closed" if the command has exited.
         """
         view = memoryview(data).cast("B")
         deadline, stall = _Deadline(deadline_s), _Deadline(stall_s)
@@ -75,7 +74,7 @@ class RemoteProcess:
                 self._check(deadline, exc)
                 self._check(stall, exc)
                 continue
-            except EOFError as exc:  # the connection's end, not the channel's
+            except EOFError as exc:  # the end of the connection, not of the channel
                 raise self._lost() from exc
             except paramiko_loader.errors() as exc:
                 raise self._unwritable() from exc
@@ -84,7 +83,7 @@ class RemoteProcess:
             view, stall = view[sent:], _Deadline(stall_s)
 
     def close_stdin(self) -> None:
-        """Tell the command that its input ends here. Harmless when it has ended already."""
+        """Signal the end of input to the command. Harmless if it has already exited."""
         try:
             with speaking(self._channel):
                 self._channel.shutdown_write()
@@ -92,7 +91,7 @@ class RemoteProcess:
             return
 
     def read(self, size: int = CHUNK_BYTES, *, deadline_s: float | None = None) -> bytes:
-        """At least one and at most `size` bytes of the output; empty at its end."""
+        """Return between 1 and `size` bytes of the output, or b"" at its end."""
         if self._buffer:
             piece = bytes(self._buffer[:size])
             del self._buffer[:size]
@@ -100,7 +99,7 @@ class RemoteProcess:
         return self._receive(size, _Deadline(deadline_s))
 
     def readline(self, limit: int = 1024 * 1024, *, deadline_s: float | None = None) -> bytes:
-        """The next line of the output with its line end; without it at the end of output or after `limit`."""
+        """Return the next line with its line end, which is absent at the end of the output or after `limit` bytes."""
         deadline = _Deadline(deadline_s)
         searched = 0
         while (end := self._buffer.find(b"\n", searched, limit)) < 0 and len(self._buffer) < limit:
@@ -116,13 +115,13 @@ class RemoteProcess:
         return line
 
     def stderr_tail(self) -> bytes:
-        """The last part of what the command has written to its standard error so far."""
+        """Return the last part of the command's standard error so far."""
         return self._stderr.kept()
 
     def wait(self, deadline_s: float | None = None) -> int:
-        """The exit code, once the command has ended; 128 + N for signal N.
+        """Wait for the command to exit and return its exit code; 128 + N for signal N.
 
-        Does not read the output: read it to its end first, or a command that fills the window never ends.
+        Read the output to its end first: a command that fills the window never exits.
         """
         if not self._channel.status_event.wait(deadline_s):
             raise failures.overdue(self._label, self._where, self._what, deadline_s or 0)
@@ -133,7 +132,7 @@ class RemoteProcess:
         raise self._lost()
 
     def finish(self, stdin: bytes, deadline_s: float | None) -> Completed:
-        """Send all the input, take all the output, and wait for the end, within the deadline."""
+        """Send all the input, read all the output, and wait for the exit, within the deadline."""
         output: list[bytes] = []
         errors = self._stderr
 
@@ -144,7 +143,7 @@ class RemoteProcess:
         return Completed(code, b"".join(output), errors.kept())
 
     def stream(self, take: Take, stdin: bytes = b"", deadline_s: float | None = None) -> int:
-        """The same, with the output handed over piece by piece, by the calling thread; the exit code."""
+        """Do as `finish` does, but pass the output to `take` piece by piece, in this thread. Returns the exit code."""
         deadline = _Deadline(deadline_s)
         feeder = None
         if len(stdin) <= QUICK_STDIN_BYTES:
@@ -155,13 +154,13 @@ class RemoteProcess:
         self._pump(take, deadline)
         code = self.wait(deadline.left())
         if feeder is not None:
-            self.close()  # a command that ended without reading its input leaves the feeder waiting
+            self.close()  # a command that exited without reading its input leaves the feeder waiting
             feeder.join(deadline.left())
         return code
 
     def close(self) -> None:
-        """Close our ends. The command itself goes on if it ignores that."""
-        with contextlib.suppress(*paramiko_loader.errors()):  # the connection may just have ended
+        """Close our ends. The command continues if it ignores that."""
+        with contextlib.suppress(*paramiko_loader.errors()):  # the connection may have ended
             close_channel(self._channel)
 
     def __enter__(self) -> RemoteProcess:
@@ -177,16 +176,16 @@ class RemoteProcess:
             if stdin:
                 self.write(stdin, deadline_s=deadline.left())
         except ClusterctlError:
-            return  # it need not read its input; whatever else is wrong, the reader meets it too
+            return  # the command need not read its input, and the reader meets any other error too
         self.close_stdin()
 
     def _pump(self, take: Take, deadline: _Deadline) -> None:
-        """Hand over both streams to their ends, in one thread: a command must not cost two."""
+        """Pass on both streams to their ends in one thread, to save a second thread per command."""
         channel, bell = self._channel, _Bell()
         channel.in_buffer.set_event(bell)
         channel.in_stderr_buffer.set_event(bell)
         while True:
-            ended = channel.eof_received or channel.closed  # looked at first: nothing comes after it
+            ended = channel.eof_received or channel.closed  # checked first: no data follows it
             taken = False
             if channel.recv_ready():
                 take(self._received(channel.recv), False)
@@ -202,7 +201,7 @@ class RemoteProcess:
             raise self._lost()
 
     def _received(self, receive: Callable[[int], bytes]) -> bytes:
-        """What is there. To take it may widen the window, which needs the connection."""
+        """Return the data that is available. Reading may widen the window, which needs the connection."""
         try:
             with speaking(self._channel):
                 return receive(CHUNK_BYTES)
@@ -237,7 +236,7 @@ class RemoteProcess:
 
 
 class _Deadline:
-    """A point in time, or none."""
+    """A point in time, or no limit."""
 
     def __init__(self, seconds: float | None) -> None:
         self.seconds = seconds
@@ -252,7 +251,7 @@ class _Deadline:
 
 
 class _Bell:
-    """Rings when one of two streams has something; that the other is empty does not silence it."""
+    """An event that is set when either of two streams has data; an empty one does not clear it."""
 
     def __init__(self) -> None:
         self._event = threading.Event()
@@ -261,7 +260,7 @@ class _Bell:
         self._event.set()
 
     def clear(self) -> None:
-        """paramiko calls this when one stream has been read empty."""
+        """Do nothing: paramiko calls this when one of the streams is empty."""
 
     def wait(self, timeout_s: float | None) -> bool:
         rang = self._event.wait(timeout_s)
@@ -270,7 +269,7 @@ class _Bell:
 
 
 class _Tail:
-    """Keeps the last bytes of a command's standard error."""
+    """The last bytes of a command's standard error."""
 
     def __init__(self, limit: int) -> None:
         self._kept = bytearray()
@@ -286,7 +285,7 @@ class _Tail:
 
 
 def _ended_by_peer(channel: Channel) -> bool:
-    """Whether the server closed the channel in order, rather than the connection under it having ended."""
+    """Return True if the server closed the channel, and False if the connection ended instead."""
     return bool(getattr(channel, "ended_by_peer", False))
 
 
@@ -312,6 +311,6 @@ def start(
                 close_channel(channel)
         if not active:
             raise failures.lost(label, where, what) from exc
-        why = exc.text if isinstance(exc, ChannelException) else str(exc) or type(exc).__name__
-        raise failures.no_channel(label, where, why) from exc
+        reason = exc.text if isinstance(exc, ChannelException) else str(exc) or type(exc).__name__
+        raise failures.no_channel(label, where, reason) from exc
     return process

@@ -1,4 +1,4 @@
-"""Passphrases and passwords: asked of the person at the terminal, once each, and only kept in memory."""
+"""Passphrases and passwords: prompted for at the terminal, once each, and kept in memory only."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ if TYPE_CHECKING:
 
 PROMPTS = 3
 POLL_S = 0.2
-# Asks a person: the answer, or None if nobody is there or nothing was typed. Returns soon after the event is set.
+# Prompts the user. Returns the input, or None without a terminal or input. Returns soon after the event is set.
 Ask = Callable[[str, threading.Event], "str | None"]
 
 
 class SecretNeededError(Exception):
-    """A server takes no key that we can use; it may take one of these keys, once unlocked, or a password."""
+    """The server accepted no usable key. It may accept one of `keys`, once unlocked, or a password."""
 
     def __init__(
         self,
@@ -39,24 +39,24 @@ class SecretNeededError(Exception):
         refused: Iterable[str],
     ) -> None:
         super().__init__(str(otherwise))
-        self.otherwise = otherwise  # what to raise when nobody gives us a secret
+        self.otherwise = otherwise  # the error to raise if no secret is entered
         self.keys = tuple(keys)
         self.user = user
         self.where = where
         self.takes_password = takes_password
-        self.refused = frozenset(refused)  # passwords that this server did not take
+        self.refused = frozenset(refused)  # passwords that this server rejected
 
 
 @dataclass
 class _Account:
-    """The passwords given for a user name; hosts of one user name mostly share one."""
+    """The passwords entered for a user name; hosts with the same user name usually share one."""
 
     passwords: list[str] = field(default_factory=list)
-    asked: int = 0  # since one was right
+    asked: int = 0  # since the last correct one
 
 
 class Secrets:
-    """Unlocked keys and passwords of one transport. Safe from several threads; one of them asks, the others wait."""
+    """The unlocked keys and passwords of one transport. Thread-safe: one thread prompts, the others wait."""
 
     def __init__(self, ask: Ask | None = None) -> None:
         self._ask = ask or ask_terminal
@@ -67,29 +67,29 @@ class Secrets:
         self._accounts: defaultdict[str, _Account] = defaultdict(_Account)
 
     def key(self, path: Path, load: Callable[[], paramiko.PKey] | None = None) -> paramiko.PKey | None:
-        """The key of a file, loaded once; None for one that is locked."""
+        """Return the key in a file, loaded once; None if it is locked."""
         if path not in self._keys and load is not None:
             self._keys[path] = load()
         return self._keys.get(path)
 
     def passwords(self, user: str) -> list[str]:
-        """What was given for this user so far, the right ones first."""
+        """Return the passwords entered for this user so far, the correct ones first."""
         return list(self._accounts[user].passwords)
 
     def was_right(self, user: str, password: str) -> None:
-        """A server took this one."""
+        """Record that a server accepted this password."""
         account = self._accounts[user]
         account.asked = 0
         if account.passwords[0] != password:
             account.passwords = [password, *(other for other in account.passwords if other != password)]
 
     def wait(self) -> None:
-        """Let a person finish typing: what they type may be what the caller needs."""
+        """Wait until the user has finished typing: the input may be what the caller needs."""
         with self._asking:
             return
 
     def obtain(self, needed: SecretNeededError, stop: threading.Event) -> bool:
-        """Whether there is now something to try that was not there before. Asks for it if need be."""
+        """Return True if there is a new secret to try, after a prompt if necessary."""
         with self._asking:
             if stop.is_set():
                 return False
@@ -100,11 +100,11 @@ class Secrets:
 
     @property
     def stopped(self) -> threading.Event:
-        """What will be set by the next `stop`."""
+        """The event that the next `stop` sets."""
         return self._stop
 
     def stop(self) -> None:
-        """Leave alone who is being asked, and do not ask for those who wait for it."""
+        """Cancel the prompt in progress, and skip those that wait for it."""
         stopped, self._stop = self._stop, threading.Event()
         stopped.set()
 
@@ -114,13 +114,13 @@ class Secrets:
 
         again = ""
         for _ in range(PROMPTS):
-            passphrase = self._ask(f"{again}Passphrase of {path}: ", stop)
+            passphrase = self._ask(f"{again}Passphrase for {path}: ", stop)
             if passphrase is None:
                 break
             try:
                 self._keys[path] = paramiko.PKey.from_path(path, passphrase.encode())
             except (paramiko.SSHException, ValueError, TypeError):
-                again = "That was not it. "
+                again = "Wrong passphrase. "
                 continue
             return True
         if not stop.is_set():
@@ -129,12 +129,12 @@ class Secrets:
 
     def _ask_password(self, needed: SecretNeededError, stop: threading.Event) -> bool:
         account = self._accounts[needed.user]
-        if set(account.passwords) - needed.refused:  # somebody else has asked meanwhile
+        if set(account.passwords) - needed.refused:  # another thread has prompted meanwhile
             return True
         if account.asked >= PROMPTS:
             return False
         again = "Permission denied. " if account.asked else ""
-        password = self._ask(f"{again}Password of {needed.where}: ", stop)
+        password = self._ask(f"{again}Password for {needed.where}: ", stop)
         if password is None:
             account.asked = account.asked if stop.is_set() else PROMPTS
             return False
@@ -145,7 +145,7 @@ class Secrets:
 
 
 def ask_terminal(prompt: str, stop: threading.Event) -> str | None:
-    """Ask on the terminal, without echo. None without one: standard input must be it, so that no script hangs."""
+    """Prompt on the terminal, without echo. Returns None unless stdin is a terminal, so that no script hangs."""
     try:
         if not os.isatty(0):
             return None

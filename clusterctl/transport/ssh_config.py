@@ -1,7 +1,7 @@
-"""What ssh_config says of a host: read as `ssh` reads it, and asked of `ssh -G` where only `ssh` can tell.
+"""The ssh_config options of a host: parsed as `ssh` does, or taken from `ssh -G` where only `ssh` can decide.
 
-Nearly all files consist of `Host` blocks, and reading those here spares 5 to 10 ms per host. What depends on
-the state of this machine (`Match exec`, `Match localnetwork`, `CanonicalizeHostname`, ...) is left to `ssh`.
+Nearly all files consist of `Host` blocks, and parsing those here saves 5 to 10 ms per host. Conditions on the state of
+this machine (`Match exec`, `Match localnetwork`, `CanonicalizeHostname`, ...) are left to `ssh`.
 """
 
 from __future__ import annotations
@@ -26,21 +26,21 @@ SYSTEM_CONFIG = Path("/etc/ssh/ssh_config")
 ASK_SSH_S = 15.0
 Options = dict[str, list[str]]
 
-# What `ssh -G` lists for every host whose identities nobody has set.
+# The identities that `ssh -G` lists for a host without configured ones.
 _SSH_DEFAULT_IDENTITY = re.compile(r"~/\.ssh/id_(rsa|dsa|ecdsa|ecdsa_sk|ed25519|ed25519_sk|xmss)")
 _SEVERAL = ("identityfile", "certificatefile")
 _CRITERIA = ("host", "originalhost", "user", "localuser")
 
 
 class Condition(NamedTuple):
-    """A `Host` or `Match` line: the settings below it count where all its words hold."""
+    """A `Host` or `Match` line: the settings below it apply if all its words match."""
 
     keyword: str
     words: tuple[str, ...]
 
 
 class Setting(NamedTuple):
-    """A line of ssh_config, with every block that it stands in; one that is included stands in several."""
+    """A line of ssh_config with its enclosing blocks; a line of an included file may have several."""
 
     conditions: tuple[Condition, ...]
     key: str  # in lower case
@@ -48,7 +48,7 @@ class Setting(NamedTuple):
 
 
 class OnlySshKnowsError(Exception):
-    """The file says something that depends on more than the name of a host."""
+    """The file contains a condition that only `ssh` can evaluate."""
 
 
 class SshConfig:
@@ -62,9 +62,9 @@ class SshConfig:
         self._settings = [setting for path in paths if path.is_file() for setting in _read(path, path.parent, (), 0)]
 
     def lookup(self, alias: str, user: str | None, port: int | None) -> Options:
-        """The values of each option for a host, first wins, tokens as they stand. `user` and `port` are given ones.
+        """Return the values of each option for a host; the first value wins and tokens are not expanded.
 
-        Raises ConfigError when `ssh` would not take the file, or is needed and not there.
+        `user` and `port` override the file. Raises ConfigError if `ssh` rejects the file, or is needed but missing.
         """
         try:
             return self.read(alias, user, port)
@@ -72,7 +72,7 @@ class SshConfig:
             return self.ask_ssh(alias, user, port, str(exc))
 
     def read(self, alias: str, user: str | None, port: int | None) -> Options:
-        """The answer of our own reading. Raises OnlySshKnowsError."""
+        """Return the options according to our own parser. Raises OnlySshKnowsError."""
         options: Options = {"user": [user]} if user else {}
         if port:
             options["port"] = [str(port)]
@@ -88,7 +88,7 @@ class SshConfig:
         return options
 
     def ask_ssh(self, alias: str, user: str | None, port: int | None, why: str) -> Options:
-        """The answer of the `ssh` program."""
+        """Return the options according to the `ssh` program."""
         ssh = shutil.which("ssh")
         if ssh is None:
             raise ConfigError(f"{why} in ssh_config needs the ssh program, which is not on this machine")
@@ -101,13 +101,14 @@ class SshConfig:
                 stdin=subprocess.DEVNULL,
             )  # fmt: skip
         except subprocess.TimeoutExpired as exc:
-            raise ConfigError(f"{shlex.join(argv)} does not end", hint="look for a Match exec that waits") from exc
+            message = f"timed out after {ASK_SSH_S:g} s: {shlex.join(argv)}"
+            raise ConfigError(message, hint="look for a Match exec that hangs") from exc
         if done.returncode:
-            raise ConfigError(f"ssh does not take its configuration for {alias}: {done.stderr.strip()}")
-        return _answer_of_ssh(done.stdout)
+            raise ConfigError(f"ssh rejected its configuration for {alias}: {done.stderr.strip()}")
+        return _parse_ssh_output(done.stdout)
 
 
-def _answer_of_ssh(text: str) -> Options:
+def _parse_ssh_output(text: str) -> Options:
     options: Options = {}
     for line in text.splitlines():
         key, _, value = line.partition(" ")
@@ -119,7 +120,7 @@ def _answer_of_ssh(text: str) -> Options:
 
 def _read(path: Path, base: Path, outer: tuple[Condition, ...], depth: int) -> Iterator[Setting]:
     if depth > MAX_INCLUDE_DEPTH:
-        raise ConfigError(f"{path} is included too deeply", hint="look for an Include that includes itself")
+        raise ConfigError(f"{path}: Include is nested too deeply", hint="look for a file that includes itself")
     try:
         lines = path.read_text(encoding="utf-8", errors="surrogateescape").splitlines()
     except OSError as exc:
@@ -148,7 +149,7 @@ def _words(value: str, path: Path, number: int) -> tuple[str, ...]:
 
 
 def _unquoted(value: str) -> str:
-    """The value without a comment behind it and without quotes around all of it."""
+    """Return the value without a trailing comment and without quotes around the whole."""
     value = re.sub(r"""\s+#[^"]*$""", "", value)
     return value[1:-1] if len(value) > 1 and value[0] == value[-1] == '"' and '"' not in value[1:-1] else value
 
@@ -184,7 +185,7 @@ def _criterion(word: str, words: Iterator[str], alias: str, options: Options) ->
 
 
 def _in(patterns: Sequence[str], name: str) -> bool:
-    """Whether one of the patterns fits, and none with a `!` before it."""
+    """Return True if a pattern matches and no negated (`!`) pattern does."""
     if any(matches_pattern(pattern[1:], name) for pattern in patterns if pattern.startswith("!")):
         return False
     return any(matches_pattern(pattern, name) for pattern in patterns if not pattern.startswith("!"))
@@ -192,7 +193,7 @@ def _in(patterns: Sequence[str], name: str) -> bool:
 
 @functools.cache
 def local_user() -> str:
-    """The name of the user on this machine; the number of one that has no name, as in a container."""
+    """Return the name of the user on this machine, or the uid of a user without a name, as in a container."""
     try:
         return getpass.getuser()
     except (KeyError, OSError):

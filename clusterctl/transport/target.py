@@ -1,4 +1,4 @@
-"""Where a node really is: its conf.py entry completed by ssh_config, as `ssh` would do it."""
+"""SSH targets: a node's conf.py entry completed from ssh_config, as `ssh` does."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ DEFAULT_ALIVE = (10.0, 3)
 
 
 class Node(Protocol):
-    """What the transport needs to know of a node; `clusterctl.inventory.Node` has it."""
+    """The attributes of a node that the transport uses; `clusterctl.inventory.Node` has them."""
 
     @property
     def label(self) -> str: ...
@@ -39,7 +39,7 @@ class Node(Protocol):
 
 
 class SshSettings(Protocol):
-    """What the transport needs of the settings. A path of None means what `ssh` would use."""
+    """The settings that the transport uses. A path of None stands for the default of `ssh`."""
 
     @property
     def ssh_config(self) -> str | Path | None: ...
@@ -53,25 +53,25 @@ class SshSettings(Protocol):
 
 @dataclass(frozen=True)
 class Target:
-    """One SSH server to connect to, with everything decided. `via` is the jump host before it."""
+    """One SSH server, fully resolved. `via` is the jump host in front of it."""
 
-    label: str = field(compare=False)  # whom to name in messages; two nodes may share a jump host
+    label: str = field(compare=False)  # the node to name in messages; two nodes may share a jump host
     host: str
     port: int
     user: str
     identities: tuple[Path, ...]
     use_agent: bool
-    explicit: bool  # the identities were named by someone, so not having one is an error
+    explicit: bool  # the identities were set explicitly, so a missing one is an error
     key_name: str  # its name in known_hosts
     known_hosts: tuple[Path, ...]  # the first one is where keys are recorded
     via: Target | None = None
     proxy_command: str | None = None
-    alive: tuple[float, int] = DEFAULT_ALIVE  # seconds between questions to a silent peer, unanswered ones allowed
+    alive: tuple[float, int] = DEFAULT_ALIVE  # seconds between probes of a silent peer, and how many may go unanswered
     is_jump: bool = field(default=False, compare=False)
 
     @property
     def address(self) -> str:
-        """Host and port for messages, called a jump host if it is one."""
+        """Host and port for messages, with "jump host" in front if it is one."""
         host = f"[{self.host}]" if ":" in self.host else self.host
         return f"{'jump host ' if self.is_jump else ''}{host}:{self.port}"
 
@@ -82,7 +82,7 @@ class Target:
 
 
 class Resolver:
-    """Turns nodes into targets. Reads ssh_config once, at the first use; safe from several threads."""
+    """Turns nodes into targets. Reads ssh_config once, on first use. Thread-safe."""
 
     def __init__(self, settings: SshSettings) -> None:
         self._settings = settings
@@ -91,15 +91,15 @@ class Resolver:
         self._known: dict[tuple[object, ...], Target] = {}
 
     def resolve(self, node: Node) -> Target:
-        """The node's target. Raises ConfigError if ssh_config cannot be read or makes no sense."""
-        asked = (node.label, node.ssh_host, node.ssh_user, node.ssh_port, node.identity)
+        """Return the node's target. Raises ConfigError if ssh_config is unreadable or invalid."""
+        key = (node.label, node.ssh_host, node.ssh_user, node.ssh_port, node.identity)
         with self._lock:
             if self._config is None:
                 self._config = SshConfig(self._settings.ssh_config)
-            config, known = self._config, self._known.get(asked)
-        if known is None:
-            known = self._known[asked] = self._target(config, *asked, seen=())
-        return known
+            config, target = self._config, self._known.get(key)
+        if target is None:
+            target = self._known[key] = self._target(config, *key, seen=())
+        return target
 
     def _target(
         self,
@@ -115,7 +115,7 @@ class Resolver:
         options = config.lookup(alias, user, port)
         words = Tokens(alias, options)
         configured = [words.path(path) for path in options.get("identityfile", [])]
-        # IDENTITY_FILE is for the nodes, and for jump hosts that have no key of their own.
+        # IDENTITY_FILE applies to the nodes, and to jump hosts without their own key.
         named = None if seen and configured else identity or self._settings.identity_file
         identities = [str(named)] if named else configured or list(DEFAULT_IDENTITIES)
         via, proxy_command = self._proxy(config, label, alias, options, words, seen)
@@ -145,7 +145,7 @@ class Resolver:
     def _proxy(
         self, config: SshConfig, label: str, alias: str, options: Options, words: Tokens, seen: tuple[str, ...]
     ) -> tuple[Target | None, str | None]:
-        # Whichever of the two stands first counts, as for ssh.
+        # As with ssh, the first of the two wins.
         first = next((key for key in options if key in ("proxyjump", "proxycommand")), None)
         value = words.value(first) if first else ""
         if not value or value.lower() == "none":
@@ -154,12 +154,12 @@ class Resolver:
             return None, words.expand(value)
         if alias in seen:
             raise ConfigError(
-                f"ssh_config sends {alias} through itself (ProxyJump {value})",
+                f"ssh_config routes {alias} through itself (ProxyJump {value})",
                 node=label,
                 hint="exclude the jump host from the Host pattern that sets ProxyJump",
             )
         hops = [hop.strip() for hop in words.expand(value).split(",")]
-        # Wildcards commonly match the jump host too; like ssh, a host is not its own jump host.
+        # Wildcards commonly match the jump host too; as with ssh, a host is not its own jump host.
         if _split_hop(hops[-1])[1] == alias:
             return None, None
         return self._chain(config, label, hops, (*seen, alias)), None
@@ -175,7 +175,7 @@ class Resolver:
 
 
 class Tokens:
-    """The options of one host, and what the tokens and variables in their values stand for."""
+    """The options of one host, and the values of the tokens and variables in them."""
 
     def __init__(self, alias: str, options: Options) -> None:
         self._options = options
@@ -187,15 +187,15 @@ class Tokens:
         self._tokens |= {"d": str(Path.home()), "i": str(os.getuid()), "k": self.value("hostkeyalias") or alias}
 
     def value(self, key: str) -> str:
-        """The option's value as it stands; empty without one."""
+        """Return the option's value, unexpanded; empty if it is not set."""
         return self._options.get(key, [""])[0]
 
     def expand(self, value: str) -> str:
-        """The value with what its tokens stand for. Raises ConfigError for one that is unknown."""
+        """Return the value with its tokens expanded. Raises ConfigError for an unknown token."""
         return re.sub("%(.?)", self._token, value) if "%" in value else value
 
     def path(self, value: str) -> str:
-        """The same for a path, which may have variables too."""
+        """Expand a path, which may contain variables too."""
         return self.expand(os.path.expandvars(value) if "${" in value else value)
 
     def _token(self, found: re.Match[str]) -> str:
@@ -203,7 +203,7 @@ class Tokens:
         if name in ("l", "L", "C"):
             self._add_machine()
         if name not in self._tokens:
-            raise ConfigError(f"ssh_config has %{name} in {found.string!r}, which is not understood here")
+            raise ConfigError(f"ssh_config has the unsupported token %{name} in {found.string!r}")
         return self._tokens[name]
 
     def _add_machine(self) -> None:
@@ -214,10 +214,13 @@ class Tokens:
 
 
 def _alive(words: Tokens, alias: str) -> tuple[float, int]:
-    """Seconds between questions to a silent peer, and how many may go unanswered. Zero is off for ssh; not for us."""
+    """Return the seconds between probes of a silent peer, and how many may go unanswered.
+
+    An interval of 0 switches probes off in ssh; here it selects the default.
+    """
     interval, count = words.value("serveraliveinterval") or "0", words.value("serveralivecountmax") or "3"
     if not (interval.isdigit() and count.isdigit()):
-        raise ConfigError(f"ssh_config gives {alias} ServerAlive values that are no numbers: {interval}, {count}")
+        raise ConfigError(f"ssh_config sets ServerAlive values for {alias} that are not numbers: {interval}, {count}")
     return (float(interval), int(count)) if int(interval) else DEFAULT_ALIVE
 
 
@@ -243,5 +246,5 @@ def _split_hop(hop: str) -> tuple[str | None, str, int | None]:
 
 def _port(text: str, alias: str) -> int:
     if not text.isdigit():
-        raise ConfigError(f"ssh_config gives {alias} the port {text!r}")
+        raise ConfigError(f"ssh_config sets an invalid port for {alias}: {text!r}")
     return int(text)

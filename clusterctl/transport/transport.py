@@ -1,4 +1,4 @@
-"""The transport itself: commands on nodes, one node at a time or all at once."""
+"""The transport: run commands on one node, or on many at once."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ WHOLE_STDERR_BYTES = 64 * 1024 * 1024
 
 
 class Transport:
-    """Runs commands on nodes over SSH. A context manager; every method may be called from any thread.
+    """Runs commands on nodes over SSH. A context manager. Thread-safe.
 
-    It is built on paramiko rather than on fabric's Connection, which cannot choose the host key algorithm
-    before the handshake, hides which known_hosts line a key contradicts, has text streams only, and waits
-    without deadlines. Connections are made at first use and kept until `close`.
+    It is built on paramiko rather than on fabric's Connection, which cannot choose the host key algorithm before the
+    handshake, hides which known_hosts line a key contradicts, has only text streams, and waits without deadlines.
+    Connections are opened on first use and kept until `close`.
     """
 
     def __init__(
@@ -44,10 +44,10 @@ class Transport:
         connect_timeout_s: float = 10.0,
         ask: Ask | None = None,
     ) -> None:
-        """At most `max_handshakes` connections are being made at a time, and `max_links` are kept that nobody uses;
-        by default 256, or half as many as this process may have files open.
+        """Open at most `max_handshakes` connections at a time, and keep at most `max_links` idle ones.
 
-        `ask` asks a person for a passphrase or a password; by default on the terminal.
+        `max_links` defaults to 256, or to half the limit of open files of this process if that is less. `ask` prompts
+        the user for a passphrase or a password; by default on the terminal.
         """
         self._settings = settings
         self._max_handshakes = max_handshakes
@@ -61,39 +61,39 @@ class Transport:
         self._stop_warming = threading.Event()
 
     def run(self, node: Node, command: Command, stdin: bytes = b"", *, deadline_s: float | None = 30) -> Completed:
-        """Run a command to its end: its exit code, output and errors (the last 64 MiB of these).
+        """Run a command to its end. Returns its exit code, output and standard error (the last 64 MiB).
 
-        The deadline counts from the open connection. Raises NodeError when it has passed, UnreachableError
-        when the node cannot be reached or is lost meanwhile, RefusedError for its host key. A non-zero exit
-        code is no error here.
+        The deadline starts once the connection is open. Raises NodeError after the deadline, UnreachableError if the
+        node cannot be reached or the connection is lost, RefusedError for an untrusted host key. A non-zero exit code
+        is not an error here.
         """
         with self._start(node, command, stderr_limit=WHOLE_STDERR_BYTES) as process:
             return process.finish(stdin, deadline_s)
 
     def open(self, node: Node, command: Command) -> RemoteProcess:
-        """Start a command and hand over its streams. The caller closes it. Raises as `run` does."""
+        """Start a command and return it with open streams. The caller closes it. Raises as `run` does."""
         return self._start(node, command, drain_stderr=True)
 
     def stream(self, node: Node, command: Command, take: Take) -> int:
-        """Run a command to its end, however long that takes; its exit code.
+        """Run a command to its end, without a deadline. Returns its exit code.
 
-        `take(piece, is_error)` gets the output as it comes, in the calling thread. Raises as `run` does.
+        `take(piece, is_error)` receives the output as it arrives, in the calling thread. Raises as `run` does.
         """
         with self._start(node, command) as process:
             return process.stream(take)
 
     def map(self, nodes: Sequence[N], fn: Callable[[N], T], *, max_workers: int = 64) -> list[Outcome[N, T]]:
-        """Call `fn` for every node from up to `max_workers` threads; every node's outcome, in node order.
+        """Call `fn` for every node from up to `max_workers` threads. Returns the outcomes in node order.
 
-        Ctrl-C closes all connections, which ends what is running, and is raised in the caller's thread;
-        the transport remains usable.
+        Ctrl-C closes all connections, which ends all running work, and raises KeyboardInterrupt in the caller's
+        thread. The transport remains usable.
         """
         return fan_out(nodes, fn, max_workers=max_workers, cancellation=self._cancellation, on_interrupt=self.abort)
 
     def warm_up(self, nodes: Sequence[Node]) -> None:
-        """Begin to connect to these nodes in the background, while the caller gets ready.
+        """Start to connect to these nodes in the background.
 
-        Harmless: whoever needs a connection shares the attempt that is under way, and meets its failure.
+        Errors are not lost: a call that needs a connection shares the attempt in flight, and its failure.
         """
         todo: queue.SimpleQueue[Node] = queue.SimpleQueue()
         for node in nodes[: self._max_links]:
@@ -104,27 +104,27 @@ class Transport:
             with contextlib.suppress(queue.Empty):
                 while not stop.is_set():
                     node = todo.get_nowait()
-                    with contextlib.suppress(Exception):  # it is for the call that needs the connection
+                    with contextlib.suppress(Exception):  # reported by the call that needs the connection
                         self._pool().link(self._resolver.resolve(node))
 
         for number in range(min(self._max_handshakes, len(nodes))):
             threading.Thread(target=connect, daemon=True, name=f"warm-up-{number}").start()
 
     def scan_host_key(self, node: Node) -> HostKey:
-        """The host key that the node shows, unchecked. Raises UnreachableError."""
+        """Return the host key that the node presents, unchecked. Raises UnreachableError."""
         return self._pool().host_key(self._resolver.resolve(node))
 
     def host_key_verdict(self, node: Node, key: HostKey) -> Verdict:
-        """What the known_hosts files say of a key of this node: known, unknown, changed or revoked."""
+        """Check a key of this node against the known_hosts files: known, unknown, changed or revoked."""
         target = self._resolver.resolve(node)
         return judge(known_keys(target.known_hosts, target.key_name), key)
 
     def host_key_refusal(self, node: Node, key: HostKey, verdict: Verdict) -> RefusedError:
-        """Why this key is refused: what it contradicts, where that stands, and what to do."""
+        """Return the error that refuses this key: the entries it contradicts, their location, and a hint."""
         return failures.untrusted(self._resolver.resolve(node), key, verdict)
 
     def record_host_key(self, node: Node, key: HostKey, *, hashed: bool = False) -> bool:
-        """Add a key to the node's known_hosts file; False if it was there already."""
+        """Add a key to the node's known_hosts file. Returns False if the file had it already."""
         file = self._resolver.resolve(node).known_hosts[0]
         try:
             return record(file, key, hashed=hashed)
@@ -136,7 +136,7 @@ class Transport:
             ) from exc
 
     def abort(self) -> None:
-        """Close every connection and end every attempt now; whoever waits on one gets an error."""
+        """Close every connection and end every attempt now; all waiting calls raise an error."""
         with self._lock:
             pool = self._made_pool
             self._stop_warming.set()
@@ -145,7 +145,7 @@ class Transport:
             pool.close()
 
     def close(self) -> None:
-        """Close every connection. Commands that still run lose their streams."""
+        """Close every connection. Running commands lose their streams."""
         self.abort()
 
     def __enter__(self) -> Transport:

@@ -38,7 +38,7 @@ def test_an_unreachable_host_is_named_the_others_have_the_job_and_the_rest_is_re
         result = failing(site, 3, "dispatch", workspace)
         assert "node3" in result.err
         assert "refused" in result.err
-        assert "is sshd running" in result.err
+        assert "check that sshd is running" in result.err
         assert "3/4 nodes have JOB" in result.err
         assert "--only failed@last" in result.err
         document = failing(site, 3, "--json", "dispatch", workspace).json()

@@ -55,7 +55,7 @@ def test_a_closed_port_is_named_with_the_question_whether_sshd_runs(cluster: Clu
     with Transport(cluster.settings) as transport, pytest.raises(UnreachableError, match="refused") as caught:
         transport.run(TestNode("node7", port), TRUE)
     assert caught.value.node == "node7"
-    assert caught.value.hint == f"is sshd running on 127.0.0.1:{port}?"
+    assert caught.value.hint == f"check that sshd is running on 127.0.0.1:{port}"
 
 
 def test_a_host_name_that_does_not_resolve_is_named(cluster: Cluster) -> None:
@@ -69,7 +69,7 @@ def test_a_host_name_that_does_not_resolve_is_named(cluster: Cluster) -> None:
 def test_a_host_that_listens_but_never_answers_is_given_up_at_the_deadline(cluster: Cluster) -> None:
     with listening() as port, Transport(cluster.settings, connect_timeout_s=1) as transport:
         began = time.monotonic()
-        with pytest.raises(UnreachableError, match=r"no SSH answer from .* within 1 s"):
+        with pytest.raises(UnreachableError, match=r"no SSH response from .* within 1 s"):
             transport.run(TestNode("node7", port), TRUE)
         assert time.monotonic() - began < 3
 
@@ -78,7 +78,7 @@ def test_a_host_that_falls_silent_within_the_handshake_is_given_up_too(cluster: 
     banner = b"SSH-2.0-OpenSSH_9.2\r\n"
     with listening(banner) as port, Transport(cluster.settings, connect_timeout_s=1) as transport:
         began = time.monotonic()
-        with pytest.raises(UnreachableError, match="no SSH answer"):
+        with pytest.raises(UnreachableError, match="no SSH response"):
             transport.run(TestNode("node7", port), TRUE)
         assert time.monotonic() - began < 3
     assert wait_until(lambda: not [t for t in threading.enumerate() if isinstance(t, threading.Timer)])
@@ -92,7 +92,7 @@ def test_something_that_is_no_ssh_server_is_told_so(cluster: Cluster, monkeypatc
         pytest.raises(UnreachableError, match="hung up during the SSH handshake") as caught,
     ):
         transport.run(TestNode("node7", port), TRUE)
-    assert "is it an SSH server?" in str(caught.value.hint)
+    assert "check that it is an SSH server" in str(caught.value.hint)
 
 
 class Hangup(threading.Thread):
@@ -196,7 +196,7 @@ def test_a_wrong_key_is_named_with_what_to_do(cluster: Cluster, node: TestNode, 
     settings = replace(cluster.settings, identity_file=key)
     with (
         Transport(settings) as transport,
-        pytest.raises(UnreachableError, match="did not let") as caught,
+        pytest.raises(UnreachableError, match="denied the login") as caught,
     ):
         transport.run(node, TRUE)
     assert str(key) in str(caught.value)
@@ -263,7 +263,7 @@ def test_a_peer_that_falls_silent_is_noticed_and_one_that_is_idle_is_kept(
             node = cluster.nodes[0]
             process = transport.open(node, command("sh", "-c", "echo $PPID; exec sleep 30"))
             server = int(process.readline(deadline_s=10))
-            with pytest.raises(NodeError, match="no end within"):
+            with pytest.raises(NodeError, match="timed out after"):
                 process.read(deadline_s=2)  # longer than a silent peer would be allowed
             os.kill(server, signal.SIGSTOP)
             try:

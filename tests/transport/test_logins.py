@@ -127,7 +127,7 @@ def test_the_program_asks_at_the_terminal_and_shows_nothing_of_it(account: Accou
         program = (sys.executable, "-m", "clusterctl", "--conf", str(conf), "exec", "--", "id", "-un")
         pid, terminal = on_terminal(*program)
         try:
-            seen = read_until(terminal, b"Password of ")
+            seen = read_until(terminal, b"Password for ")
             os.write(terminal, account.password.encode() + b"\n")
             seen = read_until(terminal, f"--- node[0,1]\r\n{account.name}\r\n".encode(), seen)
         finally:
@@ -135,4 +135,4 @@ def test_the_program_asks_at_the_terminal_and_shows_nothing_of_it(account: Accou
             os.waitpid(pid, 0)
             os.close(terminal)
     assert account.password.encode() not in seen
-    assert seen.count(b"Password of ") == 1
+    assert seen.count(b"Password for ") == 1

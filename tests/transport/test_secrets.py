@@ -109,8 +109,8 @@ def test_one_passphrase_unlocks_a_key_for_all_nodes(sshd: Cluster, locked: TestS
     person = Person("wrong", "secret words")
     with Transport(locked, ask=person) as transport:
         assert all(outcome.ok for outcome in transport.map(sshd.nodes, lambda node: transport.run(node, TRUE)))
-    prompt = f"Passphrase of {locked.identity_file}: "
-    assert person.asked == [prompt, f"That was not it. {prompt}"]
+    prompt = f"Passphrase for {locked.identity_file}: "
+    assert person.asked == [prompt, f"Wrong passphrase. {prompt}"]
 
 
 def test_who_does_not_know_the_passphrase_is_asked_once_and_told(sshd: Cluster, locked: TestSettings) -> None:
@@ -127,8 +127,8 @@ def test_one_password_serves_all_hosts_of_a_user(keyless: TestSettings) -> None:
         outcomes = transport.map(nodes, lambda node: transport.run(node, TRUE))
     assert [outcome.error for outcome in outcomes] == [None, None, None]
     assert len(person.asked) == 2
-    assert person.asked[0].startswith("Password of ann@127.0.0.1:")
-    assert person.asked[1].startswith("Permission denied. Password of ann@127.0.0.1:")
+    assert person.asked[0].startswith("Password for ann@127.0.0.1:")
+    assert person.asked[1].startswith("Permission denied. Password for ann@127.0.0.1:")
 
 
 def test_a_host_with_another_password_is_asked_for_by_name(keyless: TestSettings) -> None:
@@ -174,7 +174,11 @@ def test_nobody_waits_for_who_types(sshd: Cluster, locked: TestSettings, keyless
 def test_without_a_terminal_nothing_is_asked(sshd: Cluster, locked: TestSettings, keyless: TestSettings) -> None:
     with Transport(locked) as transport, pytest.raises(UnreachableError, match="is encrypted"):
         transport.run(sshd.nodes[0], TRUE)
-    with guarded("x") as nodes, Transport(keyless) as transport, pytest.raises(UnreachableError, match="did not let"):
+    with (
+        guarded("x") as nodes,
+        Transport(keyless) as transport,
+        pytest.raises(UnreachableError, match="denied the login"),
+    ):
         transport.run(nodes[0], TRUE)
 
 
@@ -201,12 +205,12 @@ def test_a_person_at_a_terminal_types_it_unseen(
         sys.executable, "-c", program, "--conf", str(conf_path), "exec", "--fold", "--", "echo", "in"
     )
     try:
-        seen = read_until(terminal, b"Passphrase of ")
+        seen = read_until(terminal, b"Passphrase for ")
         seen = read_until(terminal, b": ", seen)
         os.write(terminal, b"\x03" if interrupt else b"secret words\n")
         seen = read_until(terminal, b"same 130" if interrupt else b"same 0", seen)
         assert b"secret words" not in seen
-        assert seen.count(b"Passphrase of ") == 1
+        assert seen.count(b"Passphrase for ") == 1
         assert (b"--- node[0-2]\r\nin\r\n" in seen) is not interrupt
     finally:
         os.kill(pid, signal.SIGKILL)

@@ -113,7 +113,7 @@ def test_without_the_ssh_program_what_needs_it_is_said(tmp_path: Path, monkeypat
 
 @pytest.mark.usefixtures("ssh")
 def test_what_ssh_does_not_take_is_a_configuration_error(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="ssh does not take its configuration for alpha"):
+    with pytest.raises(ConfigError, match="ssh rejected its configuration for alpha"):
         config(tmp_path, "Match exec true\n Port many\n").lookup("alpha", None, None)
 
 

@@ -111,7 +111,7 @@ def test_a_command_that_takes_nothing_for_long_is_told_and_one_that_is_slow_is_n
     ) as process:
         process.write(bytes(30_000_000), stall_s=20)
         assert process.readline(deadline_s=10) == b"\n"
-        with pytest.raises(NodeError, match=r"no end within 0\.3 s"):
+        with pytest.raises(NodeError, match=r"timed out after 0\.3 s"):
             process.write(bytes(30_000_000), stall_s=0.3)
 
 
@@ -162,7 +162,7 @@ def test_a_server_that_never_answers_to_a_command_is_told_so(cluster: Cluster, m
     with (
         mute_server() as port,
         Transport(settings) as transport,
-        pytest.raises(NodeError, match=r"does not start a command: no answer within 0\.3 s"),
+        pytest.raises(NodeError, match=r"did not start the command: no answer within 0\.3 s"),
     ):
         transport.run(TestNode("node7", port), TRUE)
 
