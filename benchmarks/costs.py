@@ -18,7 +18,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from clusterctl.agent.relay.downstream import tls_context
-from clusterctl.agent.relay.relay import Keys
+from clusterctl.agent.relay.links import Keys
 from clusterctl.dispatch.relay_plan import make_keys
 from farm import Farm, farm, options, scratch, show
 

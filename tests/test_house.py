@@ -21,7 +21,7 @@ PACKAGE = ROOT / "clusterctl"
 # Who may import what of clusterctl: for each part, the modules (with all below them) that it may know besides itself.
 # Data flows through the stages in this order, and only cli knows all of them.
 MAY_IMPORT = {
-    "common": ("agent.peer", "agent.dispatch.staging"),
+    "common": (),
     "agent": ("common",),
     "runtime": ("common",),
     "errors": (),
@@ -35,7 +35,7 @@ MAY_IMPORT = {
     "check": ("cluster", "common", "errors", "inventory"),
     "dispatch": ("certificates", "cluster", "common", "errors", "inventory"),
     "launch": ("certificates", "check", "clock", "cluster", "common", "config", "errors", "inventory"),
-    "setup": ("agent.peer", "cluster", "common", "config", "dispatch", "errors", "inventory", "transport"),
+    "setup": ("cluster", "common", "config", "dispatch", "errors", "inventory", "transport"),
     "observe": ("cluster", "common", "errors", "inventory"),
     "collect": ("cluster", "common", "errors", "inventory", "runtime"),
     "prune": ("cluster", "common", "errors", "inventory"),

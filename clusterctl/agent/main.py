@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 
-from clusterctl.agent.peer import AgentError, Gone, Peer, describe_os_error, standard_peer
+from clusterctl.agent.peer import Peer, standard_peer
+from clusterctl.common.errors import AgentError, Gone, describe_os_error
 from clusterctl.common.fastjson import Place, loads
 
 TYPE_CHECKING = False
@@ -12,20 +13,20 @@ if TYPE_CHECKING:
     from typing import Any, Callable
 
 OPERATIONS = {
-    "start": ("operations.start", "start"),
-    "rejoin": ("operations.start", "rejoin"),
-    "check": ("operations.preflight", "check"),
-    "setup": ("operations.setup", "setup"),
-    "stop": ("operations.stop", "stop"),
-    "logs": ("operations.logs", "logs"),
-    "follow": ("operations.logs", "follow"),
-    "story": ("operations.diagnose", "story"),
-    "collect": ("operations.collect", "collect"),
-    "prune": ("operations.prune", "prune"),
-    "find_checkpoints": ("node.checkpoint_files", "find"),
-    "verify_checkpoint": ("node.checkpoint_files", "verify"),
-    "send_piece": ("node.checkpoint_files", "send"),
-    "take_piece": ("node.checkpoint_files", "take"),
+    "start": ("start", "start"),
+    "rejoin": ("start", "rejoin"),
+    "check": ("preflight", "check"),
+    "setup": ("setup", "setup"),
+    "stop": ("stop", "stop"),
+    "logs": ("logs", "logs"),
+    "follow": ("logs", "follow"),
+    "story": ("diagnose", "story"),
+    "collect": ("collect", "collect"),
+    "prune": ("prune", "prune"),
+    "find_checkpoints": ("checkpoints", "find"),
+    "verify_checkpoint": ("checkpoints", "verify"),
+    "send_piece": ("checkpoints", "send"),
+    "take_piece": ("checkpoints", "take"),
 }
 
 
@@ -72,7 +73,7 @@ def _answer(root: str, request: dict[str, Any], peer: Peer) -> dict[str, Any]:
         from pathlib import Path
 
         module, name = OPERATIONS[operation]
-        function: Callable[..., dict[str, Any]] = getattr(import_module(f"clusterctl.agent.{module}"), name)
+        function: Callable[..., dict[str, Any]] = getattr(import_module(f"clusterctl.agent.operations.{module}"), name)
         return function(Path(root), request, peer)
     from clusterctl.agent.node import jobs
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import sys
 import time
 
+from clusterctl.common.errors import AgentError, Gone
 from clusterctl.common.fastjson import dumps, loads
 from clusterctl.common.files import write_all
 
@@ -19,23 +20,6 @@ if TYPE_CHECKING:
 MAX_LINE = 64 << 20
 BEAT_S = 5.0
 GO_S = 90.0  # a control machine that vanished says nothing, not even goodbye
-
-
-class AgentError(Exception):
-    """Something the user must read. `kind` is one of the kinds of `clusterctl.errors`."""
-
-    def __init__(self, message: str, *, kind: str = "node", hint: str | None = None, **details: Any) -> None:
-        super().__init__(message)
-        self.kind = kind
-        self.hint = hint
-        self.details = details
-
-    def to_json(self) -> dict[str, Any]:
-        return {"kind": self.kind, "message": str(self), "hint": self.hint, "details": self.details}
-
-
-class Gone(Exception):  # noqa: N818 - an ordinary end, not an error
-    """The other side of the SSH command is gone."""
 
 
 class Peer:
@@ -92,6 +76,12 @@ class Peer:
         """Raises `Gone` when nobody listens any more."""
         self.send_bytes(dumps(value) + b"\n")
 
+    def is_gone(self) -> bool:
+        """Return True if the control machine closed the connection while it had nothing to send."""
+        import select
+
+        return bool(select.select([self.incoming], [], [], 0)[0])
+
     def beat(self) -> None:
         """Says now and then that work goes on; who waits for an answer passes it over."""
         if time.monotonic() - self._spoke > BEAT_S:
@@ -107,20 +97,3 @@ class Peer:
 
 def standard_peer() -> Peer:
     return Peer(sys.stdin.buffer, sys.stdout.fileno())
-
-
-def describe_os_error(exc: OSError, doing: str) -> AgentError:
-    """An operating system error as the user should read it, with the remedy where there is one."""
-    import errno
-
-    remedies = {
-        errno.ENOSPC: "free some space on that file system, or set ROOT_DIR to a larger one",
-        errno.EDQUOT: "the quota is used up: free some space, or set ROOT_DIR elsewhere",
-        errno.EACCES: "this account may not write there: set ROOT_DIR to a directory it owns",
-        errno.EPERM: "this account may not do that: set ROOT_DIR to a directory it owns",
-        errno.EROFS: "the file system is read-only: set ROOT_DIR elsewhere",
-        errno.ENOTDIR: "a file is in the way: remove it, or set ROOT_DIR elsewhere",
-    }
-    where = f" {exc.filename}" if exc.filename else ""
-    message = f"{doing}: {exc.strerror or exc}{where}"
-    return AgentError(message, hint=remedies.get(exc.errno or 0))

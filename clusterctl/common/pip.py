@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import select
 import shutil
 import signal
 import subprocess
@@ -11,9 +10,9 @@ import sys
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Callable, NamedTuple
 
-from clusterctl.agent.peer import Gone, Peer
+from clusterctl.common.errors import Gone
 from clusterctl.common.wheels import Wheel, WheelStore, pinned
 
 LOOK_S = 0.2
@@ -35,7 +34,7 @@ class Pip(NamedTuple):
     tool: str
     argv: tuple[str, ...]
 
-    def resolve(self, requirements: Sequence[str], store: WheelStore, peer: Peer) -> list[Wheel] | str:
+    def resolve(self, requirements: Sequence[str], store: WheelStore, is_gone: Callable[[], bool]) -> list[Wheel] | str:
         """Chooses versions for this very python, downloads wheels, and builds those that there are not.
 
         The wheels, now in the store; or what it says when it fails.
@@ -46,16 +45,18 @@ class Pip(NamedTuple):
             wheels = Path(workplace, "wheels")
             wheels.mkdir()
             arguments = ["wheel", "--wheel-dir", str(wheels), "--requirement", str(listed)]
-            failed = self._run(arguments, requirements, peer)
+            failed = self._run(arguments, requirements, is_gone)
             return failed or sorted(store.adopt(path) for path in wheels.glob("*.whl"))
 
-    def download(self, missing: Sequence[Wheel], options: Sequence[str], store: WheelStore, peer: Peer) -> None:
+    def download(
+        self, missing: Sequence[Wheel], options: Sequence[str], store: WheelStore, is_gone: Callable[[], bool]
+    ) -> None:
         """What the index has with the very hash; what it has not is missing still."""
         with store.workplace() as workplace:
             listed = Path(workplace, "requirements.txt")
             listed.write_text("\n".join([*options, *pinned(missing)]) + "\n")
             exact = ["--no-deps", "--only-binary", ":all:", "--require-hashes", "--requirement", str(listed)]
-            self._run(["download", "--dest", workplace, *exact], options, peer)
+            self._run(["download", "--dest", workplace, *exact], options, is_gone)
             for path in Path(workplace).glob("*.whl"):
                 store.adopt(path)
 
@@ -63,8 +64,8 @@ class Pip(NamedTuple):
         """What it is run with, for requirements with options among them; None: what this process has."""
         return {**os.environ, **uv_variables(requirements)} if self.tool == "uv" else None
 
-    def _run(self, arguments: Sequence[str], requirements: Sequence[str], peer: Peer) -> str | None:
-        """Runs it, and ends it when the control machine goes away. Returns what it says when it fails."""
+    def _run(self, arguments: Sequence[str], requirements: Sequence[str], is_gone: Callable[[], bool]) -> str | None:
+        """Run it, and kill it when `is_gone` (the control machine left). Return its output if it failed."""
         with tempfile.TemporaryFile() as said:
             process = subprocess.Popen(
                 [*self.argv, *OPTIONS, *arguments],
@@ -77,7 +78,7 @@ class Pip(NamedTuple):
             )
             try:
                 while not _has_ended(process):
-                    if select.select([peer.incoming], [], [], 0)[0]:  # nothing is sent meanwhile: this is its end
+                    if is_gone():
                         raise Gone
             finally:
                 if process.poll() is None:

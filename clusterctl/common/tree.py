@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import hashlib
 import struct
+import zlib
 from collections.abc import Iterable
-from typing import Any, NamedTuple
+from typing import Any, Callable, NamedTuple
 
-from clusterctl.agent.peer import AgentError
+from clusterctl.common.errors import AgentError, Gone
 from clusterctl.common.fastjson import dumps
 
 FILE, DIRECTORY, LINK = "f", "d", "l"
@@ -105,3 +106,47 @@ def leads_outside(path: str, target: str) -> bool:
 
 def _refused(entry: Entry, why: str) -> AgentError:
     return AgentError(f"{entry.path!r} {why}", kind="refused", hint="remove it from the workspace")
+
+
+READ_BYTES = 1 << 18
+
+
+class Stream:
+    """Bytes that follow on standard input, compressed or not."""
+
+    def __init__(self, source: Callable[[int], bytes | memoryview], compressed: bool) -> None:
+        self._source = source
+        self._zlib = zlib.decompressobj() if compressed else None
+        self._data = memoryview(b"")
+
+    def some(self, count: int) -> memoryview:
+        """At least one and at most `count` bytes; raises Gone at the end of the stream."""
+        if not self._data:
+            self._data = memoryview(self._more())
+        piece, self._data = self._data[:count], self._data[count:]
+        return piece
+
+    def _more(self) -> bytes | memoryview:
+        while True:
+            if self._zlib is None:
+                data = self._source(READ_BYTES)
+            else:
+                packed = self._zlib.unconsumed_tail or self._source(READ_BYTES)
+                data = self._zlib.decompress(packed, READ_BYTES)
+                if packed and not data:
+                    continue
+            if not data:
+                raise Gone
+            return data
+
+    def skip(self, count: int) -> None:
+        while count:
+            count -= len(self.some(count))
+
+    def exactly(self, count: int) -> bytes:
+        parts = []
+        while count:
+            piece = self.some(count)
+            count -= len(piece)
+            parts.append(bytes(piece))
+        return b"".join(parts)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from clusterctl.agent.peer import AgentError
 from clusterctl.cluster.cluster import AgentCall
+from clusterctl.common.errors import AgentError
 from clusterctl.common.tree import COPY_BYTES
 from clusterctl.common.wheels import Wheel, WheelStore
 from clusterctl.errors import NodeError

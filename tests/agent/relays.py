@@ -7,7 +7,8 @@ import threading
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from clusterctl.agent.relay.relay import Branch, Keys, Relay, RelayBroken
+from clusterctl.agent.relay.links import Branch, Keys, RelayBroken
+from clusterctl.agent.relay.relay import Relay
 from clusterctl.dispatch.relay_plan import Hop, make_keys, name_of, plan
 
 LIMIT_S = 30.0

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from clusterctl.agent.node.addresses import find_address
-from clusterctl.agent.peer import AgentError
+from clusterctl.common.errors import AgentError
 from clusterctl.common.files import read_json, write_atomic, write_json
 from clusterctl.common.paths import JobPaths, expand, find_jobs, job_key, log_stem
 

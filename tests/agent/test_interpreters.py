@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from clusterctl.agent.packages import interpreter
-from clusterctl.agent.peer import AgentError
+from clusterctl.common.errors import AgentError
 from clusterctl.common.paths import interpreter_record
 from support.pythons import bare_python
 

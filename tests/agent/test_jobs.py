@@ -10,7 +10,7 @@ import pytest
 
 from clusterctl.agent.node import jobs
 from clusterctl.agent.node.jobs import describe, find_job, list_jobs, mark_ended, processes_now, run_state
-from clusterctl.agent.peer import AgentError
+from clusterctl.common.errors import AgentError
 from clusterctl.common.files import read_json, write_json
 from clusterctl.common.paths import JobPaths, RunPaths
 from clusterctl.common.procfs import identify

@@ -14,7 +14,8 @@ import pytest
 from agent.wires import Follower, Keys, Lead, Message, run_until
 from clusterctl.agent.event_loop import Reactor
 from clusterctl.agent.lead import client, failure_detector, server
-from clusterctl.agent.lead.connection import Link, listen, tls_context
+from clusterctl.agent.lead.connection import Link, tls_context
+from clusterctl.agent.node.ports import listen
 from clusterctl.agent.supervisor import guardian
 from clusterctl.common.files import write_json
 from clusterctl.common.paths import RunPaths

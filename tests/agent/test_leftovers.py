@@ -16,7 +16,7 @@ from clusterctl.agent.supervisor.orphans import Leftovers
 from clusterctl.common.paths import JobPaths
 from clusterctl.common.procfs import identify, is_alive
 from clusterctl.agent.event_loop import Reactor
-from clusterctl.agent.supervisor.reaper import adopt_orphans, reap_orphans
+from clusterctl.agent.supervisor.orphans import adopt_orphans, reap_orphans
 
 place = Path(sys.argv[1])
 reactor, notes = Reactor(), []

@@ -13,7 +13,8 @@ from typing import Any
 
 import pytest
 
-from clusterctl.agent.supervisor.exits import OomKills, limit_met, limiter
+from clusterctl.agent.supervisor.exits import OomKills, limit_met
+from clusterctl.agent.supervisor.limits import limiter
 
 GROUPS = Path("/sys/fs/cgroup")
 # Joins the control group given, and starts two programs: one asks for too much, the other is killed by somebody.

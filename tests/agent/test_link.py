@@ -14,7 +14,9 @@ from hypothesis import strategies as st
 from agent.wires import Ends, Keys, in_order, run_until
 from clusterctl.agent.event_loop import Reactor
 from clusterctl.agent.lead import connection
-from clusterctl.agent.lead.connection import Channel, Link, listen, tls_context
+from clusterctl.agent.lead.channel import Channel
+from clusterctl.agent.lead.connection import Link, tls_context
+from clusterctl.agent.node.ports import listen
 
 
 @pytest.fixture

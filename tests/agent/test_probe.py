@@ -14,13 +14,12 @@ from typing import Any
 import pytest
 
 from agent.nodes import PYTHONS, asked
-from clusterctl.agent.dispatch.content import dispatch_lock
 from clusterctl.agent.node import facts, ports
 from clusterctl.agent.node.addresses import find_address, interface_of, local_addresses
 from clusterctl.agent.node.jobs import is_free
+from clusterctl.agent.node.locks import JobLock, dispatch_lock
 from clusterctl.agent.node.reachability import Answerer, Target, try_all
-from clusterctl.agent.operations.start import JobLock
-from clusterctl.agent.peer import AgentError
+from clusterctl.common.errors import AgentError
 from clusterctl.common.paths import JobPaths
 from clusterctl.common.wheels import WheelStore
 from clusterctl.setup.transfer import send_files

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from agent.nodes import agent, ask, asked
-from clusterctl.agent.dispatch.content import dispatch_lock
 from clusterctl.agent.node.jobs import list_jobs
+from clusterctl.agent.node.locks import dispatch_lock
 from clusterctl.agent.operations.prune import disk_bytes, find_content
 from clusterctl.cluster.bundle import boot_code
 from clusterctl.common.files import delete, write_json

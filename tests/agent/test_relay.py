@@ -13,8 +13,9 @@ import pytest
 
 from agent.nodes import PYTHONS
 from agent.relays import STREAM, LyingRelay, Member, Relays, read_all, reader
-from clusterctl.agent.relay import downstream, relay
-from clusterctl.agent.relay.relay import Branch, Lag, Relay, RelayBroken
+from clusterctl.agent.relay import downstream, links, upstream
+from clusterctl.agent.relay.links import Branch, Lag, RelayBroken
+from clusterctl.agent.relay.relay import Relay
 from clusterctl.common.paths import PACKAGE_ROOT
 
 
@@ -29,11 +30,12 @@ def nothing_is_left() -> Iterator[None]:
 
 @pytest.fixture
 def short_patience(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (relay, downstream):
+    for module in (links, downstream):
         monkeypatch.setattr(module, "STALL_S", 0.5)
-    monkeypatch.setattr(downstream, "SILENCE_S", 0.5)
-    monkeypatch.setattr(downstream, "JOIN_S", 1.0)
-    monkeypatch.setattr(downstream, "CALL_S", 1.0)
+    monkeypatch.setattr(upstream, "SILENCE_S", 0.5)
+    monkeypatch.setattr(upstream, "JOIN_S", 1.0)
+    for module in (upstream, downstream):
+        monkeypatch.setattr(module, "CALL_S", 1.0)
     monkeypatch.setattr(downstream, "BUFFERED", 256 << 10)
     monkeypatch.setattr(Lag, "ALLOWED_S", 0.3)
 

@@ -15,13 +15,15 @@ from typing import Any
 import pytest
 
 from agent.nodes import PYTHONS, PipeCluster, ask, asked
+from clusterctl.agent.node.locks import environments_lock
 from clusterctl.agent.operations.setup import facts
-from clusterctl.agent.packages.venvs import environments_lock, in_environment
+from clusterctl.agent.packages.venvs import in_environment
+from clusterctl.agent.packages.wheel_install import shebang
 from clusterctl.cluster.cluster import AgentCall
 from clusterctl.common.pip import uv_variables
 from clusterctl.common.requirements import effective, logical_lines
 from clusterctl.common.tree import END, HEADER
-from clusterctl.common.wheels import Wheel, WheelStore, describe, shebang
+from clusterctl.common.wheels import Wheel, WheelStore, describe
 from clusterctl.dispatch import relay_plan
 from clusterctl.errors import NodeError, RefusedError
 from clusterctl.inventory import Node

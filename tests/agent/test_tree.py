@@ -15,11 +15,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from clusterctl.agent.dispatch.content import Source, stamp_of
-from clusterctl.agent.dispatch.staging import Staging, Stream
-from clusterctl.agent.peer import AgentError, Gone
+from clusterctl.agent.dispatch.staging import Staging
+from clusterctl.common.errors import AgentError, Gone
 from clusterctl.common.paths import RESERVED
 from clusterctl.common.seal import listing, read_seal
-from clusterctl.common.tree import DIRECTORY, END, FILE, HEADER, LINK, Entry, check, decode, leads_outside
+from clusterctl.common.tree import DIRECTORY, END, FILE, HEADER, LINK, Entry, Stream, check, decode, leads_outside
 
 T = 1_700_000_000_123_456_789
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from agent.plays import Play
 from clusterctl.agent.lead.actions import DropManifests, Tell
-from clusterctl.agent.lead.checkpoint_retention import Best, Known, Logged, Upkeep
+from clusterctl.agent.lead.checkpoints import Best, Known, Logged, Upkeep
 
 AUC = Best("auc", "max")
 

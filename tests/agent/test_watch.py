@@ -12,10 +12,11 @@ from typing import Any
 
 import pytest
 
-from clusterctl.agent.node.log_files import LogWriter
+from clusterctl.agent.node.log_files import EventReader, LogWriter
 from clusterctl.agent.operations import logs as watch
-from clusterctl.agent.operations.logs import Budget, EventReader, follow, logs
-from clusterctl.agent.peer import AgentError, Gone, Peer
+from clusterctl.agent.operations.logs import Budget, follow, logs
+from clusterctl.agent.peer import Peer
+from clusterctl.common.errors import AgentError, Gone
 from clusterctl.common.files import write_json
 from clusterctl.common.paths import JobPaths, RunPaths
 from clusterctl.common.procfs import identify

@@ -10,8 +10,9 @@ from typing import Any
 
 from clusterctl.agent.event_loop import Reactor
 from clusterctl.agent.lead.client import RemoteLead
-from clusterctl.agent.lead.connection import Link, listen, tls_context
+from clusterctl.agent.lead.connection import Link, tls_context
 from clusterctl.agent.lead.server import LocalLead
+from clusterctl.agent.node.ports import listen
 from clusterctl.common.paths import JobPaths, RunPaths
 from clusterctl.config import from_values
 from clusterctl.inventory import build

@@ -47,16 +47,18 @@ def _lie(self, piece):
 Relay.pass_on = _lie
 """
 IS_SLOW = """
+import time
 def _slow(self, piece):
     time.sleep(0.05)
     return piece
 Relay.pass_on = _slow
 """
-SHORT = """
+IMPATIENT = """
 STALL_S, CUT_S = 2.0, 0.5
 Lag.MOST, Lag.ALLOWED_S, Lag.ALLOWED_MORE_S = 1, 0.2, 0.1
 """
-SHORT_LINKS = "JOIN_S, BUFFERED, SLOWEST = 1.0, 256 << 10, 4 << 20"
+SHORT_LINKS = "BUFFERED, SLOWEST = 256 << 10, 4 << 20"
+SHORT_JOIN = "JOIN_S = 1.0"
 
 
 IS_FULL = """
@@ -100,8 +102,9 @@ class Place:
     def hurry(self) -> None:
         """Makes all nodes impatient."""
         for node in range(NODES):
-            self.change(node, SHORT)
+            self.change(node, IMPATIENT, "relay/links")
             self.change(node, SHORT_LINKS, "relay/downstream")
+            self.change(node, SHORT_JOIN, "relay/upstream")
 
     def dispatch(self) -> Dispatched:
         return dispatch(self.cluster, scan(self.workspace), Progress(), "JOB20261121-000001")

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from clusterctl.agent.node import log_files
 from clusterctl.agent.operations import logs
 from clusterctl.cluster.cluster import MAX_LINE
 from clusterctl.common.paths import JobPaths
@@ -133,7 +134,7 @@ def test_long_lines_that_are_no_bombs_are_taken() -> None:
 def test_an_event_longer_than_any_does_not_hide_those_behind_it(tmp_path: Path) -> None:
     path = tmp_path / "events.jsonl"
     path.write_bytes(b'{"event": "log", "message": "' + b"x" * (3 << 20) + b'"}\n{"event": "ended"}\n')
-    reader = logs.EventReader(path)
+    reader = log_files.EventReader(path)
     events = [event["event"] for _ in range(3) for event in reader.read()]
     assert events == ["log", "ended"]
 

@@ -8,17 +8,14 @@ verified. A file counts as what its row says only while its size and stamp are t
 from __future__ import annotations
 
 import contextlib
-import errno
-import fcntl
 import os
 import stat
-import time
 from collections.abc import Collection, Iterator
-from typing import TYPE_CHECKING, Any, Callable, NamedTuple, Optional
+from typing import TYPE_CHECKING, Callable, NamedTuple, Optional
 
-from clusterctl.agent.peer import AgentError
-from clusterctl.common.fastjson import Place, dumps, loads
-from clusterctl.common.files import is_locked, read_json, write_all
+from clusterctl.common.errors import AgentError
+from clusterctl.common.fastjson import dumps, loads
+from clusterctl.common.files import write_all
 from clusterctl.common.paths import META, JobPaths, find_jobs, incoming_dir
 from clusterctl.common.seal import joined, line_of, listing, read_seal, write_seal
 from clusterctl.common.tree import COPY_BYTES, DIRECTORY, FILE, LINK, Entry
@@ -26,8 +23,6 @@ from clusterctl.common.tree import COPY_BYTES, DIRECTORY, FILE, LINK, Entry
 if TYPE_CHECKING:
     from pathlib import Path
 
-LOCK = "dispatch.lock"
-LOCK_TRIES = 20
 KIND_MODES = {FILE: stat.S_IFREG, DIRECTORY: stat.S_IFDIR, LINK: stat.S_IFLNK}
 TORN = "torn-"  # and a digest: the name of a large file that has not arrived whole
 RANGE_BYTES = 256 << 20
@@ -60,75 +55,6 @@ class Source(NamedTuple):
 
 def stamp_of(status: os.stat_result) -> Stamp:
     return Stamp(status.st_mtime_ns, status.st_ctime_ns, status.st_ino)
-
-
-@contextlib.contextmanager
-def dispatch_lock(root: Path, holder: dict[str, Any]) -> Iterator[None]:
-    """Held by whoever changes which jobs there are; it names its holder and dies with it.
-
-    Raises AgentError of kind `busy`, with the holder in its details, when another has it. The file appears with its
-    lock taken and its holder written, because it is linked into place.
-    """
-    meta = incoming_dir(root).parent
-    incoming_dir(root).mkdir(0o700, parents=True, exist_ok=True)
-    beside = f"{meta}/.{LOCK}.{os.getpid()}"
-    place = f"{meta}/{LOCK}"
-    fd = os.open(beside, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX)
-        os.write(fd, dumps({**holder, "since": time.time()}))
-        try:
-            _link(beside, place)
-        finally:
-            os.unlink(beside)  # noqa: PTH108
-        try:
-            yield
-        finally:
-            os.unlink(place)  # noqa: PTH108
-    finally:
-        os.close(fd)
-
-
-def is_dispatching(root: Path) -> bool:
-    """Whether somebody has the lock now."""
-    return is_locked(incoming_dir(root).parent / LOCK)
-
-
-def _link(beside: str, place: str) -> None:
-    for _ in range(LOCK_TRIES):
-        try:
-            os.link(beside, place)
-            return
-        except FileExistsError:
-            _remove_dead(place)
-    raise AgentError("the lock of dispatches cannot be taken", hint=f"is something else changing {place}?")
-
-
-def _remove_dead(place: str) -> None:
-    """Removes the lock of a holder that is gone; raises when it lives."""
-    try:
-        other = os.open(place, os.O_RDWR | os.O_CLOEXEC)  # NFS gives an exclusive lock only to who may write
-    except FileNotFoundError:
-        return
-    try:
-        fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        if os.path.samestat(os.fstat(other), os.stat(place)):  # noqa: PTH116
-            os.unlink(place)  # noqa: PTH108
-    except FileNotFoundError:
-        return
-    except OSError as exc:
-        if exc.errno not in (errno.EAGAIN, errno.EACCES):
-            raise
-        holder = read_json(Place(place)) or {}
-        who = holder.get("by", "somebody")
-        raise AgentError(
-            f"another dispatch, by {who}, is under way here",
-            kind="busy",
-            hint="dispatch again when it is done",
-            holder=holder,
-        ) from exc
-    finally:
-        os.close(other)
 
 
 def write_manifest(job_dir: Path, tree: str, rows: list[Row]) -> None:

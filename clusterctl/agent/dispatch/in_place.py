@@ -12,8 +12,9 @@ import os
 import stat
 from typing import TYPE_CHECKING, Any
 
-from clusterctl.agent.dispatch.content import Row, dispatch_lock, read_manifest, stamp_of, write_manifest
-from clusterctl.agent.peer import AgentError
+from clusterctl.agent.dispatch.content import Row, read_manifest, stamp_of, write_manifest
+from clusterctl.agent.node.locks import dispatch_lock
+from clusterctl.common.errors import AgentError
 from clusterctl.common.fastjson import Place, dumps, loads
 from clusterctl.common.files import delete, is_locked, read_json, write_atomic, write_json
 from clusterctl.common.paths import JobPaths, incoming_dir

@@ -15,9 +15,11 @@ import time
 import zlib
 from typing import TYPE_CHECKING, Any, Callable
 
-from clusterctl.agent.dispatch.content import Source, dispatch_lock, find_sources, find_torn, is_exact, read_manifest
+from clusterctl.agent.dispatch.content import Source, find_sources, find_torn, is_exact, read_manifest
 from clusterctl.agent.dispatch.in_place import journal_of, supersede, was_started
-from clusterctl.agent.peer import AgentError, Gone, Peer
+from clusterctl.agent.node.locks import dispatch_lock
+from clusterctl.agent.peer import Peer
+from clusterctl.common.errors import AgentError, Gone
 from clusterctl.common.fastjson import loads
 from clusterctl.common.files import delete, digest_of, read_json
 from clusterctl.common.paths import RESERVED, JobPaths, find_jobs, incoming_dir
@@ -194,7 +196,7 @@ class _Dispatch:
 
     def _take(self, work: Staging, word: dict[str, Any]) -> None:
         """All bytes that come: through the relay, then what is lacking still, until nothing is."""
-        from clusterctl.agent.dispatch.staging import Stream
+        from clusterctl.common.tree import Stream
 
         if "relay" in word:
             self._take_from_relay(work, word["relay"], word["resume"])

@@ -5,63 +5,20 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
-import zlib
 from typing import TYPE_CHECKING, Any, BinaryIO, Callable
 
 from clusterctl.agent.dispatch.content import TORN, Row, Source, Stamp, copy_file, stamp_of
 from clusterctl.agent.dispatch.in_place import changed, finish_directory, make_link, seal
-from clusterctl.agent.peer import AgentError, Gone
+from clusterctl.common.errors import AgentError
 from clusterctl.common.fastjson import dumps
 from clusterctl.common.files import write_all
 from clusterctl.common.paths import JobPaths
-from clusterctl.common.tree import COPY_BYTES, DIRECTORY, END, HEADER, LINK, Entry
+from clusterctl.common.tree import COPY_BYTES, DIRECTORY, END, HEADER, LINK, Entry, Stream
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-READ_BYTES = 1 << 18
 LARGE = 8 << 20  # from this size on, a file goes on where it broke off
-
-
-class Stream:
-    """Bytes that follow on standard input, compressed or not."""
-
-    def __init__(self, source: Callable[[int], bytes | memoryview], compressed: bool) -> None:
-        self._source = source
-        self._zlib = zlib.decompressobj() if compressed else None
-        self._data = memoryview(b"")
-
-    def some(self, count: int) -> memoryview:
-        """At least one and at most `count` bytes; raises Gone at the end of the stream."""
-        if not self._data:
-            self._data = memoryview(self._more())
-        piece, self._data = self._data[:count], self._data[count:]
-        return piece
-
-    def _more(self) -> bytes | memoryview:
-        while True:
-            if self._zlib is None:
-                data = self._source(READ_BYTES)
-            else:
-                packed = self._zlib.unconsumed_tail or self._source(READ_BYTES)
-                data = self._zlib.decompress(packed, READ_BYTES)
-                if packed and not data:
-                    continue
-            if not data:
-                raise Gone
-            return data
-
-    def skip(self, count: int) -> None:
-        while count:
-            count -= len(self.some(count))
-
-    def exactly(self, count: int) -> bytes:
-        parts = []
-        while count:
-            piece = self.some(count)
-            count -= len(piece)
-            parts.append(bytes(piece))
-        return b"".join(parts)
 
 
 class Staging:

@@ -9,7 +9,8 @@ import ssl
 from typing import Any, Callable
 
 from clusterctl.agent.event_loop import Reactor
-from clusterctl.agent.lead.connection import DIAL_S, RETRY_S, Channel, Link, lead_node, reach, tls_context
+from clusterctl.agent.lead.channel import Channel
+from clusterctl.agent.lead.connection import DIAL_S, RETRY_S, Link, lead_node, reach, tls_context
 from clusterctl.agent.lead.failure_detector import suspect_s
 from clusterctl.common.paths import RunPaths
 

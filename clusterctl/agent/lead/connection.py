@@ -11,14 +11,12 @@ import errno
 import json
 import socket
 import ssl
-from collections import deque
 from typing import Any, Callable
 
 from clusterctl.agent.event_loop import READ, WRITE, Reactor
+from clusterctl.agent.lead.channel import MAX_FRAME, parse_frame
 from clusterctl.common.paths import RunPaths
-from clusterctl.common.safe_json import is_whole, parse
 
-MAX_FRAME = 16 << 20
 RETRY_S = 0.5
 DIAL_S = 2.0  # rather once more than longer: the kernel asks less and less often
 HANDSHAKE_S = 10.0
@@ -48,52 +46,6 @@ def peer_node(sock: ssl.SSLSocket) -> int:
     subject = (sock.getpeercert() or {}).get("subject", ())
     names = {key: value for part in subject for key, value in part}  # type: ignore[str-unpack]
     return int(str(names["commonName"])[len("node") :])
-
-
-def parse_frame(line: bytes) -> Message:
-    """Raises ValueError for what is no frame. What its message says is not looked at."""
-    frame = parse(line)
-    if not isinstance(frame, dict) or not is_whole(frame.get("a")):
-        raise ValueError("a frame says how much has arrived")
-    if "s" in frame and not (is_whole(frame["s"]) and isinstance(frame.get("m"), dict)):
-        raise ValueError("a numbered frame has a message")
-    return frame
-
-
-class Channel:
-    """Exactly-once, in-order messages over links that come and go. Pure: no clock, no socket.
-
-    A side with a `name` puts it into every frame (`"i"`), so that the other can tell it from one before it.
-    """
-
-    def __init__(self, name: str | None = None) -> None:
-        self._name = {} if name is None else {"i": name}
-        self._sent = 0
-        self._received = 0
-        self._unacknowledged: deque[Message] = deque()
-
-    def wrap(self, message: Message) -> Message:
-        self._sent += 1
-        frame = {"s": self._sent, "a": self._received, "m": message, **self._name}
-        self._unacknowledged.append(frame)
-        return frame
-
-    def heartbeat(self) -> Message:
-        return {"a": self._received, **self._name}
-
-    def accept(self, frame: Message) -> Message | None:
-        """The message of a frame, or None for a heartbeat or a repetition."""
-        while self._unacknowledged and self._unacknowledged[0]["s"] <= frame["a"]:
-            self._unacknowledged.popleft()
-        if "s" not in frame or frame["s"] != self._received + 1:
-            return None
-        self._received += 1
-        message: Message = frame["m"]
-        return message
-
-    def repeat(self) -> list[Message]:
-        """What a new link must carry first."""
-        return list(self._unacknowledged)
 
 
 class Link:
@@ -204,22 +156,6 @@ class Link:
         while self._outgoing and not self._closed and self._node is not None:
             count = self._sock.send(self._outgoing)
             del self._outgoing[:count]
-
-
-def listen(address: str, ports: range) -> socket.socket:
-    """A listening socket on the first free port; raises OSError when there is none."""
-    family = socket.AF_INET6 if ":" in address else socket.AF_INET
-    for port in ports:
-        sock = socket.socket(family, socket.SOCK_STREAM)
-        try:
-            sock.bind(("::" if family == socket.AF_INET6 else "0.0.0.0", port))
-            sock.listen(1024)
-        except OSError:
-            sock.close()
-            continue
-        sock.setblocking(False)
-        return sock
-    raise OSError(f"no free port in {ports.start}..{ports[-1]}")
 
 
 def reach(

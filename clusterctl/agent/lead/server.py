@@ -11,8 +11,9 @@ from typing import Any, Callable
 
 from clusterctl.agent.event_loop import Reactor
 from clusterctl.agent.lead.actions import Action, DropManifests, Finish, Note, Policy, Tell, WriteManifest
-from clusterctl.agent.lead.checkpoint_retention import Best, Known, Upkeep
-from clusterctl.agent.lead.connection import DIAL_S, RETRY_S, Channel, Link, reach, tls_context
+from clusterctl.agent.lead.channel import Channel
+from clusterctl.agent.lead.checkpoints import Best, Known, Upkeep
+from clusterctl.agent.lead.connection import DIAL_S, RETRY_S, Link, reach, tls_context
 from clusterctl.agent.lead.message_schema import check
 from clusterctl.agent.lead.state_machine import Lead
 from clusterctl.common.engines import ENGINES

@@ -15,8 +15,7 @@ from collections.abc import Collection, Iterable
 from typing import Any
 
 from clusterctl.agent.lead.actions import Action, Finish, Note, Policy, Tell
-from clusterctl.agent.lead.checkpoint_retention import Upkeep
-from clusterctl.agent.lead.checkpoints import Savings
+from clusterctl.agent.lead.checkpoints import Savings, Upkeep
 from clusterctl.agent.lead.deadlock import Standstill
 from clusterctl.agent.lead.failure_detector import Membership, suspect_s
 from clusterctl.agent.lead.process_table import Roster, name_of

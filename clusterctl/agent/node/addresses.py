@@ -12,7 +12,7 @@ import struct
 from pathlib import Path
 from typing import NamedTuple
 
-from clusterctl.agent.peer import AgentError
+from clusterctl.common.errors import AgentError
 
 SIOCGIFCONF = 0x8912
 IFREQ_BYTES = 40  # of a 64-bit kernel: the name, then a sockaddr with the address from byte 20

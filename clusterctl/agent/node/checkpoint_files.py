@@ -7,7 +7,6 @@ there. It goes first when a checkpoint is removed.
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
 import os
 import shutil
@@ -15,23 +14,14 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
 
-from clusterctl.agent.node.jobs import find_job
-from clusterctl.agent.peer import AgentError, Gone, Peer
-from clusterctl.common.files import READ_BYTES, digest_of
-from clusterctl.common.manifest import NAME, read_manifest, sync_directory, write_manifest
+from clusterctl.common.manifest import NAME, sync_directory, write_manifest
 from clusterctl.common.paths import JobPaths, RunPaths
 
 PIECES = "pserver-*.safetensors"
 MAX_HEADER_BYTES = 256 << 20
 
 
-def find(root: Path, request: dict[str, Any], peer: Peer) -> dict[str, Any]:
-    """Every checkpoint of the job on this node: `run`, `tag`, `manifest` or None and a `reason`, `pieces`."""
-    job = find_job(root, request["ref"])
-    return {"job": job.dir.name, "checkpoints": [_describe(run, place) for run, place in _places(job)]}
-
-
-def _places(job: JobPaths) -> Iterator[tuple[RunPaths, Path]]:
+def checkpoint_dirs(job: JobPaths) -> Iterator[tuple[RunPaths, Path]]:
     names = sorted(path.name for path in job.runs.iterdir() if path.name.isdigit()) if job.runs.is_dir() else []
     for run in map(job.run, names):
         for place in sorted(run.checkpoints.iterdir()) if run.checkpoints.is_dir() else ():
@@ -39,89 +29,13 @@ def _places(job: JobPaths) -> Iterator[tuple[RunPaths, Path]]:
                 yield run, place
 
 
-def _describe(run: RunPaths, place: Path) -> dict[str, Any]:
-    reason = None
-    try:
-        manifest = read_manifest(place)
-    except (OSError, ValueError) as exc:
-        manifest, reason = None, f"its manifest cannot be read: {exc}"
-    pieces = sorted(path.name for path in place.glob(PIECES))
-    return {"run": run.run, "tag": place.name, "manifest": manifest, "reason": reason, "pieces": pieces}
-
-
-def verify(root: Path, request: dict[str, Any], peer: Peer) -> dict[str, Any]:
-    """Of the `files` of a manifest those that are here: name to None, or to what is wrong with it."""
-    place = _place(find_job(root, request["ref"]), request)
-    checked = ((file["file"], _check(place / file["file"], file, peer)) for file in request["files"])
-    return {"pieces": {name: reason for name, reason in checked if reason != "is missing"}}
-
-
-def _check(path: Path, file: dict[str, Any], peer: Peer) -> str | None:
-    try:
-        size = path.stat().st_size
-        if size != file["bytes"]:
-            return f"has {size} of {file['bytes']} bytes"
-        return None if digest_of(path, peer.beat) == file["sha256"] else "is damaged: its checksum differs"
-    except FileNotFoundError:
-        return "is missing"
-    except OSError as exc:
-        return f"cannot be read: {exc.strerror}"
-
-
-def send(root: Path, request: dict[str, Any], peer: Peer) -> dict[str, Any]:
-    """`{"bytes": n}` and the n bytes of one piece; who takes it knows its checksum."""
-    path = _place(find_job(root, request["ref"]), request) / Path(request["file"]).name
-    with path.open("rb") as file:
-        left = path.stat().st_size
-        peer.send({"bytes": left})
-        while left:
-            data = file.read(min(left, READ_BYTES))
-            if not data:
-                raise AgentError(f"{path.name} became shorter while it was read")
-            peer.send_bytes(data)
-            left -= len(data)
-    return {}
-
-
-def take(root: Path, request: dict[str, Any], peer: Peer) -> dict[str, Any]:
-    """Takes one piece, of `bytes` and `sha256`, from the input; it is there whole or not at all."""
-    place = _place(find_job(root, request["ref"]), request)
-    name = Path(request["file"]).name
-    place.mkdir(0o700, parents=True, exist_ok=True)
-    beside = place / f".{name}-{os.getpid()}"
-    try:
-        with beside.open("wb") as file:
-            _receive(peer, file, request)
-            file.flush()
-            os.fsync(file.fileno())
-        beside.replace(place / name)
-    except BaseException:
-        beside.unlink(missing_ok=True)
-        raise
-    return {}
-
-
-def _receive(peer: Peer, file: Any, request: dict[str, Any]) -> None:
-    digest, left = hashlib.sha256(), int(request["bytes"])
-    while left:
-        data = peer.read_some(min(left, READ_BYTES))
-        if not data:
-            raise Gone
-        file.write(data)
-        digest.update(data)
-        left -= len(data)
-        peer.beat()
-    if digest.hexdigest() != request["sha256"]:
-        raise AgentError(f"{request['file']} arrived damaged", hint="start --resume again")
-
-
-def _place(job: JobPaths, request: dict[str, Any]) -> Path:
+def checkpoint_dir(job: JobPaths, request: dict[str, Any]) -> Path:
     return job.run(Path(request["run"]).name).checkpoints / Path(request["tag"]).name
 
 
 def carry_on(run: RunPaths, resume: dict[str, Any]) -> None:
     """Gives a new run the `files` of the checkpoint `tag` of an older `run`, which may then be removed."""
-    source = _place(run.job, resume)
+    source = checkpoint_dir(run.job, resume)
     target = run.checkpoints / source.name
     target.mkdir(0o700, parents=True)
     for name in (Path(file).name for file in resume["files"]):
@@ -161,7 +75,7 @@ def remove_older(run: RunPaths, stay: Collection[str], newest: str, *, alone: bo
     drop_manifests(run, stay, newest)
     gone = list(_older(run, stay, newest))
     if alone:
-        gone += [place for other, place in _places(run.job) if int(other.run) < int(run.run)]
+        gone += [place for other, place in checkpoint_dirs(run.job) if int(other.run) < int(run.run)]
     for place in gone:
         (place / NAME).unlink(missing_ok=True)
         shutil.rmtree(place)
@@ -169,6 +83,6 @@ def remove_older(run: RunPaths, stay: Collection[str], newest: str, *, alone: bo
 
 def _older(run: RunPaths, stay: Collection[str], newest: str) -> Iterator[Path]:
     """Tags end with the step, zeros before it: the longer or else the later in the alphabet is the newer."""
-    for other, place in _places(run.job):
+    for other, place in checkpoint_dirs(run.job):
         if other.run == run.run and place.name not in stay and (len(place.name), place.name) < (len(newest), newest):
             yield place

@@ -10,9 +10,9 @@ import time
 from pathlib import Path
 from typing import Any
 
-from clusterctl.agent.dispatch.content import is_dispatching
 from clusterctl.agent.node import job_processes
 from clusterctl.agent.node.jobs import is_free
+from clusterctl.agent.node.locks import is_dispatching
 from clusterctl.common.paths import META, JobPaths, incoming_dir
 from clusterctl.common.procfs import PROC
 

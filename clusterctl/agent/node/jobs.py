@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from clusterctl.agent.peer import AgentError
+from clusterctl.common.errors import AgentError
 from clusterctl.common.fastjson import dumps
 from clusterctl.common.files import is_locked, read_json, write_json
 from clusterctl.common.paths import JobPaths, RunPaths, expand, find_jobs

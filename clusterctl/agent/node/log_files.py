@@ -9,18 +9,21 @@ from __future__ import annotations
 
 import bisect
 import contextlib
+import json
 import os
 import struct
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import BinaryIO, Callable, NamedTuple
+from typing import Any, BinaryIO, Callable, NamedTuple
 
 INDEX_ENTRY = struct.Struct("<Qd")
 INDEX_EVERY_S = 0.05
 ROTATE_BYTES = 256 << 20
 READ_BYTES = 256 << 10
 LONGEST_LINE = 64 << 10
+EVENTS_BYTES = 1 << 20
+LONGEST_EVENT = 8 << 20
 
 
 class LogWriter:
@@ -223,3 +226,33 @@ class LogReader:
         t = self._time_of(self.offset)
         self.offset += length
         return Line(t, text, self.offset)
+
+
+class EventReader:
+    """The whole lines of events.jsonl from an offset on."""
+
+    def __init__(self, path: Path, offset: int = 0) -> None:
+        self._path = path
+        self.offset = offset
+
+    def read(self) -> list[dict[str, Any]]:
+        try:
+            with self._path.open("rb") as f:
+                f.seek(self.offset)
+                data = f.read(EVENTS_BYTES)
+                if b"\n" not in data:
+                    data += f.read(LONGEST_EVENT)
+        except FileNotFoundError:
+            return []
+        whole = data[: data.rfind(b"\n") + 1]
+        self.offset += len(whole)
+        return [event for event in map(_parse, whole.splitlines()) if event]
+
+
+def _parse(line: bytes) -> dict[str, Any] | None:
+    """The event of a line; None for a torn one."""
+    try:
+        event = json.loads(line)
+    except ValueError:
+        return None
+    return event if isinstance(event, dict) else None

@@ -9,7 +9,6 @@ from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from clusterctl.agent.lead.connection import listen
 from clusterctl.common.port_claims import claim, is_claimed
 from clusterctl.common.procfs import PROC, environment_of
 
@@ -186,3 +185,19 @@ def _name(pid: int) -> str | None:
     with contextlib.suppress(OSError):
         return Path(PROC / str(pid) / "comm").read_text(errors="replace").strip()
     return None
+
+
+def listen(address: str, ports: range) -> socket.socket:
+    """A listening socket on the first free port; raises OSError when there is none."""
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    for port in ports:
+        sock = socket.socket(family, socket.SOCK_STREAM)
+        try:
+            sock.bind(("::" if family == socket.AF_INET6 else "0.0.0.0", port))
+            sock.listen(1024)
+        except OSError:
+            sock.close()
+            continue
+        sock.setblocking(False)
+        return sock
+    raise OSError(f"no free port in {ports.start}..{ports[-1]}")

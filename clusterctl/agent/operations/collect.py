@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from clusterctl.agent.node.jobs import find_job
-from clusterctl.agent.peer import AgentError, Peer
+from clusterctl.agent.peer import Peer
+from clusterctl.common.errors import AgentError
 
 CHUNK_BYTES = 1 << 20
 # Rotated meanwhile, and there by another name; or a link, a socket, a device without a driver.

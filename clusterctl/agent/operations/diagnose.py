@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from clusterctl.agent.node.jobs import describe, find_job, pick_run, read_state, supervisor_of
-from clusterctl.agent.node.log_files import LogReader
-from clusterctl.agent.operations.logs import EventReader
+from clusterctl.agent.node.log_files import EventReader, LogReader
 from clusterctl.agent.peer import Peer
 from clusterctl.common.files import read_json
 from clusterctl.common.paths import RunPaths, log_stem

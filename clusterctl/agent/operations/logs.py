@@ -8,7 +8,6 @@ Lines follow in time order as `{"lines": [[time, stream, text, offset behind it]
 from __future__ import annotations
 
 import heapq
-import json
 import re
 import time
 from collections import deque
@@ -17,49 +16,18 @@ from pathlib import Path
 from typing import Any, Callable
 
 from clusterctl.agent.node.jobs import describe, find_job, pick_run, read_state, supervisor_of
-from clusterctl.agent.node.log_files import Line, LogReader
-from clusterctl.agent.peer import AgentError, Peer
+from clusterctl.agent.node.log_files import EventReader, Line, LogReader
+from clusterctl.agent.peer import Peer
+from clusterctl.common.errors import AgentError
 from clusterctl.common.files import read_json
 from clusterctl.common.paths import RunPaths, log_stem
 from clusterctl.common.procfs import is_alive
 
 BATCH = 500
 BATCH_CHARS = 1 << 20  # each may become six bytes, and nobody takes more than some megabytes as one message
-EVENTS_BYTES = 1 << 20
-LONGEST_EVENT = 8 << 20
 POLL_S = 0.1
 HEARTBEAT_S = 2.0
 BURST_S = 10.0  # of a budget, which may be used at once
-
-
-class EventReader:
-    """The whole lines of events.jsonl from an offset on."""
-
-    def __init__(self, path: Path, offset: int = 0) -> None:
-        self._path = path
-        self.offset = offset
-
-    def read(self) -> list[dict[str, Any]]:
-        try:
-            with self._path.open("rb") as f:
-                f.seek(self.offset)
-                data = f.read(EVENTS_BYTES)
-                if b"\n" not in data:
-                    data += f.read(LONGEST_EVENT)
-        except FileNotFoundError:
-            return []
-        whole = data[: data.rfind(b"\n") + 1]
-        self.offset += len(whole)
-        return [event for event in map(_parse, whole.splitlines()) if event]
-
-
-def _parse(line: bytes) -> dict[str, Any] | None:
-    """The event of a line; None for a torn one."""
-    try:
-        event = json.loads(line)
-    except ValueError:
-        return None
-    return event if isinstance(event, dict) else None
 
 
 class Streams:

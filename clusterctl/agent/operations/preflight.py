@@ -20,7 +20,8 @@ from clusterctl.agent.node.ports import take_as_a_job
 from clusterctl.agent.node.reachability import Target, answering, try_all
 from clusterctl.agent.packages.interpreter import probe
 from clusterctl.agent.packages.venvs import find_for_job, find_newest
-from clusterctl.agent.peer import AgentError, Peer, describe_os_error
+from clusterctl.agent.peer import Peer
+from clusterctl.common.errors import AgentError, describe_os_error
 from clusterctl.common.paths import find_jobs
 
 OTHERS_S = 300.0  # until every node has told its facts, or has tried

@@ -15,9 +15,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from clusterctl.agent.dispatch.content import dispatch_lock
 from clusterctl.agent.node.jobs import is_free, list_jobs
-from clusterctl.agent.packages.venvs import environments_lock
+from clusterctl.agent.node.locks import dispatch_lock, environments_lock
 from clusterctl.agent.peer import Peer
 from clusterctl.common.files import delete, read_json
 from clusterctl.common.paths import META, PACKAGE_ROOT, JobPaths, find_jobs, incoming_dir

@@ -15,8 +15,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from clusterctl.agent.packages.venvs import Venvs, environments_lock
-from clusterctl.agent.peer import AgentError, Peer
+from clusterctl.agent.node.locks import environments_lock
+from clusterctl.agent.packages.venvs import Venvs
+from clusterctl.agent.peer import Peer
+from clusterctl.common.errors import AgentError
 from clusterctl.common.paths import META
 from clusterctl.common.pip import Pip, find_pip
 from clusterctl.common.tree import COPY_BYTES
@@ -80,14 +82,14 @@ class _Worker:
 
     def _resolve(self, order: dict[str, Any]) -> None:
         assert self._pip is not None, "only who has pip is asked"
-        found = self._pip.resolve(order["requirements"], self._store, self._peer)
+        found = self._pip.resolve(order["requirements"], self._store, self._peer.is_gone)
         self._peer.send({"failed": found} if isinstance(found, str) else {"lock": found})
 
     def _offer(self, order: dict[str, Any]) -> None:
         lock = decode_lock(order["lock"])
         missing = [wheel for wheel in lock if not self._store.has(wheel)]
         if order["online"] and self._pip and missing:
-            self._pip.download(missing, order["options"], self._store, self._peer)
+            self._pip.download(missing, order["options"], self._store, self._peer.is_gone)
         self._peer.send({"missing": self._missing(lock)})
 
     def _missing(self, lock: Sequence[Wheel]) -> list[int]:

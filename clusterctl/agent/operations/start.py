@@ -6,7 +6,6 @@ lock is taken here and handed to the supervisor, so that it lives exactly as lon
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import shutil
@@ -22,17 +21,18 @@ from clusterctl.agent.node.addresses import find_address
 from clusterctl.agent.node.checkpoint_files import carry_on, set_aside_later
 from clusterctl.agent.node.facts import quick
 from clusterctl.agent.node.jobs import find_job, is_free, pick_run, read_state, supervisor_of
+from clusterctl.agent.node.locks import JobLock
 from clusterctl.agent.node.ports import take_as_a_job
 from clusterctl.agent.node.reachability import Target, answering, try_all
 from clusterctl.agent.packages.interpreter import find_versions
 from clusterctl.agent.packages.venvs import find_for_job, in_environment
-from clusterctl.agent.peer import AgentError, Peer
+from clusterctl.agent.peer import Peer
+from clusterctl.common.errors import AgentError
 from clusterctl.common.files import read_json, write_atomic, write_json
 from clusterctl.common.paths import ENTRY, JobPaths, RunPaths
-from clusterctl.common.procfs import identify, is_alive, send_signal, wait_until
+from clusterctl.common.procfs import is_alive, send_signal, wait_until
 
 ENDING_S = 10.0
-LOCK_S = 0.5  # who only looks whether it is free holds it for an instant
 
 
 def start(root: Path, request: dict[str, Any], peer: Peer) -> dict[str, Any]:
@@ -96,37 +96,6 @@ def _check_identity(job: JobPaths, request: dict[str, Any]) -> None:
             kind="refused",
             hint="HOSTS has changed since: dispatch again, or use the conf.py of that time",
         )
-
-
-class JobLock:
-    """The job's lock for one live run; `AgentError` when another holds it."""
-
-    def __init__(self, job: JobPaths) -> None:
-        self._job = job
-
-    def __enter__(self) -> int:
-        self._fd = os.open(self._job.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        if wait_until(self._take, LOCK_S):
-            os.ftruncate(self._fd, 0)
-            os.pwrite(self._fd, json.dumps(identify(os.getpid())).encode(), 0)
-        else:
-            os.close(self._fd)
-            raise AgentError(
-                f"{self._job.dir.name} is running already (run {self._job.newest_run()})",
-                kind="refused",
-                hint=f"clusterctl stop {self._job.dir.name} ends it; a new dispatch makes a directory of its own",
-            )
-        return self._fd
-
-    def _take(self) -> bool:
-        try:
-            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            return False
-        return True
-
-    def __exit__(self, *_: object) -> None:
-        os.close(self._fd)  # a supervisor that was left behind holds the lock by its own descriptor
 
 
 def _prepare(run: RunPaths, previous: str | None, go: dict[str, Any]) -> None:
@@ -223,7 +192,7 @@ def _launch(run: RunPaths, lock: int, *more: str) -> dict[str, Any]:
 
 
 def _why_at_once(code: int, log_file: Path) -> str:
-    from clusterctl.agent.supervisor.child import describe_exit
+    from clusterctl.agent.supervisor.exits import describe_exit
 
     said = _tail(log_file)
     return f"it {describe_exit(code)} at once" + (f": {said}" if said else "")

@@ -10,7 +10,8 @@ from typing import Any
 from clusterctl.agent.node import ports
 from clusterctl.agent.node.job_processes import GUARDIAN, SUPERVISOR, agents_of, job_dir_of, named, of_job
 from clusterctl.agent.node.jobs import find_job, is_free, mark_ended, membership, pick_run, read_state, run_state
-from clusterctl.agent.peer import AgentError, Peer
+from clusterctl.agent.peer import Peer
+from clusterctl.common.errors import AgentError
 from clusterctl.common.files import read_json
 from clusterctl.common.paths import JobPaths, expand, is_job_id
 from clusterctl.common.procfs import LIVE_STATES, Identity, end_all, is_alive, send_signal, wait_until

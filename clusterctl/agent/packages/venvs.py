@@ -6,7 +6,6 @@ ensurepip nor pip. venvs/for/KEY says which environment belongs to some requirem
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
 import os
@@ -14,49 +13,20 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from clusterctl.agent.peer import AgentError
+from clusterctl.agent.packages.wheel_install import Place, unpack
+from clusterctl.common.errors import AgentError
 from clusterctl.common.files import read_json, write_json
 from clusterctl.common.paths import META
-from clusterctl.common.procfs import wait_until
 from clusterctl.common.requirements import digest, effective, read_text
-from clusterctl.common.wheels import Place, Wheel, WheelStore, unpack
+from clusterctl.common.wheels import Wheel, WheelStore
 
 DIGEST_CHARS = 16
 TRY_S = 120.0
 MODULES = {"numpy": "numpy", "pyzmq": "zmq"}  # imported to see that they work on this machine
-
-
-@contextmanager
-def environments_lock(root: Path, who: str, limit_s: float) -> Iterator[str | None]:
-    """Held by whoever makes or removes environments and wheels of this node; it dies with its holder.
-
-    Gives None, or, when it was not free within the limit, who has it: "a setup (pid 4711)".
-    """
-    directory = root / META / "venvs"
-    directory.mkdir(0o700, exist_ok=True)
-    fd = os.open(directory / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-
-    def take() -> bool:
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            return False
-        return True
-
-    try:
-        if wait_until(take, limit_s):
-            os.ftruncate(fd, 0)
-            os.pwrite(fd, f"a {who} (pid {os.getpid()})".encode(), 0)
-            yield None
-        else:
-            yield os.pread(fd, 200, 0).decode(errors="replace") or "somebody"
-    finally:
-        os.close(fd)
 
 
 class Venvs:

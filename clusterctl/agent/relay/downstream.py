@@ -9,175 +9,22 @@ from __future__ import annotations
 import contextlib
 import os
 import select
-import selectors
 import socket
 import ssl
 import tempfile
 import threading
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 
-from clusterctl.agent.relay.relay import PIECE, STALL_S, Branch, Keys, Lag
+from clusterctl.agent.relay.links import STALL_S, Branch, Keys, Lag
 
 CALL_S = 5.0  # for a connection and its handshake
-JOIN_S = 10.0  # for the upstream node to come
 PATIENCE_MORE_S = 0.5  # than STALL_S, for each node behind: only the neighbour of a node that stands still gives it up
 PATIENCE_MOST_S = 10.0
-SILENCE_S = 25.0  # of the upstream node, which may be waiting for another one: longer than STALL_S + PATIENCE_MOST_S
 BUFFERED = 16 << 20  # that a downstream node may be behind
 SLOWEST = 1 << 20  # bytes a second, once there is nothing else to wait for
-GUESTS = 32  # handshakes at a time
 CIPHERS = "ECDHE-ECDSA-AES128-GCM-SHA256:ECDHE-ECDSA-AES256-GCM-SHA384"
-
-
-def tls_context(keys: Keys, *, server: bool) -> ssl.SSLContext:
-    """Names are checked by `is_named`."""
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER if server else ssl.PROTOCOL_TLS_CLIENT)
-    context.minimum_version = context.maximum_version = ssl.TLSVersion.TLSv1_2
-    context.set_ciphers(CIPHERS)
-    context.check_hostname = False
-    context.verify_mode = ssl.CERT_REQUIRED
-    context.load_verify_locations(cadata=keys.authority)
-    with _in_a_file(keys.own) as path:
-        context.load_cert_chain(path)
-    return context
-
-
-@contextlib.contextmanager
-def _in_a_file(secret: str) -> Iterator[str]:
-    """The ssl module reads keys from files only: one in memory where there is such a thing, else a private one."""
-    if hasattr(os, "memfd_create"):
-        fd = os.memfd_create("relay")
-        with os.fdopen(fd, "w") as f:
-            f.write(secret)
-            f.flush()
-            yield f"/proc/self/fd/{fd}"
-    else:
-        with tempfile.NamedTemporaryFile("w") as named:
-            named.write(secret)
-            named.flush()
-            yield named.name
-
-
-def is_named(sock: ssl.SSLSocket, name: str) -> bool:
-    """Whether the verified certificate of the other side has this common name."""
-    subject = (sock.getpeercert() or {}).get("subject", ())
-    return (("commonName", name),) in subject
-
-
-def _hang_up(sock: socket.socket) -> None:
-    """Wakes whoever waits for it. Not SSLSocket.shutdown, after which a thread might send in the clear."""
-    with contextlib.suppress(OSError):
-        socket.socket.shutdown(sock, socket.SHUT_RDWR)
-
-
-class Upstream:
-    """Lets in the one node that brings the stream, and reads from it. Strangers are dropped and hold up nobody."""
-
-    def __init__(self, listener: socket.socket, context: ssl.SSLContext, name: str) -> None:
-        self._listener = listener
-        self._context = context
-        self._name = name
-        self._sock: ssl.SSLSocket | None = None
-        self._closed = False
-        self._arena = memoryview(b"")
-        self._guests: dict[ssl.SSLSocket, float] = {}
-        self._deadline = time.monotonic() + JOIN_S
-        listener.setblocking(False)
-        self._thread = threading.Thread(target=self._welcome, name="relay-upstream", daemon=True)
-        self._thread.start()
-
-    def receive(self, count: int, downstream: Sequence[Downstream]) -> memoryview:
-        """What is there, at most `count` bytes; empty at the end; raises OSError when nothing comes.
-
-        While it waits it sends to `downstream` what is queued there.
-        """
-        if self._sock is None:
-            self._thread.join()
-        if self._sock is None:
-            raise TimeoutError(f"{self._name} did not come within {JOIN_S:g} s")
-        if not self._arena:
-            self._arena = memoryview(bytearray(PIECE))
-        room = self._arena[:count]
-        while (filled := self._fill(self._sock, room)) is None:
-            self._wait(self._sock, downstream)
-        piece, self._arena = self._arena[:filled], self._arena[filled:]
-        return piece.toreadonly()
-
-    def close(self) -> None:
-        self._closed = True
-        _hang_up(self._listener)
-        self._thread.join()
-        if self._sock is not None:
-            self._sock.close()
-
-    def _fill(self, sock: ssl.SSLSocket, room: memoryview) -> int | None:
-        """Takes what is there, a record of TLS at a time; None when nothing is, 0 at the end."""
-        filled = 0
-        try:
-            while filled < len(room) and (count := sock.recv_into(room[filled:])):
-                filled += count
-        except ssl.SSLWantReadError:
-            return filled or None
-        return filled
-
-    def _wait(self, sock: ssl.SSLSocket, downstream: Sequence[Downstream]) -> None:
-        """Until something came; raises TimeoutError when nothing does."""
-        deadline = time.monotonic() + SILENCE_S
-        while sock.fileno() not in wait_for(sock, downstream, deadline - time.monotonic()):
-            if time.monotonic() >= deadline:
-                raise TimeoutError(f"nothing came from {self._name} for {SILENCE_S:g} s")
-            for node in downstream:
-                node.pump()
-
-    def _welcome(self) -> None:
-        """A thread: accepts and shakes hands, until the right one has come or it is too late."""
-        with selectors.DefaultSelector() as selector:
-            selector.register(self._listener, selectors.EVENT_READ)
-            while self._sock is None and not self._closed and time.monotonic() < self._deadline:
-                for key, _ in selector.select(0.5):
-                    if key.fileobj is self._listener:
-                        self._let_in(selector)
-                    else:
-                        self._shake(selector, key.fileobj)  # type: ignore[arg-type]
-                self._send_away(selector, time.monotonic() - CALL_S)
-            self._send_away(selector, float("inf"))
-        self._listener.close()
-
-    def _let_in(self, selector: selectors.BaseSelector) -> None:
-        with contextlib.suppress(OSError):
-            raw, _ = self._listener.accept()
-            raw.setblocking(False)
-            guest = self._context.wrap_socket(raw, server_side=True, do_handshake_on_connect=False)
-            if len(self._guests) >= GUESTS:
-                self._drop(selector, next(iter(self._guests)))
-            self._guests[guest] = time.monotonic()
-            selector.register(guest, selectors.EVENT_READ)
-
-    def _shake(self, selector: selectors.BaseSelector, guest: ssl.SSLSocket) -> None:
-        try:
-            guest.do_handshake()
-        except ssl.SSLWantReadError:
-            return
-        except (OSError, ValueError):
-            self._drop(selector, guest)
-            return
-        if self._sock is None and is_named(guest, self._name):
-            selector.unregister(guest)
-            del self._guests[guest]
-            self._sock = guest
-        else:
-            self._drop(selector, guest)
-
-    def _send_away(self, selector: selectors.BaseSelector, before: float) -> None:
-        for guest in [guest for guest, since in self._guests.items() if since < before]:
-            self._drop(selector, guest)
-
-    def _drop(self, selector: selectors.BaseSelector, guest: ssl.SSLSocket) -> None:
-        if self._guests.pop(guest, None) is not None:
-            selector.unregister(guest)
-            guest.close()
 
 
 class Downstream:
@@ -277,11 +124,11 @@ class Downstream:
     def give_up(self) -> None:
         self.lost = True
         self._queue.clear()
-        _hang_up(self._sock)
+        hang_up(self._sock)
 
     def close(self) -> None:
         self._queue.clear()
-        _hang_up(self._sock)
+        hang_up(self._sock)
         self._thread.join()
         self._sock.close()
 
@@ -328,3 +175,44 @@ def drain(nodes: Iterable[Downstream], stall_s: float | None) -> None:
             node.pump()
     for node in nodes:
         node.close()
+
+
+def tls_context(keys: Keys, *, server: bool) -> ssl.SSLContext:
+    """Names are checked by `is_named`."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER if server else ssl.PROTOCOL_TLS_CLIENT)
+    context.minimum_version = context.maximum_version = ssl.TLSVersion.TLSv1_2
+    context.set_ciphers(CIPHERS)
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_REQUIRED
+    context.load_verify_locations(cadata=keys.authority)
+    with _in_a_file(keys.own) as path:
+        context.load_cert_chain(path)
+    return context
+
+
+@contextlib.contextmanager
+def _in_a_file(secret: str) -> Iterator[str]:
+    """The ssl module reads keys from files only: one in memory where there is such a thing, else a private one."""
+    if hasattr(os, "memfd_create"):
+        fd = os.memfd_create("relay")
+        with os.fdopen(fd, "w") as f:
+            f.write(secret)
+            f.flush()
+            yield f"/proc/self/fd/{fd}"
+    else:
+        with tempfile.NamedTemporaryFile("w") as named:
+            named.write(secret)
+            named.flush()
+            yield named.name
+
+
+def is_named(sock: ssl.SSLSocket, name: str) -> bool:
+    """Whether the verified certificate of the other side has this common name."""
+    subject = (sock.getpeercert() or {}).get("subject", ())
+    return (("commonName", name),) in subject
+
+
+def hang_up(sock: socket.socket) -> None:
+    """Wakes whoever waits for it. Not SSLSocket.shutdown, after which a thread might send in the clear."""
+    with contextlib.suppress(OSError):
+        socket.socket.shutdown(sock, socket.SHUT_RDWR)

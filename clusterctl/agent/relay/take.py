@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import Any, Callable
 
-from clusterctl.agent.dispatch.staging import Stream
 from clusterctl.agent.node.addresses import find_address
-from clusterctl.agent.peer import AgentError, Gone, Peer
-from clusterctl.agent.relay.relay import Branch, Keys, Relay, RelayBroken
+from clusterctl.agent.peer import Peer
+from clusterctl.agent.relay.links import Branch, Keys, RelayBroken
+from clusterctl.agent.relay.relay import Relay
+from clusterctl.common.errors import AgentError, Gone
+from clusterctl.common.tree import Stream
 
 
 def be_ready(address: str | None, nic: str | None) -> tuple[Relay | None, dict[str, Any]]:

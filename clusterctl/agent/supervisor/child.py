@@ -260,20 +260,6 @@ class Child:
         return {"cpu": self._share, "memory": used[1]}
 
 
-def describe_exit(code: int, *, oom: bool = False) -> str:
-    """How a process ended, in words; `oom` says that the kernel killed it for want of memory."""
-    if oom:
-        return "was killed by the kernel: out of memory"
-    if code >= 0:
-        return f"ended with exit code {code}"
-    words = {signal.SIGKILL: "killed", signal.SIGSEGV: "segmentation fault", signal.SIGABRT: "aborted"}
-    try:
-        number = signal.Signals(-code)
-    except ValueError:
-        return f"was ended by signal {-code}"
-    return f"was ended by signal {-code} ({words.get(number, number.name)})"
-
-
 def who(child: Child) -> dict[str, Any]:
     """Which process, and which attempt at it: what words and events about it say."""
     return {"role": child.role, "rank": child.rank, "attempt": child.attempt}

@@ -6,67 +6,20 @@ want of memory it counts: for the control group, where that can be read, else fo
 
 from __future__ import annotations
 
-import errno
 import re
-import resource
 import signal
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Callable
 
 from clusterctl.agent.event_loop import Reactor
-from clusterctl.agent.supervisor.child import Child, describe_exit
+from clusterctl.agent.supervisor.child import Child
 
-MEGABYTE = 1_000_000
-MOST_FILES = 65_536  # programs that look at every descriptor that they might have exist
 LOOK_S = 10.0  # a large process may take seconds to end
 NO_MEMORY = re.compile(r"^(\w+\.)*_?(Array)?MemoryError\b|\[Errno 12\]|std::bad_alloc")
 NO_FILES = re.compile(r"\[Errno 24\]|\bToo many open files\b")
 Message = dict[str, Any]
-
-
-def allow_open_files() -> None:
-    """As many as this account may have, within reason, here and in processes to come.
-
-    The usual 1,024 are few where a node has a connection to each of a thousand, and where strangers may connect.
-    """
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = _at_most(resource.RLIMIT_NOFILE, MOST_FILES)
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
-
-
-def limiter(spec: Mapping[str, Any]) -> Callable[[], None] | None:
-    """What a process does to itself between fork and exec; None when it has nothing to do.
-
-    Raises OSError for more open files than this node allows.
-    """
-    wanted = dict(_wanted(spec))
-    if not wanted:
-        return None
-
-    def limit() -> None:
-        for kind, number in wanted.items():
-            resource.setrlimit(kind, (number, number))
-
-    return limit
-
-
-def _wanted(spec: Mapping[str, Any]) -> Iterator[tuple[int, int]]:
-    memory, files = spec.get("memory_limit_mb"), spec.get("open_files")
-    if memory is not None:
-        yield resource.RLIMIT_AS, _at_most(resource.RLIMIT_AS, memory * MEGABYTE)
-    if files is not None:
-        most = _at_most(resource.RLIMIT_NOFILE, files)
-        if most < files:
-            words = f"OPEN_FILES = {files} is more than this node allows, {most} (ulimit -Hn)"
-            raise OSError(errno.EPERM, words)
-        yield resource.RLIMIT_NOFILE, files
-
-
-def _at_most(kind: int, number: int) -> int:
-    hard = resource.getrlimit(kind)[1]
-    return number if hard == resource.RLIM_INFINITY else min(number, hard)
+PORT_TAKEN = re.compile(r"address (is )?already in use|EADDRINUSE|errno\W+98\b", re.IGNORECASE)
 
 
 def limit_met(tail: Sequence[str], spec: Mapping[str, Any]) -> str | None:
@@ -153,3 +106,22 @@ def _group_files() -> Iterator[Path]:
                 yield top / "memory" / path / "memory.oom_control"
             elif not controllers:
                 yield top / path / "memory.events"
+
+
+def describe_exit(code: int, *, oom: bool = False) -> str:
+    """How a process ended, in words; `oom` says that the kernel killed it for want of memory."""
+    if oom:
+        return "was killed by the kernel: out of memory"
+    if code >= 0:
+        return f"ended with exit code {code}"
+    words = {signal.SIGKILL: "killed", signal.SIGSEGV: "segmentation fault", signal.SIGABRT: "aborted"}
+    try:
+        number = signal.Signals(-code)
+    except ValueError:
+        return f"was ended by signal {-code}"
+    return f"was ended by signal {-code} ({words.get(number, number.name)})"
+
+
+def found_port_taken(tail: Iterable[str]) -> bool:
+    """Whether the last words of a program are that it could not bind its port."""
+    return any(PORT_TAKEN.search(line) for line in tail)

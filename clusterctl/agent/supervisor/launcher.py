@@ -10,7 +10,7 @@ from typing import Any, Callable
 from clusterctl.agent.event_loop import Reactor
 from clusterctl.agent.node.ports import Held, is_listening
 from clusterctl.agent.supervisor.child import Child, who
-from clusterctl.agent.supervisor.exits import limiter
+from clusterctl.agent.supervisor.limits import limiter
 from clusterctl.common.engines import ENGINES, Endpoints, has_port, name_of
 from clusterctl.common.paths import PACKAGE_ROOT, RunPaths
 from clusterctl.common.process_environment import NodeFacts, environment

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
+import os
 import signal
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Callable
 
 from clusterctl.agent.event_loop import Reactor
@@ -16,6 +18,7 @@ from clusterctl.common.procfs import Identity, find_by_environments, run_environ
 POLL_S = 0.05
 LIMIT_S = 10.0  # after KILL
 Done = Callable[[], None]
+PR_SET_CHILD_SUBREAPER = 36  # prctl(2)
 
 
 class Leftovers:
@@ -84,3 +87,23 @@ def _marks(child: Child) -> dict[str, str]:
         "CLUSTERCTL_RANK": str(child.rank),
         "CLUSTERCTL_ATTEMPT": str(child.attempt),
     }
+
+
+def adopt_orphans() -> bool:
+    """From now on; whether this system knows of such a thing (Linux since 3.4)."""
+    try:
+        return bool(ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) == 0)
+    except (OSError, AttributeError):
+        return False
+
+
+def reap_orphans(ours: Collection[int]) -> None:
+    """Takes the ends of those that fell to us. `ours` are the pids of children that somebody else waits for."""
+    while True:
+        try:
+            ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        except ChildProcessError:
+            return
+        if ended is None or ended.si_pid in ours:  # one of these has ended just now: we shall be called again
+            return
+        os.waitpid(ended.si_pid, os.WNOHANG)

@@ -8,12 +8,11 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import re
 import shutil
 import signal
 import socket
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Callable
 
@@ -24,12 +23,12 @@ from clusterctl.agent.lead.server import LocalLead
 from clusterctl.agent.node.ports import take_top
 from clusterctl.agent.supervisor import guardian
 from clusterctl.agent.supervisor.checkpoints import Saves
-from clusterctl.agent.supervisor.child import Child, describe_exit, who
+from clusterctl.agent.supervisor.child import Child, who
 from clusterctl.agent.supervisor.event_log import SNAPSHOT_S, Chronicle
-from clusterctl.agent.supervisor.exits import Endings, allow_open_files
+from clusterctl.agent.supervisor.exits import Endings, describe_exit, found_port_taken
 from clusterctl.agent.supervisor.launcher import Starter
-from clusterctl.agent.supervisor.orphans import Leftovers
-from clusterctl.agent.supervisor.reaper import adopt_orphans, reap_orphans
+from clusterctl.agent.supervisor.limits import allow_open_files
+from clusterctl.agent.supervisor.orphans import Leftovers, adopt_orphans, reap_orphans
 from clusterctl.agent.supervisor.restart import Renewal
 from clusterctl.agent.supervisor.watchdog import Stalls
 from clusterctl.common.engines import name_of
@@ -47,7 +46,6 @@ NOT_OVER = ("waiting", "restarting", *LIVE_STATES)
 WORKED_S = 60.0  # a program that lived so long has done something, even if it never spoke
 FROM_PROCESSES = ("ready", "step", "pass", "log", "saved", "nan")
 OURS_IN_EVENTS = ("v", "t", "node", "seq", "role", "rank", "attempt", "do", "complete")
-PORT_TAKEN = re.compile(r"address (is )?already in use|EADDRINUSE|errno\W+98\b", re.IGNORECASE)
 Message = dict[str, Any]
 
 
@@ -400,11 +398,6 @@ class Supervisor:
         with contextlib.suppress(OSError):  # the guardian may have been killed this instant
             os.write(self._lifeline, guardian.GOODBYE)
         self.reactor.stop()
-
-
-def found_port_taken(tail: Iterable[str]) -> bool:
-    """Whether the last words of a program are that it could not bind its port."""
-    return any(PORT_TAKEN.search(line) for line in tail)
 
 
 def is_number(value: object) -> bool:

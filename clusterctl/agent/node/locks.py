@@ -1,0 +1,156 @@
+"""The three locks of a node: dispatch, job, environments."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+import time
+
+from clusterctl.common.errors import AgentError
+from clusterctl.common.fastjson import Place, dumps
+from clusterctl.common.files import is_locked, read_json
+from clusterctl.common.paths import META, JobPaths, incoming_dir
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+    from typing import Any
+
+LOCK = "dispatch.lock"
+LOCK_TRIES = 20
+LOCK_S = 0.5  # who only looks whether it is free holds it for an instant
+
+
+class JobLock:
+    """The job's lock for one live run; `AgentError` when another holds it."""
+
+    def __init__(self, job: JobPaths) -> None:
+        self._job = job
+
+    def __enter__(self) -> int:
+        from clusterctl.common.procfs import identify, wait_until
+
+        self._fd = os.open(self._job.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        if wait_until(self._take, LOCK_S):
+            os.ftruncate(self._fd, 0)
+            os.pwrite(self._fd, dumps(identify(os.getpid())), 0)
+        else:
+            os.close(self._fd)
+            raise AgentError(
+                f"{self._job.dir.name} is running already (run {self._job.newest_run()})",
+                kind="refused",
+                hint=f"clusterctl stop {self._job.dir.name} ends it; a new dispatch makes a directory of its own",
+            )
+        return self._fd
+
+    def _take(self) -> bool:
+        try:
+            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            return False
+        return True
+
+    def __exit__(self, *_: object) -> None:
+        os.close(self._fd)  # a supervisor that was left behind holds the lock by its own descriptor
+
+
+@contextlib.contextmanager
+def dispatch_lock(root: Path, holder: dict[str, Any]) -> Iterator[None]:
+    """Held by whoever changes which jobs there are; it names its holder and dies with it.
+
+    Raises AgentError of kind `busy`, with the holder in its details, when another has it. The file appears with its
+    lock taken and its holder written, because it is linked into place.
+    """
+    meta = incoming_dir(root).parent
+    incoming_dir(root).mkdir(0o700, parents=True, exist_ok=True)
+    beside = f"{meta}/.{LOCK}.{os.getpid()}"
+    place = f"{meta}/{LOCK}"
+    fd = os.open(beside, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX)
+        os.write(fd, dumps({**holder, "since": time.time()}))
+        try:
+            _link(beside, place)
+        finally:
+            os.unlink(beside)  # noqa: PTH108
+        try:
+            yield
+        finally:
+            os.unlink(place)  # noqa: PTH108
+    finally:
+        os.close(fd)
+
+
+def is_dispatching(root: Path) -> bool:
+    """Whether somebody has the lock now."""
+    return is_locked(incoming_dir(root).parent / LOCK)
+
+
+def _link(beside: str, place: str) -> None:
+    for _ in range(LOCK_TRIES):
+        try:
+            os.link(beside, place)
+            return
+        except FileExistsError:
+            _remove_dead(place)
+    raise AgentError("the lock of dispatches cannot be taken", hint=f"is something else changing {place}?")
+
+
+def _remove_dead(place: str) -> None:
+    """Removes the lock of a holder that is gone; raises when it lives."""
+    try:
+        other = os.open(place, os.O_RDWR | os.O_CLOEXEC)  # NFS gives an exclusive lock only to who may write
+    except FileNotFoundError:
+        return
+    try:
+        fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if os.path.samestat(os.fstat(other), os.stat(place)):  # noqa: PTH116
+            os.unlink(place)  # noqa: PTH108
+    except FileNotFoundError:
+        return
+    except OSError as exc:
+        if exc.errno not in (errno.EAGAIN, errno.EACCES):
+            raise
+        holder = read_json(Place(place)) or {}
+        who = holder.get("by", "somebody")
+        raise AgentError(
+            f"another dispatch, by {who}, is under way here",
+            kind="busy",
+            hint="dispatch again when it is done",
+            holder=holder,
+        ) from exc
+    finally:
+        os.close(other)
+
+
+@contextlib.contextmanager
+def environments_lock(root: Path, who: str, limit_s: float) -> Iterator[str | None]:
+    """Held by whoever makes or removes environments and wheels of this node; it dies with its holder.
+
+    Gives None, or, when it was not free within the limit, who has it: "a setup (pid 4711)".
+    """
+    from clusterctl.common.procfs import wait_until
+
+    directory = root / META / "venvs"
+    directory.mkdir(0o700, exist_ok=True)
+    fd = os.open(directory / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+
+    def take() -> bool:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            return False
+        return True
+
+    try:
+        if wait_until(take, limit_s):
+            os.ftruncate(fd, 0)
+            os.pwrite(fd, f"a {who} (pid {os.getpid()})".encode(), 0)
+            yield None
+        else:
+            yield os.pread(fd, 200, 0).decode(errors="replace") or "somebody"
+    finally:
+        os.close(fd)

@@ -1,0 +1,98 @@
+"""Find, verify, send and receive the pieces of checkpoints, for `start --resume`."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from pathlib import Path
+from typing import Any
+
+from clusterctl.agent.node.checkpoint_files import PIECES, checkpoint_dir, checkpoint_dirs
+from clusterctl.agent.node.jobs import find_job
+from clusterctl.agent.peer import Peer
+from clusterctl.common.errors import AgentError, Gone
+from clusterctl.common.files import READ_BYTES, digest_of
+from clusterctl.common.manifest import read_manifest
+from clusterctl.common.paths import RunPaths
+
+
+def find(root: Path, request: dict[str, Any], peer: Peer) -> dict[str, Any]:
+    """Every checkpoint of the job on this node: `run`, `tag`, `manifest` or None and a `reason`, `pieces`."""
+    job = find_job(root, request["ref"])
+    return {"job": job.dir.name, "checkpoints": [_describe(run, place) for run, place in checkpoint_dirs(job)]}
+
+
+def _describe(run: RunPaths, place: Path) -> dict[str, Any]:
+    reason = None
+    try:
+        manifest = read_manifest(place)
+    except (OSError, ValueError) as exc:
+        manifest, reason = None, f"its manifest cannot be read: {exc}"
+    pieces = sorted(path.name for path in place.glob(PIECES))
+    return {"run": run.run, "tag": place.name, "manifest": manifest, "reason": reason, "pieces": pieces}
+
+
+def verify(root: Path, request: dict[str, Any], peer: Peer) -> dict[str, Any]:
+    """Of the `files` of a manifest those that are here: name to None, or to what is wrong with it."""
+    place = checkpoint_dir(find_job(root, request["ref"]), request)
+    checked = ((file["file"], _check(place / file["file"], file, peer)) for file in request["files"])
+    return {"pieces": {name: reason for name, reason in checked if reason != "is missing"}}
+
+
+def _check(path: Path, file: dict[str, Any], peer: Peer) -> str | None:
+    try:
+        size = path.stat().st_size
+        if size != file["bytes"]:
+            return f"has {size} of {file['bytes']} bytes"
+        return None if digest_of(path, peer.beat) == file["sha256"] else "is damaged: its checksum differs"
+    except FileNotFoundError:
+        return "is missing"
+    except OSError as exc:
+        return f"cannot be read: {exc.strerror}"
+
+
+def send(root: Path, request: dict[str, Any], peer: Peer) -> dict[str, Any]:
+    """`{"bytes": n}` and the n bytes of one piece; who takes it knows its checksum."""
+    path = checkpoint_dir(find_job(root, request["ref"]), request) / Path(request["file"]).name
+    with path.open("rb") as file:
+        left = path.stat().st_size
+        peer.send({"bytes": left})
+        while left:
+            data = file.read(min(left, READ_BYTES))
+            if not data:
+                raise AgentError(f"{path.name} became shorter while it was read")
+            peer.send_bytes(data)
+            left -= len(data)
+    return {}
+
+
+def take(root: Path, request: dict[str, Any], peer: Peer) -> dict[str, Any]:
+    """Takes one piece, of `bytes` and `sha256`, from the input; it is there whole or not at all."""
+    place = checkpoint_dir(find_job(root, request["ref"]), request)
+    name = Path(request["file"]).name
+    place.mkdir(0o700, parents=True, exist_ok=True)
+    beside = place / f".{name}-{os.getpid()}"
+    try:
+        with beside.open("wb") as file:
+            _receive(peer, file, request)
+            file.flush()
+            os.fsync(file.fileno())
+        beside.replace(place / name)
+    except BaseException:
+        beside.unlink(missing_ok=True)
+        raise
+    return {}
+
+
+def _receive(peer: Peer, file: Any, request: dict[str, Any]) -> None:
+    digest, left = hashlib.sha256(), int(request["bytes"])
+    while left:
+        data = peer.read_some(min(left, READ_BYTES))
+        if not data:
+            raise Gone
+        file.write(data)
+        digest.update(data)
+        left -= len(data)
+        peer.beat()
+    if digest.hexdigest() != request["sha256"]:
+        raise AgentError(f"{request['file']} arrived damaged", hint="start --resume again")

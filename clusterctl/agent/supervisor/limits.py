@@ -1,0 +1,55 @@
+"""Memory and open-file limits of started processes."""
+
+from __future__ import annotations
+
+import errno
+import resource
+from collections.abc import Iterator, Mapping
+from typing import Any, Callable
+
+MEGABYTE = 1_000_000
+MOST_FILES = 65_536  # programs that look at every descriptor that they might have exist
+
+
+def allow_open_files() -> None:
+    """As many as this account may have, within reason, here and in processes to come.
+
+    The usual 1,024 are few where a node has a connection to each of a thousand, and where strangers may connect.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = _at_most(resource.RLIMIT_NOFILE, MOST_FILES)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
+def limiter(spec: Mapping[str, Any]) -> Callable[[], None] | None:
+    """What a process does to itself between fork and exec; None when it has nothing to do.
+
+    Raises OSError for more open files than this node allows.
+    """
+    wanted = dict(_wanted(spec))
+    if not wanted:
+        return None
+
+    def limit() -> None:
+        for kind, number in wanted.items():
+            resource.setrlimit(kind, (number, number))
+
+    return limit
+
+
+def _wanted(spec: Mapping[str, Any]) -> Iterator[tuple[int, int]]:
+    memory, files = spec.get("memory_limit_mb"), spec.get("open_files")
+    if memory is not None:
+        yield resource.RLIMIT_AS, _at_most(resource.RLIMIT_AS, memory * MEGABYTE)
+    if files is not None:
+        most = _at_most(resource.RLIMIT_NOFILE, files)
+        if most < files:
+            words = f"OPEN_FILES = {files} is more than this node allows, {most} (ulimit -Hn)"
+            raise OSError(errno.EPERM, words)
+        yield resource.RLIMIT_NOFILE, files
+
+
+def _at_most(kind: int, number: int) -> int:
+    hard = resource.getrlimit(kind)[1]
+    return number if hard == resource.RLIM_INFINITY else min(number, hard)
