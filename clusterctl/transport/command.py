@@ -97,7 +97,7 @@ def _sendable(script: str) -> str:
     """Return an equivalent script as one line of valid UTF-8."""
     if not _UNSENDABLE.search(script):
         return script
-    escaped = _UNSENDABLE.sub(lambda found: f"\\0{_byte(found[0]):03o}", script.replace("\\", "\\\\"))
+    escaped = _UNSENDABLE.sub(lambda match: f"\\0{_byte(match[0]):03o}", script.replace("\\", "\\\\"))
     return f'eval "$(printf %b {shlex.quote(escaped)})"'
 
 

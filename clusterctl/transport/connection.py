@@ -22,7 +22,7 @@ WINDOW_BYTES = 4 * 1024 * 1024
 PACKET_BYTES = 32 * 1024
 READ_AHEAD_BYTES = 256 * 1024
 FAST_CIPHERS = ("aes128-gcm@openssh.com", "aes256-gcm@openssh.com", "aes128-ctr", "aes256-ctr")
-# The numbers of Linux, whatever this machine uses.
+# Signal numbers as on Linux, whatever this machine uses.
 SIGNALS = {
     "HUP": 1, "INT": 2, "QUIT": 3, "ILL": 4, "ABRT": 6, "FPE": 8, "KILL": 9, "USR1": 10,
     "SEGV": 11, "USR2": 12, "PIPE": 13, "ALRM": 14, "TERM": 15,
@@ -206,7 +206,7 @@ def _on_channel_errors(channel: Any, message: Any) -> None:
     """Pass standard error to its consumer in the reading thread, to save a thread per command."""
     Channel._feed_extended(channel, message)
     take = getattr(channel, "take_errors", None)
-    # Reading frees the window, which waits for the end of a key exchange, which needs this very thread.
+    # Reading frees window space. During a key exchange that would wait for its end, which needs this very thread.
     if take is not None and channel.recv_stderr_ready() and not channel.transport.in_kex:
         take(channel.recv_stderr(WINDOW_BYTES))
 

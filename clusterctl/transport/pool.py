@@ -107,7 +107,7 @@ class Pool:
         with self._lock:
             current = self._links.get(target) is future
         future.set_result(link)
-        if not current:  # closed meanwhile
+        if not current:  # closed in the meantime
             link.close()
 
 

@@ -180,7 +180,7 @@ class RemoteProcess:
         self.close_stdin()
 
     def _pump(self, take: Take, deadline: _Deadline) -> None:
-        """Pass on both streams to their ends in one thread, to save a second thread per command."""
+        """Pass on both streams until they end, in one thread, to save a second thread per command."""
         channel, bell = self._channel, _Bell()
         channel.in_buffer.set_event(bell)
         channel.in_stderr_buffer.set_event(bell)

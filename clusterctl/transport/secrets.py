@@ -52,7 +52,7 @@ class _Account:
     """The passwords entered for a user name; hosts with the same user name usually share one."""
 
     passwords: list[str] = field(default_factory=list)
-    asked: int = 0  # since the last correct one
+    prompts: int = 0  # since the last correct one
 
 
 class Secrets:
@@ -79,7 +79,7 @@ class Secrets:
     def was_right(self, user: str, password: str) -> None:
         """Record that a server accepted this password."""
         account = self._accounts[user]
-        account.asked = 0
+        account.prompts = 0
         if account.passwords[0] != password:
             account.passwords = [password, *(other for other in account.passwords if other != password)]
 
@@ -112,15 +112,15 @@ class Secrets:
         paramiko_loader.load()
         import paramiko
 
-        again = ""
+        prefix = ""
         for _ in range(PROMPTS):
-            passphrase = self._ask(f"{again}Passphrase for {path}: ", stop)
+            passphrase = self._ask(f"{prefix}Passphrase for {path}: ", stop)
             if passphrase is None:
                 break
             try:
                 self._keys[path] = paramiko.PKey.from_path(path, passphrase.encode())
             except (paramiko.SSHException, ValueError, TypeError):
-                again = "Wrong passphrase. "
+                prefix = "Wrong passphrase. "
                 continue
             return True
         if not stop.is_set():
@@ -129,16 +129,16 @@ class Secrets:
 
     def _ask_password(self, needed: SecretNeededError, stop: threading.Event) -> bool:
         account = self._accounts[needed.user]
-        if set(account.passwords) - needed.refused:  # another thread has prompted meanwhile
+        if set(account.passwords) - needed.refused:  # another thread has prompted in the meantime
             return True
-        if account.asked >= PROMPTS:
+        if account.prompts >= PROMPTS:
             return False
-        again = "Permission denied. " if account.asked else ""
-        password = self._ask(f"{again}Password for {needed.where}: ", stop)
+        prefix = "Permission denied. " if account.prompts else ""
+        password = self._ask(f"{prefix}Password for {needed.where}: ", stop)
         if password is None:
-            account.asked = account.asked if stop.is_set() else PROMPTS
+            account.prompts = account.prompts if stop.is_set() else PROMPTS
             return False
-        account.asked += 1
+        account.prompts += 1
         if password not in account.passwords:
             account.passwords.append(password)
         return password not in needed.refused

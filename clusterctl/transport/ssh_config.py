@@ -127,10 +127,10 @@ def _read(path: Path, base: Path, outer: tuple[Condition, ...], depth: int) -> I
         raise ConfigError(f"cannot read {path}: {exc.strerror}") from exc
     conditions = outer
     for number, line in enumerate(lines, 1):
-        found = re.match(r"\s*(\w+)(?:\s*=\s*|\s+)(.*\S)", line)
-        if found is None:
+        match = re.match(r"\s*(\w+)(?:\s*=\s*|\s+)(.*\S)", line)
+        if match is None:
             continue
-        key, value = found[1].lower(), found[2]
+        key, value = match[1].lower(), match[2]
         if key in ("host", "match"):
             conditions = (*outer, Condition(key, _words(value, path, number)))
         elif key == "include":

@@ -198,12 +198,12 @@ class Tokens:
         """Expand a path, which may contain variables too."""
         return self.expand(os.path.expandvars(value) if "${" in value else value)
 
-    def _token(self, found: re.Match[str]) -> str:
-        name = found[1]
+    def _token(self, match: re.Match[str]) -> str:
+        name = match[1]
         if name in ("l", "L", "C"):
             self._add_machine()
         if name not in self._tokens:
-            raise ConfigError(f"ssh_config has the unsupported token %{name} in {found.string!r}")
+            raise ConfigError(f"ssh_config has the unsupported token %{name} in {match.string!r}")
         return self._tokens[name]
 
     def _add_machine(self) -> None:
