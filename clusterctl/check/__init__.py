@@ -1,4 +1,4 @@
-"""Preflight: what `start` would stumble over, found before it does."""
+"""Preflight: find what would make `start` fail, before it does."""
 
 from clusterctl.check.findings import STOPS, WARNS, Finding
 from clusterctl.check.preflight import Report, check

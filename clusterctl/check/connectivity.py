@@ -1,4 +1,4 @@
-"""Which node tries to reach which, and what the results mean."""
+"""Reachability between nodes: the pairs to try, and the findings from the results."""
 
 from __future__ import annotations
 
@@ -14,31 +14,31 @@ PEERS_EACH = 8
 
 OUTCOMES: Mapping[str, tuple[str, str]] = {
     "silent": (
-        "gives no answer",
-        "does a firewall drop it? open TCP {range} between the nodes; NIC in conf.py names another network",
+        "does not respond",
+        "open TCP {range} between the nodes in any firewall, or set NIC in conf.py to another network",
     ),
     "refused": (
         "refuses connections",
-        "does a firewall reject TCP {range}, or is it another machine's address? NIC or Host(address=...) tells",
+        "open TCP {range} between the nodes in any firewall; if the address is wrong, set NIC or Host(address=...)",
     ),
     "no_route": (
         "cannot be reached (no route, or rejected)",
-        "are they on one network, and TCP {range} open? NIC or Host(address=...) names another address",
+        "check that the nodes share a network and TCP {range} is open, or set NIC or Host(address=...)",
     ),
     "mute": (
-        "accepts connections and says nothing",
-        "does a proxy or a firewall answer in its place? open TCP {range} between the nodes",
+        "accepts connections but sends nothing",
+        "check that no proxy or firewall answers in its place, and open TCP {range} between the nodes",
     ),
     "stranger": (
-        "is answered by something else",
-        "another machine has this address: NIC or Host(address=...) tells the right one",
+        "is not the machine that answers",
+        "another machine has this address; set NIC or Host(address=...) to the right address",
     ),
 }
 
 
 @dataclass(frozen=True)
 class Failure:
-    """`source` could not reach `target` at this address and port; `outcome` is a key of OUTCOMES."""
+    """A failed attempt of `source` to reach `target` at this address and port; `outcome` is a key of OUTCOMES."""
 
     source: int
     target: int
@@ -58,7 +58,7 @@ class Failure:
 
 @dataclass(frozen=True)
 class Pairs:
-    """Ordered pairs of nodes of which the second listens: how many there are, were tried, and work."""
+    """Counts of ordered pairs of nodes whose second node listens: all pairs, those tried, and those that work."""
 
     possible: int
     tried: int
@@ -67,9 +67,10 @@ class Pairs:
 
 
 def peers(node: int, listening: Sequence[int]) -> list[int]:
-    """Whom `node` tries: all of `listening`, or of more than 32 the first, the next in the ring, and six by chance.
+    """Return the nodes that `node` tries: all of `listening` if they are few, else eight of them.
 
-    The same whenever it is asked. The first one is the lead, which every node needs.
+    Beyond 32 nodes these are the lead, which every node needs, the next node in the ring, and a random sample that is
+    the same on every call.
     """
     others = sorted(other for other in listening if other != node)
     if len(others) < ALL_PAIRS_UP_TO:
@@ -81,8 +82,8 @@ def peers(node: int, listening: Sequence[int]) -> list[int]:
 
 
 def targets(node: int, facts: Mapping[int, Mapping[str, Any]]) -> list[list[Any]]:
-    """[node, address, port, token] of every port that `node` is to try; `facts` say where each listens."""
-    listening = [peer for peer, of in facts.items() if of["listening"]]
+    """Return [node, address, port, token] for every port that `node` should try; `facts` hold the listening ports."""
+    listening = [peer for peer, info in facts.items() if info["listening"]]
     return [
         [peer, facts[peer]["address"], port, token]
         for peer in peers(node, listening)
@@ -91,25 +92,26 @@ def targets(node: int, facts: Mapping[int, Mapping[str, Any]]) -> list[list[Any]
 
 
 def failures_in(results: Mapping[int, Sequence[Sequence[Any]]]) -> list[Failure]:
-    """What did not work, of what every node says of its tries."""
-    return [Failure(source, *result) for source, found in results.items() for result in found if result[3] != "ok"]
+    """Return the failures among the results that each node reports."""
+    return [Failure(source, *row) for source, rows in results.items() for row in rows if row[3] != "ok"]
 
 
 def failed(failures: Sequence[Failure], port: int) -> Iterator[Finding]:
-    """Folds failures: by target, and targets that the same nodes cannot reach."""
+    """Merge failures by target, and then targets that the same nodes cannot reach."""
     span = f"{port}-{min(port + 999, 65_535)}"
     by_target: dict[tuple[str, int], list[Failure]] = {}
     for failure in failures:
         by_target.setdefault((failure.outcome, failure.target), []).append(failure)
     groups: dict[tuple[str, frozenset[int]], list[Failure]] = {}
-    for (outcome, target), found in by_target.items():
-        concerned = frozenset({target, *(failure.source for failure in found)})
-        groups.setdefault((outcome, concerned), []).extend(found)
-    for (outcome, _), found in groups.items():
-        said, hint = OUTCOMES[outcome]
-        targets = sorted({failure.target for failure in found})
-        sources = {failure.source for failure in found}
-        places = sorted({f"{failure.address}:{failure.port}" for failure in found})
-        ports = ", ".join(str(number) for number in sorted({failure.port for failure in found})[:4])
-        where = ", ".join(places) if len(places) <= 2 else f"TCP {ports}"
-        yield Finding("pairs", STOPS, tuple(targets), f"{said} at {where} to {on(sources)}", hint.format(range=span))
+    for (outcome, target), same_target in by_target.items():
+        nodes = frozenset({target, *(failure.source for failure in same_target)})
+        groups.setdefault((outcome, nodes), []).extend(same_target)
+    for (outcome, _), group in groups.items():
+        problem, hint = OUTCOMES[outcome]
+        targets = sorted({failure.target for failure in group})
+        sources = {failure.source for failure in group}
+        endpoints = sorted({f"{failure.address}:{failure.port}" for failure in group})
+        ports = ", ".join(str(number) for number in sorted({failure.port for failure in group})[:4])
+        where = ", ".join(endpoints) if len(endpoints) <= 2 else f"TCP {ports}"
+        message = f"{problem} at {where}, tried from {on(sources)}"
+        yield Finding("pairs", STOPS, tuple(targets), message, hint.format(range=span))

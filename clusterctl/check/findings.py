@@ -1,7 +1,7 @@
-"""From what nodes say of themselves to what a person should know. Pure functions.
+"""Derive findings for the user from the facts that nodes report about themselves. Pure functions.
 
-Facts are an agent's, by node id. Every function gives findings for one node each or for several at once; `folded`
-makes one of those that say the same.
+Facts come from the agents, by node id. Every function yields findings about one node or several; `folded` merges
+identical ones.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ NODES_NAMED = 8
 
 @dataclass(frozen=True)
 class Finding:
-    """Something that stops `start`, or a warning. `nodes` are ids; none of them means this machine."""
+    """A problem that blocks `start`, or a warning. `nodes` are ids; empty means this machine."""
 
     check: str
     severity: str
@@ -47,36 +47,36 @@ class Finding:
 
 @dataclass(frozen=True)
 class Skew:
-    """How far a node's clock is ahead of ours in seconds, and half the round trip, by which that may be wrong."""
+    """The offset of a node's clock from ours in seconds, and its error bound: half the round trip."""
 
     ahead_s: float
     error_s: float
 
     @classmethod
-    def measure(cls, asked: float, clock: float, answered: float) -> Skew:
-        """From our times when we asked and had the answer, and the node's in between."""
-        return cls(clock - (asked + answered) / 2, (answered - asked) / 2)
+    def measure(cls, requested: float, clock: float, received: float) -> Skew:
+        """Estimate the skew from our times of request and response, and the node's time in between."""
+        return cls(clock - (requested + received) / 2, (received - requested) / 2)
 
 
 def folded(findings: Iterable[Finding]) -> list[Finding]:
-    """Findings that say the same are one, about all their nodes; those that stop come first."""
+    """Merge identical findings into one about all their nodes. Those that block `start` come first."""
     groups: dict[tuple[str, str, str, str | None], set[int]] = {}
-    for found in findings:
-        groups.setdefault((found.check, found.severity, found.message, found.hint), set()).update(found.nodes)
+    for finding in findings:
+        groups.setdefault((finding.check, finding.severity, finding.message, finding.hint), set()).update(finding.nodes)
     merged = [
         Finding(check, severity, tuple(sorted(nodes)), message, hint)
         for (check, severity, message, hint), nodes in groups.items()
     ]
-    return sorted(merged, key=lambda found: (found.severity != STOPS, found.nodes[:1]))
+    return sorted(merged, key=lambda finding: (finding.severity != STOPS, finding.nodes[:1]))
 
 
 def quick(facts: Facts, skews: Mapping[int, Skew], *, members: int, open_files: int | None) -> list[Finding]:
-    """What `start` looks at by itself. `members`: how many connections a process of the job may have."""
+    """Return the findings that `start` checks on its own. `members`: the connections a process of the job may have."""
     return folded([*clocks(skews), *disks(facts), *limits(facts, members, open_files), *versions(facts)])
 
 
 def clocks(skews: Mapping[int, Skew]) -> Iterator[Finding]:
-    """Clocks that are off by 2 s or more for certain. When most nodes agree, the odd one may be this machine."""
+    """Find clocks that are certainly off by 2 s or more. If most nodes agree, this machine may be the odd one."""
     middle = statistics.median(skew.ahead_s for skew in skews.values()) if len(skews) > 2 else 0.0
     agree = sum(abs(skew.ahead_s - middle) < SKEW_S for skew in skews.values())
     ours = abs(middle) >= SKEW_S and 2 * agree > len(skews)
@@ -96,15 +96,15 @@ def _off(seconds: float) -> str:
 
 
 def disks(facts: Facts) -> Iterator[Finding]:
-    for node, of in facts.items():
-        disk = of["disk"]
+    for node, info in facts.items():
+        disk = info["disk"]
         hint = "free some space, or set ROOT_DIR to a larger file system"
         if disk["read_only"]:
             yield Finding("disk", STOPS, (node,), "the file system of ROOT_DIR is read-only", "set ROOT_DIR elsewhere")
         elif disk["free"] < NO_DISK:
             yield Finding("disk", STOPS, (node,), "the disk of ROOT_DIR is full", hint)
         elif disk["inodes_free"] == 0:
-            yield Finding("disk", STOPS, (node,), "the disk of ROOT_DIR has no inode left", hint)
+            yield Finding("disk", STOPS, (node,), "the disk of ROOT_DIR has no inodes left", hint)
         elif disk["free"] < LITTLE_DISK:
             yield Finding("disk", WARNS, (node,), f"only {disk['free'] / 1e6:,.0f} MB free in ROOT_DIR", hint)
         elif disk["inodes_free"] is not None and disk["inodes_free"] < FEW_INODES:
@@ -114,33 +114,33 @@ def disks(facts: Facts) -> Iterator[Finding]:
 def limits(facts: Facts, members: int, open_files: int | None) -> Iterator[Finding]:
     need = BASE_FILES + 2 * members
     hint = "raise nofile in /etc/security/limits.conf of the node"
-    for node, of in facts.items():
-        soft, hard = of["open_files"]["soft"], of["open_files"]["hard"]
+    for node, info in facts.items():
+        soft, hard = info["open_files"]["soft"], info["open_files"]["hard"]
         if open_files is not None:
             if hard is not None and hard < open_files:
-                message = f"OPEN_FILES = {open_files:,}, and only {hard:,} are allowed"
+                message = f"OPEN_FILES = {open_files:,} is more than the limit of {hard:,}"
                 yield Finding("open_files", STOPS, (node,), message, hint)
         elif soft is not None and soft < need:
-            message = f"only {soft:,} open files are allowed, and this job may need {need:,}"
+            message = f"only {soft:,} open files are allowed, but this job may need {need:,}"
             yield Finding("open_files", WARNS, (node,), message, hint)
 
 
 def _version(name: str) -> Callable[[Mapping[str, Any]], str | None]:
-    return lambda of: of["versions"].get(name)
+    return lambda info: info["versions"].get(name)
 
 
 def _system(name: str) -> Callable[[Mapping[str, Any]], str | None]:
-    return lambda of: of["system"].get(name)
+    return lambda info: info["system"].get(name)
 
 
-def _simd(of: Mapping[str, Any]) -> str:
-    return "+".join(of["system"]["simd"]) or "none"
+def _simd(info: Mapping[str, Any]) -> str:
+    return "+".join(info["system"]["simd"]) or "none"
 
 
-SAME_SOFTWARE = "clusterctl setup makes one environment everywhere; results are equal to the bit only then"
-SAME_MACHINES = "results are equal to the bit only among machines that are alike here"
-ALIKE: tuple[tuple[str, Callable[[Mapping[str, Any]], str | None], str], ...] = (
-    ("python", _version("python"), "PYTHON in conf.py names one that all nodes have"),
+SAME_SOFTWARE = "run clusterctl setup; results are bit-identical only with the same packages on all nodes"
+SAME_MACHINES = "results are bit-identical only if all nodes match in this"
+COMPARED: tuple[tuple[str, Callable[[Mapping[str, Any]], str | None], str], ...] = (
+    ("python", _version("python"), "set PYTHON in conf.py to a version that all nodes have"),
     ("numpy", _version("numpy"), SAME_SOFTWARE),
     ("pyzmq", _version("pyzmq"), SAME_SOFTWARE),
     ("C library", _system("libc"), SAME_MACHINES),
@@ -150,91 +150,90 @@ ALIKE: tuple[tuple[str, Callable[[Mapping[str, Any]], str | None], str], ...] = 
 
 
 def versions(facts: Facts) -> Iterator[Finding]:
-    """What is not the same on all nodes; the finding is about those that differ from the most."""
-    for name, read, hint in ALIKE:
+    """Find differences between nodes. The finding is about the nodes that differ from the majority."""
+    for name, read, hint in COMPARED:
         groups: dict[str, list[int]] = {}
-        for node, of in facts.items():
-            value = read(of)
+        for node, info in facts.items():
+            value = read(info)
             if value is not None:
                 groups.setdefault(value, []).append(node)
         if len(groups) > 1:
             by_size = sorted(groups.items(), key=lambda group: (-len(group[1]), group[1]))
-            said = "; ".join(f"{value} on {on(nodes)}" for value, nodes in by_size)
+            values = "; ".join(f"{value} on {on(nodes)}" for value, nodes in by_size)
             odd = tuple(sorted(node for _, nodes in by_size[1:] for node in nodes))
-            yield Finding("versions", WARNS, odd, f"{name} differs: {said}", hint)
+            yield Finding("versions", WARNS, odd, f"{name} differs: {values}", hint)
 
 
 def on(nodes: Iterable[int]) -> str:
-    """`node 3`, `nodes 0-2,5`."""
+    """Return `node 3` or `nodes 0-2,5`."""
     ids = sorted(set(nodes))
     return f"{'node' if len(ids) == 1 else 'nodes'} {fold(ids)}"
 
 
 def problems(facts: Facts) -> Iterator[Finding]:
-    """What the node itself says that it cannot do."""
-    for node, of in facts.items():
-        for problem in of["problems"]:
+    """Pass on the problems that the nodes report themselves."""
+    for node, info in facts.items():
+        for problem in info["problems"]:
             hint = problem["hint"]
             if problem["check"] == "ports":
-                hint = "PORT in conf.py, a range of a thousand that is free"
+                hint = "set PORT in conf.py to the start of a free range of 1000 ports"
             yield Finding(problem["check"], STOPS, (node,), problem["message"], hint)
 
 
 def memories(facts: Facts) -> Iterator[Finding]:
-    for node, of in facts.items():
-        available = of["memory"]["available"]
+    for node, info in facts.items():
+        available = info["memory"]["available"]
         if available < LITTLE_MEMORY:
             message = f"only {available / 1e6:,.0f} MB of memory are available"
-            yield Finding("memory", WARNS, (node,), message, "what takes it? top on the node shows")
+            yield Finding("memory", WARNS, (node,), message, "run top on the node to see what uses it")
 
 
 def busy_ports(facts: Facts) -> Iterator[Finding]:
-    """Ports of the job that others have; a number of processes of one name are shown as one."""
+    """Find ports of the job that are in use. Several processes with one name are shown as one."""
     groups: dict[tuple[int, str], list[tuple[int, int | None]]] = {}
-    for node, of in facts.items():
-        for holder in of["busy"]:
-            who = holder["name"] or f"another account (uid {holder['uid']})"
-            groups.setdefault((holder["port"], who), []).append((node, holder["pid"]))
-    for (port, who), places in groups.items():
-        pid = f"pid {places[0][1]}" if len(places) == 1 and places[0][1] else ""
-        by = f"{pid} ({who})" if pid else who
-        message = f"port {port} is in use by {by}"
-        hint = "the next free one will be used; PORT in conf.py moves all"
-        yield Finding("ports", WARNS, tuple(node for node, _ in places), message, hint)
+    for node, info in facts.items():
+        for holder in info["busy"]:
+            process = holder["name"] or f"another account (uid {holder['uid']})"
+            groups.setdefault((holder["port"], process), []).append((node, holder["pid"]))
+    for (port, process), holders in groups.items():
+        pid = f"pid {holders[0][1]}" if len(holders) == 1 and holders[0][1] else ""
+        message = f"port {port} is in use by " + (f"{pid} ({process})" if pid else process)
+        hint = "the next free port will be used; set PORT in conf.py to use another range"
+        yield Finding("ports", WARNS, tuple(node for node, _ in holders), message, hint)
 
 
 def remains(facts: Facts) -> Iterator[Finding]:
-    """Processes of dead jobs, and half-sent workspaces."""
+    """Find processes of dead jobs, and partially sent workspaces."""
     by_job: dict[str, dict[int, list[int]]] = {}
-    for node, of in facts.items():
-        for left in of["leftovers"]:
-            by_job.setdefault(left["job"], {})[node] = left["pids"]
+    for node, info in facts.items():
+        for leftover in info["leftovers"]:
+            by_job.setdefault(leftover["job"], {})[node] = leftover["pids"]
     for job, pids in by_job.items():
         count = sum(map(len, pids.values()))
         processes = f"{count} {'process' if count == 1 else 'processes'}"
         message = f"{processes} of {job} left by a dead supervisor: {_pids(pids)}"
         yield Finding("leftovers", WARNS, tuple(sorted(pids)), message, f"clusterctl stop {job}")
-    for node, of in facts.items():
-        if of["half_dispatched"]:
-            message = f"{len(of['half_dispatched'])} half-sent workspaces in ROOT_DIR/.clusterctl/incoming"
+    for node, info in facts.items():
+        if info["half_dispatched"]:
+            message = f"{len(info['half_dispatched'])} partially sent workspaces in ROOT_DIR/.clusterctl/incoming"
             yield Finding("leftovers", WARNS, (node,), message, "the next dispatch removes them")
 
 
 def _pids(by_node: Mapping[int, list[int]]) -> str:
-    """`pid 12, 13`; of several nodes `pid 12, 13 on node 0; pid 7 on node 1`, of many only the first ones."""
+    """Return `pid 12, 13`, or for several nodes `pid 12, 13 on node 0; pid 7 on node 1`, shortened for many."""
     rows = sorted(by_node.items())
-    said = [f"pid {', '.join(map(str, pids))}" for _, pids in rows]
+    parts = [f"pid {', '.join(map(str, pids))}" for _, pids in rows]
     if len(rows) > 1:
-        said = [f"{pids} on node {node}" for pids, (node, _) in zip(said, rows, strict=True)]
-    return "; ".join([*said[:NODES_NAMED], *["..."] * (len(said) > NODES_NAMED)])
+        parts = [f"{part} on node {node}" for part, (node, _) in zip(parts, rows, strict=True)]
+    return "; ".join([*parts[:NODES_NAMED], *["..."] * (len(parts) > NODES_NAMED)])
 
 
 def addresses(facts: Facts) -> Iterator[Finding]:
-    """A loopback address is of no use among others, and one address cannot be two machines'."""
-    loopback = {node for node, of in facts.items() if _is_loopback(of["address"])}
-    if loopback and len(loopback) < sum(of["address"] is not None for of in facts.values()):
+    """Find nodes that were reached at a loopback address while others were not."""
+    loopback = {node for node, info in facts.items() if _is_loopback(info["address"])}
+    if loopback and len(loopback) < sum(info["address"] is not None for info in facts.values()):
         message = "was reached at a loopback address, which the other nodes cannot use"
-        hint = "Host(..., address=...) or NIC in conf.py tells its address in the cluster"
+        hint = "set its address in the cluster with Host(..., address=...) or NIC in conf.py"
         yield Finding("address", STOPS, tuple(sorted(loopback)), message, hint)
 
 

@@ -1,4 +1,4 @@
-"""Asks every node for its facts, then lets the nodes try to reach each other. One SSH command per node in all."""
+"""Collect the facts of every node, then let the nodes try to reach each other, with one SSH command per node."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ LEAD = 0
 
 @dataclass(frozen=True)
 class Report:
-    """What was found. `facts` and `skews` by node id, of nodes that answered; `errors` of those that did not."""
+    """The results. `facts` and `skews` by node id, for nodes that responded; `errors` for those that did not."""
 
     facts: dict[int, Message]
     skews: dict[int, Skew]
@@ -33,7 +33,7 @@ class Report:
 
     @property
     def stops(self) -> list[Finding]:
-        return [found for found in self.findings if found.severity == STOPS]
+        return [finding for finding in self.findings if finding.severity == STOPS]
 
 
 class _Preflight:
@@ -47,21 +47,21 @@ class _Preflight:
 
     def run(self) -> Report:
         try:
-            looks = self._cluster.map(self._look)
-            self._facts = self._kept(looks)
-            there = [node for node in self._cluster.nodes if node.id in self._facts]
-            results = self._kept(self._cluster.map(self._reach, there))
+            outcomes = self._cluster.map(self._inspect)
+            self._facts = self._values(outcomes)
+            responding = [node for node in self._cluster.nodes if node.id in self._facts]
+            results = self._values(self._cluster.map(self._reach, responding))
         finally:
             self._end()
-        found = self._pairs(results)
-        seconds = {look.node.id: look.seconds for look in looks}
-        return Report(self._facts, self._skews, self._errors, seconds, found, self._findings(found))
+        reachability = self._pairs(results)
+        seconds = {outcome.node.id: outcome.seconds for outcome in outcomes}
+        return Report(self._facts, self._skews, self._errors, seconds, reachability, self._findings(reachability))
 
-    def _kept(self, outcomes: list[NodeOutcome[Any]]) -> dict[int, Any]:
+    def _values(self, outcomes: list[NodeOutcome[Any]]) -> dict[int, Any]:
         self._errors.update({o.node.id: o.error for o in outcomes if o.error is not None})
         return {o.node.id: o.get() for o in outcomes if o.ok}
 
-    def _look(self, node: Node) -> Message:
+    def _inspect(self, node: Node) -> Message:
         settings = self._cluster.settings
         request = {
             "op": "check",
@@ -79,10 +79,10 @@ class _Preflight:
     def _reach(self, node: Node) -> list[list[Any]]:
         call = self._calls[node.id]
         targets = pairs.targets(node.id, self._facts)
-        asked = time.time()
+        requested = time.time()
         call.send({"targets": targets})
         clock = call.receive()["clock"]
-        self._skews[node.id] = Skew.measure(asked, clock, time.time())
+        self._skews[node.id] = Skew.measure(requested, clock, time.time())
         return list(call.receive(REACH_S)["reach"])
 
     def _end(self) -> None:
@@ -92,14 +92,14 @@ class _Preflight:
             call.close()
 
     def _pairs(self, results: dict[int, list[list[Any]]]) -> Pairs:
-        listening = [node for node, of in self._facts.items() if of["listening"]]
+        listening = [node for node, info in self._facts.items() if info["listening"]]
         possible = sum(node != peer for node in self._facts for peer in listening)
-        tried = {(source, result[0]) for source, found in results.items() for result in found}
+        tried = {(source, row[0]) for source, rows in results.items() for row in rows}
         failed = pairs.failures_in(results)
         broken = {(failure.source, failure.target) for failure in failed}
         return Pairs(possible, len(tried), len(tried - broken), tuple(failed))
 
-    def _findings(self, found: Pairs) -> list[Finding]:
+    def _findings(self, reachability: Pairs) -> list[Finding]:
         settings, inventory = self._cluster.settings, self._cluster.inventory
         members = max(inventory.trainer_count, len(inventory.nodes))
         unreached = [Finding("ssh", STOPS, (node,), e.message, e.hint) for node, e in self._errors.items()]
@@ -108,7 +108,7 @@ class _Preflight:
                 *unreached,
                 *findings.problems(self._facts),
                 *findings.addresses(self._facts),
-                *pairs.failed(found.failures, settings.port),
+                *pairs.failed(reachability.failures, settings.port),
                 *findings.quick(self._facts, self._skews, members=members, open_files=settings.open_files),
                 *findings.memories(self._facts),
                 *findings.busy_ports(self._facts),
@@ -118,8 +118,8 @@ class _Preflight:
 
 
 def check(cluster: Cluster, *, runtime: bool) -> Report:
-    """Preflight of the cluster's nodes. `runtime`: whether the job needs numpy and pyzmq there.
+    """Run the preflight on the cluster's nodes. `runtime`: True if the job needs numpy and pyzmq there.
 
-    Raises nothing for what a node lacks or does not answer: that is in the report.
+    A node that lacks something or does not respond raises no error: the report contains it.
     """
     return _Preflight(cluster, runtime).run()

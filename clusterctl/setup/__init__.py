@@ -1,4 +1,4 @@
-"""Makes nodes ready to train: the same Python packages everywhere, in an environment that the agent makes."""
+"""Prepare nodes for training: the same Python packages everywhere, in an environment that the agent builds."""
 
 from clusterctl.setup.requirements import Requirements, read_requirements
 from clusterctl.setup.setup import Group, NodeSetup, Prepared, Wishes, prepare

@@ -1,4 +1,4 @@
-"""Wheels on the control machine: fetched once by pip for the nodes' platform, kept in a cache."""
+"""Wheels on the control machine: downloaded once by pip for the nodes' platform, and cached."""
 
 from __future__ import annotations
 
@@ -27,39 +27,41 @@ NO_NETWORK = (
     "Read timed out",
     "ProxyError",
     "SSLError",
-    "Failed to fetch",  # uv's word
+    "Failed to fetch",  # uv
 )
 UNTRUSTED = ("CERTIFICATE_VERIFY_FAILED", "invalid peer certificate")
 TAIL_CHARS = 400
 
 
 class Downloads:
-    """The cache of this machine: wheels by their hash, and what was chosen for requirements and a platform."""
+    """The cache of this machine: wheels by hash, and the wheels chosen for given requirements and a platform."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
         self.store = WheelStore(self._directory / "wheels")
 
     def resolve(self, requirements: Sequence[str], platform: Platform, *, cached: bool) -> list[Wheel]:
-        """The wheels that pip here chooses for the platform. With `cached`, those that it chose last time, if all
-        are still there. Raises ConfigError for requirements that cannot be met, NodeError without a network or pip.
+        """Let pip on this machine choose the wheels for the platform.
+
+        With `cached`, returns the wheels chosen last time, if all of them are still there. Raises ConfigError for
+        requirements that cannot be met, NodeError without a network or pip.
         """
-        remembered = self._lock_path(requirements, platform)
-        if cached and (known := self._read(remembered)):
+        lock_path = self._lock_path(requirements, platform)
+        if cached and (known := self._read(lock_path)):
             return known
         with self.store.workplace() as workplace:
             listed = Path(workplace, "requirements.txt")
             listed.write_text("\n".join(requirements) + "\n")
             _pip_download(workplace, platform, ["--requirement", str(listed)], requirements)
             lock = sorted(self.store.adopt(path) for path in Path(workplace).glob("*.whl"))
-        remembered.parent.mkdir(parents=True, exist_ok=True)
-        beside = remembered.with_suffix(f".{os.getpid()}")
-        beside.write_text(json.dumps(lock))
-        beside.replace(remembered)
+        lock_path.parent.mkdir(parents=True, exist_ok=True)
+        temporary = lock_path.with_suffix(f".{os.getpid()}")
+        temporary.write_text(json.dumps(lock))
+        temporary.replace(lock_path)
         return lock
 
     def fetch(self, wheels: Sequence[Wheel], options: Sequence[str], platform: Platform) -> None:
-        """Brings wheels of a lock into the cache; `options` are such as --index-url. Raises as `resolve` does."""
+        """Download wheels of a lock into the cache. `options` are for pip, such as --index-url. Raises as `resolve`."""
         with self.store.workplace() as workplace:
             listed = Path(workplace, "requirements.txt")
             listed.write_text("\n".join([*options, *pinned(wheels)]) + "\n")
@@ -81,25 +83,25 @@ class Downloads:
 
 
 def find_pip() -> Pip:
-    """The pip of this machine: our interpreter's, another one's, or one that uv lends. Raises NodeError."""
+    """Return the pip of this machine: our interpreter's, another one in PATH, or uv's. Raises NodeError."""
     if importlib.util.find_spec("pip") is not None:
         return Pip("pip", (sys.executable, "-m", "pip"))
-    found = shutil.which("pip3") or shutil.which("pip")
-    if found:
-        return Pip("pip", (found,))
+    pip = shutil.which("pip3") or shutil.which("pip")
+    if pip:
+        return Pip("pip", (pip,))
     uv = shutil.which("uv")
     if uv is None:
-        hint = f"{sys.executable} -m ensurepip gives it one; or pip or uv on a node that reaches a package index"
-        raise NodeError("there is neither pip nor uv on this machine", hint=hint)
+        hint = f"run {sys.executable} -m ensurepip, or install pip or uv on a node that can reach a package index"
+        raise NodeError("found neither pip nor uv on this machine", hint=hint)
     return lent_by(uv)
 
 
-def _pip_download(directory: str, platform: Platform, what: Sequence[str], requirements: Sequence[str]) -> None:
+def _pip_download(directory: str, platform: Platform, arguments: Sequence[str], requirements: Sequence[str]) -> None:
     pip = find_pip()
     target = ["--implementation", platform.kind.implementation, "--python-version", platform.kind.python]
     for tag in platform.tags():
         target += ["--platform", tag]
-    command = [*pip.argv, "download", *OPTIONS, "--only-binary", ":all:", *target, "--dest", directory, *what]
+    command = [*pip.argv, "download", *OPTIONS, "--only-binary", ":all:", *target, "--dest", directory, *arguments]
     done = subprocess.run(
         command,
         env=pip.environment(requirements),
@@ -112,18 +114,18 @@ def _pip_download(directory: str, platform: Platform, what: Sequence[str], requi
         raise explain(done.stdout + done.stderr, f"for {platform.kind}")
 
 
-def explain(said: str, whom: str) -> ConfigError | NodeError:
-    """What pip's words mean to the user."""
-    errors = [line.removeprefix("ERROR: ").strip() for line in said.splitlines() if line.startswith("ERROR: ")]
+def explain(output: str, scope: str) -> ConfigError | NodeError:
+    """Return the error for a failed pip, from its output. `scope` ends the message: `on node0`, `for python 3.11`."""
+    errors = [line.removeprefix("ERROR: ").strip() for line in output.splitlines() if line.startswith("ERROR: ")]
     missing = [line for line in errors if line.startswith("No matching distribution found")]
-    if any(word in said for word in UNTRUSTED):
-        hint = "its settings (pip.conf, uv.toml, SSL_CERT_FILE) name the authority that the index's certificate is from"
-        return NodeError(f"pip does not trust the certificate of the package index {whom}", hint=hint)
-    if any(word in said for word in NO_NETWORK):
-        hint = "pip's own settings name the index and the proxy; a new requirement needs one of them"
-        return NodeError(f"pip could not reach a package index {whom}", hint=hint)
-    if "No space left on device" in said:
-        return NodeError(f"no space was left while pip worked {whom}", hint="free some, then run setup again")
-    text = (missing or errors or [said.strip()[-TAIL_CHARS:] or "it says nothing"])[0]
-    hint = "requirements.txt decides; only wheels can be fetched for another machine, sources need pip on the node"
-    return ConfigError(f"pip found no packages {whom}: {text[:TAIL_CHARS]}", hint=hint)
+    if any(text in output for text in UNTRUSTED):
+        hint = "add the issuer of that certificate to pip's or uv's settings (pip.conf, uv.toml, SSL_CERT_FILE)"
+        return NodeError(f"pip does not trust the certificate of the package index {scope}", hint=hint)
+    if any(text in output for text in NO_NETWORK):
+        hint = "set the index or the proxy in pip's own configuration; new requirements cannot be installed without one"
+        return NodeError(f"pip could not reach a package index {scope}", hint=hint)
+    if "No space left on device" in output:
+        return NodeError(f"no space left on device while pip ran {scope}", hint="free some space, then run setup again")
+    text = (missing or errors or [output.strip()[-TAIL_CHARS:] or "no output"])[0]
+    hint = "check requirements.txt; only wheels can be fetched for another machine, sources need pip on the node"
+    return ConfigError(f"pip found no packages {scope}: {text[:TAIL_CHARS]}", hint=hint)

@@ -1,4 +1,4 @@
-"""Interpreters and machines of the nodes, and the wheels that fit them."""
+"""The interpreters and machines of the nodes, and the platform tags of wheels that run on them."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 OLDEST_MANYLINUX = 5
-NEWEST_GLIBC = 1000  # of either number
+NEWEST_GLIBC = 1000  # for the major and the minor number
 WORD = re.compile(r"[A-Za-z0-9_.]{1,40}")
 ALIASES = {5: "manylinux1", 12: "manylinux2010", 17: "manylinux2014"}
 MUSL = ("musllinux_1_2", "musllinux_1_1")
 
 
 class Kind(NamedTuple):
-    """Nodes of one kind get the very same wheels."""
+    """The interpreter and machine of a node. All nodes of one kind get exactly the same wheels."""
 
     implementation: str
     python: str
@@ -29,13 +29,13 @@ class Kind(NamedTuple):
 
 @dataclass(frozen=True)
 class Platform:
-    """A kind with the oldest C library among its nodes: (2, 36); None for another one than glibc."""
+    """A kind of node, with the oldest glibc among its nodes, such as (2, 36); None for another C library."""
 
     kind: Kind
     glibc: tuple[int, int] | None
 
     def tags(self) -> list[str]:
-        """Platform tags of wheels that run here, the newest first."""
+        """Return the platform tags of wheels that run here, the newest first."""
         machine = self.kind.machine
         if self.glibc is None:
             return [f"{tag}_{machine}" for tag in MUSL] + [f"linux_{machine}"]
@@ -48,16 +48,16 @@ class Platform:
 
 
 def kind_of(facts: Mapping[str, Any]) -> Kind:
-    """Raises ValueError for words that are no tags of wheels: they become arguments of pip."""
+    """Return the kind of a node. Raises ValueError for malformed facts, which would become arguments of pip."""
     minor = ".".join(facts["python"].split(".")[:2])
-    found = Kind(facts["implementation"], minor, facts["machine"], facts["glibc"] is not None)
-    if not all(WORD.fullmatch(word) for word in found[:3]) or max(facts["glibc"] or (0,)) > NEWEST_GLIBC:
-        raise ValueError(f"{found} is no platform")
-    return found
+    kind = Kind(facts["implementation"], minor, facts["machine"], facts["glibc"] is not None)
+    if not all(WORD.fullmatch(word) for word in kind[:3]) or max(facts["glibc"] or (0,)) > NEWEST_GLIBC:
+        raise ValueError(f"{kind} is not a platform")
+    return kind
 
 
 def platform_of(all_facts: Iterable[Mapping[str, Any]]) -> Platform:
-    """The platform that nodes of one kind have in common."""
+    """Return the platform that nodes of one kind have in common."""
     facts = list(all_facts)
     glibc = [(one["glibc"][0], one["glibc"][1]) for one in facts if one["glibc"]]
     return Platform(kind_of(facts[0]), min(glibc, default=None))

@@ -1,4 +1,4 @@
-"""Wheels to many nodes: they go from here once, and from node to node, as the bytes of a dispatch do."""
+"""Relay wheels to many nodes: this machine sends them once, and nodes forward them, as in a dispatch."""
 
 from __future__ import annotations
 
@@ -16,8 +16,10 @@ WORK_S = 3600.0
 
 
 class WheelRelay:
-    """Brings to nodes what `missing` has for each, and leaves there what did not arrive. One step after the other:
-    `listen` on every node, `tell` every node, and only when all are told `carry` for every node."""
+    """Sends each node its wheels in `missing`. Wheels that do not arrive remain there.
+
+    The steps are: `listen` for every node, `plan`, `order` for every node, and only then `transfer` for every node.
+    """
 
     def __init__(
         self,
@@ -39,7 +41,7 @@ class WheelRelay:
         return relay_plan.worth_it(len(nodes), total, self._settings.relay)
 
     def listen(self, node: Node) -> None:
-        """Asks a node to be ready; one that cannot be gets its wheels directly."""
+        """Ask a node to listen; one that cannot gets its wheels directly."""
         call = self._calls[node.id]
         call.send({"do": "listen", "address": node.address, "nic": self._settings.nic})
         answer = call.receive()
@@ -47,22 +49,22 @@ class WheelRelay:
             self._where[node.id] = (answer["address"], answer["port"])
 
     def plan(self, nodes: Sequence[Node]) -> list[Node]:
-        """Who of these takes part; none when too few listen."""
-        part = [node for node in nodes if node.id in self._where]
-        if len(part) < relay_plan.FEWEST:
+        """Return the nodes that take part; empty if too few listen."""
+        members = [node for node in nodes if node.id in self._where]
+        if len(members) < relay_plan.FEWEST:
             return []
-        wheels = sorted({wheel for node in part for wheel in self._missing[node.id]})
+        wheels = sorted({wheel for node in members for wheel in self._missing[node.id]})
         self._blobs = Blobs(self._store.directory, [_row(wheel) for wheel in wheels])
-        self._words = relay_plan.words({node.id: self._where[node.id] for node in part}, self._blobs.length)
-        return part
+        self._words = relay_plan.words({node.id: self._where[node.id] for node in members}, self._blobs.length)
+        return members
 
-    def tell(self, node: Node) -> None:
-        """Who brings the stream to this node, and to whom it passes it on."""
+    def order(self, node: Node) -> None:
+        """Send a node its part: the node that it receives the stream from, and those that it forwards it to."""
         order = {"do": "relay", "relay": self._words[node.id], "lock": self._missing[node.id]}
         self._calls[node.id].send(order)
 
-    def carry(self, node: Node) -> int:
-        """The bytes that went from here to this node: all to the first, none to others."""
+    def transfer(self, node: Node) -> int:
+        """Send the stream, if this node is the first, and wait for the node. Returns the bytes sent from here."""
         call = self._calls[node.id]
         sent = 0
         if self._words[node.id]["upstream"] is None:

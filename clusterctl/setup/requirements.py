@@ -1,4 +1,4 @@
-"""requirements.txt, read and judged before any node is asked."""
+"""requirements.txt, read and validated before any node is contacted."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ REQUIREMENT = re.compile(
 
 @dataclass(frozen=True)
 class Requirements:
-    """`lines` are what pip is asked for; `source` says where they come from."""
+    """The requirements of a workspace: `lines` for pip, and their `source` for messages."""
 
     source: str
     lines: tuple[str, ...]
@@ -30,17 +30,17 @@ class Requirements:
 
     @property
     def options(self) -> list[str]:
-        """Lines such as --index-url, which may hold a password."""
+        """Lines such as --index-url, which may contain a password."""
         return [line for line in self.lines if line.startswith("--")]
 
 
 def read_requirements(workspace: Path, *, runtime: bool) -> Requirements:
-    """What the workspace needs, and numpy and pyzmq where our `runtime` takes part or nothing is said.
+    """Read the requirements of the workspace, adding numpy and pyzmq for our `runtime` or if there is no file.
 
-    Raises ConfigError naming the line that is no requirement.
+    Raises ConfigError that names the invalid line.
     """
     if not workspace.is_dir():
-        raise ConfigError(f"the workspace {workspace} does not exist", hint="clusterctl init writes one to begin with")
+        raise ConfigError(f"the workspace {workspace} does not exist", hint="run `clusterctl init` to create one")
     path = workspace / FILE
     try:
         text = read_text(workspace)
@@ -56,7 +56,7 @@ def read_requirements(workspace: Path, *, runtime: bool) -> Requirements:
 def _check(where: str, line: str) -> None:
     word = re.split(r"[\s=]", line)[0]
     if word in ELSEWHERE or line.startswith(("-r", "-c", "-e")):
-        hint = "write the requirements themselves; code of yours belongs into the workspace"
+        hint = "list the requirements themselves; put your own code in the workspace"
         raise ConfigError(f"{where}: {line!r} refers to another file, which nodes do not have", hint=hint)
     if not line.startswith("--") and not REQUIREMENT.fullmatch(line):
         raise ConfigError(f"{where}: {line!r} is not a requirement", hint="one per line, such as: numpy>=1.26,<3")

@@ -1,4 +1,4 @@
-"""Setup over all nodes: ask what is there, choose versions once for each kind of node, send what is missing, build."""
+"""Setup of all nodes: look at what they have, choose versions for each kind of node, send missing wheels, build."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from clusterctl.setup.transfer import fetch_files, send_files
 from clusterctl.transport import Outcome
 
 T = TypeVar("T")
-WORK_S = 3600.0  # packages may have to be downloaded, and built from their sources
+WORK_S = 3600.0  # packages may have to be downloaded, and built from source
 
 
 @dataclass(frozen=True)
 class NodeSetup:
-    """A node that is ready: `environment` names what it has, `built` tells whether that is new."""
+    """A node that is ready: `environment` is the name of its environment; `built` is True if that is new."""
 
     environment: str
     built: bool
@@ -36,10 +36,10 @@ class NodeSetup:
 
 @dataclass
 class Group:
-    """Nodes of one kind, which get the very same wheels.
+    """Nodes of one kind, which get exactly the same wheels.
 
-    `chosen_by` says who chose these just now; `online`, whether nodes may reach a package index, as far as is known;
-    `relayed`, whether nodes passed wheels on to each other.
+    `chosen_by` is the machine that chose them in this setup, if any. `online` is False once the package index is known
+    to be unreachable from the nodes. `relayed` is True if nodes forwarded wheels to each other.
     """
 
     platform: Platform
@@ -66,21 +66,21 @@ class Prepared:
 
 @dataclass(frozen=True)
 class Wishes:
-    """`offline`: nodes use no network. `upgrade`: versions are chosen anew, whatever nodes have."""
+    """The options of a setup. `offline`: nodes use no network. `upgrade`: choose new versions for all nodes."""
 
     offline: bool = False
     upgrade: bool = False
 
 
 def prepare(
-    cluster: Cluster, requirements: Requirements, wishes: Wishes, say: Callable[[str], None], cache: Path
+    cluster: Cluster, requirements: Requirements, wishes: Wishes, report: Callable[[str], None], cache: Path
 ) -> Prepared:
-    """Makes the environment on every node, or finds it there; every node has its outcome.
+    """Build the environment on every node that does not have it, and return the outcome of every node.
 
-    One SSH command per node stays open from the first look to the end, and holds that node's lock. `cache` is the
-    directory of this machine's wheels.
+    One SSH command per node stays open from start to end and holds that node's lock. `report` receives progress
+    messages. `cache` is the directory of this machine's wheels.
     """
-    work = _Setup(cluster, requirements, wishes, say, Downloads(cache))
+    work = _Setup(cluster, requirements, wishes, report, Downloads(cache))
     try:
         return work.run()
     finally:
@@ -94,14 +94,14 @@ class _Setup:
         cluster: Cluster,
         requirements: Requirements,
         wishes: Wishes,
-        say: Callable[[str], None],
+        report: Callable[[str], None],
         downloads: Downloads,
     ) -> None:
         self._cluster = cluster
         self._requirements = list(requirements.lines)
         self._options = requirements.options
         self._wishes = wishes
-        self._say = say
+        self._report = report
         self._downloads = downloads
         self._facts: dict[int, Message] = {}
         self._missing: dict[int, list[Wheel]] = {}
@@ -111,7 +111,7 @@ class _Setup:
         self.calls: dict[int, AgentCall] = {}
 
     def run(self) -> Prepared:
-        self._on(self._cluster.nodes, self._look)
+        self._on(self._cluster.nodes, self._inspect)
         groups = self._groups()
         for group in groups:
             self._guard(group, self._choose)
@@ -124,7 +124,7 @@ class _Setup:
         return Prepared([self._outcome(node, finished) for node in self._cluster.nodes], groups)
 
     def _on(self, nodes: Sequence[Node], work: Callable[[Node], T]) -> dict[int, T]:
-        """Does a part of the work on nodes; those where it fails take no further part."""
+        """Do one step on these nodes. A node that fails takes no part in later steps."""
         outcomes = self._cluster.map(work, nodes)
         self._errors.update({outcome.node.id: outcome.error for outcome in outcomes if outcome.error is not None})
         return {outcome.node.id: outcome.get() for outcome in outcomes if outcome.ok}
@@ -143,7 +143,7 @@ class _Setup:
     def _outcome(self, node: Node, finished: dict[int, NodeSetup]) -> NodeOutcome[NodeSetup]:
         return Outcome(node, finished.get(node.id), self._errors.get(node.id), time.monotonic() - self._began)
 
-    def _look(self, node: Node) -> None:
+    def _inspect(self, node: Node) -> None:
         call = self.calls[node.id] = self._cluster.call(node, {"op": "setup", "requirements": self._requirements})
         facts = call.receive()["facts"]
         _decode(node, facts["lock"] or ())
@@ -158,12 +158,12 @@ class _Setup:
         return [Group(platform_of(self._facts[node.id] for node in nodes), nodes) for nodes in kinds.values()]
 
     def _choose(self, group: Group) -> None:
-        """What some node of the kind has already, else what pip finds: on a node, or here."""
+        """Choose the wheels that a node of the kind already has, or let pip choose, on a node or here."""
         known = self._known_lock(group)
         if known:
             group.lock = known
             return
-        self._say(f"{group.kind}  choosing versions")
+        self._report(f"{group.kind}  choosing versions")
         failed = None if self._wishes.offline else self._choose_on_node(group)
         if not group.lock:
             try:
@@ -172,31 +172,31 @@ class _Setup:
                 group.chosen_by = "this machine"
             except ClusterctlError as exc:
                 raise (failed if isinstance(failed, ConfigError) else exc) from None
-        self._say(f"{group.kind}  " + ", ".join(f"{name} {version}" for name, version in group.packages.items()))
+        self._report(f"{group.kind}  " + ", ".join(f"{name} {version}" for name, version in group.packages.items()))
 
     def _choose_on_node(self, group: Group) -> ClusterctlError | None:
-        """Lets pip choose on a node of the group; says why this machine has to do it, and returns what failed."""
+        """Let pip choose on a node of the group. Reports why this machine must do it instead, and returns the error."""
         bare = [node.id for node in self._able([group]) if not self._facts[node.id]["pip"]]
         if bare:
-            self._say(f"{nodeset(bare)}  neither pip nor uv: packages come from this machine")
+            self._report(f"{nodeset(bare)}  no pip or uv: using packages from this machine")
         node = self._resolver(group)
         if node is None:
             return None
         failed = self._resolve_on(node, group)
         if failed is not None:
-            group.online = isinstance(failed, ConfigError)  # else the others would only wait for the index, too
-            self._say(f"{failed.message}: this machine tries")
+            group.online = isinstance(failed, ConfigError)  # otherwise the other nodes would also wait for the index
+            self._report(f"{failed.message}; trying on this machine")
         return failed
 
     def _known_lock(self, group: Group) -> list[Wheel] | None:
-        """The one lock that nodes of the group have; None when they have none or differ."""
+        """Return the lock that the nodes of the group have in common; None if they have none or differ."""
         locks = [self._facts[node.id]["lock"] for node in group.nodes if self._facts[node.id]["lock"]]
         if self._wishes.upgrade or not locks or any(lock != locks[0] for lock in locks):
             return None
         return [Wheel(*row) for row in locks[0]]
 
     def _resolver(self, group: Group) -> Node | None:
-        """The node with pip and the oldest C library: what runs there runs on the others."""
+        """Return the node with pip and the oldest C library: wheels that run there run on the others."""
         able = [node for node in self._able([group]) if self._facts[node.id]["pip"]]
         return min(able, key=lambda node: (self._facts[node.id]["glibc"] or [], node.id), default=None)
 
@@ -222,7 +222,7 @@ class _Setup:
         return bool(self._facts[node.id]["lock"] == [list(wheel) for wheel in lock])
 
     def _offer(self, node: Node, group: Group) -> None:
-        """A node with pip fetches what it can by itself; the rest is missing."""
+        """Let a node with pip fetch what it can; record the rest as missing."""
         self._missing[node.id] = []
         if self._is_ready(node, group.lock):
             return
@@ -232,15 +232,15 @@ class _Setup:
         self._missing[node.id] = [group.lock[index] for index in call.receive(WORK_S)["missing"]]
 
     def _gather(self, group: Group) -> None:
-        """Brings here what nodes of the group miss: from a node that has it, else by pip."""
+        """Get the wheels that nodes of the group lack onto this machine: from a node that has them, or with pip."""
         store = self._downloads.store
-        asked = [node for node in self._able([group]) if not self._is_ready(node, group.lock)]
-        wanted = {wheel for node in asked for wheel in self._missing[node.id] if not store.has(wheel)}
-        for node in asked:
+        nodes = [node for node in self._able([group]) if not self._is_ready(node, group.lock)]
+        wanted = {wheel for node in nodes for wheel in self._missing[node.id] if not store.has(wheel)}
+        for node in nodes:
             has = sorted(wanted - set(self._missing[node.id]))
             try:
                 fetch_files(self.calls[node.id], has, store)
-            except ClusterctlError as exc:  # its own trouble: another node may have them, or the index
+            except ClusterctlError as exc:  # only this node fails: another node, or the index, may have the wheels
                 self._errors[node.id] = exc
             wanted = {wheel for wheel in wanted if not store.has(wheel)}
         if wanted:
@@ -248,16 +248,16 @@ class _Setup:
             _check_all_there(wanted, store)
 
     def _relay(self, group: Group) -> None:
-        """Through the nodes of the group, where that is worth it; what is missing afterwards goes directly."""
+        """Send wheels through the nodes of the group, if that pays off; what is missing afterwards goes directly."""
         lacking = [node for node in self._able([group]) if self._missing[node.id]]
-        way = WheelRelay(self._cluster.settings, self.calls, self._missing, self._downloads.store)
-        if not way.is_worth_it(lacking):
+        relay = WheelRelay(self._cluster.settings, self.calls, self._missing, self._downloads.store)
+        if not relay.is_worth_it(lacking):
             return
-        self._on(lacking, way.listen)
-        part = way.plan([node for node in lacking if node.id not in self._errors])
-        told = self._on(part, way.tell)
-        self._sent.update(self._on([node for node in part if node.id in told], way.carry))
-        group.relayed = bool(part)
+        self._on(lacking, relay.listen)
+        members = relay.plan([node for node in lacking if node.id not in self._errors])
+        ordered = self._on(members, relay.order)
+        self._sent.update(self._on([node for node in members if node.id in ordered], relay.transfer))
+        group.relayed = bool(members)
 
     def _finish(self, node: Node, lock: Sequence[Wheel]) -> NodeSetup:
         call = self.calls[node.id]
@@ -272,16 +272,16 @@ class _Setup:
 
 
 def _decode(node: Node, lock: Any) -> list[Wheel]:
-    """The wheels of a node's lock: their names become paths here, and lines of a requirements file."""
+    """Return the validated wheels of a node's lock: their names become paths and lines of a requirements file here."""
     try:
         return decode_lock(lock)
     except (AgentError, TypeError, ValueError) as exc:
-        hint = "is this machine still yours?"
-        raise NodeError(f"the node offers packages that are none: {exc}", node=node.label, hint=hint) from exc
+        hint = "check that the machine has not been compromised"
+        raise NodeError(f"the node sent malformed package data: {exc}", node=node.label, hint=hint) from exc
 
 
 def _check_all_there(wanted: Iterable[Wheel], store: WheelStore) -> None:
     absent = [wheel.file for wheel in sorted(wanted) if not store.has(wheel)]
     if absent:
-        hint = "it was built on a node, or the index has another file by now; --upgrade chooses anew"
-        raise NodeError(f"{absent[0]} cannot be had any more", hint=hint)
+        hint = "it was built on a node, or the index has replaced it; choose new versions with setup --upgrade"
+        raise NodeError(f"{absent[0]} is no longer available", hint=hint)

@@ -1,4 +1,4 @@
-"""Wheels to a node, and from a node, through the SSH command of its agent."""
+"""Send wheels to a node, and fetch wheels from a node, through the SSH command of its agent."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from clusterctl.errors import NodeError
 
 
 def send_files(call: AgentCall, wheels: Sequence[Wheel], store: WheelStore) -> int:
-    """Sends wheels of this machine's store, each verified by its hash over there; the number of bytes.
+    """Send wheels from this machine's store, verified by hash on the node. Returns the number of bytes.
 
-    Raises what the node has to say.
+    Raises the error that the node reports.
     """
     if not wheels:
         return 0
@@ -27,7 +27,7 @@ def send_files(call: AgentCall, wheels: Sequence[Wheel], store: WheelStore) -> i
 
 
 def fetch_files(call: AgentCall, wheels: Sequence[Wheel], store: WheelStore) -> None:
-    """Brings wheels that a node has into this machine's store. Raises NodeError when they are damaged."""
+    """Fetch wheels from a node into this machine's store. Raises NodeError if they are damaged."""
     if not wheels:
         return
     call.send({"do": "give", "lock": wheels})

@@ -396,7 +396,7 @@ def test_nodes_of_one_kind_get_wheels_that_the_oldest_of_them_can_load() -> None
         ("ERROR: Could not install: [Errno 28] No space left on device\n", "node", "no space"),
         ("error: Failed to fetch: `https://x/`\n  Caused by: dns error", "node", "could not reach"),
         ("error: Failed to fetch: `https://x/`\n  Caused by: invalid peer certificate: Unknown", "node", "not trust"),
-        ("", "config", "says nothing"),
+        ("", "config", "no output"),
     ],
 )
 def test_the_words_of_pip_become_ours(said: str, kind: str, words: str) -> None:

@@ -175,7 +175,7 @@ def failure(source: int, target: int, outcome: str = "silent") -> Failure:
 def test_a_node_that_nobody_reaches_is_one_finding() -> None:
     (found,) = failed([failure(source, 3) for source in range(3)], 7164)
     assert (found.nodes, found.severity) == ((3,), STOPS)
-    assert found.message == "gives no answer at 10.0.0.3:7164 to nodes 0-2"
+    assert found.message == "does not respond at 10.0.0.3:7164, tried from nodes 0-2"
     assert "firewall" in str(found.hint)
     assert "7164-8163" in str(found.hint)
 

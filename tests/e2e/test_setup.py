@@ -137,7 +137,7 @@ def test_nodes_with_other_pythons_get_wheels_of_their_own_also_without_pip_and_v
         assert sorted(re.findall(r"got (\S+)", logs)) == ["1.0", "1.1", "1.2"]
         (directory / "requirements.txt").write_text(f"--no-index\n--find-links {index}\ntiny==1.0\n")
         fallen_back = site.ok("setup", str(directory), "--only=node2").out
-        assert "node2  neither pip nor uv: packages come from this machine" in fallen_back
+        assert "node2  no pip or uv: using packages from this machine" in fallen_back
 
 
 @pytest.mark.parametrize(
