@@ -1,7 +1,7 @@
-"""Certificates for one run or one dispatch: an authority of its own, and one for each node. P-256.
+"""Certificates for one run or one dispatch: a separate authority, and a certificate for each node. P-256.
 
-With subject and authority key identifiers and key usage, which newer Pythons demand; valid from a year ago until long
-after any job, so that a wrong clock does no harm.
+They have subject and authority key identifiers and key usage, which newer Pythons require. They are valid from a year
+ago until long after any job, so that a wrong clock does no harm.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ NO_USAGE = dict.fromkeys(
 
 
 class Authority:
-    """Issues certificates, and is forgotten with this object: its key is never written anywhere."""
+    """Issues certificates. Its key exists only in this object and is never written anywhere."""
 
     def __init__(self) -> None:
         self._key = ec.generate_private_key(ec.SECP256R1())
@@ -44,7 +44,7 @@ class Authority:
         self.trusted = _pem(builder.sign(self._key, hashes.SHA256()))
 
     def issue(self, name: str) -> str:
-        """A new private key and its certificate for the common name `name`, for client and server, as PEM."""
+        """Return a new private key and its certificate for the common name `name`, as PEM, for clients and servers."""
         key = ec.generate_private_key(ec.SECP256R1())
         usage = x509.KeyUsage(**{**NO_USAGE, "digital_signature": True})
         purposes = x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH])

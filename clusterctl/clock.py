@@ -1,4 +1,4 @@
-"""The control machine's clock, and the names that come from it."""
+"""The control machine's clock, and the job ids made from it."""
 
 from __future__ import annotations
 
@@ -10,5 +10,5 @@ def utc_now() -> datetime.datetime:
 
 
 def new_job_id() -> str:
-    """`JOB20261121-081530`, in UTC: ids sort by time, wherever the machines are that make them."""
+    """Return an id such as `JOB20261121-081530`, in UTC: ids sort by time wherever they are made."""
     return utc_now().strftime("JOB%Y%m%d-%H%M%S")

@@ -1,4 +1,4 @@
-"""The one error tree: what went wrong, on which node, what to do about it, and the exit code of the process.
+"""The error tree: each error has a message, the node it happened on, a hint, and the exit code of the process.
 
 | class              | kind          | exit code | when                                                     |
 |--------------------|---------------|-----------|----------------------------------------------------------|
@@ -17,10 +17,10 @@ from typing import Any, ClassVar
 
 
 class ClusterctlError(Exception):
-    """Base of every error that a user is meant to read.
+    """Base class of every error that is meant for the user.
 
-    `message` says what was attempted and what happened, `node` names the node it happened on (a label such
-    as `node3`), `hint` says what to do next, and `details` carries what only `--json` shows.
+    `message` describes what was attempted and what happened, `node` is the label of the node, such as `node3`, `hint`
+    is what to do next, and `details` holds data for `--json` only.
     """
 
     kind: ClassVar[str] = "error"
@@ -41,7 +41,7 @@ class ClusterctlError(Exception):
         self.details = details or {}
 
     def to_json(self) -> dict[str, Any]:
-        """The error as `--json` shows it, without its details."""
+        """Return the error in the form of `--json`, without its details."""
         return {"kind": self.kind, "message": self.message, "node": self.node, "hint": self.hint}
 
     def __str__(self) -> str:
@@ -77,6 +77,6 @@ class RefusedError(ClusterctlError):
     exit_code = 4
 
 
-class InterruptedRun(ClusterctlError):  # noqa: N818 - an interruption asked for is not an error
+class InterruptedRun(ClusterctlError):  # noqa: N818 - an interruption by the user is not an error
     kind = "interrupted"
     exit_code = 130

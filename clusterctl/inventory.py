@@ -1,4 +1,4 @@
-"""The nodes of the job: which host is which node, what runs there, and how people name nodes."""
+"""The nodes of the job: their hosts, roles and ranks, and the selection of nodes by name."""
 
 from __future__ import annotations
 
@@ -16,12 +16,11 @@ from clusterctl.errors import UsageError
 
 @dataclass(frozen=True)
 class Node:
-    """A host as a member of the job, ready for the transport and the launch plan.
+    """A host as a member of the job, for the transport and the launch plan.
 
-    `where` is for messages: the host, with its port when that is not 22. `ssh_user`, `ssh_port`, `identity`
-    None: left to ~/.ssh/config and SSH's defaults. `address` None: the agent finds out. `root_dir` is a
-    path on the node and may begin with `~`. `env` is ENV with the host's own variables over it, not to be
-    changed.
+    `where` is for messages: the host, with its port unless that is 22. An `ssh_user`, `ssh_port` or `identity` of None
+    is left to ~/.ssh/config and SSH's defaults. If `address` is None, the agent determines it. `root_dir` is a path on
+    the node and may start with `~`. `env` is ENV with the host's own variables on top; it is read-only.
     """
 
     id: int
@@ -42,26 +41,26 @@ class Node:
 
 @dataclass(frozen=True)
 class Inventory:
-    """All nodes in the order of HOSTS: `nodes[i].id == i`. Each role's ranks 0, 1, ... ascend with the id."""
+    """All nodes in the order of HOSTS: `nodes[i].id == i`. The ranks 0, 1, ... of each role ascend with the id."""
 
     nodes: tuple[Node, ...]
 
     @property
     def pserver_count(self) -> int:
-        """Pservers of the whole job."""
+        """The number of pservers in the whole job."""
         return sum(len(node.pserver_ranks) for node in self.nodes)
 
     @property
     def trainer_count(self) -> int:
-        """Trainers of the whole job."""
+        """The number of trainers in the whole job."""
         return sum(len(node.trainer_ranks) for node in self.nodes)
 
 
 def build(settings: Settings) -> Inventory:
-    """Make the hosts of `settings` nodes and give each its roles and ranks.
+    """Build the nodes from the hosts in `settings`, and assign their roles and ranks.
 
-    PSERVERS and TRAINERS choose among the hosts that may run the role (by their `roles` and counts): a number
-    takes the first ones, a list those that it names, in any order. Raises ConfigError with every mistake.
+    PSERVERS and TRAINERS select from the hosts that allow the role (by their `roles` and counts): a number selects the
+    first ones, a list those that it names, in any order. Raises ConfigError with every mistake.
     """
     findings: list[Finding] = []
     pservers = _ranks(_counts(settings, "pserver", findings))
@@ -75,7 +74,7 @@ def build(settings: Settings) -> Inventory:
 
 
 def among(inventory: Inventory, ids: Collection[int]) -> tuple[Node, ...]:
-    """The nodes of a run in which only `ids` take part: in order of id, each role's ranks 0, 1, ... without a gap."""
+    """Return the nodes of a run in which only `ids` take part, in order of id, with ranks 0, 1, ... without gaps."""
     members = [node for node in inventory.nodes if node.id in ids]
     pservers = _ranks([len(node.pserver_ranks) for node in members])
     trainers = _ranks([len(node.trainer_ranks) for node in members])
@@ -105,7 +104,7 @@ def _node(settings: Settings, number: int, host: Host, pservers: tuple[int, ...]
 
 
 def _counts(settings: Settings, role: str, findings: list[Finding]) -> list[int]:
-    """How many processes of `role` each host runs; 0 for those that PSERVERS or TRAINERS leaves out."""
+    """Return the number of `role` processes on each host; 0 for hosts that PSERVERS or TRAINERS excludes."""
     setting = f"{role.upper()}S"
     per_node, wanted = (
         (settings.pservers_per_node, settings.pservers)
@@ -115,7 +114,7 @@ def _counts(settings: Settings, role: str, findings: list[Finding]) -> list[int]
     able = [_count(host, role, per_node) for host in settings.hosts]
     chosen, problems = _chosen(settings.hosts, able, role, wanted)
     if not chosen and not problems and (role == "trainer" or settings.engine == "clusterctl"):
-        problems = [f"leaves no host to run a {role} (the roles and counts of Host(...) matter too)"]
+        problems = [f"leaves no host to run a {role}; check the roles and counts of Host(...) too"]
     file, line = str(settings.source or "settings"), settings.lines.get(setting)
     findings += [Finding(file, line, setting, f"{setting} {problem}") for problem in problems]
     return [count if number in chosen else 0 for number, count in enumerate(able)]
@@ -131,7 +130,7 @@ def _count(host: Host, role: str, per_node: int) -> int:
 def _chosen(
     hosts: tuple[Host, ...], able: list[int], role: str, wanted: int | tuple[str, ...] | None
 ) -> tuple[set[int], list[str]]:
-    """The node ids that run `role`, and what is wrong with the PSERVERS or TRAINERS that is `wanted`."""
+    """Return the ids of the nodes that run `role`, and the problems with `wanted`, the PSERVERS or TRAINERS setting."""
     eligible = [number for number, count in enumerate(able) if count]
     if wanted is None:
         return set(eligible), []
@@ -141,12 +140,12 @@ def _chosen(
     chosen: set[int] = set()
     problems = []
     for word in wanted:
-        found = _hosts_called(hosts, word)
-        if not found:
+        matches = _hosts_called(hosts, word)
+        if not matches:
             problems.append(f"names {word!r}, which is not in HOSTS{_did_you_mean(word, _host_names(hosts))}")
-        elif not any(able[number] for number in found):
-            problems.append(f"names {word!r}, whose Host(...) excludes being a {role}")
-        chosen.update(number for number in found if able[number])
+        elif not any(able[number] for number in matches):
+            problems.append(f"names {word!r}, whose Host(...) does not allow a {role}")
+        chosen.update(number for number in matches if able[number])
     return chosen, problems
 
 
@@ -156,20 +155,20 @@ def _ranks(counts: list[int]) -> list[tuple[int, ...]]:
 
 
 def _hosts_called(hosts: Iterable[Host], word: str) -> set[int]:
-    """The ids of the hosts that `word` names: by Host(name=), else by `user@host:port` or a part of it."""
+    """Return the ids of the hosts that match `word`: by Host(name=), else by `user@host:port` or a part of it."""
     by_name = {number for number, host in enumerate(hosts) if host.name == word}
     return by_name or {number for number, host in enumerate(hosts) if _is_endpoint_of(host, word)}
 
 
 def _is_endpoint_of(host: Host, word: str) -> bool:
     try:
-        meant = parse_endpoint(word)
+        endpoint = parse_endpoint(word)
     except ValueError:
         return word.lower() == host.hostname.lower()  # an IPv6 address without brackets
     return (
-        meant.host.lower() == host.hostname.lower()
-        and meant.user in (None, host.user)
-        and meant.port in (None, host.port or 22)
+        endpoint.host.lower() == host.hostname.lower()
+        and endpoint.user in (None, host.user)
+        and endpoint.port in (None, host.port or 22)
     )
 
 
@@ -183,22 +182,22 @@ def _did_you_mean(word: str, known: Iterable[str]) -> str:
 
 
 def select(inventory: Inventory, nodeset: str, failed_last: Collection[int] = ()) -> tuple[Node, ...]:
-    """The nodes that a `--only` value names, in order of id: at least one, each once.
+    """Return the nodes selected by a `--only` value, in order of id: at least one, each once.
 
     `nodeset` is a comma-separated list of `node3`, `node[0-3,7]`, host names (`host`, `user@host:port`, or
-    Host(name=)), tags, and `failed@last`, which stands for the ids `failed_last` of the previous operation.
-    Raises UsageError on an unknown word, with a hint of what exists, and when nothing is selected.
+    Host(name=)), tags, and `failed@last`, which stands for `failed_last`, the ids that failed in the last operation.
+    Raises UsageError for an unknown word, with a hint that lists the known ones, and for an empty selection.
     """
     chosen: set[int] = set()
     for word in _words(nodeset):
         chosen |= _ids(inventory, word, failed_last)
     if not chosen:
-        raise UsageError(f"--only {nodeset}: selects no node", hint=_existing(inventory))
+        raise UsageError(f"--only {nodeset}: selects no nodes", hint=_existing(inventory))
     return tuple(node for node in inventory.nodes if node.id in chosen)
 
 
 def _words(nodeset: str) -> Iterator[str]:
-    """The parts between the commas that are outside brackets."""
+    """Split at the commas that are outside brackets."""
     parts = re.findall(r"(?:[^,\[\]]|\[[^\[\]]*\])+|[\[\]]", nodeset)
     if {"[", "]"} & set(parts):
         raise UsageError(f"--only {nodeset}: a bracket is missing", hint="write node[0-3,7]")
@@ -207,10 +206,10 @@ def _words(nodeset: str) -> Iterator[str]:
 
 def _ids(inventory: Inventory, word: str, failed_last: Collection[int]) -> set[int]:
     if word == "failed@last":
-        found = {node.id for node in inventory.nodes if node.id in failed_last}
-        if not found:
+        failed = {node.id for node in inventory.nodes if node.id in failed_last}
+        if not failed:
             raise UsageError("--only failed@last: no node failed last time")
-        return found
+        return failed
     if match := re.fullmatch(r"node\[(.*)\]", word):
         return set().union(*(_range(inventory, part, word) for part in match[1].split(",")))
     by_host = _hosts_called([node.host for node in inventory.nodes], word)
@@ -224,11 +223,11 @@ def _ids(inventory: Inventory, word: str, failed_last: Collection[int]) -> set[i
 
 
 def _labelled(inventory: Inventory, word: str, digits: str, by_host: set[int]) -> set[int]:
-    """The node of a label; a machine whose host name is the label of another node must be named otherwise."""
+    """Return the node with a label. A label that is also the host name of another node is ambiguous."""
     by_label = {int(digits)} if int(digits) < len(inventory.nodes) else set()
     if by_label and by_host and by_label != by_host:
         raise UsageError(
-            f"--only {word} is ambiguous: it is the label of one node and the host name of another",
+            f"--only {word} is ambiguous: one node has this label, and another has this host name",
             hint=f"write node[{int(digits)}] for the label, or node[{fold(by_host)}] for the host",
         )
     if not by_label | by_host:
@@ -237,10 +236,10 @@ def _labelled(inventory: Inventory, word: str, digits: str, by_host: set[int]) -
 
 
 def _range(inventory: Inventory, part: str, word: str) -> set[int]:
-    """The ids of `3` or `0-3`; both ends must exist."""
+    """Return the ids in `3` or `0-3`; both ends must exist."""
     match = re.fullmatch(r"([0-9]+)(?:-([0-9]+))?", part.strip())
     if not match:
-        raise UsageError(f"--only {word}: {part!r} is not a node id or a range of them", hint="write node[0-3,7]")
+        raise UsageError(f"--only {word}: {part!r} is not a node id or a range of ids", hint="write node[0-3,7]")
     first, last = int(match[1]), int(match[2] or match[1])
     if first > last:
         raise UsageError(f"--only {word}: the range {part} runs backwards")
@@ -258,7 +257,7 @@ def _existing(inventory: Inventory) -> str:
     shown = ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
     tags = ", ".join(_tags(inventory))
     ids = nodeset(node.id for node in inventory.nodes)
-    return f"there are {ids}; hosts {shown}" + (f"; tags {tags}" if tags else "")
+    return f"known nodes: {ids}; hosts: {shown}" + (f"; tags: {tags}" if tags else "")
 
 
 def _tags(inventory: Inventory) -> list[str]:
@@ -266,7 +265,7 @@ def _tags(inventory: Inventory) -> list[str]:
 
 
 def nodeset(ids: Iterable[int]) -> str:
-    """What selects just these nodes in `--only`: `node3` or `node[0-3,7]`; empty for none."""
+    """Return the `--only` value that selects exactly these nodes: `node3` or `node[0-3,7]`; empty without ids."""
     folded = fold(ids)
     if folded.isdigit() or not folded:
         return folded and f"node{folded}"
@@ -274,7 +273,7 @@ def nodeset(ids: Iterable[int]) -> str:
 
 
 def fold(ids: Iterable[int]) -> str:
-    """Node ids for people: `0-13,15`; ascending, each once, empty for none."""
+    """Format node ids as `0-13,15`: ascending, each once, empty without ids."""
     runs: list[list[int]] = []
     for number in sorted(set(ids)):
         if runs and number == runs[-1][1] + 1:

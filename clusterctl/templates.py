@@ -1,4 +1,4 @@
-"""The files that `init` and `demo` start from, wherever the package is installed."""
+"""The template files of `init` and `demo`, in an installed package and in a checkout."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ HERE = Path(__file__).parent
 
 @dataclass(frozen=True)
 class Template:
-    """A workspace to begin with: where its files are, how it calls its data, and what it is."""
+    """A starter workspace: its source directory, the patterns of its data files, and a one-line description."""
 
     source: str
     shards: tuple[str, ...]
@@ -27,18 +27,21 @@ DEFAULT = "ngram"
 
 
 def data_file(name: str) -> Path:
-    """`workspace_template`, `docker` or `conf.py.example`: inside an installed package, beside it in a checkout."""
+    """Return the path of `workspace_template`, `docker` or `conf.py.example`.
+
+    It is inside an installed package, and beside the package in a checkout.
+    """
     packaged = HERE / "_data" / name
     return packaged if packaged.exists() else HERE.parent / name
 
 
 def template_conf(name: str = DEFAULT) -> str:
-    """conf.py.example, with SHARDS as the template of this name calls its data."""
+    """Return the text of conf.py.example, with SHARDS set for the data files of the template."""
     text = data_file("conf.py.example").read_text()
     return text.replace("# SHARDS = []", f"SHARDS = {json.dumps(TEMPLATES[name].shards)}")
 
 
 def copy_workspace(target: Path, name: str = DEFAULT) -> None:
-    """A fresh copy of the template of this name at `target`, which must not exist."""
+    """Copy the template to `target`, which must not exist, without files that its use creates."""
     made_by_use = shutil.ignore_patterns("__pycache__", ".*", "data", "output")
     shutil.copytree(data_file(TEMPLATES[name].source), target, ignore=made_by_use)
