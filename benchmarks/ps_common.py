@@ -188,7 +188,16 @@ def make_job(root: Path, layout: Layout) -> None:
     """A job directory as the supervisors of the nodes leave it."""
     run_dir = root / ".clusterctl" / "runs" / RUN
     (run_dir / "keys").mkdir(parents=True)
-    spec = {"v": 1, "job": "bench", "run": RUN, "mode": "sync", "seed": 7, "port": free_port(), "security": "none"}
+    spec = {
+        "v": 1,
+        "job": "bench",
+        "run": RUN,
+        "node": 0,
+        "mode": "sync",
+        "seed": 7,
+        "port": free_port(),
+        "security": "none",
+    }
     spec |= {"trainers": layout.trainers, "pservers": layout.pservers, "node_grace_s": 60, "load": None}
     spec |= layout.spec
     (run_dir / "spec.json").write_text(json.dumps(spec))

@@ -7,10 +7,11 @@ tracker of ps-lite, and TensorFlow's TF_CONFIG.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Mapping
+from typing import Callable, NamedTuple
 
-Message = Mapping[str, Any]
+from clusterctl.common.run_spec import ProcessSpec, RunSpec
+
 Endpoints = Mapping[str, str]  # "host:port" by process, such as "trainer0"
 
 
@@ -23,7 +24,7 @@ class Engine(NamedTuple):
     port of their own: "all", the "first" one, or "none".
     """
 
-    variables: Callable[[Message, Message, Endpoints], dict[str, str]]
+    variables: Callable[[RunSpec, ProcessSpec, Endpoints], dict[str, str]]
     ports: str = "none"
     serves: bool = False
     scheduled: bool = False
@@ -31,90 +32,85 @@ class Engine(NamedTuple):
     leaves: bool = False
 
 
-def name_of(process: Message) -> str:
-    """`trainer0`: how a process is called in endpoints and messages."""
-    return f"{process['role']}{process['rank']}"
-
-
-def has_port(engine: str, process: Message) -> bool:
+def has_port(engine: str, process: ProcessSpec) -> bool:
     """Whether the node chooses a port for a process before it is started; our own pservers choose by themselves."""
-    if process["role"] == "trainer":
+    if process.role == "trainer":
         ports = ENGINES[engine].ports
-        return ports == "all" or (ports == "first" and process["rank"] == 0)
-    return not process["ours"]
+        return ports == "all" or (ports == "first" and process.rank == 0)
+    return not process.ours
 
 
 def _all(role: str, count: int, endpoints: Endpoints) -> list[str]:
     return [endpoints[f"{role}{rank}"] for rank in range(count)]
 
 
-def _local_size(spec: Message) -> str:
+def _local_size(spec: RunSpec) -> str:
     """How many trainers this node has."""
-    return str(sum(process["role"] == "trainer" for process in spec["processes"]))
+    return str(sum(process.role == "trainer" for process in spec.processes))
 
 
-def _paddle(spec: Message, process: Message, endpoints: Endpoints) -> dict[str, str]:
-    host, _, port = endpoints[name_of(process)].rpartition(":")
+def _paddle(spec: RunSpec, process: ProcessSpec, endpoints: Endpoints) -> dict[str, str]:
+    host, _, port = endpoints[process.name].rpartition(":")
     return {
-        "PADDLE_TRAINERS_NUM": str(spec["trainers"]),
-        "PADDLE_TRAINER_ID": str(process["rank"]),
-        "PADDLE_PSERVERS_IP_PORT_LIST": ",".join(_all("pserver", spec["pservers"], endpoints)),
-        "PADDLE_TRAINER_ENDPOINTS": ",".join(_all("trainer", spec["trainers"], endpoints)),
+        "PADDLE_TRAINERS_NUM": str(spec.training.trainers),
+        "PADDLE_TRAINER_ID": str(process.rank),
+        "PADDLE_PSERVERS_IP_PORT_LIST": ",".join(_all("pserver", spec.training.pservers, endpoints)),
+        "PADDLE_TRAINER_ENDPOINTS": ",".join(_all("trainer", spec.training.trainers, endpoints)),
         "POD_IP": host,
         "PADDLE_PORT": port,
     }
 
 
-def _torch(spec: Message, process: Message, endpoints: Endpoints) -> dict[str, str]:
-    if process["role"] != "trainer":
+def _torch(spec: RunSpec, process: ProcessSpec, endpoints: Endpoints) -> dict[str, str]:
+    if process.role != "trainer":
         return {}
     host, _, port = endpoints["trainer0"].rpartition(":")
     return {
         "MASTER_ADDR": host.strip("[]"),
         "MASTER_PORT": port,
-        "RANK": str(process["rank"]),
-        "LOCAL_RANK": str(process["index"]),
-        "WORLD_SIZE": str(spec["trainers"]),
+        "RANK": str(process.rank),
+        "LOCAL_RANK": str(process.index),
+        "WORLD_SIZE": str(spec.training.trainers),
         "LOCAL_WORLD_SIZE": _local_size(spec),
     }
 
 
-def _mpi(spec: Message, process: Message, endpoints: Endpoints) -> dict[str, str]:
-    if process["role"] != "trainer":
+def _mpi(spec: RunSpec, process: ProcessSpec, endpoints: Endpoints) -> dict[str, str]:
+    if process.role != "trainer":
         return {}
     return {
-        "OMPI_COMM_WORLD_RANK": str(process["rank"]),
-        "OMPI_COMM_WORLD_SIZE": str(spec["trainers"]),
-        "OMPI_COMM_WORLD_LOCAL_RANK": str(process["index"]),
+        "OMPI_COMM_WORLD_RANK": str(process.rank),
+        "OMPI_COMM_WORLD_SIZE": str(spec.training.trainers),
+        "OMPI_COMM_WORLD_LOCAL_RANK": str(process.index),
         "OMPI_COMM_WORLD_LOCAL_SIZE": _local_size(spec),
-        "OMPI_COMM_WORLD_NODE_RANK": str(process["index"]),
+        "OMPI_COMM_WORLD_NODE_RANK": str(process.index),
     }
 
 
-def _dmlc(spec: Message, process: Message, endpoints: Endpoints) -> dict[str, str]:
+def _dmlc(spec: RunSpec, process: ProcessSpec, endpoints: Endpoints) -> dict[str, str]:
     host, _, port = endpoints["scheduler0"].rpartition(":")
-    role = {"pserver": "server", "trainer": "worker"}.get(process["role"], "scheduler")
-    ids = {} if role == "scheduler" else {f"DMLC_{role.upper()}_ID": str(process["rank"])}
+    role = {"pserver": "server", "trainer": "worker"}.get(process.role, "scheduler")
+    ids = {} if role == "scheduler" else {f"DMLC_{role.upper()}_ID": str(process.rank)}
     return {
         "DMLC_ROLE": role,
         "DMLC_PS_ROOT_URI": host.strip("[]"),
         "DMLC_PS_ROOT_PORT": port,
-        "DMLC_NUM_SERVER": str(spec["pservers"]),
-        "DMLC_NUM_WORKER": str(spec["trainers"]),
-        "DMLC_NODE_HOST": spec["address"],
+        "DMLC_NUM_SERVER": str(spec.training.pservers),
+        "DMLC_NUM_WORKER": str(spec.training.trainers),
+        "DMLC_NODE_HOST": spec.address,
         **ids,
     }
 
 
-def _tensorflow(spec: Message, process: Message, endpoints: Endpoints) -> dict[str, str]:
-    cluster = {"worker": _all("trainer", spec["trainers"], endpoints)}
-    if spec["pservers"]:
-        cluster["ps"] = _all("pserver", spec["pservers"], endpoints)
-    kind = {"pserver": "ps", "trainer": "worker"}[process["role"]]
-    return {"TF_CONFIG": json.dumps({"cluster": cluster, "task": {"type": kind, "index": process["rank"]}})}
+def _tensorflow(spec: RunSpec, process: ProcessSpec, endpoints: Endpoints) -> dict[str, str]:
+    cluster = {"worker": _all("trainer", spec.training.trainers, endpoints)}
+    if spec.training.pservers:
+        cluster["ps"] = _all("pserver", spec.training.pservers, endpoints)
+    kind = {"pserver": "ps", "trainer": "worker"}[process.role]
+    return {"TF_CONFIG": json.dumps({"cluster": cluster, "task": {"type": kind, "index": process.rank}})}
 
 
-def _nothing(spec: Message, process: Message, endpoints: Endpoints) -> dict[str, str]:
+def _nothing(spec: RunSpec, process: ProcessSpec, endpoints: Endpoints) -> dict[str, str]:
     return {}
 
 

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from clusterctl.common.engines import ENGINES, Endpoints
+from clusterctl.common.run_spec import ProcessSpec, RunSpec
 
 
 class NodeFacts(NamedTuple):
@@ -28,42 +29,40 @@ class NodeFacts(NamedTuple):
     attempt: int = 1
 
 
-def environment(spec: Mapping[str, Any], process: Mapping[str, Any], facts: NodeFacts) -> dict[str, str]:
+def environment(spec: RunSpec, process: ProcessSpec, facts: NodeFacts) -> dict[str, str]:
     """Everything the process of `spec` finds in its environment; conf.py's ENV wins over what was inherited."""
-    user = {**spec["env"], **process.get("env", {})}
-    values = {**facts.inherited, **_threads(spec, facts), **user}
-    if spec["ld_library_path"]:
-        values["LD_LIBRARY_PATH"] = spec["ld_library_path"]
+    values = {**facts.inherited, **_threads(spec, facts), **spec.env}
+    if spec.ld_library_path:
+        values["LD_LIBRARY_PATH"] = spec.ld_library_path
     values.update(_activated(spec, values))
     values["PYTHONPATH"] = ":".join(filter(None, (facts.lib_dir, values.get("PYTHONPATH", ""))))
     values.update(_ours(spec, process, facts), **_old_launcher(spec, process))
-    values.update(ENGINES[spec["engine"]].variables(spec, process, facts.endpoints))
+    values.update(ENGINES[spec.training.engine].variables(spec, process, facts.endpoints))
     return values
 
 
-def _activated(spec: Mapping[str, Any], values: Mapping[str, str]) -> dict[str, str]:
+def _activated(spec: RunSpec, values: Mapping[str, str]) -> dict[str, str]:
     """What `activate` of a virtual environment does, where `setup` has made one."""
-    venv = spec.get("venv")
-    if not venv:
+    if not spec.venv:
         return {}
-    return {"VIRTUAL_ENV": venv, "PATH": f"{venv}/bin:{values.get('PATH', '/usr/bin:/bin')}"}
+    return {"VIRTUAL_ENV": spec.venv, "PATH": f"{spec.venv}/bin:{values.get('PATH', '/usr/bin:/bin')}"}
 
 
-def _threads(spec: Mapping[str, Any], facts: NodeFacts) -> dict[str, str]:
-    share = str(max(1, facts.cores // max(1, len(spec["processes"]))))
+def _threads(spec: RunSpec, facts: NodeFacts) -> dict[str, str]:
+    share = str(max(1, facts.cores // max(1, len(spec.processes))))
     unset = (name for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS") if name not in facts.inherited)
     return dict.fromkeys(unset, share)
 
 
-def _ours(spec: Mapping[str, Any], process: Mapping[str, Any], facts: NodeFacts) -> dict[str, str]:
+def _ours(spec: RunSpec, process: ProcessSpec, facts: NodeFacts) -> dict[str, str]:
     return {
-        "CLUSTERCTL_JOB": spec["job"],
+        "CLUSTERCTL_JOB": spec.job,
         "CLUSTERCTL_JOB_DIR": facts.job_dir,
-        "CLUSTERCTL_RUN": spec["run"],
-        "CLUSTERCTL_NODE_ID": str(spec["node"]),
-        "CLUSTERCTL_ROLE": process["role"],
-        "CLUSTERCTL_RANK": str(process["rank"]),
-        "CLUSTERCTL_TRAINERS": str(spec["trainers"]),
+        "CLUSTERCTL_RUN": spec.run,
+        "CLUSTERCTL_NODE_ID": str(spec.node),
+        "CLUSTERCTL_ROLE": process.role,
+        "CLUSTERCTL_RANK": str(process.rank),
+        "CLUSTERCTL_TRAINERS": str(spec.training.trainers),
         "CLUSTERCTL_PSERVERS": ",".join(facts.pservers),
         "CLUSTERCTL_ATTEMPT": str(facts.attempt),
         "CLUSTERCTL_OUTPUT_DIR": f"{facts.job_dir}/output",
@@ -72,16 +71,16 @@ def _ours(spec: Mapping[str, Any], process: Mapping[str, Any], facts: NodeFacts)
     }
 
 
-def _old_launcher(spec: Mapping[str, Any], process: Mapping[str, Any]) -> dict[str, str]:
+def _old_launcher(spec: RunSpec, process: ProcessSpec) -> dict[str, str]:
     return {
-        "PADDLE_INIT_USE_GPU": str(int(spec["use_gpu"])),
+        "PADDLE_INIT_USE_GPU": str(int(spec.use_gpu)),
         "PADDLE_INIT_TRAINER_COUNT": "1",
-        "PADDLE_INIT_PORT": str(spec["port"]),
-        "PADDLE_INIT_PORTS_NUM": str(spec["ports_num"]),
-        "PADDLE_INIT_PORTS_NUM_FOR_SPARSE": str(spec["ports_num_for_sparse"]),
-        "PADDLE_INIT_NUM_GRADIENT_SERVERS": str(spec["trainers"]),
-        "PADDLE_INIT_TRAINER_ID": str(process["rank"]),
-        "PADDLE_INIT_PSERVERS": ",".join(spec["pserver_hosts"]),
+        "PADDLE_INIT_PORT": str(spec.ports.port),
+        "PADDLE_INIT_PORTS_NUM": str(spec.ports.ports_num),
+        "PADDLE_INIT_PORTS_NUM_FOR_SPARSE": str(spec.ports.ports_num_for_sparse),
+        "PADDLE_INIT_NUM_GRADIENT_SERVERS": str(spec.training.trainers),
+        "PADDLE_INIT_TRAINER_ID": str(process.rank),
+        "PADDLE_INIT_PSERVERS": ",".join(spec.pserver_hosts),
         "PADDLE_CLUSTER_TRAIN": "True",
-        "TRAINING_ROLE": process["role"].upper(),
+        "TRAINING_ROLE": process.role.upper(),
     }

@@ -10,8 +10,24 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from clusterctl.common.engines import ENGINES, name_of
+from clusterctl.common.engines import ENGINES
 from clusterctl.common.process_environment import NodeFacts, environment
+from clusterctl.common.run_spec import (
+    Failures,
+    KeepBest,
+    LeadAddress,
+    LeftOut,
+    Limits,
+    PlacedProcess,
+    Ports,
+    ProcessSpec,
+    ResumePoint,
+    RunSpec,
+    SaveEvery,
+    Saving,
+    Timing,
+    Training,
+)
 from clusterctl.config import Settings
 from clusterctl.errors import ConfigError, NodeError
 from clusterctl.inventory import Inventory, Node, among, nodeset
@@ -32,8 +48,10 @@ class Process:
     argv: tuple[str, ...]
     ours: bool
 
-    def to_json(self) -> dict[str, Any]:
-        return {"role": self.role, "rank": self.rank, "index": self.index, "argv": self.argv, "ours": self.ours}
+    @property
+    def spec(self) -> ProcessSpec:
+        """The process as its node's spec has it."""
+        return ProcessSpec(role=self.role, rank=self.rank, index=self.index, argv=self.argv, ours=self.ours)
 
 
 @dataclass(frozen=True)
@@ -72,63 +90,81 @@ class LaunchPlan:
         job: str,
         run: str,
         addresses: dict[int, str],
-        lead: dict[str, Any] | None,
-        left_out: Sequence[dict[str, Any]] = (),
-        resume: dict[str, Any] | None = None,
-    ) -> dict[str, Any]:
+        lead: LeadAddress | None,
+        left_out: Sequence[LeftOut] = (),
+        resume: ResumePoint | None = None,
+    ) -> RunSpec:
         """What the supervisor of `node` works from; `addresses` are the members' in the cluster, by node id.
 
         `left_out` says which nodes do not take part and why, for those who ask later; `resume` is the checkpoint from
-        which the run goes on: `run`, `tag`, `step`, `pass`, and `dir`, relative to the job directory.
+        which the run goes on.
         """
+        return RunSpec(
+            job=job,
+            run=run,
+            node=node.id,
+            members=tuple(member.id for member in self.nodes),
+            left_out=tuple(left_out),
+            address=addresses[node.id],
+            pserver_hosts=tuple(addresses[p.node] for p in self.processes if p.role == "pserver"),
+            lead=lead,
+            training=self._training(),
+            ports=self._ports(),
+            timing=self._timing(),
+            saving=self._saving(resume),
+            limits=Limits(memory_limit_mb=self.settings.memory_limit_mb, open_files=self.settings.open_files),
+            failures=self._failures(),
+            use_gpu=self.settings.use_gpu,
+            ld_library_path=self.settings.ld_library_path,
+            env=dict(node.env),
+            arguments=self.program_args,
+            processes=tuple(process.spec for process in self.on(node)),
+            all_processes=tuple(PlacedProcess(role=p.role, rank=p.rank, node=p.node) for p in self.processes),
+        )
+
+    def _training(self) -> Training:
         settings = self.settings
-        return {
-            "v": 1,
-            "job": job,
-            "run": run,
-            "node": node.id,
-            "members": [member.id for member in self.nodes],
-            "left_out": list(left_out),
-            "address": addresses[node.id],
-            "pserver_hosts": [addresses[p.node] for p in self.processes if p.role == "pserver"],
-            "lead": lead,
-            "mode": str(settings.mode),
-            "seed": settings.seed,
-            "wire": settings.wire,
-            "key_cache": settings.key_cache,
-            "engine": settings.engine,
-            "security": settings.ps_security,
-            "trainers": self.count("trainer"),
-            "pservers": self.count("pserver"),
-            "port": settings.port,
-            "ports_num": settings.ports_num,
-            "ports_num_for_sparse": settings.ports_num_for_sparse,
-            "use_gpu": settings.use_gpu,
-            "ld_library_path": settings.ld_library_path,
-            "heartbeat_s": settings.heartbeat_s,
-            "node_grace_s": settings.node_grace_s,
-            "grace_s": settings.grace_s,
-            "load": None,
-            "checkpoints": True,
-            "save_every": {"unit": EVERY[settings.save_every.unit], "n": settings.save_every.count},
-            "keep": settings.keep,
-            "keep_best": _best(settings),
-            "resume": resume,
-            "env": dict(node.env),
-            "arguments": list(self.program_args),
-            "processes": [process.to_json() for process in self.on(node)],
-            "restarts": settings.restarts._asdict(),
-            "on_trainer_loss": settings.on_trainer_loss,
-            "time_limit_s": settings.time_limit_s,
-            "stall_s": settings.stall_s,
-            "on_stall": settings.on_stall,
-            "on_nan": settings.on_nan,
-            "memory_limit_mb": settings.memory_limit_mb,
-            "open_files": settings.open_files,
-            "whole": not self._restarts_one_by_one(),
-            "epoch": 0,
-            "all_processes": [{"role": p.role, "rank": p.rank, "node": p.node} for p in self.processes],
-        }
+        return Training(
+            mode=str(settings.mode),
+            seed=settings.seed,
+            wire=settings.wire,
+            key_cache=settings.key_cache,
+            engine=settings.engine,
+            security=settings.ps_security,
+            trainers=self.count("trainer"),
+            pservers=self.count("pserver"),
+        )
+
+    def _ports(self) -> Ports:
+        settings = self.settings
+        sparse = settings.ports_num_for_sparse
+        return Ports(port=settings.port, ports_num=settings.ports_num, ports_num_for_sparse=sparse)
+
+    def _timing(self) -> Timing:
+        settings = self.settings
+        return Timing(heartbeat_s=settings.heartbeat_s, node_grace_s=settings.node_grace_s, grace_s=settings.grace_s)
+
+    def _saving(self, resume: ResumePoint | None) -> Saving:
+        every, best = self.settings.save_every, self.settings.keep_best
+        return Saving(
+            checkpoints=True,
+            save_every=SaveEvery(unit=EVERY[every.unit], n=every.count),
+            keep=self.settings.keep,
+            keep_best=KeepBest(name=best.metric, direction=best.direction) if best else None,
+            resume=resume,
+        )
+
+    def _failures(self) -> Failures:
+        settings = self.settings
+        return Failures(
+            restarts=settings.restarts._asdict(),
+            on_trainer_loss=settings.on_trainer_loss,
+            time_limit_s=settings.time_limit_s,
+            stall_s=settings.stall_s,
+            on_stall=settings.on_stall,
+            on_nan=settings.on_nan,
+            whole=not self._restarts_one_by_one(),
+        )
 
     def _restarts_one_by_one(self) -> bool:
         """Whether one process can begin again while others go on: only where all of them speak to our pservers."""
@@ -139,9 +175,7 @@ class LaunchPlan:
         nodes = {node.id: node for node in self.nodes}
         addresses = {node.id: node.address or node.ssh_host for node in self.nodes}
         port = self.settings.port
-        endpoints = {
-            name_of(p.to_json()): f"{addresses[p.node]}:{port}+{p.index} (chosen at start)" for p in self.processes
-        }
+        endpoints = {p.spec.name: f"{addresses[p.node]}:{port}+{p.index} (chosen at start)" for p in self.processes}
         pservers = tuple(endpoints[f"pserver{rank}"] for rank in range(self.count("pserver")))
         described = []
         for process in self.processes:
@@ -151,7 +185,7 @@ class LaunchPlan:
             known = () if process.role == "pserver" and process.ours else pservers
             facts = NodeFacts(job_dir, lib_dir, 1, known, "(chosen at start)", {}, endpoints)
             spec = self.spec(node, job=job, run="(chosen at start)", addresses=addresses, lead=None)
-            env = environment(spec, process.to_json(), facts)
+            env = environment(spec, process.spec, facts)
             for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
                 if name not in node.env:
                     env[name] = f"(cores of {node.label} / {len(self.on(node))})"
@@ -198,11 +232,6 @@ def _place(
         argv = _command(trainer, settings.python)
         processes += [Process(node.id, "trainer", r, i, argv, False) for i, r in enumerate(node.trainer_ranks)]
     return LaunchPlan(settings, inventory, nodes, program_args, tuple(processes))
-
-
-def _best(settings: Settings) -> dict[str, str] | None:
-    best = settings.keep_best
-    return {"name": best.metric, "direction": best.direction} if best else None
 
 
 def _command(argv: Sequence[str], python: str) -> tuple[str, ...]:

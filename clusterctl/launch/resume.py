@@ -15,6 +15,7 @@ from typing import Any
 from clusterctl.cluster.cluster import AgentCall, Cluster, Message, combined, raise_failures
 from clusterctl.common.manifest import is_piece_name, is_tag
 from clusterctl.common.paths import META
+from clusterctl.common.run_spec import ResumePoint
 from clusterctl.config import Settings
 from clusterctl.errors import ClusterctlError, NodeError, RefusedError
 from clusterctl.inventory import Node, nodeset
@@ -60,16 +61,18 @@ class Resume:
         return str(self.manifest["tag"])
 
     def to_json(self) -> Message:
-        """As documents and the nodes' specs have it."""
+        """As documents have it."""
         return {"run": self.run, **{name: self.manifest[name] for name in ("tag", "step", "pass")}}
 
     def __str__(self) -> str:
         pass_, step = self.manifest["pass"], self.manifest["step"]
         return f"checkpoint {self.tag} of run {int(self.run)} (pass {pass_}, step {step:,})"
 
-    def spec(self, run: str) -> Message:
+    def spec(self, run: str) -> ResumePoint:
         """What the spec of the new `run` says."""
-        return {**self.to_json(), "dir": f"{META}/runs/{run}/checkpoints/{self.tag}"}
+        step, pass_ = self.manifest["step"], self.manifest["pass"]
+        directory = f"{META}/runs/{run}/checkpoints/{self.tag}"
+        return ResumePoint(run=self.run, tag=self.tag, step=step, pass_=pass_, dir=directory)
 
     def word(self, launch: LaunchPlan, node: Node) -> Message:
         """What a node is told besides its spec."""

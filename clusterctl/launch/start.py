@@ -16,6 +16,7 @@ from clusterctl.check import connectivity
 from clusterctl.check.findings import STOPS, Finding, Skew, on, quick
 from clusterctl.cluster.cluster import AgentCall, Cluster, Message, NodeOutcome, combined, failures, raise_failures
 from clusterctl.cluster.keepalive import Waiting
+from clusterctl.common.run_spec import LeadAddress, LeftOut, RunSpec
 from clusterctl.errors import ClusterctlError, NodeError, RefusedError
 from clusterctl.inventory import Node, nodeset
 from clusterctl.launch.keys import make_keys
@@ -50,9 +51,13 @@ class Run:
     def lead(self) -> Node:
         return self.nodes[0]
 
+    def left_out_specs(self) -> list[LeftOut]:
+        """As the nodes' specs have it."""
+        return [LeftOut(node=node, message=error.message) for node, error in sorted(self.left_out.items())]
+
     def left_out_json(self) -> list[Message]:
-        """As documents and the nodes' specs have it."""
-        return [{"node": node, "message": error.message} for node, error in sorted(self.left_out.items())]
+        """As documents have it."""
+        return [node.to_json() for node in self.left_out_specs()]
 
 
 def start(
@@ -235,30 +240,34 @@ def _go(
     keys = make_keys(launch)
     addresses = {node: found["address"] for node, found in looks.items()}
 
-    def launch_one(node: Node, lead: Message | None) -> Message:
+    def launch_one(node: Node, lead: LeadAddress | None) -> Message:
         waiting.leave(node.id)
         word = {"resume": run.resume.word(launch, node)} if run.resume else {}
         spec = _spec_for(node, launch, addresses, run, lead)
-        calls[node.id].send({"spec": spec, "keys": keys[node.id], **word})
+        calls[node.id].send({"spec": spec.to_json(), "keys": keys[node.id], **word})
         return calls[node.id].result(LAUNCH_S)
 
     try:
-        lead = launch_one(run.lead, None)
+        port = launch_one(run.lead, None)["port"]
     except ClusterctlError:  # it may be up all the same, and only its word be lost
         cluster.ask({"op": "stop", "ref": run.job}, [run.lead])
         raise
-    place = {"host": addresses[run.lead.id], "port": lead["port"]}
-    outcomes = cluster.map(lambda node: launch_one(node, place), run.nodes[1:])
+    lead = LeadAddress(host=addresses[run.lead.id], port=port)
+    outcomes = cluster.map(lambda node: launch_one(node, lead), run.nodes[1:])
     if failures(outcomes):
         _take_back(cluster, run, outcomes)
 
 
-def _spec_for(
-    node: Node, launch: LaunchPlan, addresses: dict[int, str], run: Run, lead: Message | None
-) -> dict[str, Any]:
-    resume = run.resume.spec(run.run) if run.resume else None
-    about: dict[str, Any] = {"left_out": run.left_out_json(), "resume": resume}
-    return launch.spec(node, job=run.job, run=run.run, addresses=addresses, lead=lead, **about)
+def _spec_for(node: Node, launch: LaunchPlan, addresses: dict[int, str], run: Run, lead: LeadAddress | None) -> RunSpec:
+    return launch.spec(
+        node,
+        job=run.job,
+        run=run.run,
+        addresses=addresses,
+        lead=lead,
+        left_out=run.left_out_specs(),
+        resume=run.resume.spec(run.run) if run.resume else None,
+    )
 
 
 def _take_back(cluster: Cluster, run: Run, outcomes: list[NodeOutcome[Message]]) -> None:

@@ -23,7 +23,7 @@ def connect(load: str | None = None) -> Session:
     control.offer_stacks()
     link = _make_link(env, control)
     try:
-        return Session(env, link, control, load if load is not None else env.spec.get("load"))
+        return Session(env, link, control, load if load is not None else env.spec.saving.load)
     except BaseException:
         link.close()
         raise

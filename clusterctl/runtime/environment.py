@@ -21,10 +21,12 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from clusterctl.common.records import RecordError
+from clusterctl.common.run_spec import Failures, RunSpec
 from clusterctl.runtime.errors import ProcessError
 
 
@@ -38,10 +40,10 @@ class Environment:
     job_dir: Path
     output_dir: Path
     seed: int
+    spec: RunSpec
     attempt: int = 1
     pservers: tuple[str, ...] = ()
     control_fd: int | None = None
-    spec: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def local(self) -> bool:
@@ -49,12 +51,12 @@ class Environment:
 
     @property
     def secure(self) -> bool:
-        return bool(self.spec.get("security", "curve") != "none")
+        return self.spec.training.security != "none"
 
     @property
     def on_nan(self) -> str:
         """ "warn", "fail" or "skip"."""
-        return str(self.spec.get("on_nan", "warn"))
+        return self.spec.failures.on_nan
 
     @property
     def checkpoint_dir(self) -> Path:
@@ -78,7 +80,7 @@ def read_environment(environ: Mapping[str, str] | None = None) -> Environment:
     if role not in ("pserver", "trainer"):
         raise ProcessError(f"CLUSTERCTL_ROLE={role!r} is neither pserver nor trainer")
     job_dir, run = Path(_text(env, "CLUSTERCTL_JOB_DIR")), _text(env, "CLUSTERCTL_RUN")
-    spec = _read_json(job_dir / ".clusterctl" / "runs" / run / "spec.json", "start the job with clusterctl start")
+    spec = _read_spec(job_dir / ".clusterctl" / "runs" / run / "spec.json")
     pservers = tuple(p for p in env.get("CLUSTERCTL_PSERVERS", "").split(",") if p)
     control = env.get("CLUSTERCTL_CONTROL_FD")
     return Environment(
@@ -89,11 +91,11 @@ def read_environment(environ: Mapping[str, str] | None = None) -> Environment:
         run=run,
         job_dir=job_dir,
         output_dir=Path(_text(env, "CLUSTERCTL_OUTPUT_DIR")),
-        seed=int(spec.get("seed", 0)),
+        seed=spec.training.seed,
+        spec=spec,
         attempt=_number(env, "CLUSTERCTL_ATTEMPT"),
         pservers=pservers,
         control_fd=_number(env, "CLUSTERCTL_CONTROL_FD") if control else None,
-        spec=spec,
     )
 
 
@@ -104,7 +106,8 @@ def _local(env: Mapping[str, str]) -> Environment:
     on_nan = env.get("CLUSTERCTL_ON_NAN") or "warn"
     if on_nan not in ("warn", "fail", "skip"):
         raise ProcessError(f"CLUSTERCTL_ON_NAN={on_nan!r} is none of warn, fail and skip")
-    return Environment("local", 0, 1, "local", "local", here, output, seed, spec={"on_nan": on_nan})
+    spec = RunSpec(job="local", run="local", node=0, failures=Failures(on_nan=on_nan))
+    return Environment("local", 0, 1, "local", "local", here, output, seed, spec)
 
 
 def _text(env: Mapping[str, str], name: str) -> str:
@@ -120,6 +123,13 @@ def _number(env: Mapping[str, str], name: str) -> int:
         return int(text)
     except ValueError as exc:
         raise ProcessError(f"{name}={text!r} is not a whole number") from exc
+
+
+def _read_spec(path: Path) -> RunSpec:
+    try:
+        return RunSpec.from_json(_read_json(path, "start the job with clusterctl start"))
+    except RecordError as exc:
+        raise ProcessError(f"{path} is not the spec of a run: {exc}") from exc
 
 
 def _read_json(path: Path, remedy: str) -> dict[str, Any]:

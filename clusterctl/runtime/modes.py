@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -43,10 +42,6 @@ class Every:
 
     unit: str
     n: float
-
-    @staticmethod
-    def from_json(data: dict[str, Any] | None) -> Every | None:
-        return None if data is None else Every(str(data["unit"]), float(data["n"]))
 
     def is_pass(self, passes: int) -> bool:
         return self.unit == "pass" and passes > 0 and passes % self.n == 0

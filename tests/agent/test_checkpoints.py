@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from agent.nodes import ask, asked
+from agent.specs import make_spec
 from clusterctl.agent.lead.actions import WriteManifest
 from clusterctl.agent.node.checkpoint_files import carry_on, drop_manifests, remove_older, set_aside_later
 from clusterctl.agent.operations import start
@@ -165,8 +166,8 @@ def test_a_start_that_is_undone_leaves_outputs_and_checkpoints_as_they_were(job:
     save_model(job, "pass-00000", 10)
     save_model(job, "pass-00001", 20)
     resume = {"run": "0001", "tag": tag(10), "files": [piece_name(0)], "manifest": manifest}
-    go: dict[str, Any] = {"spec": {}, "keys": {}, **({"resume": resume} if resumed else {})}
-    start._prepare(job.run("0002"), "0001", go)
+    go: dict[str, Any] = {"keys": {}, **({"resume": resume} if resumed else {})}
+    start._prepare(job.run("0002"), "0001", make_spec(), go)
     kept = ["pass-00000"] if resumed else []
     assert [path.name for path in job.output.iterdir()] == kept
     start._undo(job.run("0002"), "0001", resumed=resumed)
@@ -199,7 +200,7 @@ def test_a_checkpoint_counts_only_when_its_manifest_is_written(
         monkeypatch.setattr("clusterctl.common.manifest.os.fsync", full)
     failed: list[str] = []
     said: list[dict[str, Any]] = []
-    saves = Saves(run, {"job": JOB, "run": "0001"}, lambda event: None, failed.append, said.append)
+    saves = Saves(run, make_spec(job=JOB, run="0001"), lambda event: None, failed.append, said.append)
     saves.write_manifest(WriteManifest(tag(20), receipts(20), checkpoint=True))
     if trouble is None:
         manifest = read_manifest(run.checkpoints / tag(20))
@@ -215,7 +216,7 @@ def test_a_checkpoint_counts_only_when_its_manifest_is_written(
 
 def test_the_lead_hears_of_the_numbers_that_keep_best_goes_by_and_of_no_others(job: JobPaths) -> None:
     said: list[dict[str, Any]] = []
-    spec = {"keep_best": {"name": "auc", "direction": "max"}}
+    spec = make_spec(keep_best={"name": "auc", "direction": "max"})
     saves = Saves(job.run("0001"), spec, lambda event: None, lambda why: None, said.append)
     child: Any = type("Child", (), {"role": "trainer", "rank": 3})
     for values in ({"auc": 0.5, "loss": 1.0}, {"loss": 1.0}):

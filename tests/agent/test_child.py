@@ -11,6 +11,7 @@ from typing import Any
 
 from clusterctl.agent.event_loop import Reactor
 from clusterctl.agent.supervisor.child import Child
+from clusterctl.common.run_spec import ProcessSpec
 
 CHATTERS = """
 import os, socket
@@ -23,7 +24,7 @@ while True:
 
 def test_a_process_that_never_stops_talking_does_not_keep_its_supervisor_from_anything_else(tmp_path: Path) -> None:
     reactor, said = Reactor(), list[dict[str, Any]]()
-    plan = {"role": "trainer", "rank": 0, "index": 0, "argv": [sys.executable, "-S", "-c", CHATTERS]}
+    plan = ProcessSpec(role="trainer", rank=0, index=0, argv=(sys.executable, "-S", "-c", CHATTERS))
     child = Child(plan, reactor, lambda child, message: said.append(message), lambda child, exc: None)
     child.start(tmp_path, tmp_path, lambda fd: {**os.environ, "CONTROL": fd}, 0.0)
     assert child.pid is not None

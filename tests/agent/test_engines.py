@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import json
-from typing import Any
 
 import pytest
 
-from clusterctl.common.engines import ENGINES, has_port, name_of
+from agent.specs import make_process, make_spec
+from clusterctl.common.engines import ENGINES, has_port
+from clusterctl.common.run_spec import ProcessSpec
 
-PROCESSES = [
-    {"role": "pserver", "rank": 1, "index": 0, "ours": False},
-    {"role": "trainer", "rank": 2, "index": 0, "ours": False},
-    {"role": "trainer", "rank": 3, "index": 1, "ours": False},
-]
-SCHEDULER = {"role": "scheduler", "rank": 0, "index": 0, "ours": False}
-SPEC: dict[str, Any] = {"address": "10.0.0.2", "trainers": 4, "pservers": 2, "processes": PROCESSES}
+PROCESSES = [make_process("pserver", 1), make_process("trainer", 2), make_process("trainer", 3, index=1)]
+SCHEDULER = make_process("scheduler", 0)
+SPEC = make_spec(address="10.0.0.2", trainers=4, pservers=2, processes=[process.to_json() for process in PROCESSES])
 ENDPOINTS = {
     "scheduler0": "10.0.0.1:7164",
     **{f"pserver{rank}": f"10.0.0.{1 + rank}:7165" for rank in range(2)},
@@ -24,7 +21,7 @@ ENDPOINTS = {
 SERVER, FIRST, SECOND = PROCESSES
 
 
-def variables(engine: str, process: dict[str, Any], endpoints: dict[str, str] | None = None) -> dict[str, str]:
+def variables(engine: str, process: ProcessSpec, endpoints: dict[str, str] | None = None) -> dict[str, str]:
     found = ENGINES[engine].variables(SPEC, process, endpoints or ENDPOINTS)
     assert all(isinstance(value, str) for value in found.values())
     return found
@@ -77,7 +74,7 @@ def test_mpi() -> None:
         (SECOND, {"DMLC_ROLE": "worker", "DMLC_WORKER_ID": "3"}),
     ],
 )
-def test_dmlc(process: dict[str, Any], own: dict[str, str]) -> None:
+def test_dmlc(process: ProcessSpec, own: dict[str, str]) -> None:
     assert variables("dmlc", process) == {
         "DMLC_PS_ROOT_URI": "10.0.0.1",
         "DMLC_PS_ROOT_PORT": "7164",
@@ -114,10 +111,10 @@ def test_others_find_nothing_that_makes_a_library_wait_for_peers(engine: str) ->
     ],
 )
 def test_a_port_is_chosen_for_who_is_told_one(engine: str, with_ports: set[str]) -> None:
-    zero = {"role": "trainer", "rank": 0, "index": 0, "ours": False}
+    zero = make_process("trainer", 0)
     candidates = [SERVER, zero, FIRST, *([SCHEDULER] if ENGINES[engine].scheduled else [])]
-    assert {name_of(process) for process in candidates if has_port(engine, process)} == with_ports
+    assert {process.name for process in candidates if has_port(engine, process)} == with_ports
 
 
 def test_our_own_pservers_choose_their_ports_themselves() -> None:
-    assert not has_port("clusterctl", {**SERVER, "ours": True})
+    assert not has_port("clusterctl", SERVER.replace(ours=True))

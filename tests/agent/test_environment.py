@@ -6,8 +6,10 @@ from typing import Any
 
 import pytest
 
+from agent.specs import make_process, make_spec
 from clusterctl.common.process_environment import NodeFacts, environment
 
+PROCESS = {"role": "trainer", "rank": 2, "index": 0}
 SPEC: dict[str, Any] = {
     "job": "JOB20261121-081530",
     "run": "0001",
@@ -21,14 +23,16 @@ SPEC: dict[str, Any] = {
     "pserver_hosts": ["10.0.0.1", "10.0.0.2"],
     "ld_library_path": None,
     "env": {},
-    "processes": [{}, {}],
+    "processes": [PROCESS, PROCESS],
 }
-TRAINER = {"role": "trainer", "rank": 2}
+TRAINER = make_process("trainer", 2)
 FACTS = NodeFacts("/jobs/J", "/lib/D", 8, ("10.0.0.1:7164", "10.0.0.2:7164"), "7", {"PATH": "/bin"})
 
 
 def made(spec: dict[str, Any] | None = None, facts: dict[str, Any] | None = None, **process: Any) -> dict[str, str]:
-    return environment({**SPEC, **(spec or {})}, {**TRAINER, **process}, FACTS._replace(**(facts or {})))
+    return environment(
+        make_spec(**{**SPEC, **(spec or {})}), TRAINER.replace(**process), FACTS._replace(**(facts or {}))
+    )
 
 
 def test_ours_and_the_old_launchers_names_are_there() -> None:
@@ -74,7 +78,7 @@ def test_the_shipped_runtime_is_found_first(inherited: dict[str, str], user: dic
     ("cores", "processes", "threads"), [(8, 2, "4"), (8, 3, "2"), (1, 4, "1"), (4, 1, "4"), (4, 0, "4")]
 )
 def test_threads_share_the_nodes_cores(cores: int, processes: int, threads: str) -> None:
-    env = made({"processes": [{}] * processes}, {"cores": cores})
+    env = made({"processes": [PROCESS] * processes}, {"cores": cores})
     assert env["OMP_NUM_THREADS"] == env["OPENBLAS_NUM_THREADS"] == threads
 
 
@@ -96,7 +100,7 @@ def test_variables_that_make_other_libraries_wait_for_peers_are_not_set() -> Non
 
 
 def test_nothing_that_was_given_is_changed() -> None:
-    facts, spec = FACTS._replace(inherited={"PATH": "/bin"}), {**SPEC, "env": {"A": "1"}}
+    facts, spec = FACTS._replace(inherited={"PATH": "/bin"}), make_spec(**{**SPEC, "env": {"A": "1"}})
     environment(spec, TRAINER, facts)
     assert facts.inherited == {"PATH": "/bin"}
-    assert spec["env"] == {"A": "1"}
+    assert spec.env == {"A": "1"}

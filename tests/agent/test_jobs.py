@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from agent.specs import spec_json
 from clusterctl.agent.node import jobs
 from clusterctl.agent.node.jobs import describe, find_job, list_jobs, mark_ended, processes_now, run_state
 from clusterctl.common.errors import AgentError
@@ -31,7 +32,7 @@ def begin(root: Path, **state: Any) -> RunPaths:
     make(root, FIRST)
     run = JobPaths(root / FIRST).run("0001")
     run.dir.mkdir(parents=True)
-    write_json(run.spec, {"t": 1.0, "mode": "sync", "engine": "clusterctl"})
+    write_json(run.spec, spec_json(t=1.0, mode="sync", engine="clusterctl"))
     write_json(run.state, {"processes": [], "supervisor": ME, "ended": None, "phase": None, **state})
     return run
 

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
+from agent.specs import spec_json
 from agent.wires import Follower, Keys, Lead, Message, run_until
 from clusterctl.agent.event_loop import Reactor
 from clusterctl.agent.lead import client, failure_detector, server
@@ -188,7 +189,7 @@ def test_a_supervisor_that_says_what_none_would_ends_the_run_in_its_own_name(
 
 def bears_witness(run: RunPaths, port: int) -> threading.Thread:
     """What a guardian does that has survived its supervisor."""
-    write_json(run.spec, {"members": [0, 1], "lead": {"host": "127.0.0.1", "port": port}})
+    write_json(run.spec, spec_json(members=[0, 1], lead={"host": "127.0.0.1", "port": port}))
     thread = threading.Thread(target=guardian.tell_lead, args=(run,))
     thread.start()
     return thread

@@ -17,12 +17,19 @@ from clusterctl.common.paths import JobPaths
 from clusterctl.common.procfs import identify, is_alive
 from clusterctl.agent.event_loop import Reactor
 from clusterctl.agent.supervisor.orphans import adopt_orphans, reap_orphans
+from clusterctl.agent.child import Child
+from clusterctl.agent.leftovers import Leftovers
+from clusterctl.agent.paths import JobPaths
+from clusterctl.agent.processes import identify, is_alive
+from clusterctl.agent.reactor import Reactor
+from clusterctl.agent.reaper import adopt_orphans, reap_orphans
+from clusterctl.agent.run_spec import ProcessSpec
 
 place = Path(sys.argv[1])
 reactor, notes = Reactor(), []
 chronicle = SimpleNamespace(note=notes.append, count_killed=lambda: None)
-argv = [sys.executable, "-S", "-c", sys.argv[2]]
-plans = [{"role": "trainer", "rank": rank, "index": rank, "argv": argv} for rank in (0, 1)]
+argv = (sys.executable, "-S", "-c", sys.argv[2])
+plans = [ProcessSpec(role="trainer", rank=rank, index=rank, argv=argv) for rank in (0, 1)]
 children = [Child(plan, reactor, lambda *_: None, lambda *_: None) for plan in plans]
 adopt_orphans()
 for child in children:

@@ -15,6 +15,7 @@ import pytest
 
 from clusterctl.agent.supervisor.exits import OomKills, limit_met
 from clusterctl.agent.supervisor.limits import limiter
+from clusterctl.common.run_spec import Limits
 
 GROUPS = Path("/sys/fs/cgroup")
 # Joins the control group given, and starts two programs: one asks for too much, the other is killed by somebody.
@@ -89,12 +90,12 @@ def test_a_real_kill_for_want_of_memory_is_told_from_a_kill_by_somebody(small_gr
 
 
 def test_without_settings_nothing_is_limited() -> None:
-    assert limiter({}) is None
-    assert limiter({"memory_limit_mb": None, "open_files": None}) is None
+    assert limiter(Limits()) is None
+    assert limiter(Limits(memory_limit_mb=None, open_files=None)) is None
 
 
 def test_a_process_begins_within_its_limits() -> None:
-    limit = limiter({"memory_limit_mb": 500, "open_files": 64})
+    limit = limiter(Limits(memory_limit_mb=500, open_files=64))
     show = "import resource as r; print(r.getrlimit(r.RLIMIT_AS), r.getrlimit(r.RLIMIT_NOFILE))"
     done = subprocess.run([sys.executable, "-c", show], preexec_fn=limit, capture_output=True, text=True, check=True)
     assert done.stdout == "(500000000, 500000000) (64, 64)\n"
@@ -105,11 +106,11 @@ def test_more_open_files_than_the_node_allows_are_refused_with_its_limit() -> No
     if most == resource.RLIM_INFINITY:
         pytest.skip("any number of files may be open here")
     with pytest.raises(OSError, match=rf"OPEN_FILES = {most + 1} is more than this node allows, {most} \(ulimit -Hn\)"):
-        limiter({"open_files": most + 1})
+        limiter(Limits(open_files=most + 1))
 
 
 @pytest.mark.parametrize(
-    ("program", "spec", "words"),
+    ("program", "limits", "words"),
     [
         ("bytearray(10**12)", {"memory_limit_mb": 500}, "out of memory: MEMORY_LIMIT_MB = 500"),
         ("import numpy; numpy.ones(10**11)", {}, "out of memory"),
@@ -122,9 +123,11 @@ def test_more_open_files_than_the_node_allows_are_refused_with_its_limit() -> No
         ("raise SystemExit(3)", {"memory_limit_mb": 500}, None),
     ],
 )
-def test_a_program_that_died_of_a_limit_is_told_as_such(program: str, spec: dict[str, Any], words: str | None) -> None:
-    limit = limiter({"memory_limit_mb": 3000, **spec})
+def test_a_program_that_died_of_a_limit_is_told_as_such(
+    program: str, limits: dict[str, Any], words: str | None
+) -> None:
+    limit = limiter(Limits(memory_limit_mb=3000).replace(**limits))
     command = [sys.executable, "-c", program]
     done = subprocess.run(command, preexec_fn=limit, capture_output=True, text=True, check=False)
     assert done.returncode != 0
-    assert limit_met(done.stderr.splitlines(), spec) == words
+    assert limit_met(done.stderr.splitlines(), Limits(**limits)) == words

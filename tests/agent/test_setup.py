@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from agent.nodes import PYTHONS, PipeCluster, ask, asked
+from agent.specs import make_spec
 from clusterctl.agent.node.locks import environments_lock
 from clusterctl.agent.operations.setup import facts
 from clusterctl.agent.packages.venvs import in_environment
@@ -357,11 +358,12 @@ def test_what_the_runtime_needs_is_added_where_it_takes_part() -> None:
 
 
 def test_a_run_uses_the_environment_in_place_of_the_interpreter_setting() -> None:
-    spec = {"processes": [{"argv": ["python3", "a.py"]}, {"argv": ["sh", "x"]}]}
+    names = {"role": "trainer", "rank": 0, "index": 0}
+    spec = make_spec(processes=[{**names, "argv": ["python3", "a.py"]}, {**names, "argv": ["sh", "x"]}])
     assert in_environment(spec, None, "python3") is spec
     inside = in_environment(spec, Path("/v"), "python3")
-    assert inside["venv"] == "/v"
-    assert [process["argv"] for process in inside["processes"]] == [["/v/bin/python", "a.py"], ["sh", "x"]]
+    assert inside.venv == "/v"
+    assert [process.argv for process in inside.processes] == [("/v/bin/python", "a.py"), ("sh", "x")]
 
 
 def test_a_path_too_long_for_the_kernel_is_run_by_the_shell(tmp_path: Path) -> None:

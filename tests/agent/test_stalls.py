@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from agent.specs import make_process, make_spec
 from clusterctl.agent.event_loop import Reactor
 from clusterctl.agent.supervisor.watchdog import Stalls
 from clusterctl.common.procfs import Identity, identify
@@ -31,7 +32,7 @@ class Fake:
     def __init__(self, role: str, identity: Identity | None = None) -> None:
         self.role, self.serves, self.name = role, role != "trainer", f"{role}0"
         self.rank = 0
-        self.plan = {"ours": self.serves}
+        self.plan = make_process(role, 0, ours=self.serves)
         self.state = "ready" if self.serves else "running"
         self.alive, self.identity = True, identity
         self.stalled: str | None = None
@@ -47,9 +48,8 @@ class Play:
         self.events: list[dict[str, Any]] = []
         self.paces: list[tuple[str, str, str | None]] = []
         self.reactor = Reactor(lambda: self.now)
-        spec = {"stall_s": STALL_S, "node_grace_s": NODE_GRACE_S, "on_stall": on_stall}
         self.stalls = Stalls(
-            spec,
+            make_spec(stall_s=STALL_S, node_grace_s=NODE_GRACE_S, on_stall=on_stall),
             self.reactor,
             lambda: children,  # type: ignore[arg-type,return-value]
             lambda event, child: self.events.append({**event, "who": child.name}),
@@ -104,7 +104,7 @@ def test_a_trainer_is_stalled_when_it_has_said_nothing_for_so_long_and_runs_agai
 
 def test_a_program_that_never_speaks_is_never_stalled() -> None:
     trainer, server = Fake("trainer"), Fake("pserver")
-    server.plan["ours"] = False
+    server.plan = server.plan.replace(ours=False)
     play = Play(trainer, server)
     play.passes(10 * STALL_S)
     assert (play.events, server.told) == ([], [])

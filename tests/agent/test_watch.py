@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from agent.specs import spec_json
 from clusterctl.agent.node.log_files import EventReader, LogWriter
 from clusterctl.agent.operations import logs as watch
 from clusterctl.agent.operations.logs import Budget, follow, logs
@@ -39,7 +40,7 @@ class Node:
         for place in (self.run.dir, job.log):
             place.mkdir(parents=True)
         write_json(job.record, {"job": JOB})
-        write_json(self.run.spec, {"processes": PROCESSES, "t": 1.0, "mode": "sync", "engine": "clusterctl"})
+        write_json(self.run.spec, spec_json(processes=PROCESSES, t=1.0, mode="sync", engine="clusterctl"))
         self.t = 0.0
         self.alive(False)
         stems = {"pserver3": "server", "trainer6": "train", "trainer7": "train.1"}

@@ -8,12 +8,14 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from agent.specs import make_spec
 from clusterctl.agent.event_loop import Reactor
 from clusterctl.agent.lead.client import RemoteLead
 from clusterctl.agent.lead.connection import Link, tls_context
 from clusterctl.agent.lead.server import LocalLead
 from clusterctl.agent.node.ports import listen
 from clusterctl.common.paths import JobPaths, RunPaths
+from clusterctl.common.run_spec import LeadAddress
 from clusterctl.config import from_values
 from clusterctl.inventory import build
 from clusterctl.launch import plan
@@ -106,7 +108,7 @@ class Lead:
         values = {
             "node": members[0],
             "engine": "clusterctl",
-            "members": members,
+            "members": list(members),
             "all_processes": everyone,
             "node_grace_s": 30,
             "grace_s": 1,
@@ -116,7 +118,7 @@ class Lead:
         self.lead = LocalLead(
             reactor,
             keys.of(members[0]),
-            {**values, "heartbeat_s": heartbeat_s},
+            make_spec(**{**values, "heartbeat_s": heartbeat_s}),
             self.listener,
             self.orders.append,
             self.notes.append,
@@ -145,8 +147,16 @@ class Follower:
         self.lost: list[str] = []
         self.away: list[str] = []
         limits = {"node_grace_s": node_grace_s, "heartbeat_s": heartbeat_s}
-        spec = {"members": members, "lead": {"host": "127.0.0.1", "port": port}, **limits}
-        self.lead = RemoteLead(reactor, run, spec, self.orders.append, self.lost.append, self.away.append)
+        lead = LeadAddress(host="127.0.0.1", port=port)
+        self.lead = RemoteLead(
+            reactor,
+            run,
+            make_spec(members=list(members), **limits),
+            lead,
+            self.orders.append,
+            self.lost.append,
+            self.away.append,
+        )
 
     def ordered(self) -> list[str]:
         return [str(order["do"]) for order in self.orders]

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import typer
 
+from agent.specs import make_process, make_spec
 from clusterctl import errors
 from clusterctl.cli.app import app
 from clusterctl.cli.arguments import FLAGS, VALUE_OPTIONS
@@ -74,12 +75,9 @@ def _as_written(default: object) -> str:
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("role", ["pserver", "trainer"])
 def test_every_variable_of_a_started_process_is_described(engine: str, role: str) -> None:
-    process = {"role": role, "rank": 0, "index": 0}
-    spec = {
-        **dict.fromkeys(("job", "run", "node", "trainers", "use_gpu", "port", "ports_num", "ports_num_for_sparse"), 1),
-        **{"env": {}, "processes": [process], "pserver_hosts": [], "ld_library_path": "/lib"},
-        **{"engine": engine, "pservers": 1, "address": "10.0.0.1"},
-    }
+    process = make_process(role, 0)
+    facts = {"processes": [process.to_json()], "ld_library_path": "/lib"}
+    spec = make_spec(engine=engine, trainers=1, pservers=1, address="10.0.0.1", **facts)
     endpoints = dict.fromkeys(("scheduler0", "pserver0", "trainer0"), "10.0.0.1:7164")
     given = environment(spec, process, NodeFacts("/job", "/lib", 1, (), "3", {}, endpoints))
     page = read("docs/runtime.md") + (read("docs/engines.md") if engine not in ("clusterctl", "none") else "")

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from clusterctl.common.run_spec import LeftOut
 from clusterctl.config import from_values
 from clusterctl.errors import ConfigError, NodeError
 from clusterctl.inventory import build
@@ -44,7 +45,8 @@ def test_the_spec_names_the_members_and_why_others_are_left_out() -> None:
     part = launch().among([3, 1])
     addresses = {1: "10.1.0.1", 3: "10.1.0.3"}
     why = [{"node": 0, "message": "gone"}, {"node": 2, "message": "gone"}]
-    spec = part.spec(part.nodes[1], job="JOB", run="0001", addresses=addresses, lead=None, left_out=why)
+    left_out = [LeftOut.from_json(node) for node in why]
+    spec = part.spec(part.nodes[1], job="JOB", run="0001", addresses=addresses, lead=None, left_out=left_out).to_json()
     assert (spec["node"], spec["members"], spec["left_out"]) == (3, [1, 3], why)
     assert (spec["trainers"], spec["pservers"]) == (2, 2)
     assert spec["pserver_hosts"] == ["10.1.0.1", "10.1.0.3"]

@@ -77,7 +77,7 @@ def test_the_newest_complete_checkpoint_of_the_newest_run_that_has_one_is_chosen
     nodes.save(700, "0002", complete=False)
     resume = nodes.choose()
     assert resume.to_json() == {"run": "0002", "tag": tag(600), "step": 600, "pass": 2}
-    assert resume.spec("0003")["dir"] == f".clusterctl/runs/0003/checkpoints/{tag(600)}"
+    assert resume.spec("0003").dir == f".clusterctl/runs/0003/checkpoints/{tag(600)}"
     (warning,) = resume.warnings
     assert warning == f"checkpoint {tag(700)} of run 2 is passed over: it is not complete (no manifest)"
 
@@ -182,7 +182,8 @@ def test_a_spec_tells_when_to_save_what_to_keep_and_where_to_go_on_from(tmp_path
     resume = nodes.choose().spec("0002")
     node = nodes.nodes[1]
     addresses = dict.fromkeys(range(3), "10.0.0.1")
-    spec = nodes.plan().spec(node, job=JOB, run="0002", addresses=addresses, lead=None, resume=resume)
+    made = nodes.plan().spec(node, job=JOB, run="0002", addresses=addresses, lead=None, resume=resume)
+    spec = made.to_json()
     assert (spec["checkpoints"], spec["save_every"], spec["keep"]) == (True, {"unit": "step", "n": 500}, 4)
     assert spec["keep_best"] == {"name": "auc", "direction": "max"}
     place = f".clusterctl/runs/0002/checkpoints/{tag(100)}"

@@ -16,6 +16,7 @@ from typing import Any
 
 import zmq
 
+from clusterctl.common.run_spec import RunSpec
 from clusterctl.runtime.environment import Environment
 from clusterctl.runtime.pserver.core import ServerCore
 from clusterctl.runtime.pserver.lanes import Lane
@@ -42,7 +43,7 @@ def make_job(
     """A job directory as the supervisors leave it: spec.json, and keys when security is "curve"."""
     run_dir = root / ".clusterctl" / "runs" / RUN
     (run_dir / "keys").mkdir(parents=True)
-    facts: dict[str, Any] = {"v": 1, "job": "JOB", "run": RUN, "mode": mode, "seed": 7, "trainers": trainers}
+    facts: dict[str, Any] = {"v": 1, "job": "JOB", "run": RUN, "node": 0, "mode": mode, "seed": 7, "trainers": trainers}
     facts.update(pservers=pservers, port=free_port(), security=security, node_grace_s=30, load=None)
     facts.update(spec)
     (run_dir / "spec.json").write_text(json.dumps(facts))
@@ -63,11 +64,9 @@ def write_keys(directory: Path, pservers: int, trainers: int) -> None:
 
 
 def environment(root: Path, role: str, rank: int, addresses: tuple[str, ...] = (), attempt: int = 1) -> Environment:
-    spec = json.loads((root / ".clusterctl" / "runs" / RUN / "spec.json").read_text())
-    output = root / "output"
-    return Environment(
-        role, rank, spec["trainers"], "JOB", RUN, root, output, spec["seed"], attempt, addresses, None, spec
-    )
+    spec = RunSpec.from_json(json.loads((root / ".clusterctl" / "runs" / RUN / "spec.json").read_text()))
+    trainers, seed = spec.training.trainers, spec.training.seed
+    return Environment(role, rank, trainers, "JOB", RUN, root, root / "output", seed, spec, attempt, addresses, None)
 
 
 def ask(link: Link, message: wire.Message, lane: int = 0) -> wire.Message:
@@ -109,7 +108,7 @@ class ThreadCluster:
     def session(self, rank: int, *, attempt: int = 1, load: str | None = None) -> Session:
         env = environment(self.root, "trainer", rank, self.addresses, attempt)
         link = RemoteLink(env, probe_every_s=self.probe_every_s)
-        return Session(env, link, Control(None), load if load is not None else env.spec.get("load"))
+        return Session(env, link, Control(None), load if load is not None else env.spec.saving.load)
 
     def train(self, program: Callable[[Session], Any], *, load: str | None = None) -> list[Any]:
         """Runs `program(ps)` as every trainer at once; returns the results by rank, raises the first error."""

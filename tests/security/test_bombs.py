@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from agent.specs import spec_json
 from clusterctl.agent.node import log_files
 from clusterctl.agent.operations import logs
 from clusterctl.cluster.cluster import MAX_LINE
@@ -146,7 +147,7 @@ def test_lines_that_grow_on_the_way_still_arrive(tmp_path: Path) -> None:
     run.dir.mkdir(parents=True)
     job.log.mkdir()
     job.record.write_text("{}")
-    run.spec.write_text('{"processes": [{"role": "trainer", "rank": 0, "index": 0}]}')
+    run.spec.write_text(json.dumps(spec_json(processes=[{"role": "trainer", "rank": 0, "index": 0}])))
     (job.log / "train.log").write_bytes((b"\xff" * 60_000 + b"\n") * 600)
     sizes: list[int] = []
     count = 0

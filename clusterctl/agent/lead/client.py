@@ -10,9 +10,10 @@ from typing import Any, Callable
 
 from clusterctl.agent.event_loop import Reactor
 from clusterctl.agent.lead.channel import Channel
-from clusterctl.agent.lead.connection import DIAL_S, RETRY_S, Link, lead_node, reach, tls_context
+from clusterctl.agent.lead.connection import DIAL_S, RETRY_S, Link, reach, tls_context
 from clusterctl.agent.lead.failure_detector import suspect_s
 from clusterctl.common.paths import RunPaths
+from clusterctl.common.run_spec import LeadAddress, RunSpec
 
 REFUSALS = 4  # in a row: the node answers, and the lead is not behind its port
 Message = dict[str, Any]
@@ -30,29 +31,30 @@ class RemoteLead:
         self,
         reactor: Reactor,
         run: RunPaths,
-        spec: dict[str, Any],
+        spec: RunSpec,
+        lead: LeadAddress,
         on_order: Callable[[Message], None],
         on_lost: Callable[[str], None],
         on_away: Callable[[str], None],
     ) -> None:
         self._reactor = reactor
-        self._address = (spec["lead"]["host"], int(spec["lead"]["port"]))
-        self._node = lead_node(spec)
-        self._node_grace_s = float(spec["node_grace_s"])
-        self._seek_s = max(suspect_s(float(spec["heartbeat_s"])), self._node_grace_s / 3)
+        self._address = (lead.host, lead.port)
+        self._node = spec.lead_node
+        self._node_grace_s = spec.timing.node_grace_s
+        self._seek_s = max(suspect_s(spec.timing.heartbeat_s), self._node_grace_s / 3)
         self._context = tls_context(run, server=False)
         self._on_order = on_order
         self._on_lost = on_lost
         self._on_away = on_away
         self._channel = Channel(secrets.token_hex(8))
-        self._patient = spec.get("on_trainer_loss") == "wait"
+        self._patient = spec.failures.on_trainer_loss == "wait"
         self._away = False
         self._link: Link | None = None
         self._seeking = False
         self._heard = reactor.now()
         self._refusals = 0
         self._over = False
-        reactor.every(float(spec["heartbeat_s"]), self._beat)
+        reactor.every(spec.timing.heartbeat_s, self._beat)
         self._seek()
 
     def say(self, message: Message) -> None:

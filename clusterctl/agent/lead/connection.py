@@ -25,11 +25,6 @@ Message = dict[str, Any]
 GONE: Message = {"a": 0, "gone": True}
 
 
-def lead_node(spec: Message) -> int:
-    """The node that leads the run of a spec."""
-    return int(spec["members"][0])
-
-
 def tls_context(run: RunPaths, *, server: bool) -> ssl.SSLContext:
     """Both sides show a certificate of this run's own authority; names are checked by `peer_node`."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER if server else ssl.PROTOCOL_TLS_CLIENT)

@@ -18,28 +18,29 @@ from clusterctl.agent.lead.message_schema import check
 from clusterctl.agent.lead.state_machine import Lead
 from clusterctl.common.engines import ENGINES
 from clusterctl.common.paths import RunPaths
+from clusterctl.common.run_spec import RunSpec
 
 SPARE_LINKS = 64  # besides two of each node, that have not said yet who they are
 COMEBACK_S = 2.5  # more than a supervisor that lives needs for another link, once its node can be reached
 Message = dict[str, Any]
 
 
-def upkeep_of(spec: dict[str, Any]) -> Upkeep:
+def upkeep_of(spec: RunSpec) -> Upkeep:
     """Which checkpoints a run keeps, by its spec."""
-    best, resume = spec.get("keep_best"), spec.get("resume")
-    first = Known(resume["tag"], resume["step"]) if resume else None
-    return Upkeep(spec.get("keep", 3), Best(best["name"], best["direction"]) if best else None, first)
+    best, resume = spec.saving.keep_best, spec.saving.resume
+    first = Known(resume.tag, resume.step) if resume else None
+    return Upkeep(spec.saving.keep, Best(best.name, best.direction) if best else None, first)
 
 
-def policy_of(spec: dict[str, Any]) -> Policy:
+def policy_of(spec: RunSpec) -> Policy:
     """What a run does about failures, by its spec."""
     return Policy(
-        restarts=spec.get("restarts", {}),
-        on_trainer_loss=spec.get("on_trainer_loss", "fail"),
-        together=spec.get("mode", "sync") == "sync",
-        whole=spec.get("whole", False),
-        time_limit_s=spec.get("time_limit_s"),
-        standstill_fails=spec.get("on_stall") == "fail",
+        restarts=spec.failures.restarts,
+        on_trainer_loss=spec.failures.on_trainer_loss,
+        together=spec.training.mode == "sync",
+        whole=spec.failures.whole,
+        time_limit_s=spec.failures.time_limit_s,
+        standstill_fails=spec.failures.on_stall == "fail",
     )
 
 
@@ -50,7 +51,7 @@ class LocalLead:
         self,
         reactor: Reactor,
         run: RunPaths,
-        spec: dict[str, Any],
+        spec: RunSpec,
         listener: socket.socket,
         on_order: Callable[[Message], None],
         note: Callable[[Message], None],
@@ -64,27 +65,27 @@ class LocalLead:
         self._drop_manifests = drop_manifests
         self._listener = listener
         self._context = tls_context(run, server=True)
-        self._node = spec["node"]
-        self._channels = {node: Channel() for node in spec["members"] if node != self._node}
+        self._node = spec.node
+        self._channels = {node: Channel() for node in spec.members if node != self._node}
         self._names: dict[int, str] = {}  # of the supervisors that we know
         self._links: dict[int, Link] = {}
         self._strangers: deque[Link] = deque()  # as yet
         self._missed: dict[int, Link] = {}  # by which nodes were heard that have none now
-        self._port = int(spec["port"])
-        self._processes = [(p["role"], p["rank"], p["node"]) for p in spec["all_processes"]]
+        self._port = spec.ports.port
+        self._processes = [(process.role, process.rank, process.node) for process in spec.all_processes]
         self._lead = Lead(
             self._processes,
-            spec["members"],
+            spec.members,
             now=reactor.now(),
-            node_grace_s=float(spec["node_grace_s"]),
-            grace_s=float(spec["grace_s"]),
-            heartbeat_s=float(spec["heartbeat_s"]),
-            pservers_leave=ENGINES[spec["engine"]].leaves,
+            node_grace_s=spec.timing.node_grace_s,
+            grace_s=spec.timing.grace_s,
+            heartbeat_s=spec.timing.heartbeat_s,
+            pservers_leave=ENGINES[spec.training.engine].leaves,
             upkeep=upkeep_of(spec),
             policy=policy_of(spec),
         )
         reactor.watch(listener, self._accept)
-        reactor.every(float(spec["heartbeat_s"]), self._beat)
+        reactor.every(spec.timing.heartbeat_s, self._beat)
 
     def say(self, message: Message) -> None:
         """This node's own supervisor says something; answered in a later turn of the loop."""

@@ -9,6 +9,8 @@ from clusterctl.common.fastjson import dumps
 from clusterctl.common.files import is_locked, read_json, write_json
 from clusterctl.common.paths import JobPaths, RunPaths, expand, find_jobs
 from clusterctl.common.procfs import LIVE_STATES, Identity, is_alive
+from clusterctl.common.records import RecordError
+from clusterctl.common.run_spec import RunSpec
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -45,6 +47,23 @@ def pick_run(job: JobPaths, run: str | None = None) -> RunPaths | None:
     """The named run, else the newest; None when the job was never started."""
     name = run or job.newest_run()
     return job.run(name) if name else None
+
+
+def read_spec(run: RunPaths) -> RunSpec | None:
+    """The spec of a run; None if there is no file that makes sense. Raises AgentError if a value in it is wrong."""
+    value = read_json(run.spec)
+    try:
+        return None if value is None else RunSpec.from_json(value)
+    except RecordError as exc:
+        raise AgentError(f"{run.spec} is not the spec of a run: {exc}") from exc
+
+
+def need_spec(run: RunPaths) -> RunSpec:
+    """As `read_spec`, but raises AgentError if there is no spec."""
+    spec = read_spec(run)
+    if spec is None:
+        raise AgentError(f"{run.spec} is missing or damaged")
+    return spec
 
 
 def is_free(job: JobPaths) -> bool:
@@ -96,18 +115,26 @@ def processes_now(state: dict[str, Any], lost: bool) -> list[dict[str, Any]]:
 def describe(job: JobPaths, run_name: str | None = None) -> dict[str, Any]:
     """Everything `status` needs from this node."""
     run = pick_run(job, run_name)
-    about: dict[str, Any] = {"job": job.dir.name, "dir": str(job.dir), "record": read_json(job.record)}
     if run is None or not run.spec.is_file():
-        return {**about, "run": None, "state": DISPATCHED, "processes": []}
+        return {**_about(job), "run": None, "state": DISPATCHED, "processes": []}
+    return describe_run(run, need_spec(run))
+
+
+def _about(job: JobPaths) -> dict[str, Any]:
+    return {"job": job.dir.name, "dir": str(job.dir), "record": read_json(job.record)}
+
+
+def describe_run(run: RunPaths, spec: RunSpec) -> dict[str, Any]:
+    """As `describe`, for a run whose spec has been read."""
     state = read_state(run)
-    spec = read_json(run.spec)
     now = run_state(run, state)
+    engine = spec.training.engine
     return {
-        **about,
+        **_about(run.job),
         "run": run.run,
         "state": now,
         **membership(spec),
-        "mode": spec["mode"] if spec["engine"] == "clusterctl" else spec["engine"],
+        "mode": spec.training.mode if engine == "clusterctl" else engine,
         "resumed": resumed(spec),
         "phase": state.get("phase"),
         "waits_for": state.get("waits_for", []),
@@ -119,15 +146,16 @@ def describe(job: JobPaths, run_name: str | None = None) -> dict[str, Any]:
     }
 
 
-def membership(spec: dict[str, Any]) -> dict[str, Any]:
+def membership(spec: RunSpec) -> dict[str, Any]:
     """When a run was started, on which nodes, and which were left out (`[{"node", "message"}, ...]`)."""
-    return {"started": spec["t"], "members": spec.get("members"), "left_out": spec.get("left_out", [])}
+    left_out = [node.to_json() for node in spec.left_out]
+    return {"started": spec.t, "members": list(spec.members) or None, "left_out": left_out}
 
 
-def resumed(spec: dict[str, Any]) -> dict[str, Any] | None:
+def resumed(spec: RunSpec) -> dict[str, Any] | None:
     """The checkpoint from which a run went on: `run`, `tag`, `step`, `pass`."""
-    resume = spec.get("resume")
-    return {name: resume[name] for name in ("run", "tag", "step", "pass")} if resume else None
+    resume = spec.saving.resume
+    return {"run": resume.run, "tag": resume.tag, "step": resume.step, "pass": resume.pass_} if resume else None
 
 
 def list_jobs(root: Path) -> list[dict[str, Any]]:
@@ -141,18 +169,18 @@ def list_jobs(root: Path) -> list[dict[str, Any]]:
 
 
 def _describe_run(run: RunPaths) -> dict[str, Any]:
-    spec = read_json(run.spec)
+    spec = read_spec(run)
     return {"run": run.run, "state": run_state(run, read_state(run)), **(membership(spec) if spec else {})}
 
 
 def mark_ended(run: RunPaths, state: str, message: str) -> None:
     """Writes the final word on a run whose supervisor could not: a late one, which is no sign of its life."""
-    node = (read_json(run.spec) or {}).get("node")
+    spec = read_spec(run)
     event = {
         "v": 1,
         "t": time.time(),
         "event": "ended",
-        "node": node,
+        "node": spec.node if spec else None,
         "state": state,
         "cause": {"kind": state, "message": message},
         "late": True,

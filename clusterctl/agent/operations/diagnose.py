@@ -12,12 +12,12 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from clusterctl.agent.node.jobs import describe, find_job, pick_run, read_state, supervisor_of
+from clusterctl.agent.node.jobs import describe, describe_run, find_job, need_spec, pick_run, read_state, supervisor_of
 from clusterctl.agent.node.log_files import EventReader, LogReader
 from clusterctl.agent.peer import Peer
-from clusterctl.common.files import read_json
 from clusterctl.common.paths import RunPaths, log_stem
 from clusterctl.common.procfs import PROC, boot_id, is_alive, stat_fields
+from clusterctl.common.run_spec import RunSpec
 
 MANY = 4000  # events; of more the first and the last are told
 LINES = 200
@@ -34,21 +34,22 @@ def story(root: Path, request: Message, peer: Peer) -> Message:
     while "now" in peer.next_word():
         peer.send({"now": time.time()})
     job = find_job(root, request["ref"])
-    about = describe(job, request.get("run"))
     run = pick_run(job, request.get("run"))
     if run is None or not run.spec.is_file():
-        return {**about, "events": [], "outputs": []}
+        return {**describe(job, request.get("run")), "events": [], "outputs": []}
+    spec = need_spec(run)
+    about = describe_run(run, spec)
     events = list(_telling(EventReader(run.events)))
     state = read_state(run)
     return {
         **about,
         "events": events if len(events) <= MANY else [*events[: MANY // 2], *events[-MANY // 2 :]],
-        "outputs": list(_outputs(run, events, about)),
+        "outputs": list(_outputs(run, spec, events, about)),
         "seen": state.get("t"),
         "booted": _booted_since(state),
         "halted": _is_halted(state),
         "free_bytes": _free_bytes(job.dir),
-        "python": None if about["state"] in QUIET else _python(read_json(run.spec)),
+        "python": None if about["state"] in QUIET else _python(spec),
     }
 
 
@@ -64,9 +65,9 @@ def _telling(reader: EventReader) -> Iterator[Message]:
     yield from last.values()
 
 
-def _outputs(run: RunPaths, events: Iterable[Message], about: Message) -> Iterator[Message]:
+def _outputs(run: RunPaths, spec: RunSpec, events: Iterable[Message], about: Message) -> Iterator[Message]:
     """The last lines of attempts that failed, and of processes that stand still or are gone without a word."""
-    plans = {(p["role"], p["rank"]): p for p in (read_json(run.spec) or {})["processes"]}
+    plans = {(process.role, process.rank): process for process in spec.processes}
     began: dict[tuple[Any, ...], float] = {}
     spans: dict[tuple[str, int], list[tuple[int, float, float]]] = {}
     for event in events:
@@ -85,7 +86,7 @@ def _outputs(run: RunPaths, events: Iterable[Message], about: Message) -> Iterat
         if process["state"] in ("lost", "stalled") and key not in spans:
             spans[key] = [(process.get("restarts", 0) + 1, 0.0, time.time())]
     for (role, rank), wanted in spans.items():
-        stem = log_stem(role, plans[role, rank]["index"])
+        stem = log_stem(role, plans[role, rank].index)
         for attempt, since, until in wanted[-OUTPUTS:]:
             lines = _last_lines(run.log, stem, since, until)
             yield {"role": role, "rank": rank, "attempt": attempt, "lines": lines}
@@ -122,9 +123,9 @@ def _free_bytes(directory: Path) -> int | None:
     return place.f_bavail * place.f_frsize
 
 
-def _python(spec: Message | None) -> str | None:
+def _python(spec: RunSpec) -> str | None:
     """The version of the Python that the trainers were started with."""
-    commands = [p["argv"][0] for p in (spec or {}).get("processes", ()) if p["role"] == "trainer"]
+    commands = [process.argv[0] for process in spec.processes if process.role == "trainer"]
     command = os.path.expanduser(commands[0]) if commands else ""  # noqa: PTH111
     if not Path(command).name.startswith("python"):
         return None

@@ -15,13 +15,13 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, Callable
 
-from clusterctl.agent.node.jobs import describe, find_job, pick_run, read_state, supervisor_of
+from clusterctl.agent.node.jobs import describe_run, find_job, need_spec, pick_run, read_state, supervisor_of
 from clusterctl.agent.node.log_files import EventReader, Line, LogReader
 from clusterctl.agent.peer import Peer
 from clusterctl.common.errors import AgentError
-from clusterctl.common.files import read_json
 from clusterctl.common.paths import RunPaths, log_stem
 from clusterctl.common.procfs import is_alive
+from clusterctl.common.run_spec import ProcessSpec
 
 BATCH = 500
 BATCH_CHARS = 1 << 20  # each may become six bytes, and nobody takes more than some megabytes as one message
@@ -34,20 +34,17 @@ class Streams:
     """The logs that a request selects."""
 
     def __init__(self, run: RunPaths, request: dict[str, Any]) -> None:
-        spec = read_json(run.spec)
-        self.plans = [p for p in spec["processes"] if _wanted(p, request)]
+        self.spec = need_spec(run)
+        self.plans = [process for process in self.spec.processes if _wanted(process, request)]
         offsets = request.get("offsets") or {}
-        self.readers = [
-            LogReader(run.log, log_stem(p["role"], p["index"]), offsets.get(f"{p['role']}{p['rank']}", 0))
-            for p in self.plans
-        ]
+        self.readers = [LogReader(run.log, log_stem(p.role, p.index), offsets.get(p.name, 0)) for p in self.plans]
         match, speaker = _matcher(request.get("grep")), request.get("speaker")
         self.speaks = [_is(speaker, p) for p in self.plans]
         self._matches = [_matcher(None) if speaks else match for speaks in self.speaks]
         self._since = float(request.get("since") or 0)
 
     def announce(self) -> list[dict[str, Any]]:
-        return [{"role": p["role"], "rank": p["rank"], "at": r.offset} for p, r in zip(self.plans, self.readers)]
+        return [{"role": p.role, "rank": p.rank, "at": r.offset} for p, r in zip(self.plans, self.readers)]
 
     def lines(self, *, final: bool, tail: int | None = None) -> Iterator[list[Any]]:
         """New lines of all streams in time order, the last `tail` of each: [time, stream, text, offset behind]."""
@@ -62,14 +59,14 @@ class Streams:
                 yield [t, stream, text.decode(errors="replace"), end]
 
 
-def _wanted(plan: dict[str, Any], request: dict[str, Any]) -> bool:
+def _wanted(plan: ProcessSpec, request: dict[str, Any]) -> bool:
     role, rank = request.get("role"), request.get("rank")
-    return (role is None or plan["role"] == role) and (rank is None or plan["rank"] == rank)
+    return (role is None or plan.role == role) and (rank is None or plan.rank == rank)
 
 
-def _is(speaker: dict[str, Any] | None, plan: dict[str, Any]) -> bool:
+def _is(speaker: dict[str, Any] | None, plan: ProcessSpec) -> bool:
     """Whether it is the process whose lines are wanted all, whatever those of others must match."""
-    return speaker is not None and plan["role"] == speaker["role"] and plan["rank"] == speaker["rank"]
+    return speaker is not None and plan.role == speaker["role"] and plan.rank == speaker["rank"]
 
 
 def _matcher(pattern: str | None) -> Callable[[bytes], object]:
@@ -124,7 +121,7 @@ def follow(root: Path, request: dict[str, Any], peer: Peer) -> dict[str, Any]:
         over = not is_alive(supervisor_of(read_state(run)))
         sent = _send_events(peer, events) + _send_within(peer, streams.lines(final=over), budgets)
         if over and not sent:
-            return {"node": describe(run.job, run.run), "at": events.offset}
+            return {"node": describe_run(run, streams.spec), "at": events.offset}
         if sent:
             quiet_since = time.monotonic()
         elif time.monotonic() - quiet_since > HEARTBEAT_S:

@@ -20,7 +20,7 @@ from typing import Any
 from clusterctl.agent.node.addresses import find_address
 from clusterctl.agent.node.checkpoint_files import carry_on, set_aside_later
 from clusterctl.agent.node.facts import quick
-from clusterctl.agent.node.jobs import find_job, is_free, pick_run, read_state, supervisor_of
+from clusterctl.agent.node.jobs import find_job, is_free, pick_run, read_spec, read_state, supervisor_of
 from clusterctl.agent.node.locks import JobLock
 from clusterctl.agent.node.ports import take_as_a_job
 from clusterctl.agent.node.reachability import Target, answering, try_all
@@ -31,6 +31,8 @@ from clusterctl.common.errors import AgentError
 from clusterctl.common.files import read_json, write_atomic, write_json
 from clusterctl.common.paths import ENTRY, JobPaths, RunPaths
 from clusterctl.common.procfs import is_alive, send_signal, wait_until
+from clusterctl.common.records import RecordError
+from clusterctl.common.run_spec import RunSpec
 
 ENDING_S = 10.0
 
@@ -55,11 +57,11 @@ def start(root: Path, request: dict[str, Any], peer: Peer) -> dict[str, Any]:
         go = _wait_for_go(ready, request, peer)
         if "spec" not in go:
             raise AgentError("the start was given up")
-        go["spec"] = in_environment(go["spec"], venv, request["python"])
+        spec = in_environment(_checked(go["spec"]), venv, request["python"])
         previous = job.newest_run()
-        run = job.run(go["spec"]["run"])
+        run = job.run(spec.run)
         try:
-            _prepare(run, previous, go)
+            _prepare(run, previous, spec, go)
             return {"dir": str(job.dir), **_launch(run, lock)}
         except BaseException:
             _undo(run, previous, resumed="resume" in go)
@@ -76,6 +78,14 @@ def _wait_for_go(ready: dict[str, Any], request: dict[str, Any], peer: Peer) -> 
             peer.send({"reach": try_all([Target(*target) for target in word["reach"]])})
             word = peer.next_word()
     return word
+
+
+def _checked(value: object) -> RunSpec:
+    try:
+        return RunSpec.from_json(value)
+    except RecordError as exc:
+        hint = "use the same version of clusterctl for the whole job"
+        raise AgentError(f"the control machine sent a malformed spec of the run: {exc}", hint=hint) from exc
 
 
 def _listen(address: str, request: dict[str, Any]) -> list[socket.socket]:
@@ -98,7 +108,7 @@ def _check_identity(job: JobPaths, request: dict[str, Any]) -> None:
         )
 
 
-def _prepare(run: RunPaths, previous: str | None, go: dict[str, Any]) -> None:
+def _prepare(run: RunPaths, previous: str | None, spec: RunSpec, go: dict[str, Any]) -> None:
     """Makes the run's directory; logs and outputs of an older run move beside its events.
 
     A run that is resumed has the outputs up to its checkpoint for its own.
@@ -119,7 +129,7 @@ def _prepare(run: RunPaths, previous: str | None, go: dict[str, Any]) -> None:
         place.mkdir(0o700, exist_ok=True)
     for name, text in go["keys"].items():
         write_atomic(run.keys / Path(name).name, text.encode())
-    write_json(run.spec, {**go["spec"], "t": time.time()})
+    write_json(run.spec, spec.replace(t=time.time()).to_json())
 
 
 def _undo(run: RunPaths, previous: str | None, *, resumed: bool) -> None:
@@ -143,7 +153,7 @@ def rejoin(root: Path, request: dict[str, Any], peer: Peer) -> dict[str, Any]:
     """Lets this node join a run that goes on without it, or start again what was given up here."""
     job = find_job(root, request["ref"])
     run = pick_run(job)
-    spec = read_json(run.spec) if run else None
+    spec = read_spec(run) if run else None
     if run is None or spec is None:
         raise AgentError(f"{job.dir.name} has never been started here", kind="usage")
     state = read_state(run)
@@ -154,12 +164,12 @@ def rejoin(root: Path, request: dict[str, Any], peer: Peer) -> dict[str, Any]:
     if who is not None and is_alive(who):
         send_signal(who, signal.SIGUSR1)
         return {**about, "did": "told"}
-    if spec["node"] == spec["members"][0]:
+    if spec.leads:
         hint = "clusterctl stop, then clusterctl start --resume"
         raise AgentError("this node led the run, which cannot go on without it", hint=hint)
     if not run.tls.is_file():
         raise AgentError("the keys of the run are gone from this node", hint="stop the job, then start --resume")
-    wait_until(lambda: is_free(job), 2 * float(spec["grace_s"]) + ENDING_S)  # a guardian may be ending what was left
+    wait_until(lambda: is_free(job), 2 * spec.timing.grace_s + ENDING_S)  # a guardian may be ending what was left
     with JobLock(job) as lock:
         return {**about, "did": "joined", **_launch(run, lock, "new")}
 

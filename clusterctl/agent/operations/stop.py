@@ -9,12 +9,22 @@ from typing import Any
 
 from clusterctl.agent.node import ports
 from clusterctl.agent.node.job_processes import GUARDIAN, SUPERVISOR, agents_of, job_dir_of, named, of_job
-from clusterctl.agent.node.jobs import find_job, is_free, mark_ended, membership, pick_run, read_state, run_state
+from clusterctl.agent.node.jobs import (
+    find_job,
+    is_free,
+    mark_ended,
+    membership,
+    pick_run,
+    read_spec,
+    read_state,
+    run_state,
+)
 from clusterctl.agent.peer import Peer
 from clusterctl.common.errors import AgentError
 from clusterctl.common.files import read_json
 from clusterctl.common.paths import JobPaths, expand, is_job_id
 from clusterctl.common.procfs import LIVE_STATES, Identity, end_all, is_alive, send_signal, wait_until
+from clusterctl.common.run_spec import Timing
 
 MARGIN_S = 15.0
 START_S = 20.0  # a start under way holds the job's lock before there is a supervisor to be told
@@ -32,7 +42,7 @@ def stop(root: Path, request: dict[str, Any], peer: Peer) -> dict[str, Any]:
     end_all(lambda: agents_of(job.dir, SUPERVISOR, GUARDIAN), AGENTS_S)
     left = [*of_job(job.dir), *agents_of(job.dir, SUPERVISOR, GUARDIAN)]
     run = pick_run(job)
-    spec = read_json(run.spec) if run else None
+    spec = read_spec(run) if run else None
     if run is not None and run_state(run, read_state(run)) == "lost":
         mark_ended(run, "stopped", "stopped by the user after its supervisor was lost")
     busy = _busy_ports(job)
@@ -67,11 +77,11 @@ def _find(root: Path, ref: str | None) -> JobPaths:
 def _stop_supervisors(job: JobPaths, peer: Peer) -> tuple[float, str, int]:
     """(the run's grace in seconds, the state it was in, how many processes needed KILL)."""
     run = pick_run(job)
-    spec = read_json(run.spec) if run else None
+    spec = read_spec(run) if run else None
     known = run is not None and spec is not None
     state = read_state(run) if run is not None and known else {"processes": []}
     was = run_state(run, state) if run is not None and known else "dispatched"
-    grace_s = float(spec["grace_s"]) if spec else 10.0
+    grace_s = spec.timing.grace_s if spec else Timing.grace_s
     alive = _supervisors(job)
     if alive:
         peer.send({"stopping": sum(p["state"] in LIVE_STATES for p in state["processes"])})

@@ -22,6 +22,7 @@ from clusterctl.common.errors import AgentError
 from clusterctl.common.files import read_json, write_json
 from clusterctl.common.paths import META
 from clusterctl.common.requirements import digest, effective, read_text
+from clusterctl.common.run_spec import RunSpec
 from clusterctl.common.wheels import Wheel, WheelStore
 
 DIGEST_CHARS = 16
@@ -149,13 +150,13 @@ def find_newest(root: Path) -> Path | None:
     return venvs.path(name) if name else None
 
 
-def in_environment(spec: dict[str, Any], venv: Path | None, python: str) -> dict[str, Any]:
+def in_environment(spec: RunSpec, venv: Path | None, python: str) -> RunSpec:
     """A run's spec with the environment in place of PYTHON; without one, the spec as it is."""
     if venv is None:
         return spec
     inside = str(venv / "bin" / "python")
-    processes = [
-        {**process, "argv": [inside, *process["argv"][1:]]} if process["argv"][0] == python else process
-        for process in spec["processes"]
-    ]
-    return {**spec, "venv": str(venv), "processes": processes}
+    processes = tuple(
+        process.replace(argv=(inside, *process.argv[1:])) if process.argv[0] == python else process
+        for process in spec.processes
+    )
+    return spec.replace(venv=str(venv), processes=processes)

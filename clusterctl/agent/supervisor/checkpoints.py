@@ -12,6 +12,7 @@ from clusterctl.agent.lead.actions import DropManifests, WriteManifest
 from clusterctl.agent.node.checkpoint_files import drop_manifests, remove_older
 from clusterctl.agent.supervisor.child import Child
 from clusterctl.common.paths import RunPaths
+from clusterctl.common.run_spec import RunSpec
 
 Message = dict[str, Any]
 
@@ -22,7 +23,7 @@ class Saves:
     def __init__(
         self,
         run: RunPaths,
-        spec: Message,
+        spec: RunSpec,
         note: Callable[[Message], None],
         fail: Callable[[str], None],
         say: Callable[[Message], None],
@@ -49,13 +50,13 @@ class Saves:
         from clusterctl.common.manifest import build_manifest, write_manifest
 
         tag = whole.tag
-        manifest = build_manifest(self._spec["job"], self._spec["run"], whole.receipts)
+        manifest = build_manifest(self._spec.job, self._spec.run, whole.receipts)
         if Path(tag).name != tag or tag.startswith("."):
             raise ValueError("not a name for a directory")
         directory = (self._run.checkpoints if whole.checkpoint else self._run.job.output) / tag
         directory.mkdir(0o700, parents=True, exist_ok=True)
         if manifest is not None:
-            about = {"arguments": self._spec.get("arguments", [])} if whole.checkpoint else {}
+            about = {"arguments": list(self._spec.arguments)} if whole.checkpoint else {}
             write_manifest(directory, {**manifest, **about})
 
     def drop_manifests(self, action: DropManifests) -> None:
@@ -77,8 +78,8 @@ class Saves:
 
     def log(self, child: Child, said: Message) -> None:
         """Tells the lead what a trainer logged, if KEEP_BEST goes by it. Raises ValueError where it is malformed."""
-        best = self._spec.get("keep_best")
-        if best and best["name"] in said["values"] and child.role == "trainer":
+        best = self._spec.saving.keep_best
+        if best and best.name in said["values"] and child.role == "trainer":
             numbers = {"step": int(said["step"]), "weight": float(said.get("weight", 1))}
-            value = float(said["values"][best["name"]])
+            value = float(said["values"][best.name])
             self._say({"do": "logged", "rank": child.rank, "value": value, **numbers})

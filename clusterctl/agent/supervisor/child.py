@@ -14,9 +14,9 @@ from typing import Any, Callable
 
 from clusterctl.agent.event_loop import Reactor
 from clusterctl.agent.node.log_files import LONGEST_LINE, READ_BYTES, LogWriter
-from clusterctl.common.engines import name_of
 from clusterctl.common.paths import log_stem
 from clusterctl.common.procfs import Identity, cpu_and_memory, identify, send_signal
+from clusterctl.common.run_spec import ProcessSpec
 from clusterctl.common.safe_json import parse_event
 
 TAIL_LINES = 20
@@ -30,7 +30,7 @@ class Child:
 
     def __init__(
         self,
-        plan: Mapping[str, Any],
+        plan: ProcessSpec,
         reactor: Reactor,
         on_message: Callable[[Child, dict[str, Any]], None],
         on_log_error: Callable[[Child, OSError], None],
@@ -41,8 +41,8 @@ class Child:
         self.pushes = 0
         self.stalled: str | None = None  # why we have killed it
         self.hopeless: str | None = None  # why it would only fail again
-        self.role: str = plan["role"]
-        self.rank: int = plan["rank"]
+        self.role = plan.role
+        self.rank = plan.rank
         self.plan = plan
         self.state = "waiting"
         self.exit_code: int | None = None
@@ -63,7 +63,7 @@ class Child:
 
     @property
     def name(self) -> str:
-        return name_of(self.plan)
+        return self.plan.name
 
     @property
     def serves(self) -> bool:
@@ -91,12 +91,12 @@ class Child:
 
         `limit` is called in the new process before it becomes the command's.
         """
-        self._log = LogWriter(log_dir, log_stem(self.role, self.plan["index"]))
+        self._log = LogWriter(log_dir, log_stem(self.role, self.plan.index))
         ours, theirs = socket.socketpair()
         read_end, write_end = os.pipe()
         try:
             self._popen = subprocess.Popen(
-                [os.path.expanduser(arg) if i == 0 else arg for i, arg in enumerate(self.plan["argv"])],  # noqa: PTH111
+                [os.path.expanduser(arg) if i == 0 else arg for i, arg in enumerate(self.plan.argv)],  # noqa: PTH111
                 cwd=cwd,
                 env=make_env(str(theirs.fileno())),
                 stdin=subprocess.DEVNULL,
@@ -240,7 +240,7 @@ class Child:
             "state": self.state,
             "pid": self.identity.pid if self.identity else None,
             "identity": self.identity,
-            "index": self.plan["index"],
+            "index": self.plan.index,
             "restarts": self.attempt - 1,
             "exit_code": self.exit_code,
             "started": self.started_t,

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import re
 import signal
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Callable
 
 from clusterctl.agent.event_loop import Reactor
 from clusterctl.agent.supervisor.child import Child
+from clusterctl.common.run_spec import Limits
 
 LOOK_S = 10.0  # a large process may take seconds to end
 NO_MEMORY = re.compile(r"^(\w+\.)*_?(Array)?MemoryError\b|\[Errno 12\]|std::bad_alloc")
@@ -22,14 +23,14 @@ Message = dict[str, Any]
 PORT_TAKEN = re.compile(r"address (is )?already in use|EADDRINUSE|errno\W+98\b", re.IGNORECASE)
 
 
-def limit_met(tail: Sequence[str], spec: Mapping[str, Any]) -> str | None:
+def limit_met(tail: Sequence[str], limits: Limits) -> str | None:
     """Which setting a program's last line says that it died of, in words; None if of none."""
     last = next((line.strip() for line in reversed(tail) if line.strip()), "")
     if NO_MEMORY.search(last):
-        limit = spec.get("memory_limit_mb")
+        limit = limits.memory_limit_mb
         return "out of memory" + (f": MEMORY_LIMIT_MB = {limit}" if limit is not None else "")
     if NO_FILES.search(last):
-        limit = spec.get("open_files")
+        limit = limits.open_files
         return "too many open files" + (f": OPEN_FILES = {limit}" if limit is not None else "")
     return None
 
@@ -37,8 +38,8 @@ def limit_met(tail: Sequence[str], spec: Mapping[str, Any]) -> str | None:
 class Endings:
     """Why processes that nobody meant to end have ended."""
 
-    def __init__(self, spec: Mapping[str, Any], reactor: Reactor) -> None:
-        self._spec = spec
+    def __init__(self, limits: Limits, reactor: Reactor) -> None:
+        self._limits = limits
         self._kills = OomKills()
         reactor.every(LOOK_S, self._kills.look)
 
@@ -56,7 +57,7 @@ class Endings:
             return {"message": describe_exit(code, oom=True), "oom": True}
         if child.hopeless is not None:
             return {"message": f"{describe_exit(code)}: {child.hopeless}", "hopeless": True}
-        limit = limit_met(tail, self._spec)
+        limit = limit_met(tail, self._limits)
         return {"message": describe_exit(code) + (f" ({limit})" if limit else "")}
 
 

@@ -15,11 +15,12 @@ import sys
 import threading
 from pathlib import Path
 
-from clusterctl.agent.lead.connection import GONE, lead_node, peer_node, tls_context
+from clusterctl.agent.lead.connection import GONE, peer_node, tls_context
 from clusterctl.agent.node.job_processes import of_run
 from clusterctl.common.files import read_json
 from clusterctl.common.paths import ENTRY, JobPaths, RunPaths
 from clusterctl.common.procfs import end_all
+from clusterctl.common.run_spec import RunSpec
 
 WAIT = 'read -r word || exec "$0" "$@"'
 GOODBYE = b"bye\n"
@@ -57,14 +58,14 @@ def tell_lead(run: RunPaths) -> None:
     A lead that cannot be reached finds out by itself.
     """
     try:
-        spec = read_json(run.spec)
-        if spec and spec.get("lead"):
-            place = (spec["lead"]["host"], int(spec["lead"]["port"]))
+        spec = RunSpec.from_json(read_json(run.spec))
+        if spec.lead is not None:
+            place = (spec.lead.host, spec.lead.port)
             with (
                 socket.create_connection(place, TELL_S) as sock,
                 tls_context(run, server=False).wrap_socket(sock) as tls,
             ):
-                if peer_node(tls) == lead_node(spec):
+                if peer_node(tls) == spec.lead_node:
                     tls.sendall(json.dumps(GONE).encode() + b"\n")
                     while tls.recv(1 << 16):  # it hangs up when it has heard; before that, an end would be a reset
                         pass

@@ -11,9 +11,10 @@ from clusterctl.agent.event_loop import Reactor
 from clusterctl.agent.node.ports import Held, is_listening
 from clusterctl.agent.supervisor.child import Child, who
 from clusterctl.agent.supervisor.limits import limiter
-from clusterctl.common.engines import ENGINES, Endpoints, has_port, name_of
+from clusterctl.common.engines import ENGINES, Endpoints, has_port
 from clusterctl.common.paths import PACKAGE_ROOT, RunPaths
 from clusterctl.common.process_environment import NodeFacts, environment
+from clusterctl.common.run_spec import RunSpec
 
 RUNNING_AFTER_S = 1.0  # a program that never speaks to us counts as running when it has lived this long
 READY_LIMIT_S = 60.0
@@ -33,7 +34,7 @@ class Starter:
     def __init__(
         self,
         run: RunPaths,
-        spec: Message,
+        spec: RunSpec,
         reactor: Reactor,
         note: Callable[[Message, Child], None],
         say: Callable[[Message], None],
@@ -47,21 +48,22 @@ class Starter:
         self._say = say
         self._fail = fail
         self._is_over = is_over
-        self._engine = ENGINES[spec["engine"]]
+        self._engine = ENGINES[spec.training.engine]
         self._cores = len(os.sched_getaffinity(0))
         self._pservers: tuple[str, ...] = ()
         self._endpoints: Endpoints = {}
-        self._ports = self._choose_ports()
+        self._ports = self._choose_ports(spec.epoch)
 
-    def _choose_ports(self) -> Held:
-        names = [name_of(process) for process in self._spec["processes"] if has_port(self._spec["engine"], process)]
-        return Held(self._spec["address"], self._spec["port"], names, shared=self._spec.get("epoch", 0) == 0)
+    def _choose_ports(self, epoch: int) -> Held:
+        engine = self._spec.training.engine
+        names = [process.name for process in self._spec.processes if has_port(engine, process)]
+        return Held(self._spec.address, self._spec.ports.port, names, shared=epoch == 0)
 
-    def choose_ports_again(self) -> None:
+    def choose_ports_again(self, epoch: int) -> None:
         """When all processes begin again. Raises OSError when there are none."""
         if self._ports.ports:
             self._ports.close()
-            self._ports = self._choose_ports()
+            self._ports = self._choose_ports(epoch)
 
     def let_ports_go(self) -> None:
         self._ports.close()
@@ -75,7 +77,7 @@ class Starter:
         return {name: self._endpoint(port) for name, port in self._ports.ports.items()}
 
     def _endpoint(self, port: int) -> str:
-        host = self._spec["address"]
+        host = self._spec.address
         return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
     def learn(self, order: Message) -> None:
@@ -91,15 +93,15 @@ class Starter:
                 self._run.job.log,
                 lambda fd: self._environment(child, fd),
                 time.time(),
-                limiter(self._spec),
+                limiter(self._spec.limits),
             )
         except OSError as exc:
             child.state = "failed"
-            command = child.plan["argv"][0]
+            command = child.plan.argv[0]
             self._fail(f"cannot start {command!r}: {exc.strerror or exc}", child)
             return
         self._note({"event": "spawned", "pid": child.identity.pid if child.identity else None}, child)
-        if child.role == "pserver" and child.plan["ours"]:
+        if child.role == "pserver" and child.plan.ours:
             self._reactor.after(READY_LIMIT_S, lambda: self._expect_ready(child))
         elif child.role == "pserver" and self._engine.listens:
             self._await_listening(child, self._reactor.now() + LISTENS_LIMIT_S)

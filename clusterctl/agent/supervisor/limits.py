@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import errno
 import resource
-from collections.abc import Iterator, Mapping
-from typing import Any, Callable
+from collections.abc import Iterator
+from typing import Callable
+
+from clusterctl.common.run_spec import Limits
 
 MEGABYTE = 1_000_000
 MOST_FILES = 65_536  # programs that look at every descriptor that they might have exist
@@ -22,12 +24,12 @@ def allow_open_files() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
-def limiter(spec: Mapping[str, Any]) -> Callable[[], None] | None:
+def limiter(limits: Limits) -> Callable[[], None] | None:
     """What a process does to itself between fork and exec; None when it has nothing to do.
 
     Raises OSError for more open files than this node allows.
     """
-    wanted = dict(_wanted(spec))
+    wanted = dict(_wanted(limits))
     if not wanted:
         return None
 
@@ -38,8 +40,8 @@ def limiter(spec: Mapping[str, Any]) -> Callable[[], None] | None:
     return limit
 
 
-def _wanted(spec: Mapping[str, Any]) -> Iterator[tuple[int, int]]:
-    memory, files = spec.get("memory_limit_mb"), spec.get("open_files")
+def _wanted(limits: Limits) -> Iterator[tuple[int, int]]:
+    memory, files = limits.memory_limit_mb, limits.open_files
     if memory is not None:
         yield resource.RLIMIT_AS, _at_most(resource.RLIMIT_AS, memory * MEGABYTE)
     if files is not None:

@@ -18,8 +18,9 @@ from typing import Any, Callable
 
 from clusterctl.agent.event_loop import Reactor
 from clusterctl.agent.lead.client import RemoteLead
-from clusterctl.agent.lead.connection import lead_node
+from clusterctl.agent.lead.process_table import name_of
 from clusterctl.agent.lead.server import LocalLead
+from clusterctl.agent.node.jobs import need_spec
 from clusterctl.agent.node.ports import take_top
 from clusterctl.agent.supervisor import guardian
 from clusterctl.agent.supervisor.checkpoints import Saves
@@ -31,11 +32,11 @@ from clusterctl.agent.supervisor.limits import allow_open_files
 from clusterctl.agent.supervisor.orphans import Leftovers, adopt_orphans, reap_orphans
 from clusterctl.agent.supervisor.restart import Renewal
 from clusterctl.agent.supervisor.watchdog import Stalls
-from clusterctl.common.engines import name_of
-from clusterctl.common.files import read_json, write_json
+from clusterctl.common.files import write_json
 from clusterctl.common.manifest import check_receipt
 from clusterctl.common.paths import JobPaths, RunPaths
 from clusterctl.common.procfs import LIVE_STATES
+from clusterctl.common.run_spec import ProcessSpec, Recovery, RunSpec
 
 FINISH_LIMIT_S = 300.0
 END_POLL_S = 0.05
@@ -55,7 +56,7 @@ class Supervisor:
     `new` says that it takes the place of a supervisor that is gone, while the run goes on.
     """
 
-    def __init__(self, run: RunPaths, spec: Message, lock_fd: int, reactor: Reactor, *, new: bool = False) -> None:
+    def __init__(self, run: RunPaths, spec: RunSpec, lock_fd: int, reactor: Reactor, *, new: bool = False) -> None:
         self.run = run
         self.spec = spec
         self.reactor = reactor
@@ -63,16 +64,16 @@ class Supervisor:
         self._lock_fd = lock_fd
         self._idle = False
         self._cleared = False
-        self._epoch = spec.get("epoch", 0)
+        self._epoch = spec.epoch
         self._new = new
         self.children = self._new_children()
-        self.chronicle = Chronicle(run, spec["node"], lambda: self.children, reactor.now)
+        self.chronicle = Chronicle(run, spec.node, lambda: self.children, reactor.now)
         self._note = self.chronicle.note
         self._starter = Starter(run, spec, reactor, self._note, self._say, self._fail_node, lambda: self.stopping)
         self._saves = Saves(run, spec, self._note, self._fail_node, self._say)
-        self._endings = Endings(spec, reactor)
+        self._endings = Endings(spec.limits, reactor)
         self._stalls = Stalls(spec, reactor, lambda: self.children, self._note, self._say_of, lambda: self.stopping)
-        self._leftovers = Leftovers(run, float(spec["grace_s"]), reactor, self.chronicle, self._is_guardian)
+        self._leftovers = Leftovers(run, spec.timing.grace_s, reactor, self.chronicle, self._is_guardian)
         self._guardian, self._lifeline = self._new_guardian()
         if new:
             self.chronicle.take_over()
@@ -80,14 +81,13 @@ class Supervisor:
         reactor.every(SNAPSHOT_S, self.chronicle.beat)
 
     def _new_children(self) -> list[Child]:
-        return [self._new_child(plan, 1) for plan in self.spec["processes"]]
+        return [self._new_child(plan, 1) for plan in self.spec.processes]
 
-    def _new_child(self, plan: Mapping[str, Any], attempt: int) -> Child:
+    def _new_child(self, plan: ProcessSpec, attempt: int) -> Child:
         return Child(plan, self.reactor, self._on_message, self._on_log_error, attempt)
 
     def _new_guardian(self) -> tuple[Any, int]:
-        grace_s = float(self.spec["grace_s"])
-        return guardian.spawn(self.run.job.dir, self.run.run, grace_s, self._lock_fd)
+        return guardian.spawn(self.run.job.dir, self.run.run, self.spec.timing.grace_s, self._lock_fd)
 
     def _is_guardian(self, pid: int) -> bool:
         return bool(self._guardian.pid == pid)
@@ -107,8 +107,9 @@ class Supervisor:
                 self._saves.drop_manifests,
             )
         else:
+            assert self.spec.lead is not None
             hooks = (self._on_order, self._on_lead_lost, self._on_lead_away)
-            self.lead = RemoteLead(self.reactor, self.run, self.spec, *hooks)
+            self.lead = RemoteLead(self.reactor, self.run, self.spec, self.spec.lead, *hooks)
         self._say_hello()
 
     def _say(self, word: Message) -> None:
@@ -155,7 +156,7 @@ class Supervisor:
         """All trainers are done: our pservers are asked to end, others are ended, and that is success."""
         for child in self.children:
             if child.serves and child.alive:
-                if child.plan["ours"]:
+                if child.plan.ours:
                     child.tell({"cmd": "finish"})
                 else:
                     child.state = "stopped"
@@ -184,7 +185,7 @@ class Supervisor:
                 child.signal(signal.SIGTERM)
             elif child.state in ("waiting", "restarting"):
                 child.state = "stopped" if self.stopping else child.state
-        self.reactor.after(float(self.spec["grace_s"]), lambda: self._kill(children))
+        self.reactor.after(self.spec.timing.grace_s, lambda: self._kill(children))
 
     # Beginning again.
 
@@ -192,9 +193,9 @@ class Supervisor:
         """A new epoch: some processes end here, and begin again when every node is ready for it."""
         self._epoch = order["epoch"]
         self._idle = self._cleared = False
-        self.spec.update(epoch=self._epoch, recover=order["recover"])
+        self.spec = self.spec.replace(epoch=self._epoch, recover=Recovery.from_json(order["recover"]))
         try:
-            write_json(self.run.spec, self.spec)
+            write_json(self.run.spec, self.spec.to_json())
         except OSError as exc:
             self._fail_node(f"cannot write {self.run.spec}: {exc.strerror}")
             return
@@ -205,7 +206,7 @@ class Supervisor:
 
     def _renewed(self) -> None:
         try:
-            self._starter.choose_ports_again()
+            self._starter.choose_ports_again(self._epoch)
         except OSError as exc:
             self._fail_node(str(exc))
             return
@@ -214,7 +215,7 @@ class Supervisor:
     def _respawn(self, order: Message) -> None:
         """One process begins again; the others do not notice."""
         self._starter.learn(order)
-        name = name_of(order)
+        name = name_of((order["role"], order["rank"]))
         self._renew({name: order["attempt"]}, order["in_s"], lambda: self._starter.start(self._child(name)))
 
     def _child(self, name: str) -> Child:
@@ -278,7 +279,7 @@ class Supervisor:
             child.progress["values"] = said["values"]
             self._saves.log(child, said)
         elif event == "saved" and child.role == "pserver":
-            order = {"do": "saved", **who(child), "node": self.spec["node"]}
+            order = {"do": "saved", **who(child), "node": self.spec.node}
             self.lead.say({**check_receipt(said, child.rank), **order})
         self._note(said, child)
 
@@ -357,16 +358,16 @@ class Supervisor:
                 child.tell(command)
 
     def _on_lead_lost(self, why: str) -> None:
-        lead = lead_node(self.spec)
+        lead = self.spec.lead_node
         message = f"the lead on node{lead} is lost: {why}"
         cause = {"kind": "node_lost", "node": lead, "message": message}
-        self._note({"event": "lost", "node": self.spec["node"], "lost_node": lead, "message": message})
+        self._note({"event": "lost", "node": self.spec.node, "lost_node": lead, "message": message})
         self.stop()
         self._end_when_idle({"do": "end", "state": "failed", "cause": cause})
 
     def _on_lead_away(self, why: str) -> None:
         """The run waits for nodes that are cut off: processes end, and orders will say what begins again."""
-        self._note({"event": "suspect", "node": lead_node(self.spec), "message": f"{why}: waiting for it"})
+        self._note({"event": "suspect", "node": self.spec.lead_node, "message": f"{why}: waiting for it"})
         for child in self.children:
             child.state = "stopped" if child.alive else child.state
         self._terminate(self.children)
@@ -411,14 +412,12 @@ def main(argv: list[str]) -> None:
     """
     job_dir, run_name, lock_fd, report_fd, *new = argv
     run = JobPaths(Path(job_dir)).run(run_name)
-    spec = read_json(run.spec)
     report = os.fdopen(int(report_fd), "w")
     os.set_inheritable(int(lock_fd), False)
     os.set_inheritable(report.fileno(), False)
     try:
-        listener = None
-        if spec["node"] == lead_node(spec):
-            listener = take_top(spec["address"], spec["port"])
+        spec = need_spec(run)
+        listener = take_top(spec.address, spec.ports.port) if spec.leads else None
         reactor = Reactor()
         adopt_orphans()
         allow_open_files()

@@ -11,13 +11,14 @@ from __future__ import annotations
 import math
 import os
 import signal
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Callable
 
 from clusterctl.agent.event_loop import Reactor
 from clusterctl.agent.supervisor.child import Child
 from clusterctl.common.procfs import Identity, identify, is_alive, stat_fields
+from clusterctl.common.run_spec import RunSpec
 from clusterctl.common.safe_json import is_whole
 
 TURNS = 4  # looks within the time after which a process is stalled
@@ -54,17 +55,17 @@ class Stalls:
 
     def __init__(
         self,
-        spec: Mapping[str, Any],
+        spec: RunSpec,
         reactor: Reactor,
         children: Callable[[], Sequence[Child]],
         note: Callable[[Message, Child], None],
         tell: Callable[[Message, Child], None],
         is_over: Callable[[], bool],
     ) -> None:
-        self.stall_s = float(spec.get("stall_s", 600))
-        self.ping_s = min(self.stall_s, float(spec["node_grace_s"]))  # nor do trainers wait much longer for an answer
+        self.stall_s = spec.failures.stall_s
+        self.ping_s = min(self.stall_s, spec.timing.node_grace_s)  # nor do trainers wait much longer for an answer
         self.period_s = min(LONGEST_PERIOD_S, self.ping_s / TURNS)
-        self._fails = spec.get("on_stall") == "fail"
+        self._fails = spec.failures.on_stall == "fail"
         self._reactor = reactor
         self._children = children
         self._note = note
@@ -134,7 +135,7 @@ class Stalls:
         """Of those that live and speak to us; our pservers are asked."""
         if not child.alive:
             return None
-        if child.role == "pserver" and child.plan["ours"] and child.state == "ready":
+        if child.role == "pserver" and child.plan.ours and child.state == "ready":
             return self._watched.setdefault(child, Watch(now))
         return self._watched.get(child)
 

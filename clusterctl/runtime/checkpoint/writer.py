@@ -132,7 +132,7 @@ def write_piece(
 
 def write_save(env: Environment, layout: Layout, pserver: int, save: Save) -> dict[str, Any]:
     """Writes a pserver's piece of a save, or of a checkpoint, where it belongs; as `write_piece`."""
-    mode = str(env.spec.get("mode", "sync"))
+    mode = env.spec.training.mode
     cut = Cut(env.job, env.run, save.tag, save.pass_, save.step, mode, env.seed, pserver, layout.pservers)
     if not save.checkpoint:
         return write_piece(env.output_dir, cut, save.tables)

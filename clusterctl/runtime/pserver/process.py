@@ -17,6 +17,7 @@ from typing import Any
 
 import zmq
 
+from clusterctl.common.run_spec import Saving
 from clusterctl.runtime.checkpoint.model import open_model
 from clusterctl.runtime.checkpoint.reader import open_checkpoint
 from clusterctl.runtime.checkpoint.writer import write_save
@@ -79,13 +80,13 @@ class PServer:
         self._tell_control = tell
         self._told_s = 0.0
         self._finishing = False
-        self.layout = layout_of(env.spec, int(env.spec["pservers"]))
+        self.layout = layout_of(env.spec.ports, env.spec.training.pservers)
         self._context = open_context(self.layout.per_pserver)
         self._keys = env.keys() if env.secure else None
         if self._keys is not None:
             Gate(self._context, self._keys["allow"])
         self.ports: list[int] = []
-        shares = env.spec.get("shm", "auto") != "off" and region.is_available()
+        shares = env.spec.shm != "off" and region.is_available()
         self._sharing = Sharing() if shares else None
         restored = _restored(env)
         first = env.rank * self.layout.per_pserver
@@ -184,23 +185,23 @@ class PServer:
         self._tell_control("step", facts)
 
     def _open(self, lane: int, restored: CheckpointSource | None) -> Lane:
-        env = self._env
+        env, spec = self._env, self._env.spec
         router: zmq.Socket[bytes] = open_router(self._context, self._keys)
-        self.ports.append(bind_first_free(router, int(env.spec.get("port", 7164)), str(env.spec.get("address", ""))))
+        self.ports.append(bind_first_free(router, spec.ports.port, spec.address))
         core = ServerCore(
             lane=lane,
             layout=self.layout,
-            trainers=int(env.spec["trainers"]),
+            trainers=spec.training.trainers,
             seed=env.seed,
-            mode=Mode.parse(str(env.spec.get("mode", "sync"))),
-            save_every=Every.from_json(env.spec.get("save_every")) if env.spec.get("checkpoints") else None,
-            half=env.spec.get("wire") == "float16",
-            key_cache=bool(env.spec.get("key_cache")),
+            mode=Mode.parse(spec.training.mode),
+            save_every=_save_every(spec.saving),
+            half=spec.training.wire == "float16",
+            key_cache=spec.training.key_cache,
             open_model=self._open_model,
             restored=restored,
             lender=self._sharing,
-            epoch=int(env.spec.get("epoch", 0)),
-            gone={int(rank): int(step) for rank, step in env.spec.get("recover", {}).get("left", {}).items()},
+            epoch=spec.epoch,
+            gone={int(rank): step for rank, step in spec.recover.left.items()} if spec.recover else {},
         )
         return Lane(core, router, self._take, env.secure, self._sharing, self._tell)
 
@@ -218,11 +219,16 @@ class PServer:
         say(f"pserver {self._env.rank}: saved {save.tag} at step {save.step}, {receipt['bytes']:,} bytes; {paused}")
 
 
+def _save_every(saving: Saving) -> Every | None:
+    every = saving.save_every if saving.checkpoints else None
+    return Every(every.unit, every.n) if every else None
+
+
 def _restored(env: Environment) -> CheckpointSource | None:
-    resume, recover = env.spec.get("resume"), env.spec.get("recover")
+    resume, recover = env.spec.saving.resume, env.spec.recover
     if recover:  # in this very run
-        return None if recover["tag"] is None else open_checkpoint(env.checkpoint_dir / str(recover["tag"]))
-    return None if resume is None else open_checkpoint(env.job_dir / str(resume["dir"]))
+        return None if recover.tag is None else open_checkpoint(env.checkpoint_dir / recover.tag)
+    return None if resume is None else open_checkpoint(env.job_dir / resume.dir)
 
 
 def _clear_half_written(env: Environment) -> None:

@@ -11,12 +11,12 @@ needs no gathering. Small tables start at a lane chosen by their name, so that t
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+
+from clusterctl.common.run_spec import Ports
 
 BLOCK_ELEMENTS = 65_536
 SLOTS = 1_024
@@ -82,9 +82,9 @@ class Layout:
         return is_dense if kind == "dense" or not self.sparse else not is_dense
 
 
-def layout_of(spec: Mapping[str, Any], pservers: int) -> Layout:
+def layout_of(ports: Ports, pservers: int) -> Layout:
     """The lanes that spec.json says, for so many pservers."""
-    return Layout(pservers, int(spec.get("ports_num", 1)), int(spec.get("ports_num_for_sparse", 0)))
+    return Layout(pservers, ports.ports_num, ports.ports_num_for_sparse)
 
 
 def block_count(elements: int) -> int:

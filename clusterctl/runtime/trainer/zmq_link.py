@@ -78,10 +78,10 @@ class RemoteLink:
     ) -> None:
         if not env.pservers:
             raise ProcessError("CLUSTERCTL_PSERVERS names no pserver")
-        self.layout: Layout = layout_of(env.spec, len(env.pservers))
+        self.layout: Layout = layout_of(env.spec.ports, len(env.pservers))
         self._clock = clock
         self._probe_every_s = probe_every_s
-        self._patience_s = _GRACES * float(env.spec.get("node_grace_s", 30)) + _MORE_S
+        self._patience_s = _GRACES * env.spec.timing.node_grace_s + _MORE_S
         self._keys = env.keys() if env.secure else None
         self._context = open_context()
         self._poller = zmq.Poller()

@@ -1,0 +1,218 @@
+"""The spec of a run: everything that one node's part of the run is started from and goes by.
+
+The control machine makes one for every node (`LaunchPlan.spec`), the node keeps it in `runs/RUN/spec.json`, and its
+supervisor writes it anew at each new epoch. The keys are a contract between versions: a supervisor may run beside
+older ones, and a run may be joined by a newer one. So unknown keys are kept, and the defaults here are what a missing
+key means.
+
+Records, not dataclasses: `status` reads a spec on every node that is asked, and pays for each import.
+"""
+
+from __future__ import annotations
+
+from clusterctl.common.records import Group, Record, dataclass
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from typing import Any
+
+NOTHING: Mapping[str, Any] = {}
+
+
+@dataclass(frozen=True, kw_only=True)
+class LeftOut(Record):
+    """A node of conf.py that does not take part, and why."""
+
+    node: int
+    message: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class LeadAddress(Record):
+    """Where the lead listens."""
+
+    host: str
+    port: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class SaveEvery(Record):
+    """A checkpoint every `n` passes ("pass"), steps ("step") or seconds ("s")."""
+
+    unit: str
+    n: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class KeepBest(Record):
+    """The metric whose best checkpoint is kept: the one with its highest ("max") or lowest ("min") value."""
+
+    name: str
+    direction: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class ResumePoint(Record):
+    """The checkpoint of an earlier run from which this run started; `dir` is relative to the job directory."""
+
+    run: str
+    tag: str
+    step: int
+    pass_: int
+    dir: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recovery(Record):
+    """The checkpoint to which the run was rolled back; `tag` is None if there was none.
+
+    `left` are the trainers that had left the run by then, and the step of each at which it left.
+    """
+
+    tag: str | None
+    step: int
+    left: Mapping[str, int] = NOTHING
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProcessSpec(Record):
+    """A process of this node. `index` counts a role's processes on the node; `ours` speaks our control protocol."""
+
+    role: str
+    rank: int
+    index: int
+    argv: tuple[str, ...] = ()
+    ours: bool = False
+
+    @property
+    def name(self) -> str:
+        """`trainer0`: the process in endpoints and messages."""
+        return f"{self.role}{self.rank}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlacedProcess(Record):
+    """A process of any node."""
+
+    role: str
+    rank: int
+    node: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Training(Group):
+    """How the programs train, and how many they are in the whole run."""
+
+    mode: str = "sync"
+    seed: int = 0
+    wire: str = "float32"
+    key_cache: bool = False
+    engine: str = "clusterctl"
+    security: str = "curve"
+    trainers: int = 0
+    pservers: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ports(Group):
+    """Where to look for free ports, and how many ports a pserver has for dense and for sparse tables."""
+
+    port: int = 7164
+    ports_num: int = 1
+    ports_num_for_sparse: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Timing(Group):
+    """Seconds between heartbeats, until a silent node is lost, and from TERM to KILL."""
+
+    heartbeat_s: float = 1.0
+    node_grace_s: float = 30.0
+    grace_s: float = 10.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Saving(Group):
+    """Where initial values come from, when checkpoints are made, and which ones are kept."""
+
+    load: str | None = None
+    checkpoints: bool = False
+    save_every: SaveEvery | None = None
+    keep: int = 3
+    keep_best: KeepBest | None = None
+    resume: ResumePoint | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limits(Group):
+    """The limits of each process; None is no limit of ours."""
+
+    memory_limit_mb: int | None = None
+    open_files: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Failures(Group):
+    """The policy for failures: restarts an hour by role, and the settings of the same names.
+
+    `whole` means that processes can only be restarted all together.
+    """
+
+    restarts: Mapping[str, int] = NOTHING
+    on_trainer_loss: str = "fail"
+    time_limit_s: float | None = None
+    stall_s: float = 600.0
+    on_stall: str = "warn"
+    on_nan: str = "warn"
+    whole: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunSpec(Record):
+    """The spec of a run for the node `node`; immutable.
+
+    `members` are the nodes that take part, the lead first; `lead` is None on the lead's own node. `address` and
+    `pserver_hosts` are addresses within the cluster, the latter by rank. The node adds `venv`, the directory of its
+    Python environment if it has one, and `t`, the time at which it prepared the run. The lead adds `epoch` and
+    `recover` when processes are restarted. `shm` is "off" in benchmarks.
+    """
+
+    OMITTED = ("venv", "t", "recover", "shm")
+
+    v: int = 1
+    job: str
+    run: str
+    node: int
+    members: tuple[int, ...] = ()
+    left_out: tuple[LeftOut, ...] = ()
+    address: str = ""
+    pserver_hosts: tuple[str, ...] = ()
+    lead: LeadAddress | None = None
+    training: Training = Training()
+    ports: Ports = Ports()
+    timing: Timing = Timing()
+    saving: Saving = Saving()
+    limits: Limits = Limits()
+    failures: Failures = Failures()
+    use_gpu: bool = False
+    ld_library_path: str | None = None
+    env: Mapping[str, str] = NOTHING
+    arguments: tuple[str, ...] = ()
+    processes: tuple[ProcessSpec, ...] = ()
+    epoch: int = 0
+    all_processes: tuple[PlacedProcess, ...] = ()
+    venv: str | None = None
+    t: float | None = None
+    recover: Recovery | None = None
+    shm: str | None = None
+
+    @property
+    def lead_node(self) -> int:
+        """The id of the node that leads the run."""
+        return self.members[0]
+
+    @property
+    def leads(self) -> bool:
+        """True if this node leads the run."""
+        return self.node == self.lead_node

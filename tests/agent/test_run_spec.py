@@ -1,0 +1,198 @@
+"""The spec of a run: from JSON and back, as older and newer versions write it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agent.specs import make_spec, spec_json
+from clusterctl.agent.node.jobs import need_spec, read_spec
+from clusterctl.agent.operations.start import _checked
+from clusterctl.common.errors import AgentError
+from clusterctl.common.files import read_json, write_json
+from clusterctl.common.paths import JobPaths
+from clusterctl.common.records import RecordError
+from clusterctl.common.run_spec import LeadAddress, LeftOut, Recovery, ResumePoint, RunSpec, Timing
+from clusterctl.config import from_values
+from clusterctl.inventory import build
+from clusterctl.launch import plan
+
+RECORDED = Path(__file__).parent / "recorded"
+HOSTS = ["10.0.0.0", "10.0.0.1", "10.0.0.2"]
+ADDRESSES = {0: "10.1.0.0", 1: "10.1.0.1", 2: "10.1.0.2"}
+#: By its name a plan of three hosts, and the spec of its last node, as made before there was a `RunSpec`.
+PLANNED: dict[str, Any] = json.loads((RECORDED / "planned_specs.json").read_text())
+#: As on the disk of that node: in a Python environment, and rolled back once.
+OLD: dict[str, Any] = json.loads((RECORDED / "spec.json").read_text())
+WHOLE = st.integers(-(2**63), 2**63)
+SECONDS = st.floats(0, 1e6) | st.integers(0, 10**6)
+STRINGS = st.lists(st.text(), max_size=3)
+
+
+def planned(case: dict[str, Any]) -> RunSpec:
+    settings = from_values({"HOSTS": HOSTS, **case["conf"]})
+    launch = plan(settings, build(settings), case.get("args", ()))
+    launch = launch.among(case["among"]) if "among" in case else launch
+    return launch.spec(
+        launch.nodes[-1],
+        job="JOB20261121-081530",
+        run="0002",
+        addresses=ADDRESSES,
+        lead=LeadAddress.from_json(case["lead"]) if "lead" in case else None,
+        left_out=[LeftOut.from_json(node) for node in case.get("left_out", ())],
+        resume=ResumePoint.from_json(case["resume"]) if "resume" in case else None,
+    )
+
+
+@pytest.mark.parametrize("case", PLANNED.values(), ids=PLANNED)
+def test_a_plan_makes_the_specs_that_it_made_before(case: dict[str, Any]) -> None:
+    spec = planned(case)
+    assert spec.to_json() == case["spec"]
+    assert RunSpec.from_json(case["spec"]) == spec
+
+
+@pytest.mark.parametrize("value", [OLD, *(case["spec"] for case in PLANNED.values())], ids=["old", *PLANNED])
+def test_what_is_read_is_written_again_to_the_byte(value: dict[str, Any]) -> None:
+    written = RunSpec.from_json(value).to_json()
+    assert json.dumps(written, sort_keys=True) == json.dumps(value, sort_keys=True)
+
+
+@given(
+    st.fixed_dictionaries(
+        {"job": st.text(), "run": st.text(), "node": WHOLE},
+        optional={
+            "members": st.lists(WHOLE, max_size=3),
+            "mode": st.text(),
+            "key_cache": st.booleans(),
+            "grace_s": SECONDS,
+            "stall_s": SECONDS,
+            "time_limit_s": st.none() | SECONDS,
+            "open_files": st.none() | WHOLE,
+            "env": st.dictionaries(st.text(), st.text(), max_size=3),
+            "restarts": st.dictionaries(st.sampled_from(["pserver", "trainer"]), WHOLE),
+            "arguments": STRINGS,
+            "lead": st.none() | st.fixed_dictionaries({"host": st.text(), "port": WHOLE}),
+            "save_every": st.none() | st.fixed_dictionaries({"unit": st.text(), "n": SECONDS}),
+            "processes": st.lists(
+                st.fixed_dictionaries(
+                    {"role": st.text(), "rank": WHOLE, "index": WHOLE, "argv": STRINGS, "ours": st.booleans()}
+                ),
+                max_size=3,
+            ),
+            "t": SECONDS,
+            "from a newer version": st.none() | STRINGS,
+        },
+    )
+)
+def test_whatever_is_given_is_written_and_the_rest_has_its_default(value: dict[str, Any]) -> None:
+    spec = RunSpec.from_json(value)
+    assert spec.to_json() == {**make_spec().to_json(), **value}
+    assert RunSpec.from_json(json.loads(json.dumps(spec.to_json()))) == spec
+
+
+def test_a_spec_on_a_nodes_disk_is_read_as_it_was_meant() -> None:
+    spec = RunSpec.from_json(OLD)
+    assert (spec.job, spec.run, spec.node, spec.members) == ("JOB20261121-081530", "0002", 2, (1, 2))
+    assert (spec.lead_node, spec.leads, spec.lead) == (1, False, LeadAddress(host="10.1.0.1", port=8001))
+    assert spec.left_out == (LeftOut(node=0, message="cannot be reached"),)
+    assert (spec.training.mode, spec.training.trainers, spec.training.pservers) == ("ssp(4)", 4, 2)
+    assert (spec.ports.port, spec.ports.ports_num, spec.ports.ports_num_for_sparse) == (8000, 2, 3)
+    assert spec.timing == Timing(heartbeat_s=0.5, node_grace_s=12.5, grace_s=3.0)
+    assert spec.saving.save_every is not None
+    assert (spec.saving.save_every.unit, spec.saving.save_every.n) == ("step", 500)
+    assert spec.saving.resume is not None
+    assert (spec.saving.resume.step, spec.saving.resume.pass_) == (100, 2)
+    assert (spec.limits.memory_limit_mb, spec.limits.open_files) == (4000, 256)
+    assert (spec.failures.restarts, spec.failures.on_trainer_loss) == ({"pserver": 1, "trainer": 5}, "wait")
+    assert [process.name for process in spec.processes] == ["pserver1", "trainer2", "trainer3"]
+    assert spec.processes[2].argv == (f"{spec.venv}/bin/python", "train.py", "--num_passes=2")
+    assert (spec.processes[0].ours, spec.processes[2].index) == (True, 1)
+    assert (spec.epoch, spec.recover) == (2, Recovery(tag="step-000000500", step=500, left={"2": 480}))
+    assert spec.t == 1795336530.25
+
+
+def test_missing_keys_mean_what_they_meant_before_they_were_written() -> None:
+    spec = make_spec()
+    assert (spec.members, spec.left_out, spec.saving.resume, spec.recover) == ((), (), None, None)
+    assert (spec.training.mode, spec.training.security, spec.failures.on_nan) == ("sync", "curve", "warn")
+    assert (spec.timing.node_grace_s, spec.timing.grace_s, spec.failures.stall_s) == (30, 10, 600)
+    assert (spec.ports.port, spec.ports.ports_num, spec.ports.ports_num_for_sparse) == (7164, 1, 0)
+    assert (spec.saving.keep, spec.saving.checkpoints, spec.epoch) == (3, False, 0)
+    assert (spec.failures.restarts, spec.failures.on_trainer_loss, spec.failures.whole) == ({}, "fail", False)
+    assert (spec.failures.time_limit_s, spec.limits.memory_limit_mb, spec.limits.open_files) == (None, None, None)
+
+
+def test_keys_of_newer_versions_are_kept_at_every_level() -> None:
+    value = {**OLD, "later": [1], "lead": {**OLD["lead"], "name": "x"}}
+    spec = RunSpec.from_json(value).replace(epoch=3)
+    assert spec.to_json() == {**value, "epoch": 3}
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"port": "7164"}, "`port` must be a whole number, not '7164'"),
+        ({"port": True}, "`port` must be a whole number, not True"),
+        ({"port": 1.0}, "`port` must be a whole number, not 1.0"),
+        ({"job": None}, "`job` must be a string, not None"),
+        ({"grace_s": "10"}, "`grace_s` must be a number, not '10'"),
+        ({"whole": 1}, "`whole` must be true or false, not 1"),
+        ({"members": 3}, "`members` must be an array, not 3"),
+        ({"members": [0, "1"]}, "`members[1]` must be a whole number, not '1'"),
+        ({"env": []}, "`env` must be an object, not []"),
+        ({"env": {"A": 1}}, "`env.A` must be a string, not 1"),
+        ({"lead": "10.0.0.1:7164"}, "`lead` must be an object, not '10.0.0.1:7164'"),
+        ({"lead": {"host": "10.0.0.1"}}, "`lead.port` is missing"),
+        ({"save_every": {"unit": "step", "n": None}}, "`save_every.n` must be a number, not None"),
+        ({"processes": [{"role": "trainer", "rank": 0, "index": 0, "argv": [1]}]}, "`processes[0].argv[0]` must be"),
+        ({"seed": "x" * 1000}, f"`seed` must be a whole number, not '{'x' * 59}..."),
+    ],
+)
+def test_a_wrong_type_is_an_error_that_names_the_key_and_what_was_expected(
+    changes: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(RecordError) as raised:
+        RunSpec.from_json(spec_json(**changes))
+    assert str(raised.value).startswith(message)
+
+
+@pytest.mark.parametrize("key", ["job", "run", "node"])
+def test_what_names_a_run_must_be_there(key: str) -> None:
+    with pytest.raises(RecordError, match=f"`{key}` is missing"):
+        RunSpec.from_json({name: value for name, value in OLD.items() if name != key})
+
+
+def test_a_spec_cannot_be_changed_and_a_copy_can_differ() -> None:
+    spec = RunSpec.from_json(OLD)
+    with pytest.raises(AttributeError):
+        spec.epoch = 5  # type: ignore[misc]
+    assert spec.replace(epoch=5) != spec
+    assert spec.replace(epoch=5).replace(epoch=2) == spec
+    with pytest.raises(TypeError, match="has no epok"):
+        spec.replace(epok=5)
+
+
+def test_a_spec_that_is_sent_must_be_one() -> None:
+    assert _checked(OLD) == RunSpec.from_json(OLD)
+    with pytest.raises(AgentError, match="malformed spec of the run: `port` must be a whole number"):
+        _checked({**OLD, "port": None})
+
+
+def test_a_spec_on_disk_is_read_or_missing_or_an_error_that_names_the_file(tmp_path: Path) -> None:
+    run = JobPaths(tmp_path).run("0001")
+    run.dir.mkdir(parents=True)
+    assert read_spec(run) is None
+    run.spec.write_text("")  # as after a power cut
+    assert read_spec(run) is None
+    with pytest.raises(AgentError, match="missing or damaged"):
+        need_spec(run)
+    write_json(run.spec, OLD)
+    assert read_spec(run) == need_spec(run) == RunSpec.from_json(read_json(run.spec))
+    write_json(run.spec, {**OLD, "members": None})
+    with pytest.raises(AgentError, match=r"spec\.json is not the spec of a run: `members` must be an array"):
+        read_spec(run)
