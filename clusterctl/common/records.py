@@ -1,7 +1,7 @@
 """Frozen values that are read from JSON objects and written as JSON objects.
 
 A `Record` is a frozen dataclass with keywords, made without the imports of `dataclasses` or `typing`: either costs more
-than everything else that `status` imports on a node, see light.py. Type checkers take it for a dataclass.
+than everything else that `status` imports on a node, see fastjson.py. Type checkers take it for a dataclass.
 """
 
 from __future__ import annotations

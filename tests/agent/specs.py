@@ -1,9 +1,15 @@
-"""Specs of runs for tests: the JSON of a node, of which a test names only what matters to it."""
+"""Specs of runs, and what supervisors share with their helpers, for tests that name only what matters to them."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
+from clusterctl.agent.event_loop import Reactor
+from clusterctl.agent.supervisor.child import Child
+from clusterctl.agent.supervisor.run_context import Message, RunContext
+from clusterctl.common.paths import JobPaths, RunPaths
 from clusterctl.common.run_spec import ProcessSpec, RunSpec
 
 NAMES = {"job": "JOB20261121-081530", "run": "0001", "node": 0}
@@ -19,3 +25,25 @@ def make_spec(**values: Any) -> RunSpec:
 
 def make_process(role: str, rank: int, **values: Any) -> ProcessSpec:
     return ProcessSpec.from_json({"role": role, "rank": rank, "index": 0, **values})
+
+
+def make_context(
+    run: RunPaths | None = None,
+    *,
+    loop: Reactor | None = None,
+    record: Callable[[Message, Child | None], None] = lambda event, child: None,
+    send: Callable[[Message], None] = lambda message: None,
+    fail: Callable[[str, Child | None], None] = lambda message, child: None,
+    is_over: Callable[[], bool] = lambda: False,
+    **values: Any,
+) -> RunContext:
+    """`values` are those of the spec."""
+    return RunContext(
+        run or JobPaths(Path("JOB")).run("0001"),
+        make_spec(**values),
+        loop or Reactor(),
+        lambda event, child=None: record(event, child),
+        send,
+        lambda message, child=None: fail(message, child),
+        is_over,
+    )

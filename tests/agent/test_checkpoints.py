@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from agent.nodes import ask, asked
-from agent.specs import make_spec
+from agent.specs import make_context, make_spec
 from clusterctl.agent.lead.actions import WriteManifest
 from clusterctl.agent.node.checkpoint_files import carry_on, drop_manifests, remove_older, set_aside_later
 from clusterctl.agent.operations import start
@@ -200,7 +200,7 @@ def test_a_checkpoint_counts_only_when_its_manifest_is_written(
         monkeypatch.setattr("clusterctl.common.manifest.os.fsync", full)
     failed: list[str] = []
     said: list[dict[str, Any]] = []
-    saves = Saves(run, make_spec(job=JOB, run="0001"), lambda event: None, failed.append, said.append)
+    saves = Saves(make_context(run, send=said.append, fail=lambda why, child: failed.append(why), job=JOB))
     saves.write_manifest(WriteManifest(tag(20), receipts(20), checkpoint=True))
     if trouble is None:
         manifest = read_manifest(run.checkpoints / tag(20))
@@ -216,8 +216,8 @@ def test_a_checkpoint_counts_only_when_its_manifest_is_written(
 
 def test_the_lead_hears_of_the_numbers_that_keep_best_goes_by_and_of_no_others(job: JobPaths) -> None:
     said: list[dict[str, Any]] = []
-    spec = make_spec(keep_best={"name": "auc", "direction": "max"})
-    saves = Saves(job.run("0001"), spec, lambda event: None, lambda why: None, said.append)
+    best = {"name": "auc", "direction": "max"}
+    saves = Saves(make_context(job.run("0001"), send=said.append, keep_best=best))
     child: Any = type("Child", (), {"role": "trainer", "rank": 3})
     for values in ({"auc": 0.5, "loss": 1.0}, {"loss": 1.0}):
         saves.log(child, {"event": "log", "step": 7, "values": values, "weight": 2})

@@ -23,11 +23,14 @@ from clusterctl.agent.paths import JobPaths
 from clusterctl.agent.processes import identify, is_alive
 from clusterctl.agent.reactor import Reactor
 from clusterctl.agent.reaper import adopt_orphans, reap_orphans
-from clusterctl.agent.run_spec import ProcessSpec
+from clusterctl.agent.run_context import RunContext
+from clusterctl.common.run_spec import ProcessSpec, RunSpec, Timing
 
 place = Path(sys.argv[1])
 reactor, notes = Reactor(), []
-chronicle = SimpleNamespace(note=notes.append, count_killed=lambda: None)
+spec = RunSpec(job="JOB", run="0001", node=0, timing=Timing(grace_s=5.0))
+never = lambda *_: False
+context = RunContext(JobPaths(place).run("0001"), spec, reactor, notes.append, never, never, never)
 argv = (sys.executable, "-S", "-c", sys.argv[2])
 plans = [ProcessSpec(role="trainer", rank=rank, index=rank, argv=argv) for rank in (0, 1)]
 children = [Child(plan, reactor, lambda *_: None, lambda *_: None) for plan in plans]
@@ -49,7 +52,7 @@ while not children[0].poll():
     pass
 reactor._stopped = False
 reactor.every(0.02, lambda: reap_orphans({child.pid for child in children if child.pid}))
-Leftovers(JobPaths(place).run("0001"), 5.0, reactor, chronicle).clear(reactor.stop, children[:1])
+Leftovers(context, never).clear(reactor.stop, children[:1])
 reactor.run()
 print([is_alive(who) for who in helpers.known], len(notes))
 for child in children:

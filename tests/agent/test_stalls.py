@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 
-from agent.specs import make_process, make_spec
+from agent.specs import make_context, make_process
 from clusterctl.agent.event_loop import Reactor
+from clusterctl.agent.lead.process_table import name_of
 from clusterctl.agent.supervisor.watchdog import Stalls
 from clusterctl.common.procfs import Identity, identify
 
@@ -31,7 +32,7 @@ class Fake:
 
     def __init__(self, role: str, identity: Identity | None = None) -> None:
         self.role, self.serves, self.name = role, role != "trainer", f"{role}0"
-        self.rank = 0
+        self.rank, self.attempt = 0, 1
         self.plan = make_process(role, 0, ours=self.serves)
         self.state = "ready" if self.serves else "running"
         self.alive, self.identity = True, identity
@@ -48,14 +49,18 @@ class Play:
         self.events: list[dict[str, Any]] = []
         self.paces: list[tuple[str, str, str | None]] = []
         self.reactor = Reactor(lambda: self.now)
-        self.stalls = Stalls(
-            make_spec(stall_s=STALL_S, node_grace_s=NODE_GRACE_S, on_stall=on_stall),
-            self.reactor,
-            lambda: children,  # type: ignore[arg-type,return-value]
-            lambda event, child: self.events.append({**event, "who": child.name}),
-            lambda word, child: self.paces.append((child.name, word["pace"], word.get("message"))),
-            lambda: self.over,
+        context = make_context(
+            loop=self.reactor,
+            record=lambda event, child: self.events.append({**event, "who": child.name if child else None}),
+            send=lambda word: self.paces.append(
+                (name_of((word["role"], word["rank"])), word["pace"], word.get("message"))
+            ),
+            is_over=lambda: self.over,
+            stall_s=STALL_S,
+            node_grace_s=NODE_GRACE_S,
+            on_stall=on_stall,
         )
+        self.stalls = Stalls(context, lambda: children)  # type: ignore[arg-type,return-value]
 
     def says(self, child: Fake, event: str, **more: Any) -> None:
         self.stalls.hear(child, {"event": event, **more})  # type: ignore[arg-type]

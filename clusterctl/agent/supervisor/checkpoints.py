@@ -6,33 +6,23 @@ import contextlib
 import errno
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Callable
+from typing import Any
 
 from clusterctl.agent.lead.actions import DropManifests, WriteManifest
 from clusterctl.agent.node.checkpoint_files import drop_manifests, remove_older
 from clusterctl.agent.supervisor.child import Child
-from clusterctl.common.paths import RunPaths
-from clusterctl.common.run_spec import RunSpec
+from clusterctl.agent.supervisor.run_context import RunContext
 
 Message = dict[str, Any]
 
 
 class Saves:
-    """`note` records an event, `fail` ends the run with a message, `say` tells the lead."""
+    """The saved models and checkpoints of one run on this node."""
 
-    def __init__(
-        self,
-        run: RunPaths,
-        spec: RunSpec,
-        note: Callable[[Message], None],
-        fail: Callable[[str], None],
-        say: Callable[[Message], None],
-    ) -> None:
-        self._run = run
-        self._spec = spec
-        self._note = note
-        self._fail = fail
-        self._say = say
+    def __init__(self, context: RunContext) -> None:
+        self._context = context
+        self._run = context.run
+        self._spec = context.spec
 
     def write_manifest(self, whole: WriteManifest) -> None:
         """Writes the manifest of what all pservers have saved; of a checkpoint, tells the lead then."""
@@ -41,10 +31,10 @@ class Saves:
             self._write_manifest(whole)
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as exc:  # of a receipt that a node made up
             is_full = getattr(exc, "errno", 0) in (errno.ENOSPC, errno.EDQUOT)
-            self._fail(f"cannot write the manifest of {tag}: {exc}" + ("; free space there" if is_full else ""))
+            self._context.fail(f"cannot write the manifest of {tag}: {exc}" + ("; free space there" if is_full else ""))
             return
         if whole.checkpoint:
-            self._say({"do": "kept", "tag": tag, "step": int(first["step"]), "steps": first.get("steps", [])})
+            self._context.send({"do": "kept", "tag": tag, "step": int(first["step"]), "steps": first.get("steps", [])})
 
     def _write_manifest(self, whole: WriteManifest) -> None:
         from clusterctl.common.manifest import build_manifest, write_manifest
@@ -74,7 +64,7 @@ class Saves:
             yield
         except OSError as exc:
             message = f"an older checkpoint cannot be removed: {exc}"
-            self._note({"event": "log", "level": "warning", "message": message})
+            self._context.record({"event": "log", "level": "warning", "message": message})
 
     def log(self, child: Child, said: Message) -> None:
         """Tells the lead what a trainer logged, if KEEP_BEST goes by it. Raises ValueError where it is malformed."""
@@ -82,4 +72,4 @@ class Saves:
         if best and best.name in said["values"] and child.role == "trainer":
             numbers = {"step": int(said["step"]), "weight": float(said.get("weight", 1))}
             value = float(said["values"][best.name])
-            self._say({"do": "logged", "rank": child.rank, "value": value, **numbers})
+            self._context.send({"do": "logged", "rank": child.rank, "value": value, **numbers})

@@ -12,8 +12,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Callable
 
-from clusterctl.agent.event_loop import Reactor
 from clusterctl.agent.supervisor.child import Child
+from clusterctl.agent.supervisor.run_context import RunContext
 from clusterctl.common.run_spec import Limits
 
 LOOK_S = 10.0  # a large process may take seconds to end
@@ -38,10 +38,10 @@ def limit_met(tail: Sequence[str], limits: Limits) -> str | None:
 class Endings:
     """Why processes that nobody meant to end have ended."""
 
-    def __init__(self, limits: Limits, reactor: Reactor) -> None:
-        self._limits = limits
+    def __init__(self, context: RunContext) -> None:
+        self._limits = context.spec.limits
         self._kills = OomKills()
-        reactor.every(LOOK_S, self._kills.look)
+        context.loop.every(LOOK_S, self._kills.look)
 
     def hear(self, child: Child, message: Message) -> None:
         """A process said something: perhaps that it ends because of numbers that will be the same next time."""

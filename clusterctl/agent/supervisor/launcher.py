@@ -5,16 +5,15 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Sequence
-from typing import Any, Callable
+from typing import Any
 
-from clusterctl.agent.event_loop import Reactor
 from clusterctl.agent.node.ports import Held, is_listening
 from clusterctl.agent.supervisor.child import Child, who
 from clusterctl.agent.supervisor.limits import limiter
+from clusterctl.agent.supervisor.run_context import RunContext
 from clusterctl.common.engines import ENGINES, Endpoints, has_port
-from clusterctl.common.paths import PACKAGE_ROOT, RunPaths
+from clusterctl.common.paths import PACKAGE_ROOT
 from clusterctl.common.process_environment import NodeFacts, environment
-from clusterctl.common.run_spec import RunSpec
 
 RUNNING_AFTER_S = 1.0  # a program that never speaks to us counts as running when it has lived this long
 READY_LIMIT_S = 60.0
@@ -25,34 +24,16 @@ Message = dict[str, Any]
 
 
 class Starter:
-    """`note` records an event, `say` tells the lead, `fail` tells it that the run has to end; none is waited for once
-    `is_over`.
+    """Starts the processes of one node. Raises OSError when there are no ports."""
 
-    Raises OSError when there are no ports.
-    """
-
-    def __init__(
-        self,
-        run: RunPaths,
-        spec: RunSpec,
-        reactor: Reactor,
-        note: Callable[[Message, Child], None],
-        say: Callable[[Message], None],
-        fail: Callable[[str, Child], None],
-        is_over: Callable[[], bool],
-    ) -> None:
-        self._run = run
-        self._spec = spec
-        self._reactor = reactor
-        self._note = note
-        self._say = say
-        self._fail = fail
-        self._is_over = is_over
-        self._engine = ENGINES[spec.training.engine]
+    def __init__(self, context: RunContext) -> None:
+        self._context = context
+        self._spec = context.spec
+        self._engine = ENGINES[context.spec.training.engine]
         self._cores = len(os.sched_getaffinity(0))
         self._pservers: tuple[str, ...] = ()
         self._endpoints: Endpoints = {}
-        self._ports = self._choose_ports(spec.epoch)
+        self._ports = self._choose_ports(context.spec.epoch)
 
     def _choose_ports(self, epoch: int) -> Held:
         engine = self._spec.training.engine
@@ -89,8 +70,8 @@ class Starter:
             self._ports.release(child.name)
         try:
             child.start(
-                self._run.job.dir,
-                self._run.job.log,
+                self._context.run.job.dir,
+                self._context.run.job.log,
                 lambda fd: self._environment(child, fd),
                 time.time(),
                 limiter(self._spec.limits),
@@ -98,22 +79,22 @@ class Starter:
         except OSError as exc:
             child.state = "failed"
             command = child.plan.argv[0]
-            self._fail(f"cannot start {command!r}: {exc.strerror or exc}", child)
+            self._context.fail(f"cannot start {command!r}: {exc.strerror or exc}", child)
             return
-        self._note({"event": "spawned", "pid": child.identity.pid if child.identity else None}, child)
+        self._context.record({"event": "spawned", "pid": child.identity.pid if child.identity else None}, child)
         if child.role == "pserver" and child.plan.ours:
-            self._reactor.after(READY_LIMIT_S, lambda: self._expect_ready(child))
+            self._context.loop.after(READY_LIMIT_S, lambda: self._expect_ready(child))
         elif child.role == "pserver" and self._engine.listens:
-            self._await_listening(child, self._reactor.now() + LISTENS_LIMIT_S)
+            self._await_listening(child, self._context.loop.now() + LISTENS_LIMIT_S)
         elif child.role == "pserver":
             self.ready(child, [self._ports.ports[child.name]])
         else:
-            self._reactor.after(RUNNING_AFTER_S, lambda: self.running(child))
+            self._context.loop.after(RUNNING_AFTER_S, lambda: self.running(child))
 
     def _environment(self, child: Child, control_fd: str) -> dict[str, str]:
         inherited = {key: value for key, value in os.environ.items() if key not in NOT_OURS}
         facts = NodeFacts(
-            str(self._run.job.dir),
+            str(self._context.run.job.dir),
             PACKAGE_ROOT,
             self._cores,
             self._pservers,
@@ -125,29 +106,29 @@ class Starter:
         return environment(self._spec, child.plan, facts)
 
     def _expect_ready(self, child: Child) -> None:
-        if child.state == "starting" and child.alive and not self._is_over():
-            self._fail(f"did not become ready within {READY_LIMIT_S:.0f} s", child)
+        if child.state == "starting" and child.alive and not self._context.is_over():
+            self._context.fail(f"did not become ready within {READY_LIMIT_S:.0f} s", child)
 
     def _await_listening(self, child: Child, deadline: float) -> None:
         """A program that does not speak to us is ready when it listens."""
         port = self._ports.ports[child.name]
-        if child.state != "starting" or not child.alive or self._is_over():
+        if child.state != "starting" or not child.alive or self._context.is_over():
             return
         if is_listening(port, os.geteuid()):
             self.ready(child, [port])
-        elif self._reactor.now() > deadline:
-            self._fail(f"does not listen on {self._endpoint(port)} after {LISTENS_LIMIT_S:.0f} s", child)
+        elif self._context.loop.now() > deadline:
+            self._context.fail(f"does not listen on {self._endpoint(port)} after {LISTENS_LIMIT_S:.0f} s", child)
         else:
-            self._reactor.after(LISTEN_POLL_S, lambda: self._await_listening(child, deadline))
+            self._context.loop.after(LISTEN_POLL_S, lambda: self._await_listening(child, deadline))
 
     def ready(self, child: Child, ports: Sequence[int]) -> None:
         endpoint = self._endpoint(ports[0])
         child.state, child.worked = "ready", True
         child.progress["ports"] = list(ports)
-        self._note({"event": "ready", "endpoint": endpoint}, child)
-        self._say({"do": "ready", **who(child), "endpoint": endpoint})
+        self._context.record({"event": "ready", "endpoint": endpoint}, child)
+        self._context.send({"do": "ready", **who(child), "endpoint": endpoint})
 
     def running(self, child: Child) -> None:
         if child.state == "starting" and child.exit_code in (None, 0):
             child.state = "running"
-            self._say({"do": "running", **who(child)})
+            self._context.send({"do": "running", **who(child)})

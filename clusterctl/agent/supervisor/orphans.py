@@ -8,11 +8,9 @@ import signal
 from collections.abc import Collection, Sequence
 from typing import Callable
 
-from clusterctl.agent.event_loop import Reactor
 from clusterctl.agent.node.job_processes import descendants
 from clusterctl.agent.supervisor.child import Child
-from clusterctl.agent.supervisor.event_log import Chronicle
-from clusterctl.common.paths import RunPaths
+from clusterctl.agent.supervisor.run_context import RunContext
 from clusterctl.common.procfs import Identity, find_by_environments, run_environment, send_signal
 
 POLL_S = 0.05
@@ -22,27 +20,27 @@ PR_SET_CHILD_SUBREAPER = 36  # prctl(2)
 
 
 class Leftovers:
-    """TERM to all there are, also to those that come yet, KILL to those that outlive the grace."""
+    """TERM to all there are, also to those that come yet, KILL to those that outlive the grace.
+
+    `count_killed` is called for each that needs KILL.
+    """
 
     def __init__(
         self,
-        run: RunPaths,
-        grace_s: float,
-        reactor: Reactor,
-        chronicle: Chronicle,
+        context: RunContext,
+        count_killed: Callable[[], None],
         spared: Callable[[int], bool] = lambda pid: False,
     ) -> None:
-        self._run = run_environment(run.job.dir, run.run)
-        self._grace_s = grace_s
-        self._reactor = reactor
-        self._chronicle = chronicle
+        self._context = context
+        self._run = run_environment(context.run.job.dir, context.run.run)
+        self._count_killed = count_killed
         self._spared = spared
         self._killed: set[Identity] = set()
 
     def clear(self, then: Done, of: Sequence[Child] | None = None) -> None:
         """Calls `then` when nothing is left that could be ended: of these processes, or of the whole run."""
         find = self._whole if of is None else lambda: self._of(of)
-        self._look(find, set(), self._reactor.now() + self._grace_s, then)
+        self._look(find, set(), self._context.loop.now() + self._context.spec.timing.grace_s, then)
 
     def _whole(self) -> list[Identity]:
         """Also descendants that cleared their environment; all others below us have ended by then."""
@@ -56,7 +54,7 @@ class Leftovers:
 
     def _look(self, find: Callable[[], list[Identity]], told: set[Identity], kill_at: float, then: Done) -> None:
         left = find()
-        late = self._reactor.now() - kill_at
+        late = self._context.loop.now() - kill_at
         if left and not told:
             self._note("ending processes left behind", left)
         for who in left:
@@ -69,15 +67,15 @@ class Leftovers:
         if not left or late > LIMIT_S:
             then()
         else:
-            self._reactor.after(POLL_S, lambda: self._look(find, told | set(left), kill_at, then))
+            self._context.loop.after(POLL_S, lambda: self._look(find, told | set(left), kill_at, then))
 
     def _note(self, message: str, left: list[Identity], **more: str) -> None:
-        self._chronicle.note({"event": "log", **more, "message": message, "pids": [who.pid for who in left]})
+        self._context.record({"event": "log", **more, "message": message, "pids": [who.pid for who in left]})
 
     def _kill(self, who: Identity) -> None:
         if who not in self._killed:
             self._killed.add(who)
-            self._chronicle.count_killed()
+            self._count_killed()
         send_signal(who, signal.SIGKILL)
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Callable
 
-from clusterctl.agent.event_loop import Reactor
 from clusterctl.agent.supervisor.child import Child
 from clusterctl.agent.supervisor.orphans import Leftovers
+from clusterctl.agent.supervisor.run_context import RunContext
 
 POLL_S = 0.05
 
@@ -15,23 +15,23 @@ POLL_S = 0.05
 class Renewal:
     """Of `old`, whose next attempts are `attempts`, by name, not before `in_s` are over.
 
-    A later order for one of them, or `is_overtaken`, ends it without a word.
+    A later order for one of them, or `is_overtaken`, ends it without a word, as does the end of the run.
     """
 
     def __init__(
         self,
-        reactor: Reactor,
+        context: RunContext,
         leftovers: Leftovers,
         old: Sequence[Child],
         attempts: Mapping[str, int],
         in_s: float,
         is_overtaken: Callable[[], bool],
     ) -> None:
-        self._reactor = reactor
+        self._context = context
         self._leftovers = leftovers
         self._old = old
         self._attempts = attempts
-        self._not_before = reactor.now() + in_s
+        self._not_before = context.loop.now() + in_s
         self._is_overtaken = is_overtaken
         for child in old:
             child.next_attempt, child.state = attempts[child.name], "restarting"
@@ -41,16 +41,16 @@ class Renewal:
         if self._is_over():
             return
         if any(child.alive for child in self._old):
-            self._reactor.after(POLL_S, lambda: self.begin(put))
+            self._context.loop.after(POLL_S, lambda: self.begin(put))
         else:
             self._leftovers.clear(lambda: self._wait(put), self._old)
 
     def _wait(self, put: Callable[[Sequence[Child]], None]) -> None:
-        rest_s = self._not_before - self._reactor.now()
+        rest_s = self._not_before - self._context.loop.now()
         if self._is_over():
             return
         if rest_s > 0:
-            self._reactor.after(rest_s, lambda: self._wait(put))
+            self._context.loop.after(rest_s, lambda: self._wait(put))
             return
         for child in self._old:
             child.close()
@@ -58,4 +58,4 @@ class Renewal:
 
     def _is_over(self) -> bool:
         later = any(child.next_attempt > self._attempts[child.name] for child in self._old)
-        return later or self._is_overtaken()
+        return later or self._context.is_over() or self._is_overtaken()

@@ -31,6 +31,7 @@ from clusterctl.agent.supervisor.launcher import Starter
 from clusterctl.agent.supervisor.limits import allow_open_files
 from clusterctl.agent.supervisor.orphans import Leftovers, adopt_orphans, reap_orphans
 from clusterctl.agent.supervisor.restart import Renewal
+from clusterctl.agent.supervisor.run_context import RunContext
 from clusterctl.agent.supervisor.watchdog import Stalls
 from clusterctl.common.files import write_json
 from clusterctl.common.manifest import check_receipt
@@ -69,11 +70,13 @@ class Supervisor:
         self.children = self._new_children()
         self.chronicle = Chronicle(run, spec.node, lambda: self.children, reactor.now)
         self._note = self.chronicle.note
-        self._starter = Starter(run, spec, reactor, self._note, self._say, self._fail_node, lambda: self.stopping)
-        self._saves = Saves(run, spec, self._note, self._fail_node, self._say)
-        self._endings = Endings(spec.limits, reactor)
-        self._stalls = Stalls(spec, reactor, lambda: self.children, self._note, self._say_of, lambda: self.stopping)
-        self._leftovers = Leftovers(run, spec.timing.grace_s, reactor, self.chronicle, self._is_guardian)
+        context = RunContext(run, spec, reactor, self._note, self._say, self._fail_node, lambda: self.stopping)
+        self._context = context
+        self._starter = Starter(context)
+        self._saves = Saves(context)
+        self._endings = Endings(context)
+        self._stalls = Stalls(context, lambda: self.children)
+        self._leftovers = Leftovers(context, self.chronicle.count_killed, self._is_guardian)
         self._guardian, self._lifeline = self._new_guardian()
         if new:
             self.chronicle.take_over()
@@ -114,9 +117,6 @@ class Supervisor:
 
     def _say(self, word: Message) -> None:
         self.lead.say(word)
-
-    def _say_of(self, word: Message, child: Child) -> None:
-        self.lead.say({**word, **who(child)})
 
     def _say_hello(self) -> None:
         new = {"new": True} if self._new else {}
@@ -231,10 +231,7 @@ class Supervisor:
             self.children = [renewed.get(child.name, child) for child in self.children]
             then()
 
-        def is_overtaken() -> bool:
-            return self.stopping or self._epoch != epoch
-
-        renewal = Renewal(self.reactor, self._leftovers, old, attempts, in_s, is_overtaken)
+        renewal = Renewal(self._context, self._leftovers, old, attempts, in_s, lambda: self._epoch != epoch)
         self._terminate(old)
         renewal.begin(put)
 

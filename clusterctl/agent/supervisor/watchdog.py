@@ -15,10 +15,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Callable
 
-from clusterctl.agent.event_loop import Reactor
-from clusterctl.agent.supervisor.child import Child
+from clusterctl.agent.supervisor.child import Child, who
+from clusterctl.agent.supervisor.run_context import RunContext
 from clusterctl.common.procfs import Identity, identify, is_alive, stat_fields
-from clusterctl.common.run_spec import RunSpec
 from clusterctl.common.safe_json import is_whole
 
 TURNS = 4  # looks within the time after which a process is stalled
@@ -47,37 +46,27 @@ class Watch:
 
 
 class Stalls:
-    """`on_stall` is "warn" or "fail". `note` records an event, `is_over` tells that processes are being ended.
+    """Finds processes that are stalled, among `children`.
 
-    `tell` has the lead know the pace of a process: `pace` is "moves", "waits" or "stalled", and of one that waits
-    `for_s` says how long, `message` for whom.
+    The lead is told the pace of a process: `pace` is "moves", "waits" or "stalled", and of one that waits `for_s` says
+    how long, `message` for whom.
     """
 
-    def __init__(
-        self,
-        spec: RunSpec,
-        reactor: Reactor,
-        children: Callable[[], Sequence[Child]],
-        note: Callable[[Message, Child], None],
-        tell: Callable[[Message, Child], None],
-        is_over: Callable[[], bool],
-    ) -> None:
+    def __init__(self, context: RunContext, children: Callable[[], Sequence[Child]]) -> None:
+        spec = context.spec
         self.stall_s = spec.failures.stall_s
         self.ping_s = min(self.stall_s, spec.timing.node_grace_s)  # nor do trainers wait much longer for an answer
         self.period_s = min(LONGEST_PERIOD_S, self.ping_s / TURNS)
         self._fails = spec.failures.on_stall == "fail"
-        self._reactor = reactor
+        self._context = context
         self._children = children
-        self._note = note
-        self._tell = tell
-        self._is_over = is_over
         self._watched: dict[Child, Watch] = {}
-        self._looked = reactor.now()
-        reactor.every(self.period_s, self.look)
+        self._looked = context.loop.now()
+        context.loop.every(self.period_s, self.look)
 
     def hear(self, child: Child, message: Message) -> None:
         """A process said something."""
-        now = self._reactor.now()
+        now = self._context.loop.now()
         watch = self._watched.setdefault(child, Watch(now))
         event = message["event"]
         if event == "stacks":
@@ -103,7 +92,7 @@ class Stalls:
         if pace != watch.pace:
             watch.pace = pace
             about = {"for_s": message["for_s"], "message": _whom(message, child.rank)} if pace == "waits" else {}
-            self._tell({"do": "pace", "pace": pace, **about}, child)
+            self._context.send({"do": "pace", "pace": pace, **about, **who(child)})
 
     def show_stacks(self, words: str) -> None:
         """Those of all that can write them, and why into their logs."""
@@ -114,13 +103,13 @@ class Stalls:
 
     def look(self) -> None:
         """Who is silent? Nobody is to blame for the time in which we did not listen ourselves."""
-        now, looked = self._reactor.now(), self._looked
+        now, looked = self._context.loop.now(), self._looked
         self._looked = now
         self._watched = {child: watch for child, watch in self._watched.items() if child.alive}
         away_s = max(0.0, now - looked - 2 * self.period_s)
         for child in self._children():
             watch = self._watch(child, now)
-            if watch is None or self._is_over():
+            if watch is None or self._context.is_over():
                 continue
             watch.heard = min(now, watch.heard + away_s)
             watch.pinged = None if watch.pinged is None else min(now, watch.pinged + away_s)
@@ -154,11 +143,11 @@ class Stalls:
         lack = "has not answered" if child.serves else "has made no step"
         how = _how_it_is(watch.speaker or child.identity)
         words = f"{lack} for {limit_s:g} s: stalled{how}"
-        self._note({"event": "stalled", "stalled_s": round(silent_s, 1), "message": words}, child)
+        self._context.record({"event": "stalled", "stalled_s": round(silent_s, 1), "message": words}, child)
         has_stacks = self._ask_for_stacks(child, watch, f"{child.name} {words}")
         if self._fails:
             child.stalled = f"stalled for {limit_s:g} s{how}"
-            self._reactor.after(STACKS_S if has_stacks else 0.0, lambda: self._kill(child))
+            self._context.loop.after(STACKS_S if has_stacks else 0.0, lambda: self._kill(child))
 
     def _ask_for_stacks(self, child: Child, watch: Watch, words: str) -> bool:
         """Only of a process that told us the signal: another would die of it."""
@@ -174,11 +163,11 @@ class Stalls:
     def _goes_on(self, child: Child, watch: Watch) -> None:
         child.state, child.stalled = watch.before, None
         words = "answers again" if child.serves else "goes on"
-        self._note({"event": "stalled", "over": True, "state": child.state, "message": words}, child)
+        self._context.record({"event": "stalled", "over": True, "state": child.state, "message": words}, child)
 
     def _kill(self, child: Child) -> None:
         """Also what its group holds. It counts as a failure of its own."""
-        if child.state == "stalled" and not self._is_over():
+        if child.state == "stalled" and not self._context.is_over():
             child.signal(signal.SIGKILL)
 
 
@@ -191,8 +180,8 @@ def _whom(message: Message, own_rank: int) -> str:
     return f"pserver{pserver}" if is_whole(pserver) else "others"
 
 
-def _how_it_is(who: Identity | None) -> str:
-    fields = stat_fields(who.pid) if who is not None else None
+def _how_it_is(process: Identity | None) -> str:
+    fields = stat_fields(process.pid) if process is not None else None
     state = fields[0] if fields else ""
     if state == STOPPED:
         return " (it is stopped by a signal)"
