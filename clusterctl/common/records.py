@@ -1,7 +1,8 @@
 """Frozen values that are read from JSON objects and written as JSON objects.
 
-A `Record` is a frozen dataclass with keywords, made without the imports of `dataclasses` or `typing`: either costs more
-than everything else that `status` imports on a node, see fastjson.py. Type checkers take it for a dataclass.
+A `Record` is a frozen dataclass with keywords, made without the imports of `dataclasses` (15 ms) and `typing` (9 ms): a
+whole `status` on a node takes 12 ms, see fastjson.py. This module and run_spec.py take 1.5 ms. Type checkers see
+dataclasses.
 """
 
 from __future__ import annotations

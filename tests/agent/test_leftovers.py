@@ -17,13 +17,13 @@ from clusterctl.common.paths import JobPaths
 from clusterctl.common.procfs import identify, is_alive
 from clusterctl.agent.event_loop import Reactor
 from clusterctl.agent.supervisor.orphans import adopt_orphans, reap_orphans
-from clusterctl.agent.child import Child
-from clusterctl.agent.leftovers import Leftovers
-from clusterctl.agent.paths import JobPaths
-from clusterctl.agent.processes import identify, is_alive
-from clusterctl.agent.reactor import Reactor
-from clusterctl.agent.reaper import adopt_orphans, reap_orphans
-from clusterctl.agent.run_context import RunContext
+from clusterctl.agent.supervisor.child import Child
+from clusterctl.agent.supervisor.orphans import Leftovers
+from clusterctl.common.paths import JobPaths
+from clusterctl.common.procfs import identify, is_alive
+from clusterctl.agent.event_loop import Reactor
+from clusterctl.agent.supervisor.orphans import adopt_orphans, reap_orphans
+from clusterctl.agent.supervisor.run_context import RunContext
 from clusterctl.common.run_spec import ProcessSpec, RunSpec, Timing
 
 place = Path(sys.argv[1])
