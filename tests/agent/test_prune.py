@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import subprocess
 import sys
@@ -12,7 +13,7 @@ import pytest
 
 from agent.nodes import agent, ask, asked
 from clusterctl.agent.node.jobs import list_jobs
-from clusterctl.agent.node.locks import dispatch_lock
+from clusterctl.agent.node.locks import Holder, dispatch_lock, holder_of
 from clusterctl.agent.operations.prune import disk_bytes, find_content
 from clusterctl.cluster.bundle import boot_code
 from clusterctl.common.files import delete, write_json
@@ -224,3 +225,20 @@ def test_what_stayed_is_told_by_its_reasons() -> None:
     kept = [("job", OLD, "it is running"), ("wheel", "a", "x"), ("wheel", "b", "x"), ("environment", "c", "x")]
     said = describe_kept({"kind": kind, "name": name, "why": why} for kind, name, why in kept)
     assert said == f"{OLD} (it is running), 2 wheels, 1 environment (x)"
+
+
+@pytest.mark.parametrize("written", [b"a setup (pid 4711)", b'{"operation": "setup", "pid": 4711}'])
+def test_the_holder_of_the_environments_is_named_whichever_version_it_is_of(root: Path, written: bytes) -> None:
+    make_environment(root, CAFE, ["numpy"], "aa" * 32)
+    lock = root / META / "venvs" / "lock"
+    lock.write_bytes(written)
+    with lock.open() as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        kept = remove(root.parent, content=[["environment", CAFE]])
+    assert holder_of(written) == Holder("setup", 4711)
+    assert [one["why"] for one in kept] == ["a setup is at work on this node"]
+
+
+def test_a_lock_that_names_no_holder_is_held_by_a_process() -> None:
+    for written in (b"", b"{}", b"[1]", b"somebody", b'{"operation": 1}'):
+        assert holder_of(written) == Holder("process", None)

@@ -6,10 +6,12 @@ import contextlib
 import errno
 import fcntl
 import os
+import re
 import time
+from typing import NamedTuple, Optional
 
 from clusterctl.common.errors import AgentError
-from clusterctl.common.fastjson import Place, dumps
+from clusterctl.common.fastjson import Place, dumps, loads
 from clusterctl.common.files import is_locked, read_json
 from clusterctl.common.paths import META, JobPaths, incoming_dir
 
@@ -21,6 +23,8 @@ if TYPE_CHECKING:
 
 LOCK = "dispatch.lock"
 LOCK_TRIES = 20
+HOLDER_BYTES = 200
+HOLDER_OF_OLDER_VERSIONS = re.compile(rb"a (\w+) \(pid (\d+)\)")
 LOCK_S = 0.5  # who only looks whether it is free holds it for an instant
 
 
@@ -126,11 +130,28 @@ def _remove_dead(place: str) -> None:
         os.close(other)
 
 
-@contextlib.contextmanager
-def environments_lock(root: Path, who: str, limit_s: float) -> Iterator[str | None]:
-    """Held by whoever makes or removes environments and wheels of this node; it dies with its holder.
+class Holder(NamedTuple):
+    """The process that holds a lock: what it does ("setup", "prune") and its id, as far as they are known."""
 
-    Gives None, or, when it was not free within the limit, who has it: "a setup (pid 4711)".
+    operation: str
+    pid: Optional[int]  # noqa: UP045 - evaluated at run time on python 3.9
+
+
+def holder_of(written: bytes) -> Holder:
+    """The holder that a lock file names."""
+    try:
+        named = loads(written)
+        return Holder(str(named["operation"]), int(named["pid"]))
+    except (ValueError, KeyError, TypeError):
+        old = HOLDER_OF_OLDER_VERSIONS.match(written)
+        return Holder(old[1].decode(), int(old[2])) if old else Holder("process", None)
+
+
+@contextlib.contextmanager
+def environments_lock(root: Path, operation: str, limit_s: float) -> Iterator[Holder | None]:
+    """The lock on making or removing environments and wheels of this node. It is released when its holder exits.
+
+    Yields None, or the lock's holder if the lock was not free within `limit_s`.
     """
     from clusterctl.common.procfs import wait_until
 
@@ -148,9 +169,9 @@ def environments_lock(root: Path, who: str, limit_s: float) -> Iterator[str | No
     try:
         if wait_until(take, limit_s):
             os.ftruncate(fd, 0)
-            os.pwrite(fd, f"a {who} (pid {os.getpid()})".encode(), 0)
+            os.pwrite(fd, dumps({"operation": operation, "pid": os.getpid()}), 0)
             yield None
         else:
-            yield os.pread(fd, 200, 0).decode(errors="replace") or "somebody"
+            yield holder_of(os.pread(fd, HOLDER_BYTES, 0))
     finally:
         os.close(fd)

@@ -188,7 +188,7 @@ def _remove_content(root: Path, wanted: Sequence[Sequence[str]]) -> Iterator[dic
                     continue
                 why = "it is in use" if item["live"] or item["needed_by"] else None
                 if holder and kind in ("environment", "wheel"):
-                    why = f"{holder.partition(' (')[0]} is at work on this node"  # the same words on all nodes
+                    why = f"a {holder.operation} is at work on this node"  # no pid: the same text on all nodes
                 why = why or _why_not(_place(root, kind) / item["name"])
                 if why:
                     yield {"kind": kind, "name": item["name"], "why": why}

@@ -127,7 +127,8 @@ def _alone(root: Path) -> Iterator[None]:
     with environments_lock(root, "setup", LOCK_S) as holder:
         if holder:
             hint = "wait until it is done; hosts that share a ROOT_DIR need one each: Host(root_dir=...)"
-            raise AgentError(f"{holder} is at work on this node", kind="refused", hint=hint)
+            pid = "" if holder.pid is None else f" (pid {holder.pid})"
+            raise AgentError(f"a {holder.operation}{pid} is at work on this node", kind="refused", hint=hint)
         yield
 
 

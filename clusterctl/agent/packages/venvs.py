@@ -27,6 +27,7 @@ from clusterctl.common.wheels import Wheel, WheelStore
 
 DIGEST_CHARS = 16
 TRY_S = 120.0
+#: The lock file used to hold a text. It stays as it was: an older version may be running on this node.
 MODULES = {"numpy": "numpy", "pyzmq": "zmq"}  # imported to see that they work on this machine
 
 
