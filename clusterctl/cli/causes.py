@@ -32,7 +32,7 @@ def headline(found: Why, one: Incident) -> str:
     if one.kind == "node_lost":
         return f"node{one.node} is lost: {one.message}{'; ' + said if said else ''}"
     place = f"{node.label} ({node.where}): " if node and not who else ""
-    text = f"{who}{place}{one.message}" + (f": {said}" if said and said not in one.message else "")
+    text = f"{who}{place}{one.message}" + (f": {said}" if said and not one.explained else "")
     if one.times > 1 and one.since is not None:
         text += f", {one.times} times in the same way within {one.t - one.since:.0f} s"
     return text

@@ -151,7 +151,13 @@ ANSWERS: Mapping[str, Mapping[str, Shape]] = {
         "started": maybe(moment),
         "events": list_of(record()),
         "outputs": list_of(
-            record(role=one_of(*ROLES), rank=count, attempt=count, lines=list_of(pair_of(moment, line)))
+            record(
+                role=one_of(*ROLES),
+                rank=count,
+                attempt=count,
+                lines=list_of(pair_of(moment, line)),
+                ours=maybe(list_of(count)),
+            )
         ),
         "seen": maybe(moment),
         "booted": maybe(moment),

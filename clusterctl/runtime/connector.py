@@ -34,4 +34,8 @@ def _make_link(env: Environment, control: Control) -> Link:
         return LocalLink(env)
     from clusterctl.runtime.trainer.zmq_link import RemoteLink
 
-    return RemoteLink(env, on_wait=lambda whom: control.send("waiting", **whom))
+    return RemoteLink(
+        env,
+        on_wait=lambda whom: control.send("waiting", **whom),
+        on_unanswered=lambda pserver: control.send("unanswered", pserver=pserver),
+    )

@@ -33,7 +33,7 @@ def make_context(
     loop: Reactor | None = None,
     record: Callable[[Message, Child | None], None] = lambda event, child: None,
     send: Callable[[Message], None] = lambda message: None,
-    fail: Callable[[str, Child | None], None] = lambda message, child: None,
+    fail: Callable[[str, Child | None, Message], None] = lambda message, child, about: None,
     is_over: Callable[[], bool] = lambda: False,
     **values: Any,
 ) -> RunContext:
@@ -44,6 +44,6 @@ def make_context(
         loop or Reactor(),
         lambda event, child=None: record(event, child),
         send,
-        lambda message, child=None: fail(message, child),
+        lambda message, child=None, about=None: fail(message, child, about or {}),
         is_over,
     )

@@ -199,8 +199,14 @@ def test_a_checkpoint_counts_only_when_its_manifest_is_written(
     elif trouble == "disk full":
         monkeypatch.setattr("clusterctl.common.manifest.os.fsync", full)
     failed: list[str] = []
+    facts: list[dict[str, Any]] = []
     said: list[dict[str, Any]] = []
-    saves = Saves(make_context(run, send=said.append, fail=lambda why, child: failed.append(why), job=JOB))
+
+    def fail(message: str, child: object, about: dict[str, Any]) -> None:
+        failed.append(message)
+        facts.append(about)
+
+    saves = Saves(make_context(run, send=said.append, fail=fail, job=JOB))
     saves.write_manifest(WriteManifest(tag(20), receipts(20), checkpoint=True))
     if trouble is None:
         manifest = read_manifest(run.checkpoints / tag(20))
@@ -211,6 +217,8 @@ def test_a_checkpoint_counts_only_when_its_manifest_is_written(
         assert said == []
         assert f"cannot write the manifest of {tag(20)}" in failed[0]
         assert ("free space" in failed[0]) == (trouble == "disk full")
+        assert facts[0]["errno"] == {"disk full": "ENOSPC", "in the way": "EEXIST"}[trouble]
+        assert ("path" in facts[0]) == (trouble == "in the way")
     assert read_manifest(run.checkpoints / tag(10)) is not None
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import sys
@@ -11,6 +12,7 @@ from typing import Any
 
 from clusterctl.agent.event_loop import Reactor
 from clusterctl.agent.supervisor.child import Child
+from clusterctl.agent.supervisor.exits import system_error
 from clusterctl.common.run_spec import ProcessSpec
 
 CHATTERS = """
@@ -42,3 +44,19 @@ def test_a_process_that_never_stops_talking_does_not_keep_its_supervisor_from_an
         child._popen.wait()
         child.poll()
         child.close()
+
+
+def test_last_lines_tell_which_of_them_the_program_did_not_write(tmp_path: Path) -> None:
+    plan = ProcessSpec(role="trainer", rank=0, index=0, argv=("true",))
+    child = Child(plan, Reactor(), lambda child, message: None, lambda child, exc: None)
+    for line in ("of the program", "pass 3: done"):
+        child._keep(f"{line}\n".encode())
+    child.printed("pass 3: done")
+    child.remark("stalled")
+    assert child.last_lines() == {"tail": ["of the program", "pass 3: done", "clusterctl: stalled"], "ours": [1, 2]}
+
+
+def test_the_number_of_an_error_is_told_where_it_is_the_systems() -> None:
+    assert system_error(OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))) == {"errno": "ENOSPC"}
+    for other in (OSError(errno.EPERM, "OPEN_FILES is too much"), OSError("no address"), ValueError("x"), None):
+        assert system_error(other) == {"errno": None}

@@ -245,7 +245,9 @@ def test_a_silent_node_is_suspect_then_lost() -> None:
     play.pass_time(NODE_GRACE_S - SUSPECT_S - 1, alive=(0,))
     assert play.noted("lost") == []
     play.pass_time(1, alive=(0,))
-    assert [note["node"] for note in play.noted("lost")] == [1]
+    (lost,) = play.noted("lost")
+    assert (lost["node"], lost["silent_s"], lost["why"]) == (1, NODE_GRACE_S + 0.5, lost["message"])
+    assert play.noted("phase")[-1]["cause"]["why"] == lost["why"]
     assert play.lead.phase == "stopping"
 
 

@@ -238,6 +238,8 @@ def test_a_lead_that_is_silent_is_lost_after_the_grace(reactor: Reactor, keys: K
         run_until(reactor, lambda: follower.lost)
         follower.lead.let_go()
     assert "nothing heard of the lead" in follower.lost[0]
+    assert follower.silent_s is not None
+    assert 0.5 <= follower.silent_s < 5
 
 
 def test_after_the_end_a_lost_lead_is_nobodys_business(reactor: Reactor, leader: Lead, keys: Keys) -> None:

@@ -13,7 +13,8 @@ from typing import Any
 
 import pytest
 
-from clusterctl.agent.supervisor.exits import OomKills, limit_met
+from agent.specs import make_context
+from clusterctl.agent.supervisor.exits import Endings, OomKills, Shortage, shortage
 from clusterctl.agent.supervisor.limits import limiter
 from clusterctl.common.run_spec import Limits
 
@@ -110,24 +111,55 @@ def test_more_open_files_than_the_node_allows_are_refused_with_its_limit() -> No
 
 
 @pytest.mark.parametrize(
-    ("program", "limits", "words"),
+    ("program", "limits", "expected"),
     [
-        ("bytearray(10**12)", {"memory_limit_mb": 500}, "out of memory: MEMORY_LIMIT_MB = 500"),
-        ("import numpy; numpy.ones(10**11)", {}, "out of memory"),
+        (
+            "bytearray(10**12)",
+            {"memory_limit_mb": 500},
+            Shortage("out_of_memory", "MEMORY_LIMIT_MB", "out of memory: MEMORY_LIMIT_MB = 500"),
+        ),
+        ("import numpy; numpy.ones(10**11)", {}, Shortage("out_of_memory", None, "out of memory")),
         (
             "import os; [os.open('/dev/null', 0) for _ in range(99)]",
             {"open_files": 64},
-            "too many open files: OPEN_FILES = 64",
+            Shortage("open_files", "OPEN_FILES", "too many open files: OPEN_FILES = 64"),
         ),
         ("raise ValueError('MemoryError')", {"memory_limit_mb": 500}, None),
         ("raise SystemExit(3)", {"memory_limit_mb": 500}, None),
     ],
 )
 def test_a_program_that_died_of_a_limit_is_told_as_such(
-    program: str, limits: dict[str, Any], words: str | None
+    program: str, limits: dict[str, Any], expected: Shortage | None
 ) -> None:
     limit = limiter(Limits(memory_limit_mb=3000).replace(**limits))
     command = [sys.executable, "-c", program]
     done = subprocess.run(command, preexec_fn=limit, capture_output=True, text=True, check=False)
     assert done.returncode != 0
-    assert limit_met(done.stderr.splitlines(), Limits(**limits)) == words
+    assert shortage(done.stderr.splitlines(), Limits(**limits)) == expected
+
+
+@pytest.mark.parametrize(
+    ("code", "tail", "facts"),
+    [
+        (-11, [], {"reason": "segfault", "limit": None}),
+        (1, ["MemoryError"], {"reason": "out_of_memory", "limit": "MEMORY_LIMIT_MB"}),
+        (1, ["OSError: [Errno 24] Too many open files"], {"reason": "open_files", "limit": None}),
+        (1, ["ValueError: x"], {"reason": None, "limit": None}),
+    ],
+)
+def test_what_the_message_of_an_end_says_is_in_fields_too(code: int, tail: list[str], facts: dict[str, Any]) -> None:
+    endings = Endings(make_context(memory_limit_mb=500))
+    child: Any = type("Child", (), {"exit_code": code, "stalled": None, "hopeless": None, "peers": []})
+    told = endings.explain(child, tail)
+    assert {name: told[name] for name in facts} == facts
+
+
+def test_whom_a_trainer_waited_for_in_vain_is_told_until_it_goes_on() -> None:
+    endings = Endings(make_context())
+    child: Any = type("Child", (), {"exit_code": 1, "stalled": None, "hopeless": None, "peers": []})
+    for pserver in (3, "evil", -1, True, *range(100)):
+        endings.hear(child, {"event": "unanswered", "pserver": pserver})
+    assert len(child.peers) <= 16
+    endings.hear(child, {"event": "step", "step": 1})
+    endings.hear(child, {"event": "unanswered", "pserver": 2})
+    assert endings.explain(child, [])["peers"] == ["pserver2"]

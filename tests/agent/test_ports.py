@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import socket
 from collections.abc import Iterator
 from contextlib import closing
+from pathlib import Path
 
 import pytest
 
 from agent.wires import free_ports
-from clusterctl.agent.node.ports import Held, is_listening, take
+from clusterctl.agent.node.ports import Held, NoFreePortError, is_listening, listen, take
+from clusterctl.agent.operations import start
+from clusterctl.agent.supervisor.supervisor import kind_of
+from clusterctl.common.errors import AgentError
+from clusterctl.common.paths import JobPaths
 
 ADDRESS = "127.0.0.1"
 
@@ -85,3 +91,33 @@ def test_when_all_ports_are_taken_it_is_said_and_nothing_is_kept() -> None:
     with pytest.raises(OSError, match="no free port"):
         Held(ADDRESS, last, ["a", "b"], shared=True)
     Held(ADDRESS, last, ["a"], shared=True).close()
+
+
+SUPERVISOR = """
+import json, os, sys
+with os.fdopen(int(sys.argv[5]), "w") as report:
+    json.dump({"error": "whatever it says"} | json.loads(open(sys.argv[2] + "/answer").read()), report)
+"""
+
+
+@pytest.mark.parametrize(
+    ("answer", "kind"), [({"kind": "refused"}, "refused"), ({"kind": "node"}, "node"), ({}, "node")]
+)
+def test_a_start_is_refused_by_the_kind_of_its_supervisors_error_and_not_by_its_words(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answer: dict[str, str], kind: str
+) -> None:
+    job = JobPaths(tmp_path)
+    job.log.mkdir()
+    (tmp_path / "entry.py").write_text(SUPERVISOR)
+    (tmp_path / "answer").write_text(json.dumps(answer))
+    monkeypatch.setattr(start, "ENTRY", str(tmp_path / "entry.py"))
+    with (tmp_path / "lock").open("w") as lock, pytest.raises(AgentError, match="whatever it says") as caught:
+        start._launch(job.run("0001"), lock.fileno())
+    assert caught.value.kind == kind
+
+
+def test_only_taken_ports_refuse_a_start() -> None:
+    port = free_ports().start
+    with socket.create_server(("0.0.0.0", port)), pytest.raises(NoFreePortError) as caught:
+        listen("127.0.0.1", range(port, port + 1))
+    assert [kind_of(exc) for exc in (caught.value, OSError("no free port in 1..2"))] == ["refused", "node"]

@@ -221,3 +221,17 @@ def test_nonsense_in_place_of_how_long_it_waits_is_a_sign_of_life_and_no_more(fo
     play = Play(trainer)
     play.says(trainer, "waiting", for_s=for_s)
     assert (play.paces, trainer.state) == ([], "running")
+
+
+@pytest.mark.parametrize("halted", [True, False])
+def test_that_a_process_is_stopped_by_a_signal_is_a_field_of_the_event(
+    speaker: subprocess.Popen[str], halted: bool
+) -> None:
+    if halted:
+        speaker.send_signal(signal.SIGSTOP)
+        os.waitpid(speaker.pid, os.WUNTRACED)
+    trainer = Fake("trainer", identify(speaker.pid))
+    play = Play(trainer)
+    play.says(trainer, "step")
+    play.passes(STALL_S + 10)
+    assert [event["halted"] for event in play.events] == [halted]

@@ -146,17 +146,15 @@ class Follower:
         self.orders: list[Message] = []
         self.lost: list[str] = []
         self.away: list[str] = []
+        self.silent_s: float | None = None
         limits = {"node_grace_s": node_grace_s, "heartbeat_s": heartbeat_s}
         lead = LeadAddress(host="127.0.0.1", port=port)
-        self.lead = RemoteLead(
-            reactor,
-            run,
-            make_spec(members=list(members), **limits),
-            lead,
-            self.orders.append,
-            self.lost.append,
-            self.away.append,
-        )
+        spec = make_spec(members=list(members), **limits)
+        self.lead = RemoteLead(reactor, run, spec, lead, self.orders.append, self._on_lost, self.away.append)
+
+    def _on_lost(self, why: str, silent_s: float | None) -> None:
+        self.lost.append(why)
+        self.silent_s = silent_s
 
     def ordered(self) -> list[str]:
         return [str(order["do"]) for order in self.orders]

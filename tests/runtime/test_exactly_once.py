@@ -189,12 +189,14 @@ def test_a_silent_pserver_is_an_error_after_the_grace(tmp_path: Path) -> None:
     make_job(tmp_path, 1, 1, node_grace_s=0.5)
     env = environment(tmp_path, "trainer", 0, (f"127.0.0.1:{free_port()}",))
     began = time.monotonic()
-    link = RemoteLink(env, probe_every_s=0.05)
+    unanswered: list[int] = []
+    link = RemoteLink(env, probe_every_s=0.05, on_unanswered=unanswered.append)
     try:
         with pytest.raises(UnreachableError, match=r"pserver 0 .* has not answered"):
             Session(env, link, Control(None), None)
     finally:
         link.close()
+    assert unanswered == [0], "its supervisor is told"
     assert time.monotonic() - began < 10
 
 

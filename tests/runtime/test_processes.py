@@ -50,12 +50,16 @@ def test_a_job_of_processes_runs_to_its_end(tmp_path: Path, security: str, mode:
             assert [line[:7] for line in out.splitlines()] == ["pass 0:", "pass 1:"]
             names = [event["event"] for event in trainer.events]
             assert names.count("pass") == 2
+            assert [event["line"] for event in trainer.events if event["event"] == "pass"] == out.splitlines()
             assert {"step", "log"} <= set(names)
         for server in servers:
             server.send("unknown command")
             server.send("finish")
             status, out, err = server.wait()
             assert (status, err) == (0, "")
+            saved = [event["line"] for event in server.events if event["event"] == "saved"]
+            assert saved, "and each is a line of its log"
+            assert set(saved) <= set(out.splitlines())
         receipts = [e for s in servers for e in s.events if e["event"] == "saved" and e["tag"] == "pass-00001"]
         manifest = build_manifest("JOB", "0001", receipts)
         assert manifest is not None

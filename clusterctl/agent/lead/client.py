@@ -20,7 +20,8 @@ Message = dict[str, Any]
 
 
 class RemoteLead:
-    """`on_order` gets the lead's orders; `on_lost(why)` is called when it stays away.
+    """`on_order` gets the lead's orders; `on_lost(why, silent_s)` is called when it stays away, with the seconds of
+    silence where that is the reason.
 
     Where the run waits for lost nodes, this may be one: then `on_away(why)` is called, and it goes on dialling.
     A link that has become silent is not trusted: after a cut of the network its kernel may not try it again for as
@@ -34,7 +35,7 @@ class RemoteLead:
         spec: RunSpec,
         lead: LeadAddress,
         on_order: Callable[[Message], None],
-        on_lost: Callable[[str], None],
+        on_lost: Callable[[str, float | None], None],
         on_away: Callable[[str], None],
     ) -> None:
         self._reactor = reactor
@@ -75,15 +76,15 @@ class RemoteLead:
         if silent_s > self._node_grace_s:
             why = f"nothing heard of the lead for {silent_s:.0f} s"
             if not self._patient:
-                self._lose(why)
+                self._lose(why, round(silent_s, 1))
             elif not self._away:
                 self._away = True
                 self._on_away(why)
 
-    def _lose(self, why: str) -> None:
+    def _lose(self, why: str, silent_s: float | None = None) -> None:
         if not self._over:
             self._over = True
-            self._on_lost(why)
+            self._on_lost(why, silent_s)
 
     def _seek(self) -> None:
         if not self._seeking:

@@ -63,14 +63,16 @@ NEEDED: Mapping[str, Collection[str]] = {
     "pace": ("role", "rank", "attempt", "pace"),
 }
 FIELDS: Mapping[str, Callable[[Any], bool]] = {
-    **dict.fromkeys(("role", "message", "pace"), _is_text),
+    **dict.fromkeys(("role", "message", "pace", "command", "path"), _is_text),
+    **dict.fromkeys(("errno", "reason", "limit"), lambda value: value is None or _is_text(value)),
     **dict.fromkeys(("new", "stopping", "worked", "port_taken", "hopeless", "oom", "stalled"), _is_truth),
     **dict.fromkeys(("rank", "attempt", "epoch"), _is_count),
     **dict.fromkeys(("t", "value", "weight", "for_s"), _is_number),
     "exit_code": is_whole,
     "pushes": lambda value: value is None or _is_count(value),
     "step": lambda value: value is None or _is_count(value),
-    "tail": _are_texts,
+    **dict.fromkeys(("tail", "peers"), _are_texts),
+    "ours": lambda value: isinstance(value, list) and all(map(_is_count, value)),
     "endpoint": _is_place,
     "endpoints": _by_name(_is_place),
     "attempts": _by_name(_is_count),

@@ -191,7 +191,8 @@ class LocalLead:
         try:
             return check(message, node, [(role, rank) for role, rank, where in self._processes if where == node])
         except ValueError as exc:
-            return {"do": "failed", "message": f"its supervisor says what none of ours would: {exc}"}
+            words = f"its supervisor says what none of ours would: {exc}"
+            return {"do": "failed", "message": words, "errno": None}
 
     def _closed(self, node: int, link: Link, host: str) -> None:
         if self._links.get(node) is link:

@@ -89,7 +89,8 @@ class Lead:
         actions: list[Action] = []
         for node, silent_s, over in list(self._members.look(now)) if self.phase != "ended" else ():
             if over:
-                actions += self.lose(node, f"nothing heard of it for {silent_s:.0f} s", now)
+                why = f"nothing heard of it for {silent_s:.0f} s"
+                actions += self.lose(node, why, now, silent_s=round(silent_s, 1))
             else:
                 actions.append(Note({"event": "suspect", "node": node, "silent_s": round(silent_s, 1)}))
         if self._time_limit is not None and now > self._time_limit:
@@ -110,12 +111,12 @@ class Lead:
         cause = self._standstill.cause(now) if self._policy.standstill_fails else None
         return actions if cause is None else [*actions, *self._fail(cause, now)]
 
-    def lose(self, node: int, why: str, now: float) -> list[Action]:
+    def lose(self, node: int, why: str, now: float, silent_s: float | None = None) -> list[Action]:
         """A supervisor is gone for good, or for now where the run waits for it."""
         if node in self._members.absent | self._members.idle or self.phase == "ended":
             return []
-        note = Note({"event": "lost", "node": node, "message": why})
-        cause = {"kind": "node_lost", "node": node, "message": f"node{node} is lost: {why}"}
+        note = Note({"event": "lost", "node": node, "message": why, "why": why, "silent_s": silent_s})
+        cause = {"kind": "node_lost", "node": node, "message": f"node{node} is lost: {why}", "why": why}
         if self.phase not in ("stopping", "finishing") and node in self._members.here:
             keys = self._roster.on(node)
             serves = any(role != "trainer" for role, _ in keys)

@@ -38,7 +38,7 @@ def take(address: str, first: int, count: int) -> tuple[list[socket.socket], lis
     if len(taken) < wanted:
         for sock in taken:
             sock.close()
-        raise OSError(f"no free port in {first}..{last - 1}")
+        raise NoFreePortError(range(first, last))
     return taken, busy
 
 
@@ -85,7 +85,7 @@ class Held:
         try:
             for name in names:
                 if not any(self._take(name, address, port) for port in candidates):
-                    raise OSError(f"no free port in {first}..{last - 1}")
+                    raise NoFreePortError(range(first, last))
         except BaseException:
             self.close()
             raise
@@ -187,6 +187,13 @@ def _name(pid: int) -> str | None:
     return None
 
 
+class NoFreePortError(OSError):
+    """All ports of a range are taken."""
+
+    def __init__(self, ports: range) -> None:
+        super().__init__(f"no free port in {ports.start}..{ports[-1]}")
+
+
 def listen(address: str, ports: range) -> socket.socket:
     """A listening socket on the first free port; raises OSError when there is none."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
@@ -200,4 +207,4 @@ def listen(address: str, ports: range) -> socket.socket:
             continue
         sock.setblocking(False)
         return sock
-    raise OSError(f"no free port in {ports.start}..{ports[-1]}")
+    raise NoFreePortError(ports)

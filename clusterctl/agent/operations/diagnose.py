@@ -8,13 +8,14 @@ from __future__ import annotations
 import os
 import subprocess
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from clusterctl.agent.node.jobs import describe, describe_run, find_job, need_spec, pick_run, read_state, supervisor_of
 from clusterctl.agent.node.log_files import EventReader, LogReader
 from clusterctl.agent.peer import Peer
+from clusterctl.agent.supervisor.child import REMARK
 from clusterctl.common.paths import RunPaths, log_stem
 from clusterctl.common.procfs import PROC, boot_id, is_alive, stat_fields
 from clusterctl.common.run_spec import RunSpec
@@ -25,6 +26,7 @@ LINE_CHARS = 2000
 OUTPUTS = 3  # of the attempts of one process
 PROBE_S = 10.0
 FREQUENT = ("step", "pass")
+PRINTING = ("pass", "saved")  # events whose processes print a line about it
 QUIET = ("running", "starting", "succeeded")
 Message = dict[str, Any]
 
@@ -39,12 +41,13 @@ def story(root: Path, request: Message, peer: Peer) -> Message:
         return {**describe(job, request.get("run")), "events": [], "outputs": []}
     spec = need_spec(run)
     about = describe_run(run, spec)
-    events = list(_telling(EventReader(run.events)))
+    printed = Printed()
+    events = list(_telling(EventReader(run.events), printed))
     state = read_state(run)
     return {
         **about,
         "events": events if len(events) <= MANY else [*events[: MANY // 2], *events[-MANY // 2 :]],
-        "outputs": list(_outputs(run, spec, events, about)),
+        "outputs": list(_outputs(run, spec, events, about, printed)),
         "seen": state.get("t"),
         "booted": _booted_since(state),
         "halted": _is_halted(state),
@@ -53,11 +56,37 @@ def story(root: Path, request: Message, peer: Peer) -> Message:
     }
 
 
-def _telling(reader: EventReader) -> Iterator[Message]:
+class Printed:
+    """The lines that clusterctl wrote into the logs of processes, as their events report them."""
+
+    def __init__(self) -> None:
+        self._lines: dict[tuple[Any, ...], set[str]] = {}
+        self._unknown: set[tuple[Any, ...]] = set()  # of a version whose events do not report lines
+
+    def take(self, event: Message) -> None:
+        if event.get("event") not in PRINTING or "role" not in event:
+            return
+        process = (event["role"], event.get("rank"))
+        line = event.get("line")
+        if isinstance(line, str):
+            self._lines.setdefault(process, set()).add(line)
+        else:
+            self._unknown.add(process)
+
+    def ours(self, role: str, rank: int, lines: Sequence[Sequence[Any]]) -> Message:
+        """`ours`: the indexes of such lines among (time, line) of a process; nothing where that is not known."""
+        if (role, rank) in self._unknown:
+            return {}
+        printed = self._lines.get((role, rank), ())
+        return {"ours": [at for at, (_, line) in enumerate(lines) if line in printed or line.startswith(REMARK)]}
+
+
+def _telling(reader: EventReader, printed: Printed) -> Iterator[Message]:
     """The events; of those that come all the time only each process's last, where it stood at the end."""
     last: dict[tuple[Any, ...], Message] = {}
     while events := reader.read():
         for event in events:
+            printed.take(event)
             if event.get("event") in FREQUENT or "values" in event:
                 last[event["event"], event.get("role"), event.get("rank"), event.get("attempt")] = event
             else:
@@ -65,7 +94,9 @@ def _telling(reader: EventReader) -> Iterator[Message]:
     yield from last.values()
 
 
-def _outputs(run: RunPaths, spec: RunSpec, events: Iterable[Message], about: Message) -> Iterator[Message]:
+def _outputs(
+    run: RunPaths, spec: RunSpec, events: Iterable[Message], about: Message, printed: Printed
+) -> Iterator[Message]:
     """The last lines of attempts that failed, and of processes that stand still or are gone without a word."""
     plans = {(process.role, process.rank): process for process in spec.processes}
     began: dict[tuple[Any, ...], float] = {}
@@ -89,7 +120,8 @@ def _outputs(run: RunPaths, spec: RunSpec, events: Iterable[Message], about: Mes
         stem = log_stem(role, plans[role, rank].index)
         for attempt, since, until in wanted[-OUTPUTS:]:
             lines = _last_lines(run.log, stem, since, until)
-            yield {"role": role, "rank": rank, "attempt": attempt, "lines": lines}
+            ours = printed.ours(role, rank, lines)
+            yield {"role": role, "rank": rank, "attempt": attempt, "lines": lines, **ours}
 
 
 def _last_lines(directory: Path, stem: str, since: float, until: float) -> list[list[Any]]:

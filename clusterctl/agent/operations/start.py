@@ -195,8 +195,7 @@ def _launch(run: RunPaths, lock: int, *more: str) -> dict[str, Any]:
     answer: dict[str, Any] = json.loads(text) if text else {"error": _why_at_once(process.wait(), log_file)}
     if "error" in answer:
         process.wait()
-        kind = "refused" if "no free port" in answer["error"] else "node"
-        raise AgentError(f"the supervisor did not start: {answer['error']}", kind=kind)
+        raise AgentError(f"the supervisor did not start: {answer['error']}", kind=answer.get("kind", "node"))
     up: dict[str, Any] = answer["up"]
     return up
 

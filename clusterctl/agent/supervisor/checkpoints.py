@@ -11,6 +11,7 @@ from typing import Any
 from clusterctl.agent.lead.actions import DropManifests, WriteManifest
 from clusterctl.agent.node.checkpoint_files import drop_manifests, remove_older
 from clusterctl.agent.supervisor.child import Child
+from clusterctl.agent.supervisor.exits import system_error
 from clusterctl.agent.supervisor.run_context import RunContext
 
 Message = dict[str, Any]
@@ -31,7 +32,10 @@ class Saves:
             self._write_manifest(whole)
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as exc:  # of a receipt that a node made up
             is_full = getattr(exc, "errno", 0) in (errno.ENOSPC, errno.EDQUOT)
-            self._context.fail(f"cannot write the manifest of {tag}: {exc}" + ("; free space there" if is_full else ""))
+            path = getattr(exc, "filename", None)
+            about = {**system_error(exc), **({"path": str(path)} if path else {})}
+            hint = "; free space there" if is_full else ""
+            self._context.fail(f"cannot write the manifest of {tag}: {exc}{hint}", None, about)
             return
         if whole.checkpoint:
             self._context.send({"do": "kept", "tag": tag, "step": int(first["step"]), "steps": first.get("steps", [])})

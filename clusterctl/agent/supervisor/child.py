@@ -8,6 +8,7 @@ import os
 import signal
 import socket
 import subprocess
+from collections import deque
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Callable
@@ -21,6 +22,7 @@ from clusterctl.common.safe_json import parse_event
 
 TAIL_LINES = 20
 TAIL_BYTES = 4096
+REMARK = "clusterctl: "  # begins the lines that a supervisor writes into a process's log
 USAGE_EVERY_S = 0.5
 READS_PER_TURN = 16  # of one pipe, before the others get theirs
 
@@ -41,6 +43,7 @@ class Child:
         self.pushes = 0
         self.stalled: str | None = None  # why we have killed it
         self.hopeless: str | None = None  # why it would only fail again
+        self.peers: list[str] = []  # the processes that it waited for in vain
         self.role = plan.role
         self.rank = plan.rank
         self.plan = plan
@@ -58,6 +61,7 @@ class Child:
         self._output = -1
         self._log: LogWriter | None = None
         self._tail = b""
+        self._printed: deque[str] = deque(maxlen=TAIL_LINES)
         self._cpu = (0.0, 0.0)
         self._share: float | None = None
 
@@ -183,7 +187,8 @@ class Child:
     def remark(self, text: str) -> None:
         """A line of ours in its log."""
         begin = b"" if not self._tail or self._tail.endswith(b"\n") else b"\n"
-        self._keep(begin + f"clusterctl: {text}\n".encode())
+        self.printed(f"{REMARK}{text}")
+        self._keep(begin + f"{REMARK}{text}\n".encode())
 
     def _close_output(self) -> None:
         if self._output >= 0:
@@ -191,9 +196,18 @@ class Child:
             os.close(self._output)
             self._output = -1
 
+    def printed(self, line: str) -> None:
+        """Remember a line of its log that is clusterctl's and not the program's."""
+        self._printed.append(line)
+
     def tail(self) -> list[str]:
         """The last lines of its output."""
         return self._tail.decode(errors="replace").splitlines()[-TAIL_LINES:]
+
+    def last_lines(self) -> dict[str, Any]:
+        """`tail`, and `ours`: the indexes in it of the lines that clusterctl wrote, for events and messages."""
+        tail = self.tail()
+        return {"tail": tail, "ours": [at for at, line in enumerate(tail) if line in self._printed]}
 
     def poll(self) -> bool:
         """Whether it has ended since the last call; what it wrote until then is in the log."""

@@ -6,32 +6,52 @@ want of memory it counts: for the control group, where that can be read, else fo
 
 from __future__ import annotations
 
+import errno
+import os
 import re
 import signal
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Callable
+from typing import Any, Callable, NamedTuple, Optional
 
 from clusterctl.agent.supervisor.child import Child
 from clusterctl.agent.supervisor.run_context import RunContext
 from clusterctl.common.run_spec import Limits
+from clusterctl.common.safe_json import is_whole
 
 LOOK_S = 10.0  # a large process may take seconds to end
 NO_MEMORY = re.compile(r"^(\w+\.)*_?(Array)?MemoryError\b|\[Errno 12\]|std::bad_alloc")
 NO_FILES = re.compile(r"\[Errno 24\]|\bToo many open files\b")
+SHORTAGES = (
+    (NO_MEMORY, "out_of_memory", "out of memory", "MEMORY_LIMIT_MB"),
+    (NO_FILES, "open_files", "too many open files", "OPEN_FILES"),
+)
+SEGFAULT, OUT_OF_MEMORY = "segfault", "out_of_memory"
+MOST_PEERS = 16
 Message = dict[str, Any]
 PORT_TAKEN = re.compile(r"address (is )?already in use|EADDRINUSE|errno\W+98\b", re.IGNORECASE)
 
 
-def limit_met(tail: Sequence[str], limits: Limits) -> str | None:
-    """Which setting a program's last line says that it died of, in words; None if of none."""
+class Shortage(NamedTuple):
+    """A resource that a program ran out of. `reason` is what `clusterctl why` calls it, `limit` its setting, if set."""
+
+    reason: str
+    limit: Optional[str]  # noqa: UP045 - evaluated at run time on python 3.9
+    message: str
+
+    def facts(self) -> Message:
+        return {"reason": self.reason, "limit": self.limit}
+
+
+def shortage(tail: Sequence[str], limits: Limits) -> Shortage | None:
+    """The shortage that a program's last line reports, if it reports one."""
     last = next((line.strip() for line in reversed(tail) if line.strip()), "")
-    if NO_MEMORY.search(last):
-        limit = limits.memory_limit_mb
-        return "out of memory" + (f": MEMORY_LIMIT_MB = {limit}" if limit is not None else "")
-    if NO_FILES.search(last):
-        limit = limits.open_files
-        return "too many open files" + (f": OPEN_FILES = {limit}" if limit is not None else "")
+    for pattern, reason, words, setting in SHORTAGES:
+        if pattern.search(last):
+            limit = getattr(limits, setting.lower())
+            if limit is None:
+                return Shortage(reason, None, words)
+            return Shortage(reason, setting, f"{words}: {setting} = {limit}")
     return None
 
 
@@ -44,21 +64,34 @@ class Endings:
         context.loop.every(LOOK_S, self._kills.look)
 
     def hear(self, child: Child, message: Message) -> None:
-        """A process said something: perhaps that it ends because of numbers that will be the same next time."""
+        """A process said something: perhaps that it ends because of numbers that will be the same next time, or
+        because a pserver has not answered."""
         if message["event"] == "nan" and message.get("action") == "failed":
             child.hopeless = str(message.get("message"))
+        elif message["event"] == "unanswered" and is_whole(message.get("pserver")) and message["pserver"] >= 0:
+            child.peers = [*child.peers, f"pserver{message['pserver']}"][-MOST_PEERS:]
+        elif message["event"] == "step":
+            child.peers = []
 
     def explain(self, child: Child, tail: Sequence[str]) -> Message:
-        """`message`, and what its reader may go by: `oom`, `stalled`, `hopeless`, where they hold."""
+        """`message`, and the facts in it for programs to read.
+
+        `oom`, `stalled` and `hopeless` are there where they hold. `reason` is the reason that the message gives, as
+        `clusterctl why` names it, `limit` the setting that was exceeded, `peers` the processes that did not answer.
+        """
+        facts: Message = {"reason": None, "limit": None, "peers": child.peers}
         code = child.exit_code or 0
         if child.stalled is not None:
-            return {"message": child.stalled, "stalled": True}
+            return {**facts, "message": child.stalled, "stalled": True}
         if self._kills.claim(code):
-            return {"message": describe_exit(code, oom=True), "oom": True}
+            return {**facts, "message": describe_exit(code, oom=True), "oom": True, "reason": OUT_OF_MEMORY}
+        facts["reason"] = SEGFAULT if code == -signal.SIGSEGV else None
         if child.hopeless is not None:
-            return {"message": f"{describe_exit(code)}: {child.hopeless}", "hopeless": True}
-        limit = limit_met(tail, self._limits)
-        return {"message": describe_exit(code) + (f" ({limit})" if limit else "")}
+            return {**facts, "message": f"{describe_exit(code)}: {child.hopeless}", "hopeless": True}
+        short = shortage(tail, self._limits)
+        if short is None:
+            return {**facts, "message": describe_exit(code)}
+        return {**facts, "message": f"{describe_exit(code)} ({short.message})", **short.facts()}
 
 
 class OomKills:
@@ -121,6 +154,13 @@ def describe_exit(code: int, *, oom: bool = False) -> str:
     except ValueError:
         return f"was ended by signal {-code}"
     return f"was ended by signal {-code} ({words.get(number, number.name)})"
+
+
+def system_error(exc: BaseException | None) -> dict[str, Any]:
+    """`errno`, by name, of an error of the system; None for every other error."""
+    if not isinstance(exc, OSError) or not exc.errno or exc.strerror != os.strerror(exc.errno):
+        return {"errno": None}
+    return {"errno": errno.errorcode.get(exc.errno)}
 
 
 def found_port_taken(tail: Iterable[str]) -> bool:

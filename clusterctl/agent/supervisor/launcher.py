@@ -9,6 +9,7 @@ from typing import Any
 
 from clusterctl.agent.node.ports import Held, is_listening
 from clusterctl.agent.supervisor.child import Child, who
+from clusterctl.agent.supervisor.exits import system_error
 from clusterctl.agent.supervisor.limits import limiter
 from clusterctl.agent.supervisor.run_context import RunContext
 from clusterctl.common.engines import ENGINES, Endpoints, has_port
@@ -79,7 +80,8 @@ class Starter:
         except OSError as exc:
             child.state = "failed"
             command = child.plan.argv[0]
-            self._context.fail(f"cannot start {command!r}: {exc.strerror or exc}", child)
+            about = {**system_error(exc), "command": command}
+            self._context.fail(f"cannot start {command!r}: {exc.strerror or exc}", child, about)
             return
         self._context.record({"event": "spawned", "pid": child.identity.pid if child.identity else None}, child)
         if child.role == "pserver" and child.plan.ours:

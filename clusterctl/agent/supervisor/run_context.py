@@ -18,7 +18,7 @@ class Record(Protocol):
 
 
 class Fail(Protocol):
-    def __call__(self, message: str, child: Child | None = None, /) -> None: ...
+    def __call__(self, message: str, child: Child | None = None, about: Message | None = None, /) -> None: ...
 
 
 @dataclass(frozen=True)

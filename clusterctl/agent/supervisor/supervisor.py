@@ -21,12 +21,12 @@ from clusterctl.agent.lead.client import RemoteLead
 from clusterctl.agent.lead.process_table import name_of
 from clusterctl.agent.lead.server import LocalLead
 from clusterctl.agent.node.jobs import need_spec
-from clusterctl.agent.node.ports import take_top
+from clusterctl.agent.node.ports import NoFreePortError, take_top
 from clusterctl.agent.supervisor import guardian
 from clusterctl.agent.supervisor.checkpoints import Saves
 from clusterctl.agent.supervisor.child import Child, who
 from clusterctl.agent.supervisor.event_log import SNAPSHOT_S, Chronicle
-from clusterctl.agent.supervisor.exits import Endings, describe_exit, found_port_taken
+from clusterctl.agent.supervisor.exits import Endings, describe_exit, found_port_taken, system_error
 from clusterctl.agent.supervisor.launcher import Starter
 from clusterctl.agent.supervisor.limits import allow_open_files
 from clusterctl.agent.supervisor.orphans import Leftovers, adopt_orphans, reap_orphans
@@ -197,7 +197,7 @@ class Supervisor:
         try:
             write_json(self.run.spec, self.spec.to_json())
         except OSError as exc:
-            self._fail_node(f"cannot write {self.run.spec}: {exc.strerror}")
+            self._fail_node(f"cannot write {self.run.spec}: {exc.strerror}", about=system_error(exc))
             return
         for child in self.children:
             if child.name not in order["attempts"]:
@@ -260,6 +260,8 @@ class Supervisor:
 
     def _take(self, child: Child, said: Message) -> None:
         event = said["event"]
+        if isinstance(said.get("line"), str):
+            child.printed(said["line"])
         if child.role == "trainer":
             self._starter.running(child)
         if event == "ready":
@@ -281,13 +283,14 @@ class Supervisor:
         self._note(said, child)
 
     def _on_log_error(self, child: Child, exc: OSError) -> None:
-        self._fail_node(f"cannot write its log: {exc.strerror}", child)
+        self._fail_node(f"cannot write its log: {exc.strerror}", child, system_error(exc))
 
-    def _fail_node(self, message: str, child: Child | None = None) -> None:
-        """Something other than a process's exit that ends the run."""
-        about = {**who(child), "tail": child.tail()} if child else {}
-        self._note({"event": "log", "level": "error", "message": message}, child)
-        self.lead.say({"do": "failed", "message": message, "t": time.time(), **about})
+    def _fail_node(self, message: str, child: Child | None = None, about: Message | None = None) -> None:
+        """Something other than a process's exit that ends the run. `about` has its facts: `errno` and such."""
+        facts = {**system_error(None), **(about or {})}
+        process = {**who(child), **child.last_lines()} if child else {}
+        self._note({"event": "log", "level": "error", "message": message, **facts}, child)
+        self.lead.say({"do": "failed", "message": message, "t": time.time(), **facts, **process})
 
     def _on_signal(self, number: int) -> None:
         if number == signal.SIGCHLD:
@@ -320,7 +323,7 @@ class Supervisor:
             "exit_code": child.exit_code,
             "stopping": expected,
             "message": describe_exit(child.exit_code),
-            "tail": child.tail() if child.exit_code and not expected else [],
+            **(child.last_lines() if child.exit_code and not expected else {"tail": []}),
             "worked": child.worked or child.lived_s(time.time()) > WORKED_S,
             "pushes": child.pushes,
         }
@@ -354,11 +357,12 @@ class Supervisor:
             if child.role == "pserver":
                 child.tell(command)
 
-    def _on_lead_lost(self, why: str) -> None:
+    def _on_lead_lost(self, why: str, silent_s: float | None) -> None:
         lead = self.spec.lead_node
         message = f"the lead on node{lead} is lost: {why}"
-        cause = {"kind": "node_lost", "node": lead, "message": message}
-        self._note({"event": "lost", "node": self.spec.node, "lost_node": lead, "message": message})
+        cause = {"kind": "node_lost", "node": lead, "message": message, "why": why}
+        about = {"lost_node": lead, "message": message, "why": why, "silent_s": silent_s}
+        self._note({"event": "lost", "node": self.spec.node, **about})
         self.stop()
         self._end_when_idle({"do": "end", "state": "failed", "cause": cause})
 
@@ -398,12 +402,18 @@ class Supervisor:
         self.reactor.stop()
 
 
+def kind_of(exc: BaseException) -> str:
+    """The kind of AgentError that an error at the start of a supervisor becomes."""
+    return "refused" if isinstance(exc, NoFreePortError) else "node"
+
+
 def is_number(value: object) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
 def main(argv: list[str]) -> None:
-    """`JOB_DIR RUN LOCK_FD REPORT_FD`: reports `{"up": {...}}` or `{"error": ...}` and lives until the run ends.
+    """`JOB_DIR RUN LOCK_FD REPORT_FD`: reports `{"up": {...}}` or `{"error": ..., "kind": ...}` and lives until the
+    run ends.
 
     A fifth argument, `new`, says that it joins a run that goes on.
     """
@@ -427,6 +437,6 @@ def main(argv: list[str]) -> None:
         reactor.run()
     except BaseException as exc:
         if not report.closed:
-            json.dump({"error": str(exc)}, report)
+            json.dump({"error": str(exc), "kind": kind_of(exc)}, report)
             report.close()
         raise

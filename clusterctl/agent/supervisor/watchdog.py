@@ -26,6 +26,7 @@ SLACK_S = 1.0  # trainers tell of steps once a second
 STACKS_S = 1.0  # to write them, before the process is killed
 MOST_NAMED = 4
 STOPPED, UNINTERRUPTIBLE = "T", "D"
+HOW_IT_IS = {STOPPED: " (it is stopped by a signal)", UNINTERRUPTIBLE: " (it waits for a disk or device)"}
 Message = dict[str, Any]
 
 
@@ -141,9 +142,11 @@ class Stalls:
         self._go(child, watch, "stalled", {})
         limit_s = self.ping_s if child.serves else self.stall_s
         lack = "has not answered" if child.serves else "has made no step"
-        how = _how_it_is(watch.speaker or child.identity)
+        state = _state_of(watch.speaker or child.identity)
+        how = HOW_IT_IS.get(state, "")
         words = f"{lack} for {limit_s:g} s: stalled{how}"
-        self._context.record({"event": "stalled", "stalled_s": round(silent_s, 1), "message": words}, child)
+        about = {"stalled_s": round(silent_s, 1), "halted": state == STOPPED}
+        self._context.record({"event": "stalled", **about, "message": words}, child)
         has_stacks = self._ask_for_stacks(child, watch, f"{child.name} {words}")
         if self._fails:
             child.stalled = f"stalled for {limit_s:g} s{how}"
@@ -180,12 +183,10 @@ def _whom(message: Message, own_rank: int) -> str:
     return f"pserver{pserver}" if is_whole(pserver) else "others"
 
 
-def _how_it_is(process: Identity | None) -> str:
+def _state_of(process: Identity | None) -> str:
+    """The letter that /proc has for the state of a process; "" when it is gone."""
     fields = stat_fields(process.pid) if process is not None else None
-    state = fields[0] if fields else ""
-    if state == STOPPED:
-        return " (it is stopped by a signal)"
-    return " (it waits for a disk or device)" if state == UNINTERRUPTIBLE else ""
+    return fields[0] if fields else ""
 
 
 def _speaker(child: Child, message: Message) -> Identity | None:

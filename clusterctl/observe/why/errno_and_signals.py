@@ -149,7 +149,14 @@ def of_errno(text: str) -> Diagnosis | None:
         return None
     name, error = found
     subject = _path_in(text, max(0, text.lower().find(error.text.lower())))
-    subject = None if subject == name else subject
+    return of_number(name, None if subject == name else subject)
+
+
+def of_number(name: str | None, subject: str | None) -> Diagnosis | None:
+    """The system's error of this name, about that path or command; None for one that is not in the table."""
+    error = ERRNOS.get(name or "")
+    if error is None:
+        return None
     words = error.text[0].lower() + error.text[1:] + (f": {subject}" if subject else "")
     advice = error.advice if "{subject}" not in error.advice or subject else "its last lines name what it is about"
     return Diagnosis(error.kind, words, advice, errno=name, subject=subject, about_peer=error.about_peer)

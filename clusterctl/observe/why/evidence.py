@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from clusterctl.observe.why.errno_and_signals import Diagnosis
 from clusterctl.observe.why.node_report import Message, Story
 
-PROCESS = re.compile(r"\b(pserver|trainer|scheduler) ?(\d+)\b")
+PROCESS = re.compile(r"\b(pserver|trainer|scheduler) ?(\d+)\b")  # as programs name them
 Line = tuple[float, str]
 
 
 @dataclass(frozen=True)
 class Incident:
     """`onset` is when it began, `t` when it was noted, by our clock. `peers` are the processes (`pserver1`) and nodes
-    (`node2`) that it complains of. `forgiven`: the run went on in spite of it; `awaited`: it waits for a rejoin.
+    (`node2`) that it complains of. `forgiven`: the run went on in spite of it; `explained`: the message gives the
+    reason already; `awaited`: it waits for a rejoin.
     """
 
     kind: str
@@ -32,6 +33,7 @@ class Incident:
     lines: tuple[Line, ...] = ()
     peers: frozenset[str] = frozenset()
     forgiven: bool = False
+    explained: bool = False
     awaited: bool = False
     times: int = field(default=1, compare=False)  # the same way, one after the other
     since: float | None = field(default=None, compare=False)
@@ -43,8 +45,8 @@ class Incident:
     @property
     def signature(self) -> tuple[str, str, str]:
         """What failures of the same kind have in common."""
-        said = self.diagnosis.error or self.message
-        return self.kind, self.diagnosis.kind, re.sub(r"\d+", "#", said)
+        error = self.diagnosis.error
+        return self.kind, self.diagnosis.kind, re.sub(r"\d+", "#", error) if error else f"exit code {self.exit_code}"
 
 
 class Evidence:
@@ -84,11 +86,14 @@ class Evidence:
         ends = [event for story in self.stories.values() for event in story.find("ended")]
         return next((dict(event["cause"]) for event in ends if event.get("cause")), {})
 
-    def peers_in(self, text: str, own: str | None) -> frozenset[str]:
-        """The processes, and the nodes they are on, that a text names."""
+    def peers_in(self, text: str) -> set[str]:
+        """The processes that a program names."""
         named = {f"{role}{rank}" for role, rank in PROCESS.findall(text)}
-        named |= {name for where, name in self.endpoints.items() if where in text}
-        named.discard(own or "")
+        return named | {name for where, name in self.endpoints.items() if where in text}
+
+    def with_nodes(self, named: Collection[str], own: str) -> frozenset[str]:
+        """These processes but `own`, and the nodes they are on."""
+        named = {*named} - {own}
         return frozenset(named | {f"node{self.node_of[name]}" for name in named if name in self.node_of})
 
     @property

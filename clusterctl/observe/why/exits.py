@@ -30,9 +30,6 @@ NAMED = re.compile(
     r'(?:Exception in thread "[^"]*" |Caused by: |Uncaught )?([A-Za-z_][\w.$]*(?:Error|Exception))(?:: +(.*))?$'
 )
 NO_MODULE = re.compile(r"[^ ]*python[\d.]*: .*\bNo module named '?([\w.]+)")  # -m of a module that is not there
-OURS = re.compile(
-    r"pass \d+: [\d,]+ steps, |pserver \d+: saved |clusterctl: "
-)  # lines of the runtime, not of the program
 TROUBLE = re.compile(r"\b(?:error|fatal|panic\w*|fail\w*|cannot|assert\w*)\b", re.IGNORECASE)
 USAGE = 2
 PROGRAM_ERROR = re.compile(r"\S+: error: ")  # as argparse and others put it
@@ -47,7 +44,9 @@ HALTED = "kill -CONT lets it go on, on {node}; clusterctl stop ends it"
 
 
 def diagnose(exit_code: int | None, lines: Sequence[str], *, oom: bool = False, stalled: bool = False) -> Diagnosis:
-    """What the end of a process means. `exit_code` is -n for signal n; None for something that did not end."""
+    """What the end of a process means. `exit_code` is -n for signal n; None for something that did not end. `lines` are
+    the last ones of the program itself.
+    """
     if oom:
         return Diagnosis("out_of_memory", "out of memory", MEMORY, signal="SIGKILL")
     if stalled:
@@ -88,7 +87,7 @@ def _of_started(said: Diagnosis, before: Sequence[str]) -> Diagnosis:
 
 def _of_words(exit_code: int | None, lines: Sequence[str]) -> Diagnosis:
     """Without a traceback: what the last lines say, else the exit code."""
-    last = [line for line in lines if line.strip() and not CALL.match(line) and not OURS.match(line)][-LOOKED_AT:]
+    last = [line for line in lines if line.strip() and not CALL.match(line)][-LOOKED_AT:]
     said = _of_lines(last)
     if said is not None:
         return said

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import Any
 
-from clusterctl.observe.why.errno_and_signals import SHELL_CODES, Diagnosis
-from clusterctl.observe.why.evidence import Evidence, Incident, Line
+from clusterctl.observe.why.errno_and_signals import SHELL_CODES, Diagnosis, of_number
+from clusterctl.observe.why.evidence import Evidence, Incident
 from clusterctl.observe.why.exits import MEMORY_LIMIT, WAIT_FOR_EACH_OTHER, diagnose
 from clusterctl.observe.why.lost_nodes import lost_nodes
-from clusterctl.observe.why.node_report import Message, Story
+from clusterctl.observe.why.node_report import Message, Output, Story
 from clusterctl.observe.why.symptoms import has_left, leaving, nan, stall, standstill
 from clusterctl.observe.why.tracebacks import excerpt
 
 STEP_SLACK_S = 0.3  # what a process writes and what it tells come on two ways
+MEMORY_SETTING = "MEMORY_LIMIT_MB"
 CANNOT_START = {"ENOENT": 127, "EACCES": 126}  # as a shell would put it
 TIME_LIMIT = "TIME_LIMIT_S allows more; start --resume goes on from the last checkpoint, where there is one"
 
@@ -72,13 +72,16 @@ def of_exit(evidence: Evidence, story: Story | None, event: Message, t: float | 
     """A process that ended; without a `story` of its node, as the lead tells it."""
     role, rank, attempt = event["role"], event["rank"], int(event.get("attempt") or 1)
     t = story.at(event["t"]) if story and t is None else t or 0.0
-    lines = story.output(role, rank, attempt) if story else []
-    lines = lines or [(t, line) for line in event.get("tail") or ()]
-    fresh = _since_its_last_step(story, event, lines)
-    texts = [text for _, text in fresh]
+    output = story.output(role, rank, attempt) if story else Output()
+    output = output if output.lines else _tail(event, t)
+    fresh = output.since(_its_last_step(story, event) - STEP_SLACK_S)
+    texts = fresh.own
     oom, stalled = bool(event.get("oom")), bool(event.get("stalled"))
-    said = _beside(str(event.get("message")), diagnose(event.get("exit_code"), texts, oom=oom, stalled=stalled))
-    told = " ".join([said.error or "", *(texts[-3:] if said.about_peer else ())])
+    said = diagnose(event.get("exit_code"), texts, oom=oom, stalled=stalled)
+    explained = said.kind == event.get("reason")
+    said = _beside(event, said) if explained or event.get("limit") == MEMORY_SETTING else said
+    name = f"{role}{rank}"
+    peers = event.get("peers") or evidence.peers_in(" ".join([said.error or "", *texts[-3:]]))
     return Incident(
         "exit",
         t,
@@ -90,11 +93,17 @@ def of_exit(evidence: Evidence, story: Story | None, event: Message, t: float | 
         rank,
         attempt,
         event.get("exit_code"),
-        tuple(excerpt(fresh or lines)),
-        evidence.peers_in(told, f"{role}{rank}") if said.about_peer else frozenset(),
+        tuple(excerpt(fresh.lines or output.lines)),
+        evidence.with_nodes(peers, name) if said.about_peer else frozenset(),
         _granted(evidence, event),
+        explained,
         _is_held(evidence, event),
     )
+
+
+def _tail(event: Message, t: float) -> Output:
+    """The last lines of a process, as an event or a cause has them."""
+    return Output([(t, line) for line in event.get("tail") or ()], event.get("ours") or ())
 
 
 def _is_held(evidence: Evidence, event: Message) -> bool:
@@ -105,20 +114,17 @@ def _is_held(evidence: Evidence, event: Message) -> bool:
     return bool(held) and held[-1] > max(back, default=0.0) and not _granted(evidence, event)
 
 
-def _since_its_last_step(story: Story | None, event: Message, lines: Sequence[Line]) -> list[Line]:
-    """What it wrote after the last step that it made: whatever it wrote before has not ended it."""
+def _its_last_step(story: Story | None, event: Message) -> float:
+    """When it made its last step: whatever it wrote before has not ended it."""
     keys = {name: event.get(name) for name in ("role", "rank", "attempt")}
     steps = [story.at(step["t"]) for step in story.find("step", **keys)] if story else []
-    since = max(steps, default=0.0) - STEP_SLACK_S
-    return [line for line in lines if line[0] >= since]
+    return max(steps, default=0.0)
 
 
-def _beside(message: str, said: Diagnosis) -> Diagnosis:
-    """Without the words that its supervisor has found already."""
-    words, advice = said.words.partition(":")[0], said.advice
-    if "MEMORY_LIMIT_MB" in message:
-        advice = MEMORY_LIMIT
-    return replace(said, words=words if words in message else said.words, advice=advice)
+def _beside(event: Message, said: Diagnosis) -> Diagnosis:
+    """Beside a message that gives the reason already, no more than its name; and what to do about our own limit."""
+    words = said.words.partition(":")[0] if said.kind == event.get("reason") else said.words
+    return replace(said, words=words, advice=MEMORY_LIMIT if event.get("limit") == MEMORY_SETTING else said.advice)
 
 
 def _of_lead(evidence: Evidence, found: Sequence[Incident]) -> Iterator[Incident]:
@@ -144,15 +150,16 @@ def _of_failure(evidence: Evidence, cause: Message, t: float) -> Incident:
     """Something that a supervisor could not do."""
     message = str(cause.get("message"))
     story = evidence.stories.get(cause.get("node", -1))
-    noted = next((e for e in story.find("log", level="error") if e.get("message") == message), None) if story else None
-    t = story.at(noted["t"]) if story and noted else t
-    tail: list[Any] = cause.get("tail") or []
-    said = replace(diagnose(None, [message]), words="")
-    if message.startswith("cannot start") and said.errno in CANNOT_START:
-        like = SHELL_CODES[CANNOT_START[said.errno]]
-        said = replace(said, kind=like.kind, advice=like.advice)
-    if said.kind == "exit":
-        said = diagnose(None, tail) if tail else Diagnosis("node")
+    t = story.at(cause["t"]) if story and cause.get("t") else t
+    output = _tail(cause, t)
+    system = of_number(cause.get("errno"), cause.get("command") or cause.get("path"))
+    if system is not None:
+        said = replace(system, error=message, words="")
+        if "command" in cause and said.errno in CANNOT_START:
+            like = SHELL_CODES[CANNOT_START[said.errno]]
+            said = replace(said, kind=like.kind, advice=like.advice)
+    else:
+        said = diagnose(None, output.own) if output.lines else Diagnosis("node")
     return Incident(
         "failure",
         t,
@@ -163,5 +170,5 @@ def _of_failure(evidence: Evidence, cause: Message, t: float) -> Incident:
         cause.get("role"),
         cause.get("rank"),
         int(cause.get("attempt") or 1),
-        lines=tuple((t, line) for line in tail),
+        lines=tuple(output.lines),
     )

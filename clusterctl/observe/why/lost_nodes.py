@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping
 
 from clusterctl.observe.why.errno_and_signals import Diagnosis
 from clusterctl.observe.why.evidence import Evidence, Incident
 from clusterctl.observe.why.node_report import Departure, Message, Story
 
-SECONDS = re.compile(r"for (\d+) s")
 GONE_QUIETLY_S = 1.5  # a supervisor writes down every second that it lives
 REBOOT = "a crash, a power cut or a reboot: last -x and journalctl -b -1 there"
 KILLED = "its supervisor was killed, and its processes with it"
@@ -73,21 +71,15 @@ def _lost_node(event: Message) -> int:
 def _lost(evidence: Evidence, node: int, story: Story, event: Message) -> Incident:
     """As `story` tells in `event`. It began when the node was last heard of."""
     t = story.at(event["t"])
-    message = str(event.get("message") or "nothing heard of it")
-    silence = SECONDS.search(message)
     diagnosis, seen = _why_lost(evidence, node, story, t)
-    begins = [t, t - float(silence[1]) if silence else t, seen or t]
+    begins = [t, t - float(event.get("silent_s") or 0.0), seen or t]
     for suspect in story.find("suspect", node=node):
         if suspect["t"] <= event["t"]:
             begins.append(story.at(suspect["t"]) - float(suspect.get("silent_s") or 0))
     back = any(one["t"] > event["t"] for one in story.find("rejoined", node=node))
     awaited = bool(event.get("waits")) and not back
-    words = _words(node, message)
+    words = event.get("why") or "nothing heard of it"
     return Incident("node_lost", min(begins), t, node, words, diagnosis, forgiven=back, awaited=awaited)
-
-
-def _words(node: int, message: str) -> str:
-    return re.sub(rf"^(the lead on )?node{node} is lost: ", "", message)
 
 
 def _why_lost(evidence: Evidence, node: int, by: Story, t: float) -> tuple[Diagnosis, float | None]:
@@ -135,4 +127,4 @@ def _told_lost(evidence: Evidence, cause: Message) -> Incident:
     node, t = int(cause["node"]), evidence.ended_t
     by = next(iter(evidence.stories.values()))
     diagnosis, seen = _why_lost(evidence, node, by, t)
-    return Incident("node_lost", min(t, seen or t), t, node, _words(node, str(cause.get("message"))), diagnosis)
+    return Incident("node_lost", min(t, seen or t), t, node, str(cause.get("why")), diagnosis)

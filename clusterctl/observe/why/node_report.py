@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, NamedTuple
 
 from clusterctl.cluster.answers import Shape, count, list_of, maybe, misfits, moment, names_process, number, text
+from clusterctl.observe.why.older_versions import complete, ours_in
 
 Message = dict[str, Any]
 #: What an order of the lead brings about on every node, and what nodes say before the lead goes on: (phase, event).
@@ -24,9 +25,10 @@ SHAPES: Mapping[str, Shape] = {
     **dict.fromkeys(("node", "rank", "attempt", "lost_node", "step", "pass"), maybe(count)),
     **dict.fromkeys(("t", "stalled_s", "silent_s", "paused_s", "seen"), maybe(moment)),
     **dict.fromkeys(("event", "role", "message", "phase", "tag", "endpoint", "state", "kind"), maybe(text)),
+    **dict.fromkeys(("why", "reason", "limit", "errno", "command", "path"), maybe(text)),
     "exit_code": maybe(_whole),
-    "tail": maybe(list_of(text)),
-    "not_heard_of": maybe(list_of(count)),
+    **dict.fromkeys(("tail", "peers"), maybe(list_of(text))),
+    **dict.fromkeys(("not_heard_of", "ours"), maybe(list_of(count))),
 }
 PROCESS = ("role", "rank")
 NEEDED: Mapping[str, tuple[str, ...]] = {
@@ -43,6 +45,25 @@ class Departure(NamedTuple):
 
     seen: float | None
     rebooted: bool
+
+
+@dataclass(frozen=True)
+class Output:
+    """Lines of a process's log, with their times. `ours` are the indexes of those that clusterctl wrote."""
+
+    lines: Sequence[tuple[float, str]] = ()
+    ours: Collection[int] = ()
+
+    def since(self, t: float) -> Output:
+        kept = [at for at, line in enumerate(self.lines) if line[0] >= t]
+        ours = set(self.ours)
+        return Output([self.lines[at] for at in kept], [new for new, at in enumerate(kept) if at in ours])
+
+    @property
+    def own(self) -> list[str]:
+        """The lines of the program itself."""
+        ours = set(self.ours)
+        return [text for at, (_, text) in enumerate(self.lines) if at not in ours]
 
 
 @dataclass(frozen=True)
@@ -69,7 +90,7 @@ class Story:
     def events(self) -> list[Message]:
         """In the order of their time, but for what was written in the name of a supervisor that was gone."""
         sound = (event for event in self.answer.get("events", ()) if _is_sound(event) and not event.get("late"))
-        return sorted(sound, key=lambda event: float(event["t"]))
+        return sorted(map(complete, sound), key=lambda event: float(event["t"]))
 
     @cached_property
     def is_closed(self) -> bool:
@@ -93,12 +114,14 @@ class Story:
     def first(self, name: str, **wanted: Any) -> Message | None:
         return next(self.find(name, **wanted), None)
 
-    def output(self, role: str, rank: int, attempt: int) -> list[tuple[float, str]]:
+    def output(self, role: str, rank: int, attempt: int) -> Output:
         """The last lines of an attempt, by our clock; none when the node does not tell them."""
         for output in self.answer.get("outputs", ()):
             if (output["role"], output["rank"], output["attempt"]) == (role, rank, attempt):
-                return [(self.at(t), text) for t, text in output["lines"]]
-        return []
+                lines = [(self.at(t), text) for t, text in output["lines"]]
+                ours = output.get("ours")
+                return Output(lines, ours_in([text for _, text in lines]) if ours is None else ours)
+        return Output()
 
 
 def _is_sound(event: Message) -> bool:

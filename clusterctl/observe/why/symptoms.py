@@ -18,11 +18,11 @@ def stall(story: Story, event: Message) -> Incident:
     attempt = int(event.get("attempt") or 1)
     message = str(event.get("message") or "stands still")
     t = story.at(event["t"])
-    lines = story.output(event["role"], event["rank"], attempt)
+    lines = story.output(event["role"], event["rank"], attempt).lines
     chain = raised([text for _, text in lines])
     met = of_chain(chain) if chain else Diagnosis("stalled")
     words = f"it had met {met.error}" if met.error else ""
-    advice = HALTED if "stopped by a signal" in message else STALLED
+    advice = HALTED if event.get("halted") else STALLED
     return Incident(
         "stalled",
         t - float(event.get("stalled_s") or 0),
@@ -74,20 +74,20 @@ def leaving(story: Story, event: Message) -> Incident:
         event["rank"],
         attempt,
         exit_code=0,
-        lines=tuple(excerpt(story.output(event["role"], event["rank"], attempt))),
+        lines=tuple(excerpt(story.output(event["role"], event["rank"], attempt).lines)),
     )
 
 
 def nan(story: Story, event: Message) -> Incident:
     t = story.at(event["t"])
-    what = event.get("message") or f"{event.get('what', 'a number')} is not finite"
     at = f" (pass {event['pass']}, step {event['step']:,})" if event.get("step") is not None else ""
+    message = f"{event['what']} is not finite" if event.get("what") else event.get("message") or "NaN or infinity"
     return Incident(
         "nan",
         t,
         t,
         story.node,
-        f"{what}{'' if 'step' in str(what) else at}",
+        f"{message}{at}",
         Diagnosis("not_finite", "", NUMBERS),
         event.get("role"),
         event.get("rank"),

@@ -214,9 +214,10 @@ class PServer:
     def _write(self, save: Save) -> None:
         receipt = write_save(self._env, self.layout, self._env.rank, save)
         receipt["pause_s"] = round(save.pause_s, 6)
-        self._tell_control("saved", receipt)
         paused = f"training paused for {1e3 * save.pause_s:.0f} ms"
-        say(f"pserver {self._env.rank}: saved {save.tag} at step {save.step}, {receipt['bytes']:,} bytes; {paused}")
+        line = f"pserver {self._env.rank}: saved {save.tag} at step {save.step}, {receipt['bytes']:,} bytes; {paused}"
+        self._tell_control("saved", {**receipt, "line": line})
+        say(line)
 
 
 def _save_every(saving: Saving) -> Every | None:

@@ -101,8 +101,10 @@ class Progress:
         parts = ", ".join(f"{name} {share:.0%}" for name, share in shares.items())
         rate = f"{window.samples / seconds:,.0f} samples/s"
         left_out = f", {window.skipped} batches left out" if window.skipped else ""
-        say(f"pass {self._pass}: {window.steps} steps, {window.samples:,} samples, {rate}{loss}{left_out}; {parts}")
-        self._control.send("pass", **{"pass": self._pass}, step=step, seconds=round(seconds, 3), **_rounded(shares))
+        line = f"pass {self._pass}: {window.steps} steps, {window.samples:,} samples, {rate}{loss}{left_out}; {parts}"
+        say(line)
+        about = {"pass": self._pass, "step": step, "seconds": round(seconds, 3), "line": line}
+        self._control.send("pass", **about, **_rounded(shares))
 
     def not_finite(self, step: int, what: str, action: str, skipped: int) -> str:
         """Tells the supervisor of a loss or gradient that is not finite and what is done; returns it in words."""

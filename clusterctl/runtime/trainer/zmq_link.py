@@ -66,7 +66,7 @@ class RemoteLink:
     """The link over ZeroMQ. Raises UnreachableError for a pserver that stays silent well beyond the node's grace.
 
     `on_wait(whom)` is called about once a second while a wait lasts: for `trainers`, by `pserver`, and `for_s`, the
-    seconds since the wait began or an answer came.
+    seconds since the wait began or an answer came. `on_unanswered(pserver)` is called before UnreachableError.
     """
 
     def __init__(
@@ -75,6 +75,7 @@ class RemoteLink:
         clock: Callable[[], float] = time.monotonic,
         probe_every_s: float = 1.0,
         on_wait: Callable[[dict[str, Any]], None] = lambda whom: None,
+        on_unanswered: Callable[[int], None] = lambda pserver: None,
     ) -> None:
         if not env.pservers:
             raise ProcessError("CLUSTERCTL_PSERVERS names no pserver")
@@ -90,6 +91,7 @@ class RemoteLink:
         self._by_socket: dict[Any, int] = {}
         self._notices = 0
         self._on_wait = on_wait
+        self._on_unanswered = on_unanswered
         self._told_s = self._answered_s = clock()
         self._probes = _FIRST_PROBE
         for pserver, address in enumerate(env.pservers):
@@ -226,6 +228,7 @@ class RemoteLink:
         patience_s = self._patience_s + (way.bytes + reply_bytes) / _SLOWEST_BYTES_PER_S
         if silent_s >= patience_s:
             pserver = self._by_socket[way.socket] // self.layout.per_pserver
+            self._on_unanswered(pserver)
             raise UnreachableError(
                 f"pserver {pserver} ({way.address}) has not answered for {silent_s:.0f} s",
                 remedy="see its server.log, and check that the network lets this node reach that port",
