@@ -8,7 +8,13 @@ from typing import Any
 
 import pytest
 
-from e2e.programs import REGRESSION, SLEEP
+import clusterctl.observe.why as module
+from clusterctl.cluster.cluster import Cluster
+from clusterctl.config import load
+from clusterctl.inventory import build
+from clusterctl.observe.why.first_cause import explain
+from e2e.programs import READY, REGRESSION, SLEEP
+from observe.rewording import assert_wording_does_not_matter
 from support.processes import wait_until
 from support.site import Site
 
@@ -38,7 +44,19 @@ KILLER = """
 def why(site: Site, job: str, code: int = 0) -> Any:
     done = site.run("why", job, "--json")
     assert done.code == code, done.out + done.err
+    assert_it_goes_by_no_text(site, job)
     return done.json()
+
+
+def assert_it_goes_by_no_text(site: Site, job: str) -> None:
+    """The nodes' own answers, with every text of ours reworded, lead to the same."""
+    asked: list[Any] = []
+    settings = load(site.conf_path, os.environ)
+    inventory = build(settings)
+    with pytest.MonkeyPatch.context() as patch, Cluster(settings, inventory, inventory.nodes) as cluster:
+        patch.setattr(module, "explain", lambda *given: asked.append(given) or explain(*given))  # type: ignore[func-returns-value]
+        found = module.why(cluster, job)
+    assert_wording_does_not_matter(*asked[0], found.explanation)
 
 
 def test_an_import_that_fails_on_one_node(site: Site) -> None:
@@ -117,3 +135,41 @@ def test_nodes_that_cannot_be_reached_now_are_told_with_what_is_known(site: Site
     said = site.run("why", job)
     assert said.code == 3
     assert "first cause: node2 is lost" in said.out
+
+
+STOPS_ITSELF = f"""
+import os, signal, time
+if os.environ["CLUSTERCTL_RANK"] == "1":
+    {READY.strip().splitlines()[-1]}
+    os.kill(os.getpid(), signal.SIGSTOP)
+time.sleep(600)
+"""
+GREEDY = """
+import os
+if os.environ["CLUSTERCTL_RANK"] == "1":
+    bytearray(10**12)
+import time; time.sleep(600)
+"""
+
+
+@pytest.mark.nodes(2)
+@pytest.mark.parametrize(
+    ("program", "settings", "expected", "advice"),
+    [
+        (GREEDY, {"MEMORY_LIMIT_MB": 3000}, ("exit", "out_of_memory", 1), "MEMORY_LIMIT_MB"),
+        (SLEEP, {"TRAINER_COMMAND": "./nosuch.sh"}, ("failure", "missing_program", None), "install it"),
+        (STOPS_ITSELF, {"STALL_S": 2, "ON_STALL": "fail"}, ("stalled", "stalled", 1), "kill -CONT"),
+    ],
+    ids=["memory limit", "no such command", "stopped by a signal"],
+)
+def test_what_supervisors_found_out_is_known_without_reading_their_messages(
+    site: Site, program: str, settings: dict[str, Any], expected: tuple[Any, ...], advice: str
+) -> None:
+    site.conf(**settings)
+    done = site.run("start", "--job_dispatch_package", str(site.workspace(program)))
+    assert done.code == 1, done.err
+    found = why(site, site.ok("jobs", "--json").json()["jobs"][0]["job"])
+    cause = found["cause"]
+    rank = cause["rank"] if expected[2] is not None else None  # each of them fails, and one is the first
+    assert (cause["kind"], cause["reason"], rank) == expected
+    assert advice in found["advice"]

@@ -1,12 +1,18 @@
-"""Runs as their nodes' event logs tell them, with the shapes of real ones that a fake cluster recorded."""
+"""Runs as their nodes' event logs tell them, with the shapes of real ones that a fake cluster recorded.
+
+They are runs of an older version: their texts stay as they are here, whatever the messages of today say, and the
+fields that took the place of these texts are missing.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from clusterctl.observe.why.first_cause import Explanation, explain
 from clusterctl.observe.why.node_report import Story
+from observe.rewording import as_written_now, assert_wording_does_not_matter
 
 START_T = 1795314000.0
 UP_S = 2.0  # until all processes run
@@ -70,6 +76,7 @@ class History:
         """A process ends by itself, or of a signal; each process `x3` is on node 3."""
         role, rank = process[:-1], int(process[-1])
         words = f"ended with exit code {code}" if code >= 0 else f"was ended by signal {-code}"
+        words += " (segmentation fault)" if code == -11 else ""
         news = {"exit_code": code, "stopping": False, "message": words, "tail": list(tail)[-20:], "worked": at > UP_S}
         about = {"role": role, "rank": rank, "attempt": attempt}
         return self.note(at, rank, "exited", **{**news, "step": None, **about, **more})
@@ -114,11 +121,18 @@ class History:
         """The supervisor of a node dies without a last word."""
         self.answers[node].update(state="lost", seen=START_T + at + self.skew_s.get(node, 0.0), **more)
 
-    def explain(self, state: str | None = None, silent: Mapping[int, str] | None = None) -> Explanation:
+    def explain(
+        self, state: str | None = None, silent: Mapping[int, str] | None = None, *, reword: bool = True
+    ) -> Explanation:
+        """What `why` concludes; of the run as it is, and of the same run with all of our texts reworded."""
         silent = silent or {}
         stories = [
             Story(node, -self.measured_s.get(node, 0.0), 0.001, self.answers[node])
             for node in self.nodes
             if node not in silent
         ]
-        return explain(stories, 0, silent, state or self.state)
+        found = explain(stories, 0, silent, state or self.state)
+        if reword:
+            now = [replace(story, answer=as_written_now(story.answer)) for story in stories]
+            assert_wording_does_not_matter(now, 0, silent, state or self.state, found)
+        return found

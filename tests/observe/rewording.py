@@ -1,0 +1,102 @@
+"""Runs with every text of ours in them reworded: what `why` concludes may not depend on one."""
+
+from __future__ import annotations
+
+import codecs
+import itertools
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from clusterctl.observe.why.evidence import Incident
+from clusterctl.observe.why.first_cause import Explanation, explain
+from clusterctl.observe.why.node_report import Story
+from clusterctl.observe.why.older_versions import complete, ours_in
+
+Message = dict[str, Any]
+Reword = Callable[[str], str]
+TEXTS = ("message", "why", "what", "count", "line")  # fields of events and causes that are for people to read
+#: An error of the runtime is ours too; its class is not a text.
+RUNTIME_ERROR = re.compile(r"^(clusterctl\.runtime\.errors\.\w+): (.*)$")
+UNANSWERED = re.compile(r"UnreachableError: pserver (\d+)")
+_numbers = itertools.count()
+
+#: Ways to reword: the same for the same text, to nothing at all, and to something new each time.
+WAYS: Mapping[str, Reword] = {
+    "another language": lambda text: codecs.encode(text, "rot13"),
+    "without digits": lambda text: re.sub(r"\d+", "some", text),
+    "nothing": lambda text: "",
+    "never the same": lambda text: f"gobbledygook {next(_numbers)}",
+}
+
+
+def as_written_now(answer: Message) -> Message:
+    """The answer of a node that ran an older version, with the fields that events and answers have now."""
+    outputs = [{**output, "ours": ours_in([text for _, text in output["lines"]])} for output in answer["outputs"]]
+    return {**answer, "events": [_with_peers(complete(event)) for event in answer["events"]], "outputs": outputs}
+
+
+def _with_peers(event: Message) -> Message:
+    text = "\n".join(map(str, event.get("tail") or ()))
+    found = {**event, "peers": [f"pserver{number}" for number in UNANSWERED.findall(text)]} if text else event
+    return {**found, "cause": _with_peers(event["cause"])} if isinstance(event.get("cause"), dict) else found
+
+
+def reworded(answer: Message, reword: Reword) -> Message:
+    """The same run, had all our texts been others; what programs wrote stays."""
+    outputs = [
+        {**output, "lines": [[t, text] for (t, _), text in zip(output["lines"], _texts(output, reword), strict=True)]}
+        for output in answer["outputs"]
+    ]
+    return {**answer, "events": [_event(event, reword) for event in answer["events"]], "outputs": outputs}
+
+
+def _event(event: Message, reword: Reword) -> Message:
+    new = {name: reword(value) if name in TEXTS and isinstance(value, str) else value for name, value in event.items()}
+    if isinstance(event.get("tail"), list):
+        new["tail"] = _lines(event["tail"], event.get("ours") or (), reword)
+    if isinstance(event.get("cause"), dict):
+        new["cause"] = _event(event["cause"], reword)
+    return new
+
+
+def _texts(output: Message, reword: Reword) -> list[str]:
+    return _lines([text for _, text in output["lines"]], output.get("ours") or (), reword)
+
+
+def _lines(lines: Sequence[str], ours: Sequence[int], reword: Reword) -> list[str]:
+    return [reword(line) if at in ours else _program_line(line, reword) for at, line in enumerate(lines)]
+
+
+def _program_line(line: str, reword: Reword) -> str:
+    error = RUNTIME_ERROR.match(line)
+    return f"{error[1]}: {reword(error[2])}" if error else line
+
+
+def conclusion(found: Explanation) -> Message:
+    """All that an explanation says, but for its texts."""
+    series = {name: tuple(map(_conclusion, getattr(found, name))) for name in ("then", "before", "alike", "open")}
+    return {
+        "cause": found.cause and _conclusion(found.cause),
+        **series,
+        **{name: getattr(found, name) for name in ("notes", "stopped", "not_heard_of", "pass_", "step", "ended_t")},
+        "checkpoint": found.checkpoint and found.checkpoint["tag"],
+    }
+
+
+def _conclusion(one: Incident) -> Message:
+    diagnosis = replace(one.diagnosis, words="", error=None)
+    return {**vars(one), "message": "", "diagnosis": diagnosis, "lines": tuple(t for t, _ in one.lines)}
+
+
+def assert_wording_does_not_matter(
+    stories: Sequence[Story], lead: int, silent: Mapping[int, str], state: str, found: Explanation
+) -> None:
+    """`found` is what these stories explain, which have all fields; so do those of the same run with other texts."""
+    expected = conclusion(found)
+    assert conclusion(explain(stories, lead, silent, state)) == expected
+    for way, reword in WAYS.items():
+        other = [replace(story, answer=reworded(story.answer, reword)) for story in stories]
+        quiet = {node: reword(reason) for node, reason in silent.items()}
+        assert conclusion(explain(other, lead, quiet, state)) == expected, way
