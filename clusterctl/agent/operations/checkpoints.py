@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 from pathlib import Path
@@ -35,18 +36,22 @@ def _describe(run: RunPaths, place: Path) -> dict[str, Any]:
 def verify(root: Path, request: dict[str, Any], peer: Peer) -> dict[str, Any]:
     """Of the `files` of a manifest those that are here: name to None, or to what is wrong with it."""
     place = checkpoint_dir(find_job(root, request["ref"]), request)
-    checked = ((file["file"], _check(place / file["file"], file, peer)) for file in request["files"])
-    return {"pieces": {name: reason for name, reason in checked if reason != "is missing"}}
+    pieces: dict[str, str | None] = {}
+    for file in request["files"]:
+        with contextlib.suppress(FileNotFoundError):
+            pieces[file["file"]] = _check(place / file["file"], file, peer)
+    return {"pieces": pieces}
 
 
 def _check(path: Path, file: dict[str, Any], peer: Peer) -> str | None:
+    """Return the defect of a piece, or None. Raises FileNotFoundError when it is not here."""
     try:
         size = path.stat().st_size
         if size != file["bytes"]:
             return f"has {size} of {file['bytes']} bytes"
         return None if digest_of(path, peer.beat) == file["sha256"] else "is damaged: its checksum differs"
     except FileNotFoundError:
-        return "is missing"
+        raise
     except OSError as exc:
         return f"cannot be read: {exc.strerror}"
 

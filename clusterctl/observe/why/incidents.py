@@ -79,7 +79,7 @@ def of_exit(evidence: Evidence, story: Story | None, event: Message, t: float | 
     oom, stalled = bool(event.get("oom")), bool(event.get("stalled"))
     said = diagnose(event.get("exit_code"), texts, oom=oom, stalled=stalled)
     explained = said.kind == event.get("reason")
-    said = _beside(event, said) if explained or event.get("limit") == MEMORY_SETTING else said
+    said = replace(said, advice=MEMORY_LIMIT) if event.get("limit") == MEMORY_SETTING else said
     name = f"{role}{rank}"
     peers = event.get("peers") or evidence.peers_in(" ".join([said.error or "", *texts[-3:]]))
     return Incident(
@@ -119,12 +119,6 @@ def _its_last_step(story: Story | None, event: Message) -> float:
     keys = {name: event.get(name) for name in ("role", "rank", "attempt")}
     steps = [story.at(step["t"]) for step in story.find("step", **keys)] if story else []
     return max(steps, default=0.0)
-
-
-def _beside(event: Message, said: Diagnosis) -> Diagnosis:
-    """Beside a message that gives the reason already, no more than its name; and what to do about our own limit."""
-    words = said.words.partition(":")[0] if said.kind == event.get("reason") else said.words
-    return replace(said, words=words, advice=MEMORY_LIMIT if event.get("limit") == MEMORY_SETTING else said.advice)
 
 
 def _of_lead(evidence: Evidence, found: Sequence[Incident]) -> Iterator[Incident]:
