@@ -1,6 +1,6 @@
-"""What answers of nodes look like: checked where they arrive, so that nobody later stumbles over one that lies.
+"""The schema of the nodes' answers. Answers are checked on arrival, so that no later code meets a malformed one.
 
-A shape is a function that says whether a value has it.
+A shape is a predicate: it returns True if a value has that shape.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ Shape = Callable[[Any], bool]
 #: States of jobs and runs, the worst first.
 STATES = ("unknown", "lost", "failed", "stopped", "running", "starting", "succeeded", "dispatched")
 ROLES = ("pserver", "trainer", "scheduler")
-END_OF_TIME = 1e11  # seconds since the epoch; no calendar goes on for longer
-LONGEST_LINE = 64 << 10  # of a log, as agents cut it
+END_OF_TIME = 1e11  # seconds since the epoch; calendars do not reach further
+LONGEST_LINE = 64 << 10  # of a log; agents truncate at this length
 MOST_DIGITS = 9
 
 
@@ -30,7 +30,7 @@ def line(value: Any) -> bool:
 
 
 def number(value: Any) -> bool:
-    """NaN and infinity are numbers here: a loss may be one."""
+    """Return True for any number, including NaN and infinity: a loss can be either."""
     return isinstance(value, float) or is_whole(value)
 
 
@@ -47,7 +47,7 @@ def run_name(value: Any) -> bool:
 
 
 def job_id(value: Any) -> bool:
-    """It becomes the name of a directory here."""
+    """Return True for a job id that is safe to use as a directory name on this machine."""
     return text(value) and is_job_id(value) and len(value) < 2 * len("JOB20261121-081530-")
 
 
@@ -56,7 +56,7 @@ def one_of(*words: str) -> Shape:
 
 
 def maybe(shape: Shape) -> Shape:
-    """None, or nothing at all, will do."""
+    """Accept a value of this shape, None, or a missing field."""
     return lambda value: value is None or shape(value)
 
 
@@ -84,7 +84,7 @@ def each_value(shape: Shape) -> Shape:
 
 
 def record(**fields: Shape) -> Shape:
-    """An object with these fields, and perhaps others that nobody looks at."""
+    """An object with these fields. Other fields are allowed and ignored."""
     return lambda value: isinstance(value, dict) and not misfits(fields, value)
 
 
@@ -93,7 +93,7 @@ def misfits(fields: Mapping[str, Shape], value: Mapping[str, Any]) -> list[str]:
 
 
 def names_process(value: Mapping[str, Any]) -> bool:
-    """By role and rank, or not at all."""
+    """Return True if the value names a process by role and rank, or names none."""
     return (value.get("role") is None) == (value.get("rank") is None)
 
 
@@ -128,7 +128,7 @@ JOB = record(
     job=job_id, runs=list_of(RUN), record=record(workspace=text, content=text, files=count, bytes=count, t=moment)
 )
 RESUMED = record(run=run_name, step=count)
-#: By operation, what is looked at in its answer.
+#: The fields that are checked in each operation's answer.
 ANSWERS: Mapping[str, Mapping[str, Shape]] = {
     "status": {
         "job": job_id,
@@ -178,7 +178,7 @@ ANSWERS: Mapping[str, Mapping[str, Shape]] = {
         **MEMBERSHIP,
     },
 }
-#: What `status` shows of a process besides: it is the process's own word, and left out where it is not like this.
+#: Further fields of a process that `status` shows. The process itself reports them; a malformed one is dropped.
 OWN_WORDS: Mapping[str, Shape] = {
     **dict.fromkeys(("pass", "step", "memory", "lost"), count),
     **dict.fromkeys(("loss", "samples_per_s", "compute", "wait", "wire", "cpu"), number),
@@ -189,7 +189,7 @@ OWN_WORDS: Mapping[str, Shape] = {
 }
 LINE = pair_of(moment, count, line, count)
 EVENT = record(event=text, t=moment, node=maybe(count))
-#: What `logs` and `follow` say, one or the other of it in a message; and their last word.
+#: The messages of `logs` and `follow`, each with some of these fields; and the final one of `follow`.
 NEWS = record(
     run=maybe(run_name),
     streams=maybe(list_of(record(role=one_of(*ROLES), rank=count, at=maybe(count)))),
@@ -206,26 +206,26 @@ def _counts(table: Mapping[str, Any]) -> bool:
 
 
 def check(operation: str, answer: Mapping[str, Any]) -> None:
-    """Raises ValueError naming the fields of an answer that are not what they should be."""
+    """Raise ValueError with the names of the malformed fields, if an answer has any."""
     wrong = misfits(ANSWERS.get(operation, {}), answer)
     if wrong:
         raise ValueError(f"{operation}: {', '.join(wrong)}")
 
 
 def news(message: dict[str, Any]) -> dict[str, Any]:
-    """The message. Raises ValueError when it is none of `logs` or `follow`."""
+    """Return the message. Raises ValueError if it is not a message of `logs` or `follow`."""
     if not NEWS(message) or ("events" in message and "at" not in message):
-        raise ValueError(f"no news: {', '.join(message)}"[:200])
+        raise ValueError(f"malformed log message: {', '.join(message)}"[:200])
     return message
 
 
 def followed(last: dict[str, Any]) -> dict[str, Any]:
-    """The last word of `follow`. Raises ValueError when it is none."""
+    """Return the final message of `follow`. Raises ValueError if it is malformed."""
     if not FOLLOWED(last):
-        raise ValueError("no state at the end")
+        raise ValueError("the final message has no state")
     return last
 
 
 def own_word(name: str, value: Any) -> Any:
-    """What a process says of itself, or None where it makes no sense."""
+    """Return a value that a process reports about itself, or None if it is malformed."""
     return value if OWN_WORDS[name](value) else None

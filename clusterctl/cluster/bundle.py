@@ -1,4 +1,4 @@
-"""The bundle shipped to the nodes: common, agent and runtime as names, sizes and bytes in a row, named by its hash."""
+"""The code shipped to the nodes: common, agent and runtime as a sequence of names, sizes and bytes, named by hash."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ DIGEST_CHARS = 16
 
 
 class Bundle:
-    """Read once, so that its name and its contents agree even while someone edits the sources."""
+    """The shipped code. It is read once, so that its name and contents match even while someone edits the sources."""
 
     def __init__(self) -> None:
         paths = [PACKAGE / "__init__.py", *(path for part in PARTS for path in sorted((PACKAGE / part).rglob("*.py")))]
@@ -26,11 +26,11 @@ class Bundle:
 
     @cached_property
     def data(self) -> bytes:
-        """What `agent/boot.py` installs; made only when a node lacks it."""
+        """The archive that `agent/boot.py` installs. It is made only when a node lacks it."""
         return zlib.compress(self._whole)
 
 
 @lru_cache(maxsize=1)
 def boot_code() -> bytes:
-    """The program that a node runs first (`agent/boot.py`)."""
+    """Return the first program that a node runs (`agent/boot.py`)."""
     return (PACKAGE / "agent" / "boot.py").read_bytes()

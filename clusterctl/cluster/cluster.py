@@ -1,4 +1,4 @@
-"""The nodes of a conf.py, and conversations with their agents."""
+"""The nodes of a conf.py, and calls to their agents."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ NodeOutcome = Outcome[Node, T]
 
 FIRST_LINE = "import sys;i=sys.stdin.buffer;exec(i.read(int(i.readline())))"
 ANSWER_S = 60.0
-STALL_S = 120.0  # in which an agent takes nothing of what it is sent: longer than any disk rests
+STALL_S = 120.0  # time limit for an agent that stops reading its input: longer than any disk stalls
 MAX_LINE = 32 << 20
 MOST_LINES = 100_000  # before the last one
-MOST_WORDS = 4000  # characters of an error of a node
+MOST_WORDS = 4000  # characters of an error message from a node
 AT_ONCE = 64
 AGENT_ENDED = "agent_ended"
 NONSENSE = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
@@ -39,9 +39,10 @@ ERROR_KINDS: Mapping[str, type[ClusterctlError]] = {
 
 
 class AgentCall:
-    """One agent at work on one node. Every wait has a deadline; errors name the node.
+    """A running agent on one node. Every wait has a deadline; errors name the node.
 
-    `untouched`: the directory of the job that was expected there; then the agent has ended, and answers nothing more.
+    `untouched`: the directory of the expected job, if the node still has it unchanged. The agent has then ended and
+    answers nothing more.
     """
 
     def __init__(self, node: Node, process: RemoteProcess, bundle: Bundle) -> None:
@@ -52,7 +53,7 @@ class AgentCall:
         self.op: object = None
 
     def begin(self, request: Message, answer_s: float = ANSWER_S) -> None:
-        """Boots the agent with its request, and installs it first where it is missing."""
+        """Start the agent with its request. Install the agent first if the node lacks it."""
         self.op = request["op"]
         code = boot_code()
         self.write(f"{len(code)}\n".encode() + code + _line(request))
@@ -66,7 +67,7 @@ class AgentCall:
         self.write(_line(message))
 
     def write(self, data: bytes) -> None:
-        """Raises what the agent had to say when it has ended instead of reading."""
+        """Write to the agent. If the agent has ended instead of reading, raise the error that it reported."""
         try:
             self._process.write(data, stall_s=STALL_S)
         except NodeError as exc:
@@ -76,12 +77,12 @@ class AgentCall:
 
     def _explain_end(self) -> None:
         while True:
-            self.receive()  # lines on the way to the last one, which is raised when it is an error
+            self.receive()  # skip to the last line, which is raised if it is an error
 
     def receive(self, deadline_s: float | None = ANSWER_S) -> Message:
-        """The agent's next line. Raises the error that it reports, or says why it ended without one.
+        """Return the agent's next message. Raises the error it reports, or explains why it ended without one.
 
-        The deadline begins anew with every sign of life.
+        Every sign of life restarts the deadline.
         """
         message: Message = {"alive": True}
         while message == {"alive": True}:
@@ -97,46 +98,47 @@ class AgentCall:
         return message
 
     def result(self, deadline_s: float | None = ANSWER_S) -> Message:
-        """What the agent says last; lines before it are passed over."""
+        """Return the agent's final answer, skipping the messages before it."""
         for _ in range(MOST_LINES):
             message = self.receive(deadline_s)
             if "done" in message:
                 return dict(message["done"])
-        raise self._broken(b"without end")
+        raise self._broken(b"endless output")
 
     def read(self, count: int) -> bytes:
-        """At least one and at most `count` bytes of bulk data."""
+        """Return at least one and at most `count` bytes of bulk data."""
         data = self._process.read(count, deadline_s=ANSWER_S)
         if not data:
             raise self._broken(b"")
         return data
 
     def _error(self, error: Any) -> ClusterctlError:
-        told = error if isinstance(error, dict) else {"message": error}
-        reason, hint, more = str(told.get("kind")), told.get("hint"), told.get("details")
+        reported = error if isinstance(error, dict) else {"message": error}
+        reason, hint, more = str(reported.get("kind")), reported.get("hint"), reported.get("details")
         kind = ERROR_KINDS.get(reason, NodeError)
         details = {**(more if isinstance(more, dict) else {}), "reason": reason}
-        details.pop("nodes", None)  # that is for us to say
-        words = str(told.get("message"))[:MOST_WORDS]
-        return kind(words, node=self.node.label, hint=str(hint)[:MOST_WORDS] if hint else None, details=details)
+        details.pop("nodes", None)  # only the control machine sets this
+        message = str(reported.get("message"))[:MOST_WORDS]
+        return kind(message, node=self.node.label, hint=str(hint)[:MOST_WORDS] if hint else None, details=details)
 
     def _broken(self, line: bytes) -> ClusterctlError:
-        """The program on the node ended, or something there prints what is not ours."""
+        """Return the error for an agent that ended, or for a line that the agent did not print."""
         torn = line.startswith(b"{") and not line.endswith(b"\n")
         if line and not torn:
             text = line.decode(errors="replace").strip()[:200]
-            hint = "does a start-up file of the shell print something? It must not without a terminal"
+            hint = "make sure that no shell start-up file (such as ~/.bashrc) prints anything without a terminal"
             return NodeError(f"the agent answered with {text!r}", node=self.node.label, hint=hint)
         code = self._process.wait(ANSWER_S)
-        said = self._process.stderr_tail().decode(errors="replace").strip()[-400:]
+        stderr = self._process.stderr_tail().decode(errors="replace").strip()[-400:]
         if code == 127:
-            hint = "python3 (3.9 or later) must be on the node, or PYTHON in conf.py name it"
-            return NodeError(f"python was not found: {said}", node=self.node.label, hint=hint)
-        absent = NO_MODULE.search(said)
+            hint = "install python3 (3.9 or later) on the node, or set PYTHON in conf.py to its path"
+            return NodeError(f"python was not found: {stderr}", node=self.node.label, hint=hint)
+        absent = NO_MODULE.search(stderr)
         if absent and absent[1] in sys.stdlib_module_names:
-            hint = "Debian's python3-minimal is not enough: install python3 there, or let PYTHON name a whole one"
-            return NodeError(f"python there is not whole: it has no {absent[1]}", node=self.node.label, hint=hint)
-        message = f"the agent ended with code {code}" + (f": {said}" if said else "")
+            hint = "Debian's python3-minimal is not enough: install python3, or set PYTHON to a complete Python"
+            message = f"the Python on the node is incomplete: it has no module {absent[1]}"
+            return NodeError(message, node=self.node.label, hint=hint)
+        message = f"the agent exited with code {code}" + (f": {stderr}" if stderr else "")
         return NodeError(message, node=self.node.label, details={"reason": AGENT_ENDED})
 
     def close(self) -> None:
@@ -156,7 +158,7 @@ def _line(message: Message) -> bytes:
 
 
 def who_asks() -> str:
-    """This user on this machine, for those who find a lock taken."""
+    """Return USER@HOST of this user and machine, shown to others who find a lock taken."""
     import socket
 
     from clusterctl.transport.ssh_config import local_user
@@ -165,9 +167,9 @@ def who_asks() -> str:
 
 
 class Cluster:
-    """The nodes that a command is about, and a transport to them. A context manager.
+    """The nodes that a command works on, and a transport to them. A context manager.
 
-    `asked` tells whether it came to that: a plan asks nobody.
+    `asked` becomes True when a node is first asked; a plan asks none.
     """
 
     def __init__(self, settings: Settings, inventory: Inventory, nodes: Sequence[Node]) -> None:
@@ -181,26 +183,26 @@ class Cluster:
 
     @property
     def _bundle(self) -> Bundle:
-        """What the nodes need; read by whoever asks first, since some commands need none."""
+        """The code that the nodes need. It is read on first use, since some commands need none."""
         with self._lock:
             if self._made_bundle is None:
                 self._made_bundle = Bundle()
             return self._made_bundle
 
     def warm_up(self) -> None:
-        """Begins to connect to all nodes in the background, for a caller who must get ready before it asks them.
+        """Start to connect to all nodes in the background, for a caller that has to prepare before it asks them.
 
-        Raises nothing: what goes wrong is met, or tried again, by the call that needs the connection. What is under
-        way ends with this cluster.
+        Raises nothing: the call that needs a connection retries it or meets the error. Pending connections end with
+        this cluster.
         """
         self.transport.warm_up(self.nodes)
 
     def call(
         self, node: Node, request: Message, expected: tuple[str, str] | None = None, *, answer_s: float = ANSWER_S
     ) -> AgentCall:
-        """Starts the agent on a node with a request. The caller closes the call.
+        """Start the agent on a node with a request. The caller closes the call.
 
-        It ends at once where the `expected` job, as (id, owned name of its tree), is the newest and untouched.
+        The agent ends at once if the `expected` job, as (id, owned name of its tree), is the newest and unchanged.
         """
         process = self.transport.open(node, self._agent_command(node, expected or ()))
         call = AgentCall(node, process, self._bundle)
@@ -224,7 +226,7 @@ class Cluster:
         *,
         answer_s: float = ANSWER_S,
     ) -> list[NodeOutcome[Message]]:
-        """Every node's answer to a request, in node order."""
+        """Send a request to every node, and return the outcomes in node order."""
 
         def one(node: Node) -> Message:
             with self.call(node, request(node) if callable(request) else request, answer_s=answer_s) as call:
@@ -237,16 +239,16 @@ class Cluster:
     def map(
         self, work: Callable[[Node], T], nodes: Sequence[Node] | None = None, *, at_once: int = AT_ONCE
     ) -> list[NodeOutcome[T]]:
-        """Every node's outcome, in node order; `work` is done for at most so many nodes `at_once`."""
+        """Run `work` for every node, at most `at_once` at a time, and return the outcomes in node order."""
         self.asked = True
 
-        def careful(node: Node) -> T:
+        def guarded(node: Node) -> T:
             try:
                 return work(node)
             except NONSENSE as exc:
                 raise senseless(node, exc) from exc
 
-        return self.transport.map(self.nodes if nodes is None else nodes, careful, max_workers=at_once)
+        return self.transport.map(self.nodes if nodes is None else nodes, guarded, max_workers=at_once)
 
     def __enter__(self) -> Cluster:
         return self
@@ -258,9 +260,9 @@ class Cluster:
 
 
 def senseless(node: Node, exc: Exception) -> NodeError:
-    """What a node said is not what it should be: one that lies, or is of another version, takes no others along."""
-    hint = "is this machine still yours? --verbose shows where it was noticed"
-    return NodeError(f"its answer makes no sense: {exc!r}"[:MOST_WORDS], node=node.label, hint=hint)
+    """Return the error for a malformed answer, so that a hostile or outdated node does not affect the others."""
+    hint = "check whether this machine is still yours; --verbose shows where the check failed"
+    return NodeError(f"its answer is malformed: {exc!r}"[:MOST_WORDS], node=node.label, hint=hint)
 
 
 def failures(outcomes: Iterable[NodeOutcome[T]]) -> list[NodeOutcome[T]]:
@@ -268,9 +270,9 @@ def failures(outcomes: Iterable[NodeOutcome[T]]) -> list[NodeOutcome[T]]:
 
 
 def raise_failures(outcomes: Sequence[NodeOutcome[T]], doing: str) -> list[T]:
-    """The values of all nodes; raises one error that names every node that failed.
+    """Return the values of all nodes, or raise one error that names every failed node.
 
-    An error that all nodes share, and one of which there is only one, is raised as it is.
+    The only error, or one that all nodes share, is raised unchanged.
     """
     failed = failures(outcomes)
     if not failed:
@@ -279,7 +281,7 @@ def raise_failures(outcomes: Sequence[NodeOutcome[T]], doing: str) -> list[T]:
 
 
 def combined(errors: Sequence[ClusterctlError], of: int, doing: str) -> ClusterctlError:
-    """One error for several nodes' errors: the gravest exit code, every node and its remedy."""
+    """Combine the errors of several nodes into one: the most severe exit code, every node with its hint."""
     reasons = {error.details.get("reason") for error in errors}
     if reasons == {"no_job"} and len(errors) == of:
         return UsageError(errors[0].message, hint=errors[0].hint)
@@ -298,7 +300,7 @@ def combined(errors: Sequence[ClusterctlError], of: int, doing: str) -> Clusterc
 
 
 def fold_errors(errors: Sequence[ClusterctlError]) -> list[str]:
-    """A line per distinct message, with the nodes that it is about, and its remedy."""
+    """Return a line for each distinct message, with its nodes and its hint."""
     from clusterctl.inventory import fold
 
     groups: dict[tuple[str, str | None], list[str]] = {}
@@ -307,6 +309,6 @@ def fold_errors(errors: Sequence[ClusterctlError]) -> list[str]:
     lines = []
     for (message, hint), labels in groups.items():
         ids = [int(label[4:]) for label in labels if label[4:].isdigit()]
-        who = f"node{fold(ids)}" if len(ids) == 1 else f"node[{fold(ids)}]"
-        lines.append(f"  {who if ids else ', '.join(labels)}  {message}" + (f"\n      {hint}" if hint else ""))
+        nodes = f"node{fold(ids)}" if len(ids) == 1 else f"node[{fold(ids)}]"
+        lines.append(f"  {nodes if ids else ', '.join(labels)}  {message}" + (f"\n      {hint}" if hint else ""))
     return lines

@@ -1,4 +1,4 @@
-"""Nodes that wait for the control machine, which serves only so many at once."""
+"""Keep-alive messages for nodes that wait their turn: the control machine serves a limited number at once."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ import threading
 from clusterctl.cluster.cluster import AgentCall
 from clusterctl.errors import ClusterctlError
 
-PATIENCE_S = 30.0  # an agent gives up after three times as long
+PATIENCE_S = 30.0  # an agent times out after three times as long
 
 
 class Waiting:
-    """Nodes whose turn will come. They are told so now and then, lest they take the control machine for gone."""
+    """The nodes waiting their turn. Keep-alives ensure that they do not time out waiting for the control machine."""
 
     def __init__(self) -> None:
         self._calls: dict[int, AgentCall] = {}
         self._lock = threading.Lock()
         self._over = threading.Event()
-        self._thread = threading.Thread(target=self._comfort, name="waiting-nodes", daemon=True)
+        self._thread = threading.Thread(target=self._keep_alive, name="waiting-nodes", daemon=True)
 
     def __enter__(self) -> Waiting:
         self._thread.start()
@@ -33,13 +33,13 @@ class Waiting:
             self._calls[id_] = call
 
     def leave(self, id_: int) -> None:
-        """From now on only the caller talks to this node."""
+        """Stop sending keep-alives to a node. From now on only the caller writes to it."""
         with self._lock:
             self._calls.pop(id_, None)
 
-    def _comfort(self) -> None:
+    def _keep_alive(self) -> None:
         while not self._over.wait(PATIENCE_S):
             for id_ in list(self._calls):
-                with self._lock, contextlib.suppress(ClusterctlError):  # whoever serves it will see
+                with self._lock, contextlib.suppress(ClusterctlError):  # the thread that serves the node sees it too
                     if id_ in self._calls:
                         self._calls[id_].send({"wait": True})

@@ -1,4 +1,4 @@
-"""From a workspace to a verified, identical job directory on every node."""
+"""Turn a workspace into a verified, identical job directory on every node."""
 
 from clusterctl.dispatch.dispatch import dispatch, plan
 from clusterctl.dispatch.outcomes import Dispatched, NodeDispatch, Planned, Progress

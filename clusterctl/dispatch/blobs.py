@@ -1,4 +1,4 @@
-"""Files as a stream of blobs: before each its digest and its size, then its bytes, or those from an offset on."""
+"""Files as a stream of blobs: for each a header with its digest and size, then its bytes, possibly from an offset."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ WHOLE: Mapping[str, int] = MappingProxyType({})
 
 
 class Blobs:
-    """A stream of the files `rows` below `top`, and its end; `compressed` or not. Several threads may write it.
+    """A stream of the files `rows` below `top` and an end marker, optionally compressed. Several threads may write it.
 
-    `resume`: how much of a file, by digest, is left out at the beginning. What is short is read and compressed once.
-    `total` is in bytes of files, `length` in bytes of the stream before it is compressed.
+    `resume`: by digest, the number of bytes to skip at the beginning of a file. A short stream is read and compressed
+    only once. `total` counts bytes of files, `length` bytes of the stream before compression.
     """
 
     def __init__(
@@ -38,7 +38,7 @@ class Blobs:
         self._made: list[tuple[bytes, int]] | None = None
 
     def write(self, write: Callable[[bytes], None], report: Callable[[int, int], None]) -> int:
-        """The bytes written. `report` hears of the files' bytes done and in all."""
+        """Write the stream and return the bytes written. `report` gets the bytes of files done so far and in total."""
         done = count = 0
         report(done, self.total)
         for data, size in self._ready():
@@ -66,7 +66,7 @@ class Blobs:
 
 
 class Shelf:
-    """Gives all nodes that lack the same files the same `Blobs`; keeps those of one set of files at a time."""
+    """A cache of the last `Blobs`, so that all nodes that lack the same files share one stream."""
 
     def __init__(self, top: Path) -> None:
         self._top = top
@@ -75,7 +75,7 @@ class Shelf:
         self._blobs = Blobs(top, ())
 
     def blobs(self, rows: Sequence[Entry], resume: Mapping[str, int]) -> Blobs:
-        """Compressed where that is worth it."""
+        """Return the stream of these files, compressed if that pays off."""
         key = [(entry.digest, resume.get(entry.digest, 0)) for entry in rows]
         with self._lock:
             if key != self._key:
@@ -85,7 +85,7 @@ class Shelf:
 
 
 def _is_compressible(top: Path, rows: Sequence[Entry]) -> bool:
-    """Whether it is worth it, from the beginning of the largest file."""
+    """Return True if the beginning of the largest file compresses well."""
     if not rows:
         return False
     largest = max(rows, key=lambda entry: entry.size)
@@ -98,7 +98,7 @@ def _is_compressible(top: Path, rows: Sequence[Entry]) -> bool:
 
 
 def _pieces(top: Path, rows: Sequence[Entry], resume: Mapping[str, int]) -> Iterator[tuple[bytes, int]]:
-    """The stream, in pieces, each with how many bytes of files are in it."""
+    """Yield the stream in pieces, each with the number of bytes of files in it."""
     pending: list[bytes] = []
     waiting = 0
     for entry in rows:
@@ -113,7 +113,7 @@ def _pieces(top: Path, rows: Sequence[Entry], resume: Mapping[str, int]) -> Iter
 
 
 def _contents(top: Path, entry: Entry, offset: int) -> Iterator[bytes]:
-    """A header, and as many bytes as it says."""
+    """Yield a header and exactly the number of bytes that it announces."""
     left = entry.size - offset
     yield HEADER.pack(bytes.fromhex(entry.digest), left)
     try:
@@ -122,8 +122,8 @@ def _contents(top: Path, entry: Entry, offset: int) -> Iterator[bytes]:
             while left:
                 data = f.read(min(left, COPY_BYTES))
                 if not data:
-                    raise NodeError(f"{entry.path!r} became shorter while it was sent", hint="dispatch again")
+                    raise NodeError(f"{entry.path!r} shrank while it was being sent", hint="dispatch again")
                 yield data
                 left -= len(data)
     except OSError as exc:
-        raise NodeError(f"{entry.path!r} cannot be read any more: {exc.strerror}", hint="dispatch again") from exc
+        raise NodeError(f"{entry.path!r} can no longer be read: {exc.strerror}", hint="dispatch again") from exc

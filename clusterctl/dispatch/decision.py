@@ -1,4 +1,4 @@
-"""Which id a dispatch gets, and what each node is told: a pure function of what the nodes say that they have."""
+"""Choose the id of a dispatch and the instruction for each node: a pure function of what the nodes report."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from clusterctl.errors import RefusedError
 
 @dataclass(frozen=True)
 class Wanted:
-    """The trees that the nodes are to have, by node id; where they come from; and the job that is only completed."""
+    """The desired tree of each node, by node id; the source of the trees; and the job to complete, if any."""
 
     trees: Mapping[int, str]
     source: str
@@ -20,52 +20,56 @@ class Wanted:
     completing: str | None
 
     def name(self, id_: int) -> str:
-        """The owned name of a node's tree."""
+        """Return the owned name of a node's tree."""
         return owned_name(self.trees[id_], self.source, id_, self.nodes)
 
     def is_ours(self, id_: int, newest: Message | None) -> bool:
-        """Whether a node's newest job came from the same place, to the same node of as many."""
+        """Return True if a node's newest job has the same source, node id and number of nodes."""
         return newest is not None and owned_name("", newest["source"], newest["node"], newest["nodes"]) == owned_name(
             "", self.source, id_, self.nodes
         )
 
     def is_same(self, id_: int, newest: Message | None) -> bool:
-        """Whether it is the wanted tree, never started, and nobody touched it."""
+        """Return True if the newest job has the desired tree, was never started and has not been modified."""
         return (
             newest is not None and self.is_ours(id_, newest) and newest["exact"] and newest["tree"] == self.trees[id_]
         )
 
 
 def decide(job: str, answers: Mapping[int, Message], wanted: Wanted) -> tuple[str, dict[int, Message]]:
-    """The id for all nodes, and the word for each: keep what it has under that id, or go.
+    """Return the job id for all nodes and an instruction for each node: keep the job it has under that id, or go.
 
-    `job` is the id of a new job, or gets a suffix. Raises RefusedError when a job that is to be completed is another
-    one somewhere.
+    A new job gets the id `job`, with a suffix if that id is taken. Raises RefusedError if the job to complete is a
+    different one on some node.
     """
     if wanted.completing:
         target = wanted.completing
         kept = {id_ for id_, answer in answers.items() if answer["holds"]}
-        strange = [id_ for id_, answer in answers.items() if target in answer["jobs"] and id_ not in kept]
-        if strange:
-            raise RefusedError(f"has another {target}", node=f"node{strange[0]}", hint="dispatch to all nodes")
+        different = [id_ for id_, answer in answers.items() if target in answer["jobs"] and id_ not in kept]
+        if different:
+            raise RefusedError(
+                f"{target} is a different job on this node",
+                node=f"node{different[0]}",
+                hint="dispatch to all nodes, without --only",
+            )
     else:
         same = {id_: a["newest"]["job"] for id_, a in answers.items() if wanted.is_same(id_, a["newest"])}
         target = max(same.values(), default="")
-        kept = {id_ for id_, found in same.items() if found == target}
+        kept = {id_ for id_, name in same.items() if name == target}
         if not target or any(target in answer["jobs"] for id_, answer in answers.items() if id_ not in kept):
             target, kept = _free_id(job, answers.values()), set()
-    words: dict[int, Message] = {}
+    instructions: dict[int, Message] = {}
     for id_, answer in answers.items():
         go = {"go": target, "supersede": _replaceable(id_, answer, answers, wanted)}
-        words[id_] = {"keep": target} if id_ in kept else go
-    return target, words
+        instructions[id_] = {"keep": target} if id_ in kept else go
+    return target, instructions
 
 
 def _replaceable(id_: int, answer: Message, answers: Mapping[int, Message], wanted: Wanted) -> str | None:
-    """The job of this node that the new one may take the place of: never started, here or elsewhere."""
+    """Return the job on this node that the new one may replace: one that was never started on any node."""
     newest = answer["newest"]
     if wanted.completing or not wanted.is_ours(id_, newest) or not newest["exact"]:
-        return None  # when completing, the nodes that are not asked may have started it
+        return None  # when completing a dispatch, a node outside --only may have started the job
     old: str = newest["job"]
     for other in answers.values():
         its = other["newest"]

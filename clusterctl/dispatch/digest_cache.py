@@ -1,7 +1,7 @@
-"""Digests of files that were hashed before: one file per workspace, and never a reason to fail.
+"""Cache of file digests: one cache file per workspace. A missing or damaged cache is never an error.
 
-A digest is kept by path, size, mtime, ctime and inode. A file that changed less than SETTLED_NS before it was hashed
-may change again without a new time stamp, and is not kept.
+A digest is keyed by path, size, mtime, ctime and inode. A file that changed less than SETTLED_NS before it was hashed
+could change again without a new timestamp, so its digest is not cached.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ ROW_BYTES = STAMP.size + DIGEST_BYTES
 COUNT = struct.Struct("<Q")
 SETTLED_NS = 2 * 10**9
 
-Rows = dict[str, bytes]  # by path below the workspace: a stamp and a digest
+Rows = dict[str, bytes]  # path relative to the workspace -> stamp and digest
 
 
 def stamp(status: os.stat_result) -> bytes:
@@ -29,18 +29,18 @@ def stamp(status: os.stat_result) -> bytes:
 
 
 def is_settled(status: os.stat_result, hashed_ns: int) -> bool:
-    """Whether a change after `hashed_ns` must show in the file's times."""
+    """Return True if any change after `hashed_ns` would show in the file's timestamps."""
     return max(status.st_mtime_ns, status.st_ctime_ns) + SETTLED_NS <= hashed_ns
 
 
 def cache_path(directory: Path, workspace: Path) -> Path:
-    """Where in the cache `directory` the digests of a workspace are."""
+    """Return the path of a workspace's digest cache below the cache `directory`."""
     name = hashlib.sha256(os.fsencode(workspace.resolve())).hexdigest()[:32]
     return directory / "hashes" / name
 
 
 def load(path: Path) -> Rows:
-    """What `save` wrote; nothing when there is no such file, or it is damaged."""
+    """Return the rows that `save` wrote; empty if the file is missing or damaged."""
     try:
         data = path.read_bytes()
     except OSError:
@@ -57,7 +57,7 @@ def load(path: Path) -> Rows:
 
 
 def save(path: Path, rows: Rows) -> None:
-    """Replaces the cache whole; a place that cannot be written means no cache."""
+    """Replace the whole cache. If the path cannot be written, do without a cache."""
     paths = "\0".join(rows).encode("utf-8", "surrogateescape")
     body = b"".join((COUNT.pack(len(rows)), *rows.values(), paths))
     with contextlib.suppress(OSError):

@@ -1,4 +1,4 @@
-"""Brings a workspace to all nodes at once: asks what each has, decides for all, sends each what it lacks."""
+"""Send a workspace to all nodes at once: ask each what it has, decide for all, send each what it lacks."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from clusterctl.inventory import Node
 
 T = TypeVar("T")
 BUSY_S = 60.0
-SILENCE_S = 90.0  # a node that says nothing for so long is taken for dead; at work it says so
+SILENCE_S = 90.0  # a node that sends nothing for so long counts as lost; a busy one sends signs of life
 
 
 def source_of(workspace: Workspace) -> str:
-    """Names the place that a workspace comes from: this machine and the directory."""
-    place = f"{socket.gethostname()}\0{workspace.directory.resolve()}"
-    return hashlib.sha256(place.encode(errors="surrogateescape")).hexdigest()[:16]
+    """Return a name for the origin of a workspace: this machine and the directory."""
+    origin = f"{socket.gethostname()}\0{workspace.directory.resolve()}"
+    return hashlib.sha256(origin.encode(errors="surrogateescape")).hexdigest()[:16]
 
 
 def dispatch(
@@ -42,23 +42,24 @@ def dispatch(
     cache: Path | None = None,
     rehash: bool = False,
 ) -> Dispatched:
-    """Makes the job directory on every node that can be reached; `job` is the id of a new one, or gets a suffix.
+    """Create the job directory on every reachable node. A new job gets the id `job`, with a suffix if that is taken.
 
-    Nodes that have the very same tree, never started, keep it under its id. With only a part of the nodes, the last
-    dispatch is completed. Raises when no node can be reached, when one refuses, or when another dispatch does not end.
+    Nodes that already have an identical tree that was never started keep it under its id. If `cluster` is limited to
+    some of the nodes, complete the last dispatch there. Raises if no node is reachable, if a node refuses, or if
+    another dispatch stays in progress for too long.
     """
-    return _patiently(progress, lambda: _Dispatch(cluster, workspace, progress, cache, rehash).run(job))
+    return _retry_while_busy(progress, lambda: _Dispatch(cluster, workspace, progress, cache, rehash).run(job))
 
 
 def plan(
     cluster: Cluster, workspace: Workspace, progress: Progress, *, cache: Path | None = None, rehash: bool = False
 ) -> list[NodeOutcome[Planned]]:
-    """What a dispatch would send to each node and delete there; nothing is changed."""
-    return _patiently(progress, lambda: _Dispatch(cluster, workspace, progress, cache, rehash).plan())
+    """Return what a dispatch would send to each node and delete there. Nothing is changed."""
+    return _retry_while_busy(progress, lambda: _Dispatch(cluster, workspace, progress, cache, rehash).plan())
 
 
-def _patiently(progress: Progress, work: Callable[[], T]) -> T:
-    """Does it again while another dispatch is under way, for a bounded time."""
+def _retry_while_busy(progress: Progress, work: Callable[[], T]) -> T:
+    """Retry for up to BUSY_S while another dispatch is in progress."""
     deadline = time.monotonic() + BUSY_S
     while True:
         try:
@@ -70,7 +71,7 @@ def _patiently(progress: Progress, work: Callable[[], T]) -> T:
             time.sleep(random.uniform(0.2, 1.0))
 
 
-class _Busy(Exception):  # noqa: N818 - a reason to wait, not an error
+class _Busy(Exception):  # noqa: N818 - a signal to wait, not an error
     def __init__(self, error: ClusterctlError) -> None:
         super().__init__(str(error))
         self.error = error
@@ -90,8 +91,8 @@ class _Dispatch:
         part = len(cluster.nodes) < len(cluster.inventory.nodes)
         if part and (self._last is None or self._last.tree != workspace.content):
             raise UsageError(
-                "--only completes the last dispatch, and the workspace is not what was sent then",
-                hint="dispatch to all nodes",
+                "--only completes the last dispatch, but the workspace has changed since then",
+                hint="dispatch to all nodes, without --only",
             )
         shards, trainers = cluster.settings.shards, cluster.inventory.trainer_count
         self._trees = make_trees(workspace, self._last, cluster.nodes, shards, trainers)
@@ -109,10 +110,12 @@ class _Dispatch:
     def run(self, job: str) -> Dispatched:
         try:
             with self._waiting:
-                asked, answers, target, words = self._agree(job)
-                self._plan_relay(answers, words)
+                asked, answers, target, instructions = self._negotiate(job)
+                self._plan_relay(answers, instructions)
                 reached = [node for node in self._cluster.nodes if node.id in answers]
-                done = self._cluster.map(lambda node: self._bring(node, words[node.id], answers[node.id]), reached)
+                done = self._cluster.map(
+                    lambda node: self._transfer(node, instructions[node.id], answers[node.id]), reached
+                )
         finally:
             self._close()
         by_node = {outcome.node.id: outcome for outcome in done}
@@ -125,48 +128,50 @@ class _Dispatch:
     def plan(self) -> list[NodeOutcome[Planned]]:
         try:
             with self._waiting:
-                asked, answers, _, words = self._agree("", plan=True)
+                asked, answers, _, instructions = self._negotiate("", plan=True)
         finally:
             self._close()
         return [
             NodeOutcome[Planned](
                 outcome.node,
-                self._planned(outcome.node, words[outcome.node.id], answers[outcome.node.id]) if outcome.ok else None,
+                self._planned(outcome.node, instructions[outcome.node.id], answers[outcome.node.id])
+                if outcome.ok
+                else None,
                 outcome.error,
                 outcome.seconds,
             )
             for outcome in asked
         ]
 
-    def _planned(self, node: Node, word: Message, answer: Message) -> Planned:
-        if "keep" in word:
-            return Planned(word["keep"], [], [])
+    def _planned(self, node: Node, instruction: Message, answer: Message) -> Planned:
+        if "keep" in instruction:
+            return Planned(instruction["keep"], [], [])
         lacking = self._trees[node.id].rows(answer["missing"])
-        return Planned(None, lacking, answer["gone"] if word["supersede"] else [])
+        return Planned(None, lacking, answer["gone"] if instruction["supersede"] else [])
 
     def _close(self) -> None:
         for call in self._calls.values():
             call.close()
         self._calls.clear()
 
-    def _agree(
+    def _negotiate(
         self, job: str, *, plan: bool = False
     ) -> tuple[list[NodeOutcome[Message]], dict[int, Message], str, dict[int, Message]]:
-        """What became of asking each node, the answers, the id for all, and the word for each node that answered.
+        """Ask every node. Return the outcomes, the answers, the id for all, and an instruction per node that answered.
 
-        A node with nothing to do has ended; where others make something to do for it, it is asked once more.
+        The agent of an unchanged node has already ended. If the decision changes that node after all, ask it again.
         """
         request = self._request(plan)
         asked = self._ask_all(request, self._cluster.nodes, expect=not self._rehash)
         answers = {outcome.node.id: outcome.get() for outcome in asked if outcome.ok}
-        target, words = decide(job, answers, self._wanted)
-        ended = [o.node for o in asked if o.ok and "dir" in o.get() and "go" in words[o.node.id]]
+        target, instructions = decide(job, answers, self._wanted)
+        ended = [o.node for o in asked if o.ok and "dir" in o.get() and "go" in instructions[o.node.id]]
         if ended:
             again = {o.node.id: o for o in self._ask_all(request, ended, expect=False)}
             asked = [again.get(outcome.node.id, outcome) for outcome in asked]
             answers = {outcome.node.id: outcome.get() for outcome in asked if outcome.ok}
-            target, words = decide(job, answers, self._wanted)
-        return asked, answers, target, words
+            target, instructions = decide(job, answers, self._wanted)
+        return asked, answers, target, instructions
 
     def _request(self, plan: bool) -> Message:
         return {
@@ -183,7 +188,7 @@ class _Dispatch:
         }
 
     def _ask_all(self, request: Message, nodes: Sequence[Node], *, expect: bool) -> list[NodeOutcome[Message]]:
-        """Every node's answer; raises when none can be reached, when one refuses, and when one is busy."""
+        """Return every node's outcome. Raises if no node is reachable, or if one refuses or is busy."""
         asked = self._cluster.map(lambda node: self._ask(node, request, expect), nodes)
         errors = [outcome.error for outcome in asked if outcome.error]
         for error in errors:
@@ -221,10 +226,10 @@ class _Dispatch:
         return answer
 
     def _as_expected(self, node: Node, directory: str) -> Message:
-        """What a node would have answered that has ended, because nothing was to be done."""
+        """Return the answer of a node whose agent ended early because nothing has changed."""
         assert self._last is not None
-        mine = {"tree": self._trees[node.id].id, "source": self._wanted.source, "nodes": self._wanted.nodes}
-        newest = {"job": self._last.job, "started": False, "exact": True, "node": node.id, **mine}
+        origin = {"tree": self._trees[node.id].id, "source": self._wanted.source, "nodes": self._wanted.nodes}
+        newest = {"job": self._last.job, "started": False, "exact": True, "node": node.id, **origin}
         return {"jobs": [self._last.job], "newest": newest, "holds": True, "missing": [], "gone": [], "dir": directory}
 
     def _explain_busy(self, error: ClusterctlError, nonce: str) -> None:
@@ -236,41 +241,41 @@ class _Dispatch:
         raise RefusedError(
             f"has the same ROOT_DIR as node{holder['node']}",
             node=error.node,
-            hint="give each node a directory of its own: Host(..., root_dir=...) in conf.py",
+            hint="give each node its own directory: Host(..., root_dir=...) in conf.py",
         )
 
-    def _plan_relay(self, answers: Mapping[int, Message], words: dict[int, Message]) -> None:
-        """Where it is worth it, tells all nodes that take part who passes the files on to whom.
+    def _plan_relay(self, answers: Mapping[int, Message], instructions: dict[int, Message]) -> None:
+        """If a relay pays off, send every participating node its neighbours in the relay.
 
-        All of them, before any byte is sent: a node waits a short time only for those next to it.
+        This happens before any data is sent, because a node waits only a short time for its neighbours.
         """
         lacking = {
             id_: self._trees[id_].rows(answer["missing"])
             for id_, answer in answers.items()
-            if "go" in words[id_] and answer["missing"]
+            if "go" in instructions[id_] and answer["missing"]
         }
         total = sum(entry.size for rows in lacking.values() for entry in rows)
         if not relay_plan.worth_it(len(lacking), total, self._cluster.settings.relay):
             return
-        where = self._listen(list(lacking))
-        lacking = {id_: rows for id_, rows in lacking.items() if id_ in where}
+        endpoints = self._listen(list(lacking))
+        lacking = {id_: rows for id_, rows in lacking.items() if id_ in endpoints}
         if len(lacking) < relay_plan.FEWEST:
             return
         torn = {id_: answers[id_]["torn"] for id_ in lacking}
         rows, resume = relay_plan.shared(lacking, torn)
         self._relayed = Blobs(self._workspace.directory, rows, resume)
-        for id_, word in relay_plan.words(where, self._relayed.length).items():
-            words[id_].update(relay=word, resume=resume)
+        for id_, hop in relay_plan.words(endpoints, self._relayed.length).items():
+            instructions[id_].update(relay=hop, resume=resume)
         for id_ in lacking:
             self._waiting.leave(id_)
         nodes = [node for node in self._cluster.nodes if node.id in lacking]
-        self._cluster.map(lambda node: self._calls[node.id].send(words[node.id]), nodes)
+        self._cluster.map(lambda node: self._calls[node.id].send(instructions[node.id]), nodes)
         for node in nodes:
-            if words[node.id]["relay"]["upstream"] is not None:  # else what comes next is the stream
+            if instructions[node.id]["relay"]["upstream"] is not None:  # the head gets the stream next
                 self._waiting.add(node.id, self._calls[node.id])
 
     def _listen(self, ids: Collection[int]) -> dict[int, tuple[str, int]]:
-        """Where these nodes wait for others; those that cannot get everything directly."""
+        """Make these nodes listen for neighbours. Return their endpoints; a node that cannot listen is left out."""
 
         def listen(node: Node) -> tuple[str, int] | None:
             self._waiting.leave(node.id)
@@ -281,20 +286,20 @@ class _Dispatch:
             return (answer["address"], answer["port"]) if answer else None
 
         outcomes = self._cluster.map(listen, [node for node in self._cluster.nodes if node.id in ids])
-        return {outcome.node.id: where for outcome in outcomes if outcome.ok and (where := outcome.get())}
+        return {outcome.node.id: endpoint for outcome in outcomes if outcome.ok and (endpoint := outcome.get())}
 
-    def _bring(self, node: Node, word: Message, answer: Message) -> NodeDispatch:
+    def _transfer(self, node: Node, instruction: Message, answer: Message) -> NodeDispatch:
         started = time.monotonic()
         call = self._calls[node.id]
         self._waiting.leave(node.id)
         sent_bytes = 0
         if "dir" in answer:
             done = {"dir": answer["dir"], "kept": True}
-        elif "keep" in word:
-            call.send(word)
+        elif "keep" in instruction:
+            call.send(instruction)
             done = call.result(SILENCE_S)
         else:
-            sent_bytes, done = self._send(call, word, answer)
+            sent_bytes, done = self._send(call, instruction, answer)
         return NodeDispatch(
             dir=done["dir"],
             kept=done["kept"],
@@ -306,22 +311,22 @@ class _Dispatch:
             seconds=time.monotonic() - started,
         )
 
-    def _send(self, call: AgentCall, word: Message, answer: Message) -> tuple[int, Message]:
-        """The bytes that went over the wire, and what the node says of its job.
+    def _send(self, call: AgentCall, instruction: Message, answer: Message) -> tuple[int, Message]:
+        """Send a node its missing files. Return the bytes that went over the wire, and the node's final answer.
 
-        Through the relay if there is one, to its first node; then directly what is lacking, until nothing is.
+        If there is a relay, its head gets the stream first. Then send files directly until none are missing.
         """
         count = 0
-        if "relay" in word:
-            if self._relayed and word["relay"]["upstream"] is None:
+        if "relay" in instruction:
+            if self._relayed and instruction["relay"]["upstream"] is None:
                 count = self._write(call, self._relayed)
-            answer, word = call.receive(SILENCE_S), {}
+            answer, instruction = call.receive(SILENCE_S), {}
         while "missing" in answer:
             rows = self._trees[call.node.id].rows(answer["missing"])
             blobs = self._shelf.blobs(rows, answer["torn"])
-            call.send({**word, "blobs": len(rows), "compressed": blobs.compressed, "resume": answer["torn"]})
+            call.send({**instruction, "blobs": len(rows), "compressed": blobs.compressed, "resume": answer["torn"]})
             count += self._write(call, blobs) if rows else 0
-            answer, word = call.receive(SILENCE_S), {}
+            answer, instruction = call.receive(SILENCE_S), {}
         return count, answer["done"]
 
     def _write(self, call: AgentCall, blobs: Blobs) -> int:

@@ -1,4 +1,4 @@
-"""Hashes many files in several threads, and notices when one changes while it is read."""
+"""Hash many files in several threads, and detect a file that changes while it is being read."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from clusterctl.errors import ConfigError, RefusedError
 BATCH_FILES = 64
 BATCH_BYTES = 4 << 20
 MOST_THREADS = 8
-GONE = (errno.ENOENT, errno.ELOOP, errno.ENOTDIR, errno.ENXIO)  # ... or something else by now, as a link
+GONE = (errno.ENOENT, errno.ELOOP, errno.ENOTDIR, errno.ENXIO)  # deleted, or replaced, for example by a link
 OPEN_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
 class Hashed(NamedTuple):
-    """What was read: these bytes, under this status. `row` is for the cache, None when the file is too young."""
+    """A file's digest and the status it had when it was read. `row` is for the cache; None if the file is too new."""
 
     mode: int
     mtime_ns: int
@@ -32,14 +32,14 @@ class Hashed(NamedTuple):
     row: bytes | None
 
 
-class _Changed(Exception):  # noqa: N818 - a reason to read again
+class _Changed(Exception):  # noqa: N818 - a signal to read the file again, not an error
     pass
 
 
 def hash_files(top: str, files: Iterable[tuple[str, int]]) -> Iterator[Hashed]:
-    """Hashes the files below `top`, given with their sizes, in their order.
+    """Hash the files below `top`, given as (path, size), and yield the results in the same order.
 
-    Raises RefusedError for one that changes whenever it is read, ConfigError for one that cannot be read.
+    Raises RefusedError for a file that keeps changing while it is read, ConfigError for one that cannot be read.
     """
     batches = list(_batches(files))
     if len(batches) <= 1:
@@ -72,7 +72,7 @@ def _hash_batch(top: str, paths: list[str]) -> list[Hashed]:
 
 
 def hash_file(top: str, path: str) -> Hashed:
-    """Reads a file once more when it changed meanwhile, and gives up when it changed again."""
+    """Hash a file. If it changes while it is read, retry once."""
     try:
         try:
             return _read(f"{top}/{path}")
@@ -81,23 +81,23 @@ def hash_file(top: str, path: str) -> Hashed:
     except (_Changed, OSError) as exc:
         if isinstance(exc, _Changed) or exc.errno in GONE:
             raise RefusedError(
-                f"{path!r} in the workspace changes while it is read",
-                hint="dispatch again when nothing writes to it, or leave it out by a line in .clusterctlignore",
+                f"{path!r} in the workspace changed while it was being read",
+                hint="dispatch again when nothing writes to it, or list it in .clusterctlignore",
             ) from exc
         raise ConfigError(
             f"cannot read {path!r} in the workspace: {exc.strerror}",
-            hint="make it readable, or leave it out by a line in .clusterctlignore",
+            hint="make it readable, or list it in .clusterctlignore",
         ) from exc
 
 
-def _read(place: str) -> Hashed:
+def _read(path: str) -> Hashed:
     started_ns = time.time_ns()
     digest = hashlib.sha256()
-    with open(os.open(place, OPEN_FLAGS), "rb", buffering=0) as f:  # noqa: PTH123 - by descriptor
+    with open(os.open(path, OPEN_FLAGS), "rb", buffering=0) as f:  # noqa: PTH123 - by descriptor
         before = os.fstat(f.fileno())
         if not stat.S_ISREG(before.st_mode):
             raise _Changed
-        left = before.st_size + 1  # one more, to see that it ends there
+        left = before.st_size + 1  # one more byte, to see that the file ends there
         while data := f.read(min(left, COPY_BYTES)):
             digest.update(data)
             left -= len(data)

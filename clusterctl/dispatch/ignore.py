@@ -1,7 +1,7 @@
-"""What stays at home: `.clusterctlignore` files, with the semantics of gitignore to the letter.
+"""Paths that are not sent: `.clusterctlignore` files, with exactly the semantics of gitignore.
 
-A workspace is walked from the top, and an excluded directory is not entered; so each path is matched by itself, as git
-does, and what lies below an excluded directory stays excluded whatever later rules say.
+The workspace is walked from the top and an excluded directory is not entered. So each path is matched on its own, as
+git does, and no later rule can bring back a path below an excluded directory.
 """
 
 from __future__ import annotations
@@ -21,9 +21,10 @@ DEFAULT, RESERVED_NAME = "default", "reserved"
 
 
 class Ignored(NamedTuple):
-    """A path that stays at home, and why: `source` is the ignore file below the workspace, "default" or "reserved".
+    """A path that is not sent, and the reason.
 
-    `line` counts from 1, and is 0 where there is no file. `bytes` is None for a directory, which nobody walked.
+    `source` is the ignore file's path in the workspace, or "default" or "reserved". `line` counts from 1 and is 0 if
+    there is no file. `bytes` is None for a directory, because it was not walked.
     """
 
     path: str
@@ -34,15 +35,15 @@ class Ignored(NamedTuple):
 
     @property
     def reason(self) -> str:
-        """Such as `*.raw (.clusterctlignore:3)`."""
+        """The rule and its origin, for example `*.raw (.clusterctlignore:3)`."""
         return f"{self.rule} ({self.source}:{self.line})" if self.line else f"{self.rule} ({self.source})"
 
 
 @dataclass(frozen=True)
 class Rule:
-    """One line of an ignore file; `whole` ones are about the path from its directory, others about the last name.
+    """One line of an ignore file. A `whole` rule matches the path below the file's directory, others the last name.
 
-    What matches begins with `literal` and goes on as `rest` says; without `rest` it is `literal`.
+    A match begins with `literal`, and the remainder matches `rest`; without `rest` it equals `literal`.
     """
 
     text: str
@@ -55,27 +56,27 @@ class Rule:
     rest: re.Pattern[bytes] | None
 
     def matches(self, path: bytes, name: bytes) -> bool:
-        found = path if self.whole else name
+        subject = path if self.whole else name
         if self.rest is None:
-            return found == self.literal
-        return found.startswith(self.literal) and self.rest.fullmatch(found, len(self.literal)) is not None
+            return subject == self.literal
+        return subject.startswith(self.literal) and self.rest.fullmatch(subject, len(self.literal)) is not None
 
 
 @dataclass(frozen=True)
 class Rules:
-    """The rules that hold in a directory: those of its own ignore file before those of the directories above it."""
+    """The rules for one directory: those of its own ignore file take precedence over those of its parents."""
 
     base: str
     rules: Sequence[Rule]
     above: Rules | None = None
 
     def within(self, directory: str, data: bytes) -> Rules:
-        """The rules in `directory`, whose ignore file holds `data`."""
+        """Return the rules for `directory`, whose ignore file contains `data`."""
         base = f"{directory}/" if directory else ""
         return Rules(base, tuple(parse(data, base + IGNORE_FILE)), self)
 
     def excluding(self, path: str, name: str, is_directory: bool) -> Rule | None:
-        """The rule that leaves out `path`, whose last part is `name`; None when it is to be sent."""
+        """Return the rule that excludes `path`, whose last part is `name`; None if the path is to be sent."""
         level: Rules | None = self
         while level is not None:
             if level.plain_names is None or name in level.plain_names:
@@ -87,7 +88,7 @@ class Rules:
 
     @cached_property
     def plain_names(self) -> frozenset[str] | None:
-        """All that can match, where every rule is a plain name; most paths are then done without a closer look."""
+        """All names that can match, if every rule is a plain name: a shortcut that settles most paths. Else None."""
         if any(rule.whole or rule.rest for rule in self.rules):
             return None
         return frozenset(os.fsdecode(rule.literal) for rule in self.rules)
@@ -101,12 +102,12 @@ class Rules:
 
 
 def default_rules() -> Rules:
-    """What is left out unless an ignore file brings it back."""
+    """Return the rules that apply unless an ignore file overrides them."""
     return Rules("", tuple(parse("\n".join(DEFAULTS).encode(), DEFAULT)))
 
 
 def parse(data: bytes, source: str) -> Iterator[Rule]:
-    """The rules of an ignore file, in its order; one that cannot match anything, as `[` or `a//`, is a rule too."""
+    """Yield the rules of an ignore file in order, including those that can never match, such as `[` or `a//`."""
     data = data.removeprefix(b"\xef\xbb\xbf")
     for number, line in enumerate(data.split(b"\n"), 1):
         if line and not line.startswith(b"#"):
@@ -116,7 +117,7 @@ def parse(data: bytes, source: str) -> Iterator[Rule]:
 
 
 def _without_trailing_spaces(text: bytes) -> bytes:
-    """An escaped space is none."""
+    """Strip trailing spaces, except an escaped one."""
     kept = text.rstrip(b" ")
     backslashes = len(kept) - len(kept.rstrip(b"\\"))
     return text[: len(kept) + 1] if backslashes % 2 and len(kept) < len(text) else kept

@@ -1,6 +1,6 @@
-"""What was dispatched last from a workspace: a cache, so that the next time only changes are told.
+"""Cache of the last dispatch of each workspace, so that the next dispatch sends only the changes to its file list.
 
-Nodes check that they have what is remembered here; when they have not, everything is told.
+Nodes check that they have the cached version. If they do not, they get the whole list.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from clusterctl.common.tree import Entry
 
 @dataclass(frozen=True)
 class Sent:
-    """The job that a workspace became last: its id, the name of its contents, its entries."""
+    """The last job made from a workspace: its id, the name of its contents, its entries."""
 
     job: str
     tree: str
@@ -25,24 +25,24 @@ class Sent:
 
 
 def load(cache: Path | None, source: str) -> Sent | None:
-    """None when nothing is known, or nothing that makes sense."""
+    """Return the last dispatch; None if it is unknown or the cache is damaged."""
     if cache is None:
         return None
     try:
-        found = json.loads(_file(cache, source).read_bytes())
-        return Sent(found["job"], found["tree"], [Entry(*row) for row in found["entries"]])
+        data = json.loads(_file(cache, source).read_bytes())
+        return Sent(data["job"], data["tree"], [Entry(*row) for row in data["entries"]])
     except (OSError, ValueError, TypeError, KeyError):
         return None
 
 
 def save(cache: Path | None, source: str, sent: Sent) -> None:
-    """A cache that cannot be written is none."""
+    """Cache the last dispatch. If the cache cannot be written, do without it."""
     if cache is None:
         return
     with contextlib.suppress(OSError):
         cache.mkdir(0o700, parents=True, exist_ok=True)
-        known = {"job": sent.job, "tree": sent.tree, "entries": sent.entries}
-        write_atomic(_file(cache, source), json.dumps(known, separators=(",", ":")).encode(), durable=False)
+        data = {"job": sent.job, "tree": sent.tree, "entries": sent.entries}
+        write_atomic(_file(cache, source), json.dumps(data, separators=(",", ":")).encode(), durable=False)
 
 
 def _file(cache: Path, source: str) -> Path:

@@ -1,4 +1,4 @@
-"""What each node is to have: the workspace, or with SHARDS its part of it; told as changes to what was sent last."""
+"""The tree each node is to have: the workspace, or its part of it with SHARDS, as changes to the last dispatch."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from clusterctl.inventory import Node
 
 @dataclass(frozen=True)
 class Tree:
-    """What some nodes are to have. `packed` is the list of its files, or of its changes against the tree `base`."""
+    """The tree that some nodes are to have. `packed`: its list of files, or the changes relative to the tree `base`."""
 
     entries: Sequence[Entry]
     id: str
@@ -29,7 +29,7 @@ class Tree:
         return _pack(self.entries, [])
 
     def rows(self, runs: Sequence[Sequence[int]]) -> list[Entry]:
-        """The files in these [first, end) runs of rows."""
+        """Return the files in these [first, end) ranges of rows."""
         numbers = (number for first, end in runs for number in range(first, end))
         return [self.entries[number] for number in numbers if self.entries[number].kind == FILE]
 
@@ -37,7 +37,7 @@ class Tree:
 def make_trees(
     workspace: Workspace, last: Sent | None, nodes: Sequence[Node], shards: Sequence[str], trainers: int
 ) -> Mapping[int, Tree]:
-    """By node id; nodes that are to have the same share one."""
+    """Return the trees by node id. Nodes with the same contents share one object."""
     now = _Parts(workspace.tree, workspace.content, shards, trainers)
     then = None
     if last:
@@ -59,7 +59,7 @@ class _Part(NamedTuple):
 
 
 class _Parts:
-    """A whole tree and its name; each node's part of it and that one's name."""
+    """A whole tree with its name, and each node's part of it with the name of that part."""
 
     def __init__(self, entries: Sequence[Entry], id_: str, shards: Sequence[str], trainers: int) -> None:
         self._whole = _Part(entries, id_)
@@ -74,7 +74,7 @@ class _Parts:
 
 
 class Names:
-    """Names many trees that have most of their entries in common, as `agent.tree.content_of` would."""
+    """Computes the names of many trees that share most entries. Same result as `agent.tree.content_of`."""
 
     def __init__(self) -> None:
         self._encode = functools.cache(json.JSONEncoder(separators=(",", ":")).encode)

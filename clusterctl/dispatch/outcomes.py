@@ -1,4 +1,4 @@
-"""What dispatch says of its progress and of its results."""
+"""The progress and the results of a dispatch."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from clusterctl.inventory import Node
 
 @dataclass
 class Progress:
-    """How far a node's stream is, in bytes of the workspace; `report` is called from several threads."""
+    """Callbacks for progress. `report(node, done, total)` counts bytes of the workspace; several threads call it."""
 
     report: Callable[[Node, int, int], None] = field(default=lambda node, done, total: None)
     waiting: Callable[[str], None] = field(default=lambda message: None)
@@ -20,10 +20,10 @@ class Progress:
 
 @dataclass(frozen=True)
 class NodeDispatch:
-    """What became of one node. `kept`: it had all of it already, under this id.
+    """The result on one node. `kept`: the node already had the whole tree under this id.
 
-    `files_received` with `bytes_received` were new to it, `bytes_sent` went from here over the wire, `bytes_copied`
-    came from other files of the node, in `copy_seconds`.
+    `files_received` and `bytes_received` were new to the node. `bytes_sent` went from here over the wire.
+    `bytes_copied` came from other files on the node and took `copy_seconds`.
     """
 
     dir: str
@@ -38,7 +38,7 @@ class NodeDispatch:
 
 @dataclass(frozen=True)
 class Planned:
-    """What a dispatch would do to one node: the paths that would be sent, and those that would disappear."""
+    """The changes a dispatch would make on one node: files to send and paths to delete."""
 
     job: str | None
     send: list[Entry]

@@ -1,4 +1,4 @@
-"""Which node gets the dispatched bytes from which, and the keys by which they know each other."""
+"""The relay tree: the path of dispatched bytes from node to node, and the keys that authenticate the nodes."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from clusterctl.common.tree import Entry
 
 Word = dict[str, Any]
 
-CHAIN = 16  # nodes; a longer chain starts slower and loses more when a node breaks
-FEWEST = 2  # nodes, for it to make sense at all
-FEWEST_NODES = 3  # for it to be worth the trouble
-FEWEST_BYTES = 8 << 20  # in all: below, sending is over before the nodes have shaken hands
+CHAIN = 16  # nodes; a longer chain starts more slowly and loses more when a node fails
+FEWEST = 2  # nodes for any relay
+FEWEST_NODES = 3  # nodes for RELAY = "auto"
+FEWEST_BYTES = 8 << 20  # in total for "auto"; less is sent before the nodes finish their handshakes
 
 
 @dataclass(frozen=True)
 class Branch:
-    """A downstream node, and how many nodes get the stream through it, with itself."""
+    """A downstream node, and the number of nodes that get the stream through it, including itself."""
 
     node: int
     nodes: int
@@ -26,23 +26,23 @@ class Branch:
 
 @dataclass(frozen=True)
 class Hop:
-    """One node's neighbours; the head has no upstream: it gets the stream from the control machine."""
+    """One node's neighbours. The head has no upstream: it gets the stream from the control machine."""
 
     upstream: int | None
     downstream: tuple[Branch, ...]
 
 
 def plan(ids: Sequence[int]) -> dict[int, Hop]:
-    """A tree over all nodes, in their order: chains of `CHAIN`, whose first nodes form a chain themselves."""
+    """Return a tree over all nodes, in order: chains of `CHAIN` nodes, whose first nodes form a chain themselves."""
     chains = [ids[begin : begin + CHAIN] for begin in range(0, len(ids), CHAIN)]
     upstream: dict[int, int] = {}
     downstream: dict[int, list[Branch]] = {node: [] for node in ids}
     for number, chain in enumerate(chains):
         rest = len(ids) - (number + 1) * CHAIN
-        if rest > 0:  # the next chain first: more wait for it
+        if rest > 0:  # the next chain comes first: more nodes depend on it
             _join(upstream, downstream, chain[0], Branch(chains[number + 1][0], rest))
-        for place in range(1, len(chain)):
-            _join(upstream, downstream, chain[place - 1], Branch(chain[place], len(chain) - place))
+        for position in range(1, len(chain)):
+            _join(upstream, downstream, chain[position - 1], Branch(chain[position], len(chain) - position))
     return {node: Hop(upstream.get(node), tuple(downstream[node])) for node in ids}
 
 
@@ -52,7 +52,7 @@ def _join(upstream: dict[int, int], downstream: dict[int, list[Branch]], node: i
 
 
 def worth_it(nodes: int, total: int, mode: str) -> bool:
-    """Whether `total` bytes, counted once for each of `nodes` nodes that lacks them, are relayed under RELAY = mode."""
+    """Return True if RELAY = mode relays `total` bytes to `nodes` nodes; each node's missing bytes count separately."""
     if mode == "auto":
         return nodes >= FEWEST_NODES and total >= FEWEST_BYTES
     return mode == "always" and nodes >= FEWEST
@@ -61,7 +61,7 @@ def worth_it(nodes: int, total: int, mode: str) -> bool:
 def shared(
     lacking: Mapping[int, Sequence[Entry]], torn: Mapping[int, Mapping[str, int]]
 ) -> tuple[list[Entry], dict[str, int]]:
-    """The files that any node lacks, each once, and by digest, how much of their beginning all those nodes have."""
+    """Return the files that any node lacks, each once, and by digest the leading bytes that all those nodes have."""
     files: dict[str, Entry] = {}
     begun: dict[str, int] = {}
     for node, entries in lacking.items():
@@ -73,9 +73,9 @@ def shared(
 
 
 def words(where: Mapping[int, tuple[str, int]], length: int) -> dict[int, Word]:
-    """What each node has to know, by its id: its keys, and its neighbours. Secrets; never log them.
+    """Return by node id what each node needs for the relay: its keys and its neighbours. Secrets; never log them.
 
-    `where` says at which address and port each listens, in the order of the chains; `length`, how long the stream is.
+    `where`: the address and port on which each node listens, in the order of the chains. `length`: bytes of the stream.
     """
     keys = make_keys(list(where))
     return {
@@ -91,7 +91,7 @@ def words(where: Mapping[int, tuple[str, int]], length: int) -> dict[int, Word]:
 
 
 def make_keys(ids: Sequence[int]) -> Mapping[int, tuple[str, str]]:
-    """For each node its key with its certificate, and the authority that it trusts, as PEM. Secrets; never log them."""
+    """Return for each node its key with certificate, and the authority it trusts, as PEM. Secrets; never log them."""
     from clusterctl.certificates import Authority
 
     authority = Authority()
@@ -99,5 +99,5 @@ def make_keys(ids: Sequence[int]) -> Mapping[int, tuple[str, str]]:
 
 
 def name_of(node: int) -> str:
-    """The name in the certificate of a node."""
+    """Return the name in a node's certificate."""
     return f"node{node}"

@@ -1,4 +1,4 @@
-"""Which node gets which data shard."""
+"""Assign data shards to nodes."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ NUMBER = re.compile(r".*?(\d+)(?:\.\w*[A-Za-z]\w*){0,2}$", re.DOTALL)
 
 
 class Shards:
-    """The data shards among `entries`: a file that matches a pattern belongs to trainer (its number) mod `trainers`.
+    """The data shards among `entries`: a file that matches a pattern belongs to trainer (its number mod `trainers`).
 
-    A pattern without a slash is about the file's name, wherever it is; in one with a slash `*` matches slashes too.
-    Raises ConfigError for a file that matches and has no number.
+    A pattern without a slash matches file names in any directory. In one with a slash, `*` also matches slashes.
+    Raises ConfigError for a file that matches but has no number.
     """
 
     def __init__(self, entries: Sequence[Entry], patterns: Sequence[str], trainers: int) -> None:
@@ -29,10 +29,10 @@ class Shards:
         tests = [(pattern, _test(pattern)) for pattern in patterns]
         for entry in entries if tests else ():
             if entry.kind == FILE:
-                found = [pattern for pattern, matches in tests if matches(entry.path)]
-                for pattern in found:
+                matching = [pattern for pattern, matches in tests if matches(entry.path)]
+                for pattern in matching:
                     self._by_pattern[pattern] += 1
-                if found:
+                if matching:
                     self._owners[entry.path] = shard_number(entry.path) % trainers
 
     @property
@@ -40,12 +40,12 @@ class Shards:
         return len(self._owners)
 
     def of(self, node: Node) -> list[Entry]:
-        """What a node gets: everything but the shards of other nodes' trainers."""
+        """Return a node's entries: everything except the shards of other nodes' trainers."""
         owners, ranks = self._owners, node.trainer_ranks
         return [entry for entry in self._entries if entry.path not in owners or owners[entry.path] in ranks]
 
     def warnings(self) -> list[str]:
-        """A line for each pattern that matches no file: what it was meant for goes to every node."""
+        """Return a line for each pattern that matches no file: the files it was meant for go to every node."""
         files = [entry.path for entry in self._entries if entry.kind == FILE]
         return [
             f"SHARDS: {pattern!r} matches no file in the workspace{_nearest(pattern, files)}"
@@ -55,12 +55,12 @@ class Shards:
 
 
 def shard_number(path: str) -> int:
-    """The number at the end of a shard's name: 3 for `train.txt-00003`, `part-3.csv` and `part-3.csv.gz`."""
+    """Return the number at the end of a shard's name: 3 for `train.txt-00003`, `part-3.csv` and `part-3.csv.gz`."""
     match = NUMBER.match(posixpath.basename(path))
     if match is None:
         raise ConfigError(
             f"{path!r} matches SHARDS, but its name does not end in a number",
-            hint="name shards like train.txt-00000, or make the pattern in SHARDS narrower",
+            hint="name shards like train.txt-00000, or narrow the pattern in SHARDS",
         )
     return int(match[1])
 
@@ -71,10 +71,10 @@ def _test(pattern: str) -> Callable[[str], object]:
 
 
 def _nearest(pattern: str, files: Sequence[str]) -> str:
-    """A file that the pattern may have meant: one of that name elsewhere, or one with a similar path."""
+    """Suggest a file that the pattern may have meant: one of that name elsewhere, or one with a similar path."""
     name = _test(posixpath.basename(pattern))
     for path in files:
         if name(path):
             return f"; did you mean {posixpath.join(posixpath.dirname(path), posixpath.basename(pattern))!r}?"
     near = difflib.get_close_matches(pattern, files[:1000], n=1)
-    return f"; the nearest is {near[0]!r}" if near else ""
+    return f"; the closest is {near[0]!r}" if near else ""

@@ -1,7 +1,7 @@
-"""Patterns of gitignore as regular expressions over bytes, after git's own matcher, wildmatch.c.
+"""Translate gitignore patterns to regular expressions over bytes, following git's own matcher, wildmatch.c.
 
-The pathspec library answers another question: whether a rule matches a path or anything above it. A walk that stops at
-excluded directories needs to know whether a rule matches the path itself.
+The pathspec library solves a different problem: does a rule match a path or any of its parents? A walk that does not
+enter excluded directories has to match the path itself.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ CLASSES = {
 }
 
 
-class _NeverMatches(Exception):  # noqa: N818 - what git does with a malformed pattern is no error
+class _NeverMatches(Exception):  # noqa: N818 - a malformed pattern is not an error in git
     pass
 
 
 def translate(pattern: bytes, *, whole: bool) -> re.Pattern[bytes]:
-    """What `pattern` matches in full; `whole` ones are about paths, in which only `**` between slashes matches `/`.
+    """Return a regular expression for full matches of `pattern`.
 
-    `pattern` begins where its literal beginning ends: git strips that, and then takes a `**` in front for one that
-    stands behind a slash. A malformed pattern matches nothing.
+    A `whole` pattern matches paths, and only `**` between slashes matches `/`. `pattern` has no literal prefix: git
+    strips that first, and then treats a leading `**` as if it followed a slash. A malformed pattern matches nothing.
     """
     parts: list[bytes] = []
     at = 0
@@ -50,7 +50,7 @@ def translate(pattern: bytes, *, whole: bool) -> re.Pattern[bytes]:
 
 
 def _next(pattern: bytes, at: int, whole: bool) -> tuple[int, bytes]:
-    """The end of the element at `at`, and its expression."""
+    """Return the end of the element at `at`, and its expression."""
     char = pattern[at : at + 1]
     if char == b"*":
         return _stars(pattern, at, whole)
@@ -77,12 +77,12 @@ def _stars(pattern: bytes, at: int, whole: bool) -> tuple[int, bytes]:
 
 
 def _bracket(pattern: bytes, at: int) -> tuple[int, bytes]:
-    """A set in brackets, in which a `]` in front is a member; it never holds `/`."""
+    """Translate a set in brackets. A leading `]` is a member; `/` never is."""
     at += 1
     negated = pattern.startswith((b"!", b"^"), at)
     at += negated
     members = b""
-    first: int | None = None  # of a range that may follow
+    first: int | None = None  # the first byte of a possible range
     start = at
     while at == start or not pattern.startswith(b"]", at):
         name = CLASS_NAME.match(pattern, at)
@@ -103,7 +103,7 @@ def _bracket(pattern: bytes, at: int) -> tuple[int, bytes]:
 
 
 def _member(pattern: bytes, at: int) -> tuple[int, int]:
-    """The end of the member at `at`, and its byte."""
+    """Return the end of the member at `at`, and its byte."""
     at += pattern.startswith(b"\\", at)
     if at >= len(pattern):
         raise _NeverMatches

@@ -1,4 +1,4 @@
-"""What a workspace holds: every file with its hash, and what stays at home."""
+"""The contents of a workspace: every file with its hash, and the paths that are not sent."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ __all__ = ["Ignored", "Workspace", "scan"]
 
 @dataclass(frozen=True)
 class Workspace:
-    """`entries` in an order in which every directory stands before what is in it; `ignored` are left out."""
+    """A scanned workspace. In `entries` every directory precedes its contents; `ignored` paths are not sent."""
 
     directory: Path
     entries: tuple[Entry, ...]
@@ -37,36 +37,36 @@ class Workspace:
 
     @cached_property
     def tree(self) -> list[Entry]:
-        """The entries as nodes order them."""
+        """The entries in the order that nodes use."""
         return sorted(self.entries, key=lambda entry: order(entry.path))
 
     @cached_property
     def content(self) -> str:
-        """A name for everything that is in it, whatever the order of the entries."""
+        """A name for the whole contents, independent of the order of the entries."""
         return content_of(self.tree)
 
 
 def scan(directory: Path, *, rehash: bool = False, cache: Path | None = None) -> Workspace:
-    """Reads a workspace, and hashes the files that changed since their digests came into the `cache` directory.
+    """Read a workspace, and hash the files that changed since their digests were stored in the `cache` directory.
 
-    With `rehash` it hashes all of them. Raises ConfigError when it is no workspace or cannot be read, RefusedError for
-    what cannot be sent, and for a file that changes while it is read.
+    With `rehash`, hash all files. Raises ConfigError if `directory` is not a workspace or cannot be read, RefusedError
+    for an entry that cannot be sent or a file that changes while it is read.
     """
     if not directory.is_dir():
-        what = "is not a directory" if directory.exists() else "does not exist"
-        raise ConfigError(f"the workspace {directory} {what}", hint="clusterctl init makes one")
-    place = caches.cache_path(cache, directory) if cache else None
-    known = caches.load(place) if place and not rehash else {}
+        problem = "is not a directory" if directory.exists() else "does not exist"
+        raise ConfigError(f"the workspace {directory} {problem}", hint="create one with: clusterctl init")
+    cache_file = caches.cache_path(cache, directory) if cache else None
+    known = caches.load(cache_file) if cache_file and not rehash else {}
     walk = _Walk(os.fspath(directory), known)
     walk.run()
     fresh = walk.hash_pending()
-    if place and (fresh or rehash or len(walk.rows) != len(known)):
-        caches.save(place, walk.rows)
+    if cache_file and (fresh or rehash or len(walk.rows) != len(known)):
+        caches.save(cache_file, walk.rows)
     return Workspace(directory, tuple(walk.entries), tuple(walk.ignored))
 
 
 class _Walk:
-    """Collects entries, those of files with digests where `known` has them; the others are `pending`."""
+    """Collects entries. Files get their digests from `known`; `pending` holds the indexes of the others."""
 
     def __init__(self, top: str, known: caches.Rows) -> None:
         self.top = top
@@ -82,17 +82,17 @@ class _Walk:
             todo.extend(reversed(list(self._directory(*todo.pop()))))
 
     def _directory(self, below: str, rules: Rules) -> Iterator[tuple[str, Rules]]:
-        """Adds what is in a directory; gives the directories in it."""
-        place = f"{self.top}/{below}" if below else self.top
+        """Add the contents of a directory, and yield its subdirectories."""
+        directory = f"{self.top}/{below}" if below else self.top
         try:
-            with os.scandir(place) as found:
-                items = sorted(found, key=lambda item: item.name)
+            with os.scandir(directory) as scanned:
+                items = sorted(scanned, key=lambda item: item.name)
             if any(item.name == IGNORE_FILE for item in items):
-                rules = rules.within(below, _read_ignore_file(place))
+                rules = rules.within(below, _read_ignore_file(directory))
         except OSError as exc:
             raise ConfigError(
                 f"cannot read the workspace: {exc.strerror}: {exc.filename}",
-                hint=f"make it readable, or leave it out by a line in {IGNORE_FILE}",
+                hint=f"make it readable, or list it in {IGNORE_FILE}",
             ) from exc
         prefix = f"{below}/" if below else ""
         for item in items:
@@ -113,7 +113,7 @@ class _Walk:
         return True
 
     def _add(self, path: str, item: os.DirEntry[str]) -> bool:
-        """Whether it is a directory."""
+        """Add one entry. Return True if it is a directory."""
         status = item.stat(follow_symlinks=False)
         kind = stat.S_IFMT(status.st_mode)
         if kind == stat.S_IFREG:
@@ -125,8 +125,8 @@ class _Walk:
             self.entries.append(Entry(path, LINK, 0o777, status.st_mtime_ns, target=target))
         else:
             raise RefusedError(
-                f"{path!r} in the workspace is neither a file, a directory nor a link",
-                hint=f"remove it (a socket, a pipe?), or leave it out by a line in {IGNORE_FILE}",
+                f"{path!r} in the workspace is not a file, a directory or a link",
+                hint=f"remove it (it may be a socket or a pipe), or list it in {IGNORE_FILE}",
             )
         return kind == stat.S_IFDIR
 
@@ -141,31 +141,31 @@ class _Walk:
         self.entries.append(Entry(path, FILE, status.st_mode & 0o777, status.st_mtime_ns, status.st_size, digest))
 
     def hash_pending(self) -> bool:
-        """Whether the cache has something new to keep."""
+        """Hash the pending files. Return True if the cache has new rows to save."""
         files = [(self.entries[i].path, self.entries[i].size) for i in self.pending]
-        kept = False
-        for i, found in zip(self.pending, hash_files(self.top, files), strict=True):
+        added = False
+        for i, hashed in zip(self.pending, hash_files(self.top, files), strict=True):
             path = self.entries[i].path
-            self.entries[i] = Entry(path, FILE, found.mode, found.mtime_ns, found.size, found.digest)
-            if found.row is not None:
-                self.rows[path] = found.row
-                kept = True
-        return kept
+            self.entries[i] = Entry(path, FILE, hashed.mode, hashed.mtime_ns, hashed.size, hashed.digest)
+            if hashed.row is not None:
+                self.rows[path] = hashed.row
+                added = True
+        return added
 
 
 def _read_ignore_file(directory: str) -> bytes:
-    """Its rules; a directory of that name is just a directory, as for git."""
+    """Return the contents of the ignore file. A directory of that name is an ordinary directory, as in git."""
     try:
         return Path(directory, IGNORE_FILE).read_bytes()
     except IsADirectoryError:
         return b""
 
 
-def _link_target(path: str, place: str) -> str:
-    target = os.readlink(place)  # noqa: PTH115 - as a string: Path would tidy it up
+def _link_target(path: str, link: str) -> str:
+    target = os.readlink(link)  # noqa: PTH115 - as a string, because Path would normalize it
     if leads_outside(path, target):
         raise RefusedError(
-            f"{path!r} in the workspace is a link to {target!r}, outside of it",
-            hint=f"replace the link by what it points to, remove it, or leave it out by a line in {IGNORE_FILE}",
+            f"{path!r} in the workspace is a link to {target!r}, outside the workspace",
+            hint=f"replace the link with a copy of its target, remove it, or list it in {IGNORE_FILE}",
         )
     return target

@@ -44,7 +44,7 @@ def test_a_python_without_its_whole_library_is_named(tmp_path: Path) -> None:
     python = tmp_path / "python3"
     python.write_text("#!/bin/sh\necho \"ModuleNotFoundError: No module named 'json'\" >&2\nexit 1\n")
     python.chmod(0o755)
-    with pytest.raises(NodeError, match="not whole: it has no json") as caught:
+    with pytest.raises(NodeError, match="incomplete: it has no module json") as caught:
         ask(tmp_path / "home", JOBS, python=str(python))
     assert "python3-minimal" in str(caught.value.hint)
 

@@ -73,7 +73,7 @@ def test_completing_a_dispatch_never_touches_another_job_of_that_id() -> None:
     assert words[1]["go"] == OLD
     other = answer(1, "JOB20261120-000001", tree="other")
     assert decide(NEW, {1: other}, wanted)[1] == {1: {"go": OLD, "supersede": None}}
-    with pytest.raises(RefusedError, match=f"has another {OLD}") as raised:
+    with pytest.raises(RefusedError, match=f"{OLD} is a different job on this node") as raised:
         decide(NEW, {1: answer(1, tree="other")}, wanted)
     assert raised.value.node == "node1"
 

@@ -224,7 +224,7 @@ def test_only_a_part_of_the_nodes_completes_the_last_dispatch(place: Place) -> N
     assert again.job == done.job
     assert described(place.job_dirs(again)[0]) == described(place.workspace)
     (place.workspace / "f").write_text("other")
-    with pytest.raises(ClusterctlError, match="not what was sent"):
+    with pytest.raises(ClusterctlError, match="has changed since then"):
         place.dispatch()
     place.cluster.nodes = whole
 

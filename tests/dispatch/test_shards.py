@@ -76,5 +76,5 @@ def test_a_pattern_that_matches_nothing_is_told_with_what_it_may_have_meant() ->
         "SHARDS: 'train_dota/t.txt-0000?' matches no file in the workspace; did you mean 'train_data/t.txt-0000?'?",
         "SHARDS: 'xyz' matches no file in the workspace",
     ]
-    assert Shards(entries("train-1"), ["trian-*"], 1).warnings()[0].endswith("; the nearest is 'train-1'")
+    assert Shards(entries("train-1"), ["trian-*"], 1).warnings()[0].endswith("; the closest is 'train-1'")
     assert Shards(tree, [], 2).warnings() == []

@@ -90,13 +90,13 @@ def test_shards_that_are_there_are_not_overwritten_nor_mixed_with_new_ones(tmp_p
 
 def test_shards_that_came_meanwhile_are_not_overwritten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "t").write_bytes(b"1\n2\n")
-    deal = module._Hands.deal
+    write = module._ShardWriter.write
 
-    def deal_and_meet(self: module._Hands, *args: object) -> None:
-        deal(self, *args)  # type: ignore[arg-type]
+    def write_and_meet(self: module._ShardWriter, *args: object) -> None:
+        write(self, *args)  # type: ignore[arg-type]
         (tmp_path / "t-00001").write_bytes(b"theirs")
 
-    monkeypatch.setattr(module._Hands, "deal", deal_and_meet)
+    monkeypatch.setattr(module._ShardWriter, "write", write_and_meet)
     with pytest.raises(RefusedError, match="t-00001"):
         split(tmp_path / "t", 2, b"\n")
     assert {path.name for path in tmp_path.iterdir()} == {"t", "t-00001"}
@@ -124,7 +124,7 @@ def test_ctrl_c_leaves_nothing(tmp_path: Path) -> None:
     """It reads from a pipe that gives one record and then waits, so that it is in the middle for sure."""
     os.mkfifo(tmp_path / "t")
     with program("t", "--count", "2", "-o", "out", cwd=tmp_path) as process, (tmp_path / "t").open("wb") as pipe:
-        pipe.write(b"x" * (2 << 20))  # more than a pipe and a block hold: when this returns, some of it is dealt
+        pipe.write(b"x" * (2 << 20))  # more than a pipe and a block hold: when this returns, some of it is split
         pipe.flush()
         assert list((tmp_path / "out").glob(".split-*/00000"))
         process.send_signal(signal.SIGINT)
