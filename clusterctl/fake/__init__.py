@@ -1,4 +1,4 @@
-"""A fake cluster on this machine: real processes behind SSH servers of ours, OpenSSH daemons, or containers."""
+"""A fake cluster on this machine: real processes behind embedded SSH servers, OpenSSH daemons, or containers."""
 
 from clusterctl.fake.backend import NodeStatus
 from clusterctl.fake.cluster import FakeCluster, FakeStatus, Healed, check_backend, down, harm, heal, status, up

@@ -1,4 +1,4 @@
-"""What a fake cluster can be made of: the interface of all backends, and which there are."""
+"""The interface of the fake cluster's backends, and the list of them."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from clusterctl.fake.layout import ADDRESS, FakeNode, Layout, State
 
 ANSWER_S = 5.0
 FAULTS = ("kill", "pause", "cut")
-BECOMES = {"kill": "killed", "pause": "paused", "cut": "cut"}  # states of a node; the other ones are up and down
+BECOMES = {"kill": "killed", "pause": "paused", "cut": "cut"}  # the resulting node state; the others are up and down
 _MODULES = {"embedded": "embedded", "ssh": "openssh", "docker": "docker"}
 NAMES = tuple(_MODULES)
 
 
 @dataclass(frozen=True)
 class NodeStatus:
-    """One fake node: what was done to it, whether its port answers, and how many processes of it run."""
+    """One fake node: its state, whether its port answers, and the number of its processes."""
 
     node: FakeNode
     state: str
@@ -34,7 +34,7 @@ def silent(_: str) -> None:
 
 @dataclass(frozen=True)
 class Terms:
-    """On which a cluster comes up: those of `fake.up`."""
+    """The options of `fake.up`."""
 
     lifeline: bool = False
     remove: bool = False
@@ -42,44 +42,44 @@ class Terms:
 
 
 class Backend(Protocol):
-    """Each call finds the cluster by its layout and its state alone: another process may have made it."""
+    """A way to run fake nodes. Calls find the cluster by its layout and state: another process may have made it."""
 
     name: str
-    faults: frozenset[str]  # those that it can do
+    faults: frozenset[str]  # the supported subset of FAULTS
 
     def check(self, n: int) -> None:
-        """Raise UsageError, with what to install, when `n` nodes cannot be had on this machine."""
+        """Raise UsageError if this machine cannot run `n` nodes; the hint names what to install."""
 
     def start(self, layout: Layout, n: int, terms: Terms) -> State:
-        """Bring `n` nodes up, write conf.py, known_hosts and ssh_config, and say who they are. They answer soon."""
+        """Start `n` nodes, write conf.py, known_hosts and ssh_config, and return the state. The nodes answer soon."""
 
     def stop(self, layout: Layout, state: State | None) -> int:
-        """End everything of the cluster, also of one that never came up; how many processes of nodes there were."""
+        """End the whole cluster, even one that never came up. Return the number of node processes ended."""
 
     def is_up(self, layout: Layout, state: State) -> bool:
-        """Whether something of it runs that `up` must not replace."""
+        """Return True if any part of the cluster is running, so that `up` must not replace it."""
 
     def look(self, layout: Layout, state: State) -> Sequence[NodeStatus]:
-        """Every node as it is now."""
+        """Return the current status of every node."""
 
     def harm(self, layout: Layout, state: State, node: FakeNode, fault: str) -> State:
-        """Do one of `faults` to a node; returns when it is done."""
+        """Inject one of `faults` into a node. Returns once it has taken effect."""
 
     def heal(self, layout: Layout, state: State, node: FakeNode, node_state: str) -> State:
-        """Undo what was done to a node, which is in this state; returns when it answers."""
+        """Undo the fault of a node, whose state is `node_state`. Returns once the node answers."""
 
 
 def backend_called(name: str) -> Backend:
-    """The backend of this name. Raises UsageError when there is none."""
+    """Return the backend of this name. Raises UsageError if there is no such backend."""
     if name not in _MODULES:
-        raise UsageError(f"{name!r} is not a backend of the fake cluster", hint=f"one of {', '.join(NAMES)}")
+        raise UsageError(f"{name!r} is not a backend of the fake cluster", hint=f"use one of {', '.join(NAMES)}")
     module = importlib.import_module(f"clusterctl.fake.{_MODULES[name]}")
     backend: Backend = module.BACKEND
     return backend
 
 
 def answers(port: int) -> bool:
-    """Whether an SSH server greets there."""
+    """Return True if an SSH server answers on this port."""
     try:
         with socket.create_connection((ADDRESS, port), timeout=ANSWER_S) as sock:
             return sock.recv(4) == b"SSH-"

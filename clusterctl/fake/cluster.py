@@ -1,4 +1,4 @@
-"""Bringing a fake cluster up and down, and looking at it. Every function takes the cluster's directory."""
+"""Bring a fake cluster up and down, and inspect it. Every function takes the cluster's directory."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ DEFAULT_BACKEND = "embedded"
 
 @dataclass(frozen=True)
 class FakeCluster:
-    """A fake cluster that is up. As a context manager it goes down at the end.
+    """A running fake cluster. As a context manager, it is taken down at the end.
 
-    `pid` is the process behind it, or None where each node has a daemon or a container of its own.
+    `pid` is the server process, or None if each node has its own daemon or container.
     """
 
     directory: Path
@@ -67,7 +67,7 @@ class FakeCluster:
 
 @dataclass(frozen=True)
 class FakeStatus:
-    """A fake cluster as it is now. `pid` is that of FakeCluster, or None when it does not run."""
+    """The current status of a fake cluster. `pid` is as in FakeCluster, or None if the cluster is not running."""
 
     directory: Path
     backend: str
@@ -78,7 +78,7 @@ class FakeStatus:
 
 @dataclass(frozen=True)
 class Healed:
-    """A node that answers again: whether it is to be found elsewhere now, and whether conf.py says so."""
+    """A node that answers again. `moved`: its port or address changed. `conf_is_right`: conf.py has the current one."""
 
     node: FakeNode
     moved: bool
@@ -94,12 +94,12 @@ def up(
     remove: bool = False,
     tell: Callable[[str], None] = silent,
 ) -> FakeCluster:
-    """Start a fake cluster of `n` nodes in a directory; returns when all of them answer.
+    """Start a fake cluster of `n` nodes in a directory. Returns once all nodes answer.
 
-    Leftovers of one that was killed are cleaned up first. With `lifeline`, the cluster ends when this process
-    does, however it dies; with `remove` as well, its files go too. `tell` hears what takes long. Raises
-    RefusedError when one is up there already or something would be overwritten, UsageError for a silly `n`, and
-    where the machine lacks what the backend needs.
+    First cleans up what a killed cluster left there. With `lifeline`, the cluster ends when this process ends, however
+    it dies; with `remove` as well, the cluster's files are then removed. `tell` is called with a message before a slow
+    step. Raises RefusedError if a cluster is already up there or a file would be overwritten, UsageError if `n` is less
+    than 1 or this machine lacks a requirement of the backend.
     """
     if n < 1:
         raise UsageError(f"a fake cluster needs at least one node, not {n}")
@@ -118,17 +118,17 @@ def up(
 
 
 def check_backend(name: str, n: int) -> Backend:
-    """Raise UsageError when this machine cannot have `n` nodes of a backend; else the backend."""
+    """Return the backend. Raises UsageError if this machine cannot run `n` nodes with it."""
     backend = backend_called(name)
     backend.check(n)
     return backend
 
 
 def down(directory: Path) -> int:
-    """Stop a fake cluster: its servers, every process of its nodes (TERM, then KILL), then what `up` made.
+    """Stop a fake cluster: its servers, every process of its nodes (TERM, then KILL), then remove the files of `up`.
 
-    Returns how many processes of nodes were ended. Harmless where there is none. An edited conf.py stays.
-    Raises ClusterctlError when a process survives.
+    Returns the number of node processes ended. Does nothing if there is no cluster. Keeps an edited conf.py.
+    Raises ClusterctlError if a process survives.
     """
     layout = Layout.of(directory)
     if not layout.directory.is_dir():
@@ -138,7 +138,7 @@ def down(directory: Path) -> int:
 
 
 def end(directory: Path, *, remove: bool) -> None:
-    """As `down`, but unless `remove` every file stays."""
+    """Stop a fake cluster as `down` does, but keep all files unless `remove`."""
     if remove:
         down(directory)
         return
@@ -148,7 +148,7 @@ def end(directory: Path, *, remove: bool) -> None:
 
 
 def status(directory: Path) -> FakeStatus:
-    """What is up in a directory. Raises RefusedError when no fake cluster was ever made there."""
+    """Return the status of the cluster in a directory. Raises RefusedError if no fake cluster was ever made there."""
     layout, state, backend = _find(directory)
     alive = _is_up(layout, state)
     nodes = tuple(backend.look(layout, state))
@@ -156,10 +156,10 @@ def status(directory: Path) -> FakeStatus:
 
 
 def harm(directory: Path, node: str, fault: str) -> FakeNode:
-    """Do one of `kill`, `pause` and `cut` to a node, `2` or `node2`; returns when it is done.
+    """Inject the fault `kill`, `pause` or `cut` into a node, named `2` or `node2`. Returns once it has taken effect.
 
-    `kill` is a power cut, `pause` stops the node in its tracks, `cut` takes it off the network. Raises UsageError
-    when the backend cannot do that, or there is no such node, RefusedError when the node is not up.
+    `kill` is a power cut, `pause` freezes the node, `cut` disconnects it from the network. Raises UsageError if the
+    backend does not support the fault or there is no such node, RefusedError if the node is not up.
     """
     layout, state, backend = _find(directory)
     if fault not in backend.faults:
@@ -167,28 +167,32 @@ def harm(directory: Path, node: str, fault: str) -> FakeNode:
     with _locked(layout):
         layout, state, backend = _find(directory)
         target = _node_called(state, node)
-        found = _state_of(layout, state, backend, target)
-        if found != "up":
-            raise RefusedError(f"{target.label} is {found}", hint=f"heal it first: clusterctl fake heal {target.label}")
+        current = _state_of(layout, state, backend, target)
+        if current != "up":
+            raise RefusedError(
+                f"{target.label} is {current}", hint=f"heal it first: clusterctl fake heal {target.label}"
+            )
         layout.write_state(backend.harm(layout, state, target, fault))
     return target
 
 
 def heal(directory: Path, node: str) -> Healed:
-    """Undo what was done to a node; returns when it answers. Harmless where it is up.
+    """Undo the fault of a node. Returns once the node answers. Does nothing if the node is up.
 
-    Raises UsageError when there is no such node, RefusedError when the whole cluster is down.
+    Raises UsageError if there is no such node, RefusedError if the whole cluster is down.
     """
     layout, _, _ = _find(directory)
     with _locked(layout):
         layout, state, backend = _find(directory)
         target = _node_called(state, node)
-        found = _state_of(layout, state, backend, target)
-        if found == "down":
-            raise RefusedError(f"the fake cluster in {layout.directory} is down", hint="clusterctl fake up")
-        if found == "up":
+        current = _state_of(layout, state, backend, target)
+        if current == "down":
+            raise RefusedError(
+                f"the fake cluster in {layout.directory} is down", hint="start it with: clusterctl fake up"
+            )
+        if current == "up":
             return Healed(target, moved=False, conf_is_right=True)
-        healed = backend.heal(layout, state, target, found)
+        healed = backend.heal(layout, state, target, current)
         layout.write_state(healed)
         _await_answers(healed, (target.index,))
         moved = healed.nodes != state.nodes
@@ -209,14 +213,14 @@ def _start(layout: Layout, backend: Backend, n: int, terms: Terms) -> FakeCluste
 def _await_answers(state: State, indices: Sequence[int]) -> None:
     for node in (state.nodes[index] for index in indices):
         if not wait_until(partial(answers, node.port), ANSWER_DEADLINE_S):
-            raise ClusterctlError(f"does not answer on port {node.port}", node=node.label)
+            raise ClusterctlError(f"no answer on port {node.port}", node=node.label)
 
 
 def _find(directory: Path) -> tuple[Layout, State, Backend]:
     layout = Layout.of(directory)
     state = layout.read_state()
     if state is None:
-        raise RefusedError(f"there is no fake cluster in {layout.directory}", hint="clusterctl fake up")
+        raise RefusedError(f"there is no fake cluster in {layout.directory}", hint="start one with: clusterctl fake up")
     return layout, state, backend_called(state.backend)
 
 
@@ -224,15 +228,15 @@ def _node_called(state: State, name: str) -> FakeNode:
     match = re.fullmatch(r"(?:node)?(\d{1,9})", name)
     index = int(match[1]) if match else len(state.nodes)
     if index >= len(state.nodes):
-        raise UsageError(f"there is no node {name!r}", hint=f"one of node0 to node{len(state.nodes) - 1}")
+        raise UsageError(f"there is no node {name!r}", hint=f"use one of node0 to node{len(state.nodes) - 1}")
     return state.nodes[index]
 
 
 def _cannot(backend: Backend, fault: str) -> UsageError:
     able = [name for name in NAMES if fault in backend_called(name).faults]
-    what = {"kill": "kill a node", "pause": "pause a node", "cut": "cut a node off"}[fault]
+    action = {"kill": "kill a node", "pause": "pause a node", "cut": "cut a node off"}[fault]
     return UsageError(
-        f"the {backend.name} backend cannot {what}", hint=f"clusterctl fake up --backend {' or '.join(able)}"
+        f"the {backend.name} backend cannot {action}", hint=f"clusterctl fake up --backend {' or '.join(able)}"
     )
 
 
@@ -245,7 +249,7 @@ def _pid(state: State) -> int | None:
 
 
 def _is_up(layout: Layout, state: State) -> bool:
-    """One without nodes is half-made, and whoever made it is gone, unless it holds the lock."""
+    """Return True if the cluster is up. One without nodes is half-made, and its maker is gone or holds the lock."""
     return bool(state.nodes) and backend_called(state.backend).is_up(layout, state)
 
 
@@ -259,7 +263,7 @@ def _refuse_second(layout: Layout, state: State) -> None:
 
 
 def _clean(layout: Layout) -> int:
-    """End the servers and every process of the cluster, remove what we made; how many were ended."""
+    """End the servers and every process of the cluster, and remove our files. Return the number of processes ended."""
     ended = _stop(layout)
     layout.remove()
     return ended
@@ -275,12 +279,12 @@ def _make_directory(layout: Layout) -> None:
     try:
         layout.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as exc:
-        raise RefusedError(f"cannot make {layout.directory}: {exc.strerror}") from exc
+        raise RefusedError(f"cannot create {layout.directory}: {exc.strerror}") from exc
 
 
 @contextlib.contextmanager
 def _locked(layout: Layout) -> Iterator[None]:
-    """One `up` or `down` at a time in a directory. The lock is on the directory: no file is left behind."""
+    """Allow one `up` or `down` at a time in a directory. The directory itself is locked, so no lock file is left."""
     fd = os.open(layout.directory, os.O_RDONLY | os.O_CLOEXEC)
     try:
         deadline = time.monotonic() + LOCK_DEADLINE_S
@@ -290,7 +294,7 @@ def _locked(layout: Layout) -> Iterator[None]:
                 break
             except BlockingIOError:
                 if time.monotonic() > deadline:
-                    raise RefusedError(f"another `fake` command is at work in {layout.directory}") from None
+                    raise RefusedError(f"another `fake` command is running in {layout.directory}") from None
                 time.sleep(0.05)
         yield
     finally:

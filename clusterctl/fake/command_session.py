@@ -1,7 +1,7 @@
-"""One command on a fake node: an SSH channel joined to a real process by pipes, as sshd does it.
+"""One command on a fake node: an SSH channel connected to a real process by pipes, as in sshd.
 
-As with sshd, the command is not killed when its channel closes: its input ends and its output breaks. The
-channel stays open for as long as anyone holds the other ends of the pipes, so a daemon has to let go of them.
+As in sshd, the command is not killed when its channel closes: its input ends and its output breaks. The channel stays
+open as long as any process holds the other ends of the pipes, so a daemon has to close them.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ READ_BYTES = 256 * 1024
 PENDING_BYTES = 1024 * 1024
 WRITE_AHEAD_BYTES = 512 * 1024
 PIPE_BYTES = 256 * 1024
-STAND_STILL = "kill -STOP $$\n"
+STOP_SELF = "kill -STOP $$\n"
 STDERR = asyncssh.EXTENDED_DATA_STDERR
 
 
 class Children:
-    """Calls back when a child has ended; one SIGCHLD handler for all of them."""
+    """Calls back when a child has exited, with one SIGCHLD handler for all children."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._waiting: dict[subprocess.Popen[bytes], Callable[[], None]] = {}
@@ -35,7 +35,7 @@ class Children:
 
     def watch(self, child: subprocess.Popen[bytes], ended: Callable[[], None]) -> None:
         self._waiting[child] = ended
-        self._reap()  # it may have ended before we watched
+        self._reap()  # it may already have exited
 
     def _reap(self) -> None:
         for child in [child for child in self._waiting if child.poll() is not None]:
@@ -44,7 +44,7 @@ class Children:
 
 @dataclass
 class Outflow:
-    """From a pipe of the process to the channel, only as fast as the client reads."""
+    """The flow from a pipe of the process to the channel, limited to the client's reading speed."""
 
     fd: int
     kind: int | None
@@ -53,7 +53,7 @@ class Outflow:
 
 @dataclass
 class Inflow:
-    """From the channel to the standard input of the process, only as fast as that reads."""
+    """The flow from the channel to the standard input of the process, limited to the process's reading speed."""
 
     fd: int
     pending: bytearray = field(default_factory=bytearray)
@@ -63,7 +63,7 @@ class Inflow:
 
 
 class CommandSession(asyncssh.SSHServerSession[bytes]):
-    """Runs the command of one exec request by /bin/sh, in a session of its own."""
+    """Runs the command of one exec request with /bin/sh, in its own session."""
 
     def __init__(
         self, home: Path, environment: Mapping[str, str], children: Children, *, paused: Callable[[], bool]
@@ -100,7 +100,7 @@ class CommandSession(asyncssh.SSHServerSession[bytes]):
     def data_received(self, data: bytes, datatype: int | None) -> None:
         inflow = self._inflow
         if inflow is None or not inflow.open:
-            return  # as sshd does, swallow what the command will never read
+            return  # as in sshd, discard data that the command will never read
         inflow.pending += data
         self._pump_in()
 
@@ -108,7 +108,7 @@ class CommandSession(asyncssh.SSHServerSession[bytes]):
         if self._inflow is not None:
             self._inflow.ended = True
             self._pump_in()
-        return True  # keep our own direction open
+        return True  # keep our direction open
 
     def signal_received(self, signal: str) -> None:
         number = _signal_number(signal)
@@ -134,7 +134,7 @@ class CommandSession(asyncssh.SSHServerSession[bytes]):
         self._close_in()
 
     def _spawn(self, command: str) -> None:
-        """Begin the command; on a paused node it stands still from the start, until the node is healed."""
+        """Start the command. On a paused node it is stopped from the start, until the node is healed."""
         paused = self._paused()
         with contextlib.ExitStack() as on_failure:
             pipes = [os.pipe() for _ in range(3)]
@@ -142,7 +142,7 @@ class CommandSession(asyncssh.SSHServerSession[bytes]):
                 on_failure.callback(os.close, fd)
             (stdin, our_stdin), (our_stdout, stdout), (our_stderr, stderr) = pipes
             self._child = subprocess.Popen(
-                ["/bin/sh", "-c", (STAND_STILL * paused + command).encode("utf-8", "surrogateescape")],
+                ["/bin/sh", "-c", (STOP_SELF * paused + command).encode("utf-8", "surrogateescape")],
                 stdin=stdin,
                 stdout=stdout,
                 stderr=stderr,
@@ -239,7 +239,7 @@ def _signal_number(name: str) -> int | None:
 
 
 def _widen(*pipes: int) -> None:
-    """Larger pipes mean fewer turns of the loop; a user's quota of them may be used up."""
+    """Enlarge pipes, for fewer turns of the event loop. Ignore errors: the user's pipe quota may be exhausted."""
     operation = getattr(fcntl, "F_SETPIPE_SZ", None)
     if operation is not None:
         for fd in pipes:

@@ -1,6 +1,6 @@
-"""The socket at which the embedded server is told what to do: one JSON line, and one for an answer.
+"""The control socket of the embedded server: one JSON line per request, one per answer.
 
-The name of a unix socket holds hardly a hundred bytes, and a directory's path may be longer: both sides go through
+The path of a unix socket is limited to about 100 bytes, and a directory's path may be longer. So both sides go through
 a descriptor of the directory.
 """
 
@@ -17,7 +17,7 @@ ANSWER_S = 30.0
 
 
 def listen(layout: Layout) -> socket.socket:
-    """The server's end; only this account may enter the directory."""
+    """Return the server's end. Only this account may enter the directory."""
     sock = socket.socket(socket.AF_UNIX)
     with _short_name(layout) as name:
         sock.bind(name)
@@ -27,7 +27,7 @@ def listen(layout: Layout) -> socket.socket:
 
 @contextlib.contextmanager
 def connect(layout: Layout) -> Iterator[socket.socket]:
-    """The other end. Raises OSError where no server listens, or when it does not answer."""
+    """Yield the client's end. Raises OSError if no server listens or it does not answer."""
     with socket.socket(socket.AF_UNIX) as sock:
         sock.settimeout(ANSWER_S)
         with _short_name(layout) as name:

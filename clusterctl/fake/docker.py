@@ -1,4 +1,4 @@
-"""The docker backend: containers that are SSH nodes, from docker/compose.yaml, in a project of their own."""
+"""The docker backend: containers that act as SSH nodes, from docker/compose.yaml, in a separate project."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ PROJECT, SERVICE, NUMBER = (f"com.docker.compose.{name}" for name in ("project",
 BUILD_S = 1200.0
 UP_S = 180.0
 HEALTHY_S = 60.0
-NOT_OF_THE_USER = ("tini", "sshd", "sshd-session", "sshd-answers", "entrypoint")
+SYSTEM_PROCESSES = ("tini", "sshd", "sshd-session", "sshd-answers", "entrypoint")
 
 
 class Docker:
@@ -33,12 +33,12 @@ class Docker:
     faults = frozenset({"kill", "pause", "cut"})
 
     def check(self, n: int) -> None:
-        """Docker's command, its daemon, and a compose."""
+        """Check for the docker command, its daemon, and compose."""
         if find_program("docker") is None:
             raise UsageError("the docker backend needs docker", hint="apt-get install docker.io docker-compose")
-        asked = call(["docker", "version", "--format", "{{.Server.Version}}"])
-        if asked.returncode:
-            raise UsageError(f"docker does not answer: {_last_lines(asked.stderr)}", hint=_remedy(asked.stderr))
+        done = call(["docker", "version", "--format", "{{.Server.Version}}"])
+        if done.returncode:
+            raise UsageError(f"docker does not answer: {_last_lines(done.stderr)}", hint=_remedy(done.stderr))
         _compose()
 
     def start(self, layout: Layout, n: int, terms: Terms) -> State:
@@ -49,12 +49,12 @@ class Docker:
         make_key(layout.identity, "clusterctl fake cluster")
         settings = {"NODES": str(n), "CLUSTERCTL_AUTHORIZED_KEY": layout.identity.with_suffix(".pub").read_text()}
         if call(["docker", "image", "inspect", variable("CLUSTERCTL_NODE_IMAGE", IMAGE)]).returncode:
-            terms.tell("building the image of the nodes: a minute or two, once")
-            _compose_does(layout, "build", "node", settings=settings, deadline_s=BUILD_S)
-        _compose_does(layout, "up", "-d", "--no-build", "node", settings=settings, deadline_s=UP_S)
+            terms.tell("building the node image; this takes a minute or two, only once")
+            _run_compose(layout, "build", "node", settings=settings, deadline_s=BUILD_S)
+        _run_compose(layout, "up", "-d", "--no-build", "node", settings=settings, deadline_s=UP_S)
         if not wait_until(lambda: _are_healthy(layout, n), HEALTHY_S):
             raise ClusterctlError(
-                "the containers did not become healthy", hint=f"docker ps -a | grep {_project(layout)}"
+                "the containers did not become healthy", hint=f"see: docker ps -a | grep {_project(layout)}"
             )
         state = replace(state, nodes=tuple(_read_node(index, c) for index, c in enumerate(_containers(layout))))
         write_files(layout, state.nodes)
@@ -62,7 +62,7 @@ class Docker:
 
     def stop(self, layout: Layout, state: State | None) -> int:
         end_keeper(state)
-        end_everything(layout)  # a compose whose maker was killed
+        end_everything(layout)  # a compose process whose parent was killed
         containers = _containers(layout, service=None)
         ended = sum(_count_processes(container) for container in containers)
         for container in containers:
@@ -93,7 +93,7 @@ class Docker:
         return state
 
     def heal(self, layout: Layout, state: State, node: FakeNode, node_state: str) -> State:
-        """A container that starts, or comes back to its network, gets another port, and maybe another address."""
+        """Heal a node. A container that is restarted or reconnected gets a new port, and maybe a new address."""
         container = _container(layout, node)
         if node_state == "paused":
             _docker("unpause", container["Id"])
@@ -112,12 +112,12 @@ BACKEND = Docker()
 
 
 def _project(layout: Layout) -> str:
-    """The name of the compose project: one for each directory."""
+    """Return the name of the compose project, one per directory."""
     return "clusterctl-" + hashlib.sha256(str(layout.directory).encode()).hexdigest()[:12]
 
 
 def _compose() -> list[str]:
-    """How compose is called here."""
+    """Return the command that runs compose on this machine."""
     if call(["docker", "compose", "version"]).returncode == 0:
         return ["docker", "compose"]
     if find_program("docker-compose") is not None:
@@ -125,14 +125,14 @@ def _compose() -> list[str]:
     raise UsageError("the docker backend needs docker compose", hint="apt-get install docker-compose")
 
 
-def _compose_does(layout: Layout, *words: str, settings: dict[str, str], deadline_s: float) -> None:
+def _run_compose(layout: Layout, *words: str, settings: dict[str, str], deadline_s: float) -> None:
     file = data_file("docker") / "compose.yaml"
     argv = [*_compose(), "--file", str(file), "--project-name", _project(layout), *words]
     done = call(argv, more={**settings, "CLUSTERCTL_FAKE": str(layout.directory)}, deadline_s=deadline_s)
     if done.returncode:
         raise ClusterctlError(
             f"docker compose {words[0]} failed: {_last_lines(done.stderr or done.stdout, 2)}",
-            hint="BASE_IMAGE=... names a Debian image to build on" if words[0] == "build" else None,
+            hint="set BASE_IMAGE=... to a Debian image to build on" if words[0] == "build" else None,
             details={"log": (done.stdout + done.stderr)[-4000:]},
         )
 
@@ -145,12 +145,12 @@ def _docker(*words: str) -> str:
 
 
 def _containers(layout: Layout, service: str | None = "node") -> list[dict[str, Any]]:
-    """What `docker inspect` says of each container of the project, running or not, by its number."""
-    wanted = ["--filter", f"label={PROJECT}={_project(layout)}"]
+    """Return the output of `docker inspect` for each container of the project, running or not, ordered by number."""
+    filters = ["--filter", f"label={PROJECT}={_project(layout)}"]
     if service is not None:
-        wanted += ["--filter", f"label={SERVICE}={service}"]
-    found = _docker("ps", "--all", "--quiet", *wanted).split()
-    containers = json.loads(_docker("inspect", *found)) if found else []
+        filters += ["--filter", f"label={SERVICE}={service}"]
+    ids = _docker("ps", "--all", "--quiet", *filters).split()
+    containers = json.loads(_docker("inspect", *ids)) if ids else []
     return sorted(containers, key=_index)
 
 
@@ -169,12 +169,12 @@ def _are_healthy(layout: Layout, n: int) -> bool:
     containers = _containers(layout)
     dead = [container["Name"].lstrip("/") for container in containers if container["State"]["Status"] == "exited"]
     if dead:
-        raise ClusterctlError(f"the container {dead[0]} ended at once", hint=f"docker logs {dead[0]}")
+        raise ClusterctlError(f"the container {dead[0]} exited at once", hint=f"see: docker logs {dead[0]}")
     return len([c for c in containers if c["State"].get("Health", {}).get("Status") == "healthy"]) == n
 
 
 def _read_node(index: int, container: dict[str, Any]) -> FakeNode:
-    """The host key comes out of the container itself: nobody between can forge it."""
+    """Read a node's facts. The host key comes directly from the container, so it cannot be forged on the way."""
     port = _port(container)
     if port is None:
         raise ClusterctlError("its port is not published", node=f"node{index}")
@@ -205,18 +205,18 @@ def _state(container: dict[str, Any] | None) -> str:
 
 
 def _count_processes(container: dict[str, Any]) -> int:
-    """How many there are that did not come with the image."""
+    """Return the number of processes that the image itself does not start."""
     if not container["State"]["Running"]:
         return 0
     names = _docker("top", container["Id"], "-o", "pid,comm").splitlines()[1:]
-    return len([line for line in names if line.split()[-1] not in NOT_OF_THE_USER])
+    return len([line for line in names if line.split()[-1] not in SYSTEM_PROCESSES])
 
 
 def _remedy(stderr: str) -> str:
     if "permission denied" in stderr.lower():
-        return "be root, or a member of the group docker"
+        return "run as root, or join the docker group"
     return "start it: systemctl start docker"
 
 
 def _last_lines(text: str, count: int = 1) -> str:
-    return " / ".join(text.strip().splitlines()[-count:]) or "it says nothing"
+    return " / ".join(text.strip().splitlines()[-count:]) or "no output"

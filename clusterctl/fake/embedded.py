@@ -1,4 +1,4 @@
-"""The embedded backend: SSH servers of ours, all in one process, with no root and no sshd."""
+"""The embedded backend: our own SSH servers, all in one process. Needs neither root nor sshd."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ class Embedded:
         except BaseException:
             server.kill()
             raise
-        return _written(layout)
+        return _read_state(layout)
 
     def stop(self, layout: Layout, state: State | None) -> int:
         server = state.server if state is not None else None
         if server is not None and is_alive(server):
-            # At once: it has nothing to save, and must not start another command while we count.
+            # KILL, not TERM: it has nothing to save, and must not start another command while we count.
             send_signal(server, signal.SIGKILL)
             wait_until(lambda: not is_alive(server), END_S)
         return end_everything(layout)
@@ -55,17 +55,17 @@ class Embedded:
         return [_look(node, _state_of(node, state), counts[node.index]) for node in state.nodes]
 
     def harm(self, layout: Layout, state: State, node: FakeNode, fault: str) -> State:
-        return _tell(layout, node, fault)
+        return _request(layout, node, fault)
 
     def heal(self, layout: Layout, state: State, node: FakeNode, node_state: str) -> State:
-        return _tell(layout, node, "heal")
+        return _request(layout, node, "heal")
 
 
 BACKEND = Embedded()
 
 
 def _state_of(node: FakeNode, state: State) -> str:
-    """While the server lives it does only what it is told, and writes down what it did."""
+    """Return the state of a node. While the server is alive, it records every fault that it was asked for."""
     return state.faults.get(node.index, "up") if is_alive(state.server) else "down"
 
 
@@ -73,23 +73,23 @@ def _look(node: FakeNode, state: str, processes: int) -> NodeStatus:
     return NodeStatus(node, state, state == "up" and answers(node.port), processes)
 
 
-def _tell(layout: Layout, node: FakeNode, word: str) -> State:
-    """Have the server do something to a node, and wait until it has."""
+def _request(layout: Layout, node: FakeNode, action: str) -> State:
+    """Have the server perform an action on a node, wait until it is done, and return the new state."""
     try:
         with control.connect(layout) as sock, sock.makefile("rw", encoding="utf-8") as lines:
-            lines.write(json.dumps({"node": node.index, "do": word}) + "\n")
+            lines.write(json.dumps({"node": node.index, "do": action}) + "\n")
             lines.flush()
             answer = json.loads(lines.readline() or "{}")
     except OSError as exc:
         raise ClusterctlError(f"the server of the fake cluster in {layout.directory} does not answer: {exc}") from exc
     if not answer.get("done"):
-        raise ClusterctlError(answer.get("error", "the server of the fake cluster went away"), node=node.label)
-    return _written(layout)
+        raise ClusterctlError(answer.get("error", "the server of the fake cluster has ended"), node=node.label)
+    return _read_state(layout)
 
 
-def _written(layout: Layout) -> State:
-    """What the server has just written."""
+def _read_state(layout: Layout) -> State:
+    """Return the state that the server has just written."""
     state = layout.read_state()
     if state is None:
-        raise ClusterctlError(f"the fake cluster in {layout.directory} went away")
+        raise ClusterctlError(f"the fake cluster in {layout.directory} has been removed")
     return state

@@ -1,4 +1,4 @@
-"""The process that ends a cluster of daemons or containers when the process that made it is gone."""
+"""The keeper process: it ends a cluster of daemons or containers when the process that made the cluster is gone."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from clusterctl.fake import cluster
 
 
 def main() -> None:
-    """Entry point. The request comes on standard input, which then lasts as long as the maker does."""
+    """Run the keeper. The request is the first line of standard input, which then stays open as long as the maker."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     request = json.loads(sys.stdin.readline())
     print(json.dumps({"ready": True}), flush=True)  # noqa: T201 - the answer that `up` waits for

@@ -1,4 +1,4 @@
-"""Every path and text of a fake cluster's directory, and which of them are ours to remove."""
+"""All paths and file contents in a fake cluster's directory, and the rules for removing them."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ _MARK = "# Written by `clusterctl fake up`. sha256 of what follows: "
 
 @dataclass(frozen=True)
 class FakeNode:
-    """One node of a fake cluster. `address` is where the other nodes reach it, where that is not where we do."""
+    """One node of a fake cluster. `address` is set if the other nodes reach it under a different address than we do."""
 
     index: int
     port: int
     home: Path
-    key: str  # the public half of its host key, as known_hosts has it
+    key: str  # the public half of its host key, in the format of known_hosts
     user: str = field(default_factory=getpass.getuser)
     address: str | None = None
 
@@ -39,27 +39,27 @@ class FakeNode:
 
     @property
     def fingerprint(self) -> str:
-        """Of its host key, as ssh-keygen shows it."""
+        """The fingerprint of its host key, in the format of ssh-keygen."""
         digest = hashlib.sha256(base64.b64decode(self.key.split()[1])).digest()
         return "SHA256:" + base64.b64encode(digest).decode().rstrip("=")
 
     @property
     def host(self) -> str:
-        """Whom SSH asks for, and where."""
+        """The user, address and port for SSH."""
         return f"{self.user}@{ADDRESS}:{self.port}"
 
     @property
     def entry(self) -> str:
-        """Its entry of HOSTS, as Python."""
+        """Its HOSTS entry, as Python source."""
         return repr(self.host) if self.address is None else f"Host({self.host!r}, address={self.address!r})"
 
 
 @dataclass(frozen=True)
 class State:
-    """What fake.json says of a cluster.
+    """The contents of fake.json.
 
-    `server` is the process behind it: None while it is starting, and where there is none. `daemons` are the nodes'
-    own SSH servers, where each has one. `faults` are those that nothing but our word tells, by the nodes' numbers.
+    `server` is the server process: None while it is starting, or if the backend has none. `daemons` are the nodes'
+    own SSH servers, if each has one. `faults` maps node numbers to the faults that cannot be observed from outside.
     """
 
     backend: str
@@ -109,12 +109,12 @@ class Layout:
 
     @property
     def daemons(self) -> Path:
-        """Of the nodes' own SSH servers: what they are told, and what they say."""
+        """The directory for the configuration and logs of the nodes' own SSH servers."""
         return self.directory / "sshd"
 
     @property
     def control(self) -> Path:
-        """The socket at which the embedded server is told what to do."""
+        """The control socket of the embedded server."""
         return self.directory / "control"
 
     @property
@@ -125,7 +125,7 @@ class Layout:
         return self.nodes / f"node{index}"
 
     def read_state(self) -> State | None:
-        """What fake.json says, or None if there is none that makes sense."""
+        """Return the contents of fake.json, or None if it is missing or malformed."""
         try:
             document = json.loads(self.state.read_bytes())
             server = document["server"]
@@ -150,22 +150,22 @@ class Layout:
         write(self.state, json.dumps(document, default=str, indent=1) + "\n")
 
     def refuse_foreign_files(self) -> None:
-        """Raise RefusedError if `up` would overwrite something that is not a fake cluster's."""
+        """Raise RefusedError if `up` would overwrite a file that does not belong to a fake cluster."""
         if self.conf.exists() and not conf_is_ours(self.conf):
             raise RefusedError(
-                f"{self.conf} is not as `fake up` wrote it, and would be overwritten",
-                hint="move it away, or choose another directory",
+                f"{self.conf} was not written by `fake up`, or was edited since, and would be overwritten",
+                hint="move it away, or choose another directory with --dir PATH",
             )
         mine = (self.known_hosts, self.ssh_config, self.keys, self.nodes, self.log, self.daemons, self.control)
         foreign = [path.name for path in mine if path.exists()]
         if foreign and not self.state.exists():
             raise RefusedError(
                 f"{self.directory} has {', '.join(foreign)}, but not from a fake cluster",
-                hint="choose another directory",
+                hint="choose another directory with --dir PATH",
             )
 
     def remove(self) -> None:
-        """Remove what we made and nothing else; an edited conf.py stays. The directory goes if it is empty."""
+        """Remove our own files and nothing else. Keep an edited conf.py. Remove the directory if it is empty."""
         if not self.state.exists():
             return
         for tree in (self.nodes, self.keys, self.daemons):
@@ -180,14 +180,14 @@ class Layout:
 
 
 def read_public_key(file: Path) -> str:
-    """Of a public key's file, what known_hosts has of it."""
+    """Return the public key in a file, in the format of known_hosts."""
     return " ".join(file.read_text().split()[:2])
 
 
 def write_files(layout: Layout, nodes: Sequence[FakeNode]) -> bool:
-    """What a user needs to get at the nodes: known_hosts, ssh_config and conf.py; whether all were written.
+    """Write the files for reaching the nodes: known_hosts, ssh_config and conf.py.
 
-    An edited conf.py stays as it is.
+    An edited conf.py is left alone. Return True if all files were written.
     """
     write(layout.known_hosts, "".join(f"[{ADDRESS}]:{node.port} {node.key}\n" for node in nodes))
     write(layout.ssh_config, ssh_config_text(layout, nodes))
@@ -198,7 +198,7 @@ def write_files(layout: Layout, nodes: Sequence[FakeNode]) -> bool:
 
 
 def conf_text(layout: Layout, nodes: Sequence[FakeNode]) -> str:
-    """The conf.py of a fake cluster, headed by its own checksum."""
+    """Return the conf.py of a fake cluster, with a checksum in its first line."""
     hosts = "".join(f"    {node.entry},\n" for node in nodes)
     body = (
         f"HOSTS = [\n{hosts}]\n"
@@ -206,14 +206,14 @@ def conf_text(layout: Layout, nodes: Sequence[FakeNode]) -> str:
         f"IDENTITY_FILE = {str(layout.identity)!r}\n"
         f"KNOWN_HOSTS = {str(layout.known_hosts)!r}\n"
         f"SSH_CONFIG = {str(layout.ssh_config)!r}\n"
-        "# as the template workspaces call their data: each trainer's node gets its own part\n"
+        "# data files as the template workspaces name them: each trainer's node gets only its own shards\n"
         'SHARDS = ["train.???-*", "test.???-*"]\n'
     )
     return f"{_MARK}{_digest(body)}\n{body}"
 
 
 def conf_is_ours(conf: Path) -> bool:
-    """Whether a conf.py is one of ours that nobody has edited."""
+    """Return True if we wrote this conf.py and it has not been edited."""
     try:
         head, _, body = conf.read_text(encoding="utf-8").partition("\n")
     except (OSError, UnicodeDecodeError):
@@ -222,7 +222,7 @@ def conf_is_ours(conf: Path) -> bool:
 
 
 def ssh_config_text(layout: Layout, nodes: Sequence[FakeNode]) -> str:
-    """For people: `ssh -F DIR/ssh_config node0` opens the fake node 0."""
+    """Return an ssh_config for interactive use: `ssh -F DIR/ssh_config node0` logs in to fake node 0."""
     blocks = [f"Host {n.label}\n  HostName {ADDRESS}\n  Port {n.port}\n  User {n.user}\n" for n in nodes]
     identity, known_hosts = (str(path).replace("%", "%%") for path in (layout.identity, layout.known_hosts))
     common = f'Host node*\n  IdentityFile "{identity}"\n  IdentitiesOnly yes\n  UserKnownHostsFile "{known_hosts}"\n'
@@ -230,12 +230,12 @@ def ssh_config_text(layout: Layout, nodes: Sequence[FakeNode]) -> str:
 
 
 def write(path: Path, text: str, mode: int = 0o600) -> None:
-    """Write a file beside its place, then rename it there."""
-    beside = path.with_name(f".{path.name}.{os.getpid()}")
-    fd = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
+    """Write a file atomically: to a temporary file in the same directory, then rename it."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
     with os.fdopen(fd, "w", encoding="utf-8") as file:
         file.write(text)
-    beside.replace(path)
+    temporary.replace(path)
 
 
 def _digest(text: str) -> str:
@@ -250,7 +250,7 @@ def _remove_tree(tree: Path) -> None:
 
 
 def _make_removable(function: Callable[..., Any], path: str, _: object) -> None:
-    """Jobs may leave directories without write permission; they are ours all the same."""
+    """Retry after adding permissions: jobs may leave directories that are not writable."""
     Path(path).parent.chmod(0o700)
     if Path(path).is_dir() and not Path(path).is_symlink():
         Path(path).chmod(0o700)

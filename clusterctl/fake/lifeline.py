@@ -1,4 +1,4 @@
-"""The keeper of a cluster of daemons or containers, which ends it when the process that made it is gone."""
+"""Start and end the keeper of a cluster of daemons or containers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ READY_S = 30.0
 
 
 def start_keeper(layout: Layout, *, remove: bool) -> Identity | None:
-    """Start it, with a lifeline from this process; with `remove` it removes the files too."""
+    """Start the keeper, with a lifeline from this process. With `remove`, it also removes the cluster's files."""
     request = {"directory": str(layout.directory), "remove": remove}
     keeper = stay("clusterctl.fake.keeper", layout, request, lifeline=True)
     hold(layout, keeper)
@@ -22,7 +22,7 @@ def start_keeper(layout: Layout, *, remove: bool) -> Identity | None:
 
 
 def end_keeper(state: State | None) -> None:
-    """End it, if there is one and it is not this very process."""
+    """End the keeper, if there is one and it is not this process."""
     keeper = state.server if state is not None else None
     if keeper is not None and keeper.pid != os.getpid():
         cut_power(lambda: [keeper] if is_alive(keeper) else [])

@@ -30,7 +30,7 @@ from clusterctl.fake.sshd import config_text, find_by_log, find_sshd
 
 BEGIN_S = 30.0
 TRIES = 5
-SEPARATION = Path("/run/sshd")  # root's sshd wants it for its privilege separation
+SEPARATION = Path("/run/sshd")  # an sshd started by root needs it for privilege separation
 
 
 class OpenSsh:
@@ -51,7 +51,7 @@ class OpenSsh:
         for index in range(n):
             layout.home(index).mkdir(mode=0o700, parents=True)
             make_key(layout.keys / f"node{index}", f"node{index}")
-            node, daemon = _begin_anywhere(layout, index)
+            node, daemon = _start_on_free_port(layout, index)
             nodes.append(node)
             daemons.append(daemon)
         write_files(layout, nodes)
@@ -73,16 +73,16 @@ class OpenSsh:
 
     def harm(self, layout: Layout, state: State, node: FakeNode, fault: str) -> State:
         act = cut_power if fault == "kill" else freeze
-        act(lambda: _everything(layout, node.index))
+        act(lambda: _processes(layout, node.index))
         return state
 
     def heal(self, layout: Layout, state: State, node: FakeNode, node_state: str) -> State:
         if node_state == "paused":
-            thaw(lambda: _everything(layout, node.index))
+            thaw(lambda: _processes(layout, node.index))
             return state
-        daemon = _begin(layout, node.index, node.port)
+        daemon = _start_daemon(layout, node.index, node.port)
         if daemon is None:
-            raise ClusterctlError(f"sshd does not start: {_last_words(layout, node.index)}", node=node.label)
+            raise ClusterctlError(f"sshd did not start: {_last_log_line(layout, node.index)}", node=node.label)
         daemons = [daemon if index == node.index else old for index, old in enumerate(state.daemons)]
         return replace(state, daemons=tuple(daemons))
 
@@ -90,8 +90,8 @@ class OpenSsh:
 BACKEND = OpenSsh()
 
 
-def _everything(layout: Layout, index: int) -> list[Identity]:
-    """Of a node: its daemon, the sessions, and what runs."""
+def _processes(layout: Layout, index: int) -> list[Identity]:
+    """Return all processes of a node: its daemon, the sessions, and what runs in them."""
     return [*find_by_log(_log(layout, index)), *on_node(layout.directory, index)]
 
 
@@ -100,19 +100,19 @@ def _look(node: FakeNode, daemon: Identity, processes: int) -> NodeStatus:
     return NodeStatus(node, state, state == "up" and answers(node.port), processes)
 
 
-def _begin_anywhere(layout: Layout, index: int) -> tuple[FakeNode, Identity]:
-    """A daemon on a port that was free a moment ago, and on another one if somebody was faster."""
+def _start_on_free_port(layout: Layout, index: int) -> tuple[FakeNode, Identity]:
+    """Start a node's daemon on a free port. If another process takes the port first, retry with a different one."""
     for _ in range(TRIES):
         port = _free_port()
-        daemon = _begin(layout, index, port)
+        daemon = _start_daemon(layout, index, port)
         if daemon is not None:
             key = read_public_key(layout.keys / f"node{index}.pub")
             return FakeNode(index, port, layout.home(index), key), daemon
-    raise ClusterctlError(f"sshd does not start: {_last_words(layout, index)}", node=f"node{index}")
+    raise ClusterctlError(f"sshd did not start: {_last_log_line(layout, index)}", node=f"node{index}")
 
 
-def _begin(layout: Layout, index: int, port: int) -> Identity | None:
-    """Start the daemon of a node and wait until it answers; None when it ends instead."""
+def _start_daemon(layout: Layout, index: int, port: int) -> Identity | None:
+    """Start the daemon of a node and wait until it answers. Return None if it exits instead."""
     if os.getuid() == 0:
         SEPARATION.mkdir(mode=0o755, exist_ok=True)
     config = layout.daemons / f"node{index}.config"
@@ -129,18 +129,18 @@ def _begin(layout: Layout, index: int, port: int) -> Identity | None:
             start_new_session=True,
         )
     hold(layout, daemon)
-    who = identify(daemon.pid)
+    process = identify(daemon.pid)
     wait_until(lambda: daemon.poll() is not None or answers(port), BEGIN_S)
-    return who if daemon.poll() is None else None
+    return process if daemon.poll() is None else None
 
 
 def _prove_login(layout: Layout) -> None:
-    """A daemon that greets may still let nobody in: the account is locked, or has no shell."""
+    """Log in once. A daemon that answers may still refuse every login: the account is locked, or has no shell."""
     done = call(["ssh", "-F", str(layout.ssh_config), "-o", "BatchMode=yes", "node0", "true"])
     if done.returncode:
         log = _log(layout, 0).read_text(errors="replace").splitlines()
         reasons = [line for line in log if "not allowed" in line] or [*log, *done.stderr.strip().splitlines()]
-        raise ClusterctlError(f"sshd lets {getpass.getuser()} run nothing: {reasons[-1]}", node="node0")
+        raise ClusterctlError(f"sshd does not let {getpass.getuser()} run commands: {reasons[-1]}", node="node0")
 
 
 def _free_port() -> int:
@@ -154,8 +154,8 @@ def _log(layout: Layout, index: int) -> Path:
     return layout.daemons / f"node{index}.log"
 
 
-def _last_words(layout: Layout, index: int) -> str:
+def _last_log_line(layout: Layout, index: int) -> str:
     with contextlib.suppress(OSError):
         lines = _log(layout, index).read_text(errors="replace").strip().splitlines()
-        return lines[-1] if lines else "it says nothing"
+        return lines[-1] if lines else "its log is empty"
     return "it has no log"

@@ -1,4 +1,4 @@
-"""The processes of a fake cluster: found by their environment, held, let go, and ended as a power cut ends them."""
+"""Find the processes of a fake cluster by their environment; freeze, thaw and kill them."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from clusterctl.errors import ClusterctlError
 
 ENVIRONMENT_NAME = "CLUSTERCTL_FAKE"
 NODE_ENVIRONMENT_NAME = "CLUSTERCTL_FAKE_NODE"
-NODES_GRACE_S = 3.0  # between TERM and KILL for what runs on the nodes
+NODES_GRACE_S = 3.0  # between TERM and KILL for processes on the nodes
 DEATH_S = 5.0
 
 Find = Callable[[], Iterable[Identity]]
 
 
 def marks(directory: Path, index: int | None = None) -> dict[str, str]:
-    """What every process of a cluster, or of one of its nodes, has in its environment."""
+    """Return the environment variables that mark every process of a cluster, or of one of its nodes."""
     return {ENVIRONMENT_NAME: str(directory)} | ({} if index is None else {NODE_ENVIRONMENT_NAME: str(index)})
 
 
@@ -34,7 +34,7 @@ def on_node(directory: Path, index: int) -> list[Identity]:
 
 
 def counts_by_node(directory: Path) -> Counter[int]:
-    """How many processes each node has."""
+    """Return the number of processes per node."""
     name = f"{NODE_ENVIRONMENT_NAME}=".encode()
     return Counter(
         int(entry.removeprefix(name))
@@ -45,7 +45,7 @@ def counts_by_node(directory: Path) -> Counter[int]:
 
 
 def freeze(find: Find) -> set[Identity]:
-    """Stop everything that `find` finds, what is started meanwhile included; returns whom."""
+    """Stop all processes that `find` returns, including any started in the meantime. Return the stopped processes."""
     frozen: set[Identity] = set()
     while new := set(find()) - frozen:
         _signal(new, signal.SIGSTOP)
@@ -54,30 +54,31 @@ def freeze(find: Find) -> set[Identity]:
 
 
 def thaw(find: Find) -> None:
-    """Let everything go on that `freeze` has stopped."""
+    """Resume the processes that `freeze` stopped."""
     _signal(find(), signal.SIGCONT)
 
 
 def cut_power(find: Find) -> int:
-    """Kill everything that `find` finds, and nothing of it sees another part die; returns how many.
+    """Kill all processes that `find` returns, so that none of them sees another die. Return their number.
 
-    Raises ClusterctlError when something survives.
+    Raises ClusterctlError if a process survives.
     """
     frozen = freeze(find)
     _signal(frozen, signal.SIGKILL)
     if not wait_until(lambda: not any(map(is_alive, frozen)), DEATH_S):
-        raise ClusterctlError(f"processes survive KILL: {sorted(who.pid for who in frozen if is_alive(who))}")
+        survivors = sorted(process.pid for process in frozen if is_alive(process))
+        raise ClusterctlError(f"processes survived KILL: {survivors}")
     return len(frozen)
 
 
-def is_frozen(who: Identity) -> bool:
-    """Whether a process is stopped."""
-    fields = stat_fields(who.pid)
+def is_frozen(process: Identity) -> bool:
+    """Return True if a process is stopped."""
+    fields = stat_fields(process.pid)
     return fields is not None and fields[0] == "T"
 
 
 def _signal(processes: Iterable[Identity], number: int) -> None:
-    for who in processes:
+    for process in processes:
         with contextlib.suppress(ProcessLookupError, PermissionError):
-            if is_alive(who):
-                os.kill(who.pid, number)
+            if is_alive(process):
+                os.kill(process.pid, number)

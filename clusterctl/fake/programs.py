@@ -1,4 +1,4 @@
-"""Other programs that a fake cluster needs: those of ours that stay with it, and those of others that are called."""
+"""Programs that a fake cluster runs: our own long-running ones, and external tools."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ from clusterctl.errors import ClusterctlError
 from clusterctl.fake.layout import Layout
 from clusterctl.fake.processes import NODES_GRACE_S, marks, on_cluster
 
-SYSTEM_PLACES = "/usr/sbin:/usr/local/sbin:/sbin"  # not in everyone's PATH
+SYSTEM_PATH = "/usr/sbin:/usr/local/sbin:/sbin"  # not in every user's PATH
 LOG_TAIL_BYTES = 2000
 END_S = 10.0
 
 
 def find_program(name: str) -> str | None:
-    """Where a program is, those that are for administrators included."""
-    return shutil.which(name) or shutil.which(name, path=SYSTEM_PLACES)
+    """Return the path of a program, searching the system directories too."""
+    return shutil.which(name) or shutil.which(name, path=SYSTEM_PATH)
 
 
 def call(
     argv: Sequence[str], *, more: Mapping[str, str] | None = None, deadline_s: float = 60.0
 ) -> subprocess.CompletedProcess[str]:
-    """Runs a program to its end, with `more` in its environment; raises ClusterctlError when that takes too long."""
+    """Run a program to completion, with `more` added to its environment. Raises ClusterctlError on a timeout."""
     try:
         return subprocess.run(
             argv,
@@ -48,21 +48,21 @@ def call(
 
 
 def variable(name: str, default: str) -> str:
-    """A variable of our environment that `call` hands on."""
+    """Return an environment variable of ours, which `call` passes on, or the default."""
     return os.environ.get(name) or default
 
 
 def make_key(path: Path, comment: str) -> None:
-    """A new private key at `path`, with its public half beside it."""
+    """Create a private key at `path`, with its public half next to it."""
     done = call(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", comment, "-f", str(path)])
     if done.returncode:
         raise ClusterctlError(f"ssh-keygen failed: {done.stderr.strip()}")
 
 
 def stay(module: str, layout: Layout, request: Mapping[str, object], *, lifeline: bool) -> subprocess.Popen[bytes]:
-    """Start `main` of one of our modules as a process that stays: a session of its own, nothing of our terminal.
+    """Start `main` of one of our modules as a long-running process, in its own session and without our terminal.
 
-    The request is the first line of its standard input. With `lifeline` that stays open until this process is gone.
+    The request is the first line of its standard input. With `lifeline`, that input stays open until this process ends.
     """
     search = os.pathsep.join(filter(None, (PACKAGE_ROOT, os.environ.get("PYTHONPATH"))))
     with layout.log.open("ab") as log:
@@ -86,7 +86,7 @@ def stay(module: str, layout: Layout, request: Mapping[str, object], *, lifeline
 
 
 def await_ready(program: subprocess.Popen[bytes], layout: Layout, deadline_s: float) -> None:
-    """Wait for its one line of output; raises ClusterctlError with the reason when it is another, or none comes."""
+    """Wait for the program to report that it is ready. Raises ClusterctlError with the reason if it does not."""
     assert program.stdout is not None
     with program.stdout as answers:
         ready, _, _ = select.select([answers], [], [], deadline_s)
@@ -99,26 +99,26 @@ def await_ready(program: subprocess.Popen[bytes], layout: Layout, deadline_s: fl
     raise ClusterctlError(f"the fake cluster did not start: {reason}", details={"log": tail})
 
 
-# What this process has started, by the cluster's directory: to reap it, and to keep the lifelines.
+# Programs that this process started, by the cluster's directory, so that they are reaped and keep their lifelines.
 _HELD: dict[Path, list[subprocess.Popen[bytes]]] = {}
 
 
 def hold(layout: Layout, program: subprocess.Popen[bytes]) -> None:
-    """Remember a program until `release`, so that it can be reaped and its lifeline stays whole."""
+    """Keep a program until `release`, so that it is reaped and its lifeline stays open."""
     _HELD.setdefault(layout.directory, []).append(program)
 
 
 def end_everything(layout: Layout) -> int:
-    """End what runs on the nodes, and what else is of the cluster; how many that were. Raises when some survive."""
+    """End all processes of the cluster and return their number. Raises ClusterctlError if some survive."""
     ended, _, survivors = end_all(lambda: on_cluster(layout.directory), NODES_GRACE_S)
     release(layout)
     if survivors:
-        raise ClusterctlError(f"{survivors} processes of the fake cluster in {layout.directory} survive KILL")
+        raise ClusterctlError(f"{survivors} processes of the fake cluster in {layout.directory} survived KILL")
     return ended
 
 
 def release(layout: Layout) -> None:
-    """Reap what was held of a cluster, which has ended by now, and let its lifelines go."""
+    """Reap the programs held for a cluster, which have ended by now, and close their lifelines."""
     for program in _HELD.pop(layout.directory, []):
         program.wait(END_S)
         if program.stdin is not None:

@@ -1,4 +1,4 @@
-"""The process behind a fake cluster: one asyncssh server per node, all in one event loop."""
+"""The server process of a fake cluster: one asyncssh server per node, all in one event loop."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ BACKLOG = 256
 
 @dataclass(frozen=True)
 class Request:
-    """What `fake.up` asks of the server process; with `lifeline`, standard input ends when its maker does."""
+    """The request of `fake.up` to the server process. With `lifeline`, standard input ends when its maker ends."""
 
     directory: Path
     count: int
@@ -48,7 +48,7 @@ class Request:
 
 
 class Node:
-    """One node: its port, its key, its connections, and what was done to it."""
+    """One node: its port, key, connections and state."""
 
     def __init__(self, layout: Layout, index: int, client_key: bytes, children: Children) -> None:
         self.layout = layout
@@ -61,7 +61,7 @@ class Node:
         self._key = asyncssh.generate_private_key("ssh-ed25519", comment=f"node{index}")
         self._port = 0
         self._acceptor: asyncssh.SSHAcceptor | None = None
-        self._waiting: socket.socket | None = None  # while paused: callers queue here, as with a sshd that is stopped
+        self._waiting: socket.socket | None = None  # while paused, clients queue here, as with a stopped sshd
 
     async def begin(self) -> FakeNode:
         self.home.mkdir(mode=0o700, parents=True)
@@ -77,7 +77,7 @@ class Node:
         return on_node(self.layout.directory, self.index)
 
     def kill(self) -> None:
-        """Nothing here awaits: whoever runs on the node, or is connected, sees nothing before all is over."""
+        """Kill the node. Nothing here awaits, so that no process or client sees a node that is half dead."""
         self._stop_listening()
         cut_power(self.processes)
         for connection in list(self.connections):
@@ -85,7 +85,7 @@ class Node:
         self.state = BECOMES["kill"]
 
     def pause(self) -> None:
-        """Connections stay open, and no command on them, old or new, goes on."""
+        """Freeze the node. Connections stay open, but no command on them, old or new, makes progress."""
         self._waiting = self._sock.dup()
         self._stop_listening()
         freeze(self.processes)
@@ -185,7 +185,7 @@ class NodeServer(asyncssh.SSHServer):
 
 
 class Cluster:
-    """All nodes, and the word of those who may change them."""
+    """All nodes, and the control socket through which they are changed."""
 
     def __init__(self, layout: Layout) -> None:
         self._layout = layout
@@ -203,9 +203,9 @@ class Cluster:
         write_files(layout, nodes)
         self._state = replace(self._state, nodes=nodes)
         layout.write_state(self._state)
-        await asyncio.start_unix_server(self._obey, sock=control.listen(layout))
+        await asyncio.start_unix_server(self._handle_request, sock=control.listen(layout))
 
-    async def _obey(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _handle_request(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             request = json.loads(await reader.readline())
             await self._do(self._nodes[request["node"]], request["do"])
@@ -217,10 +217,10 @@ class Cluster:
             await writer.drain()
         writer.close()
 
-    async def _do(self, node: Node, word: str) -> None:
-        if word == "kill":
+    async def _do(self, node: Node, action: str) -> None:
+        if action == "kill":
             node.kill()
-        elif word == "pause":
+        elif action == "pause":
             node.pause()
         else:
             await node.heal()
@@ -230,32 +230,32 @@ class Cluster:
 
 
 async def serve(request: Request) -> None:
-    """Bring the nodes up, say so on standard output, and live until told to end."""
+    """Bring the nodes up, report that on standard output, and run until a signal or the end of the lifeline."""
     loop = asyncio.get_running_loop()
     end = asyncio.Event()
     layout = Layout(request.directory)
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, end.set)
-    bereft = _follow_lifeline(loop, end) if request.lifeline else asyncio.Event()
+    orphaned = _follow_lifeline(loop, end) if request.lifeline else asyncio.Event()
     _allow_descriptors(request.count)
     await Cluster(layout).begin(request.count, Children(loop))
     print(json.dumps({"ready": True}), flush=True)  # noqa: T201 - the answer that `up` waits for
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     await end.wait()
-    await loop.run_in_executor(None, _clean_up, layout, request.remove or not bereft.is_set())
+    await loop.run_in_executor(None, _clean_up, layout, request.remove or not orphaned.is_set())
 
 
 def _follow_lifeline(loop: asyncio.AbstractEventLoop, end: asyncio.Event) -> asyncio.Event:
-    """When the pipe from our maker ends, so do we; the event returned tells that it was for this."""
-    bereft = asyncio.Event()
+    """End when the pipe from our maker ends. The returned event is set if that was the reason."""
+    orphaned = asyncio.Event()
 
     def lost() -> None:
         loop.remove_reader(sys.stdin)
-        bereft.set()
+        orphaned.set()
         end.set()
 
     loop.add_reader(sys.stdin, lost)
-    return bereft
+    return orphaned
 
 
 def _clean_up(layout: Layout, remove: bool) -> None:
@@ -268,13 +268,13 @@ def _allow_descriptors(count: int) -> None:
     wanted = 64 + DESCRIPTORS_PER_NODE * count
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if hard != resource.RLIM_INFINITY and wanted > hard:
-        raise OSError(f"{count} nodes need {wanted} open files, and the limit is {hard} (ulimit -Hn)")
+        raise OSError(f"{count} nodes need {wanted} open files, but the limit is {hard} (ulimit -Hn)")
     if soft != resource.RLIM_INFINITY and wanted > soft:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 def main() -> None:
-    """Entry point of the process that `fake.up` starts; the request comes on standard input."""
+    """Run the process that `fake.up` starts. The request comes on standard input."""
     asyncssh.set_log_level("ERROR")
     request = Request.parse(sys.stdin.readline())
     try:

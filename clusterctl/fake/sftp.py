@@ -14,10 +14,10 @@ SFTP_VERSION = 3
 
 
 class HomeSftp(asyncssh.SFTPServer):
-    """Paths are those of the machine, relative ones start in the home, and none leads out of it.
+    """An SFTP server for paths of this machine. Relative paths start in the node's home, and no path leads outside it.
 
-    asyncssh's own chroot follows symbolic links to the outside, so each path is resolved before its use.
-    A link that points outside can therefore not even be removed here; a command can.
+    asyncssh's own chroot follows symbolic links to the outside, so each path is resolved before use. Therefore a link
+    that points outside cannot be removed over SFTP, only by a command.
     """
 
     def __init__(self, chan: Any, home: Path) -> None:
@@ -27,14 +27,14 @@ class HomeSftp(asyncssh.SFTPServer):
     def map_path(self, path: bytes) -> bytes:
         full = Path(os.path.normpath(self._home / os.fsdecode(path)))
         if not full.resolve().is_relative_to(self._home):
-            raise asyncssh.SFTPPermissionDenied("outside of the node's home")
+            raise asyncssh.SFTPPermissionDenied("outside the node's home")
         return os.fsencode(full)
 
 
 class ExecOrSftp(asyncssh.SSHServerSession[bytes]):
-    """A session that becomes a command or a file transfer, whichever the client asks for; never a shell.
+    """A session that becomes a command or a file transfer, as the client requests. Never a shell.
 
-    asyncssh decides between its own sessions and a custom one before it knows what is asked.
+    asyncssh chooses between its own sessions and a custom one before it knows the request.
     """
 
     def __init__(self, command: asyncssh.SSHServerSession[bytes], sftp_factory: Callable[[Any], HomeSftp]) -> None:

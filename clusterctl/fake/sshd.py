@@ -1,4 +1,4 @@
-"""Real OpenSSH daemons of the current user: what one is told, and which processes are its own."""
+"""Real OpenSSH daemons of the current user: their configuration and their processes."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ MISSING = "apt-get install openssh-server"
 
 
 def find_sshd() -> str:
-    """The path of sshd. Raises UsageError when it is missing, or what makes its keys."""
+    """Return the path of sshd. Raises UsageError if sshd or ssh-keygen is missing."""
     sshd = find_program("sshd")
-    for name, found in (("sshd", sshd), ("ssh-keygen", find_program("ssh-keygen"))):
-        if found is None:
+    for name, path in (("sshd", sshd), ("ssh-keygen", find_program("ssh-keygen"))):
+        if path is None:
             raise UsageError(f"the ssh backend needs {name}", hint=MISSING)
     assert sshd is not None
     return sshd
@@ -35,23 +35,23 @@ def config_text(
     path_first: Sequence[Path] = (),
     first: Sequence[str] = (),
 ) -> str:
-    """The sshd_config of one node.
+    """Return the sshd_config of one node.
 
-    A command finds `environment`, and this Python in its PATH; it starts, as always, in the real home of the user.
-    Of most settings the first one counts: `first` are lines that go before ours.
+    A command runs with `environment` and with this Python in its PATH; it starts in the user's real home, as usual.
+    For most settings the first line wins: the lines of `first` go before ours.
     """
-    places = [*path_first, Path(sys.executable).parent, "/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin"]
-    variables = {**environment, "PATH": ":".join(map(str, places))}
-    given = " ".join(f"{name}={_quoted(value)}" for name, value in variables.items())
+    search = [*path_first, Path(sys.executable).parent, "/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin"]
+    variables = {**environment, "PATH": ":".join(map(str, search))}
+    assignments = " ".join(f"{name}={_quoted(value)}" for name, value in variables.items())
     lines = [
-        "MaxStartups 100:30:200",  # the one setting of which the last counts, not the first
+        "MaxStartups 100:30:200",  # the only setting for which the last line wins
         *first,
         f"Port {port}",
         f"ListenAddress {ADDRESS}",
         f"HostKey {_quoted(str(host_key))}",
         "PidFile none",
         f"AuthorizedKeysFile {_quoted(str(authorized_keys).replace('%', '%%'))}",
-        f"SetEnv {given}",
+        f"SetEnv {assignments}",
         "StrictModes no",
         "UsePAM no",
         "PasswordAuthentication no",
@@ -72,21 +72,21 @@ def openssh_version() -> tuple[int, int]:
     return (int(match[1]), int(match[2])) if match else (0, 0)
 
 
-def find_by_log(place: Path) -> list[Identity]:
-    """Every daemon whose log is `place` or below it, with its sessions and what these have just begun.
+def find_by_log(path: Path) -> list[Identity]:
+    """Return every daemon whose log is `path` or below it, with its sessions and their newest children.
 
-    A sshd writes its title over its environment, which tells nothing then; its standard error stays with it.
+    sshd overwrites its environment with its title, so it cannot be found by that. Its standard error stays in place.
     """
-    daemons = {pid for pid in own_pids() if _logs_to(pid, place)}
+    daemons = {pid for pid in own_pids() if _logs_to(pid, path)}
     return _identified([*daemons, *_children(daemons)])
 
 
-def _logs_to(pid: int, place: Path) -> bool:
+def _logs_to(pid: int, path: Path) -> bool:
     try:
         log = Path(f"/proc/{pid}/fd/2").readlink()
     except OSError:
         return False
-    return log.is_relative_to(place)
+    return log.is_relative_to(path)
 
 
 def _children(parents: set[int]) -> list[int]:
@@ -99,8 +99,8 @@ def _parent(pid: int) -> int | None:
 
 
 def _identified(pids: Iterable[int]) -> list[Identity]:
-    found = (identify(pid) for pid in pids)
-    return [who for who in found if who is not None]
+    processes = (identify(pid) for pid in pids)
+    return [process for process in processes if process is not None]
 
 
 def _quoted(text: str) -> str:

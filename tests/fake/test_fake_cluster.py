@@ -204,7 +204,7 @@ def test_a_conf_that_someone_edited_is_never_lost(directory: Path) -> None:
     cluster.conf.write_text(edited)
     fake.down(directory)
     assert [path.name for path in directory.iterdir()] == ["conf.py"]
-    with pytest.raises(RefusedError, match="not as `fake up` wrote it"):
+    with pytest.raises(RefusedError, match="was not written by `fake up`, or was edited since"):
         fake.up(directory, 1)
     assert (directory / "conf.py").read_text() == edited
 
@@ -403,7 +403,7 @@ NO_COMPOSE = 'test "$1" = version && echo 28.0'
     [
         (None, "needs docker$", "apt-get install docker.io docker-compose"),
         (NO_DAEMON, "docker does not answer: Cannot connect", "start it: systemctl start docker"),
-        (NO_PERMISSION, "docker does not answer: permission denied", "be root, or a member of the group docker"),
+        (NO_PERMISSION, "docker does not answer: permission denied", "run as root, or join the docker group"),
         (NO_COMPOSE, "needs docker compose", "apt-get install docker-compose"),
     ],
 )
@@ -424,7 +424,7 @@ def test_what_the_docker_backend_lacks_is_told(
 def test_an_unknown_backend_is_told_with_those_that_there_are(directory: Path) -> None:
     with pytest.raises(UsageError, match="'dokcer' is not a backend") as caught:
         fake.up(directory, 1, backend="dokcer")
-    assert caught.value.hint == "one of embedded, ssh, docker"
+    assert caught.value.hint == "use one of embedded, ssh, docker"
 
 
 def test_a_user_without_asyncssh_is_told_what_to_install(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -117,7 +117,7 @@ def test_what_a_backend_cannot_do_is_a_usage_error_that_names_one_that_can(clust
     for wrong in ("node2", "-1", "", "01x"):
         with pytest.raises(UsageError, match="there is no node") as caught:
             fake.harm(cluster.directory, wrong, "kill")
-        assert caught.value.hint == "one of node0 to node1"
+        assert caught.value.hint == "use one of node0 to node1"
     assert states(cluster) == [("up", True), ("up", True)]
 
 
