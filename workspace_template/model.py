@@ -2,7 +2,7 @@
 
     x = [e(w1) e(w2) e(w3) e(w4)]     h = tanh(x W + b)     p(word) = softmax(h V + c)
 
-Plain numpy, float32. It knows nothing of clusters: parameters come in, gradients go out.
+Plain numpy, float32. It knows nothing about clusters: parameters come in, gradients go out.
 """
 
 from typing import NamedTuple
@@ -15,7 +15,7 @@ HIDDEN = 256  # width of h
 
 
 class Weights(NamedTuple):
-    """One thing for each dense parameter: its values, its gradient, or its table."""
+    """One item per dense parameter: its values, its gradient, or its table."""
 
     hidden_w: np.ndarray  # W: (CONTEXT * EMBEDDING, HIDDEN)
     hidden_b: np.ndarray  # b: (HIDDEN,)
@@ -27,7 +27,7 @@ class NgramModel:
     """The mathematics, for batches of up to `batch_size` samples over a dictionary of `words` entries.
 
     A batch of n samples is `vectors` (n, CONTEXT, EMBEDDING), the word vectors of the contexts, and `targets` (n,),
-    the ids to predict. The large arrays are made once and used again, so gradients hold until the next call.
+    the ids to predict. The large arrays are reused, so gradients are valid only until the next call.
     """
 
     def __init__(self, batch_size, words):
@@ -36,15 +36,15 @@ class NgramModel:
         self._d_output_w = np.empty((HIDDEN, words), np.float32)
 
     def loss(self, vectors, targets, weights):
-        """The mean of -log p(target)."""
+        """Return the mean of -log p(target)."""
         _, p = self._forward(vectors, weights)
         return mean_nll(p, targets)
 
     def gradients(self, vectors, targets, weights):
-        """Returns the loss and its gradients: (loss, Weights, the gradient of `vectors`)."""
+        """Return the loss and its gradients: (loss, Weights, the gradient of `vectors`)."""
         hidden, p = self._forward(vectors, weights)
         loss = mean_nll(p, targets)
-        d_scores = p  # the gradient of the scores is p, less 1 at the target
+        d_scores = p  # the gradient of the scores is p, minus 1 at the target
         d_scores[np.arange(len(targets)), targets] -= 1
         d_scores /= len(targets)
         d_output_w = np.matmul(hidden.T, d_scores, out=self._d_output_w)
@@ -68,7 +68,7 @@ class NgramModel:
 
 
 def flat(vectors):
-    """The word vectors of each context side by side: x of the formula."""
+    """Concatenate the word vectors of each context: x in the formula."""
     return vectors.reshape(len(vectors), CONTEXT * EMBEDDING)
 
 

@@ -1,9 +1,9 @@
-"""Prints the words whose learnt vectors are nearest to those of the words that you name.
+"""Print the words whose learned vectors are closest to those of the given words.
 
     python neighbours.py model/model.safetensors
     python neighbours.py output/pass-00003 can must function
 
-The model is a merged file, or any directory of a saved model.
+The model is a merged file or the directory of a saved model.
 """
 
 import argparse
@@ -15,13 +15,13 @@ from clusterctl.runtime import load_model
 
 DICTIONARY = Path(__file__).parent / "data" / "words.txt"
 QUERIES = ["can", "must", "is", "are", "if", "function", "class", "list"]
-FREQUENT = 600  # neighbours are sought among these: rarer words were seen too seldom to have moved far
+FREQUENT = 600  # the candidates: rarer words occur too seldom for their vectors to have moved far
 
 
 def neighbours(model, words_file, queries, k=5):
-    """The `k` nearest of the frequent words by cosine: {query: [(word, cosine), ...]}, the nearest first.
+    """Return the `k` nearest of the frequent words by cosine: {query: [(word, cosine), ...]}, nearest first.
 
-    `model` is a merged model file or a directory of a saved model. Queries that the model does not know are left out.
+    `model` is a merged model file or the directory of a saved model. Queries that the model does not know are left out.
     """
     words = Path(words_file).read_text(encoding="utf-8").splitlines()
     ids, vectors = load_model(model)["word"]
@@ -32,21 +32,21 @@ def neighbours(model, words_file, queries, k=5):
 
     def nearest(query):
         cosines = matrix @ directions[row_of[query]]
-        found = [(candidates[i], float(cosines[i])) for i in np.argsort(-cosines)]
-        return [pair for pair in found if pair[0] != query][:k]
+        ranked = [(candidates[i], float(cosines[i])) for i in np.argsort(-cosines)]
+        return [pair for pair in ranked if pair[0] != query][:k]
 
     return {query: nearest(query) for query in queries if query in row_of}
 
 
 def main():
-    parser = argparse.ArgumentParser(description="Prints the nearest neighbours of words.")
+    parser = argparse.ArgumentParser(description="Print the nearest neighbours of words.")
     parser.add_argument("model", help="model.safetensors, or the directory of a saved model")
     parser.add_argument("words", nargs="*", default=QUERIES, help=f"default: {' '.join(QUERIES)}")
-    parser.add_argument("--dictionary", default=DICTIONARY, help="default: data/words.txt beside this file")
+    parser.add_argument("--dictionary", default=DICTIONARY, help="default: data/words.txt next to this file")
     options = parser.parse_args()
-    found = neighbours(options.model, options.dictionary, options.words)
+    results = neighbours(options.model, options.dictionary, options.words)
     for word in options.words:
-        near = (f"{other} {cosine:.2f}" for other, cosine in found.get(word, []))
+        near = (f"{other} {cosine:.2f}" for other, cosine in results.get(word, []))
         print(f"{word:>12}  {', '.join(near) or 'is not in the dictionary'}")
 
 

@@ -1,13 +1,13 @@
-"""Makes the data of this workspace, a dictionary and shards of text, from Python's own help pages.
+"""Create the data of this workspace, a dictionary and shards of text, from Python's own help pages.
 
     python prepare_data.py --shards 4
 
-`pydoc_data.topics` holds about 450 kB of English in every Python. Every tenth paragraph is held out for testing.
-Beside this file it writes
+`pydoc_data.topics` contains about 450 kB of English in every Python. Every tenth paragraph is held out for testing.
+The program writes, next to this file,
 
-    data/words.txt         the dictionary, one word a line; a word's id is the number of its line, from 0
-    data/train.txt-00000   the first training shard: one paragraph a line, its words separated by spaces
-    data/test.txt-00000    the first test shard; there are as many as training shards
+    data/words.txt         the dictionary, one word per line; a word's id is its line number, from 0
+    data/train.txt-00000   the first training shard: one paragraph per line, its words separated by spaces
+    data/test.txt-00000    the first test shard; there are as many test shards as training shards
 """
 
 import argparse
@@ -16,14 +16,14 @@ from collections import Counter
 from pathlib import Path
 
 UNKNOWN = "<unk>"  # any word outside the dictionary
-START = "<s>"  # what stands before the first word of a paragraph
+START = "<s>"  # precedes the first word of a paragraph
 WORD = re.compile(r"[a-z_][a-z0-9_]*|[.,:;()]")
 TABLE_LINE = re.compile(r"\s*[+|]")
 DATA = Path(__file__).parent / "data"
 
 
 def prepare(out=DATA, shards=1):
-    """Writes the dictionary and the shards into the directory `out`; the same Python always writes the same files."""
+    """Write the dictionary and the shards into the directory `out`. The same Python always writes the same files."""
     paragraphs = read_paragraphs()
     test = paragraphs[9::10]
     train = [words for number, words in enumerate(paragraphs) if number % 10 != 9]
@@ -33,15 +33,15 @@ def prepare(out=DATA, shards=1):
     for kind, part in (("train", train), ("test", test)):
         for old in folder.glob(f"{kind}.txt-*"):
             old.unlink()
-        for number, hand in enumerate(deal(part, shards)):
-            write_lines(folder / f"{kind}.txt-{number:05d}", map(" ".join, hand))
+        for number, shard in enumerate(split(part, shards)):
+            write_lines(folder / f"{kind}.txt-{number:05d}", map(" ".join, shard))
 
 
 def read_paragraphs():
-    """The paragraphs of all topics, each a tuple of words, in a fixed order.
+    """Return the paragraphs of all topics, each a tuple of words, in a fixed order.
 
-    Topics quote one another at length, so each paragraph is taken once: otherwise a third of the test would be
-    text that was trained on.
+    Topics quote one another at length, so each paragraph is taken once. Otherwise a third of the test text would also
+    be training text.
     """
     from pydoc_data.topics import topics
 
@@ -51,25 +51,25 @@ def read_paragraphs():
 
 
 def split_words(paragraph):
-    """The words, names and punctuation of a paragraph, in lower case; tables and rules such as `****` give none."""
+    """Return the words, names and punctuation of a paragraph, in lower case, without tables and rules (`****`)."""
     lines = [line for line in paragraph.lower().splitlines() if not TABLE_LINE.match(line)]
     return tuple(WORD.findall("\n".join(lines)))
 
 
 def dictionary(paragraphs):
-    """Every word seen at least twice, the most frequent first, after the two special ones."""
+    """Return the two special words, then every word seen at least twice, the most frequent first."""
     counts = Counter(word for words in paragraphs for word in words)
     return [UNKNOWN, START, *(word for word, count in counts.most_common() if count >= 2)]
 
 
-def deal(paragraphs, shards):
-    """Deals out paragraphs, each to the shard that has the fewest words so far."""
-    hands, sizes = [[] for _ in range(shards)], [0] * shards
+def split(paragraphs, count):
+    """Distribute paragraphs over `count` shards, each to the shard that has the fewest words so far."""
+    shards, sizes = [[] for _ in range(count)], [0] * count
     for words in paragraphs:
         smallest = sizes.index(min(sizes))
-        hands[smallest].append(words)
+        shards[smallest].append(words)
         sizes[smallest] += len(words)
-    return hands
+    return shards
 
 
 def write_lines(path, lines):
@@ -77,9 +77,9 @@ def write_lines(path, lines):
 
 
 def main():
-    parser = argparse.ArgumentParser(description="Makes the dictionary and the shards of text.")
-    parser.add_argument("--shards", type=int, default=1, help="how many, one per trainer (default 1)")
-    parser.add_argument("--out", default=DATA, help="the directory to write (default: data beside this file)")
+    parser = argparse.ArgumentParser(description="Create the dictionary and the shards of text.")
+    parser.add_argument("--shards", type=int, default=1, help="number of shards, one per trainer (default 1)")
+    parser.add_argument("--out", default=DATA, help="the directory to write to (default: data next to this file)")
     options = parser.parse_args()
     if options.shards < 1:
         parser.error("--shards must be at least 1")

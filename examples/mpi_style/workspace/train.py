@@ -1,4 +1,4 @@
-"""Each rank works on its own part of the data, by the names that Open MPI gives to rank and size."""
+"""Fit a line on this rank's share of the data, with rank and size from Open MPI's environment variables."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ PASSES = 5
 
 
 def samples() -> list[tuple[float, float]]:
-    """This rank's part of one data set that all ranks make alike: y = 3 x - 1, with noise."""
+    """Return this rank's share of a data set that all ranks generate identically: y = 3 x - 1, with noise."""
     rng = random.Random(0)
     every = [(x, 3 * x - 1 + rng.gauss(0, 0.1)) for x in (rng.uniform(-1, 1) for _ in range(SAMPLES))]
     return every[RANK::SIZE]

@@ -1,4 +1,4 @@
-"""A line through noisy points. The options are those that the old launcher passed on."""
+"""Fit a linear model to noisy points. The options are those that the old launcher passed on."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ def options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--config", default="./trainer_config.py")
     parser.add_argument("--num_passes", type=int, default=1)
-    parser.add_argument("--log_period", type=int, default=100, help="batches between two lines")
+    parser.add_argument("--log_period", type=int, default=100, help="batches between two log lines")
     parser.add_argument("--dot_period", type=int, default=10, help="batches between two dots")
-    parser.add_argument("--trainer_count", type=int, default=1, help="threads, once")
+    parser.add_argument("--trainer_count", type=int, default=1, help="formerly the number of threads")
     parser.add_argument("--use_gpu", type=int, default=0)
     parser.add_argument("--local", type=int, default=1)
     parser.add_argument("--saving_period", type=int, default=1)
@@ -33,7 +33,7 @@ def options() -> argparse.Namespace:
 
 
 def reader(batch_size: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """This trainer's points, (batch_size, FEATURES) and (batch_size,), by the number that the old launcher gave."""
+    """Yield this trainer's points, (batch_size, FEATURES) and (batch_size,), seeded by its old trainer id."""
     rng = np.random.default_rng(int(os.environ.get("PADDLE_INIT_TRAINER_ID", "0")))
     for _ in range(BATCHES):
         x = rng.standard_normal((batch_size, FEATURES), dtype=np.float32)

@@ -1,4 +1,4 @@
-"""A factorization machine learns who clicks, in Paddle's parameter-server mode. This is server and trainer in one."""
+"""Predict clicks with a factorization machine in Paddle's parameter-server mode. Both server and trainer run this."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ BATCH = 256
 def options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--mode", choices=("async", "geo"), default="async")
-    parser.add_argument("--k_steps", type=int, default=20, help="steps between two exchanges of geo")
+    parser.add_argument("--k_steps", type=int, default=20, help="steps between two exchanges in geo mode")
     parser.add_argument("--num_passes", type=int, default=4)
-    parser.add_argument("--batches", type=int, default=100, help="of each trainer in a pass")
+    parser.add_argument("--batches", type=int, default=100, help="batches per trainer and pass")
     return parser.parse_args()
 
 
 def clicks(trainer: int, batches: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Ids (BATCH, SLOTS) and whether it was clicked (BATCH, 1). Few ids are frequent; each has a hidden appeal."""
+    """Yield ids (BATCH, SLOTS) and clicks (BATCH, 1), 0 or 1. Few ids are frequent; each has a hidden appeal."""
     appeal = np.random.default_rng(1).normal(0, 1.5, IDS)
     rng = np.random.default_rng([2, trainer])
     for _ in range(batches):
@@ -36,7 +36,7 @@ def clicks(trainer: int, batches: int) -> Iterator[tuple[np.ndarray, np.ndarray]
 
 
 def network() -> paddle.static.Variable:
-    """The loss. An id's row holds its weight and its factors; `is_sparse` makes it a row of the servers' table."""
+    """Return the loss. An id's row holds its weight and its factors; `is_sparse` puts it into the servers' table."""
     ids = paddle.static.data("ids", [None, SLOTS], "int64")
     label = paddle.static.data("label", [None, 1], "float32")
     start = paddle.ParamAttr(name="embedding", initializer=paddle.nn.initializer.Uniform(-0.1, 0.1))

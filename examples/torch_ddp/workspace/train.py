@@ -1,4 +1,4 @@
-"""Learns which of two rings a point lies in, with DistributedDataParallel: torch's own `env://`, gloo, CPUs."""
+"""Classify points into two rings with DistributedDataParallel: torch's own `env://`, gloo, CPUs."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ BATCH = 128
 def options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--num_passes", type=int, default=5)
-    parser.add_argument("--batches", type=int, default=25, help="of each rank in a pass")
+    parser.add_argument("--batches", type=int, default=25, help="batches per rank and pass")
     return parser.parse_args()
 
 
 def points(generator: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
-    """Points in the plane (BATCH, 2), and the ring of each, 0 or 1 (BATCH, 1)."""
+    """Return points in the plane (BATCH, 2), and the ring of each, 0 or 1 (BATCH, 1)."""
     ring = torch.randint(0, 2, (BATCH, 1), generator=generator).float()
     angle = 2 * torch.pi * torch.rand((BATCH, 1), generator=generator)
     radius = 1 + ring + 0.2 * torch.randn((BATCH, 1), generator=generator)
@@ -31,7 +31,7 @@ def points(generator: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def digest(model: nn.Module) -> str:
-    """Of all parameters: the same on all ranks."""
+    """Return a digest of all parameters, which is the same on all ranks."""
     weights = torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
     return hashlib.sha256(weights.numpy().tobytes()).hexdigest()[:16]
 
@@ -63,4 +63,4 @@ def main() -> None:
 if __name__ == "__main__":
     main()
     sys.stdout.flush()
-    os._exit(0)  # gloo's threads may still let go of tensors, and abort a Python that is about to end meanwhile
+    os._exit(0)  # gloo's threads may still release tensors, which aborts an interpreter that is shutting down
