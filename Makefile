@@ -1,10 +1,10 @@
-# make demo   everything from a fresh clone to a trained model
-# make test   everything from a fresh clone to tested
-# make check  lint, types, tests
-# make docker images and tests of docker/; needs a Docker daemon
-# make faults  machines out of namespaces, and what goes wrong between them; needs root
-# make soak    random faults for SECONDS (60), drawn from SEED; a failure says how to repeat it; needs root
-# make engines  the examples of other engines, our rules beside torch's; takes their packages from an index
+# make demo     from a fresh clone to a trained model
+# make test     from a fresh clone to a tested program
+# make check    run the linter, the type checker and the tests
+# make docker   build and test the images of docker/; needs a Docker daemon
+# make faults   inject faults into machines made of kernel namespaces; needs root
+# make soak     inject random faults for SECONDS (60), drawn from SEED; a failure prints how to repeat it; needs root
+# make engines  run the examples of other engines and compare our rules with torch's; downloads packages
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin

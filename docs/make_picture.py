@@ -1,4 +1,4 @@
-"""Makes docs/demo.svg: the terminal of a real `clusterctl demo`, taken while it trains. Needs tmux.
+"""Create docs/demo.svg, a screenshot of the terminal during a real `clusterctl demo`. Needs tmux.
 
 python docs/make_picture.py
 """
@@ -38,7 +38,7 @@ def main() -> None:
 
 
 def capture(server: list[str], words: str) -> str:
-    """The screen, with its colours, as soon as it shows `words`."""
+    """Return the screen, with its colours, as soon as it shows `words`."""
     deadline = time.monotonic() + DEADLINE_S
     while time.monotonic() < deadline:
         taken = subprocess.run([*server, "capture-pane", "-e", "-p", "-t", "demo"], capture_output=True, check=True)
@@ -53,7 +53,7 @@ def draw(screen: str) -> None:
     console = Console(record=True, width=COLUMNS, file=io.StringIO(), force_terminal=True, color_system="truecolor")
     console.print(Text.from_ansi("$ clusterctl demo\n...\n" + screen.rstrip()))
     svg = console.export_svg(title="clusterctl demo")
-    PICTURE.write_text(svg.replace("<text ", '<text xml:space="preserve" '))  # else some viewers drop indents
+    PICTURE.write_text(svg.replace("<text ", '<text xml:space="preserve" '))  # otherwise some viewers drop indentation
 
 
 if __name__ == "__main__":
