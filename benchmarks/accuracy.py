@@ -1,8 +1,8 @@
-"""What a mode of training costs in accuracy: AUC and log-loss of the ctr workspace, over seeds, on real flights.
+"""Measure the accuracy of each training mode: AUC and log-loss of the ctr workspace, over seeds, on real flights.
 
-A single process, and jobs of four trainers and two pservers on a fake cluster, learn from the same flights for as many
-passes. What `collect` brings home is scored here, on all held-out flights at once. The SEED decides initial values and
-the order of samples. pip downloads the data once.
+A single process, and jobs of four trainers and two pservers on a fake cluster, train on the same flights for the same
+number of passes. The collected model is scored here, on all held-out flights at once. The SEED determines the initial
+values and the order of samples. pip downloads the data once.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ PROGRAM = [sys.executable, "-m", "clusterctl"]
 
 @dataclass(frozen=True)
 class Score:
-    """On all held-out flights."""
+    """The metrics on all held-out flights."""
 
     auc: float
     logloss: float
@@ -57,14 +57,14 @@ class Bench:
         return [f"--{name}={value}" for name, value in chosen.items()]
 
     def alone(self, batch: int, seed: int) -> Score:
-        """Of a single process with batches of so many samples."""
+        """Return the score of a single process with batches of `batch` samples."""
         output = self.directory / f"alone-{batch}-{seed}"
         environ = {"CLUSTERCTL_SEED": str(seed), "CLUSTERCTL_OUTPUT_DIR": str(output)}
         run([sys.executable, "train.py", *self.options(batch)], self.workspace, **environ)
         return self.score(output / f"pass-{self.given.passes - 1:05d}", seed)
 
     def job(self, mode: str, seed: int) -> Score:
-        """Of a job of all trainers."""
+        """Return the score of a job with all trainers."""
         home = Path(tempfile.mkdtemp(prefix="job-", dir=self.directory))
         conf = self.conf.with_name(f"{home.name}.py")
         settings = {"MODE": mode, "SEED": seed, "TRAINERS": TRAINERS, "PSERVERS": PSERVERS, "WIRE": self.given.wire}
@@ -75,7 +75,7 @@ class Bench:
         return self.score(home / "result/model/model.safetensors", seed)
 
     def score(self, saved: Path, seed: int) -> Score:
-        """Of a saved model. Categories that it has not met get the initial values that they have with this seed."""
+        """Return the score of a saved model. Categories that it has not seen get their initial values for this seed."""
         os.environ["CLUSTERCTL_SEED"] = str(seed)
         data = self.workspace / "data"
         held_out = program.read_shards(sorted(data.glob("test.npy-*")))
@@ -97,7 +97,7 @@ def bench(given: argparse.Namespace) -> Iterator[Bench]:
 
 
 def run(command: Sequence[str], cwd: Path, **environ: str) -> None:
-    """Runs a program to its end; one that fails ends this one with its words."""
+    """Run a program to completion. If it fails, exit with its output."""
     env = {**os.environ, "OPENBLAS_NUM_THREADS": "1", **environ}
     done = subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, check=False)
     if done.returncode:
@@ -105,19 +105,22 @@ def run(command: Sequence[str], cwd: Path, **environ: str) -> None:
 
 
 def row(name: str, scores: Sequence[Score], reference: Sequence[Score]) -> list[str]:
-    """Name, AUC and log-loss, and how far the mean AUC is from that of `reference`."""
+    """Return a row of name, AUC, log-loss, and the difference of the mean AUC from that of `reference`."""
     aucs, losses = [score.auc for score in scores], [score.logloss for score in scores]
     gap = statistics.mean(aucs) - statistics.mean(score.auc for score in reference)
     return [name, *cells(aucs), *cells(losses), f"{gap:+.4f}"]
 
 
-def alike(mode: str) -> int:
-    """The batch with which a single process makes as many updates: a step of sync merges those of all trainers."""
+def equivalent_batch(mode: str) -> int:
+    """Return the batch size with which a single process makes the same number of updates.
+
+    A step of sync merges the batches of all trainers.
+    """
     return BATCH * TRAINERS if mode == "sync" else BATCH
 
 
 def cells(figures: Sequence[float]) -> list[str]:
-    """Mean, and least to greatest."""
+    """Return the cells "mean" and "min-max"."""
     return [f"{statistics.mean(figures):.4f}", f"{min(figures):.4f}-{max(figures):.4f}"]
 
 
@@ -133,9 +136,9 @@ def main() -> None:
         rows += [row(f"alone, batch {batch}", scores, scores) for batch, scores in alone.items()]
         for mode in given.modes:
             began = time.monotonic()
-            rows.append(row(mode, [made.job(mode, seed) for seed in seeds], alone[alike(mode)]))
+            rows.append(row(mode, [made.job(mode, seed) for seed in seeds], alone[equivalent_batch(mode)]))
             print(*rows[-1], f"{time.monotonic() - began:.0f} s", flush=True)
-    show(["", "AUC", "least-greatest", "log-loss", "least-greatest", "AUC beside alone with as many updates"], rows)
+    show(["", "AUC", "min-max", "log-loss", "min-max", "AUC relative to alone with as many updates"], rows)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
-"""The CPU that a dispatch cannot do without: logins, Pythons; and per megabyte hash, write and encryption.
+"""Measure the unavoidable CPU cost of a dispatch: logins and Python starts; per megabyte hashing, writing, encrypting.
 
-From these follows what no way of doing the same work, hashed and encrypted, could be faster than on this machine.
+From these follows a lower bound on the time for the same hashed and encrypted work on this machine.
 """
 
 from __future__ import annotations
@@ -32,23 +32,23 @@ def cpu_s(who: int) -> float:
 
 
 def of_commands(argv: list[str], rounds: int) -> float:
-    """CPU seconds of a command, the median."""
-    found = []
+    """Return the median CPU seconds of a command."""
+    times = []
     for _ in range(rounds):
         before = cpu_s(resource.RUSAGE_CHILDREN)
         subprocess.run(argv, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, check=True)
-        found.append(cpu_s(resource.RUSAGE_CHILDREN) - before)
-    return statistics.median(found)
+        times.append(cpu_s(resource.RUSAGE_CHILDREN) - before)
+    return statistics.median(times)
 
 
 def of_login(nodes: Farm, rounds: int) -> tuple[float, float]:
-    """CPU seconds of OpenSSH per login that runs `true`: of the client, and of sshd with all that it starts."""
+    """Return OpenSSH's CPU seconds per login that runs `true`: of the client, and of sshd with its children."""
     client = 0.0
     before = _of_daemons(nodes)
     for _ in range(rounds):
         for node in range(nodes.count):
             client += of_commands([*shlex.split(nodes.ssh()), f"node{node}", "true"], 1)
-    time.sleep(0.5)  # the daemons learn a moment later that their children have ended
+    time.sleep(0.5)  # the daemons reap their children a moment later
     logins = rounds * nodes.count
     return client / logins, (_of_daemons(nodes) - before) / logins
 
@@ -57,12 +57,12 @@ def _of_daemons(nodes: Farm) -> float:
     total = 0
     for daemon in nodes.sshd.daemons:
         fields = Path(f"/proc/{daemon.process.pid}/stat").read_text().rpartition(")")[2].split()
-        total += sum(int(field) for field in fields[11:15])  # utime, stime, and both of the children waited for
+        total += sum(int(field) for field in fields[11:15])  # utime, stime, and both for reaped children
     return total / TICKS
 
 
 def of_tls(megabytes: int) -> float:
-    """CPU seconds per MB to receive and to send, over the relay's own kind of connection."""
+    """Return CPU seconds per MB to send and receive over a connection like the relay's."""
     keys = make_keys([0, 1])
     with socket.create_server(("127.0.0.1", 0)) as listener:
         pid = os.fork()
@@ -120,12 +120,12 @@ def main() -> None:
         ["per MB", "written to a file", write],
         ["per node", "OpenSSH's client", client],
         ["per node", "sshd, a login and `true`", sshd],
-        ["per node", "a Python that does nothing", bare],
+        ["per node", "a Python that only starts", bare],
     ]
     show(["", "work", "CPU ms"], [[where, what, f"{1000 * spent:.2f}"] for where, what, spent in rows])
     logins = given.nodes * (sshd + bare) / cores
     bytes_ = given.nodes * 100 * (tls + sha + write) / cores
-    print(f"least time on {cores} cores for {given.nodes} nodes, if no core ever rested and the client cost nothing:")
+    print(f"minimum time on {cores} cores for {given.nodes} nodes, if no core were idle and the client were free:")
     print(f"  nothing changed {logins:.2f} s; first dispatch of 100 MB {logins + bytes_:.2f} s")
 
 

@@ -1,7 +1,7 @@
-"""`clusterctl dispatch` against rsync: first dispatch, nothing changed, one file edited.
+"""Compare `clusterctl dispatch` with rsync: first dispatch, nothing changed, one file edited.
 
-Every run is checked: all nodes hold the workspace, byte for byte. The peer is rsync at its best: started for many
-nodes at once by xargs, over ssh with the cheapest key exchange and cipher. `--tune` looks for its best width.
+Every run is verified: all nodes have the workspace, byte for byte. rsync runs at its best: started by xargs for many
+nodes at once, over ssh with the cheapest key exchange and cipher. `--tune` looks for the best parallelism.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pathlib import Path
 from farm import HEADINGS, Contest, Cost, Farm, farm, options, run, scratch, show
 
 OURS = "clusterctl"
-OWN = {"nodefile", "log", "output", ".clusterctl"}  # what clusterctl adds at the top of a job directory
+OWN = {"nodefile", "log", "output", ".clusterctl"}  # added by clusterctl at the top of a job directory
 WORDS = b"weight gradient step loss pass trainer server 0.125 -3.5e-04 import def return None\n".split(b" ")
 
 
@@ -45,7 +45,7 @@ class Workspace:
             self._write(f"part{index % 20:02d}/data-{index:04d}.bin")
 
     def edit(self) -> None:
-        """One file becomes another of the same size."""
+        """Replace a file with different data of the same size."""
         self._write(self._random.choice(list(self._contents)))
 
     def _write(self, name: str) -> None:
@@ -62,20 +62,20 @@ class Workspace:
         return b" ".join(words)[: self._size].ljust(self._size)
 
     def check(self, tree: Path) -> None:
-        found = {
+        files = {
             str(path.relative_to(tree)): path
             for path in tree.rglob("*")
             if path.is_file() and path.relative_to(tree).parts[0] not in OWN
         }
-        if set(found) != set(self._contents):
-            raise RuntimeError(f"{tree}: {len(found)} files, not the {len(self._contents)} of the workspace")
-        for name, path in found.items():
+        if set(files) != set(self._contents):
+            raise RuntimeError(f"{tree}: {len(files)} files, not the {len(self._contents)} of the workspace")
+        for name, path in files.items():
             if path.read_bytes() != self._contents[name]:
-                raise RuntimeError(f"{path} is not what was sent")
+                raise RuntimeError(f"{path} differs from what was sent")
 
 
 class Contenders:
-    """One dispatch of a workspace to the first nodes of a farm, by clusterctl or by rsync, checked afterwards."""
+    """One dispatch of a workspace to the first nodes of a farm, by clusterctl or rsync, verified afterwards."""
 
     def __init__(self, nodes: Farm, workspace: Workspace, count: int) -> None:
         self.nodes = nodes
@@ -89,7 +89,7 @@ class Contenders:
         return cost
 
     def rsync(self, root: str, width: int, *, tuned: bool = True) -> Cost:
-        # The full path: a node's home is its own, but a command over ssh begins in the account's.
+        # The full path: each node has its own home, but a command over ssh starts in the account's home.
         target = f"node{{}}:{self.nodes.sshd.directory}/node{{}}/home/{root}/"
         ssh = self.nodes.ssh(tuned=tuned)
         each = ["rsync", "-a", "--delete", "-e", ssh, f"{self.workspace.directory}/", target]
@@ -101,7 +101,7 @@ class Contenders:
 
 
 def first(contenders: Contenders, peers: dict[str, Callable[[str], Cost]], rounds: int) -> Contest:
-    """Every round to nodes that have nothing."""
+    """Every round sends to nodes that have nothing."""
     contest = Contest({name: lambda turn, do=do, name=name: do(f"{name}-{turn}") for name, do in peers.items()})
     nodes = contenders.nodes
     contest.after = lambda name, turn: nodes.remove(f"{name}-{turn}")
@@ -109,7 +109,7 @@ def first(contenders: Contenders, peers: dict[str, Callable[[str], Cost]], round
 
 
 def again(peers: dict[str, Callable[[str], Cost]], rounds: int, before: Callable[[], None]) -> Contest:
-    """Every round to nodes that have the workspace as it was before `before`; each contender meets the same change."""
+    """Every round sends to nodes that have the workspace from before `before`. All contenders get the same change."""
 
     def turn(do: Callable[[str], Cost], name: str) -> Cost:
         before()
@@ -120,17 +120,17 @@ def again(peers: dict[str, Callable[[str], Cost]], rounds: int, before: Callable
 
 
 def compare(nodes: Farm, workspace: Workspace, arguments: object, width: dict[str, int]) -> list[list[str]]:
-    """The rows of one case."""
+    """Return the rows of one case."""
     given = vars(arguments)
     contenders = Contenders(nodes, workspace, nodes.count)
 
     def peers(kind: str) -> dict[str, Callable[[str], Cost]]:
-        found: dict[str, Callable[[str], Cost]] = {OURS: contenders.clusterctl}
+        programs: dict[str, Callable[[str], Cost]] = {OURS: contenders.clusterctl}
         if shutil.which("rsync"):
-            found["rsync"] = lambda root: contenders.rsync(root, width[kind])
+            programs["rsync"] = lambda root: contenders.rsync(root, width[kind])
             if given["default_rsync"]:
-                found["rsync-1"] = lambda root: contenders.rsync(root, 1, tuned=False)
-        return found
+                programs["rsync-1"] = lambda root: contenders.rsync(root, 1, tuned=False)
+        return programs
 
     rows = []
     if given["first"]:
@@ -146,7 +146,7 @@ def compare(nodes: Farm, workspace: Workspace, arguments: object, width: dict[st
 
 
 def tune(nodes: Farm, workspace: Workspace) -> dict[str, int]:
-    """The widths at which rsync is fastest here, for a first dispatch and for later ones."""
+    """Return the parallelism at which rsync is fastest here, for a first dispatch and for later ones."""
     contenders = Contenders(nodes, workspace, nodes.count)
     cold: dict[int, float] = {}
     warm: dict[int, float] = {}
@@ -160,7 +160,7 @@ def tune(nodes: Farm, workspace: Workspace) -> dict[str, int]:
 
 
 def growth(nodes: Farm, workspace: Workspace, counts: list[int], rounds: int) -> list[list[str]]:
-    """A first dispatch to more and more nodes: what it costs here."""
+    """Return the client's cost of a first dispatch for each number of nodes."""
     rows = []
     for count in counts:
         contenders = Contenders(nodes, workspace, count)
@@ -173,9 +173,9 @@ def main() -> None:
     parser = options(__doc__.splitlines()[0], nodes=16, rounds=5, first=3, width_first=8, width_again=16)
     parser.add_argument("--case", choices=[*CASES, "both"], default="both")
     parser.add_argument("--text", action="store_true", help="text that compresses, instead of random bytes")
-    parser.add_argument("--tune", action="store_true", help="look for the best width of rsync first")
-    parser.add_argument("--default-rsync", action="store_true", help="also rsync as it comes, one node after the other")
-    parser.add_argument("--growth", metavar="N,N", help="only: the cost of a first dispatch to 1,2,4,... nodes")
+    parser.add_argument("--tune", action="store_true", help="first look for the best parallelism of rsync")
+    parser.add_argument("--default-rsync", action="store_true", help="also run rsync untuned, one node after another")
+    parser.add_argument("--growth", metavar="N,N", help="only measure a first dispatch to 1,2,4,... nodes")
     given = parser.parse_args()
     counts = [int(count) for count in given.growth.split(",")] if given.growth else []
     with scratch(given.dir) as top, farm(max(counts, default=given.nodes), top) as nodes:

@@ -1,4 +1,4 @@
-"""`clusterctl exec -- true` and `status` against pdsh with the cheapest key exchange and cipher."""
+"""Compare `clusterctl exec -- true` and `status` with pdsh, using the cheapest key exchange and cipher."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from farm import HEADINGS, Contest, Cost, Farm, farm, options, run, scratch, sho
 
 
 def pdsh(nodes: Farm) -> Cost:
-    """`true` on all nodes at once."""
+    """Run `true` on all nodes at once."""
     env = {**os.environ, "PDSH_SSH_ARGS_APPEND": nodes.ssh().removeprefix("ssh ")}
     return run(["pdsh", "-R", "ssh", "-S", "-f", str(nodes.count), "-w", f"node[0-{nodes.count - 1}]", "true"], env)
 

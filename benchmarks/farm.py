@@ -1,4 +1,4 @@
-"""What the benchmarks share: real OpenSSH daemons on loopback, runs with their cost, contenders by turns, tables.
+"""Shared parts of the benchmarks: real OpenSSH daemons on loopback, measured runs, alternating contenders, tables.
 
 Needs the development extras (`pip install -e .[dev]`), OpenSSH, and for the comparisons rsync and pdsh.
 """
@@ -46,7 +46,7 @@ Host node*
 
 @dataclass(frozen=True)
 class Cost:
-    """What a program cost: wall time of the whole process, CPU of it and of all that it waited for."""
+    """The cost of a program: wall time of the whole process, and CPU time including its reaped children."""
 
     seconds: float
     cpu_s: float
@@ -55,7 +55,7 @@ class Cost:
 
 @dataclass(frozen=True)
 class Farm:
-    """Nodes node0, node1, ... with a home each, and what clusterctl and the peers need to reach them."""
+    """Nodes node0, node1, ..., each with a home, and the configuration for clusterctl and the peers to reach them."""
 
     directory: Path
     sshd: OpenSshCluster
@@ -69,7 +69,7 @@ class Farm:
         return self.sshd.daemons[node].home
 
     def clusterctl(self, *args: str, nodes: int | None = None, root: str = "clusterctl") -> Cost:
-        """Runs the program for the first `nodes`, with ~/`root` as their ROOT_DIR and a cache of its own."""
+        """Run the program for the first `nodes`, with ~/`root` as their ROOT_DIR and with a separate cache."""
         conf = self.directory / f"conf-{nodes or self.count}-{root}.py"
         if not conf.exists():
             settings = {
@@ -82,15 +82,15 @@ class Farm:
             }
             conf.write_text("".join(f"{name} = {value!r}\n" for name, value in settings.items()))
         environment = {**os.environ, "XDG_CACHE_HOME": str(self.directory / f"cache-{root}")}
-        environment.pop("PYTHONDONTWRITEBYTECODE", None)  # an installed program has its bytecode
+        environment.pop("PYTHONDONTWRITEBYTECODE", None)  # an installed program has cached bytecode
         return run([*program(), "--conf", str(conf), *args], environment)
 
     def ssh(self, *, tuned: bool = True) -> str:
-        """The ssh of the peers, as one string for `rsync -e`; tuned: with the cheapest key exchange and cipher."""
+        """Return the peers' ssh command as one string for `rsync -e`. `tuned`: the cheapest key exchange and cipher."""
         return f"ssh -F {self.peer_config}" + "".join(f" -o {shlex.quote(o)}" for o in CIPHERS if tuned)
 
     def remove(self, name: str) -> None:
-        """Removes ~/`name` on all nodes, and lets the disk settle."""
+        """Remove ~/`name` on all nodes, and sync the disks."""
         for node in range(self.count):
             shutil.rmtree(self.home(node) / name, ignore_errors=True)
         os.sync()
@@ -98,7 +98,7 @@ class Farm:
 
 @contextlib.contextmanager
 def farm(nodes: int, directory: Path) -> Iterator[Farm]:
-    """Brings the daemons up under `directory`, and down again."""
+    """Start the daemons under `directory`, and stop them at the end."""
     with openssh_cluster(directory / "sshd", nodes) as sshd:
         options = PEER_CONFIG.format(identity=sshd.identity, known_hosts=sshd.known_hosts)
         ports = "".join(f"Host node{i}\n    Port {daemon.port}\n" for i, daemon in enumerate(sshd.daemons))
@@ -109,21 +109,21 @@ def farm(nodes: int, directory: Path) -> Iterator[Farm]:
 
 @contextlib.contextmanager
 def scratch(chosen: Path | None) -> Iterator[Path]:
-    """A directory for a benchmark, gone at its end, also by SIGTERM; below `chosen` or where temporary files go."""
+    """Yield a temporary directory for a benchmark, removed at the end and on SIGTERM; by default in the usual place."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     with tempfile.TemporaryDirectory(prefix="clusterctl-bench-", dir=chosen) as name:
         yield Path(name)
 
 
 def program() -> list[str]:
-    """The installed `clusterctl` of this Python, or what the environment says, to compare two versions."""
+    """Return the installed `clusterctl` of this Python, or CLUSTERCTL_PROGRAM, for comparing two versions."""
     chosen = os.environ.get("CLUSTERCTL_PROGRAM")
     script = Path(sys.executable).with_name("clusterctl")
     return shlex.split(chosen) if chosen else [str(script)]
 
 
 def run(argv: Sequence[str], env: dict[str, str] | None = None, ok: Sequence[int] = (0,)) -> Cost:
-    """Runs a program to its end; raises when its exit code is not one of `ok`."""
+    """Run a program to completion. Raises RuntimeError if its exit code is not one of `ok`."""
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
         started = time.perf_counter()
         process = subprocess.Popen(argv, env=env, stdin=subprocess.DEVNULL, stdout=out, stderr=err)
@@ -133,14 +133,14 @@ def run(argv: Sequence[str], env: dict[str, str] | None = None, ok: Sequence[int
         out.seek(0)
         err.seek(0)
         if process.returncode not in ok:
-            said = (err.read() or out.read()).decode()
-            raise RuntimeError(f"{shlex.join(argv)} ended with {process.returncode}:\n{said[:2000]}")
+            output = (err.read() or out.read()).decode()
+            raise RuntimeError(f"{shlex.join(argv)} exited with {process.returncode}:\n{output[:2000]}")
         return Cost(seconds, usage.ru_utime + usage.ru_stime, out.read())
 
 
 @dataclass
 class Contest:
-    """Contenders that run by turns, so that a busy moment of the machine meets all of them."""
+    """Contenders that alternate, so that a busy moment of the machine affects all of them."""
 
     contenders: dict[str, Callable[[int], Cost]]
     after: Callable[[str, int], None] = field(default=lambda name, turn: None)
@@ -161,7 +161,7 @@ class Contest:
         return statistics.median(cost.cpu_s for cost in self.costs[name])
 
     def ratio(self, ours: str, peer: str) -> float:
-        """How many times faster ours is: the median over the rounds of peer / ours."""
+        """Return the factor by which ours is faster: the median over the rounds of peer / ours."""
         pairs = zip(self.costs[peer], self.costs[ours], strict=True)
         return statistics.median(theirs.seconds / mine.seconds for theirs, mine in pairs)
 
@@ -183,7 +183,7 @@ HEADINGS = ["case", "program", "median s", "range s", "client cpu s", "x of ours
 
 
 class PeakOf:
-    """The peak resident memory of all processes that a test may name, sampled every 20 ms."""
+    """The peak resident memory of the processes that a predicate selects, sampled every 20 ms."""
 
     def __init__(self, chosen: Callable[[Path], bool]) -> None:
         self._chosen = chosen
@@ -205,31 +205,31 @@ class PeakOf:
 
     def _sample(self) -> None:
         while not self._stop.wait(0.02):
-            for place in Path("/proc").iterdir():
-                if place.name.isdigit():
+            for process in Path("/proc").iterdir():
+                if process.name.isdigit():
                     with contextlib.suppress(OSError):
-                        self._look(place)
+                        self._look(process)
 
-    def _look(self, place: Path) -> None:
-        if not self._chosen(place):
+    def _look(self, process: Path) -> None:
+        if not self._chosen(process):
             return
-        for line in (place / "status").read_text().splitlines():
+        for line in (process / "status").read_text().splitlines():
             if line.startswith("VmHWM:"):
-                pid = int(place.name)
+                pid = int(process.name)
                 self.peaks[pid] = max(self.peaks.get(pid, 0), int(line.split()[1]) * 1024)
 
 
 def options(description: str, **defaults: int) -> argparse.ArgumentParser:
-    """A parser with the options of every benchmark; `defaults` become integer options."""
+    """Return a parser with the options of every benchmark. `defaults` become integer options."""
     parser = argparse.ArgumentParser(description=description)
-    parser.add_argument("--dir", type=Path, help="where the nodes' directories go (default: the temporary directory)")
+    parser.add_argument("--dir", type=Path, help="parent of the nodes' directories (default: the temporary directory)")
     for name, value in defaults.items():
         parser.add_argument(f"--{name.replace('_', '-')}", type=int, default=value, help=f"default {value}")
     return parser
 
 
 def show(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """A table, the first two columns to the left, numbers to the right."""
+    """Print a table. The first two columns are aligned left, numbers right."""
     lines = [list(headings), *[list(row) for row in rows]]
     widths = [max(len(line[i]) for line in lines) for i in range(len(headings))]
     for line in lines:

@@ -1,4 +1,4 @@
-"""256 embedded fake nodes, with a shell's default of 1,024 open files: dispatch, exec and status."""
+"""Measure dispatch, exec and status on 256 embedded fake nodes, with the usual limit of 1,024 open files."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from farm import PeakOf, options, program, run, scratch, show
 OPEN_FILES = 1024
 
 
-def is_client(place: Path) -> bool:
-    """A process that this benchmark started itself."""
-    return _parent(place) == os.getpid() and b"fake" not in (place / "cmdline").read_bytes()
+def is_client(process: Path) -> bool:
+    """Return True for a process that this benchmark started itself."""
+    return _parent(process) == os.getpid() and b"fake" not in (process / "cmdline").read_bytes()
 
 
-def is_server(place: Path) -> bool:
-    return b"clusterctl.fake" in (place / "cmdline").read_bytes()
+def is_server(process: Path) -> bool:
+    return b"clusterctl.fake" in (process / "cmdline").read_bytes()
 
 
-def _parent(place: Path) -> int:
-    return int((place / "stat").read_text().rpartition(")")[2].split()[1])
+def _parent(process: Path) -> int:
+    return int((process / "stat").read_text().rpartition(")")[2].split()[1])
 
 
 def main() -> None:
@@ -35,7 +35,7 @@ def main() -> None:
             (workspace / f"part-{index}").write_bytes(os.urandom(20_000))
         fake = ["fake", "up", "-n", str(given.nodes), "--dir", str(top / "fake")]
         env = {**os.environ, "CLUSTERCTL_CONF": str(top / "fake" / "conf.py"), "XDG_CACHE_HOME": str(top / "cache")}
-        env.pop("PYTHONDONTWRITEBYTECODE", None)  # an installed program has its bytecode
+        env.pop("PYTHONDONTWRITEBYTECODE", None)  # an installed program has cached bytecode
         rows = [["fake up", "", f"{run([*program(), *fake]).seconds:.2f}", "", "", ""]]
         try:
             for name, words in {
@@ -51,7 +51,7 @@ def main() -> None:
 
 
 def measure(name: str, words: list[str], env: dict[str, str], rounds: int) -> list[str]:
-    """A row: the best of some rounds, and the greatest memory in any."""
+    """Return a row: the best time of some rounds, and the largest memory in any of them."""
     with PeakOf(is_client) as client, PeakOf(is_server) as server:
         cost = min((run([*program(), *words], env) for _ in range(rounds)), key=lambda one: one.seconds)
     memory = [f"{peak.bytes / 1e6:.0f}" for peak in (client, server)]

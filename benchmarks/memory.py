@@ -1,4 +1,4 @@
-"""The memory that a dispatch needs: one great file, and very many small ones, on this side and on the nodes."""
+"""Measure the memory that a dispatch needs on either side: for one large file, and for very many small ones."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ LIMIT_MB = 200
 CHUNK = os.urandom(1 << 20)
 
 
-def great(directory: Path, megabytes: int) -> None:
-    with (directory / "great.bin").open("wb") as f:
+def large(directory: Path, megabytes: int) -> None:
+    with (directory / "large.bin").open("wb") as f:
         for index in range(megabytes):
             f.write(index.to_bytes(8, "big") + CHUNK[8:])
 
@@ -27,14 +27,14 @@ def many(directory: Path, files: int) -> None:
 
 
 def measure(nodes: Farm, name: str, workspace: Path) -> list[str]:
-    """A row: time, and the greatest process on either side. Raises when a node lacks bytes."""
+    """Return a row: time, and the largest process on either side. Raises RuntimeError if a node lacks bytes."""
     marker = str(nodes.directory).encode()
 
-    def is_client(place: Path) -> bool:
-        return b"\0dispatch\0" in (place / "cmdline").read_bytes() and not is_agent(place)
+    def is_client(process: Path) -> bool:
+        return b"\0dispatch\0" in (process / "cmdline").read_bytes() and not is_agent(process)
 
-    def is_agent(place: Path) -> bool:
-        return b"exec(i.read(" in (place / "cmdline").read_bytes() and marker in (place / "environ").read_bytes()
+    def is_agent(process: Path) -> bool:
+        return b"exec(i.read(" in (process / "cmdline").read_bytes() and marker in (process / "environ").read_bytes()
 
     with PeakOf(is_client) as client, PeakOf(is_agent) as agents:
         cost = nodes.clusterctl("--json", "dispatch", str(workspace))
@@ -50,7 +50,7 @@ def check(workspace: Path, tree: Path) -> None:
     for path in workspace.rglob("*"):
         other = tree / path.relative_to(workspace)
         if path.is_file() and not same(path, other):
-            raise RuntimeError(f"{other} is not what was sent")
+            raise RuntimeError(f"{other} differs from what was sent")
 
 
 def same(one: Path, other: Path) -> bool:
@@ -68,7 +68,7 @@ def main() -> None:
     rows = []
     with scratch(given.dir) as top, farm(given.nodes, top) as nodes:
         for name, make, count in (
-            (f"one file of {given.megabytes} MB", great, given.megabytes),
+            (f"one file of {given.megabytes} MB", large, given.megabytes),
             (f"{given.files:,} files", many, given.files),
         ):
             workspace = top / "workspace"

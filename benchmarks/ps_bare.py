@@ -1,9 +1,9 @@
-"""The reference of the parameter server's benchmarks: processes that only send messages to and fro by pyzmq.
+"""The reference for the parameter server's benchmarks: processes that only exchange messages over pyzmq.
 
-A server sends every message back; one whose first frame is an 8-byte number gets that many bytes instead; with `model`
-the number is that of a part, which the server updates and sends; with `barrier` it answers all clients once each of
-them has sent. A client's step sends `count` messages of `bytes` to every
-server, at most `window` on their way to each, and waits for all replies. Nothing is copied that pyzmq need not copy.
+A server returns every message. If the first frame is an 8-byte number, it returns that many bytes instead. With
+`model`, the number is that of a part, which the server updates and returns. With `barrier`, it answers all clients once
+each of them has sent. A client's step sends `count` messages of `bytes` to every server, with at most `window` in
+flight to each, and waits for all replies. Nothing is copied unless pyzmq requires it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import zmq
 
-from ps_common import Stopwatch, tell
+from ps_common import Stopwatch, report
 
 Answer = Callable[[int, memoryview], Any]
 
@@ -28,7 +28,7 @@ def serve(given: dict[str, Any]) -> None:
     if given["secret"]:
         router.setsockopt(zmq.CURVE_SERVER, 1)
         router.setsockopt(zmq.CURVE_SECRETKEY, given["secret"].encode())
-    tell(address=f"tcp://127.0.0.1:{router.bind_to_random_port('tcp://127.0.0.1')}")
+    report(address=f"tcp://127.0.0.1:{router.bind_to_random_port('tcp://127.0.0.1')}")
     waiting: list[list[Any]] = []
     everyone = given["trainers"] if given.get("barrier") else 1
     reply: Answer = Model(given["count"], given["bytes"]).update if given.get("model") else Store().fetch
@@ -44,7 +44,7 @@ def serve(given: dict[str, Any]) -> None:
 
 
 class Store:
-    """Answers with as many bytes as asked for."""
+    """Answers with the requested number of bytes."""
 
     def __init__(self) -> None:
         self._answers: dict[int, memoryview] = {}
@@ -54,7 +54,7 @@ class Store:
 
 
 class Model:
-    """The least that a parameter server does: `w -= rate * gradient` for the part of that number, and the new part."""
+    """A minimal parameter server: computes `w -= rate * gradient` for the numbered part and returns the new part."""
 
     def __init__(self, count: int, size: int) -> None:
         self._parts = np.zeros((count, size // 4), np.float32)
@@ -71,7 +71,7 @@ def train(given: dict[str, Any]) -> None:
     context = zmq.Context(io_threads=given.get("io_threads", 1))
     sockets = [connect(context, address, given["public"]) for address in given["addresses"]]
     size, count = given["bytes"], given["count"]
-    # All of the bytes: one message again and again would stay in the cache.
+    # Allocate all bytes: a single message sent repeatedly would stay in the cache.
     data = np.ones(len(sockets) * count * size // 4, np.float32).view(np.uint8).data
     own = np.zeros(len(data), np.uint8) if given.get("model") else None
     messages = [[*head(given, n % count), data[n * size : (n + 1) * size]] for n in range(len(sockets) * count)]
@@ -85,16 +85,16 @@ def train(given: dict[str, Any]) -> None:
 
 
 def head(given: dict[str, Any], number: int) -> list[bytes]:
-    """What a server is told beside the bytes: how many to answer with, or which part of the model it is."""
+    """Return the frames before the bytes: the number of bytes to answer with, or the number of the model's part."""
     if given.get("model"):
         return [number.to_bytes(8, "little")]
     return [given["reply"].to_bytes(8, "little")] if "reply" in given else []
 
 
 def exchange(sockets: list[zmq.Socket[bytes]], shares: list[list[list[Any]]], places: list[Any], window: int) -> None:
-    """Sends each server its messages and takes the replies in turn, each of which lets the next one go.
+    """Send each server its messages and receive the replies in turn. Each reply allows the next message.
 
-    Where there are places, the replies are copied there, one behind the other.
+    If there are places, the replies are copied there, one after another.
     """
     for number in range(min(window, len(shares[0]))):
         for each, share in zip(sockets, shares, strict=True):
@@ -116,7 +116,7 @@ def connect(context: zmq.Context[zmq.Socket[bytes]], address: str, server_key: s
         dealer.setsockopt(zmq.CURVE_PUBLICKEY, public)
         dealer.setsockopt(zmq.CURVE_SECRETKEY, secret)
         dealer.setsockopt(zmq.CURVE_SERVERKEY, server_key.encode())
-    dealer.setsockopt(zmq.RCVTIMEO, 60_000)  # for the case that the server ended
+    dealer.setsockopt(zmq.RCVTIMEO, 60_000)  # in case the server has ended
     dealer.connect(address)
     return dealer
 

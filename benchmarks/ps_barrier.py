@@ -1,6 +1,7 @@
-"""The synchronous step of an all but empty model (one number): what the barrier of all trainers costs, in microseconds.
+"""Measure the barrier of all trainers: the synchronous step of a model with one number, in microseconds.
 
-Beside it bare pyzmq processes do the same: every client sends 4 bytes to every server, which answers when all have.
+For comparison, bare pyzmq processes do the same: every client sends 4 bytes to every server, and servers answer when
+all clients have sent.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""What the benchmarks of the parameter server share: real pservers, real trainers, bare pyzmq beside them, tables.
+"""Shared parts of the parameter server's benchmarks: real pservers, real trainers, bare pyzmq for comparison, tables.
 
-A benchmark script is its own trainer program: `fleet` starts pservers as a supervisor does and the script again as
-every trainer (`SCRIPT trainer JSON`), which makes steps when the harness says so (`Stopwatch`). `bare_fleet` starts
-the same number of processes that only send frames to and fro. Contenders run by turns, in fresh processes each time,
-so that a busy moment of the machine, or one of TCP's two moods on loopback, meets all of them.
+A benchmark script is its own trainer program: `fleet` starts pservers as a supervisor does, and the script again as
+every trainer (`SCRIPT trainer JSON`), which runs steps on request of the harness (`Stopwatch`). `bare_fleet` starts
+the same number of processes that only exchange frames. Contenders alternate, in fresh processes each time, so that a
+busy moment of the machine, or TCP's bimodal speed on loopback, affects all of them.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ BARE = Path(__file__).with_name("ps_bare.py")
 
 @dataclass(frozen=True)
 class Layout:
-    """How many processes, and what their spec.json says besides."""
+    """The numbers of processes, and further fields of their spec.json."""
 
     trainers: int = 1
     pservers: int = 1
@@ -43,10 +43,10 @@ class Layout:
 
 
 class Stopwatch:
-    """A trainer's side of a round: waits for `steps N` from the harness, marks the time of each step, reports.
+    """The trainer's side of a round: waits for a step count from the harness, times each step, reports.
 
-    Call `tick()` at the end of every step, and once before the first. It ends the process when the harness is gone,
-    without leaving the run: a clean end would save the model, which is not what is measured.
+    Call `tick()` at the end of every step, and once before the first. It exits the process when the harness is gone,
+    without leaving the run: a clean end would save the model, which is not to be measured.
     """
 
     def __init__(self) -> None:
@@ -56,7 +56,7 @@ class Stopwatch:
     def tick(self) -> None:
         self._marks.append(time.perf_counter())
         if len(self._marks) > self._steps:
-            tell(seconds=[b - a for a, b in zip(self._marks, self._marks[1:], strict=False)])
+            report(seconds=[b - a for a, b in zip(self._marks, self._marks[1:], strict=False)])
             line = sys.stdin.readline()
             if not line:
                 sys.stdout.flush()
@@ -65,14 +65,14 @@ class Stopwatch:
             self._marks = [time.perf_counter()]
 
 
-def tell(**facts: Any) -> None:
-    """Reports to the harness."""
+def report(**facts: Any) -> None:
+    """Send facts to the harness."""
     sys.stdout.write("::" + json.dumps(facts) + "\n")
     sys.stdout.flush()
 
 
 class Child:
-    """A process with JSON lines out and numbers in; killed at the end."""
+    """A child process that reads numbers and writes JSON lines. It is killed at the end."""
 
     def __init__(self, argv: Sequence[str], env: dict[str, str], cwd: Path, pass_fds: Sequence[int] = ()) -> None:
         self.process = subprocess.Popen(
@@ -85,28 +85,28 @@ class Child:
             text=True,
         )
 
-    def say(self, line: str) -> None:
+    def send(self, line: str) -> None:
         assert self.process.stdin is not None
         self.process.stdin.write(line + "\n")
         self.process.stdin.flush()
 
-    def hear(self) -> dict[str, Any]:
-        """The next report; what else the process prints is passed over."""
+    def receive(self) -> dict[str, Any]:
+        """Return the next report, skipping other output of the process."""
         out: IO[str] | None = self.process.stdout
         for line in out or ():
             if line.startswith("::"):
                 return dict(json.loads(line[2:]))
-        raise RuntimeError(f"{self.process.args!r} ended with {self.process.wait()}")
+        raise RuntimeError(f"{self.process.args!r} exited with {self.process.wait()}")
 
     @property
     def rss(self) -> int:
-        """Resident bytes now."""
+        """The current resident bytes."""
         pages = int(Path(f"/proc/{self.process.pid}/statm").read_text().split()[1])
         return pages * os.sysconf("SC_PAGE_SIZE")
 
     @property
     def cpu_s(self) -> float:
-        """CPU seconds so far of all threads that live, to the nanosecond (/proc/PID/stat counts in hundredths)."""
+        """The CPU seconds so far of all live threads, in nanosecond resolution (/proc/PID/stat counts hundredths)."""
         tasks = Path(f"/proc/{self.process.pid}/task").iterdir()
         return sum(int((task / "schedstat").read_text().split()[0]) for task in tasks) / 1e9
 
@@ -121,7 +121,7 @@ class Child:
 
 @dataclass
 class Fleet:
-    """Running pservers (or bare echoes) and trainers; the CPU seconds that a step of the last round took of all."""
+    """Running pservers (or bare echoes) and trainers, and their total CPU seconds per step of the last round."""
 
     servers: list[Child]
     trainers: list[Child]
@@ -131,18 +131,18 @@ class Fleet:
     _ready: bool = False
 
     def wait(self) -> None:
-        """Until every trainer stands before its first step."""
+        """Wait until every trainer is ready for its first step."""
         for trainer in [] if self._ready else self.trainers:
-            trainer.hear()
+            trainer.receive()
         self._ready = True
 
     def steps(self, count: int, skip: int = 2) -> list[float]:
-        """Seconds of each of `count` steps after `skip` more that warm up; the slowest trainer's, step by step."""
+        """Return the seconds of `count` steps, after `skip` warm-up steps; for each step the slowest trainer's."""
         self.wait()
         began = self._cpu_s()
         for trainer in self.trainers:
-            trainer.say(str(count + skip))
-        columns = [trainer.hear()["seconds"] for trainer in self.trainers]
+            trainer.send(str(count + skip))
+        columns = [trainer.receive()["seconds"] for trainer in self.trainers]
         ended = self._cpu_s()
         self.servers_cpu_s, self.trainers_cpu_s = ((b - a) / (count + skip) for a, b in zip(began, ended, strict=True))
         return [max(step) for step in zip(*columns, strict=True)][skip:]
@@ -153,7 +153,7 @@ class Fleet:
 
 @contextlib.contextmanager
 def fleet(layout: Layout, script: str, **given: Any) -> Iterator[Fleet]:
-    """Pservers and trainers of `layout`; `script` runs as `python script trainer JSON` with `given` as the JSON."""
+    """Start the pservers and trainers of `layout`: `python script trainer JSON`, with `given` as the JSON."""
     with contextlib.ExitStack() as stack:
         root = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="clusterctl-bench-")))
         make_job(root, layout)
@@ -176,16 +176,16 @@ def fleet(layout: Layout, script: str, **given: Any) -> Iterator[Fleet]:
 
 
 def ready_ports(control: IO[str]) -> list[int]:
-    """The ports that a pserver says it has bound."""
+    """Return the ports that a pserver reports as bound."""
     for line in control:
         event = json.loads(line)
         if event["event"] == "ready":
             return [int(port) for port in event["ports"]]
-    raise RuntimeError("a pserver ended before it was ready: its words are above")
+    raise RuntimeError("a pserver exited before it was ready; see its output above")
 
 
 def make_job(root: Path, layout: Layout) -> None:
-    """A job directory as the supervisors of the nodes leave it."""
+    """Create a job directory as the nodes' supervisors do."""
     run_dir = root / ".clusterctl" / "runs" / RUN
     (run_dir / "keys").mkdir(parents=True)
     spec = {
@@ -236,7 +236,7 @@ def process_environment(
 
 @contextlib.contextmanager
 def bare_fleet(layout: Layout, **given: Any) -> Iterator[Fleet]:
-    """As many processes as in `layout` that do nothing but send messages: what pyzmq alone can do here."""
+    """Start the same number of processes as in `layout` that only send messages: the limit of pyzmq itself."""
     with contextlib.ExitStack() as stack:
         public, secret = zmq.curve_keypair() if layout.spec.get("security") == "curve" else (b"", b"")
         given |= {"public": public.decode(), "trainers": layout.trainers}
@@ -247,7 +247,7 @@ def bare_fleet(layout: Layout, **given: Any) -> Iterator[Fleet]:
             return child
 
         servers = [start("server", secret=secret.decode()) for _ in range(layout.pservers)]
-        addresses = [server.hear()["address"] for server in servers]
+        addresses = [server.receive()["address"] for server in servers]
         yield Fleet(servers, [start("client", addresses=addresses) for _ in range(layout.trainers)])
 
 
@@ -262,7 +262,7 @@ Contender = Callable[[], float]
 
 
 def contest(contenders: Mapping[str, Callable[[], Figure]], rounds: int) -> dict[str, list[Figure]]:
-    """Each contender's figure of every round, first to last and last to first by turns."""
+    """Return each contender's figure of every round, in alternating order."""
     figures: dict[str, list[Figure]] = {name: [] for name in contenders}
     for turn in range(rounds):
         names = list(contenders)
@@ -272,18 +272,18 @@ def contest(contenders: Mapping[str, Callable[[], Figure]], rounds: int) -> dict
 
 
 def ratio(ours: Sequence[float], reference: Sequence[float]) -> float:
-    """The median over the rounds of ours / reference."""
+    """Return the median over the rounds of ours / reference."""
     return statistics.median(a / b for a, b in zip(ours, reference, strict=True))
 
 
 def percentile(values: Sequence[float], percent: int) -> float:
-    """The value that `percent` of a hundred do not exceed."""
+    """Return the value that `percent` percent of the values do not exceed."""
     ordered = sorted(values)
     return ordered[min(len(ordered) - 1, len(ordered) * percent // 100)]
 
 
 def options(description: str, **defaults: Any) -> argparse.ArgumentParser:
-    """A parser with an option for each of `defaults`, of its type."""
+    """Return a parser with an option for each of `defaults`, of the default's type."""
     parser = argparse.ArgumentParser(description=description)
     more_options(parser, **defaults)
     return parser
@@ -295,23 +295,23 @@ def more_options(parser: argparse.ArgumentParser, **defaults: Any) -> None:
 
 
 def layouts(text: str, **spec: Any) -> list[Layout]:
-    """The layouts in words such as "1x1,2x2" (trainers x pservers)."""
+    """Parse layouts such as "1x1,2x2" (trainers x pservers)."""
     pairs = [word.split("x") for word in text.split(",")]
     return [Layout(int(trainers), int(pservers), spec) for trainers, pservers in pairs]
 
 
 def spread(figures: Sequence[float], scale: float = 1.0) -> list[str]:
-    """The cells "median" and "least-greatest"."""
+    """Return the cells "median" and "min-max"."""
     low, high = min(figures) * scale, max(figures) * scale
     return [f"{statistics.median(figures) * scale:.3g}", f"{low:.3g}-{high:.3g}"]
 
 
 def show(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """Prints a table in Markdown, so that it can be kept as it is."""
+    """Print a table in Markdown, ready to be pasted into a page."""
     lines = [headings, ["---"] * len(headings), *rows]
     print("".join(f"| {' | '.join(line)} |\n" for line in lines), flush=True)
 
 
 def trainer_given() -> dict[str, Any] | None:
-    """What the harness gave this process as a trainer; None when a person started it."""
+    """Return the settings that the harness passed to this trainer, or None if this is not a trainer process."""
     return dict(json.loads(sys.argv[2])) if sys.argv[1:2] == ["trainer"] else None

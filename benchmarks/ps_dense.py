@@ -1,9 +1,9 @@
-"""A dense model's step, push + update + pull, beside a bare pyzmq echo of the same bytes between as many processes.
+"""Compare a dense model's step, push + update + pull, with a bare pyzmq echo of the same bytes and process count.
 
-GB/s count what all trainers send and get: 2 x trainers x bytes / step. Third comes the least that a parameter server
-could be on pyzmq, without merging, checking or remembering anything: a server that updates each part as it comes and
-sends it back, and a trainer that copies it to its place. `--shm auto` lets the runtime use shared memory, as it does
-by itself on one host; the others stay with TCP. Our values are checked against what the rule must give.
+GB/s counts the bytes that all trainers send and receive: 2 x trainers x bytes / step. The third contender is a minimal
+parameter server on pyzmq, without merging, checking or remembering anything: the server updates each part on arrival
+and returns it, and the trainer copies it into place. `--shm auto` lets the runtime use shared memory, as it does by
+default on one host; the others always use TCP. Our values are checked against the rule's exact result.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def trainer(given: dict[str, Any]) -> None:
         watch.tick()
         for _ in ps.steps(lambda pass_, rng: itertools.count(), passes=1):
             ps.push({w: gradient}, samples=1)
-            # After step s each value is -s * RATE, exactly; looking at all of them would be a part of the cost.
+            # After step s each value is exactly -s * RATE. Checking all of them would add to the cost.
             ends = w.value[:: max(1, len(gradient) // 64)]
             if not (ends == -ps.step * np.float32(RATE)).all():
                 raise SystemExit(f"step {ps.step}: {ends}")
@@ -42,7 +42,7 @@ def trainer(given: dict[str, Any]) -> None:
 
 @dataclass(frozen=True)
 class Round:
-    """GB/s of one round, and CPU milliseconds of a step, of all processes: these a busy machine hardly changes."""
+    """GB/s of one round, and CPU milliseconds per step of all processes, which a busy machine hardly changes."""
 
     rate: float
     cpu_ms: float
@@ -67,20 +67,20 @@ def measure(running: bench.Fleet, size: int, steps: int) -> Round:
 
 
 def tune(layout: bench.Layout, elements: int, steps: int) -> tuple[int, int]:
-    """The frame's bytes and the window with which the echo is fastest here."""
-    found: dict[tuple[int, int], float] = {}
+    """Return the frame size in bytes and the window with which the echo is fastest here."""
+    rates: dict[tuple[int, int], float] = {}
     for frame, window in itertools.product((2**18, 2**20, 2**22, 2**24), (4, 16, 0)):
-        found[frame, window] = statistics.median(bare(layout, elements, steps, frame, window).rate for _ in range(3))
-        print(f"echo of {said(frame, window)}: {found[frame, window]:.2f} GB/s", flush=True)
-    return max(found, key=found.__getitem__)
+        rates[frame, window] = statistics.median(bare(layout, elements, steps, frame, window).rate for _ in range(3))
+        print(f"echo of {describe(frame, window)}: {rates[frame, window]:.2f} GB/s", flush=True)
+    return max(rates, key=rates.__getitem__)
 
 
-def said(frame: int, window: int) -> str:
-    return f"{frame >> 10} KB, {window or 'all'} on their way"
+def describe(frame: int, window: int) -> str:
+    return f"{frame >> 10} KB, {window or 'all'} in flight"
 
 
 def row(layout: bench.Layout, given: argparse.Namespace) -> list[str]:
-    """The line of the table for one layout."""
+    """Return the table's row for one layout."""
     elements = int(given.megabytes * 1e6 / 4)
     frame, window = tune(layout, elements, given.steps) if given.tune else (given.frame, given.window)
     contenders = {
@@ -98,13 +98,13 @@ def row(layout: bench.Layout, given: argparse.Namespace) -> list[str]:
 def main() -> None:
     parser = bench.options(__doc__.splitlines()[0], layouts="1x1,1x2,2x2", megabytes=100.0, rounds=5, steps=8)
     bench.more_options(parser, security="none", shm="off", ports=1, frame=2**20, window=4)
-    parser.add_argument("--tune", action="store_true", help="look for the echo's best frame and window first")
+    parser.add_argument("--tune", action="store_true", help="first look for the echo's best frame size and window")
     given = parser.parse_args()
     spec = {"security": given.security, "shm": given.shm, "ports_num": given.ports}
     rows = [row(layout, given) for layout in bench.layouts(given.layouts, **spec)]
     what = f"{given.megabytes:g} MB, security {given.security}, shm {given.shm}, {given.ports} ports"
     print(f"{what}, {given.rounds} rounds of {given.steps} steps: GB/s")
-    bench.show([*HEADINGS, "CPU ms a step"], rows)
+    bench.show([*HEADINGS, "CPU ms per step"], rows)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""What a dense step costs as the bytes grow and as the trainers grow, and the line through it: t = a + b x bytes.
+"""Measure the cost of a dense step as bytes and trainers grow, and fit a line: t = a + b x bytes.
 
-Beside each figure stands a bare pyzmq echo of the same bytes between as many processes. With more processes than
-cores the figures say what the cores do, so the cost is given per trainer as well.
+Each figure is compared with a bare pyzmq echo of the same bytes and number of processes. With more processes than
+cores, the figures are limited by the cores, so the cost is also shown per trainer.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ COLUMNS = ["ours", "bare echo", "ours / bare", "a trainer's CPU", "pservers' CPU
 
 @dataclass(frozen=True)
 class Cost:
-    """Milliseconds of a step, and of CPU that it took: of each trainer, and of all pservers for each trainer."""
+    """Milliseconds per step, and CPU milliseconds per step: of each trainer, and of all pservers per trainer."""
 
     step: float
     trainer_cpu: float
@@ -51,40 +51,40 @@ def compare(layout: bench.Layout, elements: int, steps: int, given: argparse.Nam
 
 
 def line(sizes: list[int], milliseconds: list[float]) -> tuple[float, float]:
-    """`(a, b)` of t = a + b x bytes by least squares of relative errors: ms, and ms per MB."""
+    """Return `(a, b)` of t = a + b x bytes, by least squares of relative errors: ms, and ms per MB."""
     x, y = np.array(sizes) / 1e6, np.array(milliseconds)
     a, b = np.linalg.lstsq(np.stack([1 / y, x / y], axis=1), np.ones(len(y)), rcond=None)[0]
     return float(a), float(b)
 
 
 def by_bytes(given: argparse.Namespace) -> None:
-    """One trainer and more and more bytes."""
+    """Measure one trainer with increasing bytes."""
     rows, medians, sizes = [], [], [int(float(word) * 1e6) for word in given.sizes.split(",")]
     for size in sizes:
         steps = given.steps * (1 if size > 1e6 else 20)
         figures = compare(bench.Layout(1, given.pservers, {"shm": given.shm}), size // 4, steps, given)
         medians.append(middle(figures["ours"], "step"))
         rows.append([f"{size / 1e6:g} MB", *cells(figures)])
-    print(f"1 trainer, {given.pservers} pservers, shm {given.shm}: milliseconds a step")
+    print(f"1 trainer, {given.pservers} pservers, shm {given.shm}: milliseconds per step")
     bench.show(["dense model", *COLUMNS], rows)
     fixed, each = line(sizes, medians)
     print(f"t = {fixed:.3g} ms + {each:.3g} ms per MB\n", flush=True)
 
 
 def by_trainers(given: argparse.Namespace) -> None:
-    """The same bytes and more and more trainers."""
+    """Measure increasing numbers of trainers with the same bytes."""
     rows = []
     for count in [int(word) for word in given.trainers.split(",")]:
         layout = bench.Layout(count, given.pservers, {"shm": given.shm})
         figures = compare(layout, int(given.megabytes * 1e6 / 4), given.steps, given)
         each = middle(figures["ours"], "step") / count
         rows.append([str(count), f"{each:.3g}", *cells(figures)])
-    print(f"{given.megabytes:g} MB, {given.pservers} pservers, shm {given.shm}: milliseconds a step")
+    print(f"{given.megabytes:g} MB, {given.pservers} pservers, shm {given.shm}: milliseconds per step")
     bench.show(["trainers", "ours per trainer", *COLUMNS], rows)
 
 
 def cells(figures: dict[str, list[Cost]]) -> list[str]:
-    """Ours, the echo's, the ratio; CPU of ours."""
+    """Return the cells of a row: ours, the echo's, the ratio, and our CPU."""
     us, them = figures["ours"], figures["bare"]
     ratio = bench.ratio([each.step for each in us], [each.step for each in them])
     numbers = [middle(us, "step"), middle(them, "step"), ratio, middle(us, "trainer_cpu"), middle(us, "pserver_cpu")]

@@ -1,4 +1,4 @@
-"""A 1 KB push with a real update, beside a bare pyzmq round trip of 1 KB: microseconds, p50 and p99."""
+"""Compare a 1 KB push with a real update to a bare pyzmq round trip of 1 KB: microseconds, p50 and p99."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ Tail = tuple[float, float]
 
 
 def measure(running: bench.Fleet, steps: int) -> Tail:
-    """Microseconds that 50 and 99 of a hundred steps do not exceed, in one round."""
+    """Return p50 and p99 of the steps of one round, in microseconds."""
     seconds = running.steps(steps, skip=50)
     return 1e6 * bench.percentile(seconds, 50), 1e6 * bench.percentile(seconds, 99)
 
@@ -49,7 +49,7 @@ def bare(layout: bench.Layout, size: int, steps: int, barrier: bool) -> Tail:
 
 
 def compare(given: argparse.Namespace, size: int, barrier: bool) -> list[list[str]]:
-    """The table's lines: p50 and p99 of each layout."""
+    """Return the table's rows: p50 and p99 of each layout."""
     rows = []
     for layout in bench.layouts(given.layouts, security=given.security, shm=given.shm):
         contenders = {
@@ -58,7 +58,7 @@ def compare(given: argparse.Namespace, size: int, barrier: bool) -> list[list[st
         }
         figures = bench.contest(contenders, given.rounds)
         for at, name in enumerate(("p50", "p99")):
-            us, them = ([figure[at] for figure in figures[who]] for who in ("ours", "bare"))
+            us, them = ([figure[at] for figure in figures[contender]] for contender in ("ours", "bare"))
             rows.append([f"{layout}, {name}", *bench.spread(us), *bench.spread(them), f"{bench.ratio(us, them):.2f}"])
     print(f"security {given.security}, shm {given.shm}, {given.rounds} rounds of {given.steps} steps: microseconds")
     return rows

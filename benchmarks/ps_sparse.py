@@ -1,8 +1,8 @@
-"""Look-ups a second in a table of 10 M rows x 16 with Adagrad: pull, push and update of 4,096 x 26 Zipf(1.2) ids.
+"""Measure look-ups per second in 10 M rows x 16 with Adagrad: pull, push and update of 4,096 x 26 Zipf(1.2) ids.
 
-Every row is made before the clock starts, so that the table is as large as it says; the memory of the pservers is
-read then. The reference is bare pyzmq messages of the same bytes: distinct ids there, their rows back, ids and rows
-there, nothing back. Both runs with and without prefetch stay up, and make their rounds by turns.
+Every row is created before the clock starts, so the table has its full size; then the memory of the pservers is read.
+The reference is bare pyzmq messages of the same bytes: distinct ids sent, their rows returned, ids and rows sent,
+nothing returned. The runs with and without prefetch stay up and alternate.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ import ps_common as bench
 
 IDS = 4_096 * 26
 FILL = 2**19
-SPREAD = 2_654_435_761  # odd, and prime to any number of rows that it is used for: often seen ids lie anywhere
+SPREAD = 2_654_435_761  # odd, and coprime to every number of rows used here: spreads frequent ids over the table
 
 
 def zipf(rows: int, exponent: float, rng: np.random.Generator, batches: int) -> list[np.ndarray[Any, Any]]:
-    """Batches of IDS ids of 0..rows-1, of which the k-th most frequent comes as k ** -exponent."""
+    """Return batches of IDS ids from 0..rows-1, where the frequency of the k-th most frequent is k ** -exponent."""
     cumulated = np.cumsum(np.arange(1, rows + 1, dtype=np.float64) ** -exponent)
     drawn = np.searchsorted(cumulated, rng.random((batches, IDS)) * cumulated[-1])
     return list((drawn * SPREAD % rows).astype(np.int64).reshape(batches, 4_096, 26))
@@ -48,17 +48,17 @@ def trainer(given: dict[str, Any]) -> None:
                 ps.push({emb: (ids, np.zeros((len(ids), dim), np.float32))}, samples=1)
                 continue
             if number == len(fill):
-                bench.tell(distinct=statistics.mean(len(np.unique(batch)) for batch in batches))
+                bench.report(distinct=statistics.mean(len(np.unique(batch)) for batch in batches))
                 watch.tick()
             if emb.pull(ids).shape != gradient.shape:
-                raise SystemExit("rows of another shape")
+                raise SystemExit("the pulled rows have the wrong shape")
             ps.push({emb: (ids, gradient)}, samples=len(ids))
             watch.tick()
 
 
 @dataclass
 class Run:
-    """A running fleet whose table is full."""
+    """A running fleet with a full table."""
 
     running: bench.Fleet
     bytes_per_row: float
@@ -67,12 +67,12 @@ class Run:
     cpu_s: list[tuple[float, float]] = field(default_factory=list)
 
     def rate(self, steps: int) -> float:
-        found = rate(self.running, steps)
+        measured = rate(self.running, steps)
         self.cpu_s.append((self.running.trainers_cpu_s, self.running.servers_cpu_s))
-        return found
+        return measured
 
     def cpu_ns(self) -> list[str]:
-        """CPU nanoseconds of a look-up, of trainers and of pservers."""
+        """Return CPU nanoseconds per look-up, of trainers and of pservers."""
         lookups = len(self.running.trainers) * IDS
         return [f"{1e9 * statistics.median(column) / lookups:.0f}" for column in zip(*self.cpu_s, strict=True)]
 
@@ -81,14 +81,14 @@ def begin(stack: contextlib.ExitStack, layout: bench.Layout, given: argparse.Nam
     facts = {name: getattr(given, name) for name in ("rows", "dim", "zipf", "batches", "unbounded")}
     running = stack.enter_context(bench.fleet(layout, __file__, prefetch=prefetch, **facts))
     empty = sum(server.rss for server in running.servers)
-    said = [trainer.hear() for trainer in running.trainers]
+    reports = [trainer.receive() for trainer in running.trainers]
     running.wait()
     full = sum(server.rss for server in running.servers)
-    return Run(running, (full - empty) / given.rows, int(said[0]["distinct"]))
+    return Run(running, (full - empty) / given.rows, int(reports[0]["distinct"]))
 
 
 def rate(running: bench.Fleet, steps: int) -> float:
-    """Millions of look-ups a second, of all trainers."""
+    """Return millions of look-ups per second of all trainers."""
     return len(running.trainers) * IDS / statistics.median(running.steps(steps)) / 1e6
 
 
@@ -99,7 +99,7 @@ def bare(layout: bench.Layout, distinct: int, dim: int, steps: int) -> float:
 
 
 def compare(layout: bench.Layout, given: argparse.Namespace) -> list[list[str]]:
-    """The table's lines for one layout."""
+    """Return the table's rows for one layout."""
     with contextlib.ExitStack() as stack:
         runs = {n: begin(stack, layout, given, n) for n in sorted({0, given.prefetch})}
         contenders: dict[str, bench.Contender] = {str(n): partial(run.rate, given.steps) for n, run in runs.items()}
@@ -121,9 +121,9 @@ def main() -> None:
     spec = {"mode": given.mode, "security": given.security, "shm": given.shm, "ports_num_for_sparse": given.ports}
     rows = [row for layout in bench.layouts(given.layouts, **spec) for row in compare(layout, given)]
     table = f"{given.rows:,} rows x {given.dim}, {'unbounded' if given.unbounded else 'bounded'}, {given.mode}"
-    print(f"{table}, security {given.security}, shm {given.shm}, {given.ports} ports: millions of look-ups a second")
+    print(f"{table}, security {given.security}, shm {given.shm}, {given.ports} ports: millions of look-ups per second")
     headings = ["trainers x pservers", "ours", "range", "bare messages", "range", "ours / bare", "trainer's CPU ns"]
-    bench.show([*headings, "pserver's CPU ns", "pserver's bytes per row", "distinct ids a batch"], rows)
+    bench.show([*headings, "pserver's CPU ns", "pserver's bytes per row", "distinct ids per batch"], rows)
 
 
 if __name__ == "__main__":

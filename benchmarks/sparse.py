@@ -1,24 +1,23 @@
-"""Embeddings without a network: what one lane of a pserver and one trainer spend on a batch of Zipf ids.
+"""Measure embeddings without a network: the time one lane of a pserver and one trainer spend on a batch of Zipf ids.
 
-The table is filled first, in a process of its own: its memory is what that process grew by, at the end and at the worst
-moment of growth (the kernel's high-water mark, which includes the batch in hand). Then every operation makes its rounds
-by turns with a reference in plain numpy. Times are CPU times of the one thread that works, and medians, so that other
-programs matter less.
+The table is filled first, in a separate process. Its memory is the growth of that process, at the end and at the peak
+(the kernel's high-water mark, which includes the current batch). Then every operation alternates with a reference in
+plain numpy. Times are median CPU times of the single working thread, so that other programs have less influence.
 
-What did not help (2 cores, AMD EPYC, numpy 2.4), so that nobody need try it again:
+These experiments did not help (2 cores, AMD EPYC, numpy 2.4) and need not be repeated:
 - grouping by sorting: `np.sort` of the 106,496 ids alone takes 2.8 ms, `np.unique` with its inverse 6 to 14 (numpy's
   AVX-512 sorting is slow on Zen 4: `np.argsort` of 17,199 ids takes 0.73 ms, by 16-bit digits 0.25);
 - `np.add.reduceat` for the sums: it adds pairwise, not in order; `np.add.at` on two dimensions has no fast path
   (17 ms), on a flat index 5.9 (as complex 3.8), column by column 2.9, column by column as complex 1.6;
-- values and state side by side in one array: `np.take` copies a strided table whole before it begins;
-- int32 positions out of the index: numpy makes them int64 before each take;
+- values and state adjacent in one array: `np.take` first copies a strided table completely;
+- int32 positions from the index: numpy converts them to int64 before each take;
 - `np.put` for the cells of the hash: three times slower than fancy assignment for 4 bytes; for rows as single items
   it is twice as fast;
-- for the sums, columns side by side in memory, of the sums or of the gradients: to turn them costs what it saves; the
-  most frequent id alone (a fifth of all rows) through `np.einsum`, which adds in order too: its take eats the gain;
-- fewer cells, or int32 ones, for grouping: the same time, and more where all ids are distinct;
-- other chunks of an update than 65,536 elements, from 16,384 to 262,144: within 3%;
-- keeping the positions of the last pull for the push that follows: 0.1 to 0.4 ms of 2, not worth its invalidation;
+- for the sums, contiguous columns of the sums or of the gradients: transposing costs as much as it saves; the most
+  frequent id alone (a fifth of all rows) through `np.einsum`, which also adds in order: its take cancels the gain;
+- fewer cells, or int32 cells, for grouping: the same time, and more if all ids are distinct;
+- chunks of an update other than 65,536 elements, from 16,384 to 262,144: within 3%;
+- keeping the positions of the last pull for the push that follows: 0.1 to 0.4 ms of 2, not worth the invalidation;
 - unions of several trainers' ids by hashing: sorted runs merge in 0.05 ms.
 """
 
@@ -45,7 +44,7 @@ from clusterctl.runtime.trainer.ids import group
 
 IDS = 4_096 * 26
 FILL = 2**17
-SPREAD = 2_654_435_761  # odd, and prime to the numbers of rows used here: often seen ids lie anywhere
+SPREAD = 2_654_435_761  # odd, and coprime to the numbers of rows used here: spreads frequent ids over the table
 WEIGHT = np.float32(4_096)
 Work = Callable[[int], Any]
 
@@ -57,7 +56,7 @@ def zipf(rows: int, rng: np.random.Generator, batches: int, exponent: float = 1.
 
 
 def memory(what: str) -> int:
-    """Bytes of this process, now ("VmRSS") or at most so far ("VmHWM")."""
+    """Return the bytes of this process: current ("VmRSS") or peak ("VmHWM")."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(what))
 
@@ -75,16 +74,16 @@ def filled(rows: int, dim: int, bounded: bool) -> tuple[SparseTable, dict[str, f
         ids = np.arange(at, min(at + FILL, rows))
         table.apply([SparseGrad(WEIGHT, ids, grad[: len(ids)])], WEIGHT, step)
     facts = {
-        "rows made, M/s": rows / (time.process_time() - began) / 1e6,
-        "bytes a row": (memory("VmRSS") - begun) / rows,
-        "bytes a row at most": (memory("VmHWM") - begun) / rows,
-        "bytes a row allowed": 1.6 * 2 * dim * 4 + 16,
+        "rows created, M/s": rows / (time.process_time() - began) / 1e6,
+        "bytes per row": (memory("VmRSS") - begun) / rows,
+        "peak bytes per row": (memory("VmHWM") - begun) / rows,
+        "allowed bytes per row": 1.6 * 2 * dim * 4 + 16,
     }
     return table, facts
 
 
 def in_turns(contenders: dict[str, Work], repeats: int, batches: int) -> dict[str, float]:
-    """The median milliseconds of each."""
+    """Return the median milliseconds of each contender."""
     times: dict[str, list[float]] = {name: [] for name in contenders}
     for number in range(repeats):
         for name, work in contenders.items():
@@ -95,7 +94,7 @@ def in_turns(contenders: dict[str, Work], repeats: int, batches: int) -> dict[st
 
 
 def trainer_work(batches: list[Any], dim: int) -> dict[str, tuple[Work, Work]]:
-    """By name: our way, and numpy's plain one."""
+    """Return by name our implementation and plain numpy's."""
     values = np.random.default_rng(1).normal(size=(IDS, dim)).astype(np.float32)
     groups = [group(ids) for ids in batches]
     rows = [values[: len(g.distinct)].copy() for g in groups]
@@ -131,7 +130,7 @@ def serve(rows: int, dim: int, bounded: bool, repeats: int) -> tuple[dict[str, f
 
 
 def forget(rows: int, dim: int, _: bool, repeats: int) -> tuple[dict[str, float], dict[str, float]]:
-    """Steps of a table that is full: of ten times as many ids as its cap, each step brings thousands it lacks."""
+    """Measure steps of a full table: ids are ten times its cap, and each step has thousands of new ones."""
     table = table_of(None, dim, Retention(max_rows=rows // 10))
     rng = np.random.default_rng(0)
     batches = [group(rng.integers(0, rows, 20_000)).distinct for _ in range(rows // 20_000 + repeats)]
@@ -143,7 +142,7 @@ def forget(rows: int, dim: int, _: bool, repeats: int) -> tuple[dict[str, float]
         times.append((time.process_time() - began) * 1e3)
     last = times[-repeats:]
     counted = table.counters()
-    facts = {"rows kept, M": counted["rows"] / 1e6, "evicted a step": counted["evicted"] / len(batches)}
+    facts = {"rows kept, M": counted["rows"] / 1e6, "evicted per step": counted["evicted"] / len(batches)}
     return facts, {"step, median": statistics.median(last), "step, mean": statistics.mean(last), "worst": max(last)}
 
 
