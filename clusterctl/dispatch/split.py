@@ -44,8 +44,8 @@ def split(source: Path, count: int, delimiter: bytes, output: Path | None = None
         directory.mkdir(parents=True, exist_ok=True)
         try:
             _refuse_existing(directory, stem)
-            with tempfile.TemporaryDirectory(prefix=".split-", dir=directory) as beside:
-                writer = _ShardWriter(Path(beside), count)
+            with tempfile.TemporaryDirectory(prefix=".split-", dir=directory) as temporary:
+                writer = _ShardWriter(Path(temporary), count)
                 writer.write(_blocks(file, source), delimiter)
                 if writer.total < count:
                     raise UsageError(

@@ -249,7 +249,7 @@ def _pid(state: State) -> int | None:
 
 
 def _is_up(layout: Layout, state: State) -> bool:
-    """Return True if the cluster is up. One without nodes is half-made, and its maker is gone or holds the lock."""
+    """Return True if the cluster is up. One without nodes is half-made: its `up` was killed, or is running now."""
     return bool(state.nodes) and backend_called(state.backend).is_up(layout, state)
 
 

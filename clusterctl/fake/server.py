@@ -34,7 +34,7 @@ BACKLOG = 256
 
 @dataclass(frozen=True)
 class Request:
-    """The request of `fake.up` to the server process. With `lifeline`, standard input ends when its maker ends."""
+    """The request of `fake.up` to the server process. With `lifeline`, standard input ends when the caller ends."""
 
     directory: Path
     count: int
@@ -246,7 +246,7 @@ async def serve(request: Request) -> None:
 
 
 def _follow_lifeline(loop: asyncio.AbstractEventLoop, end: asyncio.Event) -> asyncio.Event:
-    """End when the pipe from our maker ends. The returned event is set if that was the reason."""
+    """End when the pipe from the caller of `up` closes. The returned event is set if that was the reason."""
     orphaned = asyncio.Event()
 
     def lost() -> None:
