@@ -17,7 +17,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from clusterctl.cluster.cluster import NONSENSE, AgentCall, Cluster, NodeOutcome
+from clusterctl.cluster import AgentCall, Cluster, NodeOutcome
+from clusterctl.cluster.cluster import NONSENSE
 from clusterctl.errors import ClusterctlError, NodeError, RefusedError
 from clusterctl.inventory import Node
 

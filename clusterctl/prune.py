@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from clusterctl.cluster.cluster import Cluster, Message, NodeOutcome
+from clusterctl.cluster import Cluster, Message, NodeOutcome
 from clusterctl.common.paths import job_key
 from clusterctl.errors import ClusterctlError, RefusedError
 from clusterctl.inventory import Node

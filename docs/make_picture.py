@@ -30,7 +30,7 @@ def main() -> None:
         subprocess.run([*server, "new-session", "-d", "-s", "demo", *size, "-c", directory, *program], check=True)
         try:
             screen = capture(server, TAKE_WHEN)
-            capture(server, "next: the same by hand")
+            capture(server, "next: do the same by hand")
         finally:
             with contextlib.suppress(OSError):
                 subprocess.run([*server, "kill-server"], check=False)

@@ -11,7 +11,7 @@ from clusterctl.check import connectivity as pairs
 from clusterctl.check import findings
 from clusterctl.check.connectivity import Pairs
 from clusterctl.check.findings import STOPS, Finding, Skew
-from clusterctl.cluster.cluster import AgentCall, Cluster, Message, NodeOutcome
+from clusterctl.cluster import AgentCall, Cluster, Message, NodeOutcome
 from clusterctl.errors import ClusterctlError
 from clusterctl.inventory import Node
 

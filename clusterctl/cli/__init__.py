@@ -8,7 +8,7 @@ INTERRUPTED = 130
 
 
 def main() -> None:
-    """The `clusterctl` program."""
+    """Entry point of the `clusterctl` program."""
     try:
         from clusterctl.cli.app import run
 
@@ -19,15 +19,15 @@ def main() -> None:
 
 
 def _leave(code: int) -> NoReturn:
-    """Ends the process as it is: everything is unwound by now.
+    """Exit without Python's shutdown; every `finally` has run by now.
 
-    To take apart all modules costs Python 30 ms; and it kills itself by SIGINT at exit when an interrupt once hit an
-    exec(), as dataclasses do while they are imported, whether it was handled or not.
+    Tearing down all modules takes 30 ms. Python also kills itself with SIGINT at exit if an interrupt ever hit an
+    exec(), such as the one that dataclasses call during import, even if the interrupt was handled.
     """
     try:
         for stream in (sys.stdout, sys.stderr):
-            if stream is not None:  # as it is for who closed it before he called us
+            if stream is not None:  # None if the caller closed it
                 stream.flush()
     except OSError:
-        sys.exit(code)  # Python says what is wrong with them
+        sys.exit(code)  # Python reports what is wrong with the stream
     os._exit(code)

@@ -1,4 +1,4 @@
-"""The commands, their options and their help. What they do is imported when they are called: `--help` is quick."""
+"""The commands, their options and their help. Implementations are imported on call to keep `--help` fast."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ from clusterctl.errors import ClusterctlError, InterruptedRun, UsageError
 Function = TypeVar("Function", bound=Callable[..., Any])
 NAME = "clusterctl"
 GLOBAL_HELP = (
-    "Options of every command: --conf PATH (default conf.py, or CLUSTERCTL_CONF), --only NODESET (node[0-3], host "
-    "names, tags, failed@last), --json, --quiet, --verbose."
+    "Global options: --conf PATH (default: CLUSTERCTL_CONF, else conf.py), --only NODESET (node[0-3], host names, "
+    "tags, failed@last), --json, --quiet, --verbose."
 )
 app = typer.Typer(
     name=NAME,
     cls=Group,
     help="Train models on plain SSH machines.",
-    epilog="Options stand before or after the command. clusterctl COMMAND --help shows those of a command.",
+    epilog="These options work before or after the command. clusterctl COMMAND --help shows a command's own options.",
     rich_markup_mode=None,  # rich takes longer to import than most commands take
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
 fake_app = typer.Typer(
     cls=Group,
-    help="A fake cluster on this machine: of our own SSH servers, of OpenSSH daemons, or of containers.",
+    help="Run a fake cluster on this machine: built-in SSH servers, OpenSSH daemons or containers.",
     epilog=GLOBAL_HELP,
     rich_markup_mode=None,
 )
@@ -48,16 +48,16 @@ def _global(
     only: Annotated[
         str | None, typer.Option(metavar="NODESET", help="node[0-3], host names, tags, failed@last.")
     ] = None,
-    json: Annotated[bool, typer.Option("--json", help="One document on stdout, or a line per event.")] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No words but errors.")] = False,
-    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Where an error came from.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON document, or one line per event.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print errors only.")] = False,
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Print a traceback with errors.")] = False,
     version: Annotated[bool, typer.Option("--version", help="Show the version and exit.")] = False,
 ) -> None:
-    """For help and completion alone: `split` takes these, wherever they stand, before typer sees the words."""
+    """Declare the global options for help and completion; `split` removes them before typer parses the rest."""
 
 
 def command(group: typer.Typer, name: str, example: str) -> Callable[[Function], Function]:
-    """Registers a function as a command, with an example for its help."""
+    """Register a function as a command, with an example for its help."""
 
     def register(function: Function) -> Function:
         summary = (inspect.getdoc(function) or "").partition("\n")[0]
@@ -68,13 +68,13 @@ def command(group: typer.Typer, name: str, example: str) -> Callable[[Function],
 
 
 JobArgument = Annotated[
-    str | None, typer.Argument(metavar="JOB", help="An id, its unique prefix, or its directory. Default: newest.")
+    str | None, typer.Argument(metavar="JOB", help="Job id, unique prefix of one, or directory. Default: newest.")
 ]
 RoleOption = Annotated[str | None, typer.Option("--role", metavar="TEXT", help="pserver, trainer or scheduler.")]
 EngineOption = Annotated[
-    str | None, typer.Option("--engine", metavar="NAME", help="In place of ENGINE in conf.py: torch, paddle, mpi...")
+    str | None, typer.Option("--engine", metavar="NAME", help="Override ENGINE in conf.py: torch, paddle, mpi, ...")
 ]
-FakeDir = Annotated[Path, typer.Option("--dir", metavar="PATH", help="Where it lives.")]
+FakeDir = Annotated[Path, typer.Option("--dir", metavar="PATH", help="Directory of the cluster.")]
 FakeNodeArgument = Annotated[str, typer.Argument(metavar="NODE", help="2 or node2.")]
 BackendOption = Annotated[
     str, typer.Option("--backend", metavar="NAME", help="embedded (no root, no sshd), ssh or docker.")
@@ -84,12 +84,12 @@ BackendOption = Annotated[
 @command(app, "init", "clusterctl init mnist && cd mnist")
 def init(
     context: typer.Context,
-    directory: Annotated[Path, typer.Argument(metavar="DIR", help="Made if missing.")] = Path(),
+    directory: Annotated[Path, typer.Argument(metavar="DIR", help="Created if missing.")] = Path(),
     template: Annotated[
         str, typer.Option("--template", metavar="NAME", help="ngram (a language model) or ctr (click-through).")
     ] = "ngram",
 ) -> None:
-    """Write a conf.py and a workspace to begin with."""
+    """Write a conf.py and a workspace to start from."""
     from clusterctl.cli.commands.init import init
 
     init(context.obj, directory, template)
@@ -100,7 +100,7 @@ def trust(
     context: typer.Context,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Record unknown keys without asking.")] = False,
 ) -> None:
-    """Show the hosts' keys, and record those that you accept."""
+    """Show the hosts' keys and record the ones you accept."""
     from clusterctl.cli.commands.trust import trust
 
     trust(context.obj, yes=yes)
@@ -108,7 +108,7 @@ def trust(
 
 @command(app, "check", "clusterctl check")
 def check(context: typer.Context) -> None:
-    """Look for what would stop a run, on every node and between them."""
+    """Check the nodes and the network between them for problems that would stop a run."""
     from clusterctl.cli.commands.check import check
 
     check(context.obj)
@@ -117,14 +117,14 @@ def check(context: typer.Context) -> None:
 @command(app, "setup", "clusterctl setup workspace")
 def setup(
     context: typer.Context,
-    workspace: Annotated[Path, typer.Argument(metavar="WORKSPACE", help="Where requirements.txt is.")] = Path(
+    workspace: Annotated[Path, typer.Argument(metavar="WORKSPACE", help="Directory with requirements.txt.")] = Path(
         "workspace"
     ),
-    offline: Annotated[bool, typer.Option("--offline", help="Nodes use no network: packages go from here.")] = False,
-    upgrade: Annotated[bool, typer.Option("--upgrade", help="Choose versions anew.")] = False,
+    offline: Annotated[bool, typer.Option("--offline", help="Download here and send; nodes need no network.")] = False,
+    upgrade: Annotated[bool, typer.Option("--upgrade", help="Choose package versions again.")] = False,
     engine: EngineOption = None,
 ) -> None:
-    """Make the job's Python environment on the nodes."""
+    """Create the job's Python environment on the nodes."""
     from clusterctl.cli.commands.setup import setup
 
     setup(context.obj, workspace, offline=offline, upgrade=upgrade, engine=engine)
@@ -135,14 +135,14 @@ def dispatch(
     context: typer.Context,
     workspace: Annotated[Path, typer.Argument(metavar="WORKSPACE", help="The directory to send.")] = Path("workspace"),
     plan: Annotated[
-        bool, typer.Option("--plan", help="Show what would be sent, deleted and left out; do nothing.")
+        bool, typer.Option("--plan", help="Show what would be sent, deleted and ignored; change nothing.")
     ] = False,
-    rehash: Annotated[bool, typer.Option("--rehash", help="Read every file anew, here and on the nodes.")] = False,
-    allow_partial: Annotated[bool, typer.Option("--allow-partial", help="Nodes that fail are only a warning.")] = False,
+    rehash: Annotated[bool, typer.Option("--rehash", help="Read every file again, here and on the nodes.")] = False,
+    allow_partial: Annotated[bool, typer.Option("--allow-partial", help="Only warn about nodes that fail.")] = False,
 ) -> None:
-    """Send the workspace to all nodes, or what changed of it; print the job directory.
+    """Send the workspace, or the changes to it, to all nodes and print the job directory.
 
-    With --only, completes the last dispatch.
+    With --only, complete the last dispatch.
     """
     from clusterctl.cli.commands.dispatch import dispatch
 
@@ -154,7 +154,9 @@ def start(
     context: typer.Context,
     job_workspace: Annotated[
         str | None,
-        typer.Option("--job_workspace", "--job-workspace", metavar="DIR", help="A dispatched job: directory or id."),
+        typer.Option(
+            "--job_workspace", "--job-workspace", metavar="DIR", help="Dispatched job to start: directory or id."
+        ),
     ] = None,
     job_dispatch_package: Annotated[
         Path | None,
@@ -162,18 +164,16 @@ def start(
             "--job_dispatch_package",
             "--job-dispatch-package",
             metavar="WORKSPACE",
-            help="Dispatch this, then start it.",
+            help="Dispatch this workspace, then start it.",
         ),
     ] = None,
     engine: EngineOption = None,
     resume: Annotated[
-        bool, typer.Option("--resume", help="Go on from the newest complete checkpoint of the job (default: newest).")
+        bool, typer.Option("--resume", help="Resume the job (default: newest) from its newest complete checkpoint.")
     ] = False,
-    rejoin: Annotated[
-        bool, typer.Option("--rejoin", help="Let nodes that a run waits for take part in it again.")
-    ] = False,
-    detach: Annotated[bool, typer.Option("--detach", "-d", help="Return when all processes run.")] = False,
-    plan: Annotated[bool, typer.Option("--plan", help="Print what would run where, and do nothing.")] = False,
+    rejoin: Annotated[bool, typer.Option("--rejoin", help="Let nodes that a run is waiting for rejoin it.")] = False,
+    detach: Annotated[bool, typer.Option("--detach", "-d", help="Return once all processes are running.")] = False,
+    plan: Annotated[bool, typer.Option("--plan", help="Print what would run where; start nothing.")] = False,
     allow_partial: Annotated[
         bool, typer.Option("--allow-partial", help="Leave out nodes that cannot be reached or fail.")
     ] = False,
@@ -211,7 +211,9 @@ def start(
 def status(
     context: typer.Context,
     job: JobArgument = None,
-    watch: Annotated[bool, typer.Option("--watch", "-w", help="Until the run ends; Ctrl-C only leaves.")] = False,
+    watch: Annotated[
+        bool, typer.Option("--watch", "-w", help="Refresh until the run ends; Ctrl-C stops only this.")
+    ] = False,
 ) -> None:
     """Show every process of the newest run."""
     from clusterctl.cli.commands.status import status
@@ -221,7 +223,7 @@ def status(
 
 @command(app, "jobs", "clusterctl jobs")
 def jobs(context: typer.Context) -> None:
-    """List jobs and runs found on the nodes, newest first."""
+    """List the jobs and runs on the nodes, newest first."""
     from clusterctl.cli.commands.status import jobs
 
     jobs(context.obj)
@@ -231,20 +233,20 @@ def jobs(context: typer.Context) -> None:
 def logs(
     context: typer.Context,
     job: JobArgument = None,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on as lines come, until the run ends.")] = False,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Print new lines until the run ends.")] = False,
     role: RoleOption = None,
     rank: Annotated[int | None, typer.Option("--rank", metavar="N", help="Only this rank.")] = None,
     node: Annotated[
         str | None, typer.Option("--node", metavar="TEXT", help="Only these nodes; same as --only.")
     ] = None,
     since: Annotated[
-        str | None, typer.Option("--since", metavar="TEXT", help="90s, 5m, 2h, or 2026-11-21T08:15.")
+        str | None, typer.Option("--since", metavar="TEXT", help="Start 90s, 5m or 2h ago, or at 2026-11-21T08:15.")
     ] = None,
     tail: Annotated[
-        int | None, typer.Option("--tail", "-n", min=0, metavar="N", help="The last N lines of each.")
+        int | None, typer.Option("--tail", "-n", min=0, metavar="N", help="Last N lines of each process.")
     ] = None,
-    grep: Annotated[str | None, typer.Option("--grep", metavar="TEXT", help="Only lines that match this.")] = None,
-    fold: Annotated[bool, typer.Option("--fold", help="Show lines that many processes wrote once.")] = False,
+    grep: Annotated[str | None, typer.Option("--grep", metavar="TEXT", help="Only lines matching this regex.")] = None,
+    fold: Annotated[bool, typer.Option("--fold", help="Show identical lines of several processes once.")] = False,
 ) -> None:
     """Show the logs of all processes, labelled, in time order."""
     from clusterctl.cli.commands.logs import logs
@@ -254,7 +256,7 @@ def logs(
 
 @command(app, "why", "clusterctl why")
 def why(context: typer.Context, job: JobArgument = None) -> None:
-    """Tell the first cause of a failure, across all nodes, and what to do."""
+    """Find the first cause of a failure across all nodes, and suggest what to do."""
     from clusterctl.cli.commands.why import why
 
     why(context.obj, job)
@@ -262,7 +264,7 @@ def why(context: typer.Context, job: JobArgument = None) -> None:
 
 @command(app, "stop", "clusterctl stop")
 def stop(context: typer.Context, job: JobArgument = None) -> None:
-    """End everything of a job; prove that nothing is left."""
+    """Stop every process of a job and verify that none is left."""
     from clusterctl.cli.commands.stop import stop
 
     stop(context.obj, job)
@@ -271,16 +273,21 @@ def stop(context: typer.Context, job: JobArgument = None) -> None:
 @command(app, "split", "clusterctl split data/train.txt --count 16")
 def split_file(
     context: typer.Context,
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="Records, one after the other; .gz is unpacked.")],
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="Data file of records; .gz is decompressed.")],
     count: Annotated[
-        int, typer.Option("--count", "-n", min=1, max=100_000, metavar="N", help="How many shards, one per trainer.")
+        int,
+        typer.Option(
+            "--count", "-n", min=1, max=100_000, metavar="N", help="Number of shards, usually one per trainer."
+        ),
     ],
     delimiter: Annotated[
-        str, typer.Option("--delimiter", metavar="TEXT", help=r"What ends a record: \n, \n\n, \0, \x1e.")
+        str, typer.Option("--delimiter", metavar="TEXT", help=r"Record terminator: \n, \n\n, \0, \x1e.")
     ] = r"\n",
-    output: Annotated[Path | None, typer.Option("--output", "-o", metavar="DIR", help="Default: beside FILE.")] = None,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", metavar="DIR", help="Default: directory of FILE.")
+    ] = None,
 ) -> None:
-    """Deal a data file to shards, record by record."""
+    """Split a data file into shards, record by record."""
     from clusterctl.cli.commands.split import split
 
     split(context.obj, file, count, delimiter, output)
@@ -292,7 +299,7 @@ def collect(
     job: JobArgument = None,
     output: Annotated[Path | None, typer.Option("--output", "-o", metavar="DIR", help="Default: ./JOB...")] = None,
 ) -> None:
-    """Bring logs and outputs home, checked, and merge the model."""
+    """Download logs and outputs, verify them, and merge the model."""
     from clusterctl.cli.commands.collect import collect
 
     collect(context.obj, job, output)
@@ -305,15 +312,15 @@ def exec_(
         bool | None,
         typer.Option(
             "--fold/--no-fold",
-            help="Wait for all, show what nodes say alike once; or show lines as they come. Default: folded if all end "
-            "within 2 s and say less than 1 MB, else lines as they come.",
+            help="Wait for all nodes and show identical output once, or show lines as they arrive. Default: fold if "
+            "all nodes finish within 2 s with less than 1 MB of output.",
         ),
     ] = None,
 ) -> None:
-    """Run a command on the nodes, output folded.
+    """Run a command on the nodes and fold identical output.
 
-    One word after -- is a shell command line ('ls | wc -l'); several are a program and its arguments. Nothing is
-    sent to its input.
+    One argument after -- is a shell command line ('ls | wc -l'); several are a program and its arguments. Standard
+    input is not forwarded.
     """
     from clusterctl.cli.commands.exec import exec_
 
@@ -323,12 +330,12 @@ def exec_(
 @command(app, "prune", "clusterctl prune --keep 5 --older-than 7d")
 def prune(
     context: typer.Context,
-    keep: Annotated[int, typer.Option("--keep", min=0, metavar="N", help="The N newest jobs stay.")] = 3,
-    older_than: Annotated[str, typer.Option("--older-than", metavar="AGE", help="Not used since: 12h, 7d.")] = "1d",
+    keep: Annotated[int, typer.Option("--keep", min=0, metavar="N", help="Keep the N newest jobs.")] = 3,
+    older_than: Annotated[str, typer.Option("--older-than", metavar="AGE", help="Unused for: 12h, 7d.")] = "1d",
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Remove without asking.")] = False,
-    plan: Annotated[bool, typer.Option("--plan", help="Show what would be removed, and do nothing.")] = False,
+    plan: Annotated[bool, typer.Option("--plan", help="Show what would be removed; remove nothing.")] = False,
 ) -> None:
-    """Remove old jobs, and what no job needs any more."""
+    """Remove old jobs and content that no job needs any more."""
     from clusterctl.cli.commands.prune import prune
 
     prune(context.obj, keep=keep, older_than=older_than, yes=yes, plan=plan)
@@ -337,11 +344,11 @@ def prune(
 @command(fake_app, "up", "clusterctl fake up -n 4 --dir fake")
 def fake_up(
     context: typer.Context,
-    nodes: Annotated[int, typer.Option("-n", "--nodes", min=1, max=1000, metavar="N", help="How many nodes.")] = 4,
+    nodes: Annotated[int, typer.Option("-n", "--nodes", min=1, max=1000, metavar="N", help="Number of nodes.")] = 4,
     backend: BackendOption = "embedded",
     directory: FakeDir = Path("fake"),
 ) -> None:
-    """Start one, and write a conf.py for it."""
+    """Start a fake cluster and write a conf.py for it."""
     from clusterctl.cli.commands.fake import up
 
     up(context.obj, nodes, backend, directory)
@@ -349,7 +356,7 @@ def fake_up(
 
 @command(fake_app, "down", "clusterctl fake down --dir fake")
 def fake_down(context: typer.Context, directory: FakeDir = Path("fake")) -> None:
-    """End it and every process on it, and remove its nodes."""
+    """Stop a fake cluster and every process on it, and remove its nodes."""
     from clusterctl.cli.commands.fake import down
 
     down(context.obj, directory)
@@ -357,7 +364,7 @@ def fake_down(context: typer.Context, directory: FakeDir = Path("fake")) -> None
 
 @command(fake_app, "status", "clusterctl fake status --dir fake")
 def fake_status(context: typer.Context, directory: FakeDir = Path("fake")) -> None:
-    """Show its nodes."""
+    """Show the nodes of a fake cluster."""
     from clusterctl.cli.commands.fake import status
 
     status(context.obj, directory)
@@ -365,7 +372,7 @@ def fake_status(context: typer.Context, directory: FakeDir = Path("fake")) -> No
 
 @command(fake_app, "kill", "clusterctl fake kill node2")
 def fake_kill(context: typer.Context, node: FakeNodeArgument, directory: FakeDir = Path("fake")) -> None:
-    """Kill a node and all on it at once, as a power cut does."""
+    """Kill a node and everything on it at once, like a power cut."""
     from clusterctl.cli.commands.fake import harm
 
     harm(context.obj, node, "kill", directory)
@@ -373,7 +380,7 @@ def fake_kill(context: typer.Context, node: FakeNodeArgument, directory: FakeDir
 
 @command(fake_app, "pause", "clusterctl fake pause node2")
 def fake_pause(context: typer.Context, node: FakeNodeArgument, directory: FakeDir = Path("fake")) -> None:
-    """Stop a node and all on it in their tracks."""
+    """Freeze a node and everything on it."""
     from clusterctl.cli.commands.fake import harm
 
     harm(context.obj, node, "pause", directory)
@@ -381,7 +388,7 @@ def fake_pause(context: typer.Context, node: FakeNodeArgument, directory: FakeDi
 
 @command(fake_app, "cut", "clusterctl fake cut node2")
 def fake_cut(context: typer.Context, node: FakeNodeArgument, directory: FakeDir = Path("fake")) -> None:
-    """Take a node off the network; only with docker."""
+    """Disconnect a node from the network (docker only)."""
     from clusterctl.cli.commands.fake import harm
 
     harm(context.obj, node, "cut", directory)
@@ -389,7 +396,7 @@ def fake_cut(context: typer.Context, node: FakeNodeArgument, directory: FakeDir 
 
 @command(fake_app, "heal", "clusterctl fake heal node2")
 def fake_heal(context: typer.Context, node: FakeNodeArgument, directory: FakeDir = Path("fake")) -> None:
-    """Undo what was done to a node."""
+    """Undo kill, pause or cut on a node."""
     from clusterctl.cli.commands.fake import heal
 
     heal(context.obj, node, directory)
@@ -398,12 +405,12 @@ def fake_heal(context: typer.Context, node: FakeNodeArgument, directory: FakeDir
 @command(app, "demo", "clusterctl demo")
 def demo(
     context: typer.Context,
-    nodes: Annotated[int, typer.Option("-n", "--nodes", min=1, max=16, metavar="N", help="How many fake nodes.")] = 4,
-    passes: Annotated[int, typer.Option("--passes", min=1, max=50, metavar="N", help="How often over the data.")] = 4,
+    nodes: Annotated[int, typer.Option("-n", "--nodes", min=1, max=16, metavar="N", help="Number of fake nodes.")] = 4,
+    passes: Annotated[int, typer.Option("--passes", min=1, max=50, metavar="N", help="Passes over the data.")] = 4,
     backend: BackendOption = "embedded",
-    directory: Annotated[Path | None, typer.Option("--dir", metavar="PATH", help="Where results go.")] = None,
+    directory: Annotated[Path | None, typer.Option("--dir", metavar="PATH", help="Directory for the results.")] = None,
 ) -> None:
-    """Train a real model on a fake cluster, here and now."""
+    """Train a real model on a fake cluster on this machine."""
     from clusterctl.cli.commands.demo import demo
 
     demo(context.obj, nodes, passes, backend, directory)
@@ -433,11 +440,11 @@ NOT_YET = ("report",)
 
 
 def parse(argv: list[str]) -> Arguments:
-    """The command line, with what is the training program's taken out."""
+    """Parse the command line and separate the arguments of the training program."""
     arguments = split(argv)
     name = next((word for word in arguments.ours if not word.startswith("-")), None)
     if name in NOT_YET:
-        raise UsageError(f"{name} is not in this version", hint="clusterctl --help lists what is")
+        raise UsageError(f"{name} is not available in this version", hint="clusterctl --help lists the commands")
     if name == "exec" and not arguments.program and not {"-h", "--help"} & set(arguments.ours):
         words = " ".join(word for word in arguments.ours if word != "exec") or "uptime"
         raise UsageError("exec needs a command after --", hint=f"clusterctl exec -- {words}")
@@ -445,33 +452,33 @@ def parse(argv: list[str]) -> Arguments:
         arguments.ours, options = take_program_options(arguments.ours, START_OPTIONS)
         arguments.program = [*options, *arguments.program]
     elif name not in TAKES_PROGRAM and arguments.program:
-        raise UsageError(f"{name or 'clusterctl'} takes nothing after --", hint="start and exec do")
+        raise UsageError(f"{name or 'clusterctl'} takes no arguments after --", hint="only start and exec do")
     return arguments
 
 
 def call(words: Sequence[str], session: Session) -> None:
-    """Calls the command that the words name, or shows help. Raises UsageError where they make no sense."""
-    if not words:  # `main` also answers a shell that asks, through the environment, what could stand here
+    """Run the command that `words` name, or show help. Raises UsageError for an invalid command line."""
+    if not words:  # `main` also answers a shell's completion request, which arrives through the environment
         typer.main.get_command(app).main(args=[], prog_name=NAME, standalone_mode=False)
         return
     group = typer.main.get_command(_only(words[0]))
     try:
-        with group.make_context(NAME, list(words), obj=session) as context:  # `main` would turn interrupts into codes
+        with group.make_context(NAME, list(words), obj=session) as context:  # `main` would swallow interrupts
             group.invoke(context)
     except typer.Exit:  # help was shown
         pass
 
 
 def _only(name: str) -> typer.Typer:
-    """The app with one command, if it has one of this name; typer would prepare all of them, whichever is called."""
-    one = copy(app)
-    one.registered_commands = [info for info in app.registered_commands if info.name == name]
-    one.registered_groups = [info for info in app.registered_groups if info.name == name]
-    return one if one.registered_commands or one.registered_groups else app
+    """Return the app reduced to the command `name`, or all of it if there is none; typer prepares every command."""
+    reduced = copy(app)
+    reduced.registered_commands = [info for info in app.registered_commands if info.name == name]
+    reduced.registered_groups = [info for info in app.registered_groups if info.name == name]
+    return reduced if reduced.registered_commands or reduced.registered_groups else app
 
 
 def run(argv: list[str] | None = None) -> int:
-    """Runs one command, and returns the exit code of the process."""
+    """Run one command and return the exit code of the process."""
     argv = sys.argv[1:] if argv is None else argv
     arguments = Arguments()
     arguments.options.json = "--json" in argv[: argv.index("--") if "--" in argv else None]
@@ -501,9 +508,9 @@ def run(argv: list[str] | None = None) -> int:
     except OSError as exc:
         console.error(ClusterctlError(f"{exc.strerror or exc}" + (f": {exc.filename}" if exc.filename else "")))
         code = ClusterctlError.exit_code
-    except Exception as exc:  # noqa: BLE001 - its words may be a node's, and harm a terminal
+    except Exception as exc:  # noqa: BLE001 - its text may come from a node and contain escape sequences
         console.traceback(exc)
-        hint = "a mistake in clusterctl, or a node that answers nonsense; the lines above say where it was noticed"
+        hint = "a bug in clusterctl or a malformed answer from a node; the traceback above shows where it surfaced"
         console.error(ClusterctlError(f"{type(exc).__name__}: {exc}", hint=hint))
         code = ClusterctlError.exit_code
     return code

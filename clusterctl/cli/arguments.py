@@ -1,7 +1,7 @@
-"""What of the command line is ours, and what is the training program's. Pure functions on argument lists.
+"""Pure functions that separate our arguments from those of the training program.
 
-Global options are accepted before and after the command. After `--`, and as any unknown `--key=value`, arguments of
-`start` reach the training program, as the old launcher passed them.
+Global options are accepted before and after the command. `start` passes everything after `--`, and any unknown
+`--key=value`, to the training program, as the old launcher did.
 """
 
 from __future__ import annotations
@@ -34,32 +34,32 @@ class Arguments:
 
 
 def split(argv: Sequence[str]) -> Arguments:
-    """Takes global options out, wherever they stand before `--`."""
-    found = Arguments()
+    """Extract the global options, which may be anywhere before `--`."""
+    arguments = Arguments()
     rest = list(argv)
     while rest:
         word = rest.pop(0)
         name, equals, value = word.partition("=")
         if word == "--":
-            found.program = rest
+            arguments.program = rest
             break
         if name in VALUE_OPTIONS:
             if not equals:
                 if not rest:
                     raise UsageError(f"{name} needs a value", hint=f"{name} VALUE")
                 value = rest.pop(0)
-            setattr(found.options, VALUE_OPTIONS[name], value)
+            setattr(arguments.options, VALUE_OPTIONS[name], value)
         elif word in FLAGS:
-            setattr(found.options, FLAGS[word], True)
+            setattr(arguments.options, FLAGS[word], True)
         else:
-            found.ours.append(word)
-    return found
+            arguments.ours.append(word)
+    return arguments
 
 
 def take_program_options(words: Sequence[str], known: Collection[str]) -> tuple[list[str], list[str]]:
-    """Splits the words behind `start`: (ours, the training program's unknown `--key=value`).
+    """Split the arguments of `start` into (ours, unknown `--key=value` for the training program).
 
-    Raises UsageError for an unknown option without `=`, and for one that is a letter away from one of ours.
+    Raises UsageError for an unknown option without `=`, and for one within edit distance 1 of one of ours.
     """
     ours: list[str] = []
     program: list[str] = []
@@ -70,11 +70,13 @@ def take_program_options(words: Sequence[str], known: Collection[str]) -> tuple[
             continue
         near = _one_edit_away(name, known)
         if near:
-            raise UsageError(f"{name} is not an option; did you mean {near}?", hint="after -- it reaches the program")
+            raise UsageError(
+                f"{name} is not an option; did you mean {near}?", hint="to pass it to the program, put it after --"
+            )
         if not equals:
             raise UsageError(
                 f"{name} is not an option of start",
-                hint=f"{suggest(name, known)}for the training program write {name}=VALUE, or put it after --",
+                hint=f"{suggest(name, known)}to pass it to the program, write {name}=VALUE or put it after --",
             )
         program.append(word)
     return ours, program
@@ -98,7 +100,7 @@ def _plain(name: str) -> str:
 
 
 def edit_distance_is_one(a: str, b: str) -> bool:
-    """Whether one insertion, deletion, substitution or swap of neighbours makes `a` into `b`."""
+    """Return True if one insertion, deletion, substitution or swap of neighbours turns `a` into `b`."""
     if a == b:
         return False
     if len(a) > len(b):

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 LAST_WORD_S = 10.0  # of nodes that may be what is wrong
 
 if TYPE_CHECKING:
-    from clusterctl.cluster.cluster import Cluster
+    from clusterctl.cluster import Cluster
     from clusterctl.inventory import Inventory
     from clusterctl.observe.why.evidence import Incident
     from clusterctl.observe.why.report import Why

@@ -1,4 +1,4 @@
-"""A curve, in the terminal and as a picture. Pure functions from points to text."""
+"""A curve as terminal text and as an SVG picture. Pure functions of the points."""
 
 from __future__ import annotations
 
@@ -12,27 +12,27 @@ WIDTH_PX, HEIGHT_PX, MARGIN_PX = 720, 360, 56
 
 
 def finite(points: Sequence[Point]) -> list[Point]:
-    """Those that have a place on paper: the loss of a training that diverges is NaN."""
+    """Return the points that can be drawn: the loss is NaN once training diverges."""
     return [(x, y) for x, y in points if math.isfinite(y)]
 
 
 def resample(points: Sequence[Point], count: int) -> list[Point]:
-    """At most `count` points in order of x: the means of what lies in equal stretches of x."""
+    """Return at most `count` points in order of x, each the mean of the points in one of `count` equal x intervals."""
     points = finite(points)
     if not points:
         return []
     left, right = min(x for x, _ in points), max(x for x, _ in points)
-    stretch = ((right - left) / count) or 1.0
-    parts: dict[int, list[Point]] = {}
+    interval = ((right - left) / count) or 1.0
+    bins: dict[int, list[Point]] = {}
     for x, y in points:
-        parts.setdefault(min(count - 1, int((x - left) / stretch)), []).append((x, y))
+        bins.setdefault(min(count - 1, int((x - left) / interval)), []).append((x, y))
     return [
-        (sum(x for x, _ in part) / len(part), sum(y for _, y in part) / len(part)) for _, part in sorted(parts.items())
+        (sum(x for x, _ in bin_) / len(bin_), sum(y for _, y in bin_) / len(bin_)) for _, bin_ in sorted(bins.items())
     ]
 
 
 def interpolate(points: Sequence[Point], count: int) -> list[float]:
-    """The heights at `count` equal steps of x along the straight lines between `points`, which ascend in x."""
+    """Interpolate linearly between `points`, sorted by x, at `count` equally spaced x values; return the y values."""
     heights = []
     right = 0
     for i in range(count):
@@ -45,7 +45,7 @@ def interpolate(points: Sequence[Point], count: int) -> list[float]:
 
 
 def terminal_chart(points: Sequence[Point], *, width: int = 60, height: int = 8) -> list[str]:
-    """Filled columns of eighth blocks with the scale at the left; nothing for fewer than two points."""
+    """Draw filled columns of eighth blocks with the scale on the left; empty for fewer than two points."""
     means = resample(points, width)
     if len(means) < 2:
         return []
@@ -64,13 +64,13 @@ def terminal_chart(points: Sequence[Point], *, width: int = 60, height: int = 8)
 
 
 def svg_chart(points: Sequence[Point], title: str, x_label: str, y_label: str) -> str:
-    """One line over a light grid, as a self-contained SVG document."""
+    """Draw one line over a light grid as a self-contained SVG document."""
     points = finite(points)
     xs, ys = [x for x, _ in points] or [0.0], [y for _, y in points] or [0.0]
     left, right, low, high = min(xs), max(xs), min(ys), max(ys)
     inner_w, inner_h = WIDTH_PX - 2 * MARGIN_PX, HEIGHT_PX - 2 * MARGIN_PX
 
-    def place(x: float, y: float) -> tuple[float, float]:
+    def to_pixels(x: float, y: float) -> tuple[float, float]:
         across = (x - left) / ((right - left) or 1)
         up = (y - low) / ((high - low) or 1)
         return MARGIN_PX + across * inner_w, HEIGHT_PX - MARGIN_PX - up * inner_h
@@ -79,12 +79,12 @@ def svg_chart(points: Sequence[Point], title: str, x_label: str, y_label: str) -
     for part in range(5):
         y = low + (high - low) * part / 4
         x = left + (right - left) * part / 4
-        _, at_y = place(left, y)
-        at_x, _ = place(x, low)
+        _, at_y = to_pixels(left, y)
+        at_x, _ = to_pixels(x, low)
         grid.append(f'<line x1="{MARGIN_PX}" x2="{WIDTH_PX - MARGIN_PX}" y1="{at_y:.1f}" y2="{at_y:.1f}"/>')
         grid.append(f'<text x="{MARGIN_PX - 8}" y="{at_y + 4:.1f}" text-anchor="end">{y:.2f}</text>')
         grid.append(f'<text x="{at_x:.1f}" y="{HEIGHT_PX - MARGIN_PX + 18}" text-anchor="middle">{x:,.0f}</text>')
-    path = " ".join("{:.1f},{:.1f}".format(*place(x, y)) for x, y in points)
+    path = " ".join("{:.1f},{:.1f}".format(*to_pixels(x, y)) for x, y in points)
     middle = WIDTH_PX / 2
     return f"""<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH_PX}" height="{HEIGHT_PX}"
  font-family="sans-serif" font-size="12" fill="#444">

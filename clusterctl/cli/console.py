@@ -1,4 +1,4 @@
-"""Where words go: documents for programs to stdout, words for people to stdout, or to stderr beside a document."""
+"""Output of commands: JSON documents go to stdout; text for people goes to stdout too, or to stderr with `--json`."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ if TYPE_CHECKING:
     from rich.console import Console as RichConsole
 
 SCHEMA = "clusterctl/1"
-BIDI = "\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"  # what turns text around
+BIDI = "\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"  # text direction
 HARMFUL = re.compile(f"[\x00-\x08\x0a-\x1f\x7f-\x9f\ud800-\udfff{BIDI}]")
 
 
 class Console:
-    """Knows `--json` and `--quiet`; nothing else of the program does."""
+    """All output of one command. The only place that handles `--json` and `--quiet`."""
 
     def __init__(self, options: GlobalOptions) -> None:
         self.json = options.json
@@ -37,7 +37,7 @@ class Console:
 
     @property
     def live(self) -> bool:
-        """Whether a display that redraws itself has a place to be."""
+        """True if a display that redraws itself can be shown."""
         return not (self.json or self.quiet or "NO_COLOR" in os.environ) and sys.stdout.isatty()
 
     def rich(self) -> RichConsole:
@@ -46,37 +46,37 @@ class Console:
         return RichConsole(file=self.people, highlight=False, emoji=False, markup=False)
 
     def say(self, text: str = "") -> None:
-        """A line for people; none with `--quiet`. What nodes or files put into it does no harm to the terminal."""
+        """Print text for people, unless `--quiet`. Escape sequences from nodes or files are made harmless."""
         if not self.quiet:
             print(clean(text, keep_newlines=True), file=self.people, flush=True)
 
     def clear(self) -> None:
-        """An empty screen, where there is one."""
+        """Clear the screen if there is one."""
         if self.live:
             print("\x1b[H\x1b[2J", end="", file=self.people)
 
     def warn(self, text: str) -> None:
-        """A line for people that comes even with `--quiet`; as harmless as others."""
+        """Print text for people even with `--quiet`. Escape sequences are made harmless."""
         print(clean(text, keep_newlines=True), file=sys.stderr, flush=True)
 
     def document(self, value: dict[str, Any]) -> None:
-        """The one JSON document of a command; nothing without `--json`."""
+        """Print the JSON document of a command; nothing without `--json`."""
         if self.json:
             document = _finite({"schema": SCHEMA, **value})
-            text = json.dumps(document, indent=None if self.streaming else 1)  # ASCII, and but for DEL printable
+            text = json.dumps(document, indent=None if self.streaming else 1)  # printable ASCII, except DEL
             print(text.replace("\x7f", "\\u007f"), flush=True)
 
     def stream(self) -> None:
-        """From here on `--json` means a line per event, and a last one for how it ended."""
+        """Switch `--json` to one line per event and a final line with the outcome."""
         self.streaming = True
 
     def record(self, value: dict[str, Any]) -> None:
-        """One line of a JSON stream; nothing outside of one."""
+        """Print one line of a JSON stream; nothing outside a stream."""
         if self.streaming:
             self.document(value)
 
     def error(self, error: ClusterctlError) -> None:
-        """What went wrong, as a document or in words, with what to do about it."""
+        """Print an error with its hint, as a JSON document and as text."""
         if not isinstance(error, ReportedError):
             self.document({"error": _describe(error)})
         if self.verbose:
@@ -86,13 +86,13 @@ class Console:
             self.warn(f"  {clean(error.hint)}")
 
     def traceback(self, error: BaseException) -> None:
-        """Where an error comes from, for who looks for a mistake in the program."""
+        """Print the traceback of an error, for debugging the program."""
         import traceback
 
         self.warn("".join(traceback.format_exception(error)).rstrip("\n"))
 
     def finish(self, value: dict[str, Any], error: ClusterctlError | None) -> None:
-        """The document of a command that may have failed in part; raises the error, which stands in it."""
+        """Print the document of a command that may have partly failed, error included, then raise that error."""
         described = {"error": _describe(error)} if error is not None else {}
         self.document({**value, **described})
         if error is not None:
@@ -105,7 +105,7 @@ class Console:
         numeric: Sequence[str] = (),
         dropped_first: Sequence[str] = (),
     ) -> None:
-        """Aligned columns, `numeric` ones to the right; on a narrow terminal without those `dropped_first`."""
+        """Print aligned columns, `numeric` ones to the right; a narrow terminal loses the `dropped_first` columns."""
         if not self.quiet:
             table = list(rows)
             for line in fitting(headings, table, numeric, dropped_first if self.people.isatty() else ()):
@@ -113,7 +113,7 @@ class Console:
 
 
 def _finite(value: Any) -> Any:
-    """JSON has no NaN and no infinity: a loss that is none becomes null."""
+    """Replace NaN and infinity, which JSON does not have, with null."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, dict):
@@ -122,7 +122,7 @@ def _finite(value: Any) -> Any:
 
 
 class ReportedError(ClusterctlError):
-    """An error that the JSON document of its command holds already."""
+    """An error that the JSON document of its command already contains."""
 
     def __init__(self, error: ClusterctlError) -> None:
         super().__init__(error.message, node=error.node, hint=error.hint, details=error.details)
@@ -154,7 +154,7 @@ def align(headings: Sequence[str], rows: Iterable[Sequence[str]], numeric: Seque
 def fitting(
     headings: Sequence[str], rows: Sequence[Sequence[str]], numeric: Sequence[str], dropped_first: Sequence[str]
 ) -> list[str]:
-    """The aligned table, without as many of the columns `dropped_first` as the terminal's width asks for."""
+    """Align a table, dropping columns in the order of `dropped_first` until it fits the terminal's width."""
     width = shutil.get_terminal_size().columns
     lines = align(headings, rows, numeric)
     for name in dropped_first:
@@ -167,10 +167,10 @@ def fitting(
 
 
 def clean(text: str, *, keep_newlines: bool = False) -> str:
-    """Text from a node, harmless on a terminal: control characters and escape sequences made visible."""
+    """Make text from a node safe for a terminal by replacing control characters with visible ones."""
     if (text.replace("\n", "") if keep_newlines else text).isprintable():
         return text
-    return HARMFUL.sub(lambda found: _harmless(found[0], keep_newlines), text)
+    return HARMFUL.sub(lambda match: _harmless(match[0], keep_newlines), text)
 
 
 def _harmless(char: str, keep_newlines: bool) -> str:
@@ -197,7 +197,7 @@ def human_bytes(count: float | None) -> str:
 
 
 def human_count(count: float | None) -> str:
-    """1,204 and 41.2k."""
+    """Format a count like `1,204` or `41.2k`."""
     if count is None:
         return "-"
     return f"{count / 1000:.1f}k" if count >= 10000 else f"{count:,.0f}"

@@ -1,4 +1,4 @@
-"""One invocation: its options, its console, and the way from conf.py to a cluster."""
+"""One invocation: its options, its console, and the steps from conf.py to a cluster."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from clusterctl.cli.console import Console
 from clusterctl.errors import ClusterctlError, UsageError
 
 if TYPE_CHECKING:
-    from clusterctl.cluster.cluster import Cluster
+    from clusterctl.cluster import Cluster
     from clusterctl.config import Settings
     from clusterctl.inventory import Inventory
 
@@ -27,21 +27,21 @@ class Session:
 
     @property
     def cache_dir(self) -> Path:
-        """Where what can be made again is kept, of this user; it may not exist yet."""
+        """This user's cache directory; it may not exist yet."""
         given = Path(os.environ.get("XDG_CACHE_HOME", ""))
         return (given if given.is_absolute() else Path.home() / ".cache") / "clusterctl"
 
     def settings(self, **overrides: object) -> Settings:
-        """What conf.py says, and in its place what options of the command say: settings by name, None for no word."""
+        """Load conf.py, overridden by options of the command: settings by name, None where the option is absent."""
         from clusterctl.config import load
 
         given = {name: value for name, value in overrides.items() if value is not None}
         return load(Path(self.options.conf) if self.options.conf else None, os.environ, overrides=given)
 
     def cluster(self, settings: Settings | None = None) -> Cluster:
-        """The nodes of conf.py that `--only` selects."""
+        """Return the nodes of conf.py that `--only` selects."""
         from clusterctl.cli import last_failed
-        from clusterctl.cluster.cluster import Cluster
+        from clusterctl.cluster import Cluster
         from clusterctl.inventory import build, select
 
         settings = settings or self.settings()
@@ -54,11 +54,11 @@ class Session:
         return cluster
 
     def tolerate(self, error: ClusterctlError) -> None:
-        """Some nodes failed, and the user goes on without them: no failure, but `failed@last` means them."""
+        """Record nodes that failed and that the user allows to be missing: not an error, but `failed@last` has them."""
         self._tolerated = error
 
     def remember(self, error: ClusterctlError | None) -> None:
-        """Keeps, for `--only failed@last`, which nodes a command failed on that ended with `error`."""
+        """Save the nodes that a command failed on, given the `error` that ended it, for `--only failed@last`."""
         from clusterctl.cli import last_failed
 
         if self._opened is None or not self._opened[0].asked:
@@ -68,28 +68,28 @@ class Session:
             last_failed.write(self._opened[1], failed)
 
     def whole_cluster(self, settings: Settings | None = None) -> Cluster:
-        """All nodes; for commands that make no sense on a part."""
+        """Return all nodes, for commands that cannot work on some of them."""
         if self.options.only:
-            raise UsageError("--only does not go with this command: a job runs on all its nodes or not at all")
+            raise UsageError("this command does not accept --only: a job runs on all its nodes or not at all")
         return self.cluster(settings)
 
 
 def job_name(settings: Settings, inventory: Inventory, job: str) -> str:
-    """The job directory in a form that holds on every node; the bare id when ROOT_DIR differs between hosts."""
+    """Return the job directory in a form valid on every node; the bare id if ROOT_DIR differs between hosts."""
     roots = {node.root_dir for node in inventory.nodes}
     return f"{roots.pop()}/{job}" if len(roots) == 1 else job
 
 
 def job_ref(settings: Settings, ref: str | None) -> str | None:
-    """What to ask the nodes for: a job directory below ROOT_DIR becomes its id, which holds on every node.
+    """Return the reference to send to the nodes: a job directory below ROOT_DIR becomes its id, valid on every node.
 
-    The local shell may have expanded the `~` of ROOT_DIR to this machine's home, which means nothing on the nodes.
+    The local shell may have expanded the `~` of ROOT_DIR to this machine's home, which is meaningless on the nodes.
     """
     if ref is None:
         return None
     path = ref.rstrip("/")
     if not path:
-        raise UsageError(f"{ref!r} is no job", hint="clusterctl jobs lists them")
+        raise UsageError(f"{ref!r} is not a job", hint="clusterctl jobs lists the jobs on the nodes")
     if "/" not in path:
         return path
     if settings.root_dir.startswith("~/"):
@@ -101,5 +101,5 @@ def job_ref(settings: Settings, ref: str | None) -> str | None:
 
 
 def fail_on_broken_pipe() -> None:
-    """`clusterctl logs | head`: the reader has seen enough; end quietly, and let no flush at exit complain."""
-    sys.stdout = open(os.devnull, "w")  # noqa: PTH123, SIM115 - until the process is gone, which is now
+    """Exit quietly when the reader is gone, as in `clusterctl logs | head`: the flush at exit must not fail."""
+    sys.stdout = open(os.devnull, "w")  # noqa: PTH123, SIM115 - open until the process exits, which is now

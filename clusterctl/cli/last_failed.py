@@ -1,4 +1,4 @@
-"""Which nodes failed last, for `--only failed@last`: a cache on this machine, by conf.py and HOSTS."""
+"""The nodes that failed last, for `--only failed@last`: a cache on this machine, one entry per conf.py and HOSTS."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def record_path(cache_dir: Path, settings: Settings) -> Path:
-    """Where the record of this conf.py is; with other HOSTS, node ids mean other machines."""
+    """Return the path of the record of this conf.py and its HOSTS: with other HOSTS, ids mean other machines."""
     source = str(settings.source.resolve()) if settings.source else ""
     hosts = [(host.user, host.hostname, host.port, host.root_dir) for host in settings.hosts]
     name = hashlib.sha256(json.dumps([source, hosts]).encode()).hexdigest()
@@ -26,7 +26,7 @@ def record_path(cache_dir: Path, settings: Settings) -> Path:
 
 
 def read(path: Path) -> tuple[int, ...]:
-    """The ids of the nodes that failed last; none when that is not known."""
+    """Return the ids of the nodes that failed last; empty if unknown."""
     try:
         nodes = json.loads(path.read_bytes())["nodes"]
     except (OSError, ValueError, TypeError, KeyError):
@@ -35,7 +35,7 @@ def read(path: Path) -> tuple[int, ...]:
 
 
 def write(path: Path, nodes: Sequence[int]) -> None:
-    """Replaces the record. One that cannot be written is no error: only `failed@last` lacks it."""
+    """Replace the record. A failure to write is not an error: only `failed@last` needs the record."""
     with contextlib.suppress(OSError):
         if not nodes:
             path.unlink(missing_ok=True)
@@ -45,10 +45,10 @@ def write(path: Path, nodes: Sequence[int]) -> None:
 
 
 def failed_nodes(error: ClusterctlError | None) -> list[int] | None:
-    """The nodes that an operation failed on, by how it ended; None when it did not come to asking the nodes."""
+    """Return the nodes that a command failed on, given the error that ended it; None if it never asked the nodes."""
     original = error.original if isinstance(error, ReportedError) else error
     if original is None or isinstance(original, JobFailedError):
-        return []  # the nodes did what they were asked to
+        return []  # the nodes carried out the request
     if isinstance(original, UsageError):
         return None
     parts = original.details.get("nodes") or ([{"node": original.node}] if original.node else [])

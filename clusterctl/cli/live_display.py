@@ -1,4 +1,4 @@
-"""What an attached start shows while a run goes on: a display that redraws itself, or plain lines."""
+"""The output of an attached start during a run: a display that redraws itself, or plain lines."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from clusterctl.observe.follow import LogLine, News
 
 PROBLEM = re.compile(r"(?i)error|exception|traceback|warning|fatal|killed")
-#: What the display wants of the logs: all that the first trainer says, short of a flood; of the others, trouble.
+#: Log lines that the display asks for: all of the first trainer, up to a limit, and problems of the others.
 LINES_WANTED = {
     "budget": 20,
     "grep": PROBLEM.pattern,
@@ -42,7 +42,7 @@ def default_pass_line(numbers: PassNumbers) -> str:
 
 
 class Display:
-    """Takes news and shows them. A context manager. `pass_line` words what all trainers logged in a pass."""
+    """Shows the news of a run. A context manager. `pass_line` formats what all trainers logged in a pass."""
 
     def __init__(self, console: Console, view: RunView, title: str, pass_line: PassFormat = default_pass_line) -> None:
         self._console = console
@@ -50,7 +50,7 @@ class Display:
         self._title = title
         self._pass_line = pass_line
         self._started = time.monotonic()
-        self._told = 0.0
+        self._last_plain = 0.0
         self._live: Live | None = None
 
     def __enter__(self) -> Display:
@@ -71,15 +71,15 @@ class Display:
             self._tick()
             return
         for event in news.events:
-            with contextlib.suppress(*NONSENSE):  # of a process that says anything, or a node that lies
+            with contextlib.suppress(*NONSENSE):  # a process or a node may send malformed events
                 self._event(event)
         for line in news.lines:
             if self._interesting(line):
                 self._line(line)
         for role, rank, count in news.held:
-            self.say(f"{role}{rank}@{news.node.label}  ({plural(count, 'line')} not shown: clusterctl logs has them)")
+            self.say(f"{role}{rank}@{news.node.label}  ({plural(count, 'line')} not shown; see clusterctl logs)")
         if news.error is not None:
-            self.say(f"{news.error}{'; trying again' if is_passing(news.error) else ''}")
+            self.say(f"{news.error}{'; retrying' if is_passing(news.error) else ''}")
         elif news.back:
             self.say(f"{news.node.label} is back")
         self._tick()
@@ -87,14 +87,14 @@ class Display:
     def _event(self, event: dict[str, Any]) -> None:
         self._console.record(event)
         self._view.take(event)
-        if event["event"] == "phase" and event["phase"] != "gathering":  # told already, with the reason
-            self.say(f"{self._moment(event)} {self._phase_words(event)}")
+        if event["event"] == "phase" and event["phase"] != "gathering":  # reported already, with the reason
+            self.say(f"{self._moment(event)} {self._phase_text(event)}")
         elif event["event"] == "saved" and event.get("complete") and not event.get("checkpoint"):
             self.say(f"{self._moment(event)} saved {event['tag']}")
         elif event["event"] == "log" and event.get("level") == "warning":
             self.say(f"{self._moment(event)} {event['message']}")
         elif event["event"] in ("restarting", "rolled_back"):
-            self.say(f"{self._moment(event)} {_recovery_words(event)}")
+            self.say(f"{self._moment(event)} {_recovery_text(event)}")
         elif event["event"] == "stalled":
             self.say(f"{self._moment(event)} {event['role']}{event['rank']}@node{event['node']} {event['message']}")
         elif event["event"] == "standstill":
@@ -102,7 +102,7 @@ class Display:
         elif event["event"] == "paused":
             self.say(f"{self._moment(event)} node{event['node']}: {event['message']}")
         elif event["event"] in ("suspect", "lost", "rejoined", "held"):
-            self.say(f"{self._moment(event)} {_absence_words(event)}")
+            self.say(f"{self._moment(event)} {_absence_text(event)}")
         for numbers in self._view.new_passes():
             self.say(f"{self._moment(event)} all trainers  {self._pass_line(numbers)}")
 
@@ -110,19 +110,19 @@ class Display:
     def _moment(event: dict[str, Any]) -> str:
         return time.strftime("%H:%M:%S", time.localtime(event["t"]))
 
-    def _phase_words(self, event: dict[str, Any]) -> str:
-        servers = any(process.role == "pserver" for process in self._view.processes.values())
-        words = {
+    def _phase_text(self, event: dict[str, Any]) -> str:
+        has_pservers = any(process.role == "pserver" for process in self._view.processes.values())
+        texts = {
             "pservers": "starting pservers",
-            "trainers": "all pservers are ready; starting trainers" if servers else "starting trainers",
-            "running": "all processes run",
+            "trainers": "all pservers are ready; starting trainers" if has_pservers else "starting trainers",
+            "running": "all processes are running",
             "finishing": "all trainers are done",
             "stopping": "stopping all processes",
         }
-        return words.get(event["phase"], str(event["phase"]))
+        return texts.get(event["phase"], str(event["phase"]))
 
     def _interesting(self, line: LogLine) -> bool:
-        """The first trainer speaks for all; the others only of trouble, which being ended at last is not."""
+        """True for every line of the first trainer and for problems of others, until those are stopped at the end."""
         if line.role != "trainer" and self._view.phase == "finishing":
             return False
         return (line.role == "trainer" and line.rank == 0) or PROBLEM.search(line.text) is not None
@@ -132,7 +132,7 @@ class Display:
         self.say(f"{moment} {line.role}{line.rank}@{line.node.label}  {clean(line.text.split(chr(13))[-1])}")
 
     def say(self, text: str) -> None:
-        """A line above the display."""
+        """Print a line above the display."""
         if self._console.quiet:
             return
         if self._live is not None:
@@ -142,10 +142,10 @@ class Display:
 
     def _tick(self) -> None:
         now = time.monotonic()
-        if self._live is None and now - self._told > PLAIN_EVERY_S:
-            if self._told and self._view.step:
+        if self._live is None and now - self._last_plain > PLAIN_EVERY_S:
+            if self._last_plain and self._view.step:
                 self._console.say("  ".join(filter(None, self._headlines())))
-            self._told = now
+            self._last_plain = now
 
     def _headlines(self) -> tuple[str, str]:
         view = self._view
@@ -174,7 +174,7 @@ class Display:
         lines += fitting(HEADINGS, self._rows(), NUMERIC, DROPPED_FIRST)
         hidden = len(self._view.trainers) - MOST_ROWS
         if hidden > 0:
-            lines.append(f"({hidden} more trainers; clusterctl status shows all)")
+            lines.append(f"({plural(hidden, 'more trainer')}; clusterctl status shows all)")
         if self._view.ended is None:
             lines.append("Ctrl-C stops the job everywhere · d detaches")
         return Text("\n".join(map(clean, lines)), no_wrap=True, overflow="crop")
@@ -206,31 +206,33 @@ class Display:
         return rows
 
 
-def _absence_words(event: dict[str, Any]) -> str:
-    """Who has not been heard of, or again; what a node says of the lead, or of a process, names it."""
+def _absence_text(event: dict[str, Any]) -> str:
+    """Describe a node or process that fell silent or came back; a node's message about another one names that one."""
     message = event.get("message")
     if "role" in event:
-        who, words = f"{event['role']}{event['rank']}@node{event['node']}", {"rejoined": "starts again", "held": ""}
-        return " ".join(filter(None, (who, words.get(event["event"], "is left out:"), message)))
+        process = f"{event['role']}{event['rank']}@node{event['node']}"
+        verb = {"rejoined": "is restarting", "held": ""}.get(event["event"], "is left out:")
+        return " ".join(filter(None, (process, verb, message)))
     if "lost_node" in event:
         return f"node{event['node']}: {message}"
-    return f"node{event['node']} is {event['event']}" + (f": {message}" if message else "")
+    state = "has rejoined" if event["event"] == "rejoined" else f"is {event['event']}"
+    return f"node{event['node']} {state}" + (f": {message}" if message else "")
 
 
-def _recovery_words(event: dict[str, Any]) -> str:
-    """What happens so that the run can go on."""
+def _recovery_text(event: dict[str, Any]) -> str:
+    """Describe a restart or a rollback."""
     if event["event"] == "restarting":
-        who = f"{event['role']}{event['rank']}@node{event['node']}"
-        return f"{who} {event['message']}: starts again in {event['in_s']:g} s ({event['count']})"
+        process = f"{event['role']}{event['rank']}@node{event['node']}"
+        return f"{process} {event['message']}; restarting in {event['in_s']:g} s ({event['count']})"
     start = f"checkpoint {event['tag']} (step {event['step']:,})" if event["tag"] else "the beginning"
     if event["whole"]:
-        return f"all processes go back to {start}"
-    servers = [name for name in event["processes"] if name.startswith("pserver")]
-    return f"{', '.join(servers)} begins again from {start}; trainers start again where they were"
+        return f"rolling back all processes to {start}"
+    pservers = [name for name in event["processes"] if name.startswith("pserver")]
+    return f"restarting {', '.join(pservers)} from {start}; trainers restart where they were"
 
 
 def _slowest(trainers: list[Any]) -> Any:
-    """The trainer that the others wait for, when there is a clear one."""
+    """Return the trainer that the others wait for, if there is a clear one."""
     waits = [t.numbers["wait"] for t in trainers if t.state == "running" and t.numbers.get("wait") is not None]
     if len(waits) < 2 or len(waits) < len(trainers) or max(waits) - min(waits) < 0.2:
         return None
@@ -238,7 +240,7 @@ def _slowest(trainers: list[Any]) -> Any:
 
 
 def sparkline(points: list[tuple[int, float]], width: int) -> str:
-    """The course of the points in at most `width` characters."""
+    """Draw the curve of the points in at most `width` characters."""
     means = [y for _, y in resample(points, width)]
     if not means:
         return ""

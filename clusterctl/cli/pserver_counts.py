@@ -1,4 +1,4 @@
-"""What the pservers of a run count, as lines below its table: how stale pushes were, and what sparse tables hold."""
+"""The counters of a run's pservers, as lines below the status table: staleness of pushes, size of sparse tables."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def count_lines(processes: Processes) -> list[str]:
 
 
 def staleness(processes: Processes) -> Counter[int]:
-    """How many pushes were applied when so many others had come in between, over all pservers."""
+    """Count pushes by staleness, over all pservers: {pushes applied in between: number of pushes}."""
     counts: Counter[int] = Counter()
     for process in processes:
         counts.update({int(age): int(count) for age, count in process.get("staleness") or ()})
@@ -36,14 +36,14 @@ def _staleness_lines(pservers: Processes) -> list[str]:
 
 
 def _lost_lines(pservers: Processes) -> list[str]:
-    lost = [f"{process['lost']:,} of pserver{process['rank']}" for process in pservers if process.get("lost")]
-    return [f"pushes lost with a pserver that failed: {', '.join(lost)}"] if lost else []
+    lost = [f"{process['lost']:,} on pserver{process['rank']}" for process in pservers if process.get("lost")]
+    return [f"pushes lost when a pserver failed: {', '.join(lost)}"] if lost else []
 
 
 def _range(bits: int) -> str:
     """0, 1, 2-3, 4-7, 8-15, ..."""
-    least, most = (1 << bits) >> 1, (1 << bits) - 1
-    return str(most) if least >= most else f"{least}-{most}"
+    low, high = (1 << bits) >> 1, (1 << bits) - 1
+    return str(high) if low >= high else f"{low}-{high}"
 
 
 def _table_lines(pservers: Processes) -> list[str]:
@@ -59,7 +59,7 @@ def _table(counts: Counter[str]) -> str:
     parts = [f"{human_count(counts['rows'])} rows, {human_bytes(counts['bytes'])}"]
     if counts["looked_up"]:
         parts.append(
-            f"{percent(counts['hits'] / counts['looked_up'])} of {human_count(counts['looked_up'])} look-ups hit"
+            f"{percent(counts['hits'] / counts['looked_up'])} of {human_count(counts['looked_up'])} lookups hit"
         )
-    gone = [f"{human_count(counts[name])} {name}" for name in ("refused", "expired", "evicted") if counts[name]]
-    return ", ".join([*parts, *gone])
+    removed = [f"{human_count(counts[name])} {name}" for name in ("refused", "expired", "evicted") if counts[name]]
+    return ", ".join([*parts, *removed])

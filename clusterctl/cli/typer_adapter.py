@@ -1,4 +1,4 @@
-"""What we add to typer: words that make no sense are a UsageError, in our words, with a suggestion."""
+"""Our additions to typer: an invalid command line is a UsageError with our message and a suggestion."""
 
 from __future__ import annotations
 
@@ -10,9 +10,11 @@ from typer.core import TyperCommand, TyperGroup
 from clusterctl.cli.arguments import suggest
 from clusterctl.errors import UsageError
 
-# click's UsageError; typer has a copy of click inside, and gives no name to this
+# click's UsageError; typer bundles its own copy of click and does not export this class
 ParserError = cast("type[Exception]", typer.BadParameter.__base__)
-STRAY_HINTS = {"start": "--job_workspace JOB starts a dispatched job, --job_dispatch_package WORKSPACE sends one first"}
+STRAY_HINTS = {
+    "start": "--job_workspace JOB starts a dispatched job; --job_dispatch_package WORKSPACE dispatches one first"
+}
 
 
 class Command(TyperCommand):
@@ -27,12 +29,12 @@ class Command(TyperCommand):
             raise _usage_error(exc, ctx) from exc
         if rest and not ctx.resilient_parsing:
             hint = STRAY_HINTS.get(ctx.info_name, f"{ctx.command_path} --help")
-            raise UsageError(f"{ctx.command_path} takes no further {rest[0]!r}", hint=hint)
+            raise UsageError(f"{ctx.command_path}: unexpected argument {rest[0]!r}", hint=hint)
         return rest
 
 
 class Group(TyperGroup):
-    """Commands by name; called without any, it shows its help as an error."""
+    """A group of commands. Without a command it raises its help as a UsageError."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         if not args and not ctx.resilient_parsing:
@@ -51,22 +53,22 @@ class Group(TyperGroup):
 
 
 def _usage_error(exc: Any, ctx: Any) -> UsageError:
-    """What a ParserError says of the words behind the command of `ctx`."""
+    """Translate a ParserError of the command of `ctx`."""
     path = ctx.command_path
-    see = f"{path} --help"
+    hint = f"{path} --help"
     option = getattr(exc, "option_name", "")
     match type(exc).__name__:
         case "NoSuchOption":
             known = [name for param in ctx.command.params for name in (*param.opts, *param.secondary_opts)]
-            return UsageError(f"{option} is not an option of {path}", hint=suggest(option, known) + see)
+            return UsageError(f"{option} is not an option of {path}", hint=suggest(option, known) + hint)
         case "BadOptionUsage":
-            needs = "takes no value" if "not take a value" in exc.message else "needs a value"
-            return UsageError(f"{option} {needs}", hint=see)
+            problem = "takes no value" if "not take a value" in exc.message else "needs a value"
+            return UsageError(f"{option} {problem}", hint=hint)
         case "MissingParameter":
-            return UsageError(f"{path} needs {_label(exc.param)}", hint=see)
+            return UsageError(f"{path} needs {_label(exc.param)}", hint=hint)
         case "BadParameter":
             return UsageError(f"{_label(exc.param)} {_bad_number(exc)}")
-    return UsageError(exc.format_message(), hint=see)
+    return UsageError(exc.format_message(), hint=hint)
 
 
 def _label(param: Any) -> str:
@@ -74,9 +76,9 @@ def _label(param: Any) -> str:
 
 
 def _bad_number(exc: Any) -> str:
-    """Numbers are all that can be bad: other values are looked at by the commands."""
+    """Describe a bad value, which is always a number: the commands check all others themselves."""
     value, _, _ = exc.message.partition(" is not ")
     if "in the range" not in exc.message:
-        return f"{value} is not a whole number"
+        return f"must be a whole number, not {value}"
     low, high = exc.param.type.min, exc.param.type.max
-    return f"{value} must be at least {low}" if high is None else f"{value} must be {low} to {high}"
+    return f"must be at least {low}, not {value}" if high is None else f"must be {low} to {high}, not {value}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
-from clusterctl.cluster.cluster import Message
+from clusterctl.cluster import Message
 from clusterctl.common.tree import owned_name
 from clusterctl.errors import RefusedError
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from clusterctl.cluster.cluster import NodeOutcome
+from clusterctl.cluster import NodeOutcome
 from clusterctl.common.tree import Entry
 from clusterctl.inventory import Node
 

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from clusterctl.cluster.cluster import AgentCall, Cluster, Message, combined, raise_failures
+from clusterctl.cluster import AgentCall, Cluster, Message, combined, raise_failures
 from clusterctl.common.manifest import is_piece_name, is_tag
 from clusterctl.common.paths import META
 from clusterctl.common.run_spec import ResumePoint

@@ -14,7 +14,7 @@ from typing import Any
 
 from clusterctl.check import connectivity
 from clusterctl.check.findings import STOPS, Finding, Skew, on, quick
-from clusterctl.cluster.cluster import AgentCall, Cluster, Message, NodeOutcome, combined, failures, raise_failures
+from clusterctl.cluster import AgentCall, Cluster, Message, NodeOutcome, combined, failures, raise_failures
 from clusterctl.cluster.keepalive import Waiting
 from clusterctl.common.run_spec import LeadAddress, LeftOut, RunSpec
 from clusterctl.errors import ClusterctlError, NodeError, RefusedError

@@ -13,8 +13,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from clusterctl.cluster import answers
-from clusterctl.cluster.cluster import AGENT_ENDED, NONSENSE, Cluster, Message, senseless
+from clusterctl.cluster import Cluster, Message, answers
+from clusterctl.cluster.cluster import AGENT_ENDED, NONSENSE, senseless
 from clusterctl.errors import ClusterctlError, UnreachableError
 from clusterctl.inventory import Node
 

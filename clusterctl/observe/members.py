@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from clusterctl.cluster.cluster import Message, NodeOutcome
+from clusterctl.cluster import Message, NodeOutcome
 from clusterctl.errors import ClusterctlError, NodeError
 from clusterctl.inventory import Inventory, Node, among
 

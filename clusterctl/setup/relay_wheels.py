@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from clusterctl.cluster.cluster import AgentCall
+from clusterctl.cluster import AgentCall
 from clusterctl.common.tree import FILE, Entry
 from clusterctl.common.wheels import Wheel, WheelStore
 from clusterctl.config import Settings

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
-from clusterctl.cluster.cluster import AgentCall, Cluster, Message, NodeOutcome
+from clusterctl.cluster import AgentCall, Cluster, Message, NodeOutcome
 from clusterctl.common.errors import AgentError
 from clusterctl.common.requirements import normal
 from clusterctl.common.wheels import Wheel, WheelStore, decode_lock

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from clusterctl.cluster.cluster import AgentCall
+from clusterctl.cluster import AgentCall
 from clusterctl.common.errors import AgentError
 from clusterctl.common.tree import COPY_BYTES
 from clusterctl.common.wheels import Wheel, WheelStore

@@ -14,9 +14,8 @@ from typing import Any
 import pytest
 
 from agent.nodes import BUNDLE, PYTHONS, PipeCluster, agent, ask, needs
-from clusterctl.cluster import keepalive
+from clusterctl.cluster import AgentCall, keepalive
 from clusterctl.cluster.bundle import boot_code
-from clusterctl.cluster.cluster import AgentCall
 from clusterctl.dispatch import Progress, dispatch, scan
 from clusterctl.errors import NodeError, RefusedError
 from clusterctl.launch import Run, plan, start

@@ -19,7 +19,7 @@ from agent.nodes import agent, ask, asked
 from clusterctl.agent import peer as protocol
 from clusterctl.agent.dispatch.staging import LARGE
 from clusterctl.agent.peer import Peer
-from clusterctl.cluster.cluster import AgentCall
+from clusterctl.cluster import AgentCall
 from clusterctl.common.errors import Gone
 from clusterctl.common.tree import DIRECTORY, END, FILE, HEADER, Entry, content_of
 from clusterctl.errors import ClusterctlError, NodeError, RefusedError

@@ -20,7 +20,7 @@ from clusterctl.agent.node.locks import environments_lock
 from clusterctl.agent.operations.setup import facts
 from clusterctl.agent.packages.venvs import in_environment
 from clusterctl.agent.packages.wheel_install import shebang
-from clusterctl.cluster.cluster import AgentCall
+from clusterctl.cluster import AgentCall
 from clusterctl.common.pip import uv_variables
 from clusterctl.common.requirements import effective, logical_lines
 from clusterctl.common.tree import END, HEADER

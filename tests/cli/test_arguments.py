@@ -94,7 +94,7 @@ def test_what_follows_two_dashes_comes_behind_the_other_program_options() -> Non
 
 @pytest.mark.parametrize("command", ["status", "stop", "logs", "dispatch"])
 def test_other_commands_take_nothing_for_a_program(command: str) -> None:
-    with pytest.raises(UsageError, match=f"{command} takes nothing after --"):
+    with pytest.raises(UsageError, match=f"{command} takes no arguments after --"):
         parse([command, "--", "x"])
     assert parse([command, "--lr=1"]).ours == [command, "--lr=1"], "left for the option parser to refuse"
 

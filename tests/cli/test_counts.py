@@ -20,7 +20,7 @@ def test_pushes_are_counted_over_all_pservers_in_powers_of_two() -> None:
 
 def test_an_embedding_is_summed_over_pservers_and_says_what_it_let_go() -> None:
     processes = [pserver([], rows=10, bytes=1000, looked_up=100, hits=80, evicted=3), pserver([], rows=5, bytes=500)]
-    assert count_lines(processes) == ["table word  15 rows, 1.5 kB, 80% of 100 look-ups hit, 3 evicted"]
+    assert count_lines(processes) == ["table word  15 rows, 1.5 kB, 80% of 100 lookups hit, 3 evicted"]
 
 
 def test_a_run_that_counts_nothing_has_no_lines() -> None:

@@ -95,7 +95,7 @@ def test_a_node_that_is_cut_off_fails_the_run_by_its_name(fake_directory: Path) 
     assert "node2" in out + err
     _, said = finish(begin(fake_directory, "fake", "heal", "2", "--dir", str(fake_directory)))
     port = fake.status(fake_directory).nodes[2].node.port
-    assert (f"HOSTS[2] must become Host('trainer@127.0.0.1:{port}'" in said) == (f":{port}'" not in ours)
+    assert (f"set HOSTS[2] to Host('trainer@127.0.0.1:{port}'" in said) == (f":{port}'" not in ours)
     assert wait_until(lambda: not any(node.processes for node in fake.status(fake_directory).nodes), 30)
     conf.write_text(ours)
 

@@ -33,7 +33,7 @@ def test_a_cluster_in_order_is_said_to_be(any_site: Site) -> None:
         assert abs(node["clock_ahead_s"]) <= node["clock_error_s"] + 0.5
     said = any_site.ok("check").out
     assert "nodes 0-3     ssh ok, python" in said
-    assert "0-3 x 0-3     12/12 pairs reach each other" in said
+    assert "0-3 x 0-3     12/12 pairs can reach each other" in said
 
 
 def test_every_finding_names_its_nodes_and_what_stops_start_exits_with_3(site: Site) -> None:
@@ -50,8 +50,8 @@ def test_every_finding_names_its_nodes_and_what_stops_start_exits_with_3(site: S
     assert report["pairs"]["possible"] == 0
     assert "refused" in report["nodes"][3]["error"]["message"]
     said = site.run("check")
-    assert "stops start: there is no address in 240.0.0.0/8" in said.out
-    assert "1 of 4 nodes could not be asked" in said.err
+    assert "blocks start: there is no address in 240.0.0.0/8" in said.out
+    assert "1 of 4 nodes could not be checked" in said.err
 
 
 def test_an_unknown_host_key_exits_with_4(site: Site) -> None:

@@ -139,7 +139,7 @@ def test_followers_that_lose_their_connections_go_on_without_gap_or_repeat(any_s
     assert log == "".join(f"line {n}\n" for n in range(LINES))
     assert numbers(heard[0]) == list(range(LINES))
     assert numbers(seen) == list(range(11, LINES))
-    assert len(re.findall(r"node0: lost the connection.*; trying again", seen)) == seen.count("node0 is back") == 3
+    assert len(re.findall(r"node0: lost the connection.*; retrying", seen)) == seen.count("node0 is back") == 3
     assert "not shown" not in seen
 
 
@@ -154,7 +154,7 @@ def test_a_killed_control_machine_is_replaced_by_any_other(site: Site, tmp_path:
     with site.popen("logs", "-f", job, "--role", "trainer", **other) as following:
         assert following.stdout is not None
         assert "up" in following.stdout.readline()
-        assert site.ok("stop", **other).out.endswith("stopped: 2/2 nodes, 0 survivors, ports free\n")
+        assert site.ok("stop", **other).out.endswith("stopped: 2/2 nodes, 0 processes left, ports free\n")
         following.communicate(timeout=30)
     assert following.returncode == 0
     site.assert_nothing_left(job)
@@ -189,7 +189,7 @@ def test_a_stop_that_loses_its_connections_is_done_by_the_next(any_site: Site) -
         assert "stopping" in stopping.stdout.readline()
         kill_sessions(site)
         stopping.communicate(timeout=60)
-    assert "0 survivors, ports free" in site.ok("stop", job).out
+    assert "0 processes left, ports free" in site.ok("stop", job).out
     site.assert_nothing_left(job)
 
 
@@ -201,9 +201,7 @@ def test_a_node_that_rejoins_is_followed_again(site: Site) -> None:
         os.kill(site.supervisor(job, 1), signal.SIGKILL)
         assert starting.stdout is not None
         assert any("node1 is lost: its supervisor is gone" in line for line in starting.stdout)
-        assert (
-            "takes part in run 1 again" in site.ok("start", "--rejoin", "--only", "node1", "--job_workspace", job).out
-        )
+        assert "has rejoined run 1" in site.ok("start", "--rejoin", "--only", "node1", "--job_workspace", job).out
         (site.job_dir(job, 1) / "go").touch()
         out, err = starting.communicate(timeout=60)
     assert starting.returncode == 0, err

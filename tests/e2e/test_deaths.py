@@ -49,7 +49,7 @@ def test_an_attached_start_tells_that_the_lead_was_lost(site: Site) -> None:
     with site.popen("start", "--job_dispatch_package", str(package)) as starting:
         assert starting.stdout is not None
         for line in starting.stdout:
-            if "all processes run" in line:
+            if "all processes are running" in line:
                 break
         job = site.ok("jobs", "--json").json()["jobs"][0]["job"]
         os.kill(site.supervisor(job, 0), signal.SIGKILL)
@@ -120,7 +120,7 @@ def test_ctrl_c_however_often_leaves_nothing_half_stopped(site: Site, presses: i
     with site.popen("start", "--job_dispatch_package", str(site.workspace(DEAF))) as starting:
         assert starting.stdout is not None
         for line in starting.stdout:
-            if "all processes run" in line:
+            if "all processes are running" in line:
                 break
         assert starting.stderr is not None
         starting.send_signal(signal.SIGINT)

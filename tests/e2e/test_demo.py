@@ -63,7 +63,7 @@ def test_a_killed_demo_leaves_no_process_and_the_next_two_work_side_by_side(tmp_
     with begin(tmp_path, "-n", "2", "--dir", "first", "--passes", "50", "--backend", backend) as demo:
         assert demo.stdout is not None
         for line in demo.stdout:
-            if "all processes run" in line:
+            if "all processes are running" in line:
                 break
         cluster = str(tmp_path / "first/cluster")
         assert processes_with_environment(MARK, cluster)
@@ -82,7 +82,7 @@ def test_ctrl_c_ends_the_demo_and_everything_of_it(tmp_path: Path) -> None:
     with begin(tmp_path, "-n", "2", "--dir", "it", "--passes", "50") as demo:
         assert demo.stdout is not None
         for line in demo.stdout:
-            if "all processes run" in line:
+            if "all processes are running" in line:
                 break
         os.kill(demo.pid, signal.SIGINT)
         demo.communicate(timeout=40)

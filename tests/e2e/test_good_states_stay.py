@@ -76,7 +76,7 @@ def test_a_killed_listener_on_a_node_does_not_make_a_run_lost(site: Site) -> Non
     with site.popen("start", "--job_dispatch_package", str(site.workspace(waits))) as starting:
         assert starting.stdout is not None
         for line in starting.stdout:
-            if "all processes run" in line:
+            if "all processes are running" in line:
                 break
         agents = [p for p in processes_with_environment("HOME", str(site.home(0))) if FIRST_LINE in p.command]
         for agent in agents:

@@ -93,8 +93,8 @@ def test_without_supervisor_and_guardian_all_is_found_and_ended_and_no_stranger(
         assert all(str(pid) in left["message"] for pid in pids)
         assert left["hint"] == f"clusterctl stop {job}"
         stopped = site.ok("stop", job)
-        assert stopped.out.endswith(f"stopped: {NODES}/{NODES} nodes, 0 survivors, ports free\n")
-        assert "KILL was needed" in stopped.out
+        assert stopped.out.endswith(f"stopped: {NODES}/{NODES} nodes, 0 processes left, ports free\n")
+        assert "needed KILL" in stopped.out
         assert not any(is_alive(pid) for pid in pids)
         assert [process.poll() for process in (other_root, other_job, no_mark)] == [None] * 3
     assert site.status(job)["state"] == "stopped"
@@ -130,7 +130,7 @@ def test_descendants_that_cleared_their_environment_end_with_the_run(site: Site)
     pids = daemons(site, job)
     assert all(is_alive(pid) for pid in pids)
     with site.popen("stop", job) as other:  # at the same time
-        assert "0 survivors, ports free" in site.ok("stop", job).out
+        assert "0 processes left, ports free" in site.ok("stop", job).out
         assert other.wait(60) == 0
     assert not any(is_alive(pid) for pid in pids)
     assert_none_left("CLUSTERCTL_TEST", job)
@@ -162,11 +162,11 @@ def test_stop_does_not_say_that_a_port_is_free_which_is_not(site: Site) -> None:
         stopped = site.run("stop", job, "--json")
         assert stopped.code == 3
         assert (stopped.json()["survivors"], stopped.json()["nodes"][0]["ports_busy"]) == (0, [port])
-        assert f"port {port} is not free: pid {os.getpid()}" in stopped.json()["error"]["message"]
+        assert f"port {port} is in use by pid {os.getpid()}" in stopped.json()["error"]["message"]
         again = site.ok("stop", job).out  # what others do with the port of old is no matter, and is said
-        assert "0 survivors\n" in again
-        assert f"port {port} is not free: pid {os.getpid()}" in again
-    assert "0 survivors, ports free\n" in site.ok("stop", job).out
+        assert "0 processes left\n" in again
+        assert f"port {port} is in use by pid {os.getpid()}" in again
+    assert "0 processes left, ports free\n" in site.ok("stop", job).out
 
 
 def wait_for_port(port: int) -> socket.socket:

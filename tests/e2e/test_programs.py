@@ -122,8 +122,8 @@ def test_a_stop_that_names_no_job_tells_of_another_one_that_runs(site: Site) -> 
     newer = site.dispatch(SLEEP)
     stopped = site.ok("stop").out
     assert f"stopping {newer}" in stopped
-    assert f"{runs} runs still     stop it too: clusterctl stop {runs}" in stopped
-    assert "runs still" not in site.ok("stop", runs).out
+    assert f"{runs} is still running     to stop it too: clusterctl stop {runs}" in stopped
+    assert "is still running" not in site.ok("stop", runs).out
     site.assert_nothing_left(runs)
 
 

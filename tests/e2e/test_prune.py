@@ -62,4 +62,4 @@ def test_prune_works_on_the_nodes_that_answer_and_names_the_others(site: Site) -
     assert (result.code, result.json()["error"]["node"]) == (3, "node3")
     assert [site.job_dir(job, node).exists() for node in range(4)] == [False, False, False, True]
     bad = site.run("prune", "--older-than", "soon")
-    assert (bad.code, "'soon' is no time" in bad.err) == (2, True)
+    assert (bad.code, "'soon' is not an age" in bad.err) == (2, True)

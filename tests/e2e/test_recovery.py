@@ -104,8 +104,8 @@ def test_outside_of_sync_mode_only_the_pserver_goes_back_and_what_was_lost_is_sa
     job = site.dispatch(TRAIN)
     done = site.ok("start", "--job_workspace", job, "--", "pserver", "57")
     site.assert_nothing_left(job)
-    assert "ended by signal 9 (killed): starts again in 1 s (restart 1 of 3)" in done.out
-    assert re.search("pserver[01] begins again from (checkpoint step-|the beginning)", done.out)
+    assert "ended by signal 9 (killed); restarting in 1 s (restart 1 of 3)" in done.out
+    assert re.search("restarting pserver[01] from (checkpoint step-|the beginning)", done.out)
     words = site.ok("logs", job, "--role", "pserver").out
     if mode == "async":  # else a checkpoint may have been made just then
         assert re.search(r"\b[1-9][0-9]* pushes were lost with the pserver before this one", words), words
@@ -121,7 +121,7 @@ def test_the_others_go_on_without_a_trainer_that_is_given_up_and_share_its_batch
     job = site.dispatch(TRAIN)
     done = site.ok("start", "--job_workspace", job, "--", "last", "5", "8")
     site.assert_nothing_left(job)
-    assert "trainer2@node2 was ended by signal 9 (killed): starts again in 1 s (restart 1 of 1)" in done.out
+    assert "trainer2@node2 was ended by signal 9 (killed); restarting in 1 s (restart 1 of 1)" in done.out
     assert "was ended by signal 9 (killed), failure 2 within" in done.out
     assert re.search(r"goes on without trainer 2, which gave \d+ samples of pass 0: the rest of its share", done.out)
     passes = re.findall(r"trainer0@node0  pass (\d): (\d+) steps", done.out)
@@ -156,12 +156,14 @@ def test_a_run_waits_for_a_node_whose_supervisor_died_until_it_rejoins(
     os.kill(site.supervisor(job, node), signal.SIGKILL)
     lead = site.job_dir(job, 0) / ".clusterctl/runs/0001/events.jsonl"
     assert wait_until(lambda: '"event":"lost"' in lead.read_text(), 20)
-    assert f"the run waits for node{node}; when it is mended: clusterctl start --rejoin" in site.ok("status", job).out
+    assert (
+        f"the run is waiting for node{node}; once it is fixed: clusterctl start --rejoin" in site.ok("status", job).out
+    )
     waits = site.ok("why", job).out
     assert "its supervisor was killed, and its processes with it" in waits
     assert f"the run waits for node{node}; when it is mended" in waits
     joined = site.ok("start", "--rejoin", "--only", f"node{node}", "--job_workspace", job)
-    assert f"node{node} takes part in run 1 again" in joined.out
+    assert f"node{node} has rejoined run 1" in joined.out
     goes_on(site, job)
     assert_same(model_of(site, job), expected)
     after = site.ok("why", job).out
@@ -179,12 +181,12 @@ def test_a_run_waits_for_a_trainer_that_is_given_up_until_somebody_says_rejoin(
     os.kill(pid, signal.SIGKILL)
     lead = site.job_dir(job, 0) / ".clusterctl/runs/0001/events.jsonl"
     assert wait_until(lambda: "the run waits for start --rejoin" in lead.read_text(), 20)
-    assert "the run waits for trainer1; when it is mended" in site.ok("status", job).out
+    assert "the run is waiting for trainer1; once it is fixed" in site.ok("status", job).out
     rejoined = site.ok("start", "--rejoin").out
-    assert "node1 is in run 1; a trainer that was given up there is started again" in rejoined
+    assert "node1 is already in run 1; restarting any trainer that failed there" in rejoined
     goes_on(site, job)
     refused = site.run("start", "--rejoin", "--job_workspace", job)
-    assert (refused.code, "does not run" in refused.err) == (4, True)
+    assert (refused.code, "is not running" in refused.err) == (4, True)
     assert_same(model_of(site, job), expected)
 
 
@@ -201,7 +203,7 @@ while mine == "0" and attempt < 3:
     site.conf(TRAINERS=2, ENGINE="torch", RESTARTS=2)
     job = site.dispatch(train)
     done = site.ok("start", "--job_workspace", job)
-    assert "trainer1@node1 ended with exit code 7: starts again in 2 s (restart 2 of 2)" in done.out
+    assert "trainer1@node1 ended with exit code 7; restarting in 2 s (restart 2 of 2)" in done.out
     words = site.ok("logs", job).out
     seen = re.findall(r"rank (\d), attempt (\d)", words)
     assert {("1", "1"), ("1", "2"), ("1", "3"), ("0", "3")} <= set(seen)

@@ -102,11 +102,11 @@ def test_a_killed_trainer_and_a_resumed_run_make_the_model_of_an_undisturbed_run
     site.assert_nothing_left(job)
     last = checkpoints(site, job)[-1]
     words = " ".join(arguments)
-    assert f"clusterctl start --resume --job_workspace {job} -- {words} goes on from" in crashed.err
+    assert f": clusterctl start --resume --job_workspace {job} -- {words}\n" in crashed.err
     plan = site.ok("start", "--resume", "--job_workspace", job, "--plan", "--json").json()
     assert (plan["job"], plan["resume"]["tag"]) == (job, last)
     resumed = site.ok("start", "--resume", "--job_workspace", job)
-    assert f"goes on from checkpoint {last} of run 1" in resumed.out
+    assert f"resuming from checkpoint {last} of run 1" in resumed.out
     assert f"the program had the arguments `{words}`, now it has none" in resumed.err
     assert site.status(job)["resumed"]["tag"] == last
     assert_same(model_of(site, job), expected)
@@ -126,7 +126,7 @@ def test_after_a_killed_pserver_the_last_undamaged_checkpoint_goes_to_other_pser
     quick(site, PSERVERS=2, PORTS_NUM_FOR_SPARSE=2)
     resumed = site.ok("start", "--resume", "--job_workspace", job)
     assert f"checkpoint {last} of run 1 is passed over: pserver-00001.safetensors on node1 is damaged" in resumed.err
-    assert f"goes on from checkpoint {before} of run 1" in resumed.out
+    assert f"resuming from checkpoint {before} of run 1" in resumed.out
     assert_same(model_of(site, job), expected)
 
 
@@ -143,7 +143,7 @@ def test_a_resumed_run_that_dies_before_its_first_checkpoint_is_resumed_from_the
     site.assert_nothing_left(job, 60)
     assert checkpoints(site, job, "0002") == [last]
     resumed = site.ok("start", "--resume")
-    assert f"goes on from checkpoint {last} of run 2" in resumed.out
+    assert f"resuming from checkpoint {last} of run 2" in resumed.out
     assert_same(model_of(site, job), expected)
 
 

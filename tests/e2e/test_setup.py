@@ -127,7 +127,7 @@ def test_nodes_with_other_pythons_get_wheels_of_their_own_also_without_pip_and_v
         home = {"HOME": str(site.directory / "myhome")}
         made = site.ok("setup", str(directory), "--offline", env=home).out
         assert "tiny differs: 1.1 on node0, 1.2 on node1, 1.0 on node2" in made
-        assert site.ok("setup", str(directory)).out.count("ready already") == 3
+        assert site.ok("setup", str(directory)).out.count("already ready") == 3
         found = site.ok("check", "--json").json()["findings"]
         assert [(one["check"], one["nodes"]) for one in found if "python differs" in one["message"]] == [
             ("versions", [1, 2])

@@ -96,7 +96,7 @@ def test_with_on_stall_fail_what_hangs_is_killed_and_started_again(site: Site) -
     site.conf(**QUICK, ON_STALL="fail", RESTARTS=1)
     job = site.dispatch(TRAIN)
     done = site.ok("start", "--job_workspace", job, "--", "stop")
-    words = "trainer1@node1 stalled for 2 s (it is stopped by a signal): starts again in 1 s (restart 1 of 1)"
+    words = "trainer1@node1 stalled for 2 s (it is stopped by a signal); restarting in 1 s (restart 1 of 1)"
     assert words in done.out
     site.assert_nothing_left(job)
 

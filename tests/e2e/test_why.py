@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import clusterctl.observe.why as module
-from clusterctl.cluster.cluster import Cluster
+from clusterctl.cluster import Cluster
 from clusterctl.config import load
 from clusterctl.inventory import build
 from clusterctl.observe.why.first_cause import explain

@@ -92,7 +92,7 @@ def test_an_unknown_host_key_is_refused_until_trust_records_it(any_site: Site) -
     assert shown.out.count("SHA256:") == 4
     assert "recorded 4 keys" in shown.out
     site.ok("jobs")
-    assert "4 hosts known already" in site.ok("trust").out
+    assert "4 hosts already known" in site.ok("trust").out
 
 
 def test_a_changed_host_key_is_refused_and_explained(any_site: Site) -> None:
@@ -126,12 +126,12 @@ def test_a_changed_host_key_is_refused_and_explained(any_site: Site) -> None:
         (["status", "--nonsense"], ["--nonsense"]),
         (["logs", "--grep", "("], ["--grep"]),
         (["logs", "--since", "yesterday"], ["--since"]),
-        (["logs", "--role", "waiter"], ["pserver, trainer and scheduler"]),
+        (["logs", "--role", "waiter"], ["pserver, trainer, scheduler"]),
         (["status", "--only", "node[7]"], ["node"]),
         (["--conf"], ["--conf needs a value"]),
         (["--conf", "nowhere.py", "status"], ["nowhere.py", "clusterctl init"]),
         (["exec"], ["exec needs a command"]),
-        (["status", "--", "x"], ["takes nothing after --"]),
+        (["status", "--", "x"], ["takes no arguments after --"]),
     ],
 )
 def test_a_mistyped_command_is_a_usage_error_with_a_way_out(site: Site, args: list[str], words: list[str]) -> None:

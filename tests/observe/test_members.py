@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from clusterctl.cluster.cluster import NodeOutcome
+from clusterctl.cluster import NodeOutcome
 from clusterctl.config import from_values
 from clusterctl.errors import ClusterctlError, NodeError, RefusedError, UnreachableError
 from clusterctl.inventory import build

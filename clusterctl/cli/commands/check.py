@@ -1,4 +1,4 @@
-"""`clusterctl check`, and how findings look."""
+"""`clusterctl check`, and the layout of its findings."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from clusterctl.check import Finding, Report
-    from clusterctl.cluster.cluster import Cluster
+    from clusterctl.cluster import Cluster
     from clusterctl.errors import ClusterctlError
 
 LABEL = 14
@@ -37,28 +37,28 @@ def lines(report: Report) -> list[str]:
 
 
 def _nodes(report: Report) -> list[str]:
-    """What the nodes are, those that are alike on one line."""
+    """Describe the nodes, identical ones on one line."""
     from clusterctl.inventory import fold
 
     groups: dict[tuple[str, str], list[int]] = {}
-    for node, of in report.facts.items():
-        versions = [f"{name} {version}" for name, version in of["versions"].items()]
-        sizes = [plural(of["cores"], "core"), f"{human_bytes(of['memory']['total'])} of memory"]
+    for node, facts in report.facts.items():
+        versions = [f"{name} {version}" for name, version in facts["versions"].items()]
+        sizes = [plural(facts["cores"], "core"), f"{human_bytes(facts['memory']['total'])} memory"]
         groups.setdefault((", ".join(["ssh ok", *versions]), ", ".join(sizes)), []).append(node)
     return [
-        _labelled(fold(nodes), said, f"{sizes}, {_disk(report, nodes)}", gap=", ")
-        for (said, sizes), nodes in groups.items()
+        _labelled(fold(nodes), versions, f"{sizes}, {_disk(report, nodes)}", gap=", ")
+        for (versions, sizes), nodes in groups.items()
     ]
 
 
 def _disk(report: Report, nodes: list[int]) -> str:
     free = [report.facts[node]["disk"]["free"] for node in nodes]
-    alike = len({human_bytes(count) for count in free}) == 1
-    return f"{human_bytes(min(free))}{'' if alike else ' or more'} of disk free"
+    same = len({human_bytes(count) for count in free}) == 1
+    return f"{'' if same else 'at least '}{human_bytes(min(free))} disk free"
 
 
 def _labelled(ids: str, text: str, more: str | None = None, gap: str = GAP * " ") -> str:
-    """A label and a text; `more` beside it where there is room, else below it. Folded to the terminal's width."""
+    """Return a label and a text, with `more` beside the text if it fits, else below. Wrapped to the terminal."""
     name = (f"nodes {ids}" if "," in ids or "-" in ids else f"node {ids}") if ids else "this machine"
     label = f"{name:<{LABEL}}" if len(name) < LABEL else f"{name}  "
     if more is None:
@@ -77,14 +77,12 @@ def _wrapped(line: str) -> str:
 
 
 def finding_lines(findings: Iterable[Finding]) -> list[str]:
-    """A line for each finding, or two where the terminal is too narrow for the remedy beside it."""
+    """Return one line per finding, or two if the terminal is too narrow to show the fix beside it."""
     from clusterctl.check import STOPS
     from clusterctl.inventory import fold
 
-    stop = {True: "stops start: ", False: ""}
-    return [
-        _labelled(fold(found.nodes), stop[found.severity == STOPS] + found.message, found.hint) for found in findings
-    ]
+    prefix = {True: "blocks start: ", False: ""}
+    return [_labelled(fold(one.nodes), prefix[one.severity == STOPS] + one.message, one.hint) for one in findings]
 
 
 def _pairs(report: Report) -> list[str]:
@@ -93,26 +91,25 @@ def _pairs(report: Report) -> list[str]:
     pairs = report.pairs
     if not pairs.possible:
         return []
-    names = {of["interface"] for of in report.facts.values()}
+    names = {facts["interface"] for facts in report.facts.values()}
     where = f" on {names.pop()}" if len(names) == 1 and None not in names else ""
-    tried = "" if pairs.tried == pairs.possible else f"; {pairs.tried:,} of {pairs.possible:,} pairs tried"
-    listening = fold(node for node, of in report.facts.items() if of["listening"])
+    tried = "" if pairs.tried == pairs.possible else f"; tried {pairs.tried:,} of {pairs.possible:,} pairs"
+    listening = fold(node for node, facts in report.facts.items() if facts["listening"])
     label = f"{fold(report.facts)} x {listening}"
-    said = f"{pairs.ok:,}/{pairs.tried:,} pairs reach each other{where}{tried}"
-    return [f"{label:<{LABEL}}{said}" if len(label) < LABEL else f"{label}  {said}"]
+    text = f"{pairs.ok:,}/{pairs.tried:,} pairs can reach each other{where}{tried}"
+    return [f"{label:<{LABEL}}{text}" if len(label) < LABEL else f"{label}  {text}"]
 
 
 def _verdict(report: Report) -> list[str]:
     if not report.findings:
-        return ["nothing found that would stop `start`, or that you should know"]
+        return ["no problems found"]
     if report.stops:
-        return []  # the error says it
-    count = plural(len(report.findings), "finding")
-    return [f"{count}, {'which does not stop' if len(report.findings) == 1 else 'none of them stops'} `start`"]
+        return []  # the error has the count
+    return [f"{plural(len(report.findings), 'warning')}; nothing blocks `start`"]
 
 
 def problem(report: Report, of: int) -> ClusterctlError | None:
-    """What to exit with: refused host keys before all else, then whatever would stop `start`."""
+    """Return the error to exit with: refused host keys first, then anything that would block `start`."""
     from clusterctl.errors import NodeError, RefusedError
 
     if not report.stops:
@@ -121,16 +118,16 @@ def problem(report: Report, of: int) -> ClusterctlError | None:
     details = {
         "nodes": [{**error.to_json(), "reason": error.details.get("reason")} for error in report.errors.values()]
     }
-    message = f"{plural(len(report.findings), 'finding')}, {_stop(len(report.stops), len(report.findings))} `start`"
+    message = f"{plural(len(report.findings), 'finding')}; {_blocking(len(report.stops), len(report.findings))} `start`"
     if report.errors:
-        message += f"; {len(report.errors)} of {plural(of, 'node')} could not be asked"
+        message += f"; {len(report.errors)} of {plural(of, 'node')} could not be checked"
     return (RefusedError if refused else NodeError)(message, details=details)
 
 
-def _stop(count: int, of: int) -> str:
+def _blocking(count: int, of: int) -> str:
     if count == of:
-        return "which stops" if of == 1 else "all of which stop"
-    return "of which 1 stops" if count == 1 else f"of which {count} stop"
+        return "it blocks" if of == 1 else "all of them block"
+    return "1 of them blocks" if count == 1 else f"{count} of them block"
 
 
 def document(cluster: Cluster, report: Report) -> dict[str, Any]:
@@ -143,7 +140,7 @@ def document(cluster: Cluster, report: Report) -> dict[str, Any]:
             "ok": pairs.ok,
             "failed": [failure.to_json() for failure in pairs.failures],
         },
-        "findings": [found.to_json() for found in report.findings],
+        "findings": [finding.to_json() for finding in report.findings],
     }
 
 
@@ -151,18 +148,18 @@ SHOWN = ("address", "interface", "versions", "system", "cores", "memory", "disk"
 
 
 def _node(node: Any, report: Report) -> dict[str, Any]:
-    error, of, skew = report.errors.get(node.id), report.facts.get(node.id), report.skews.get(node.id)
+    error, facts, skew = report.errors.get(node.id), report.facts.get(node.id), report.skews.get(node.id)
     view = {
         "node": node.id,
         "host": node.where,
-        "ok": error is None and not any(node.id in found.nodes for found in report.stops),
+        "ok": error is None and not any(node.id in finding.nodes for finding in report.stops),
         "seconds": round(report.seconds[node.id], 3),
     }
     if error is not None:
         view["error"] = error.to_json()
-    if of is not None:
-        view.update({name: of[name] for name in SHOWN})
-        view["half_dispatched"] = len(of["half_dispatched"])
+    if facts is not None:
+        view.update({name: facts[name] for name in SHOWN})
+        view["half_dispatched"] = len(facts["half_dispatched"])
     if skew is not None:
         view.update(clock_ahead_s=round(skew.ahead_s, 3), clock_error_s=round(skew.error_s, 3))
     return view

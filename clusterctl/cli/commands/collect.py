@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from clusterctl.cli.console import human_bytes
+from clusterctl.cli.console import human_bytes, plural
 from clusterctl.cli.invocation import Session, job_ref
 
 if TYPE_CHECKING:
-    from clusterctl.cluster.cluster import Cluster
+    from clusterctl.cluster import Cluster
     from clusterctl.collect import Collection
 
 
@@ -21,9 +21,9 @@ def collect(session: Session, job: str | None, output: Path | None) -> None:
 def collect_job(
     session: Session, cluster: Cluster, ref: str | None, output: Path | None, *, document: bool = True
 ) -> Collection:
-    """Collects, shows what came, and raises when a node failed."""
+    """Collect and print a summary; raise if a node failed."""
     from clusterctl.cli.commands.status import left_out_lines
-    from clusterctl.cluster.cluster import combined, failures
+    from clusterctl.cluster import combined, failures
     from clusterctl.collect import collect as run
     from clusterctl.observe.status import find
 
@@ -31,15 +31,16 @@ def collect_job(
     target = output or Path(job)
     collection = run(cluster, members.nodes, job, target, lambda file: None)
     session.console.say(
-        f"{len(collection.files)} files, {human_bytes(sum(file.bytes for file in collection.files))}, "
-        f"from {sum(o.ok for o in collection.outcomes)}/{len(collection.outcomes)} nodes are in {target}/, all checked"
+        f"collected {plural(len(collection.files), 'file')}, "
+        f"{human_bytes(sum(file.bytes for file in collection.files))}, from "
+        f"{sum(o.ok for o in collection.outcomes)}/{len(collection.outcomes)} nodes into {target}/; checksums match"
     )
     for line in left_out_lines(members):
         session.console.say(line)
     if collection.model is not None:
         session.console.say(f"model of {collection.tag}: {collection.model}")
     elif collection.files:
-        session.console.say("no complete model among them (none was saved yet, or it is not ours to merge)")
+        session.console.say("no complete model to merge (none saved yet, or saved by another engine)")
     errors = [outcome.error for outcome in failures(collection.outcomes) if outcome.error]
     error = combined(errors, len(collection.outcomes), "collect") if errors else None
     if document:

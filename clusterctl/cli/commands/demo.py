@@ -1,4 +1,4 @@
-"""`clusterctl demo`: a real model, trained on a fake cluster, from nothing to a collected model."""
+"""`clusterctl demo`: train a real model on a fake cluster, from nothing to a collected model."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from clusterctl.cli.invocation import Session
 
 if TYPE_CHECKING:
-    from clusterctl.cluster.cluster import Cluster
+    from clusterctl.cluster import Cluster
     from clusterctl.launch import Run
     from clusterctl.observe.run_view import PassNumbers, RunView
 
@@ -35,7 +35,7 @@ def demo(session: Session, nodes: int, passes: int, backend: str, directory: Pat
     from clusterctl.fake import check_backend
 
     started = time.monotonic()
-    check_backend(backend, nodes)  # before anything is made
+    check_backend(backend, nodes)  # before anything is created
     target = _make_target(directory)
     workspace = _prepare_workspace(session, target, nodes)
     with _fake_cluster(session, target / "cluster", nodes, backend) as conf:
@@ -49,12 +49,12 @@ def demo(session: Session, nodes: int, passes: int, backend: str, directory: Pat
 
 
 def _make_target(directory: Path | None) -> Path:
-    """A new directory for everything that this demo makes: two demos never meet."""
+    """Create a new directory for everything that this demo writes, so that demos never share files."""
     from clusterctl.errors import RefusedError
 
     if directory is not None:
         if directory.exists() and any(directory.iterdir()):
-            raise RefusedError(f"{directory} is not empty", hint="choose another --dir")
+            raise RefusedError(f"{directory} is not empty", hint="choose an empty or new directory with --dir")
         directory.mkdir(parents=True, exist_ok=True)
         return directory
     stamp = datetime.now().strftime("%Y%m%d-%H%M%S")
@@ -65,7 +65,7 @@ def _make_target(directory: Path | None) -> Path:
         except FileExistsError:
             continue
         return target
-    raise RefusedError(f"{HOME} is full of demos", hint="remove it")
+    raise RefusedError(f"no unused name for a new demo in {HOME}", hint=f"remove the old ones: rm -r {HOME}")
 
 
 def _prepare_workspace(session: Session, target: Path, shards: int) -> Path:
@@ -84,7 +84,7 @@ def _prepare_workspace(session: Session, target: Path, shards: int) -> Path:
 
 @contextmanager
 def _fake_cluster(session: Session, directory: Path, nodes: int, backend: str) -> Iterator[Path]:
-    """A cluster that goes down with this process, however it ends."""
+    """Start a cluster that goes down with this process, however it ends."""
     from clusterctl import fake
 
     say = session.console.say
@@ -96,10 +96,10 @@ def _fake_cluster(session: Session, directory: Path, nodes: int, backend: str) -
 def _train(
     session: Session, cluster: Cluster, workspace: Path, passes: int
 ) -> tuple[list[tuple[float, float]], RunView]:
-    """Trains, and returns (held-out perplexity, unigram perplexity) of every pass."""
+    """Train; return (held-out perplexity, unigram perplexity) of every pass, and the run."""
     from clusterctl.cli.commands.dispatch import send
     from clusterctl.cli.commands.start import follow_run, launch_and_follow
-    from clusterctl.cluster.cluster import raise_failures
+    from clusterctl.cluster import raise_failures
     from clusterctl.launch import plan
 
     sent = send(session, cluster, workspace)
@@ -125,7 +125,7 @@ def _bring_home(session: Session, cluster: Cluster, target: Path) -> Path:
 
     collection = collect_job(session, cluster, None, target / "results", document=False)
     if collection.model is None:
-        raise JobFailedError("the training saved no complete model")
+        raise JobFailedError("training saved no complete model")
     return collection.model
 
 
@@ -138,15 +138,15 @@ def _prove_stopped(session: Session, cluster: Cluster) -> None:
 def _show_results(session: Session, target: Path, workspace: Path, model: Path, view: RunView) -> None:
     from clusterctl.cli.chart import resample, svg_chart, terminal_chart
 
-    reports = [(float(step), loss) for step, loss in view.curve]  # each trainer's, once a second
+    reports = [(float(step), loss) for step, loss in view.curve]  # from each trainer, once a second
     points = resample(reports, max(2, len(reports) // len(view.trainers)))
     for line in terminal_chart(points):
         session.console.say(line)
-    title = "training loss, mean over the trainers"
+    title = "training loss, mean over trainers"
     (target / "loss.svg").write_text(svg_chart(points, title, "step", "loss (nats per word)"))
     command = [sys.executable, "neighbours.py", str(model.resolve())]
-    found = subprocess.run(command, cwd=workspace, capture_output=True, text=True, check=False)
-    session.console.say("\n".join(["", "nearest neighbours:", found.stdout.rstrip() or found.stderr.rstrip()]))
+    shown = subprocess.run(command, cwd=workspace, capture_output=True, text=True, check=False)
+    session.console.say("\n".join(["", "nearest neighbours:", shown.stdout.rstrip() or shown.stderr.rstrip()]))
 
 
 def _close(
@@ -172,13 +172,13 @@ def _close(
     session.console.document(document)
     say = session.console.say
     say()
-    say(f"done in {seconds:.0f} s: held-out perplexity {held_out:.1f} against {unigram:.1f} of the unigram baseline")
+    say(f"done in {seconds:.0f} s: held-out perplexity {held_out:.1f}, unigram baseline {unigram:.1f}")
     say(f"model  {model}")
     say(f"curve  {target / 'loss.svg'}")
     say(f"logs   {target / 'results'}/node-*/log")
-    say("the fake cluster is down, and nothing of it is left")
+    say("the fake cluster is down; nothing is left running")
     say()
-    say("next: the same by hand, then with machines of your own in HOSTS")
+    say("next: do the same by hand, then put your own machines into HOSTS")
     kind = "" if backend == "embedded" else f" --backend {backend}"
     say(f"  clusterctl init try && cd try && clusterctl fake up -n 4{kind}")
     say("  python3 workspace/prepare_data.py --shards 4")

@@ -13,7 +13,7 @@ from clusterctl.cli.console import Console, clean, human_bytes, plural
 from clusterctl.cli.invocation import Session, job_name
 
 if TYPE_CHECKING:
-    from clusterctl.cluster.cluster import Cluster
+    from clusterctl.cluster import Cluster
     from clusterctl.dispatch import Dispatched, Progress, Workspace
     from clusterctl.errors import ClusterctlError
     from clusterctl.inventory import Node
@@ -61,14 +61,14 @@ def _scan(session: Session, cluster: Cluster, directory: Path, rehash: bool) -> 
 
 
 def _is_of_a_fake_cluster(conf: Path | None) -> bool:
-    """Such a conf.py names the shards of the template workspace, whatever workspace is sent."""
+    """True for a fake cluster's conf.py: it lists the shards of the template, whichever workspace is sent."""
     from clusterctl.fake.layout import conf_is_ours
 
     return conf is not None and conf_is_ours(conf)
 
 
 def send(session: Session, cluster: Cluster, directory: Path, *, rehash: bool = False) -> Dispatched:
-    """Scans and sends a workspace, with progress; outcomes may be partial."""
+    """Scan and send a workspace, showing progress; some outcomes may be errors."""
     from clusterctl.clock import new_job_id
     from clusterctl.dispatch import dispatch
 
@@ -86,37 +86,37 @@ def _summarise(console: Console, done: Dispatched, seconds: float) -> None:
     groups: dict[str, list[int]] = {}
     for outcome in done.outcomes:
         if outcome.ok:
-            got = outcome.get()
-            what = "nothing to send" if got.kept else plural(got.files_received, "file")
+            received = outcome.get()
+            what = "nothing to send" if received.kept else plural(received.files_received, "file")
             groups.setdefault(what, []).append(outcome.node.id)
     reached = [outcome.get() for outcome in done.outcomes if outcome.ok]
     for what, ids in groups.items():
         console.say(f"{'nodes' if len(ids) > 1 else 'node'} {fold(ids)}  {what}  {seconds:.1f} s")
-    sent = sum(got.bytes_sent for got in reached)
+    sent = sum(received.bytes_sent for received in reached)
     if sent:
         console.say(f"{human_bytes(sent)} sent from here{', relayed' if done.relayed else ''}")
-    copied = max((got.bytes_copied for got in reached), default=0)
+    copied = max((received.bytes_copied for received in reached), default=0)
     if copied:
-        slowest = max(got.copy_seconds for got in reached)
-        console.say(f"unchanged files were copied on the nodes: {human_bytes(copied)} each, in {slowest:.1f} s")
+        slowest = max(received.copy_seconds for received in reached)
+        console.say(f"unchanged files copied on the nodes: {human_bytes(copied)} each, in {slowest:.1f} s")
 
 
 def partial_failure(done: Dispatched, of: int) -> ClusterctlError | None:
-    """What to say when some nodes do not have the job."""
-    from clusterctl.cluster.cluster import combined, failures
+    """Return the error to report if some nodes do not have the job."""
+    from clusterctl.cluster import combined, failures
 
     errors = [outcome.error for outcome in failures(done.outcomes) if outcome.error]
     if not errors:
         return None
-    why = combined(errors, of, "dispatch")
-    lines = [why.message] + ([f"  {why.hint}"] if why.hint else [])
-    lines.append(f"{of - len(errors)}/{of} nodes have {done.job}; it starts when all have it, or with --allow-partial")
-    retry = "clusterctl dispatch --only failed@last sends it to the others"
-    return type(why)("\n".join(lines), node=why.node, hint=retry, details=why.details)
+    error = combined(errors, of, "dispatch")
+    lines = [error.message] + ([f"  {error.hint}"] if error.hint else [])
+    lines.append(f"{of - len(errors)}/{of} nodes have {done.job}; start needs it on all nodes, or --allow-partial")
+    retry = "retry the others: clusterctl dispatch --only failed@last"
+    return type(error)("\n".join(lines), node=error.node, hint=retry, details=error.details)
 
 
 def may_go_on(done: Dispatched) -> bool:
-    """Whether --allow-partial covers what failed: not a refusal for safety."""
+    """Return True if --allow-partial covers all failures; it never covers a refusal for safety."""
     from clusterctl.errors import NodeError
 
     return all(outcome.error is None or isinstance(outcome.error, NodeError) for outcome in done.outcomes)
@@ -141,8 +141,8 @@ def _node(outcome: Any) -> dict[str, Any]:
 
 
 def _plan(session: Session, cluster: Cluster, directory: Path, rehash: bool) -> None:
-    """Says what would be sent, deleted and left out, and does nothing."""
-    from clusterctl.cluster.cluster import combined
+    """Print what would be sent, deleted and ignored; change nothing."""
+    from clusterctl.cluster import combined
     from clusterctl.dispatch import Progress, plan
 
     workspace = _scan(session, cluster, directory, rehash)
@@ -153,16 +153,16 @@ def _plan(session: Session, cluster: Cluster, directory: Path, rehash: bool) -> 
     ]
     nodes = []
     for outcome in outcomes:
-        about: dict[str, Any] = {"node": outcome.node.id, "host": outcome.node.where, "ok": outcome.ok}
+        view: dict[str, Any] = {"node": outcome.node.id, "host": outcome.node.where, "ok": outcome.ok}
         if outcome.ok:
             planned = outcome.get()
-            about["job"] = planned.job
-            about["send"] = [{"path": entry.path, "bytes": entry.size} for entry in planned.send]
-            about["delete"] = planned.delete
-            about["bytes"] = sum(entry.size for entry in planned.send)
+            view["job"] = planned.job
+            view["send"] = [{"path": entry.path, "bytes": entry.size} for entry in planned.send]
+            view["delete"] = planned.delete
+            view["bytes"] = sum(entry.size for entry in planned.send)
         else:
-            about["error"] = outcome.error.to_json() if outcome.error else None
-        nodes.append(about)
+            view["error"] = outcome.error.to_json() if outcome.error else None
+        nodes.append(view)
     if not session.console.json:
         _show_plan(session.console, nodes, ignored)
     errors = [outcome.error for outcome in outcomes if outcome.error]
@@ -181,7 +181,7 @@ def _show_plan(console: Console, nodes: list[dict[str, Any]], ignored: list[dict
             groups.setdefault((node["job"], send, tuple(node["delete"])), []).append(node["node"])
     for (job, send, delete), ids in groups.items():
         total = sum(size for _, size in send)
-        what = f"{job} is there, nothing to send" if job else f"{plural(len(send), 'file')}, {human_bytes(total)} each"
+        what = f"has {job}; nothing to send" if job else f"{plural(len(send), 'file')}, {human_bytes(total)} each"
         console.say(f"{'nodes' if len(ids) > 1 else 'node'} {fold(ids)}  {what}")
         for path, size in send:
             console.say(f"  send    {path}  {human_bytes(size)}")
@@ -194,7 +194,7 @@ def _show_plan(console: Console, nodes: list[dict[str, Any]], ignored: list[dict
 
 @contextlib.contextmanager
 def _progress(console: Console, cluster: Cluster) -> Iterator[Progress]:
-    """A bar per node on a terminal, up to a dozen; one for all beyond that."""
+    """Show a bar per node on a terminal, or a single bar for more than `MOST_BARS` nodes."""
     from clusterctl.dispatch import Progress
 
     if not console.live:

@@ -16,12 +16,12 @@ from clusterctl.cli.invocation import Session
 
 if TYPE_CHECKING:
     from clusterctl.cli.console import Console
-    from clusterctl.cluster.cluster import Cluster, NodeOutcome
+    from clusterctl.cluster import Cluster, NodeOutcome
     from clusterctl.errors import ClusterctlError
     from clusterctl.inventory import Node
     from clusterctl.transport import Command
 
-AT_ONCE = 256  # nodes: a command may last, and the last node should not wait for the first
+AT_ONCE = 256  # nodes: commands may run long, and the last node should not wait for the first
 HOLD_S = 2.0
 HOLD_BYTES = 1 << 20
 KEPT_BYTES = 64 << 20
@@ -30,7 +30,7 @@ LINE_BYTES = 64 << 10
 
 
 def exec_(session: Session, fold: bool | None) -> None:
-    """`fold`: True waits for the end, False shows lines as they come, None decides by how long it takes."""
+    """Run a command. `fold`: True waits for the end, False shows lines as they arrive, None picks by duration."""
     command = remote_command(session.program_args)
     refuse_input()
     with session.cluster() as cluster:
@@ -41,19 +41,19 @@ def exec_(session: Session, fold: bool | None) -> None:
 
 
 def remote_command(words: list[str]) -> Command:
-    """One word is a shell command line, several are a program and its arguments."""
+    """One argument is a shell command line; several are a program and its arguments."""
     from clusterctl.transport import Command, Raw
 
     return Command((Raw(words[0]),)) if len(words) == 1 else Command(tuple(words))
 
 
 def refuse_input() -> None:
-    """Raises UsageError when there is data on our standard input: it would reach no node, and nobody would know."""
+    """Raise UsageError if there is data on our standard input, which would be lost silently."""
     from clusterctl.errors import UsageError
 
     if _input_bytes():
         raise UsageError(
-            "exec sends nothing to the input of the commands, and there is data on its own",
+            "exec does not forward standard input, but received data on it",
             hint="dispatch sends files; if the data is not meant for the nodes, add </dev/null",
         )
 
@@ -67,7 +67,7 @@ def _input_bytes() -> int:
         if not stat.S_ISFIFO(kind.st_mode):
             return 0
         return int.from_bytes(fcntl.ioctl(fd, termios.FIONREAD, bytes(4)), sys.byteorder)
-    except (AttributeError, OSError, ValueError):  # no input at all
+    except (AttributeError, OSError, ValueError):  # no standard input at all
         return 0
 
 
@@ -89,10 +89,10 @@ def _run(cluster: Cluster, command: Command, screen: Screen) -> list[NodeOutcome
     try:
         outcomes = cluster.map(work, at_once=AT_ONCE)
     except KeyboardInterrupt:
-        screen.show_what_is_held()
+        screen.show_held()
         raise InterruptedRun(
-            f"interrupted; it had not ended on {nodeset(screen.not_ended())}",
-            hint="what runs there loses its output, and goes on if it does not mind",
+            f"interrupted; the command was still running on {nodeset(screen.not_ended())}",
+            hint="it may keep running there without its output",
         ) from None
     if screen.reader_is_gone:
         raise BrokenPipeError
@@ -100,7 +100,7 @@ def _run(cluster: Cluster, command: Command, screen: Screen) -> list[NodeOutcome
 
 
 class Output:
-    """What one node has said. The first bytes of each stream are kept, the others counted."""
+    """The output of one node. The first bytes of each stream are kept, the rest only counted."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
@@ -108,7 +108,7 @@ class Output:
         self._partial = [b"", b""]
         self.dropped = 0
         self.code: int | None = None
-        self.shown = False  # the node has been named on the screen
+        self.shown = False  # True once the node is on the screen
 
     def keep(self, piece: bytes, is_error: bool) -> None:
         stream = self._streams[is_error]
@@ -117,7 +117,7 @@ class Output:
         self.dropped += max(0, len(piece) - room)
 
     def take_lines(self, piece: bytes, is_error: bool) -> list[bytes]:
-        """The lines that are whole with this piece; what follows the last one waits for its end."""
+        """Return the lines that this piece completes; an incomplete last line is held until its end arrives."""
         *lines, rest = (self._partial[is_error] + piece).split(b"\n")
         if len(rest) > LINE_BYTES:
             lines, rest = [*lines, rest], b""
@@ -125,13 +125,13 @@ class Output:
         return lines
 
     def take_rest(self) -> list[bytes]:
-        """Lines that had no end, when nothing more comes."""
+        """Return the incomplete last lines, once no more output will come."""
         rest = [line for line in self._partial if line]
         self._partial = [b"", b""]
         return rest
 
     def give_up(self) -> tuple[bytes, bytes]:
-        """All that was kept, which is forgotten here."""
+        """Return everything that was kept, and release it."""
         kept = (bytes(self._streams[0]), bytes(self._streams[1]))
         self._streams = (bytearray(), bytearray())
         return kept
@@ -147,9 +147,9 @@ class Output:
 
 
 class Screen:
-    """Shows the output of many nodes, which their threads hand in: held back and folded, or live, line by line.
+    """Shows the output of many nodes: held back and folded, or live, line by line. Thread-safe.
 
-    Undecided (`fold` is None) it holds all back for `HOLD_S` and `HOLD_BYTES`, and is live from then on.
+    If `fold` is None it holds output back for up to `HOLD_S` and `HOLD_BYTES`, and is live from then on.
     """
 
     def __init__(self, console: Console, nodes: Sequence[Node], fold: bool | None) -> None:
@@ -161,35 +161,35 @@ class Screen:
         self._live = fold is False
         self._held = 0
         self._may_go_live = fold is None
-        self._clock = threading.Timer(HOLD_S, self._time_is_up)
+        self._clock = threading.Timer(HOLD_S, self._on_timeout)
         self._clock.daemon = True
         if self._may_go_live:
             self._clock.start()
 
     def take(self, node: int, piece: bytes, is_error: bool) -> None:
-        """Output of a node. Raises BrokenPipeError when nobody reads ours any more."""
+        """Take output of a node. Raises BrokenPipeError when the reader of our output is gone."""
         with self._lock:
             output = self.outputs[node]
             self._held += len(piece)
             if self._may_go_live and not self._live and self._held > HOLD_BYTES:
                 self._go_live()
             if self._live:
-                self._say_lines(node, output.take_lines(piece, is_error))
+                self._print_lines(node, output.take_lines(piece, is_error))
             else:
                 output.keep(piece, is_error)
 
     def end(self, node: int, code: int) -> None:
-        """The end of a node's command."""
+        """Take the exit code of a node's command."""
         with self._lock:
             output = self.outputs[node]
             output.code = code
             if self._live:
-                self._say_lines(node, output.take_rest() + ([f"(exit code {code})".encode()] if code else []))
+                self._print_lines(node, output.take_rest() + ([f"(exit code {code})".encode()] if code else []))
 
     def close(self) -> None:
-        """Show what is held, folded, and which nodes ended without a word; nothing comes any more.
+        """Show the held output, folded, and the nodes that ended without output. No more output may come.
 
-        Of a node that was lost, what it had said is shown line by line.
+        The output of a node that was lost is shown line by line.
         """
         self._clock.cancel()
         with self._lock:
@@ -198,12 +198,12 @@ class Screen:
             if not self._live:
                 self._go_live()
             elif self._may_go_live:
-                self._say_folded()
+                self._print_folded()
             for node, output in self.outputs.items():
-                self._say_lines(node, output.take_rest())
+                self._print_lines(node, output.take_rest())
 
-    def show_what_is_held(self) -> None:
-        """The same for a command that was cut short; what the nodes that go on have said is shown too."""
+    def show_held(self) -> None:
+        """Show the held output of a command that was interrupted, also of nodes that are still running it."""
         self._clock.cancel()
         with self._lock:
             if not self._live and not self._console.json:
@@ -212,30 +212,30 @@ class Screen:
     def not_ended(self) -> list[int]:
         return [node for node, output in self.outputs.items() if output.code is None]
 
-    def _time_is_up(self) -> None:
+    def _on_timeout(self) -> None:
         with self._lock:
             if not self._live:
                 try:
                     self._go_live()
-                except BrokenPipeError:  # the thread of the next output meets it as well
+                except BrokenPipeError:  # the thread with the next output gets the same error
                     return
 
     def _go_live(self) -> None:
         self._live = True
-        self._say_folded()
+        self._print_folded()
         for node, output in self.outputs.items():
             if output.code is None:
                 for is_error, kept in enumerate(output.give_up()):
-                    self._say_lines(node, output.take_lines(kept, bool(is_error)))
+                    self._print_lines(node, output.take_lines(kept, bool(is_error)))
 
-    def _say_lines(self, node: int, lines: Iterable[bytes]) -> None:
+    def _print_lines(self, node: int, lines: Iterable[bytes]) -> None:
         texts = (clean(line.removesuffix(b"\r").decode(errors="replace")) for line in lines)
         if text := "\n".join(f"node{node}: {line}" for line in texts):
             self.outputs[node].shown = True
-            self._say(text)
+            self._print(text)
 
-    def _say_folded(self) -> None:
-        """Nodes that have ended, said the same, and are not on the screen yet are shown together."""
+    def _print_folded(self) -> None:
+        """Show ended nodes that are not on the screen yet, those with identical output together."""
         from clusterctl.inventory import nodeset
 
         groups: dict[bytes, list[int]] = {}
@@ -245,13 +245,13 @@ class Screen:
                 groups.setdefault(output.digest, []).append(node)
         for ids in groups.values():
             output = self.outputs[ids[0]]
-            self._say(f"--- {nodeset(ids)}" + (f" (exit code {output.code})" if output.code else ""))
+            self._print(f"--- {nodeset(ids)}" + (f" (exit code {output.code})" if output.code else ""))
             for line in output.text(False).splitlines() + output.text(True).splitlines():
-                self._say(clean(line))
+                self._print(clean(line))
             if output.dropped:
-                self._say(f"... and {human_bytes(output.dropped)} more; --no-fold shows all of it")
+                self._print(f"... and {human_bytes(output.dropped)} more; --no-fold shows all of it")
 
-    def _say(self, text: str) -> None:
+    def _print(self, text: str) -> None:
         if self.reader_is_gone:
             raise BrokenPipeError
         try:
@@ -270,11 +270,11 @@ def _view(outcome: NodeOutcome[int], screen: Screen) -> dict[str, Any]:
 
 
 def _problem(outcomes: list[NodeOutcome[int]]) -> ClusterctlError | None:
-    from clusterctl.cluster.cluster import combined
+    from clusterctl.cluster import combined
     from clusterctl.errors import NodeError
 
     errors = [
-        outcome.error or NodeError(f"the command ended with exit code {outcome.value}", node=outcome.node.label)
+        outcome.error or NodeError(f"the command exited with code {outcome.value}", node=outcome.node.label)
         for outcome in outcomes
         if outcome.error or outcome.value
     ]

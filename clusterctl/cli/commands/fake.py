@@ -5,15 +5,16 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from clusterctl.cli.console import plural
 from clusterctl.cli.invocation import Session
 
 if TYPE_CHECKING:
     from clusterctl.fake import FakeCluster, NodeStatus
 
 DONE = {
-    "kill": "is dead, with everything on it, as after a power cut",
-    "pause": "stands still: every process of it is stopped",
-    "cut": "is cut off: it runs, and no network reaches it",
+    "kill": "is down, with everything on it, as after a power cut",
+    "pause": "is frozen: all its processes are stopped",
+    "cut": "is cut off: its processes run without a network",
 }
 
 
@@ -23,9 +24,9 @@ def up(session: Session, nodes: int, backend: str, directory: Path) -> None:
     cluster = fake.up(directory, nodes, backend=backend, tell=session.console.say)
     session.console.document(_describe(cluster))
     session.console.say(
-        f"{nodes} fake nodes answer ({backend}); they live until: clusterctl fake down --dir {directory}"
+        f"{plural(nodes, 'fake node')} up ({backend})     to remove: clusterctl fake down --dir {directory}"
     )
-    session.console.say(f"use them: export CLUSTERCTL_CONF={cluster.conf}     next: clusterctl dispatch")
+    session.console.say(f"to use: export CLUSTERCTL_CONF={cluster.conf}     next: clusterctl dispatch")
 
 
 def down(session: Session, directory: Path) -> None:
@@ -33,21 +34,27 @@ def down(session: Session, directory: Path) -> None:
 
     killed = fake.down(directory)
     session.console.document({"dir": str(directory), "killed": killed})
-    ended = f", {killed} processes on it ended" if killed else ""
+    ended = f"; killed {killed} {'process' if killed == 1 else 'processes'} on it" if killed else ""
     session.console.say(f"the fake cluster in {directory} is down{ended}")
 
 
 def status(session: Session, directory: Path) -> None:
     from clusterctl import fake
 
-    seen = fake.status(directory)
-    rows = [_row(one) for one in seen.nodes]
+    cluster = fake.status(directory)
+    rows = [_row(one) for one in cluster.nodes]
     session.console.document(
-        {"dir": str(seen.directory), "backend": seen.backend, "pid": seen.pid, "alive": seen.alive, "nodes": rows}
+        {
+            "dir": str(cluster.directory),
+            "backend": cluster.backend,
+            "pid": cluster.pid,
+            "alive": cluster.alive,
+            "nodes": rows,
+        }
     )
     if not session.console.json:
-        process = f", pid {seen.pid}" if seen.pid is not None else ""
-        session.console.say(f"{seen.directory}: {'up' if seen.alive else 'down'}, {seen.backend}{process}")
+        process = f", pid {cluster.pid}" if cluster.pid is not None else ""
+        session.console.say(f"{cluster.directory}: {'up' if cluster.alive else 'down'}, {cluster.backend}{process}")
         cells = [
             [str(r["node"]), str(r["port"]), str(r["state"]), "yes" if r["answers"] else "no", str(r["processes"])]
             for r in rows
@@ -70,10 +77,10 @@ def heal(session: Session, node: str, directory: Path) -> None:
     healed = fake.heal(directory, node)
     one = healed.node
     session.console.document({"dir": str(directory), "node": one.index, "done": "heal", "host": one.host})
-    place = f" at {one.host} now" if healed.moved else ""
-    session.console.say(f"{one.label} answers{place}")
+    address = f", now at {one.host}" if healed.moved else ""
+    session.console.say(f"{one.label} is back{address}")
     if not healed.conf_is_right:
-        session.console.warn(f"conf.py was edited and stays as it is: HOSTS[{one.index}] must become {one.entry}")
+        session.console.warn(f"conf.py was edited, so it is left unchanged: set HOSTS[{one.index}] to {one.entry}")
 
 
 def _describe(cluster: FakeCluster) -> dict[str, object]:

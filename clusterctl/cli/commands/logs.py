@@ -13,7 +13,7 @@ from clusterctl.cli.console import Console, clean
 from clusterctl.cli.invocation import Session, job_ref
 
 if TYPE_CHECKING:
-    from clusterctl.cluster.cluster import Cluster
+    from clusterctl.cluster import Cluster
     from clusterctl.errors import ClusterctlError
     from clusterctl.inventory import Node
     from clusterctl.observe.follow import LogLine
@@ -49,14 +49,14 @@ def logs(session: Session, job: str | None, *, follow: bool, node: str | None, f
 
 
 def _taking_part(job: str, members: Members, cluster: Cluster) -> list[Node]:
-    """Those of the nodes asked for that are in the run."""
+    """Return the selected nodes that are in the run."""
     from clusterctl.errors import UsageError
     from clusterctl.inventory import nodeset
 
     nodes = [node for node in cluster.nodes if node in members]
     if not nodes:
-        who = nodeset(node.id for node in cluster.nodes)
-        raise UsageError(f"{who} not in the newest run of {job}", hint=f"{nodeset(members.by_id)} took part")
+        selected = nodeset(node.id for node in cluster.nodes)
+        raise UsageError(f"{selected} not in the newest run of {job}", hint=f"its nodes: {nodeset(members.by_id)}")
     return nodes
 
 
@@ -64,7 +64,7 @@ def _check(wanted: dict[str, Any]) -> None:
     from clusterctl.errors import UsageError
 
     if wanted["role"] not in (None, "pserver", "trainer", "scheduler"):
-        raise UsageError(f"--role {wanted['role']}: there are pserver, trainer and scheduler")
+        raise UsageError(f"unknown --role {wanted['role']}", hint="choose one of pserver, trainer, scheduler")
     try:
         re.compile(wanted["grep"] or "")
     except re.error as exc:
@@ -72,7 +72,7 @@ def _check(wanted: dict[str, Any]) -> None:
 
 
 def parse_since(text: str | None) -> float | None:
-    """`90s`, `5m`, `2h`, `1d` ago, or an ISO date and time: seconds since the epoch."""
+    """Parse `90s`, `5m`, `2h`, `1d` (ago) or an ISO date and time into seconds since the epoch."""
     from clusterctl.errors import UsageError
 
     if text is None:
@@ -83,7 +83,7 @@ def parse_since(text: str | None) -> float | None:
     try:
         return datetime.datetime.fromisoformat(text).timestamp()
     except ValueError:
-        raise UsageError(f"--since {text}: write 90s, 5m, 2h, 1d or 2026-11-21T08:15") from None
+        raise UsageError(f"--since {text!r} is not a time; write 90s, 5m, 2h, 1d or 2026-11-21T08:15") from None
 
 
 def _follow(
@@ -95,7 +95,7 @@ def _follow(
     wanted: dict[str, Any],
     lead: int,
 ) -> None:
-    from clusterctl.cluster.cluster import combined
+    from clusterctl.cluster import combined
     from clusterctl.observe.follow import Follower, is_passing
 
     ends: dict[int, str] = {}
@@ -109,31 +109,31 @@ def _follow(
             if news.error is not None and not is_passing(news.error):
                 errors.append(news.error)
             elif news.error is not None:
-                session.console.warn(f"{news.error}; trying again")
+                session.console.warn(f"{news.error}; retrying")
             elif news.back:
-                session.console.warn(f"{news.node.label}: back")
+                session.console.warn(f"{news.node.label} is back")
                 ends.pop(news.node.id, None)
             if news.ended is not None:
                 ends[news.node.id] = news.ended["node"]["state"]
     if errors:
         raise combined(errors, len(nodes), "following")
-    _tell_end(session, ref, ends, lead)
+    _report_end(session, ref, ends, lead)
 
 
-def _tell_end(session: Session, ref: str, ends: dict[int, str], lead: int) -> None:
+def _report_end(session: Session, ref: str, ends: dict[int, str], lead: int) -> None:
     from clusterctl.errors import JobFailedError
     from clusterctl.observe.status import worst
 
     if not ends:
         return
-    state = ends.get(lead) or worst(ends.values())  # the lead's word decides
+    state = ends.get(lead) or worst(ends.values())  # the lead's state decides
     if state in ("failed", "lost"):
         raise JobFailedError(f"{ref} {'failed' if state == 'failed' else 'is lost'}", hint=f"clusterctl why {ref}")
-    session.console.warn(f"{ref} has {state}")
+    session.console.warn(f"{ref} {'was stopped' if state == 'stopped' else state}")
 
 
 class LinePrinter:
-    """Prints lines with the process they are from, coloured by process on a terminal."""
+    """Prints log lines, labelled with their process and coloured by process on a terminal."""
 
     def __init__(self, console: Console, cluster: Cluster) -> None:
         self._console = console
@@ -161,10 +161,10 @@ class LinePrinter:
         label = f"{self.label(line):<{self._width}}"
         if self._color:
             label = f"\x1b[{31 + (line.rank + 3 * (line.role == 'pserver')) % 6}m{label}\x1b[0m"
-        print(f"{moment} {label} {clean(text)}", flush=not self._color)  # a label is made of words of ours
+        print(f"{moment} {label} {clean(text)}", flush=not self._color)  # the label is ours, so it is safe
 
     def folded(self, lines: Iterable[LogLine]) -> None:
-        """Lines with equal text that stand near each other are shown once, with who wrote them."""
+        """Print identical lines near each other once, with the ranks that wrote them."""
         groups: dict[tuple[str, str], _Group] = {}
         try:
             for line in lines:
@@ -173,7 +173,7 @@ class LinePrinter:
                 group.count += 1
                 if len(groups) >= FOLD_WINDOW:
                     self._print_group(groups.pop(next(iter(groups))))
-        finally:  # the lines of some nodes, where others have failed
+        finally:  # show what some nodes sent even if others failed
             for group in groups.values():
                 self._print_group(group)
 
@@ -188,7 +188,7 @@ class LinePrinter:
 
 @dataclass
 class _Group:
-    """Equal lines: the first one, who wrote them, how many there are. A million take no more room than one."""
+    """Identical lines: the first one, the ranks that wrote it, the count. Memory does not grow with the count."""
 
     first: LogLine
     ranks: set[int]

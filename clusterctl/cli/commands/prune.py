@@ -15,11 +15,11 @@ if TYPE_CHECKING:
     from clusterctl.prune import OldJob, PrunePlan
 
 HEADINGS = ("job", "state", "runs", "size", "output", "last used", "nodes")
-WHY = {"runs": "running", "newest": "among the newest", "young": "used lately"}
+WHY = {"runs": "running", "newest": "among the newest", "young": "recently used"}
 
 
 def prune(session: Session, *, keep: int, older_than: str, yes: bool, plan: bool) -> None:
-    from clusterctl.cluster.cluster import combined, failures
+    from clusterctl.cluster import combined, failures
     from clusterctl.prune import choose, look, remove
 
     older_than_s = parse_age(older_than)
@@ -28,22 +28,22 @@ def prune(session: Session, *, keep: int, older_than: str, yes: bool, plan: bool
         errors = [outcome.error for outcome in failures(outcomes) if outcome.error]
         chosen = choose({o.node.id: o.get() for o in outcomes if o.ok}, keep, older_than_s)
         _show(session, chosen)
-        go = bool(chosen.going or chosen.content) and not plan and (yes or _ask(session, chosen))
-        if go:
+        confirmed = bool(chosen.going or chosen.content) and not plan and (yes or _ask(session, chosen))
+        if confirmed:
             errors += remove(cluster, chosen)
         problem = combined(errors, len(outcomes), "prune") if errors else None
-        session.console.finish({**_document(chosen), "removed": go}, problem)
-        if go:
+        session.console.finish({**_document(chosen), "removed": confirmed}, problem)
+        if confirmed:
             session.console.say(f"removed {_summary(chosen)}")
 
 
 def parse_age(text: str) -> float:
-    """Seconds of `90s`, `5m`, `2h`, `7d`."""
+    """Parse `90s`, `5m`, `2h` or `7d` into seconds."""
     from clusterctl.errors import UsageError
 
     age = AGO.fullmatch(text)
     if not age:
-        raise UsageError(f"--older-than {text!r} is no time", hint="write 12h or 7d")
+        raise UsageError(f"--older-than {text!r} is not an age", hint="write 12h or 7d")
     return float(age[1]) * UNITS_S[age[2]]
 
 
@@ -62,11 +62,11 @@ def _show(session: Session, plan: PrunePlan) -> None:
     if plan.content:
         session.console.say(_content_line(plan))
     reasons = Counter(WHY[job.keep] for job in plan.jobs if job.keep)
-    stay = ", ".join(f"{count} {why}" for why, count in reasons.items())
+    kept = ", ".join(f"{count} {why}" for why, count in reasons.items())
     if not plan.going and not plan.content:
-        session.console.say("nothing to remove" + (f"; jobs that stay: {stay}" if stay else ""))
-    elif stay:
-        session.console.say(f"jobs that stay: {stay}")
+        session.console.say("nothing to remove" + (f"; jobs kept: {kept}" if kept else ""))
+    elif kept:
+        session.console.say(f"jobs kept: {kept}")
 
 
 def _cells(job: OldJob) -> list[str]:
@@ -82,12 +82,12 @@ def _content_line(plan: PrunePlan) -> str:
     counts = Counter(item.kind for item in plan.content)
     kinds = ", ".join(plural(count, kind) for kind, count in counts.items())
     size = human_bytes(sum(item.bytes for item in plan.content))
-    return f"not needed: {kinds}, {size} on nodes {fold(node for item in plan.content for node in item.nodes)}"
+    return f"unused: {kinds}, {size} on nodes {fold(node for item in plan.content for node in item.nodes)}"
 
 
 def _summary(plan: PrunePlan) -> str:
     parts = [plural(len(plan.going), "job")] if plan.going else []
-    parts += [plural(len(plan.content), "piece") + " of content"] if plan.content else []
+    parts += [plural(len(plan.content), "unused item")] if plan.content else []
     return f"{' and '.join(parts)}: {human_bytes(plan.bytes)}"
 
 
@@ -95,10 +95,11 @@ def _ask(session: Session, plan: PrunePlan) -> bool:
     from clusterctl.errors import UsageError
 
     if session.console.json or not sys.stdin.isatty():
-        hint = "prune --yes removes, prune --plan only shows"
-        raise UsageError(f"would remove {_summary(plan)}, and nobody is here to agree", hint=hint)
+        hint = "prune --yes removes without asking; prune --plan only shows the list"
+        message = f"would remove {_summary(plan)}; cannot ask for confirmation (no terminal, or --json)"
+        raise UsageError(message, hint=hint)
     if any(job.output_bytes for job in plan.going):
-        session.console.say("outputs go too; clusterctl collect JOB brings them home first")
+        session.console.say("this deletes outputs too; to save them first: clusterctl collect JOB")
     answer = input(f"Remove {_summary(plan)}? [y/N] ")
     agreed = answer.strip().lower() in ("y", "yes")
     if not agreed:

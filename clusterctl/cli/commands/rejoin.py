@@ -1,4 +1,4 @@
-"""`clusterctl start --rejoin`: nodes that a run waits for take part in it again."""
+"""`clusterctl start --rejoin`: let nodes that a run is waiting for rejoin it."""
 
 from __future__ import annotations
 
@@ -9,23 +9,25 @@ from clusterctl.cli.invocation import Session, job_ref
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from clusterctl.cluster.cluster import NodeOutcome
+    from clusterctl.cluster import NodeOutcome
 
 WORDS = {
-    "joined": "takes part in run {run} again",
-    "told": "is in run {run}; a trainer that was given up there is started again",
-    "ended": "run {run} has ended ({state}): nothing to rejoin",
+    "joined": "has rejoined run {run}",
+    "told": "is already in run {run}; restarting any trainer that failed there",
+    "ended": "cannot rejoin: run {run} has ended ({state})",
 }
 
 
 def rejoin(session: Session, job_workspace: str | None, others: Sequence[str]) -> None:
-    """Asks every node, or those of --only; raises when one of them cannot. `others` are options of a start."""
-    from clusterctl.cluster.cluster import combined
+    """Ask all nodes, or those of --only, to rejoin; raise if one cannot. `others` are options that do not apply."""
+    from clusterctl.cluster import combined
     from clusterctl.errors import RefusedError, UsageError
     from clusterctl.observe.status import find
 
     if others:
-        raise UsageError(f"--rejoin and {others[0]}: nodes take part again in a run that goes on as it was started")
+        raise UsageError(
+            f"--rejoin cannot be combined with {others[0]}: the run continues with the options it was started with"
+        )
     with session.cluster() as cluster:
         ref = job_ref(cluster.settings, job_workspace) or find(cluster, None)[0]
         outcomes = cluster.ask({"op": "rejoin", "ref": ref}, cluster.nodes)
@@ -37,7 +39,7 @@ def rejoin(session: Session, job_workspace: str | None, others: Sequence[str]) -
                 session.console.say(f"{outcome.node.label} {WORDS[answer['did']].format(**run)}")
         problem = combined(errors, len(outcomes), "rejoin") if errors else None
         if problem is None and all(outcome.get()["did"] == "ended" for outcome in outcomes):
-            problem = RefusedError(f"{ref} does not run", hint=f"clusterctl start --resume --job_workspace {ref}")
+            problem = RefusedError(f"{ref} is not running", hint=f"clusterctl start --resume --job_workspace {ref}")
         session.console.finish({"job": ref, "nodes": [_node(outcome) for outcome in outcomes]}, problem)
 
 

@@ -23,10 +23,10 @@ def setup(session: Session, workspace: Path, *, offline: bool, upgrade: bool, en
     requirements = read_requirements(workspace, runtime=settings.engine == "clusterctl")
     with session.cluster(settings) as cluster:
         nodes = plural(len(cluster.nodes), "node")
-        asked = ", ".join(requirements.packages[:MOST_SHOWN])
+        packages = ", ".join(requirements.packages[:MOST_SHOWN])
         more = len(requirements.packages) - MOST_SHOWN
-        asked += f" and {more} more" if more > 0 else ""
-        console.say(f"{requirements.source}: {asked}     {settings.source}: {nodes}")
+        packages += f" and {more} more" if more > 0 else ""
+        console.say(f"{requirements.source}: {packages}     {settings.source}: {nodes}")
         done = prepare(cluster, requirements, Wishes(offline, upgrade), console.say, session.cache_dir)
     error = _partial_failure(done)
     document = {
@@ -46,19 +46,19 @@ def _summarise(console: Console, done: Prepared) -> None:
     ready = {outcome.node.id: outcome for outcome in done.outcomes if outcome.ok}
     for group in done.groups:
         for built in (False, True):
-            those = [ready[n.id] for n in group.nodes if n.id in ready and ready[n.id].get().built is built]
-            if those:
-                sent = sum(outcome.get().bytes_sent for outcome in those)
-                what = f"built in {max(outcome.seconds for outcome in those):.1f} s" if built else "ready already"
-                way = "relay, " if group.relayed and built else ""
-                traffic = f", {way}{human_bytes(sent)} sent from here" if sent else ""
-                console.say(f"{nodeset(o.node.id for o in those)}  {group.kind}, {what}{traffic}")
+            nodes = [ready[n.id] for n in group.nodes if n.id in ready and ready[n.id].get().built is built]
+            if nodes:
+                sent = sum(outcome.get().bytes_sent for outcome in nodes)
+                what = f"built in {max(outcome.seconds for outcome in nodes):.1f} s" if built else "already ready"
+                relayed = ", relayed" if group.relayed and built else ""
+                traffic = f", {human_bytes(sent)} sent from here{relayed}" if sent else ""
+                console.say(f"{nodeset(o.node.id for o in nodes)}  {group.kind}, {what}{traffic}")
     for line in _differences(done.groups):
         console.say(line)
 
 
 def _differences(groups: list[Group]) -> list[str]:
-    """Nodes of different kinds may have got different versions: the same job may then give other numbers."""
+    """Report packages whose version differs between kinds of nodes, which may change the results of a job."""
     from clusterctl.inventory import nodeset
 
     names = sorted({name for group in groups for name in group.packages})
@@ -75,7 +75,7 @@ def _differences(groups: list[Group]) -> list[str]:
 
 
 def _partial_failure(done: Prepared) -> ClusterctlError | None:
-    from clusterctl.cluster.cluster import combined, failures
+    from clusterctl.cluster import combined, failures
 
     errors = [outcome.error for outcome in failures(done.outcomes) if outcome.error]
     if not errors:
@@ -83,7 +83,7 @@ def _partial_failure(done: Prepared) -> ClusterctlError | None:
     of = len(done.outcomes)
     error = combined(errors, of, "setup")
     if len(errors) < of:
-        error.message += f"\n{of - len(errors)}/{of} nodes ready; setup again goes on with the others"
+        error.message += f"\n{of - len(errors)}/{of} nodes ready; run setup again for the others"
     return error
 
 

@@ -12,7 +12,7 @@ from clusterctl.errors import UsageError
 
 ESCAPE = re.compile(rb"\\(x[0-9A-Fa-f]{2}|.|$)", re.DOTALL)
 ESCAPES = {b"n": b"\n", b"r": b"\r", b"t": b"\t", b"0": b"\0", b"\\": b"\\"}
-HINT = r"such as '\n', '\n\n', '\0' or '\x1e'; a backslash is '\\'"
+HINT = r"use for example '\n', '\n\n', '\0' or '\x1e'; a backslash is '\\'"
 
 
 def split(session: Session, file: Path, count: int, delimiter: str, output: Path | None) -> None:
@@ -31,17 +31,17 @@ def split(session: Session, file: Path, count: int, delimiter: str, output: Path
 
 
 def delimiter_bytes(text: str) -> bytes:
-    r"""What `--delimiter` means: text, in which `\n`, `\r`, `\t`, `\0`, `\x1e` (any byte) and `\\` are escapes."""
-    found = ESCAPE.sub(_unescaped, os.fsencode(text))
-    if not found:
+    r"""Decode `--delimiter`: text with the escapes `\n`, `\r`, `\t`, `\0`, `\x1e` (any byte) and `\\`."""
+    delimiter = ESCAPE.sub(_unescaped, os.fsencode(text))
+    if not delimiter:
         raise UsageError("--delimiter is empty", hint=HINT)
-    return found
+    return delimiter
 
 
 def _unescaped(match: re.Match[bytes]) -> bytes:
-    word = match[1]
-    if len(word) == 3:
-        return bytes([int(word[1:], 16)])
-    if word not in ESCAPES:
-        raise UsageError(f"--delimiter: \\{os.fsdecode(word)} is no escape", hint=HINT)
-    return ESCAPES[word]
+    escape = match[1]
+    if len(escape) == 3:
+        return bytes([int(escape[1:], 16)])
+    if escape not in ESCAPES:
+        raise UsageError(f"--delimiter: \\{os.fsdecode(escape)} is not an escape", hint=HINT)
+    return ESCAPES[escape]

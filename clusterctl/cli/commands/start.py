@@ -1,4 +1,4 @@
-"""`clusterctl start`: dispatches if asked to, starts, and follows the run to its end."""
+"""`clusterctl start`: dispatch if requested, start, and follow the run to its end."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from clusterctl.cli.live_display import LINES_WANTED, Display, PassFormat, defau
 from clusterctl.cli.resume import check_job, tell_resume, would_resume
 
 if TYPE_CHECKING:
-    from clusterctl.cluster.cluster import Cluster
+    from clusterctl.cluster import Cluster
     from clusterctl.errors import ClusterctlError
     from clusterctl.launch import LaunchPlan, Resume, Run
     from clusterctl.observe.follow import News
@@ -27,8 +27,8 @@ T = TypeVar("T")
 AFTER_END_S = 5.0
 
 
-class _Detach(Exception):  # noqa: N818 - a wish, not an error
-    """The user has pressed d."""
+class _Detach(Exception):  # noqa: N818 - a request, not an error
+    """The user pressed d."""
 
 
 def start(
@@ -65,7 +65,7 @@ def start(
 def _dispatch(
     session: Session, cluster: Cluster, package: Path, allow_partial: bool
 ) -> tuple[str, dict[int, ClusterctlError]]:
-    """The job, and the errors of nodes that do not have it."""
+    """Dispatch; return the job and the errors of nodes that do not have it."""
     from clusterctl.cli.commands.dispatch import may_go_on, partial_failure, send
 
     done = send(session, cluster, package)
@@ -109,37 +109,37 @@ def launch_and_follow(
     failed: dict[int, ClusterctlError] | None = None,
     resume: bool = False,
 ) -> T:
-    """Starts the job and follows the run by `follow`. From the first word to a node on, Ctrl-C stops it everywhere."""
+    """Start the job and follow it with `follow`. Once a node has been told to start, Ctrl-C stops it everywhere."""
     from clusterctl.cli.commands.check import finding_lines
     from clusterctl.cli.commands.stop import stop_job, uninterrupted
     from clusterctl.errors import InterruptedRun
-    from clusterctl.launch import start as begin
+    from clusterctl.launch import start as launch_run
 
-    going: list[Run] = []
+    started: list[Run] = []
 
     def on_go(run: Run) -> None:
-        going.append(run)
-        _tell_left_out(session, cluster, run)
+        started.append(run)
+        _report_left_out(session, cluster, run)
         for line in finding_lines(run.findings):
             session.console.say(line)
 
     try:
         on_resume = (lambda chosen: tell_resume(session, chosen)) if resume else None
-        run = begin(cluster, launch, ref, on_go, allow_partial=allow_partial, failed=failed, on_resume=on_resume)
+        run = launch_run(cluster, launch, ref, on_go, allow_partial=allow_partial, failed=failed, on_resume=on_resume)
         name = job_name(cluster.settings, cluster.inventory, run.job)
-        session.console.say(f"{name} run {int(run.run)}: supervisors are up on {len(run.nodes)} nodes")
+        session.console.say(f"{name} run {int(run.run)}: supervisors are up on {plural(len(run.nodes), 'node')}")
         return follow(session, cluster, run)
     except KeyboardInterrupt:
-        if not going:
+        if not started:
             raise
         with uninterrupted(session):
-            stop_job(session, cluster, going[0].job, nodes=going[0].nodes, document=False)
-        raise InterruptedRun(f"{going[0].job} was interrupted, and is stopped on all nodes") from None
+            stop_job(session, cluster, started[0].job, nodes=started[0].nodes, document=False)
+        raise InterruptedRun(f"interrupted; {started[0].job} is stopped on all nodes") from None
 
 
-def _tell_left_out(session: Session, cluster: Cluster, run: Run) -> None:
-    """Who is not in the run and why, what that leaves, and whose data nobody reads."""
-    from clusterctl.cluster.cluster import combined, fold_errors
+def _report_left_out(session: Session, cluster: Cluster, run: Run) -> None:
+    """Warn about nodes left out of the run: why, the processes that remain, the data that no trainer reads."""
+    from clusterctl.cluster import combined, fold_errors
 
     if not run.left_out:
         return
@@ -147,17 +147,17 @@ def _tell_left_out(session: Session, cluster: Cluster, run: Run) -> None:
     session.tolerate(combined(errors, len(cluster.nodes), "start"))
     pservers, trainers = _counts(run)
     whole = cluster.inventory
-    has = f"{pservers} of {whole.pserver_count} pservers and {trainers} of {whole.trainer_count} trainers"
-    session.console.warn(f"{len(errors)} of {len(cluster.nodes)} nodes left out; the run has {has}")
+    rest = f"{pservers} of {whole.pserver_count} pservers and {trainers} of {whole.trainer_count} trainers"
+    session.console.warn(f"{len(errors)} of {len(cluster.nodes)} nodes left out; the run has {rest}")
     for line in fold_errors(errors):
         session.console.warn(clean(line, keep_newlines=True))
     missing = whole.trainer_count - trainers
     if missing and cluster.settings.shards:
-        session.console.warn(f"the data shards (SHARDS) of {plural(missing, 'trainer')} are not trained on")
+        session.console.warn(f"no trainer reads the data shards (SHARDS) of {plural(missing, 'missing trainer')}")
 
 
 def _counts(run: Run) -> tuple[int, int]:
-    """Pservers and trainers of the run."""
+    """Count the pservers and the trainers of the run."""
     return sum(len(node.pserver_ranks) for node in run.nodes), sum(len(node.trainer_ranks) for node in run.nodes)
 
 
@@ -167,7 +167,7 @@ def _title(cluster: Cluster, run: Run) -> str:
 
 
 def _detached(session: Session, cluster: Cluster, run: Run) -> None:
-    """Returns when all processes run; raises when the run has failed before."""
+    """Return once all processes are running; raise if the run fails first."""
     from clusterctl.observe.follow import Follower, is_passing
     from clusterctl.observe.run_view import RunView
 
@@ -182,16 +182,17 @@ def _detached(session: Session, cluster: Cluster, run: Run) -> None:
             if error is not None and not is_passing(error):
                 break
     if view.phase not in ("running", "finishing"):
-        _ask_for_the_end(cluster, run, view)
+        _ask_how_it_ended(cluster, run, view)
     if view.phase not in ("running", "finishing") and (view.ended or {}).get("state") != "succeeded":
         raise_failed(session, cluster, run, view, 0.0)
     name = job_name(cluster.settings, cluster.inventory, run.job)
     session.console.document({**_identity(run), "job_workspace": name, "state": "running"})
-    session.console.say(f"all processes run; follow: clusterctl logs -f {run.job}   stop: clusterctl stop {run.job}")
+    follow, stop = f"clusterctl logs -f {run.job}", f"clusterctl stop {run.job}"
+    session.console.say(f"all processes are running     follow: {follow}   stop: {stop}")
 
 
 def follow_run(session: Session, cluster: Cluster, run: Run, pass_line: PassFormat = default_pass_line) -> RunView:
-    """Shows the run to its end. Raises when it failed."""
+    """Show the run until it ends. Raises if it failed."""
     from clusterctl.observe.follow import Follower
     from clusterctl.observe.run_view import RunView
 
@@ -206,10 +207,10 @@ def follow_run(session: Session, cluster: Cluster, run: Run, pass_line: PassForm
         ):
             _watch(follower, display, view, pressed)
     except _Detach:
-        session.console.say(f"{run.job} goes on; follow: clusterctl logs -f {run.job}")
+        session.console.say(f"detached from {run.job}; to follow it: clusterctl logs -f {run.job}")
         return view
     seconds = time.monotonic() - started
-    _ask_for_the_end(cluster, run, view)
+    _ask_how_it_ended(cluster, run, view)
     if view.ended is None or view.ended["state"] != "succeeded":
         raise_failed(session, cluster, run, view, seconds)
     saved = f" · saved {view.saved[-1]}" if view.saved else ""
@@ -226,18 +227,18 @@ def _identity(run: Run) -> dict[str, Any]:
     return {"job": run.job, "run": run.run, "members": run.members, "left_out": run.left_out_json(), **resumed}
 
 
-def _ask_for_the_end(cluster: Cluster, run: Run, view: RunView) -> None:
-    """Before anything is called lost: the lead's last word may only have missed us."""
+def _ask_how_it_ended(cluster: Cluster, run: Run, view: RunView) -> None:
+    """Ask the lead how the run ended before calling it lost: its final event may not have reached us."""
     from clusterctl.observe.status import status
 
     if view.ended is None:
-        seen = status(cluster, run.job, answer_s=LAST_WORD_S)
-        if seen.run == run.run and seen.lead and seen.lead.get("ended"):
-            view.take(seen.lead["ended"])
+        answer = status(cluster, run.job, answer_s=LAST_WORD_S)
+        if answer.run == run.run and answer.lead and answer.lead.get("ended"):
+            view.take(answer.lead["ended"])
 
 
 def _watch(follower: Iterable[News | None], display: Display, view: RunView, pressed: Callable[[], str | None]) -> None:
-    """Until all nodes have told their end, or the lead has, and the others take too long."""
+    """Show news until all nodes have reported the end, or the lead has and the others take too long."""
     since = None
     for news in follower:
         display.news(news)
@@ -253,7 +254,7 @@ def _watch(follower: Iterable[News | None], display: Display, view: RunView, pre
 
 @contextlib.contextmanager
 def _keys(session: Session) -> Iterator[Any]:
-    """A function that gives the key pressed since, or None."""
+    """Yield a function that returns the key pressed since the last call, or None."""
     if not session.console.live or not sys.stdin.isatty():
         yield lambda: None
         return
@@ -270,7 +271,7 @@ def _keys(session: Session) -> Iterator[Any]:
 
 
 def raise_failed(session: Session, cluster: Cluster, run: Run, view: RunView, seconds: float) -> None:
-    """Says how the run ended, with its first cause and that cause's last words."""
+    """Raise JobFailedError with the outcome of the run, its first cause and the last lines of that process."""
     from clusterctl.errors import JobFailedError
     from clusterctl.inventory import nodeset
 
@@ -279,19 +280,20 @@ def raise_failed(session: Session, cluster: Cluster, run: Run, view: RunView, se
     lines = [f"{state} after {human_time(seconds)}{_progress(view)}"]
     lines += first_cause_lines(cluster, run.job, cause)
     if state == "lost":
-        lines.append(f"the lead on {run.lead.label} is gone without a last word; the other nodes stop by themselves")
+        lines.append(f"the lead on {run.lead.label} is gone and reported no outcome; the other nodes stop on their own")
     missing = ended.get("not_heard_of")
     if missing == []:
         total = len(run.nodes)
         lines.append(f"then: the other processes were stopped; nothing is left running on {total}/{total} nodes")
     elif missing:
         silent = nodeset(node for node in missing if isinstance(node, int))
-        lines.append(f"no word from {silent}; clusterctl stop {run.job} tells what is left there")
+        lines.append(f"no answer from {silent}; clusterctl stop {run.job} shows what is left there")
     details = {**_identity(run), "state": state, "cause": cause}
     hint = f"clusterctl why {run.job}"
     if view.checkpoints:
-        words = f" -- {_shell_words(session.program_args)}" if session.program_args else ""
-        hint += f"; clusterctl start --resume --job_workspace {run.job}{words} goes on from {view.checkpoints[-1]}"
+        arguments = f" -- {_shell_words(session.program_args)}" if session.program_args else ""
+        resume = f"clusterctl start --resume --job_workspace {run.job}{arguments}"
+        hint += f"; to resume from {view.checkpoints[-1]}: {resume}"
     raise JobFailedError("\n".join(lines), hint=hint, details=details)
 
 

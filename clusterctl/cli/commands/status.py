@@ -12,7 +12,7 @@ from clusterctl.cli.invocation import Session, job_name, job_ref
 from clusterctl.cli.pserver_counts import count_lines
 
 if TYPE_CHECKING:
-    from clusterctl.cluster.cluster import Cluster
+    from clusterctl.cluster import Cluster
     from clusterctl.errors import ClusterctlError
     from clusterctl.observe.members import Members
     from clusterctl.observe.status import JobStatus
@@ -35,58 +35,58 @@ def status(session: Session, job: str | None, *, watch: bool) -> None:
     if watch:
         session.console.stream()
     with session.cluster() as cluster:
-        seen = read(cluster, job_ref(cluster.settings, job))
-        while watch and seen.state in LIVE:
-            session.console.record(_document(cluster, seen))
-            _show(session.console, cluster, seen, clear=True)
+        current = read(cluster, job_ref(cluster.settings, job))
+        while watch and current.state in LIVE:
+            session.console.record(_document(cluster, current))
+            _show(session.console, cluster, current, clear=True)
             time.sleep(WATCH_S)
-            seen = read(cluster, seen.job)
-        _show(session.console, cluster, seen, clear=False)
-        session.console.finish(_document(cluster, seen), _problem(seen, len(cluster.nodes), watch))
+            current = read(cluster, current.job)
+        _show(session.console, cluster, current, clear=False)
+        session.console.finish(_document(cluster, current), _problem(current, len(cluster.nodes), watch))
 
 
-def _problem(seen: JobStatus, of: int, watch: bool) -> ClusterctlError | None:
+def _problem(current: JobStatus, of: int, watch: bool) -> ClusterctlError | None:
     from clusterctl.errors import JobFailedError
     from clusterctl.observe.status import unheard
 
-    if watch and not seen.errors and seen.state in ("failed", "lost"):
-        return JobFailedError(f"{seen.job} {'failed' if seen.state == 'failed' else 'is lost'}")
-    return unheard(seen.errors, of)
+    if watch and not current.errors and current.state in ("failed", "lost"):
+        return JobFailedError(f"{current.job} {'failed' if current.state == 'failed' else 'is lost'}")
+    return unheard(current.errors, of)
 
 
-def _document(cluster: Cluster, seen: JobStatus) -> dict[str, Any]:
+def _document(cluster: Cluster, current: JobStatus) -> dict[str, Any]:
     return {
-        "job": seen.job,
-        "run": seen.run,
-        "state": seen.state,
-        "job_workspace": job_name(cluster.settings, cluster.inventory, seen.job),
-        **seen.members.to_json(),
-        "resumed": (seen.lead or {}).get("resumed"),
-        "processes": seen.processes,
-        "nodes": seen.nodes,
+        "job": current.job,
+        "run": current.run,
+        "state": current.state,
+        "job_workspace": job_name(cluster.settings, cluster.inventory, current.job),
+        **current.members.to_json(),
+        "resumed": (current.lead or {}).get("resumed"),
+        "processes": current.processes,
+        "nodes": current.nodes,
     }
 
 
-def _show(console: Console, cluster: Cluster, seen: JobStatus, *, clear: bool) -> None:
+def _show(console: Console, cluster: Cluster, current: JobStatus, *, clear: bool) -> None:
     if console.json:
         return
     if clear:
         console.clear()
-    console.say(headline(seen))
-    if seen.processes:
-        console.table(HEADINGS, [_cells(process) for process in seen.processes], NUMERIC, DROPPED_FIRST)
-    for line in (*count_lines(seen.processes), *left_out_lines(seen.members)):
+    console.say(headline(current))
+    if current.processes:
+        console.table(HEADINGS, [_cells(process) for process in current.processes], NUMERIC, DROPPED_FIRST)
+    for line in (*count_lines(current.processes), *left_out_lines(current.members)):
         console.say(line)
-    for name in (seen.lead or {}).get("waits_for") or ():
-        rejoin = f"clusterctl start --rejoin --job_workspace {seen.job}"
-        console.say(f"the run waits for {name}; when it is mended: {rejoin}")
-    ended = (seen.lead or {}).get("ended")
-    for line in first_cause_lines(cluster, seen.job, ended["cause"] if ended else None):
+    for name in (current.lead or {}).get("waits_for") or ():
+        rejoin = f"clusterctl start --rejoin --job_workspace {current.job}"
+        console.say(f"the run is waiting for {name}; once it is fixed: {rejoin}")
+    ended = (current.lead or {}).get("ended")
+    for line in first_cause_lines(cluster, current.job, ended["cause"] if ended else None):
         console.say(line)
 
 
 def left_out_lines(members: Members) -> list[str]:
-    """A line for each reason for which nodes are not in the run."""
+    """Return the nodes that are not in the run, one line per reason."""
     from clusterctl.inventory import nodeset
 
     by_reason: dict[str, list[int]] = {}
@@ -95,15 +95,15 @@ def left_out_lines(members: Members) -> list[str]:
     return [f"{nodeset(nodes)} not in this run (left out: {reason})" for reason, nodes in by_reason.items()]
 
 
-def headline(seen: JobStatus) -> str:
-    parts = [seen.job]
-    if seen.run:
-        parts = [f"{seen.job} run {int(seen.run)}"]
-        roles = [process["role"] for process in seen.processes]
-        parts += [seen.lead["mode"]] if seen.lead else []
+def headline(current: JobStatus) -> str:
+    parts = [current.job]
+    if current.run:
+        parts = [f"{current.job} run {int(current.run)}"]
+        roles = [process["role"] for process in current.processes]
+        parts += [current.lead["mode"]] if current.lead else []
         parts.append(f"{roles.count('pserver')} pservers, {roles.count('trainer')} trainers")
-    parts.append(seen.state)
-    lead = seen.lead or {}
+    parts.append(current.state)
+    lead = current.lead or {}
     resumed = lead.get("resumed")
     parts += [f"resumed from step {resumed['step']:,} of run {int(resumed['run'])}"] if resumed else []
     if lead.get("started"):

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def trust(session: Session, *, yes: bool) -> None:
-    from clusterctl.cluster.cluster import combined, failures
+    from clusterctl.cluster import combined, failures
     from clusterctl.errors import RefusedError
 
     with session.cluster() as cluster:
@@ -25,10 +25,10 @@ def trust(session: Session, *, yes: bool) -> None:
             return node, key, cluster.transport.host_key_verdict(node, key)
 
         outcomes = cluster.map(look)
-        seen = [outcome.get() for outcome in outcomes if outcome.ok]
-        refused = [one for one in seen if one[2].state in ("changed", "revoked")]
-        unknown = [(node, key) for node, key, verdict in seen if verdict.state == "unknown"]
-        _show(session, len(seen) - len(unknown) - len(refused), unknown)
+        scanned = [outcome.get() for outcome in outcomes if outcome.ok]
+        refused = [one for one in scanned if one[2].state in ("changed", "revoked")]
+        unknown = [(node, key) for node, key, verdict in scanned if verdict.state == "unknown"]
+        _show(session, len(scanned) - len(unknown) - len(refused), unknown)
         recorded = bool(unknown) and (yes or _ask(session, len(unknown)))
         if recorded:
             for node, key in unknown:
@@ -39,7 +39,7 @@ def trust(session: Session, *, yes: bool) -> None:
         if unknown and not recorded:
             errors.append(RefusedError(f"{plural(len(unknown), 'host key')} not accepted"))
         problem = combined(errors, len(outcomes), "trust") if errors else None
-        session.console.finish({"nodes": [_view(*one, recorded) for one in seen]}, problem)
+        session.console.finish({"nodes": [_view(*one, recorded) for one in scanned]}, problem)
 
 
 def _show(session: Session, known: int, unknown: list[tuple[Node, HostKey]]) -> None:
@@ -49,9 +49,9 @@ def _show(session: Session, known: int, unknown: list[tuple[Node, HostKey]]) -> 
     for node, key in unknown:
         by_key[key.type, key.fingerprint].append(node)
     if known:
-        session.console.say(f"{plural(known, 'host')} known already")
+        session.console.say(f"{plural(known, 'host')} already known")
     for (kind, fingerprint), nodes in by_key.items():
-        where = nodes[0].where if len(nodes) == 1 else f"{len(nodes)} hosts with one key"
+        where = nodes[0].where if len(nodes) == 1 else f"{len(nodes)} hosts with the same key"
         session.console.say(f"node {fold(node.id for node in nodes)}  {where}  {kind}  {fingerprint}")
 
 
@@ -60,8 +60,9 @@ def _ask(session: Session, count: int) -> bool:
 
     keys = plural(count, "host key")
     if session.console.json or not sys.stdin.isatty():
-        raise UsageError(f"{keys} not known, and nobody is here to accept", hint="trust --yes records without asking")
-    answer = input(f"Compare with what the machines' owners tell you. Record {keys}? [y/N] ")
+        message = f"{keys} unknown; cannot ask for confirmation (no terminal, or --json)"
+        raise UsageError(message, hint="trust --yes records keys without asking")
+    answer = input(f"Compare with the fingerprints from the machines' owners. Record {keys}? [y/N] ")
     return answer.strip().lower() in ("y", "yes")
 
 
