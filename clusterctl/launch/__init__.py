@@ -1,4 +1,4 @@
-"""From a dispatched job to a running one: a pure plan, the run's keys, and the start on all nodes."""
+"""Turns a dispatched job into a run: a pure plan, the run's keys, and the start on all nodes."""
 
 from clusterctl.launch.plan import LaunchPlan, plan
 from clusterctl.launch.resume import Resume, choose

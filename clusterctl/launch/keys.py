@@ -1,7 +1,7 @@
-"""The keys of one run: made here, delivered over SSH, gone with the run.
+"""The keys of one run: created here, delivered over SSH, deleted with the run.
 
-TLS between supervisors: an authority of the run's own and a certificate per node. CURVE between trainers and pservers:
-a key pair per process, and for every pserver the list of the public keys that it lets in.
+TLS between supervisors: one authority per run and one certificate per node. CURVE between trainers and pservers: one
+key pair per process, and for every pserver the list of public keys that it accepts.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ KeyFiles = dict[int, dict[str, str]]
 
 
 def make_keys(launch: LaunchPlan) -> KeyFiles:
-    """For each node the files of its `keys/` directory: name to text. Secrets; never log them."""
+    """Return the files of each node's `keys/` directory: name to text. Secrets; never log them."""
     nodes = [node.id for node in launch.nodes]
     files = _tls_files(nodes)
     if launch.needs_runtime and launch.settings.ps_security == "curve":

@@ -1,7 +1,7 @@
-"""The launch plan: which process runs where, with what command and environment. A pure function of the settings.
+"""The launch plan: which process runs where, with which command and environment. A pure function of the settings.
 
-It becomes the spec of a run (`runs/0001/spec.json`): the plan's part for one node, completed by what only the start
-can know. `start --plan` prints the plan itself.
+A node's part of the plan, completed by facts known only at the start, becomes the spec of a run
+(`runs/0001/spec.json`). `start --plan` prints the plan itself.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ EVERY = {"pass": "pass", "steps": "step", "s": "s"}
 
 @dataclass(frozen=True)
 class Process:
-    """One process of the plan. `index` counts a role's processes on their node; `ours` speaks our control protocol."""
+    """One process of the plan. `index` counts a role's processes on the node; `ours`: it uses our control protocol."""
 
     node: int
     role: str
@@ -56,7 +56,7 @@ class Process:
 
 @dataclass(frozen=True)
 class LaunchPlan:
-    """`nodes` are those that take part, with their ranks in this plan; the first one leads."""
+    """The processes of a run. `nodes` are its members, with their ranks in this plan; the first one leads."""
 
     settings: Settings
     inventory: Inventory
@@ -66,7 +66,7 @@ class LaunchPlan:
 
     @property
     def needs_runtime(self) -> bool:
-        """Whether nodes must have numpy and pyzmq."""
+        """True if nodes need numpy and pyzmq."""
         return self.settings.engine == OUR_ENGINE
 
     def count(self, role: str) -> int:
@@ -76,7 +76,7 @@ class LaunchPlan:
         return [process for process in self.processes if process.node == node.id]
 
     def among(self, ids: Collection[int]) -> LaunchPlan:
-        """The plan for these nodes only, with new ranks. Raises NodeError when a role has no process left."""
+        """Return the plan for these nodes only, with new ranks. Raises NodeError if a role has no process left."""
         part = _place(self.settings, self.inventory, among(self.inventory, ids), self.program_args)
         for role in ("pserver", "trainer"):
             if self.count(role) and not part.count(role):
@@ -167,11 +167,11 @@ class LaunchPlan:
         )
 
     def _restarts_one_by_one(self) -> bool:
-        """Whether one process can begin again while others go on: only where all of them speak to our pservers."""
+        """True if one process can restart while the others keep running: they must all use our pservers."""
         return self.settings.engine == OUR_ENGINE and all(p.ours for p in self.processes if p.role != "trainer")
 
     def describe(self, job: str) -> list[dict[str, Any]]:
-        """Every process with its command and environment, with words for what only the start knows."""
+        """Describe every process with its command and environment; placeholders stand for what the start decides."""
         nodes = {node.id: node for node in self.nodes}
         addresses = {node.id: node.address or node.ssh_host for node in self.nodes}
         port = self.settings.port
@@ -204,10 +204,10 @@ class LaunchPlan:
 
 
 def plan(settings: Settings, inventory: Inventory, program_args: Sequence[str] = ()) -> LaunchPlan:
-    """Places every process. `program_args` go to the training program. Raises ConfigError when nothing would run."""
+    """Place every process. `program_args` go to the training program. Raises ConfigError if no trainer would run."""
     whole = _place(settings, inventory, inventory.nodes, tuple(program_args))
     if not whole.count("trainer"):
-        raise ConfigError("no host runs a trainer", hint="TRAINERS and Host(roles=...) in conf.py choose them")
+        raise ConfigError("no host runs a trainer", hint="set TRAINERS or Host(roles=...) in conf.py")
     return whole
 
 
@@ -235,5 +235,5 @@ def _place(
 
 
 def _command(argv: Sequence[str], python: str) -> tuple[str, ...]:
-    """A leading `python` means the interpreter of the nodes."""
+    """Replace a leading `python` with the nodes' interpreter."""
     return (python, *argv[1:]) if argv[0] == "python" else tuple(argv)

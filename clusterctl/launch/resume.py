@@ -1,7 +1,7 @@
-"""From the checkpoints on the nodes to a run that goes on: finds the newest good one, and brings its pieces.
+"""Resumes a run from the checkpoints on the nodes: finds the newest usable one and brings its pieces to every node.
 
-A node needs the pieces of its own pservers when pservers and lanes are as they were, else all. What it lacks travels
-through this machine, one piece at a time and never held in memory, from a node whose copy is verified.
+If pservers and lanes are unchanged, a node needs the pieces of its own pservers, otherwise all pieces. Missing pieces
+travel from a node with a verified copy through this machine, one at a time and never held in memory.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from clusterctl.inventory import Node, nodeset
 from clusterctl.launch.plan import OUR_ENGINE, LaunchPlan
 
 CHUNK_BYTES = 1 << 20
-ON_DISK_S = 600.0  # a piece that has come must reach the disk
-ANEW = "start without --resume begins anew"
+ON_DISK_S = 600.0  # for a received piece to reach the disk
+ANEW = "to start over, run start without --resume"
 
 
 @dataclass(frozen=True)
 class Found:
-    """A checkpoint that a manifest calls complete, or one that is not (`manifest` None, with the reason)."""
+    """A checkpoint on the nodes: complete if it has a `manifest`; otherwise `reason` says why it is unusable."""
 
     run: str
     tag: str
@@ -41,14 +41,14 @@ class Found:
 
     @property
     def order(self) -> tuple[int, int, str]:
-        return int(self.run), len(self.tag), self.tag  # tags end with the step, zeros before it
+        return int(self.run), len(self.tag), self.tag  # tags end with the zero-padded step
 
 
 @dataclass(frozen=True)
 class Resume:
-    """The checkpoint to go on from. `holders`: for each piece the nodes that have it, verified.
+    """The checkpoint to resume from. `holders`: for each piece the nodes that have a verified copy.
 
-    `warnings` name newer checkpoints that are no good, and what will not be as it was.
+    `warnings` name newer checkpoints that are unusable, and differences from the run that wrote this one.
     """
 
     run: str
@@ -61,7 +61,7 @@ class Resume:
         return str(self.manifest["tag"])
 
     def to_json(self) -> Message:
-        """As documents have it."""
+        """The form used in JSON documents and in specs."""
         return {"run": self.run, **{name: self.manifest[name] for name in ("tag", "step", "pass")}}
 
     def __str__(self) -> str:
@@ -69,20 +69,20 @@ class Resume:
         return f"checkpoint {self.tag} of run {int(self.run)} (pass {pass_}, step {step:,})"
 
     def spec(self, run: str) -> ResumePoint:
-        """What the spec of the new `run` says."""
+        """The entry in the spec of the new `run`."""
         step, pass_ = self.manifest["step"], self.manifest["pass"]
         directory = f"{META}/runs/{run}/checkpoints/{self.tag}"
         return ResumePoint(run=self.run, tag=self.tag, step=step, pass_=pass_, dir=directory)
 
     def word(self, launch: LaunchPlan, node: Node) -> Message:
-        """What a node is told besides its spec."""
+        """The message for one node that accompanies its spec."""
         return {"run": self.run, "tag": self.tag, "files": self.needed(launch, node), "manifest": self.manifest}
 
     def needed(self, launch: LaunchPlan, node: Node) -> list[str]:
-        """The pieces that a node must have."""
+        """The names of the pieces that a node must have."""
         ranks = {process.rank for process in launch.on(node) if process.role == "pserver"}
-        alike = self._is_placed_as(launch)
-        return [f["file"] for f in self.manifest["files"] if ranks and (not alike or f["pserver"] in ranks)]
+        unchanged = self._is_placed_as(launch)
+        return [f["file"] for f in self.manifest["files"] if ranks and (not unchanged or f["pserver"] in ranks)]
 
     def _is_placed_as(self, launch: LaunchPlan) -> bool:
         lanes = [launch.settings.ports_num, launch.settings.ports_num_for_sparse]
@@ -90,42 +90,45 @@ class Resume:
 
 
 def choose(cluster: Cluster, job: str, nodes: Sequence[Node], launch: LaunchPlan) -> Resume:
-    """The newest complete and undamaged checkpoint of the job's runs; raises RefusedError when there is none.
+    """Return the newest complete and undamaged checkpoint of the job's runs; raise RefusedError if there is none.
 
     Every piece is read and hashed on its node.
     """
     settings = launch.settings
     if settings.engine != OUR_ENGINE or settings.pserver_command is not None:
-        raise RefusedError("--resume needs our own parameter server: others keep their own checkpoints", hint=ANEW)
+        raise RefusedError(
+            "--resume works with the built-in parameter server only: other programs keep their own checkpoints",
+            hint=ANEW,
+        )
     warnings: list[str] = []
     for found in _find(cluster, job, nodes):
-        holders, trouble = _verify(cluster, job, nodes, found) if found.manifest else ({}, found.reason)
-        if found.manifest is None or trouble:
-            warnings.append(f"{found.name} is passed over: {trouble}")
+        holders, problem = _verify(cluster, job, nodes, found) if found.manifest else ({}, found.reason)
+        if found.manifest is None or problem:
+            warnings.append(f"skipped {found.name}: {problem}")
             continue
         _refuse_another_seed(found, found.manifest, settings)
         warnings += _differences(found.manifest, launch)
         return Resume(found.run, found.manifest, holders, tuple(warnings))
-    lines = [f"{job} has no checkpoint to go on from", *warnings]
+    lines = [f"{job} has no checkpoint to resume from", *warnings]
     raise RefusedError("\n  ".join(lines), hint=ANEW)
 
 
 def _find(cluster: Cluster, job: str, nodes: Sequence[Node]) -> list[Found]:
-    """All that any node knows, the newest first; a manifest on one node speaks for all."""
+    """Return all checkpoints that any node has, newest first; a manifest on one node is enough."""
     answers = raise_failures(cluster.ask({"op": "find_checkpoints", "ref": job}, nodes), "find checkpoints")
     found: dict[tuple[str, str], Found] = {}
     for row in (row for answer in answers for row in answer["checkpoints"] if _is_sound(row)):
         key = (str(row["run"]), str(row["tag"]))
-        manifest, reason = row["manifest"], row["reason"] or "it is not complete (no manifest)"
+        manifest, reason = row["manifest"], row["reason"] or "it is incomplete (no manifest)"
         if manifest is not None and not _is_of(manifest, row["tag"]):
-            manifest, reason = None, "its manifest is not that of a checkpoint"
+            manifest, reason = None, "its manifest does not describe a checkpoint"
         if manifest is not None or key not in found or (row["reason"] and found[key].manifest is None):
             found[key] = Found(*key, manifest, reason)
     return sorted(found.values(), key=lambda one: one.order, reverse=True)
 
 
 def _is_of(manifest: Message, tag: str) -> bool:
-    """Whether it is that of a checkpoint, and what it names are names: they become paths on all nodes."""
+    """True if it is a checkpoint's manifest and lists valid piece names, which become paths on all nodes."""
     numbers = all(isinstance(manifest.get(name), int) for name in ("step", "pass", "seed", "pservers"))
     files = manifest.get("files")
     sound = isinstance(files, list) and all(map(_is_listed, files))
@@ -133,7 +136,7 @@ def _is_of(manifest: Message, tag: str) -> bool:
 
 
 def _is_listed(file: Any) -> bool:
-    """Whether an entry of a manifest's files tells of a piece."""
+    """True if an entry of a manifest's `files` describes a piece."""
     if not isinstance(file, dict) or not {"file", "pserver", "bytes", "sha256"} <= set(file):
         return False
     size = file["bytes"]
@@ -147,55 +150,55 @@ def _is_sound(row: Message) -> bool:
 def _verify(
     cluster: Cluster, job: str, nodes: Sequence[Node], found: Found
 ) -> tuple[dict[str, frozenset[int]], str | None]:
-    """Who has each piece, and what is wrong if one is nowhere."""
+    """Return the nodes that have each piece, and the problem if no node has one of them."""
     assert found.manifest is not None
     files = found.manifest["files"]
     request = {"op": "verify_checkpoint", "ref": job, "run": found.run, "tag": found.tag, "files": files}
     answers = raise_failures(cluster.ask(request, nodes), "verify the checkpoint")
     holders: dict[str, frozenset[int]] = {}
     for file in files:
-        said = {node.id: a["pieces"].get(file["file"], "") for node, a in zip(nodes, answers, strict=True)}
-        good = frozenset(node for node, reason in said.items() if reason is None)
+        reports = {node.id: a["pieces"].get(file["file"], "") for node, a in zip(nodes, answers, strict=True)}
+        good = frozenset(node for node, reason in reports.items() if reason is None)
         if not good:
-            bad = [f"{file['file']} on node{node} {reason}" for node, reason in said.items() if reason]
+            bad = [f"{file['file']} on node{node} {reason}" for node, reason in reports.items() if reason]
             return {}, "; ".join(bad) or f"{file['file']} is missing" + _was_on(file)
         holders[file["file"]] = good
     return holders, None
 
 
 def _was_on(file: Message) -> str:
-    return f" (node{file['node']} wrote it)" if "node" in file else ""
+    return f" (written by node{file['node']})" if "node" in file else ""
 
 
 def _refuse_another_seed(found: Found, manifest: Message, settings: Settings) -> None:
     if manifest["seed"] != settings.seed:
         raise RefusedError(
-            f"{found.name} was made with SEED = {manifest['seed']}, and conf.py says {settings.seed}",
-            hint=f"set SEED = {manifest['seed']}; {ANEW}",
+            f"{found.name} was made with SEED = {manifest['seed']}, but conf.py sets {settings.seed}",
+            hint=f"set SEED = {manifest['seed']} in conf.py; {ANEW}",
         )
 
 
 def _differences(manifest: Message, launch: LaunchPlan) -> list[str]:
-    """What will not be as it was."""
+    """Describe what differs from the run that wrote the checkpoint."""
     before, mode = manifest["mode"], str(launch.settings.mode)
     trainers, now = manifest.get("trainers"), launch.count("trainer")
     lines = []
     if before != mode:
-        lines.append(f"the checkpoint was made in mode {before}, now it is {mode}: what trainers keep starts anew")
+        lines.append(f"the checkpoint was made in mode {before}, now it is {mode}: state kept in trainers is reset")
     if trainers != now:
-        lines.append(f"the checkpoint is of {trainers} trainers, now there are {now}: its pass starts again")
-    had, has = manifest.get("arguments"), list(launch.program_args)
-    if isinstance(had, list) and had != has:
-        lines.append(f"the program had the arguments {_words(had)}, now it has {_words(has)}")
+        lines.append(f"the checkpoint was made with {trainers} trainers, now there are {now}: its pass restarts")
+    old, new = manifest.get("arguments"), list(launch.program_args)
+    if isinstance(old, list) and old != new:
+        lines.append(f"the program's arguments changed from {_quoted(old)} to {_quoted(new)}")
     return lines
 
 
-def _words(arguments: Sequence[object]) -> str:
+def _quoted(arguments: Sequence[object]) -> str:
     return f"`{shlex.join(map(str, arguments))}`" if arguments else "none"
 
 
 def bring(cluster: Cluster, job: str, resume: Resume, launch: LaunchPlan) -> None:
-    """Makes sure that every node has the pieces that it needs."""
+    """Bring every node the pieces that it needs and lacks."""
     needed = {node.id: resume.needed(launch, node) for node in launch.nodes}
     by_id = {node.id: node for node in launch.nodes}
     for file in resume.manifest["files"]:
@@ -206,7 +209,7 @@ def bring(cluster: Cluster, job: str, resume: Resume, launch: LaunchPlan) -> Non
 
 
 def _move(cluster: Cluster, job: str, resume: Resume, file: Message, targets: Sequence[Node]) -> None:
-    """One piece, from a node that has it to all that lack it; a node that fails does not hide the others."""
+    """Copy one piece from a node that has it to all that lack it. Raises with the errors of all nodes that failed."""
     about = {"ref": job, "run": resume.run, "tag": resume.tag, **{k: file[k] for k in ("file", "bytes", "sha256")}}
     source = next(node for node in cluster.nodes if node.id in resume.holders[file["file"]])
     with contextlib.ExitStack() as stack:
@@ -214,7 +217,7 @@ def _move(cluster: Cluster, job: str, resume: Resume, file: Message, targets: Se
         taking = [stack.enter_context(cluster.call(node, {"op": "take_piece", **about})) for node in targets]
         left = sending.receive()["bytes"]
         if left != file["bytes"]:
-            raise NodeError(f"{file['file']} has other bytes than before", node=source.label, hint="resume again")
+            raise NodeError(f"{file['file']} changed size during the resume", node=source.label, hint="run it again")
         while left:
             data = sending.read(min(left, CHUNK_BYTES))
             left -= len(data)
@@ -222,7 +225,7 @@ def _move(cluster: Cluster, job: str, resume: Resume, file: Message, targets: Se
                 call.write(data)
         errors = [error for error in map(_error_of, taking) if error]
     if errors:
-        raise combined(errors, len(targets), f"bringing {file['file']} to {nodeset([node.id for node in targets])}")
+        raise combined(errors, len(targets), f"copying {file['file']} to {nodeset([node.id for node in targets])}")
 
 
 def _error_of(call: AgentCall) -> ClusterctlError | None:

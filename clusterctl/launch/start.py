@@ -1,7 +1,7 @@
-"""Starts a run on all nodes, or on none; if the user allows it, on those that can.
+"""Starts a run on all nodes or on none; if the user allows it, on those that are able to.
 
-Every node looks first (job directory, lock, python, address) and waits; only when all can, the lead's node gets the
-word, and then, with the lead's port, the others.
+Every node first checks its job directory, lock, python and address, and waits. Once all are ready, the lead's node is
+told to start, and then the others, with the lead's port.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ REACH_S = 120.0
 
 @dataclass(frozen=True)
 class Run:
-    """One start of a job on `nodes`, which have their ranks of this run; the first one leads.
+    """One start of a job on `nodes`, which have their ranks in this run; the first one leads.
 
-    `dirs` are the absolute job directories, by node id; `findings` what the nodes warn of; `left_out` why other nodes
-    of conf.py do not take part, by their id; `resume` from which checkpoint it goes on.
+    `dirs`: the absolute job directories, by node id. `findings`: the nodes' warnings. `left_out`: the reasons why
+    other nodes of conf.py do not take part, by node id. `resume`: the checkpoint that the run resumes from.
     """
 
     job: str
@@ -56,7 +56,7 @@ class Run:
         return [LeftOut(node=node, message=error.message) for node, error in sorted(self.left_out.items())]
 
     def left_out_json(self) -> list[Message]:
-        """As documents have it."""
+        """The form used in JSON documents and in specs."""
         return [node.to_json() for node in self.left_out_specs()]
 
 
@@ -70,12 +70,12 @@ def start(
     failed: Mapping[int, ClusterctlError] | None = None,
     on_resume: Callable[[Resume], None] | None = None,
 ) -> Run:
-    """Starts job `ref` (None: the newest). Raises with every node's reason; nothing runs anywhere then.
+    """Start job `ref` (None: the newest). If it raises, with every node's reason, nothing runs anywhere.
 
-    With `allow_partial` nodes that cannot be reached or fail are left out, and so are those that `failed` before,
-    which are not asked; not those that refuse for safety. With `on_resume` the run goes on from the newest checkpoint
-    that is complete and undamaged, which it is called with before pieces are brought to where they are needed.
-    `on_go` is called before the first node gets the word: who interrupts from then on has something to stop.
+    With `allow_partial`, nodes that cannot be reached or fail are left out, and so are nodes that `failed` earlier,
+    which are not asked; nodes that refuse for safety are not left out. With `on_resume`, the run resumes from the
+    newest complete and undamaged checkpoint; it is called with that checkpoint before any piece is copied. `on_go` is
+    called before the first node is told to start: an interrupt from then on has to stop the run.
     """
     request = {
         "op": "start",
@@ -91,20 +91,20 @@ def start(
 
     def look(node: Node) -> Message:
         asked = time.time()
-        about = {"node": node.id, "address": node.address, "count": 1, "lead": node.id == launch.nodes[0].id}
-        call = calls[node.id] = cluster.call(node, {**request, **about})
-        found = dict(call.receive()["ready"])
-        skews[node.id] = Skew.measure(asked, found["clock"], time.time())
+        own = {"node": node.id, "address": node.address, "count": 1, "lead": node.id == launch.nodes[0].id}
+        call = calls[node.id] = cluster.call(node, {**request, **own})
+        facts = dict(call.receive()["ready"])
+        skews[node.id] = Skew.measure(asked, facts["clock"], time.time())
         waiting.add(node.id, call)
-        return found
+        return facts
 
     try:
         with Waiting() as waiting:
             outcomes = cluster.map(look, [node for node in cluster.nodes if node.id not in (failed or {})])
-            launch, left_out = _who_takes_part(launch, outcomes, failed or {}, allow_partial)
+            launch, left_out = _select_nodes(launch, outcomes, failed or {}, allow_partial)
             looks = {outcome.node.id: outcome.get() for outcome in outcomes if outcome.ok}
             run = _make_run(launch, looks, skews, left_out)
-            _check_ways(cluster, calls, looks, run, waiting)
+            _check_routes(cluster, calls, looks, run, waiting)
             if on_resume is not None:
                 resume = choose(cluster, run.job, run.nodes, launch)
                 on_resume(resume)
@@ -118,107 +118,107 @@ def start(
             call.close()
 
 
-def _who_takes_part(
+def _select_nodes(
     launch: LaunchPlan,
     outcomes: Sequence[NodeOutcome[Message]],
     failed: Mapping[int, ClusterctlError],
     allow_partial: bool,
 ) -> tuple[LaunchPlan, dict[int, ClusterctlError]]:
-    """The plan for the nodes that can, and why the others cannot; raises when they may not be left out."""
+    """Return the plan for the nodes that are ready and the errors of the others; raise if those may not be left out."""
     errors = {**failed, **{outcome.node.id: outcome.error for outcome in outcomes if outcome.error}}
     if not errors:
         return launch, errors
     of = len(outcomes) + len(failed)
     others = [outcome.node.id for outcome in outcomes if outcome.ok]
     refused = any(not isinstance(error, NodeError) for error in errors.values())
-    why = combined(list(errors.values()), of, "start")
+    error = combined(list(errors.values()), of, "start")
     if refused or not others:
-        raise why
+        raise error
     if not allow_partial:
-        go_on = f"go on without {nodeset(errors)}: --allow-partial"
-        hint = f"{why.hint} Or {go_on}" if why.hint else go_on
-        raise type(why)(why.message, node=why.node, hint=hint, details=why.details)
+        partial = f"start without {nodeset(errors)}: --allow-partial"
+        hint = f"{error.hint}{'' if error.hint.endswith(('.', '?')) else '.'} Or {partial}" if error.hint else partial
+        raise type(error)(error.message, node=error.node, hint=hint, details=error.details)
     try:
         return launch.among(others), errors
     except NodeError as exc:
-        raise NodeError(f"nothing was started: {exc.message}\n{why}", hint=why.hint, details=why.details) from exc
+        raise NodeError(f"nothing was started: {exc.message}\n{error}", hint=error.hint, details=error.details) from exc
 
 
 def _make_run(
     launch: LaunchPlan, looks: Mapping[int, Message], skews: Mapping[int, Skew], left_out: Mapping[int, ClusterctlError]
 ) -> Run:
-    """What the nodes agree on; raises RefusedError where they do not."""
+    """Return the run that the nodes agree on; raise RefusedError if they disagree."""
     job = _same_job(looks)
     _check_addresses(looks)
     _check_environments(looks)
-    name = f"{1 + max(int(found['newest_run']) for found in looks.values()):04d}"
-    dirs = {node: found["dir"] for node, found in looks.items()}
+    name = f"{1 + max(int(facts['newest_run']) for facts in looks.values()):04d}"
+    dirs = {node: facts["dir"] for node, facts in looks.items()}
     members = max(launch.count("trainer"), len(looks))
     warnings = quick(looks, skews, members=members, open_files=launch.settings.open_files)
-    _raise_for([found for found in warnings if found.severity == STOPS], "nothing was started")
+    _raise_for([finding for finding in warnings if finding.severity == STOPS], "nothing was started")
     return Run(job, name, launch.nodes, dirs, tuple(warnings), left_out)
 
 
-def _check_ways(
+def _check_routes(
     cluster: Cluster, calls: dict[int, AgentCall], looks: Mapping[int, Message], run: Run, waiting: Waiting
 ) -> None:
-    """Lets the nodes try to reach each other on the job's ports. Raises NodeError with every way that is closed."""
+    """Let the nodes try to reach each other on the job's ports. Raises NodeError with every pair that cannot."""
 
     def reach(node: Node) -> list[list[Any]]:
         waiting.leave(node.id)
         calls[node.id].send({"reach": connectivity.targets(node.id, looks)})
-        found: list[list[Any]] = calls[node.id].receive(REACH_S)["reach"]
+        results: list[list[Any]] = calls[node.id].receive(REACH_S)["reach"]
         waiting.add(node.id, calls[node.id])
-        return found
+        return results
 
     if len(run.nodes) == 1:
         return
     outcomes = cluster.map(reach, run.nodes)
     results = dict(zip(run.members, raise_failures(outcomes, "start"), strict=True))
     closed = list(connectivity.failed(connectivity.failures_in(results), cluster.settings.port))
-    _raise_for(closed, "nothing was started: the nodes do not reach each other")
+    _raise_for(closed, "nothing was started: the nodes cannot reach each other")
 
 
-def _raise_for(findings: Sequence[Finding], what: str) -> None:
+def _raise_for(findings: Sequence[Finding], headline: str) -> None:
     if findings:
-        lines = [f"  {on(found.nodes)} {found.message}\n      {found.hint}" for found in findings]
+        lines = [f"  {on(one.nodes)} {one.message}\n      {one.hint}" for one in findings]
         raise NodeError(
-            "\n".join([what, *lines]),
-            hint="clusterctl check shows all that is wrong",
-            details={"findings": [found.to_json() for found in findings]},
+            "\n".join([headline, *lines]),
+            hint="clusterctl check shows all problems",
+            details={"findings": [one.to_json() for one in findings]},
         )
 
 
 def _same_job(looks: Mapping[int, Message]) -> str:
-    jobs = {found["job"] for found in looks.values()}
+    jobs = {facts["job"] for facts in looks.values()}
     if len(jobs) > 1:
-        has = ", ".join(f"node{node}: {found['job']}" for node, found in looks.items())
+        by_node = ", ".join(f"node{node}: {facts['job']}" for node, facts in looks.items())
         raise RefusedError(
-            f"the newest job is not the same on all nodes ({has})",
-            hint="name one that all have: --job_workspace JOB..., or dispatch again",
+            f"the newest job differs between nodes ({by_node})",
+            hint="name one that all nodes have with --job_workspace JOB..., or dispatch again",
         )
     return str(jobs.pop())
 
 
 def _check_addresses(looks: Mapping[int, Message]) -> None:
-    """A loopback address among others cannot be reached by them."""
-    local = {f"node{node}": _is_loopback(found["address"]) for node, found in looks.items()}
+    """Refuse a mix of loopback and other addresses: nodes cannot reach another machine's loopback address."""
+    local = {f"node{node}": _is_loopback(facts["address"]) for node, facts in looks.items()}
     if len(set(local.values())) > 1:
-        lonely = next(label for label, loopback in local.items() if loopback)
+        isolated = next(label for label, loopback in local.items() if loopback)
         raise RefusedError(
             "was reached at a loopback address, which the other nodes cannot use",
-            node=lonely,
-            hint="Host(..., address=...) or NIC in conf.py tells its address in the cluster",
+            node=isolated,
+            hint="set its address in the cluster with Host(..., address=...) or NIC in conf.py",
         )
 
 
 def _check_environments(looks: Mapping[int, Message]) -> None:
-    """Nodes that `setup` has reached, and nodes that it has not, would train with different packages."""
-    without = [node for node, found in looks.items() if found["environment"] is None]
+    """Refuse a mix of nodes with and without a `setup` environment: they would train with different packages."""
+    without = [node for node, facts in looks.items() if facts["environment"] is None]
     if without and len(without) < len(looks):
         raise RefusedError(
-            f"{nodeset(without)} has no environment for its requirements.txt, others do",
-            hint="clusterctl setup WORKSPACE makes it where it is missing",
+            f"no environment for requirements.txt on {nodeset(without)}, unlike the other nodes",
+            hint="to create the missing ones: clusterctl setup WORKSPACE",
         )
 
 
@@ -238,24 +238,24 @@ def _go(
     waiting: Waiting,
 ) -> None:
     keys = make_keys(launch)
-    addresses = {node: found["address"] for node, found in looks.items()}
+    addresses = {node: facts["address"] for node, facts in looks.items()}
 
     def launch_one(node: Node, lead: LeadAddress | None) -> Message:
         waiting.leave(node.id)
-        word = {"resume": run.resume.word(launch, node)} if run.resume else {}
+        resume = {"resume": run.resume.word(launch, node)} if run.resume else {}
         spec = _spec_for(node, launch, addresses, run, lead)
-        calls[node.id].send({"spec": spec.to_json(), "keys": keys[node.id], **word})
+        calls[node.id].send({"spec": spec.to_json(), "keys": keys[node.id], **resume})
         return calls[node.id].result(LAUNCH_S)
 
     try:
         port = launch_one(run.lead, None)["port"]
-    except ClusterctlError:  # it may be up all the same, and only its word be lost
+    except ClusterctlError:  # it may be running even though its answer was lost
         cluster.ask({"op": "stop", "ref": run.job}, [run.lead])
         raise
     lead = LeadAddress(host=addresses[run.lead.id], port=port)
     outcomes = cluster.map(lambda node: launch_one(node, lead), run.nodes[1:])
     if failures(outcomes):
-        _take_back(cluster, run, outcomes)
+        _undo(cluster, run, outcomes)
 
 
 def _spec_for(node: Node, launch: LaunchPlan, addresses: dict[int, str], run: Run, lead: LeadAddress | None) -> RunSpec:
@@ -270,8 +270,8 @@ def _spec_for(node: Node, launch: LaunchPlan, addresses: dict[int, str], run: Ru
     )
 
 
-def _take_back(cluster: Cluster, run: Run, outcomes: list[NodeOutcome[Message]]) -> None:
-    """Some nodes did not start: stop those that did, then say why."""
+def _undo(cluster: Cluster, run: Run, outcomes: list[NodeOutcome[Message]]) -> None:
+    """Stop the nodes that started, then raise the errors of those that did not."""
     cluster.ask({"op": "stop", "ref": run.job}, run.nodes)
     errors = [outcome.error for outcome in failures(outcomes) if outcome.error]
     raise combined(errors, len(run.nodes), "start")

@@ -159,7 +159,7 @@ def test_a_way_between_nodes_that_is_closed_stops_a_start_before_anything_runs(s
     finally:
         reach.write_text(ours)
     assert started.code == 3
-    assert "nothing was started: the nodes do not reach each other" in started.err
+    assert "nothing was started: the nodes cannot reach each other" in started.err
     assert "node 2 is not the machine that answers at 127.0.0.1:" in started.err
     assert "set NIC or Host(address=...) to the right address" in started.err
     assert site.status(job)["state"] == "dispatched"

@@ -107,7 +107,7 @@ def test_a_killed_trainer_and_a_resumed_run_make_the_model_of_an_undisturbed_run
     assert (plan["job"], plan["resume"]["tag"]) == (job, last)
     resumed = site.ok("start", "--resume", "--job_workspace", job)
     assert f"resuming from checkpoint {last} of run 1" in resumed.out
-    assert f"the program had the arguments `{words}`, now it has none" in resumed.err
+    assert f"the program's arguments changed from `{words}` to none" in resumed.err
     assert site.status(job)["resumed"]["tag"] == last
     assert_same(model_of(site, job), expected)
     assert len(checkpoints(site, job, "0002")) == 2
@@ -125,7 +125,7 @@ def test_after_a_killed_pserver_the_last_undamaged_checkpoint_goes_to_other_pser
     piece.write_bytes(piece.read_bytes()[:-1] + b"?")
     quick(site, PSERVERS=2, PORTS_NUM_FOR_SPARSE=2)
     resumed = site.ok("start", "--resume", "--job_workspace", job)
-    assert f"checkpoint {last} of run 1 is passed over: pserver-00001.safetensors on node1 is damaged" in resumed.err
+    assert f"skipped checkpoint {last} of run 1: pserver-00001.safetensors on node1 is damaged" in resumed.err
     assert f"resuming from checkpoint {before} of run 1" in resumed.out
     assert_same(model_of(site, job), expected)
 
@@ -152,7 +152,7 @@ def test_without_a_checkpoint_resume_is_refused_with_the_remedy(site: Site) -> N
     refused = site.run("start", "--resume", "--json")
     assert refused.code == 4
     error = refused.json()["error"]
-    assert f"{job} has no checkpoint to go on from" in error["message"]
+    assert f"{job} has no checkpoint to resume from" in error["message"]
     assert "without --resume" in error["hint"]
     assert site.status(job)["state"] == "dispatched"
     assert site.run("start", "--resume", "--job_dispatch_package", str(site.directory / "workspace")).code == 2

@@ -79,7 +79,7 @@ def test_the_newest_complete_checkpoint_of_the_newest_run_that_has_one_is_chosen
     assert resume.to_json() == {"run": "0002", "tag": tag(600), "step": 600, "pass": 2}
     assert resume.spec("0003").dir == f".clusterctl/runs/0003/checkpoints/{tag(600)}"
     (warning,) = resume.warnings
-    assert warning == f"checkpoint {tag(700)} of run 2 is passed over: it is not complete (no manifest)"
+    assert warning == f"skipped checkpoint {tag(700)} of run 2: it is incomplete (no manifest)"
 
 
 def test_a_damaged_and_a_missing_piece_are_named_and_the_checkpoint_before_is_used(nodes: Nodes) -> None:
@@ -91,36 +91,36 @@ def test_a_damaged_and_a_missing_piece_are_named_and_the_checkpoint_before_is_us
     resume = nodes.choose()
     assert resume.tag == tag(100)
     assert resume.warnings[0].endswith("pserver-00001.safetensors on node1 is damaged: its checksum differs")
-    assert resume.warnings[1].endswith("pserver-00002.safetensors is missing (node2 wrote it)")
+    assert resume.warnings[1].endswith("pserver-00002.safetensors is missing (written by node2)")
 
 
 def test_without_a_good_checkpoint_it_is_refused_and_all_trouble_is_told(nodes: Nodes) -> None:
-    with pytest.raises(RefusedError, match="has no checkpoint to go on from") as none:
+    with pytest.raises(RefusedError, match="has no checkpoint to resume from") as none:
         nodes.choose()
     assert "without --resume" in str(none.value.hint)
     nodes.save(50, seed="?")
     nodes.save(100)
     (nodes.place(0, 100) / NAME).write_text("{")
-    with pytest.raises(RefusedError, match="its manifest is not that of a checkpoint"):
+    with pytest.raises(RefusedError, match="its manifest does not describe a checkpoint"):
         nodes.choose()
-    with pytest.raises(RefusedError, match="passed over: its manifest cannot be read"):
+    with pytest.raises(RefusedError, match=r"skipped checkpoint .*: its manifest cannot be read"):
         nodes.choose()
 
 
 def test_another_seed_is_refused_another_mode_and_other_trainers_are_told(tmp_path: Path) -> None:
     nodes = Nodes(tmp_path, SEED=5, MODE="async", TRAINERS=2)
     nodes.save(100)
-    with pytest.raises(RefusedError, match=r"made with SEED = 0, and conf\.py says 5"):
+    with pytest.raises(RefusedError, match=r"made with SEED = 0, but conf\.py sets 5"):
         nodes.choose()
     nodes.save(200, seed=5)
     mode, trainers = nodes.choose().warnings
     assert "made in mode sync, now it is async" in mode
-    assert "of 3 trainers, now there are 2" in trainers
+    assert "made with 3 trainers, now there are 2" in trainers
 
 
 @pytest.mark.parametrize("values", [{"ENGINE": "torch"}, {"PSERVER_COMMAND": "python ps.py"}])
 def test_other_parameter_servers_are_not_resumed(tmp_path: Path, values: dict[str, Any]) -> None:
-    with pytest.raises(RefusedError, match="our own parameter server"):
+    with pytest.raises(RefusedError, match="the built-in parameter server"):
         Nodes(tmp_path, **values).choose()
 
 
