@@ -1,1 +1,1 @@
-"""What is going on: status of jobs, their logs and events, from all nodes."""
+"""The status, logs and events of jobs, gathered from all nodes."""

@@ -1,7 +1,7 @@
-"""Events and log lines of all nodes as they come, across broken connections.
+"""Events and log lines of all nodes as they arrive, across broken connections.
 
-A thread per node listens; what they hear comes out of one iterator. A node that cannot be reached is tried again from
-the byte where it stopped, without gap or repeat, until the caller has had enough.
+One thread per node receives; one iterator yields what all of them received. A node that cannot be reached is retried
+from the byte where it stopped, without gaps or repeats, until the caller leaves.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from clusterctl.errors import ClusterctlError, UnreachableError
 from clusterctl.inventory import Node
 
 QUEUE_NEWS = 100  # a node's news may be megabytes
-SILENCE_S = 20.0  # the agent speaks every two seconds
+SILENCE_S = 20.0  # the agent sends something every two seconds
 RETRY_S = 1.0
 REJOIN_S = 2.0
 TICK_S = 0.25
-SILENT_S = 20.0  # of the only nodes that have not told their end
+SILENT_S = 20.0  # wait for the last nodes that have not reported the end of their run
 PASSING = ("deadline", "no_channel", "input_closed", AGENT_ENDED)
 
 
@@ -40,10 +40,10 @@ class LogLine:
 
 @dataclass(frozen=True)
 class News:
-    """What one node had to say: events, or log lines, or that it has ended, was lost, or is back.
+    """News of one node: events, log lines, the end of its run, an error, or its return.
 
-    One that has `ended` lost may be back, and then ends once more; when all others have ended too it is `final`.
-    `held`: (role, rank, lines) that were more than the budget, and came after those told before.
+    A node whose run `ended` as lost may come back and end again; the end is `final` once all others have ended too.
+    `held`: (role, rank, count) of lines beyond the budget, which followed the last lines delivered.
     """
 
     node: Node
@@ -58,18 +58,18 @@ class News:
 
 @dataclass
 class _Cursor:
-    """What of a node is out of the iterator, or in its queue: where to go on."""
+    """The position up to which a node's news is in the queue or delivered: where to continue."""
 
     run: str | None
     at: int = 0
     offsets: dict[str, int] = field(default_factory=dict)
-    away: bool = False  # as has been told
-    lost: Message | None = None  # the end, as has been told, of a run that another supervisor may take up
+    away: bool = False  # reported as unreachable
+    lost: Message | None = None  # the reported end of a lost run, which another supervisor may take over
 
 
 @dataclass
-class _Told:
-    """Nodes whose run has ended, or is lost there for now; and `silent` ones, that cannot be asked."""
+class _Endings:
+    """The nodes whose run has ended or is lost for now, and the `silent` ones, which cannot be reached."""
 
     ended: set[int] = field(default_factory=set)
     lost: set[int] = field(default_factory=set)
@@ -88,10 +88,10 @@ class _Told:
         elif news.error is not None:
             self.silent.add(node)
 
-    def only_silence_is_left(self, nodes: int, now: float) -> bool:
-        """Whether all others have told their end, and for long."""
-        told = self.ended | self.lost
-        if not told or len(told | self.silent) < nodes:
+    def only_silent_nodes_left(self, nodes: int, now: float) -> bool:
+        """True if all reachable nodes have reported their end, and have been waiting for the others long enough."""
+        reported = self.ended | self.lost
+        if not reported or len(reported | self.silent) < nodes:
             self.since = None
         elif self.since is None:
             self.since = now
@@ -107,7 +107,7 @@ class Follower:
         self._run = run
         self._news: queue.Queue[News] = queue.Queue(QUEUE_NEWS)
         self._over = threading.Event()
-        self._all_told = threading.Event()
+        self._all_reported = threading.Event()
         self._threads = [
             threading.Thread(target=self._listen, args=(node,), daemon=True, name=f"follow-{node.label}")
             for node in nodes
@@ -122,27 +122,27 @@ class Follower:
         self._over.set()
 
     def __iter__(self) -> Iterator[News | None]:
-        """Ends when every node's run has ended, or is lost there, or only silent ones have not said so for long."""
-        told = _Told()
-        while len(told.ended) < len(self._threads):
+        """End once the run has ended or is lost on every node, or on all but nodes that stay silent too long."""
+        endings = _Endings()
+        while len(endings.ended) < len(self._threads):
             try:
                 news = self._news.get(timeout=TICK_S)
             except queue.Empty:
                 news = None
             if news is not None:
-                told.take(news)
-            if told.lost and len(told.ended | told.lost) == len(self._threads):
-                self._all_told.set()
+                endings.take(news)
+            if endings.lost and len(endings.ended | endings.lost) == len(self._threads):
+                self._all_reported.set()
             yield news
-            if told.only_silence_is_left(len(self._threads), time.monotonic()):
+            if endings.only_silent_nodes_left(len(self._threads), time.monotonic()):
                 return
 
     def _listen(self, node: Node) -> None:
         cursor = _Cursor(self._run)
         while not self._over.is_set():
-            final = cursor.lost is not None and self._all_told.is_set()
+            final = cursor.lost is not None and self._all_reported.is_set()
             try:
-                ended = self._hear_sense(node, cursor)
+                ended = self._receive_checked(node, cursor)
             except ClusterctlError as exc:
                 if cursor.lost is not None and final:
                     self._put(News(node, ended=cursor.lost))
@@ -156,23 +156,23 @@ class Follower:
                 continue
             if ended is None or self._is_end(node, cursor, ended, final):
                 return
-            self._all_told.wait(REJOIN_S)
+            self._all_reported.wait(REJOIN_S)
 
     def _is_end(self, node: Node, cursor: _Cursor, ended: Message, final: bool) -> bool:
-        """Tells it. A lost run may be taken up by another supervisor: one looks again, at last when all have ended."""
+        """Report the end; return True if it is final. Another supervisor may take over a lost run, so look again."""
         final = final or ended["node"]["state"] != "lost"
         if final or cursor.lost is None:
             self._put(News(node, ended=ended, final=final))
         cursor.lost, cursor.away = ended, True
         return final
 
-    def _hear_sense(self, node: Node, cursor: _Cursor) -> Message | None:
+    def _receive_checked(self, node: Node, cursor: _Cursor) -> Message | None:
         try:
-            return self._hear(node, cursor)
+            return self._receive(node, cursor)
         except NONSENSE as exc:
             raise senseless(node, exc) from exc
 
-    def _hear(self, node: Node, cursor: _Cursor) -> Message | None:
+    def _receive(self, node: Node, cursor: _Cursor) -> Message | None:
         request = {**self._request, "run": cursor.run, "at": cursor.at, "offsets": cursor.offsets}
         with self._cluster.call(node, request, answer_s=SILENCE_S) as call:
             streams = self._begin(answers.news(call.receive()), cursor)
@@ -188,7 +188,7 @@ class Follower:
 
     @staticmethod
     def _begin(announced: Message, cursor: _Cursor) -> list[Message]:
-        """The streams. The next time they are asked for from here on, of this run, whatever was started since."""
+        """Return the streams; pin the run and the offsets, so that a retry continues here even after a newer start."""
         cursor.run = announced["run"]
         for stream in announced["streams"]:
             cursor.offsets[_name(stream)] = stream["at"]
@@ -218,7 +218,7 @@ class Follower:
 
 
 def is_passing(error: ClusterctlError) -> bool:
-    """Whether the node may answer again: it cannot be reached, has fallen silent, or cannot keep an agent running."""
+    """Return True if the node may answer again: it is unreachable, silent, or cannot keep an agent running."""
     return isinstance(error, UnreachableError) or error.details.get("reason") in PASSING
 
 

@@ -14,9 +14,10 @@ from clusterctl.observe.follow import LogLine, lines_of
 
 
 def read_logs(cluster: Cluster, nodes: Sequence[Node], job: str | None, **wanted: Any) -> Iterator[LogLine]:
-    """Every line that is wanted; memory does not grow with the logs. Raises at the end what some nodes failed with.
+    """Yield every matching line in time order; raise the errors of nodes that failed at the end.
 
-    `wanted` are the agent's selections: role, rank, since (seconds since the epoch), tail (lines per process), grep.
+    `wanted` is the agent's selection: role, rank, since (seconds since the epoch), tail (lines per process), grep.
+    Memory does not grow with the logs.
     """
     calls: dict[int, AgentCall] = {}
 
@@ -39,7 +40,7 @@ def read_logs(cluster: Cluster, nodes: Sequence[Node], job: str | None, **wanted
 def _lines_of(
     node: Node, call: AgentCall, streams: list[dict[str, Any]], errors: list[ClusterctlError]
 ) -> Iterator[LogLine]:
-    """One node's lines; a node that fails meanwhile does not take the others' away."""
+    """Yield one node's lines; a failure of the node goes to `errors` and does not end the other nodes' lines."""
     try:
         while "lines" in (message := answers.news(call.receive())) or "alive" in message:
             yield from lines_of(node, streams, message.get("lines", []))

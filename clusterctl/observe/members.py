@@ -1,4 +1,4 @@
-"""Which nodes take part in the newest run of a job, by what nodes say of it: all of conf.py, unless it was partial."""
+"""The nodes of the newest run of a job, as reported by the nodes: all of conf.py, unless the start was partial."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from clusterctl.inventory import Inventory, Node, among
 
 @dataclass(frozen=True)
 class Members:
-    """The nodes of run `run`, with their ranks in it, the lead first; of a job that was never started, all nodes.
+    """The nodes of run `run`, with their ranks in it, the lead first; for a job that was never started, all nodes.
 
-    `left_out` are the others of conf.py: `{"node", "message"}`, with the reason that the start had.
+    `left_out`: the other nodes of conf.py as `{"node", "message"}`, with the reason given at the start.
     """
 
     run: str | None
@@ -34,11 +34,11 @@ class Members:
         return node.id in self.by_id
 
     def to_json(self) -> Message:
-        """As documents have it."""
+        """The form used in JSON documents."""
         return {"members": list(self.by_id), "left_out": list(self.left_out)}
 
     def errors(self, outcomes: Iterable[NodeOutcome[Message]]) -> list[ClusterctlError]:
-        """What matters of the errors: a node that is not in the run may be out of reach, or lack the job."""
+        """Return the errors that matter: a node that is not in the run may be unreachable or lack the job."""
         return [
             outcome.error
             for outcome in outcomes
@@ -47,7 +47,7 @@ class Members:
 
 
 def members_of(inventory: Inventory, answers: Sequence[Message]) -> Members:
-    """By the newest run that any answer knows; of equal names, which nodes apart from each other gave, the latest."""
+    """Return the members of the newest run in any answer; if separated nodes reused a name, the latest such run."""
     started = [answer for answer in answers if answer.get("run") and answer.get("started")]
     if not started:
         return Members(None, inventory.nodes, ())
@@ -58,5 +58,5 @@ def members_of(inventory: Inventory, answers: Sequence[Message]) -> Members:
         return Members(newest["run"], inventory.nodes, ())
     reasons = {row["node"]: row["message"] for row in newest["left_out"]}
     absent = [node.id for node in inventory.nodes if node.id not in ids]
-    left_out = tuple({"node": node, "message": reasons.get(node, "not in conf.py then")} for node in absent)
+    left_out = tuple({"node": node, "message": reasons.get(node, "not in conf.py at the time")} for node in absent)
     return Members(newest["run"], nodes, left_out)

@@ -1,4 +1,4 @@
-"""What is known of a run while it is followed: a pure fold of its events."""
+"""The state of a run that is being followed: a pure fold of its events."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from clusterctl.inventory import Node
 
 PROGRESS = ("pass", "step", "loss", "samples_per_s", "compute", "wait", "wire")
 CURVE_POINTS = 4000
-MOST_PASSES = 1000  # of which numbers wait for other trainers' numbers
+MOST_PASSES = 1000  # kept until every trainer has logged its numbers
 
 
 @dataclass
@@ -33,7 +33,7 @@ class ProcessView:
 
 @dataclass(frozen=True)
 class PassNumbers:
-    """What trainers logged in a pass, averaged over them by weight."""
+    """The numbers that trainers logged in a pass, averaged over trainers by weight."""
 
     pass_: int
     values: dict[str, float]
@@ -41,9 +41,9 @@ class PassNumbers:
 
 
 class RunView:
-    """Takes events in any order between `nodes`, of which the first one leads; `ended` is the lead's last word.
+    """Takes events of `nodes`, interleaved in any order; the first node leads. `ended` is the lead's final event.
 
-    `doubts` are what one should know of a run though it succeeds.
+    `doubts` are the problems that a user should know of even if the run succeeds.
     """
 
     def __init__(self, nodes: Sequence[Node]) -> None:
@@ -64,7 +64,7 @@ class RunView:
                 for rank in node.pserver_ranks if role == "pserver" else node.trainer_ranks:
                     self.processes[role, rank] = ProcessView(node, role, rank)
         self._logged: dict[int, dict[int, Message]] = {}
-        self._told_passes: set[int] = set()
+        self._reported_passes: set[int] = set()
 
     @property
     def trainers(self) -> list[ProcessView]:
@@ -90,7 +90,7 @@ class RunView:
     def take(self, event: Message) -> None:
         handler = getattr(self, f"_on_{event['event']}", None)
         if handler is not None:
-            with contextlib.suppress(*NONSENSE):  # of a process that says anything, or a node that lies
+            with contextlib.suppress(*NONSENSE):  # a process or a node may send malformed events
                 handler(event)
 
     def _process(self, event: Message) -> ProcessView | None:
@@ -106,7 +106,7 @@ class RunView:
                     process.state = "running"
 
     def _on_spawned(self, event: Message) -> None:
-        """Also of a scheduler, which no node has ranks for, and of a process that had ended."""
+        """Handle also a scheduler, for which no node has ranks, and a process that had ended."""
         key = (str(event["role"]), int(event["rank"]))
         process = self.processes.setdefault(key, ProcessView(self._nodes[event["node"]], *key))
         process.state, process.exit_code = "starting", None
@@ -128,10 +128,10 @@ class RunView:
             return
         if process.exit_code is None:
             process.state = "running"
-        words = {name: own_word(name, event.get(name)) for name in PROGRESS}
-        process.numbers.update({name: word for name, word in words.items() if word is not None})
-        if process.role == "trainer" and words["loss"] is not None:
-            self.curve.append((int(event["step"]), float(words["loss"])))
+        numbers = {name: own_word(name, event.get(name)) for name in PROGRESS}
+        process.numbers.update({name: number for name, number in numbers.items() if number is not None})
+        if process.role == "trainer" and numbers["loss"] is not None:
+            self.curve.append((int(event["step"]), float(numbers["loss"])))
             if len(self.curve) > CURVE_POINTS:
                 del self.curve[::2]
 
@@ -145,9 +145,9 @@ class RunView:
             self.failures.append(event)
 
     def _on_nan(self, event: Message) -> None:
-        """The first one tells all."""
+        """Record the first one only."""
         if self._finite:
-            self.doubts.append(f"{event['message']}, first of all")
+            self.doubts.append(f"{event['message']} (first occurrence)")
             self._finite = False
 
     def _on_lost(self, event: Message) -> None:
@@ -158,8 +158,8 @@ class RunView:
         process = self._process(event)
         if process is not None:
             process.state, process.exit_code = "restarting", None
-        who = (event["role"], event["rank"])
-        self.failures = [failure for failure in self.failures if (failure["role"], failure["rank"]) != who]
+        key = (event["role"], event["rank"])
+        self.failures = [failure for failure in self.failures if (failure["role"], failure["rank"]) != key]
 
     def _on_rolled_back(self, event: Message) -> None:
         if event["whole"]:
@@ -175,7 +175,7 @@ class RunView:
         if values is not None and pass_ is not None:
             logged = {"values": values, "weight": float(event.get("weight") or 1)}
             if not logged["weight"] > 0:
-                raise ValueError("a weight is positive")
+                raise ValueError("a weight must be positive")
             self._logged.setdefault(pass_, {})[int(event["rank"])] = logged
             if len(self._logged) > MOST_PASSES:
                 del self._logged[min(self._logged)]
@@ -185,14 +185,14 @@ class RunView:
             self.ended = event
 
     def new_passes(self) -> list[PassNumbers]:
-        """Passes of which every trainer has logged its numbers, once each."""
-        whole = [
+        """Return the passes for which every trainer has logged its numbers, each pass once."""
+        complete = [
             number
             for number, by_rank in self._logged.items()
-            if len(by_rank) == len(self.trainers) and number not in self._told_passes
+            if len(by_rank) == len(self.trainers) and number not in self._reported_passes
         ]
-        self._told_passes.update(whole)
-        return [_average(number, list(self._logged[number].values())) for number in sorted(whole)]
+        self._reported_passes.update(complete)
+        return [_average(number, list(self._logged[number].values())) for number in sorted(complete)]
 
 
 def _average(number: int, events: list[Message]) -> PassNumbers:

@@ -1,4 +1,4 @@
-"""The state of a job: what its nodes say, made one."""
+"""The state of a job, merged from the answers of its nodes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SHOWN = (*_NUMBERS, "values", "started", "staleness", "tables", "lost")
 
 @dataclass(frozen=True)
 class JobStatus:
-    """One job, seen from all nodes. `errors` are those of nodes that did not answer, and should have."""
+    """One job as seen from all nodes. `errors`: of nodes that should have answered but did not."""
 
     job: str
     members: Members
@@ -39,7 +39,7 @@ class JobStatus:
 
 
 def status(cluster: Cluster, ref: str | None, *, answer_s: float = ANSWER_S) -> JobStatus:
-    """The newest run of job `ref` (None: the newest job of all nodes). Raises when no node knows it."""
+    """Return the newest run of job `ref` (None: the newest job of all nodes). Raises if no node has the job."""
     outcomes = newest_everywhere(cluster, {"op": "status"}, ref, answer_s)
     answers = {outcome.node.id: outcome.get() for outcome in outcomes if outcome.ok}
     members = members_of(cluster.inventory, list(answers.values()))
@@ -58,7 +58,7 @@ def status(cluster: Cluster, ref: str | None, *, answer_s: float = ANSWER_S) -> 
 def newest_everywhere(
     cluster: Cluster, request: Message, ref: str | None, answer_s: float = ANSWER_S
 ) -> list[NodeOutcome[Message]]:
-    """Every node's answer about the same job: when the newest differs, nodes with an older one are asked again."""
+    """Return every node's answer about the same job: if the newest job differs, the other nodes are asked again."""
     outcomes = cluster.ask({**request, "ref": ref}, answer_s=answer_s)
     answered = [outcome for outcome in outcomes if outcome.ok]
     if not answered:
@@ -67,7 +67,7 @@ def newest_everywhere(
     if len(jobs) == 1:
         return outcomes
     if ref is not None:
-        raise UsageError(f"{ref} means {' and '.join(sorted(jobs))}", hint="give more of the id")
+        raise UsageError(f"{ref} is ambiguous: {', '.join(sorted(jobs))}", hint="give more of the job id")
     newest = max(jobs, key=job_key)
     behind = [outcome.node for outcome in answered if outcome.get()["job"] != newest]
     again = {outcome.node.id: outcome for outcome in cluster.ask({**request, "ref": newest}, behind, answer_s=answer_s)}
@@ -75,14 +75,14 @@ def newest_everywhere(
 
 
 def find(cluster: Cluster, ref: str | None) -> tuple[str, Members]:
-    """The id of the job that `ref` names, the same for all nodes, and who takes part. Raises when no node knows it."""
+    """Return the id of job `ref`, the same for all nodes, and its members. Raises if no node has the job."""
     outcomes = newest_everywhere(cluster, {"op": "status"}, ref)
     answers = [outcome.get() for outcome in outcomes if outcome.ok]
     return str(answers[0]["job"]), members_of(cluster.inventory, answers)
 
 
 def merge_states(outcomes: Sequence[NodeOutcome[Message]], members: Members) -> str:
-    """The lead's word decides while its node answers, else the worst of all that take part."""
+    """Return the lead's state if its node answers, otherwise the worst state of all members."""
     ours = [outcome for outcome in outcomes if outcome.node in members]
     lead = next((outcome for outcome in ours if outcome.node.id == members.lead and outcome.ok), None)
     if lead is not None and lead.get()["run"] == members.run is not None:
@@ -104,7 +104,7 @@ def _rows(outcome: NodeOutcome[Message], members: Members) -> list[Message]:
 
 
 def row(node: Node, process: Message) -> Message:
-    """One process as `status --json` shows it."""
+    """Return one process as `status --json` shows it."""
     return {
         "node": node.id,
         "host": node.where,
@@ -119,30 +119,30 @@ def row(node: Node, process: Message) -> Message:
 
 
 def _node_view(outcome: NodeOutcome[Message], members: Members) -> Message:
-    """`state` is None for a node that is not in the run."""
+    """Return one node as `status --json` shows it; `state` is None for a node that is not in the run."""
     view: dict[str, Any] = {"node": outcome.node.id, "host": outcome.node.where, "ok": outcome.ok}
-    here = outcome.node in members
+    is_member = outcome.node in members
     if outcome.ok:
         answer = outcome.get()
-        state, event = (answer["state"], answer.get("last_event")) if here else (None, None)
+        state, event = (answer["state"], answer.get("last_event")) if is_member else (None, None)
         return {**view, "dir": answer["dir"], "state": state, "last_event": event}
     error = outcome.error.to_json() if outcome.error else None
-    return {**view, "state": UNKNOWN if here else None, "error": error}
+    return {**view, "state": UNKNOWN if is_member else None, "error": error}
 
 
 def jobs(cluster: Cluster) -> tuple[list[Message], list[ClusterctlError]]:
-    """All jobs of all nodes, newest first, each with its merged runs; and the errors of nodes that did not answer."""
+    """Return all jobs of all nodes, newest first, with their merged runs, and the errors of nodes that failed."""
     outcomes = cluster.ask({"op": "jobs"})
     if not any(outcome.ok for outcome in outcomes):
         raise_failures(outcomes, "jobs")
-    found: dict[str, dict[int, Message]] = {}
+    by_job: dict[str, dict[int, Message]] = {}
     for outcome in outcomes:
         for job in outcome.get()["jobs"] if outcome.ok else ():
-            found.setdefault(job["job"], {})[outcome.node.id] = job
+            by_job.setdefault(job["job"], {})[outcome.node.id] = job
     silent = {outcome.node.id for outcome in failures(outcomes)}
     errors = [outcome.error for outcome in failures(outcomes) if outcome.error]
-    names = sorted(found, key=job_key, reverse=True)
-    return [_job_view(name, found[name], silent, cluster.inventory) for name in names], errors
+    names = sorted(by_job, key=job_key, reverse=True)
+    return [_job_view(name, by_job[name], silent, cluster.inventory) for name in names], errors
 
 
 def _job_view(name: str, by_node: dict[int, Message], silent: set[int], inventory: Inventory) -> Message:
@@ -163,13 +163,13 @@ def _job_view(name: str, by_node: dict[int, Message], silent: set[int], inventor
 
 
 def _run_state(run: str, by_node: dict[int, Message], silent: set[int], inventory: Inventory) -> str:
-    views = {node: known for node, job in by_node.items() for known in job["runs"] if known["run"] == run}
+    views = {node: view for node, job in by_node.items() for view in job["runs"] if view["run"] == run}
     members = members_of(inventory, list(views.values()))
     states = {node: view["state"] for node, view in views.items() if node in members.by_id}
-    unheard_of = silent.intersection(members.by_id)
-    return states.get(members.lead) or worst([*states.values(), *[UNKNOWN for _ in unheard_of]])
+    unknown = silent.intersection(members.by_id)
+    return states.get(members.lead) or worst([*states.values(), *[UNKNOWN for _ in unknown]])
 
 
 def unheard(errors: Sequence[ClusterctlError], of: int) -> ClusterctlError | None:
-    """What to raise when some nodes did not answer, after what is known has been shown."""
-    return combined(errors, of, "asking") if errors else None
+    """Return the error to raise if some nodes did not answer, after the other answers have been shown."""
+    return combined(errors, of, "the request") if errors else None

@@ -60,7 +60,7 @@ def test_the_newest_run_says_who_takes_part_and_why_the_others_do_not() -> None:
     members = members_of(INVENTORY, [says("0009", "failed", [0, 1, 2, 3], t=5.0), newest, NEVER])
     assert (members.run, list(members.by_id), members.lead) == ("0010", [1, 2], 1)
     assert members.nodes[0].trainer_ranks == (0,)
-    assert members.left_out == ({"node": 0, "message": "gone"}, {"node": 3, "message": "not in conf.py then"})
+    assert members.left_out == ({"node": 0, "message": "gone"}, {"node": 3, "message": "not in conf.py at the time"})
 
 
 def test_of_two_runs_of_one_name_that_nodes_gave_apart_the_later_counts() -> None:
@@ -133,4 +133,4 @@ def test_a_run_that_succeeds_all_the_same_has_its_doubts() -> None:
         view.take({"event": "nan", "role": "trainer", "rank": 1, "message": f"the loss is not finite (step {step})"})
     view.take({"event": "lost", "node": 2, "message": "nothing heard"})
     view.take({"event": "lost", "node": 2, "role": "trainer", "rank": 2, "message": "node2 is lost"})
-    assert view.doubts == ["the loss is not finite (step 3), first of all", "trainer2 was left out: node2 is lost"]
+    assert view.doubts == ["the loss is not finite (step 3) (first occurrence)", "trainer2 was left out: node2 is lost"]
