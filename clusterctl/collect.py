@@ -1,6 +1,6 @@
-"""Brings a job's logs and outputs home, checked, and merges the newest complete model.
+"""Downloads a job's logs and outputs, verifies them, and merges the newest complete model.
 
-DIR/job                      whose files these are
+DIR/job                      the id of the job that the files belong to
 DIR/node-K/log/..., DIR/node-K/output/...
 DIR/model/model.safetensors
 """
@@ -25,17 +25,17 @@ from clusterctl.inventory import Node
 CHUNK_BYTES = 1 << 20
 TOPS = ("log", "output")
 MARK = "job"
-MOST_FILES = 200_000  # of a node
+MOST_FILES = 200_000  # per node
 MOST_LEVELS = 32
-LONGEST_NAME = 300  # as far as an error shows it
-KEPT_FREE_BYTES = 256 << 20  # of the file system here
-#: Nobody names files like this, but to play tricks on a terminal: controls, and what turns text around.
+LONGEST_NAME = 300  # characters of a name shown in an error
+KEPT_FREE_BYTES = 256 << 20  # on the local file system
+#: Found only in file names that attack a terminal: control characters and text direction marks.
 ODD = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]")
 
 
 @dataclass(frozen=True)
 class Collected:
-    """One file that is home: `path` below the target directory."""
+    """One downloaded file: `path` is relative to the target directory."""
 
     path: str
     node: int
@@ -54,10 +54,10 @@ class Collection:
 def collect(
     cluster: Cluster, members: Sequence[Node], job: str, target: Path, on_file: Callable[[Collected], None]
 ) -> Collection:
-    """Collects from the `members` of the newest run, of which the first one led; a node that fails is among the
-    outcomes. Raises RefusedError for a foreign `target`.
+    """Collect from the `members` of the newest run, the lead first; nodes that fail are among the outcomes.
 
-    What an earlier collection left there and this one did not bring is removed: it is of another run.
+    Removes files of an earlier collection that this one did not bring: they belong to another run. Raises RefusedError
+    if `target` holds anything else.
     """
     ids = {node.id for node in members}
     _claim(target, job)
@@ -89,12 +89,12 @@ def _remove_others(target: Path, node: Node, files: Sequence[Collected]) -> None
 
 
 def _claim(target: Path, job: str) -> None:
-    """Only a new or empty directory, or one that holds an earlier collection of the same job."""
+    """Accept only a new or empty directory, or an earlier collection of the same job."""
     mark = target / MARK
-    held = mark.read_text().strip() if mark.is_file() else None
-    if held != job and target.is_dir() and any(target.iterdir()):
-        whose = f"files of {held}" if held else "other files"
-        raise RefusedError(f"{target} holds {whose}", hint="choose another directory: collect -o DIR")
+    owner = mark.read_text().strip() if mark.is_file() else None
+    if owner != job and target.is_dir() and any(target.iterdir()):
+        files = f"files of {owner}" if owner else "other files"
+        raise RefusedError(f"{target} contains {files}", hint="choose another directory: collect -o DIR")
     if target.exists() and not target.is_dir():
         raise RefusedError(f"{target} is a file", hint="choose another directory: collect -o DIR")
     try:
@@ -112,7 +112,7 @@ def _receive(call: AgentCall, target: Path, on_file: Callable[[Collected], None]
         if "done" in message:
             return files
         if len(files) == MOST_FILES:
-            raise _refuse(call.node, f"more than {MOST_FILES:,} files", "let the job pack them, or take them by scp")
+            raise _refuse(call.node, f"more than {MOST_FILES:,} files", "have the job pack them, or copy them with scp")
         name, size = _checked_name(call.node, message["file"]), _checked_size(call.node, message["bytes"], target)
         path = home / name
         _make_directories(call.node, target, path.parent)
@@ -121,60 +121,65 @@ def _receive(call: AgentCall, target: Path, on_file: Callable[[Collected], None]
         on_file(files[-1])
 
 
-def _refuse(node: Node, what: str, hint: str = "is this machine still yours?") -> NodeError:
-    return NodeError(f"the node offers {what}", node=node.label, hint=hint)
+def _refuse(node: Node, offer: str, hint: str = "check that the node has not been compromised") -> NodeError:
+    return NodeError(f"refused {offer}", node=node.label, hint=hint)
 
 
 def _checked_name(node: Node, name: object) -> str:
-    """A node decides what its files are called, not where they go."""
+    """Return the checked name: a node chooses the names of its files, but not where they are stored."""
     parts = name.split("/") if isinstance(name, str) else []
     odd = any(part in ("", ".", "..") or ODD.search(part) for part in parts)
     if len(parts) < 2 or len(parts) > MOST_LEVELS or parts[0] not in TOPS or odd:
-        raise _refuse(node, f"a file called {name!r}"[:LONGEST_NAME])
+        raise _refuse(node, f"a file named {name!r}"[:LONGEST_NAME])
     return posixpath.join(*parts)
 
 
 def _checked_size(node: Node, size: object, target: Path) -> int:
-    """One that fits: a node does not fill the disk of this machine."""
+    """Return the checked size: a node must not fill the disk of this machine."""
     if not isinstance(size, int) or size < 0:
         raise _refuse(node, f"a file of {size!r} bytes"[:LONGEST_NAME])
     free = shutil.disk_usage(target).free - KEPT_FREE_BYTES
     if size > free:
-        raise _refuse(node, f"a file of {size:,} bytes, and {target} has room for {max(0, free):,}", "collect -o DIR")
+        hint = "choose a directory on another disk: collect -o DIR"
+        raise _refuse(node, f"a file of {size:,} bytes: {target} has room for {max(0, free):,}", hint)
     return size
 
 
 def _make_directories(node: Node, target: Path, directory: Path) -> None:
-    """All below `target`, which are directories, and no links to elsewhere."""
+    """Create the directories below `target`; none of them may be a link to elsewhere."""
     for level in [*reversed(directory.relative_to(target).parents), directory.relative_to(target)]:
-        place = target / level
-        place.mkdir(exist_ok=True)
-        if place.is_symlink() and place != target:
-            raise NodeError(f"{place} is a link", node=node.label, hint="collect -o DIR, into a directory of your own")
+        path = target / level
+        path.mkdir(exist_ok=True)
+        if path.is_symlink() and path != target:
+            raise NodeError(
+                f"{path} is a symbolic link", node=node.label, hint="choose another directory: collect -o DIR"
+            )
 
 
 def _receive_file(call: AgentCall, path: Path, size: int) -> str:
     digest = hashlib.sha256()
-    beside = path.with_name(f".{os.getpid()}.part")
-    beside.unlink(missing_ok=True)
+    part = path.with_name(f".{os.getpid()}.part")
+    part.unlink(missing_ok=True)
     left = size
     try:
-        with beside.open("xb") as f:
+        with part.open("xb") as f:
             while left:
                 data = call.read(min(left, CHUNK_BYTES))
                 f.write(data)
                 digest.update(data)
                 left -= len(data)
         if call.receive()["sha256"] != digest.hexdigest():
-            raise NodeError(f"{path.name} arrived damaged", node=call.node.label, hint="collect again")
-        beside.replace(path)
+            raise NodeError(
+                f"{path.name} arrived damaged: its checksum differs", node=call.node.label, hint="collect again"
+            )
+        part.replace(path)
     finally:
-        beside.unlink(missing_ok=True)
+        part.unlink(missing_ok=True)
     return digest.hexdigest()
 
 
 def _merge(target: Path, tag: str, nodes: Sequence[Node]) -> Path:
-    """The merged model of a tag that is complete."""
+    """Merge the model of a complete tag; return its path."""
     from clusterctl.runtime import merge_model
     from clusterctl.runtime.errors import RuntimeFailure
 
@@ -184,17 +189,19 @@ def _merge(target: Path, tag: str, nodes: Sequence[Node]) -> Path:
     try:
         merge_model([source for source in sources if source.is_dir()], model)
     except (RuntimeFailure, MemoryError, *NONSENSE) as exc:
-        raise NodeError(f"cannot merge the model of {tag}: {exc}", hint="its files are here, in output/") from exc
+        raise NodeError(
+            f"cannot merge the model of {tag}: {exc}", hint=f"its files are in {target}/node-*/output/"
+        ) from exc
     return model
 
 
 def newest_complete_tag(target: Path, lead: Node) -> str | None:
-    """The tag with the highest step among those whose manifest the lead has written."""
+    """Return the tag with the highest step among those with a manifest from the lead."""
     from clusterctl.common.manifest import read_manifest
 
-    found: list[tuple[int, str]] = []
+    tags: list[tuple[int, str]] = []
     for path in (target / f"node-{lead.id}" / "output").glob("*/manifest.json"):
         with contextlib.suppress(*NONSENSE):
             manifest = read_manifest(path.parent) or {}
-            found.append((int(manifest.get("step") or 0), path.parent.name))
-    return max(found)[1] if found else None
+            tags.append((int(manifest.get("step") or 0), path.parent.name))
+    return max(tags)[1] if tags else None

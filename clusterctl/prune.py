@@ -1,4 +1,4 @@
-"""Which jobs and which content may go, from what all nodes say; and their removal."""
+"""Selects the jobs and content that can be removed, from the answers of all nodes, and removes them."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from clusterctl.inventory import Node
 
 LOOK_S = 600.0  # many files on a slow disk
 LIVE, NEWEST, YOUNG = "runs", "newest", "young"
-KINDS = ("agent", "environment", "wheel", "leftover")  # an environment is judged before the wheels that it needs
+KINDS = ("agent", "environment", "wheel", "leftover")  # environments are decided before the wheels that they need
 
 
 @dataclass(frozen=True)
 class OldJob:
-    """A job on all nodes that have it: bytes are sums, `age_s` is since its last use, `keep` says why it stays."""
+    """A job on all nodes that have it: bytes are sums, `age_s` is since its last use, `keep` is why it is kept."""
 
     job: str
     state: str
@@ -32,7 +32,7 @@ class OldJob:
 
 @dataclass(frozen=True)
 class Content:
-    """A piece of content that nothing needs, on the nodes where that is so."""
+    """A piece of content and the nodes on which nothing needs it."""
 
     kind: str
     name: str
@@ -54,19 +54,22 @@ class PrunePlan:
         return sum(job.bytes for job in self.going) + sum(item.bytes for item in self.content)
 
     def on(self, node: int) -> Message:
-        """What is to be removed from one node."""
+        """Return the part of the plan for one node: the `remove` entry of its request."""
         jobs = [job.job for job in self.going if node in job.nodes]
         return {"jobs": jobs, "content": [[c.kind, c.name] for c in self.content if node in c.nodes]}
 
 
 def look(cluster: Cluster) -> list[NodeOutcome[Message]]:
-    """What every node has."""
+    """Ask every node for its jobs and content."""
     return cluster.ask({"op": "prune"}, answer_s=LOOK_S)
 
 
 def choose(found: Mapping[int, Message], keep: int, older_than_s: float) -> PrunePlan:
-    """What may go: jobs that do not run, are not among the newest `keep` and were not used for `older_than_s`; and
-    content as old that neither a process nor a remaining job needs. `found` are the nodes' answers by node id."""
+    """Select what can be removed. `found`: the nodes' answers by node id.
+
+    A job can go if it is not running, not among the newest `keep`, and unused for `older_than_s`. Content can go if it
+    is equally old and no process and no remaining job needs it.
+    """
     by_job: dict[str, dict[int, Message]] = {}
     for node, answer in found.items():
         for job in answer["jobs"]:
@@ -88,10 +91,10 @@ def _old_job(name: str, by_node: Mapping[int, Message], newest: bool, older_than
         keep = NEWEST
     elif age_s < older_than_s:
         keep = YOUNG
-    told = max(views, key=lambda view: view["runs"])  # by a node that took part, the first of them
+    newest_view = max(views, key=lambda view: view["runs"])  # from the first node that took part in the newest run
     return OldJob(
         name,
-        next((view["state"] for view in views if view["live"]), told["state"]),
+        next((view["state"] for view in views if view["live"]), newest_view["state"]),
         max(view["runs"] for view in views),
         sum(view["bytes"] for view in views),
         sum(view["output_bytes"] for view in views),
@@ -110,17 +113,17 @@ def _unneeded(node: int, answer: Message, jobs_going: set[str], older_than_s: fl
 
 
 def _merged(items: Iterable[Content]) -> list[Content]:
-    """The same content of several nodes as one."""
-    found: dict[tuple[str, str], Content] = {}
+    """Merge the same content of several nodes into one item."""
+    merged: dict[tuple[str, str], Content] = {}
     for item in items:
-        known = found.get((item.kind, item.name))
+        known = merged.get((item.kind, item.name))
         total = item.bytes + (known.bytes if known else 0)
-        found[item.kind, item.name] = Content(item.kind, item.name, total, (known.nodes if known else ()) + item.nodes)
-    return [found[key] for key in sorted(found)]
+        merged[item.kind, item.name] = Content(item.kind, item.name, total, (known.nodes if known else ()) + item.nodes)
+    return [merged[key] for key in sorted(merged)]
 
 
 def remove(cluster: Cluster, plan: PrunePlan) -> list[ClusterctlError]:
-    """Removes what the plan says; the errors of nodes that failed, or where something was in use after all."""
+    """Carry out the plan; return the errors of nodes that failed or where something was still in use."""
     nodes = [node for node in cluster.nodes if any(plan.on(node.id).values())]
 
     def request(node: Node) -> Message:
@@ -138,13 +141,15 @@ def remove(cluster: Cluster, plan: PrunePlan) -> list[ClusterctlError]:
 
 
 def describe_kept(kept: Iterable[Message]) -> str:
-    """`JOB1 (it is running), 2 environments, 1 wheel (a setup is at work on this node)`."""
+    """Format items by reason: `JOB1 (it is running), 2 environments, 1 wheel (a setup is at work on this node)`."""
     by_reason: dict[str, Counter[str]] = {}
     for item in kept:
-        what = item["name"] if item["kind"] == "job" else item["kind"]
-        by_reason.setdefault(item["why"], Counter())[what] += 1
-    return ", ".join(f"{_counted(whats)} ({why})" for why, whats in by_reason.items())
+        label = item["name"] if item["kind"] == "job" else item["kind"]
+        by_reason.setdefault(item["why"], Counter())[label] += 1
+    return ", ".join(f"{_counted(labels)} ({why})" for why, labels in by_reason.items())
 
 
-def _counted(whats: Counter[str]) -> str:
-    return ", ".join(f"{count} {what}{'s' * (count > 1)}" if what in KINDS else what for what, count in whats.items())
+def _counted(labels: Counter[str]) -> str:
+    return ", ".join(
+        f"{count} {label}{'s' * (count > 1)}" if label in KINDS else label for label, count in labels.items()
+    )

@@ -217,7 +217,7 @@ def follow_run(session: Session, cluster: Cluster, run: Run, pass_line: PassForm
     session.console.record({**_identity(run), "state": "succeeded"})
     session.console.say(f"succeeded after {human_time(seconds)}{_progress(view)}{saved}")
     for doubt in view.doubts:
-        session.console.warn(f"but {clean(doubt)}")
+        session.console.warn(f"warning: {clean(doubt)}")
     session.console.say(f"next: clusterctl collect {run.job}")
     return view
 
