@@ -29,13 +29,13 @@ app = typer.Typer(
     name=NAME,
     cls=Group,
     help="Train models on plain SSH machines.",
-    epilog="These options work before or after the command. clusterctl COMMAND --help shows a command's own options.",
+    epilog="These options work before or after the command. For a command's own options: clusterctl COMMAND --help",
     rich_markup_mode=None,  # rich takes longer to import than most commands take
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
 fake_app = typer.Typer(
     cls=Group,
-    help="Run a fake cluster on this machine: built-in SSH servers, OpenSSH daemons or containers.",
+    help="Run a fake cluster of SSH servers or containers on this machine.",
     epilog=GLOBAL_HELP,
     rich_markup_mode=None,
 )
@@ -68,7 +68,8 @@ def command(group: typer.Typer, name: str, example: str) -> Callable[[Function],
 
 
 JobArgument = Annotated[
-    str | None, typer.Argument(metavar="JOB", help="Job id, unique prefix of one, or directory. Default: newest.")
+    str | None,
+    typer.Argument(metavar="JOB", help="Job id or unique prefix, or job directory. Default: the newest job."),
 ]
 RoleOption = Annotated[str | None, typer.Option("--role", metavar="TEXT", help="pserver, trainer or scheduler.")]
 EngineOption = Annotated[
@@ -212,7 +213,7 @@ def status(
     context: typer.Context,
     job: JobArgument = None,
     watch: Annotated[
-        bool, typer.Option("--watch", "-w", help="Refresh until the run ends; Ctrl-C stops only this.")
+        bool, typer.Option("--watch", "-w", help="Refresh until the run ends; Ctrl-C does not stop the run.")
     ] = False,
 ) -> None:
     """Show every process of the newest run."""
@@ -240,7 +241,8 @@ def logs(
         str | None, typer.Option("--node", metavar="TEXT", help="Only these nodes; same as --only.")
     ] = None,
     since: Annotated[
-        str | None, typer.Option("--since", metavar="TEXT", help="Start 90s, 5m or 2h ago, or at 2026-11-21T08:15.")
+        str | None,
+        typer.Option("--since", metavar="TEXT", help="Lines since 90s, 5m or 2h ago, or since 2026-11-21T08:15."),
     ] = None,
     tail: Annotated[
         int | None, typer.Option("--tail", "-n", min=0, metavar="N", help="Last N lines of each process.")
@@ -331,7 +333,9 @@ def exec_(
 def prune(
     context: typer.Context,
     keep: Annotated[int, typer.Option("--keep", min=0, metavar="N", help="Keep the N newest jobs.")] = 3,
-    older_than: Annotated[str, typer.Option("--older-than", metavar="AGE", help="Unused for: 12h, 7d.")] = "1d",
+    older_than: Annotated[
+        str, typer.Option("--older-than", metavar="AGE", help="Only jobs unused this long: 12h, 7d.")
+    ] = "1d",
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Remove without asking.")] = False,
     plan: Annotated[bool, typer.Option("--plan", help="Show what would be removed; remove nothing.")] = False,
 ) -> None:

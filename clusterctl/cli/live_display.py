@@ -33,6 +33,7 @@ BARS = "▁▂▃▄▅▆▇█"
 HEADINGS = ("node", "host", "role", "rank", "state", "step", "loss", "samples/s", "compute", "wait", "wire")
 DROPPED_FIRST = ("host", "wire", "compute", "node")  # when the terminal is narrow
 NUMERIC = ("node", "rank", "step", "loss", "samples/s", "compute", "wait", "wire")
+STARTING = {"gathering": "starting", "pservers": "starting pservers", "trainers": "starting trainers"}
 PassFormat = Callable[[PassNumbers], str]
 
 
@@ -150,7 +151,7 @@ class Display:
     def _headlines(self) -> tuple[str, str]:
         view = self._view
         elapsed = human_time(time.monotonic() - self._started)
-        progress = f"pass {view.pass_}" if view.step else view.phase
+        progress = f"pass {view.pass_}" if view.step else STARTING.get(view.phase, view.phase)
         first = f"{self._title} · {progress} · {elapsed}"
         if view.loss is None:
             return first, ""

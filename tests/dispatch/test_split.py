@@ -172,7 +172,7 @@ def test_the_command_tells_what_it_made_and_which_setting_comes_next(
     (tmp_path / "t.txt").write_bytes(b"1\n2\n3")
     assert run(["split", "t.txt", "--count", "2", "-o", "data"]) == 0
     out = capsys.readouterr().out
-    assert "data/t.txt-00000 to -00001: 3 records, 5 B; 1 or 2 in each" in out
+    assert "data/t.txt-00000 to -00001: 3 records, 5 B; 1 or 2 per shard" in out
     assert 'SHARDS = ["t.txt-*"]' in out
     assert run(["split", "t.txt", "--count", "2", "-o", "data", "--json"]) == 4
     assert json.loads(capsys.readouterr().out)["error"]["kind"] == "refused"

@@ -118,16 +118,15 @@ def problem(report: Report, of: int) -> ClusterctlError | None:
     details = {
         "nodes": [{**error.to_json(), "reason": error.details.get("reason")} for error in report.errors.values()]
     }
-    message = f"{plural(len(report.findings), 'finding')}; {_blocking(len(report.stops), len(report.findings))} `start`"
+    message = f"{plural(len(report.findings), 'finding')}{_blocking(len(report.stops), len(report.findings))} `start`"
     if report.errors:
         message += f"; {len(report.errors)} of {plural(of, 'node')} could not be checked"
     return (RefusedError if refused else NodeError)(message, details=details)
 
 
 def _blocking(count: int, of: int) -> str:
-    if count == of:
-        return "it blocks" if of == 1 else "all of them block"
-    return "1 of them blocks" if count == 1 else f"{count} of them block"
+    verb = "blocks" if count == 1 else "block"
+    return f" {verb}" if count == of else f", {count} of which {verb}"
 
 
 def document(cluster: Cluster, report: Report) -> dict[str, Any]:

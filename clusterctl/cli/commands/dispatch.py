@@ -87,7 +87,8 @@ def _summarise(console: Console, done: Dispatched, seconds: float) -> None:
     for outcome in done.outcomes:
         if outcome.ok:
             received = outcome.get()
-            what = "nothing to send" if received.kept else plural(received.files_received, "file")
+            count = 0 if received.kept else received.files_received
+            what = plural(count, "file") if count else "nothing to send"
             groups.setdefault(what, []).append(outcome.node.id)
     reached = [outcome.get() for outcome in done.outcomes if outcome.ok]
     for what, ids in groups.items():

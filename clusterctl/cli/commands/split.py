@@ -26,8 +26,8 @@ def split(session: Session, file: Path, count: int, delimiter: str, output: Path
     names = f"{first.path} to -{last.path.name.rpartition('-')[2]}" if count > 1 else str(first.path)
     total = human_bytes(sum(shard.bytes for shard in shards))
     each = f"{last.records:,}" + (f" or {first.records:,}" if first.records != last.records else "")
-    session.console.say(f"{names}: {plural(records, 'record')}, {total}; {each} in each")
-    session.console.say(f'next: in conf.py SHARDS = ["{first.path.name.rpartition("-")[0]}-*"]')
+    session.console.say(f"{names}: {plural(records, 'record')}, {total}; {each} per shard")
+    session.console.say(f'next: set SHARDS = ["{first.path.name.rpartition("-")[0]}-*"] in conf.py')
 
 
 def delimiter_bytes(text: str) -> bytes:
