@@ -70,7 +70,7 @@ def start(
     failed: Mapping[int, ClusterctlError] | None = None,
     on_resume: Callable[[Resume], None] | None = None,
 ) -> Run:
-    """Start job `ref` (None: the newest). If it raises, with every node's reason, nothing runs anywhere.
+    """Start job `ref` (None: the newest). On failure raise every node's reason; nothing runs anywhere then.
 
     With `allow_partial`, nodes that cannot be reached or fail are left out, and so are nodes that `failed` earlier,
     which are not asked; nodes that refuse for safety are not left out. With `on_resume`, the run resumes from the

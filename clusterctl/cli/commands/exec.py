@@ -30,7 +30,7 @@ LINE_BYTES = 64 << 10
 
 
 def exec_(session: Session, fold: bool | None) -> None:
-    """Run a command. `fold`: True waits for the end, False shows lines as they arrive, None picks by duration."""
+    """Run a command. `fold`: True waits for the end, False shows lines as they arrive, None decides by duration."""
     command = remote_command(session.program_args)
     refuse_input()
     with session.cluster() as cluster:
@@ -92,7 +92,7 @@ def _run(cluster: Cluster, command: Command, screen: Screen) -> list[NodeOutcome
         screen.show_held()
         raise InterruptedRun(
             f"interrupted; the command was still running on {nodeset(screen.not_ended())}",
-            hint="it may keep running there without its output",
+            hint="as with ssh, it may keep running there",
         ) from None
     if screen.reader_is_gone:
         raise BrokenPipeError

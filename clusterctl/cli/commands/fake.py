@@ -24,7 +24,7 @@ def up(session: Session, nodes: int, backend: str, directory: Path) -> None:
     cluster = fake.up(directory, nodes, backend=backend, tell=session.console.say)
     session.console.document(_describe(cluster))
     session.console.say(
-        f"{plural(nodes, 'fake node')} up ({backend})     to remove: clusterctl fake down --dir {directory}"
+        f"started {plural(nodes, 'fake node')} ({backend})     to remove: clusterctl fake down --dir {directory}"
     )
     session.console.say(f"to use: export CLUSTERCTL_CONF={cluster.conf}     next: clusterctl dispatch")
 

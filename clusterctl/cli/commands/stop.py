@@ -118,7 +118,7 @@ def _remains(outcome: NodeOutcome[dict[str, Any]]) -> Iterator[ClusterctlError]:
         message = f"{_processes(answer['survivors'])} left: {processes}"
         yield NodeError(message, node=label, hint=hint, details={"reason": "survivors"})
     for message in () if _was_over(answer) else _taken(outcome):
-        hint = "if it is the job's (it may have cleared its environment), kill it; the next start can use another port"
+        hint = "kill it if it belongs to the job (it may have cleared its environment); start can use another port"
         yield NodeError(message, node=label, hint=hint, details={"reason": "port_busy"})
 
 
