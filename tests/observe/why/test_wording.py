@@ -1,7 +1,7 @@
 """`why` goes by fields, not by messages; where a run of an older version has no such field, by that version's texts.
 
-`History.explain` holds every run of test_why.py to the first half. Here are the runs whose facts used to stand in a
-message alone.
+`History.explain` checks the first half for every run of test_first_cause.py. The runs here are those whose facts used
+to be in a message alone.
 """
 
 from __future__ import annotations
