@@ -11,7 +11,7 @@ from clusterctl.fake import cluster
 
 
 def main() -> None:
-    """Run the keeper. The first line of standard input is the request; it stays open as long as the caller of `up`."""
+    """Run the keeper. The request is the first line of standard input, which stays open as long as `up`'s caller."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     request = json.loads(sys.stdin.readline())
     print(json.dumps({"ready": True}), flush=True)  # noqa: T201 - the answer that `up` waits for
