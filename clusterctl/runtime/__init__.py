@@ -11,8 +11,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from clusterctl.runtime.checkpoint.model import load_model, merge_model
-    from clusterctl.runtime.checkpoint.torch_export import torch_state_dict
+    from clusterctl.runtime.checkpoint.model import load_model, merge_model, torch_state_dict
     from clusterctl.runtime.connector import connect
     from clusterctl.runtime.errors import RuntimeFailure
     from clusterctl.runtime.table.initializers import constant, normal, uniform, zeros
@@ -78,7 +77,7 @@ _HOMES = {
     "fraction": "table.retention",
     "older_than": "table.retention",
     "score_below": "table.retention",
-    "torch_state_dict": "checkpoint.torch_export",
+    "torch_state_dict": "checkpoint.model",
 }
 
 

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from clusterctl.runtime.arrays import Floats
 from clusterctl.runtime.errors import UseError
-from clusterctl.runtime.table.rules import Floats, Rule
+from clusterctl.runtime.table.rules import Rule
 
 #: How many pushes of a trainer may be on their way at once. In ssp and geo its next values depend on the answer.
 WINDOWS = {"sync": 1, "async": 4, "ssp": 1, "geo": 1}

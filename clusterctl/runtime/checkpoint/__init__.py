@@ -1,4 +1,4 @@
 """Saved models and checkpoints as files: written by one pserver each, read back onto any number of them.
 
-May import `table`, `environment` and `torch_interop`. Start reading at `safetensors.py`.
+May import `table` and `environment`. Start reading at `safetensors.py`.
 """

@@ -14,16 +14,15 @@ from pathlib import Path
 from typing import Any, Union
 
 import numpy as np
-import numpy.typing as npt
 
 from clusterctl.common.manifest import is_cut, piece_name, read_manifest
+from clusterctl.runtime.arrays import Floats, Ids, as_tensor
 from clusterctl.runtime.checkpoint.safetensors import Entry, TensorFile, write_tensors
 from clusterctl.runtime.checkpoint.writer import FORMAT
 from clusterctl.runtime.errors import ModelError
-from clusterctl.runtime.table.sharding import BLOCK_ELEMENTS, SLOTS, Ids, block_count, owners_of
+from clusterctl.runtime.table.sharding import BLOCK_ELEMENTS, SLOTS, block_count, owners_of
 from clusterctl.runtime.table.spec import TableSpec
 
-Floats = npt.NDArray[np.float32]
 Value = Union[Floats, "tuple[Ids, Floats]"]
 PathLike = Union[str, "os.PathLike[str]"]
 
@@ -66,6 +65,15 @@ def merge_model(sources: Sequence[PathLike], out_file: PathLike) -> Path:
     metadata.update(format=MERGED_FORMAT, tables=json.dumps(model.tables))
     write_tensors(Path(out_file), entries, metadata)
     return Path(out_file)
+
+
+def torch_state_dict(path: PathLike) -> dict[str, Any]:
+    """The dense tables of a saved model or checkpoint as float32 torch tensors by name, for `load_state_dict`.
+
+    Embeddings are left out: `load_model` has their ids and rows. Raises ModelError as that does, and UseError when
+    torch is not installed.
+    """
+    return {name: as_tensor(value) for name, value in load_model(path).items() if not isinstance(value, tuple)}
 
 
 def open_model(path: Path) -> ModelView:

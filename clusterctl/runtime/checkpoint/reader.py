@@ -17,14 +17,13 @@ import numpy as np
 import numpy.typing as npt
 
 from clusterctl.common.manifest import piece_name, read_manifest
+from clusterctl.runtime.arrays import Floats, Ids
 from clusterctl.runtime.checkpoint.model import checksum, read_tables
 from clusterctl.runtime.checkpoint.safetensors import TensorFile
 from clusterctl.runtime.checkpoint.writer import FORMAT
 from clusterctl.runtime.errors import ModelError
-from clusterctl.runtime.table.sharding import BLOCK_ELEMENTS, SLOTS, Ids, block_count
+from clusterctl.runtime.table.sharding import BLOCK_ELEMENTS, SLOTS, block_count
 from clusterctl.runtime.table.spec import TableSpec
-
-Floats = npt.NDArray[np.float32]
 
 
 class SavedRows(NamedTuple):

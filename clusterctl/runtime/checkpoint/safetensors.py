@@ -18,12 +18,10 @@ from pathlib import Path
 from typing import Any, BinaryIO, Callable
 
 import numpy as np
-import numpy.typing as npt
 
 from clusterctl.common.manifest import sync_directory
+from clusterctl.runtime.arrays import Array
 from clusterctl.runtime.errors import ModelError
-
-Array = npt.NDArray[Any]
 
 _DTYPES: dict[str, np.dtype[Any]] = {"F32": np.dtype("<f4"), "I64": np.dtype("<i8")}
 _MAX_HEADER_BYTES = 256 * 2**20

@@ -25,9 +25,10 @@ import numpy as np
 import numpy.typing as npt
 
 from clusterctl.common.manifest import piece_name
+from clusterctl.runtime.arrays import Ids
 from clusterctl.runtime.checkpoint.safetensors import Entry, write_tensors
 from clusterctl.runtime.errors import ModelError
-from clusterctl.runtime.table.sharding import BLOCK_ELEMENTS, SLOTS, Ids, slots_of
+from clusterctl.runtime.table.sharding import BLOCK_ELEMENTS, SLOTS, slots_of
 from clusterctl.runtime.table.spec import TableSpec
 
 if TYPE_CHECKING:

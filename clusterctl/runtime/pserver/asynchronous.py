@@ -6,12 +6,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from clusterctl.runtime.arrays import Floats
 from clusterctl.runtime.errors import RefusedError
 from clusterctl.runtime.modes import WINDOWS
 from clusterctl.runtime.pserver.requests import Push
 from clusterctl.runtime.pserver.trainers import Output, Save
 from clusterctl.runtime.pserver.updates import Turns
-from clusterctl.runtime.store.dense import DenseTable, Floats
+from clusterctl.runtime.store.dense import DenseTable
 from clusterctl.runtime.store.sparse import SparseTable
 from clusterctl.runtime.wire import messages as wire
 

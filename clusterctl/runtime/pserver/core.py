@@ -14,6 +14,7 @@ from typing import Any, Callable
 
 import numpy as np
 
+from clusterctl.runtime.arrays import Floats
 from clusterctl.runtime.errors import RefusedError, RuntimeFailure, WireError
 from clusterctl.runtime.modes import Every, Mode
 from clusterctl.runtime.pserver.asynchronous import Each
@@ -31,7 +32,7 @@ from clusterctl.runtime.pserver.trainers import (
     error_reply,
 )
 from clusterctl.runtime.pserver.updates import Turns
-from clusterctl.runtime.store.dense import DenseTable, Floats, Tables
+from clusterctl.runtime.store.dense import DenseTable, Tables
 from clusterctl.runtime.store.factory import Lender, TableMaker
 from clusterctl.runtime.table.sharding import Layout
 from clusterctl.runtime.table.spec import TableSpec, spec_from_json

@@ -6,10 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol, Union
 
+from clusterctl.runtime.arrays import Floats, Ids
 from clusterctl.runtime.errors import BY_NAME, RuntimeFailure
 from clusterctl.runtime.pserver.requests import Push
-from clusterctl.runtime.store.dense import Floats
-from clusterctl.runtime.table.sharding import Ids
 from clusterctl.runtime.table.spec import TableSpec
 from clusterctl.runtime.wire import messages as wire
 

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from clusterctl.runtime.arrays import Floats
 from clusterctl.runtime.errors import RefusedError
 from clusterctl.runtime.pserver.trainers import Output, Reply, Save
-from clusterctl.runtime.store.dense import DenseTable, Floats
+from clusterctl.runtime.store.dense import DenseTable
 from clusterctl.runtime.wire import messages as wire
 
 if TYPE_CHECKING:

@@ -23,10 +23,10 @@ from typing import Any
 
 import numpy as np
 
+from clusterctl.runtime.arrays import Floats
 from clusterctl.runtime.errors import WireError
 from clusterctl.runtime.shm import region as memory
 from clusterctl.runtime.shm.region import Bytes
-from clusterctl.runtime.store.dense import Floats
 from clusterctl.runtime.wire import messages as wire
 
 #: A position in a message: the region's number above, the offset in it below.

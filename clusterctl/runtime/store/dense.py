@@ -15,15 +15,14 @@ from collections.abc import Sequence
 from typing import Callable, Union
 
 import numpy as np
-import numpy.typing as npt
 
+from clusterctl.runtime.arrays import Floats
 from clusterctl.runtime.store.sparse import SparseTable
 from clusterctl.runtime.table.initializers import stream_key
 from clusterctl.runtime.table.rules import Rule
 from clusterctl.runtime.table.sharding import owned_elements
 from clusterctl.runtime.table.spec import TableSpec
 
-Floats = npt.NDArray[np.float32]
 #: (weight, gradient) of one trainer.
 Weighted = tuple[np.float32, Floats]
 

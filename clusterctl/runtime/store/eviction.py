@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import numpy as np
 
+from clusterctl.runtime.arrays import Array, Bits, Ids
 from clusterctl.runtime.store.index import HashIndex
 from clusterctl.runtime.store.lru import GONE, UNKNOWN, Oldest
-from clusterctl.runtime.store.rows import Array, Column, RowStore
+from clusterctl.runtime.store.rows import Column, RowStore
 from clusterctl.runtime.table.retention import Age, Fraction, Retention, Score, Sightings
-from clusterctl.runtime.table.sharding import SLOTS, Bits, Ids, mix64, slots_of
+from clusterctl.runtime.table.sharding import SLOTS, mix64, slots_of
 
 #: Above this many ids of one slot that wait for admission, a sweep halves their counts and forgets those at zero.
 CANDIDATES_PER_SLOT = 4_096

@@ -9,10 +9,11 @@ from typing import Any, Callable, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from clusterctl.runtime.arrays import Floats
 from clusterctl.runtime.errors import ModelError, TableError
 from clusterctl.runtime.modes import Delta, Mode
 from clusterctl.runtime.pserver.trainers import CheckpointSource, ModelSource
-from clusterctl.runtime.store.dense import DenseTable, Floats, Table
+from clusterctl.runtime.store.dense import DenseTable, Table
 from clusterctl.runtime.store.sparse import SparseTable
 from clusterctl.runtime.table.sharding import Layout, owned_elements
 from clusterctl.runtime.table.spec import TableSpec

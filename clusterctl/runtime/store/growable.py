@@ -8,12 +8,11 @@ the array is copied.
 from __future__ import annotations
 
 import mmap
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-Array = npt.NDArray[Any]
+from clusterctl.runtime.arrays import Array
 
 _LEAST_BYTES = 64 * 1024
 #: A mapping of this size or more asks for huge pages, as numpy does for its own arrays.

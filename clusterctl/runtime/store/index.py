@@ -12,7 +12,8 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from clusterctl.runtime.table.sharding import SLOTS, Bits, Ids, mix64
+from clusterctl.runtime.arrays import Bits, Ids
+from clusterctl.runtime.table.sharding import SLOTS, mix64
 
 Cells = npt.NDArray[np.int32]
 

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from clusterctl.runtime.store.rows import Array, RowStore
-from clusterctl.runtime.table.sharding import SLOTS, Ids, slots_of
+from clusterctl.runtime.arrays import Array, Ids
+from clusterctl.runtime.store.rows import RowStore
+from clusterctl.runtime.table.sharding import SLOTS, slots_of
 
 #: What column "seen" holds where there is no row, and where it is not known when the row was pushed.
 GONE, UNKNOWN = -2, -3

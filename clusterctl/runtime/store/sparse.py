@@ -6,16 +6,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
+from clusterctl.runtime.arrays import Array, Floats, Ids, scatter
 from clusterctl.runtime.store.eviction import Keeper, columns_of
 from clusterctl.runtime.store.index import make_index
-from clusterctl.runtime.store.rows import Array, Column, Rows, RowStore, scatter
+from clusterctl.runtime.store.rows import Column, Rows, RowStore
 from clusterctl.runtime.table.initializers import stream_key
-from clusterctl.runtime.table.sharding import Ids
 from clusterctl.runtime.table.spec import TableSpec
-
-Floats = npt.NDArray[np.float32]
 
 _CHUNK_ELEMENTS = 65_536
 

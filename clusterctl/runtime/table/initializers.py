@@ -15,12 +15,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from clusterctl.runtime.arrays import Bits, Floats, Ids
 from clusterctl.runtime.errors import UseError
-from clusterctl.runtime.table.sharding import Bits, Ids, mix64
-
-Floats = npt.NDArray[np.float32]
+from clusterctl.runtime.table.sharding import mix64
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _IRWIN_HALL_MEAN = 12 * 65_535 // 2

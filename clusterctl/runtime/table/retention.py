@@ -12,8 +12,9 @@ from typing import Any
 
 import numpy as np
 
+from clusterctl.runtime.arrays import Ids
 from clusterctl.runtime.errors import UseError
-from clusterctl.runtime.table.sharding import SLOTS, Ids
+from clusterctl.runtime.table.sharding import SLOTS
 
 SWEEP_EVERY = 100
 _MOST = 2**62

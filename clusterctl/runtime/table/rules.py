@@ -17,12 +17,11 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Union
 
 import numpy as np
-import numpy.typing as npt
 
+from clusterctl.runtime.arrays import Floats
 from clusterctl.runtime.errors import UseError
 from clusterctl.runtime.table.schedules import Schedule, schedule_from_json
 
-Floats = npt.NDArray[np.float32]
 Rate = Union[float, Schedule]
 
 _LARGEST = float(np.finfo(np.float32).max)

@@ -14,15 +14,14 @@ import hashlib
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
+
+from clusterctl.runtime.arrays import Bits, Ids
 
 from clusterctl.common.run_spec import Ports
 
 BLOCK_ELEMENTS = 65_536
 SLOTS = 1_024
 
-Ids = npt.NDArray[np.int64]
-Bits = npt.NDArray[np.uint64]
 
 _MIX_1 = np.uint64(0xBF58476D1CE4E5B9)
 _MIX_2 = np.uint64(0x94D049BB133111EB)

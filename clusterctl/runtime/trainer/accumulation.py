@@ -12,11 +12,9 @@ from collections.abc import Hashable, Mapping
 from typing import Generic, TypeVar, Union
 
 import numpy as np
-import numpy.typing as npt
 
-from clusterctl.runtime.table.sharding import Ids
+from clusterctl.runtime.arrays import Floats, Ids
 
-Floats = npt.NDArray[np.float32]
 #: Of a dense table an array of its shape; of a sparse one ids, and rows of shape (len(ids), dim).
 Gradient = Union[Floats, tuple[Ids, Floats]]
 Table = TypeVar("Table", bound=Hashable)

@@ -11,11 +11,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
+from clusterctl.runtime.arrays import Floats
 from clusterctl.runtime.errors import UseError
-
-Floats = npt.NDArray[np.float32]
 
 _CHUNK_ELEMENTS = 32_768
 _LARGEST = float(np.finfo(np.float32).max)

@@ -13,11 +13,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from clusterctl.runtime.arrays import Floats, Ids
 from clusterctl.runtime.store.sparse import SparseGrad, SparseTable
-from clusterctl.runtime.table.sharding import Ids
 from clusterctl.runtime.trainer.batches import Turn
 from clusterctl.runtime.trainer.client import Client
-from clusterctl.runtime.trainer.handles import Dense, Embedding, Floats, Wanted
+from clusterctl.runtime.trainer.handles import Dense, Embedding, Wanted
 from clusterctl.runtime.trainer.packing import Gradient
 from clusterctl.runtime.trainer.parameters import ServerValues, nothing
 

@@ -7,11 +7,10 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 
-from clusterctl.runtime import torch_interop
+from clusterctl.runtime.arrays import Floats, Ids, as_array, as_tensor, is_tensor
 from clusterctl.runtime.errors import UseError
-from clusterctl.runtime.table.sharding import Ids, owned_elements
+from clusterctl.runtime.table.sharding import owned_elements
 from clusterctl.runtime.trainer.ids import Groups, check_range, checked_floats, checked_ids, group, share_out
 from clusterctl.runtime.wire import messages as wire
 
@@ -19,7 +18,6 @@ if TYPE_CHECKING:
     from clusterctl.runtime.table.spec import TableSpec
     from clusterctl.runtime.trainer.session import Session
 
-Floats = npt.NDArray[np.float32]
 
 _REMEMBERED = 8
 _SAMPLED = 32
@@ -51,7 +49,7 @@ class Dense:
 
     def tensor(self) -> Any:
         """`value` as a torch tensor over the same memory; needs torch."""
-        return torch_interop.tensor(self.value)
+        return as_tensor(self.value)
 
     def refresh(self, part: wire.Part) -> None:
         """Takes a part of the table out of a reply."""
@@ -60,7 +58,7 @@ class Dense:
     def checked(self, gradient: Any) -> Floats:
         """The flattened gradient, a view where it can be one."""
         what = f"the gradient of table {self.name!r} from trainer {self._session.rank}"
-        return checked_floats(what, torch_interop.as_array(gradient), self.shape).reshape(-1)
+        return checked_floats(what, as_array(gradient), self.shape).reshape(-1)
 
 
 class Embedding:
@@ -83,11 +81,11 @@ class Embedding:
         wanted = self.wanted(ids)
         rows = self._session.pull_rows(self, wanted)
         out: Floats = rows.take(wanted.groups.inverse, axis=0).reshape(*wanted.ids.shape, self.dim)
-        return torch_interop.tensor(out) if torch_interop.is_tensor(ids) else out
+        return as_tensor(out) if is_tensor(ids) else out
 
     def wanted(self, ids: Any) -> Wanted:
         """Checked and grouped. The newest are remembered: rows are mostly asked for, and pushed, by the same ids."""
-        checked = checked_ids(self.name, torch_interop.as_array(ids))
+        checked = checked_ids(self.name, as_array(ids))
         sample = _sample(checked)
         for known in reversed(self._recent):
             if known.sample == sample and known.is_of(checked):
@@ -102,9 +100,7 @@ class Embedding:
         if not isinstance(gradient, tuple) or len(gradient) != 2:
             raise UseError(f"{what} is not a pair", remedy="push {embedding: (ids, gradients)}")
         wanted = self.wanted(gradient[0])
-        values = checked_floats(what, torch_interop.as_array(gradient[1]), (*wanted.ids.shape, self.dim)).reshape(
-            -1, self.dim
-        )
+        values = checked_floats(what, as_array(gradient[1]), (*wanted.ids.shape, self.dim)).reshape(-1, self.dim)
         return wanted.groups.distinct, wanted.groups.sum(values)
 
     def shared_out(self, ids: Ids) -> list[tuple[int, Ids]]:

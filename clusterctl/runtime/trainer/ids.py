@@ -9,12 +9,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from clusterctl.runtime.arrays import Floats, Ids
 from clusterctl.runtime.errors import UseError
-from clusterctl.runtime.table.sharding import Ids, owners_of
-
-Floats = npt.NDArray[np.float32]
+from clusterctl.runtime.table.sharding import owners_of
 
 _GOLDEN = 0x9E3779B97F4A7C15
 _LEAST_BITS = 10

@@ -9,14 +9,13 @@ from typing import Any, Union
 import numpy as np
 import numpy.typing as npt
 
+from clusterctl.runtime.arrays import Floats, Ids
 from clusterctl.runtime.store.dense import PART_ELEMENTS
-from clusterctl.runtime.table.sharding import Ids
 from clusterctl.runtime.trainer.handles import Dense, Embedding
 from clusterctl.runtime.trainer.ids import fits_half, is_finite
 from clusterctl.runtime.wire import messages as wire
 from clusterctl.runtime.wire.key_cache import BYTES_PER_TRAINER, digest_of
 
-Floats = npt.NDArray[np.float32]
 Handle = Union[Dense, Embedding]
 
 #: A run of a dense table that is longer has its gradient sent in pieces.

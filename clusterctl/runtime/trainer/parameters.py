@@ -7,11 +7,10 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from clusterctl.runtime.store.rows import scatter
-from clusterctl.runtime.table.sharding import Ids
+from clusterctl.runtime.arrays import Floats, Ids, scatter
 from clusterctl.runtime.trainer.batches import Turn
 from clusterctl.runtime.trainer.client import Client, Ticket
-from clusterctl.runtime.trainer.handles import Dense, Embedding, Floats, Wanted
+from clusterctl.runtime.trainer.handles import Dense, Embedding, Wanted
 from clusterctl.runtime.trainer.packing import Gradient, Packer
 from clusterctl.runtime.wire import messages as wire
 

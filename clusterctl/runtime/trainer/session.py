@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Callable
 
+from clusterctl.runtime.arrays import Floats
 from clusterctl.runtime.environment import Environment
 from clusterctl.runtime.errors import UseError
 from clusterctl.runtime.pserver.saves import check_tag
@@ -26,7 +27,7 @@ from clusterctl.runtime.trainer.batches import (
 )
 from clusterctl.runtime.trainer.client import Client
 from clusterctl.runtime.trainer.clipping import Clip
-from clusterctl.runtime.trainer.handles import Dense, Embedding, Floats, Wanted
+from clusterctl.runtime.trainer.handles import Dense, Embedding, Wanted
 from clusterctl.runtime.trainer.link import Link
 from clusterctl.runtime.trainer.nan_policy import Finite
 from clusterctl.runtime.trainer.packing import Gradient, Handle

@@ -9,8 +9,8 @@ from __future__ import annotations
 import hashlib
 from collections import OrderedDict
 
+from clusterctl.runtime.arrays import Ids
 from clusterctl.runtime.errors import ForgottenError
-from clusterctl.runtime.table.sharding import Ids
 
 BYTES_PER_TRAINER = 64 * 2**20
 

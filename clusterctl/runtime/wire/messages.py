@@ -35,8 +35,8 @@ from dataclasses import dataclass, field
 from typing import Any, Callable, NamedTuple, Union
 
 import numpy as np
-import numpy.typing as npt
 
+from clusterctl.runtime.arrays import Array
 from clusterctl.runtime.errors import WireError
 
 MAGIC = b"CCPS"
@@ -82,7 +82,6 @@ _NOTHING = np.empty(0, np.uint8)
 _SHAREABLE = frozenset((DENSE, ROWS, DENSE16, ROWS16))
 
 Buffer = Union[bytes, memoryview]
-Array = npt.NDArray[Any]
 #: (table, position, bytes) -> those bytes of shared memory; raises WireError for what is not there.
 Shared = Callable[[int, int, int], memoryview]
 
