@@ -61,7 +61,7 @@ MAY_PRINT = {
     "agent.boot": "a program of its own, on a node where nothing is installed yet; it answers the control machine",
     "fake.server": "a program of its own; `fake up` waits for its one line",
     "fake.keeper": "the same",
-    "runtime.trainer.progress": "runs in the user's program, whose log it is",
+    "runtime.supervisor_socket": "runs in the user's program, whose log it is",
 }
 MAY_EXIT = {
     "cli": "its exit codes are the contract",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from clusterctl.runtime.environment import Environment, read_environment
 from clusterctl.runtime.errors import ProcessError
 from clusterctl.runtime.supervisor_socket import Control
-from clusterctl.runtime.trainer.link import Link, LocalLink
+from clusterctl.runtime.trainer.link import Link
 from clusterctl.runtime.trainer.session import Session
 
 
@@ -31,6 +31,8 @@ def connect(load: str | None = None) -> Session:
 
 def _make_link(env: Environment, control: Control) -> Link:
     if env.local:
+        from clusterctl.runtime.local import LocalLink
+
         return LocalLink(env)
     from clusterctl.runtime.trainer.zmq_link import RemoteLink
 

@@ -1,16 +1,11 @@
-"""How a job trains: its mode, and when it makes checkpoints, as spec.json says them."""
+"""How a job trains: its mode, when it makes checkpoints, as spec.json has them, and which tags saves may have."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
-from clusterctl.runtime.arrays import Floats
 from clusterctl.runtime.errors import UseError
-from clusterctl.runtime.table.rules import Rule
 
 #: How many pushes of a trainer may be on their way at once. In ssp and geo its next values depend on the answer.
 WINDOWS = {"sync": 1, "async": 4, "ssp": 1, "geo": 1}
@@ -51,12 +46,13 @@ class Every:
         return self.unit == "step" and step > 0 and step % self.n == 0
 
 
-@dataclass(frozen=True, init=False)
-class Delta(Rule):
-    """What a lane does in geo mode: trainers send what they changed, and the lane adds it."""
+def check_tag(tag: str) -> str:
+    """Returns a tag that is safe as a directory name; raises UseError otherwise."""
+    from clusterctl.common.manifest import is_tag  # a trainer that saves nothing needs none of that module's imports
 
-    def __init__(self) -> None:
-        self._set(1.0, l1=0.0, l2=0.0)
-
-    def update(self, value: Floats, state: Sequence[Floats], grad: Floats, out: Floats, t: int) -> None:
-        np.add(value, grad, out=out)
+    if not is_tag(tag):
+        raise UseError(
+            f"tag {tag!r} is not usable",
+            remedy="use up to 100 letters, digits and ._- , not starting with a dot",
+        )
+    return tag

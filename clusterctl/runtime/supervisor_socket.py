@@ -7,6 +7,7 @@ import json
 import os
 import signal
 import socket
+import sys
 import threading
 from typing import Any, Callable
 
@@ -80,3 +81,9 @@ class Control:
             return
         if isinstance(command, dict):
             self._on_command(command)
+
+
+def say(line: str) -> None:
+    """Writes a line for people to the training program's own output."""
+    sys.stdout.write(line + "\n")
+    sys.stdout.flush()

@@ -16,7 +16,8 @@ from clusterctl.runtime import SGD, Adagrad
 from clusterctl.runtime.errors import WireError
 from clusterctl.runtime.shm import region
 from clusterctl.runtime.shm.client import Borrowing, find_lender
-from clusterctl.runtime.shm.server import REGION_SHIFT, Sharing
+from clusterctl.runtime.shm.region import REGION_SHIFT
+from clusterctl.runtime.shm.server import Sharing
 from clusterctl.runtime.trainer.session import Session
 from clusterctl.runtime.wire import messages as wire
 from tests.runtime.cluster import DEADLINE_S, process_cluster, thread_cluster

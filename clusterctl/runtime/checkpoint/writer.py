@@ -33,7 +33,6 @@ from clusterctl.runtime.table.spec import TableSpec
 
 if TYPE_CHECKING:
     from clusterctl.runtime.environment import Environment
-    from clusterctl.runtime.pserver.trainers import Save
     from clusterctl.runtime.table.sharding import Layout
 
 FORMAT = "clusterctl-pieces/1"
@@ -76,6 +75,22 @@ class SparseLane(Protocol):
 
 
 Part = Union[DenseRun, SparseLane]
+
+
+@dataclass(frozen=True)
+class Save:
+    """Write `tables`, which are copies of this moment, under `tag`, and call `ServerCore.saved(tag)` when they are.
+
+    A checkpoint has the trainers' cursors. `pause_s` is how long it took to make the copies: nothing else went on here.
+    """
+
+    tag: str
+    step: int
+    pass_: int
+    tables: tuple[Any, ...] = ()
+    checkpoint: bool = False
+    cursors: tuple[dict[str, Any], ...] = ()
+    pause_s: float = 0.0
 
 
 @dataclass(frozen=True)

@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from clusterctl.runtime.arrays import Floats
+from clusterctl.runtime.checkpoint.writer import Save
 from clusterctl.runtime.errors import RefusedError
 from clusterctl.runtime.modes import WINDOWS
 from clusterctl.runtime.pserver.requests import Push
-from clusterctl.runtime.pserver.trainers import Output, Save
+from clusterctl.runtime.pserver.trainers import Output
 from clusterctl.runtime.pserver.updates import Turns
 from clusterctl.runtime.store.dense import DenseTable
 from clusterctl.runtime.store.sparse import SparseTable

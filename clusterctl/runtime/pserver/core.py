@@ -15,25 +15,17 @@ from typing import Any, Callable
 import numpy as np
 
 from clusterctl.runtime.arrays import Floats
+from clusterctl.runtime.checkpoint.writer import Save
 from clusterctl.runtime.errors import RefusedError, RuntimeFailure, WireError
 from clusterctl.runtime.modes import Every, Mode
 from clusterctl.runtime.pserver.asynchronous import Each
 from clusterctl.runtime.pserver.requests import Reader
 from clusterctl.runtime.pserver.saves import SaveBook
 from clusterctl.runtime.pserver.sync import AllTogether
-from clusterctl.runtime.pserver.trainers import (
-    CheckpointSource,
-    Member,
-    Members,
-    ModelSource,
-    Output,
-    Reply,
-    Save,
-    error_reply,
-)
+from clusterctl.runtime.pserver.trainers import Member, Members, Output, Reply, error_reply
 from clusterctl.runtime.pserver.updates import Turns
-from clusterctl.runtime.store.dense import DenseTable, Tables
-from clusterctl.runtime.store.factory import Lender, TableMaker
+from clusterctl.runtime.store.dense import DenseTable
+from clusterctl.runtime.store.factory import CheckpointSource, Lender, ModelSource, TableMaker, Tables
 from clusterctl.runtime.table.sharding import Layout
 from clusterctl.runtime.table.spec import TableSpec, spec_from_json
 from clusterctl.runtime.wire import messages as wire

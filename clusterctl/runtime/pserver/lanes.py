@@ -19,9 +19,10 @@ from typing import Callable
 import numpy as np
 import zmq
 
+from clusterctl.runtime.checkpoint.writer import Save
 from clusterctl.runtime.errors import WireError
 from clusterctl.runtime.pserver.core import ServerCore
-from clusterctl.runtime.pserver.trainers import Output, Reply, Save
+from clusterctl.runtime.pserver.trainers import Output, Reply
 from clusterctl.runtime.shm.server import Sharing
 from clusterctl.runtime.wire import messages as wire
 from clusterctl.runtime.wire.auth import rank_of

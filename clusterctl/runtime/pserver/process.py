@@ -7,8 +7,6 @@ and one clear line on standard error when something is wrong, and at once when t
 from __future__ import annotations
 
 import itertools
-import signal
-import sys
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -20,38 +18,20 @@ import zmq
 from clusterctl.common.run_spec import Saving
 from clusterctl.runtime.checkpoint.model import open_model
 from clusterctl.runtime.checkpoint.reader import open_checkpoint
-from clusterctl.runtime.checkpoint.writer import write_save
-from clusterctl.runtime.environment import Environment, read_environment
-from clusterctl.runtime.errors import ProcessError, RuntimeFailure
+from clusterctl.runtime.checkpoint.writer import Save, write_save
+from clusterctl.runtime.environment import Environment
 from clusterctl.runtime.modes import Every, Mode
 from clusterctl.runtime.pserver.core import ServerCore
 from clusterctl.runtime.pserver.lanes import Lane, Server
-from clusterctl.runtime.pserver.trainers import CheckpointSource, ModelSource, Output, Save
+from clusterctl.runtime.pserver.trainers import Output
 from clusterctl.runtime.shm import region
 from clusterctl.runtime.shm.server import Sharing
+from clusterctl.runtime.store.factory import CheckpointSource, ModelSource
 from clusterctl.runtime.store.sparse import SparseTable
-from clusterctl.runtime.supervisor_socket import Command, Control
+from clusterctl.runtime.supervisor_socket import Command, Control, say
 from clusterctl.runtime.table.sharding import layout_of
-from clusterctl.runtime.trainer.progress import say
 from clusterctl.runtime.wire.auth import Gate
 from clusterctl.runtime.wire.sockets import bind_first_free, open_context, open_router
-
-
-def main() -> int:
-    """Runs a pserver to its end; returns the exit status."""
-    signal.signal(signal.SIGTERM, _terminate)
-    try:
-        env = read_environment()
-        if env.role != "pserver":
-            raise ProcessError("CLUSTERCTL_ROLE is not pserver", remedy="pservers are started by clusterctl")
-        serve(env)
-    except RuntimeFailure as failure:
-        sys.stderr.write(f"pserver: {failure}\n")
-        return 1
-    except OSError as failure:
-        sys.stderr.write(f"pserver: a save failed: {failure}; free space or check the output directory\n")
-        return 1
-    return 0
 
 
 def serve(env: Environment) -> None:
@@ -236,7 +216,3 @@ def _clear_half_written(env: Environment) -> None:
     for directory in (env.output_dir, env.checkpoint_dir):
         for path in Path(directory).glob(f"*/.pserver-{env.rank:05d}.safetensors-*"):
             path.unlink(missing_ok=True)
-
-
-def _terminate(signum: int, frame: Any) -> None:
-    raise SystemExit(128 + signum)

@@ -8,9 +8,10 @@ import numpy as np
 
 from clusterctl.runtime.arrays import Floats, Ids
 from clusterctl.runtime.errors import TableError, WireError
-from clusterctl.runtime.store.dense import PART_ELEMENTS, DenseTable, Table, Tables
+from clusterctl.runtime.store.dense import DenseTable
+from clusterctl.runtime.store.factory import Table, Tables
 from clusterctl.runtime.store.sparse import SparseGrad, SparseTable
-from clusterctl.runtime.table.sharding import owners_of
+from clusterctl.runtime.table.sharding import PART_ELEMENTS, owners_of
 from clusterctl.runtime.table.spec import TableSpec
 from clusterctl.runtime.wire import messages as wire
 from clusterctl.runtime.wire.key_cache import KeyCache

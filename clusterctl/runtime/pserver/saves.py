@@ -4,19 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from clusterctl.common.manifest import is_tag
-from clusterctl.runtime.errors import UseError
+from clusterctl.runtime.modes import check_tag
 from clusterctl.runtime.wire import messages as wire
-
-
-def check_tag(tag: str) -> str:
-    """Returns a tag that is safe as a directory name; raises UseError otherwise."""
-    if not is_tag(tag):
-        raise UseError(
-            f"tag {tag!r} is not usable",
-            remedy="use up to 100 letters, digits and ._- , not starting with a dot",
-        )
-    return tag
 
 
 @dataclass

@@ -6,11 +6,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from clusterctl.runtime.checkpoint.writer import Save
 from clusterctl.runtime.errors import RefusedError
 from clusterctl.runtime.pserver.requests import Push
-from clusterctl.runtime.pserver.trainers import Member, Output, Save
+from clusterctl.runtime.pserver.trainers import Member, Output
 from clusterctl.runtime.pserver.updates import Turns
-from clusterctl.runtime.store.dense import DenseTable, Tables, Weighted
+from clusterctl.runtime.store.dense import DenseTable, Weighted
+from clusterctl.runtime.store.factory import Tables
 from clusterctl.runtime.store.sparse import SparseTable
 from clusterctl.runtime.wire import messages as wire
 

@@ -1,57 +1,19 @@
-"""What goes into and comes out of the core, and what it knows of each trainer."""
+"""What comes out of the core, and what it knows of each trainer."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol, Union
+from typing import Any, NamedTuple, Union
 
-from clusterctl.runtime.arrays import Floats, Ids
+from clusterctl.runtime.checkpoint.writer import Save
 from clusterctl.runtime.errors import BY_NAME, RuntimeFailure
 from clusterctl.runtime.pserver.requests import Push
-from clusterctl.runtime.table.spec import TableSpec
 from clusterctl.runtime.wire import messages as wire
-
-
-class ModelSource(Protocol):
-    """A saved model that tables start from."""
-
-    def dense(self, spec: TableSpec, start: int, stop: int) -> Floats | None: ...
-
-    def sparse(self, spec: TableSpec, pserver: int, pservers: int) -> tuple[Ids, Floats] | None: ...
-
-
-class CheckpointSource(Protocol):
-    """A checkpoint that a run goes on from: what was saved, with the state of rules and the trainers' cursors."""
-
-    step: int
-    mode: str
-    cursors: list[dict[str, Any]]
-
-    def dense(self, spec: TableSpec, start: int, stop: int) -> tuple[Floats, list[Floats]] | None: ...
-
-    def sparse(self, spec: TableSpec, lane: int, lanes: int) -> tuple[Ids, Mapping[str, Any], Ids, Ids] | None: ...
 
 
 class Reply(NamedTuple):
     rank: int
     message: wire.Message
-
-
-@dataclass(frozen=True)
-class Save:
-    """Write `tables`, which are copies of this moment, under `tag`, and call `ServerCore.saved(tag)` when they are.
-
-    A checkpoint has the trainers' cursors. `pause_s` is how long it took to make the copies: nothing else went on here.
-    """
-
-    tag: str
-    step: int
-    pass_: int
-    tables: tuple[Any, ...] = ()
-    checkpoint: bool = False
-    cursors: tuple[dict[str, Any], ...] = ()
-    pause_s: float = 0.0
 
 
 Output = Union[Reply, Save]

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from clusterctl.runtime.arrays import Floats
+from clusterctl.runtime.checkpoint.writer import Save
 from clusterctl.runtime.errors import RefusedError
-from clusterctl.runtime.pserver.trainers import Output, Reply, Save
+from clusterctl.runtime.pserver.trainers import Output, Reply
 from clusterctl.runtime.store.dense import DenseTable
 from clusterctl.runtime.wire import messages as wire
 

@@ -10,8 +10,7 @@ from typing import Any
 
 from clusterctl.runtime.errors import WireError
 from clusterctl.runtime.shm import region
-from clusterctl.runtime.shm.region import Bytes
-from clusterctl.runtime.shm.server import MOST_REGIONS, REGION_SHIFT
+from clusterctl.runtime.shm.region import MOST_REGIONS, REGION_SHIFT, Bytes
 
 _ANSWER_S = 10.0
 

@@ -21,7 +21,14 @@ import numpy.typing as npt
 
 _ADD_SEALS, _GET_SEALS = 1033, 1034
 _SEAL_SEAL, _SEAL_SHRINK, _SEAL_GROW, _SEAL_FUTURE_WRITE = 1, 2, 4, 16
+_RIGHTS = (socket.SOL_SOCKET, socket.SCM_RIGHTS)
 _MOST_BYTES = 4_096
+
+#: A position in a message: the region's number above, the offset in it below.
+REGION_SHIFT = 40
+MOST_REGIONS = 4_096
+#: Smaller runs travel inside of messages.
+LEAST_BYTES = 65_536 * 4
 
 Bytes = npt.NDArray[np.uint8]
 
@@ -87,9 +94,6 @@ def receive(sock: socket.socket) -> tuple[dict[str, Any], int | None]:
             os.close(fd)
         raise
     return message, fds[0] if fds else None
-
-
-_RIGHTS = (socket.SOL_SOCKET, socket.SCM_RIGHTS)
 
 
 def _numbers(data: bytes) -> list[int]:

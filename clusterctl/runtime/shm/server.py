@@ -26,18 +26,13 @@ import numpy as np
 from clusterctl.runtime.arrays import Floats
 from clusterctl.runtime.errors import WireError
 from clusterctl.runtime.shm import region as memory
-from clusterctl.runtime.shm.region import Bytes
+from clusterctl.runtime.shm.region import LEAST_BYTES, MOST_REGIONS, REGION_SHIFT, Bytes
 from clusterctl.runtime.wire import messages as wire
 
-#: A position in a message: the region's number above, the offset in it below.
-REGION_SHIFT = 40
 _OFFSET = 2**REGION_SHIFT - 1
-MOST_REGIONS = 4_096
 _PAGE = 4_096
 _HELLO_S = 10.0
 _RETRY_S = 0.1
-#: Smaller runs travel inside of messages.
-LEAST_BYTES = 65_536 * 4
 
 
 class Sharing:

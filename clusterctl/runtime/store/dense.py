@@ -12,15 +12,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Callable, Union
+from typing import Callable
 
 import numpy as np
 
 from clusterctl.runtime.arrays import Floats
-from clusterctl.runtime.store.sparse import SparseTable
 from clusterctl.runtime.table.initializers import stream_key
 from clusterctl.runtime.table.rules import Rule
-from clusterctl.runtime.table.sharding import owned_elements
+from clusterctl.runtime.table.sharding import PART_ELEMENTS, owned_elements
 from clusterctl.runtime.table.spec import TableSpec
 
 #: (weight, gradient) of one trainer.
@@ -28,8 +27,6 @@ Weighted = tuple[np.float32, Floats]
 
 CHUNK_ELEMENTS = 65_536
 _ZERO = np.float32(0)
-#: A dense part on the wire is at most this long, and cut at its multiples from the start of the lane's run.
-PART_ELEMENTS = 262_144
 
 
 class DenseTable:
@@ -103,10 +100,6 @@ class FrozenDense:
         self.start, self.stop, self.count = table.start, table.stop, table.count
         self.current = table.current.copy()
         self.state = [state.copy() for state in table.state]
-
-
-Table = Union[DenseTable, SparseTable]
-Tables = dict[int, Table]
 
 
 def merge(merged: Floats, scratch: Floats, grads: Sequence[Weighted], total: int) -> None:

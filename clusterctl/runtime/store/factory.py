@@ -3,20 +3,44 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, Callable, Protocol
+from typing import Any, Callable, Protocol, Union
 
 import numpy as np
 import numpy.typing as npt
 
-from clusterctl.runtime.arrays import Floats
+from clusterctl.runtime.arrays import Floats, Ids
 from clusterctl.runtime.errors import ModelError, TableError
-from clusterctl.runtime.modes import Delta, Mode
-from clusterctl.runtime.pserver.trainers import CheckpointSource, ModelSource
-from clusterctl.runtime.store.dense import DenseTable, Table
+from clusterctl.runtime.modes import Mode
+from clusterctl.runtime.store.dense import DenseTable
 from clusterctl.runtime.store.sparse import SparseTable
+from clusterctl.runtime.table.rules import Delta
 from clusterctl.runtime.table.sharding import Layout, owned_elements
 from clusterctl.runtime.table.spec import TableSpec
+
+Table = Union[DenseTable, SparseTable]
+Tables = dict[int, Table]
+
+
+class ModelSource(Protocol):
+    """A saved model that tables start from."""
+
+    def dense(self, spec: TableSpec, start: int, stop: int) -> Floats | None: ...
+
+    def sparse(self, spec: TableSpec, pserver: int, pservers: int) -> tuple[Ids, Floats] | None: ...
+
+
+class CheckpointSource(Protocol):
+    """A checkpoint that a run goes on from: what was saved, with the state of rules and the trainers' cursors."""
+
+    step: int
+    mode: str
+    cursors: list[dict[str, Any]]
+
+    def dense(self, spec: TableSpec, start: int, stop: int) -> tuple[Floats, list[Floats]] | None: ...
+
+    def sparse(self, spec: TableSpec, lane: int, lanes: int) -> tuple[Ids, Mapping[str, Any], Ids, Ids] | None: ...
 
 
 class Lender(Protocol):

@@ -254,6 +254,17 @@ class Ftrl(Rule):
             np.subtract(value, grad, out=out)
 
 
+@dataclass(frozen=True, init=False)
+class Delta(Rule):
+    """What a lane does in geo mode: trainers send what they changed, and the lane adds it."""
+
+    def __init__(self) -> None:
+        self._set(1.0, l1=0.0, l2=0.0)
+
+    def update(self, value: Floats, state: Sequence[Floats], grad: Floats, out: Floats, t: int) -> None:
+        np.add(value, grad, out=out)
+
+
 RULES: dict[str, type[Rule]] = {cls.__name__: cls for cls in (SGD, Momentum, Adagrad, RMSProp, Adam, Ftrl)}
 
 

@@ -24,13 +24,10 @@ import functools
 import math
 import operator
 from dataclasses import dataclass
-from decimal import Context, Decimal
 from typing import Any, Callable
 
 from clusterctl.runtime.errors import UseError
 
-#: Underflow gives 0 instead of an error.
-_DIGITS = Context(prec=25, traps=[])
 #: Taylor series of cos in x squared; on 0..pi/2 the first term left out is below 1e-19.
 _COSINE = tuple((-1) ** k / math.factorial(2 * k) for k in reversed(range(12)))
 
@@ -147,7 +144,10 @@ def _power(base: float, exponent: float) -> float:
         return 1.0
     if base == 0 or exponent == 1:
         return base
-    return float(_DIGITS.exp(_DIGITS.multiply(_DIGITS.ln(Decimal(base)), Decimal(exponent))))
+    from decimal import Context, Decimal  # few jobs have such a schedule
+
+    digits = Context(prec=25, traps=[])  # underflow gives 0 instead of an error
+    return float(digits.exp(digits.multiply(digits.ln(Decimal(base)), Decimal(exponent))))
 
 
 @functools.lru_cache(maxsize=1_024)

@@ -22,6 +22,8 @@ from clusterctl.common.run_spec import Ports
 BLOCK_ELEMENTS = 65_536
 SLOTS = 1_024
 
+#: A dense part on the wire is at most this long, and cut at its multiples from the start of the lane's run.
+PART_ELEMENTS = 262_144
 
 _MIX_1 = np.uint64(0xBF58476D1CE4E5B9)
 _MIX_2 = np.uint64(0x94D049BB133111EB)

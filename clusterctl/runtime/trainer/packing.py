@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from clusterctl.runtime.arrays import Floats, Ids
-from clusterctl.runtime.store.dense import PART_ELEMENTS
+from clusterctl.runtime.table.sharding import PART_ELEMENTS
 from clusterctl.runtime.trainer.handles import Dense, Embedding
 from clusterctl.runtime.trainer.ids import fits_half, is_finite
 from clusterctl.runtime.wire import messages as wire

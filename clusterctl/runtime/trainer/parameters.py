@@ -120,12 +120,3 @@ class ServerValues:
         ticket.rooms.append(room)
         placed = brief._replace(position=room.position)
         return placed, placed if brief is full else full._replace(position=room.position)
-
-
-def make_values(client: Client, trainers: int) -> ServerValues:
-    """The values of the job's mode."""
-    if client.mode.name == "geo":
-        from clusterctl.runtime.trainer.geo import GeoValues
-
-        return GeoValues(client, trainers)
-    return ServerValues(client)

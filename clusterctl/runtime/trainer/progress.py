@@ -2,21 +2,14 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from dataclasses import dataclass
 from typing import Any, Callable
 
-from clusterctl.runtime.supervisor_socket import Control
+from clusterctl.runtime.supervisor_socket import Control, say
 from clusterctl.runtime.trainer.metrics import Logbook
 
 _EVENT_EVERY_S = 1.0
-
-
-def say(line: str) -> None:
-    """Writes a line for people to the training program's own output."""
-    sys.stdout.write(line + "\n")
-    sys.stdout.flush()
 
 
 @dataclass

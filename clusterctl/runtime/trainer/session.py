@@ -8,8 +8,8 @@ from typing import Any, Callable
 from clusterctl.runtime.arrays import Floats
 from clusterctl.runtime.environment import Environment
 from clusterctl.runtime.errors import UseError
-from clusterctl.runtime.pserver.saves import check_tag
-from clusterctl.runtime.supervisor_socket import Control
+from clusterctl.runtime.modes import check_tag
+from clusterctl.runtime.supervisor_socket import Control, say
 from clusterctl.runtime.table.initializers import Initial, uniform, zeros
 from clusterctl.runtime.table.retention import Retention
 from clusterctl.runtime.table.rules import Rule
@@ -31,8 +31,8 @@ from clusterctl.runtime.trainer.handles import Dense, Embedding, Wanted
 from clusterctl.runtime.trainer.link import Link
 from clusterctl.runtime.trainer.nan_policy import Finite
 from clusterctl.runtime.trainer.packing import Gradient, Handle
-from clusterctl.runtime.trainer.parameters import make_values
-from clusterctl.runtime.trainer.progress import Progress, say
+from clusterctl.runtime.trainer.parameters import ServerValues
+from clusterctl.runtime.trainer.progress import Progress
 from clusterctl.runtime.wire import messages as wire
 
 IdsOf = Mapping[Embedding, Callable[[Any], Any]]
@@ -52,7 +52,7 @@ class Session:
         self._turn: Turn | None = None
         self._progress = Progress(control)
         self._client = Client(env, link, self.rank, self._progress)
-        self._values = make_values(self._client, self.trainers)
+        self._values = _make_values(self._client, self.trainers)
         self._finite = Finite(env.on_nan, self.rank, self._client.half, self._progress)
         self._client.refresh = self._refresh
         self.mode, self.seed = self._client.mode.name, self._client.seed
@@ -336,3 +336,12 @@ class Session:
             self._progress.log(self.step, values, float(weight))
         except (TypeError, ValueError) as exc:
             raise UseError(f"ps.log takes numbers, got {numbers!r}") from exc
+
+
+def _make_values(client: Client, trainers: int) -> ServerValues:
+    """The values of the job's mode."""
+    if client.mode.name == "geo":
+        from clusterctl.runtime.trainer.geo import GeoValues
+
+        return GeoValues(client, trainers)
+    return ServerValues(client)

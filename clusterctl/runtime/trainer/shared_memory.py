@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from clusterctl.runtime.shm.client import Borrowing, Slot, find_lender
-from clusterctl.runtime.shm.server import LEAST_BYTES
+from clusterctl.runtime.shm.region import LEAST_BYTES
 from clusterctl.runtime.trainer.link import Link
 from clusterctl.runtime.trainer.packing import Outgoing
 from clusterctl.runtime.wire import messages as wire

@@ -18,9 +18,9 @@ import zmq
 
 from clusterctl.runtime.environment import Environment
 from clusterctl.runtime.errors import ForgottenError, ProcessError, UnreachableError, WireError
+from clusterctl.runtime.supervisor_socket import say
 from clusterctl.runtime.table.sharding import Layout, layout_of
 from clusterctl.runtime.trainer.link import OnReply, raise_for_error
-from clusterctl.runtime.trainer.progress import say
 from clusterctl.runtime.wire import messages as wire
 from clusterctl.runtime.wire.sockets import open_context, open_dealer, receive_frames, send_frames
 
