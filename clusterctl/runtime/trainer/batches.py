@@ -21,12 +21,16 @@ _SHARED = 2**32 - 1
 
 @dataclass
 class Turn:
-    """The batch that the training program works on; one push ends it. `ahead` are the batches after it, if read."""
+    """The batch that the training program works on; one push ends it. `ahead` are the batches after it, if read.
+
+    `sharded` says that the trainer takes its part of what every trainer reads.
+    """
 
     pass_: int
     batch: int
     last: bool
     ahead: list[Any] = field(default_factory=list)
+    sharded: bool = False
     pushed: bool = False
 
 

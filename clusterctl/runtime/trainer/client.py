@@ -48,9 +48,14 @@ class Ticket:
 
 
 class Client:
-    """`step` counts this trainer's pushes (in sync mode: the job's steps). `used` are the lanes that have tables."""
+    """`step` counts this trainer's pushes (in sync mode: the job's steps). `used` are the lanes that have tables.
 
-    def __init__(self, env: Environment, link: Link, rank: int, progress: Progress) -> None:
+    `refresh(part)` takes in the new values that replies to pushes bring.
+    """
+
+    def __init__(
+        self, env: Environment, link: Link, rank: int, progress: Progress, refresh: Callable[[wire.Part], None]
+    ) -> None:
         self.rank = rank
         self.layout = link.layout
         self.used: list[int] = []
@@ -65,9 +70,8 @@ class Client:
         self._cuts_taken = 0
         self._has_tables = False
         self._pieces_out: dict[int, int] = {}
-        self.reply_bytes = 0
-        self.sharded = False
-        self.refresh: Callable[[wire.Part], None] = lambda part: None
+        self._reply_bytes = 0
+        self._refresh = refresh
         self._gone: dict[int, int] = {}
         self._hello()
 
@@ -149,7 +153,7 @@ class Client:
         rank, epoch, attempt, step = self.rank, self._epoch, self._attempt, self.step
         pass_, batch = turn.pass_, turn.batch
         cut = self._cut if self.mode.name == "sync" and self._cut > step else 0
-        flags = (wire.LAST_OF_PASS if turn.last else 0) | (wire.SHARDED if self.sharded else 0)
+        flags = (wire.LAST_OF_PASS if turn.last else 0) | (wire.SHARDED if turn.sharded else 0)
 
         def make(lane: int, piece: int, pieces: int, parts: list[wire.Part]) -> wire.Message:
             self._requests = number = self._requests + 1
@@ -189,7 +193,7 @@ class Client:
             if room is not None:
                 room.give_back()
             for fresh in reply.parts:
-                self.refresh(fresh)
+                self._refresh(fresh)
 
         ticket.unanswered += 1
         self._pieces_out[lane] = self._pieces_out.get(lane, 0) + 1
@@ -267,14 +271,15 @@ class Client:
         active = [rank for rank in range(self._trainers) if self._gone.get(rank, pass_ + 1) > pass_]
         return len(active), active.index(self.rank)
 
-    def use(self, lanes: list[int]) -> None:
-        """Takes lanes into use, because tables are there. Before the first table that is one lane of each pserver.
+    def use(self, lanes: list[int], reply_bytes: int = 0) -> None:
+        """Takes lanes into use, because a table is there. Before the first table that is one lane of each pserver.
 
-        Lane 0 always is: it says when checkpoints are due.
+        Lane 0 always is: it says when checkpoints are due. `reply_bytes` is how long the table makes replies.
         """
         passes = self.passes_done
         self.used = sorted({0, *(self.used if self._has_tables else ()), *lanes})
         self._has_tables = True
+        self._reply_bytes += reply_bytes
         self._passes = {lane: self._passes.get(lane, passes) for lane in self.used}
 
     def _check(self, lane: int, said: Mapping[str, Any]) -> None:
@@ -308,7 +313,7 @@ class Client:
         def take(reply: wire.Message) -> None:
             self._note(ticket, lane, reply)
             for part in reply.parts:
-                self.refresh(part)
+                self._refresh(part)
             self._passes[lane] = reply.pass_
 
         ticket.unanswered += 1
@@ -323,5 +328,5 @@ class Client:
 
     def _wait(self, done: Callable[[], bool], ticket: Ticket) -> None:
         began = time.monotonic()
-        self._link.wait(done, self.reply_bytes)
+        self._link.wait(done, self._reply_bytes)
         self._progress.blocked(time.monotonic() - began, ticket.held_us / 1e6)

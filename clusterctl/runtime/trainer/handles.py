@@ -4,37 +4,48 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import numpy as np
 
 from clusterctl.runtime.arrays import Floats, Ids, as_array, as_tensor, is_tensor
 from clusterctl.runtime.errors import UseError
-from clusterctl.runtime.table.sharding import owned_elements
+from clusterctl.runtime.table.sharding import Layout, owned_elements
+from clusterctl.runtime.table.spec import TableSpec
 from clusterctl.runtime.trainer.ids import Groups, check_range, checked_floats, checked_ids, group, share_out
 from clusterctl.runtime.wire import messages as wire
-
-if TYPE_CHECKING:
-    from clusterctl.runtime.table.spec import TableSpec
-    from clusterctl.runtime.trainer.session import Session
-
 
 _REMEMBERED = 8
 _SAMPLED = 32
 
 
+class TableOwner(Protocol):
+    """The parameters of a trainer, as far as its handles know them."""
+
+    rank: int
+    layout: Layout
+
+    def pull_dense(self, handle: Dense) -> None:
+        """Fetches the values of the current step into the handle."""
+        ...
+
+    def pull_rows(self, handle: Embedding, wanted: Wanted) -> Floats:
+        """The rows of the distinct ids of `wanted`, (n, dim)."""
+        ...
+
+
 class Dense:
     """A dense table. `value` is this trainer's current copy, float32 of the table's shape, refreshed in place."""
 
-    def __init__(self, session: Session, spec: TableSpec) -> None:
-        self._session = session
+    def __init__(self, owner: TableOwner, spec: TableSpec) -> None:
+        self._owner = owner
         self.spec = spec
         self.name = spec.name
         self.shape = spec.shape
         self.flat = np.zeros(spec.elements, np.float32)
         self.value: Floats = self.flat.reshape(spec.shape)
         #: `(lane, start, stop)` of each run of the flattened table; runs without elements are left out.
-        self.runs = list(self._runs(session.layout.places("dense")))
+        self.runs = list(self._runs(owner.layout.places("dense")))
 
     def _runs(self, lanes: list[int]) -> Iterator[tuple[int, int, int]]:
         for place, lane in enumerate(lanes):
@@ -44,7 +55,7 @@ class Dense:
 
     def pull(self) -> Floats:
         """Fetches the values of the current step into `value` and returns it."""
-        self._session.pull_dense(self)
+        self._owner.pull_dense(self)
         return self.value
 
     def tensor(self) -> Any:
@@ -57,15 +68,15 @@ class Dense:
 
     def checked(self, gradient: Any) -> Floats:
         """The flattened gradient, a view where it can be one."""
-        what = f"the gradient of table {self.name!r} from trainer {self._session.rank}"
+        what = f"the gradient of table {self.name!r} from trainer {self._owner.rank}"
         return checked_floats(what, as_array(gradient), self.shape).reshape(-1)
 
 
 class Embedding:
     """A sparse table: rows of width `dim` by int64 id, bounded by `rows` or unbounded."""
 
-    def __init__(self, session: Session, spec: TableSpec) -> None:
-        self._session = session
+    def __init__(self, owner: TableOwner, spec: TableSpec) -> None:
+        self._owner = owner
         self.spec = spec
         self.name = spec.name
         self.dim = spec.dim
@@ -79,7 +90,7 @@ class Embedding:
         A torch tensor of ids gives a torch tensor.
         """
         wanted = self.wanted(ids)
-        rows = self._session.pull_rows(self, wanted)
+        rows = self._owner.pull_rows(self, wanted)
         out: Floats = rows.take(wanted.groups.inverse, axis=0).reshape(*wanted.ids.shape, self.dim)
         return as_tensor(out) if is_tensor(ids) else out
 
@@ -96,7 +107,7 @@ class Embedding:
 
     def checked(self, gradient: Any) -> tuple[Ids, Floats]:
         """Distinct ids, ascending, and the sum of each one's gradients in order of occurrence."""
-        what = f"the gradient of table {self.name!r} from trainer {self._session.rank}"
+        what = f"the gradient of table {self.name!r} from trainer {self._owner.rank}"
         if not isinstance(gradient, tuple) or len(gradient) != 2:
             raise UseError(f"{what} is not a pair", remedy="push {embedding: (ids, gradients)}")
         wanted = self.wanted(gradient[0])
@@ -108,7 +119,7 @@ class Embedding:
         for known in self._recent:
             if known.groups.distinct is ids:
                 return known.shares
-        lanes = self._session.layout.places("sparse")
+        lanes = self._owner.layout.places("sparse")
         shares = share_out(ids, self.rows, len(lanes)).positions
         return [(lane, positions) for lane, positions in zip(lanes, shares) if len(positions)]
 

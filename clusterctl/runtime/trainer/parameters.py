@@ -33,6 +33,8 @@ class ServerValues:
 
     def __init__(self, client: Client) -> None:
         self.client = client
+        self.rank = client.rank
+        self.layout = client.layout
         self.packer = Packer(client.half, client.key_cache)
         self._ahead: dict[Embedding, list[Asked]] = {}
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Callable
 
-from clusterctl.runtime.arrays import Floats
 from clusterctl.runtime.environment import Environment
 from clusterctl.runtime.errors import UseError
 from clusterctl.runtime.modes import check_tag
@@ -27,7 +26,7 @@ from clusterctl.runtime.trainer.batches import (
 )
 from clusterctl.runtime.trainer.client import Client
 from clusterctl.runtime.trainer.clipping import Clip
-from clusterctl.runtime.trainer.handles import Dense, Embedding, Wanted
+from clusterctl.runtime.trainer.handles import Dense, Embedding
 from clusterctl.runtime.trainer.link import Link
 from clusterctl.runtime.trainer.nan_policy import Finite
 from clusterctl.runtime.trainer.packing import Gradient, Handle
@@ -51,15 +50,15 @@ class Session:
         self._handles: dict[int, Handle] = {}
         self._turn: Turn | None = None
         self._progress = Progress(control)
-        self._client = Client(env, link, self.rank, self._progress)
+        self._client = Client(env, link, self.rank, self._progress, self._refresh)
         self._values = _make_values(self._client, self.trainers)
         self._finite = Finite(env.on_nan, self.rank, self._client.half, self._progress)
-        self._client.refresh = self._refresh
         self.mode, self.seed = self._client.mode.name, self._client.seed
         self._next_pass, self._batch, self._skip = self._client.next_pass, self._client.batch, self._client.batch
         self._first_pass = 0
         self._rejoins = self._client.passes_done < self._next_pass
         self._open_pass = self._next_pass - 1 if self._rejoins else None
+        self._sharded = False
         self._accumulate = 1
         self._collected: Accumulator[Handle] = Accumulator()
         self._clip: Clip | None = None
@@ -91,8 +90,7 @@ class Session:
         """A dense float32 table of `shape`; without `init` it starts as zeros. Every trainer declares it alike."""
         sizes = (shape,) if isinstance(shape, int) else tuple(int(n) for n in shape)
         spec = self._spec(name, "dense", sizes, rule, init or zeros())
-        handle = Dense(self, spec)
-        self._client.reply_bytes += handle.value.nbytes
+        handle = Dense(self._values, spec)
         self._handles[spec.key] = handle
         self._client.memory.borrow((lane for lane, _, _ in handle.runs), spec.key)
         handle.pull()
@@ -112,7 +110,7 @@ class Session:
         `retention` says which ids get a row, and which rows go again; without it every id that is pushed has one.
         """
         spec = self._spec(name, "sparse", (int(dim),), rule, init or uniform(0.1), rows, retention)
-        handle = Embedding(self, spec)
+        handle = Embedding(self._values, spec)
         self._handles[spec.key] = handle
         return handle
 
@@ -137,7 +135,7 @@ class Session:
         pass_ = self._next_pass if self._rejoins or self._open_pass is None else self._open_pass
         cursor = {"pass_": pass_, "batch": self._batch, "step": self._client.step, "cut": self._client.cut}
         replies = self._client.ask(wire.CREATE, lanes, **cursor, parts=[wire.json_part(spec.to_json())])
-        self._client.use(lanes)
+        self._client.use(lanes, reply_bytes=4 * spec.elements if kind == "dense" else 0)
         if self.rank == 0 and any(reply.json().get("initial") for reply in replies.values()):
             say(f"table {name!r} is not in {self._load}: it starts from its initial values")
         return spec
@@ -203,13 +201,13 @@ class Session:
 
     def _batches(self, reader: Reader, pass_: int, shard: bool, ahead: int) -> Iterator[Any]:
         rng = pass_rng(self.seed, self.rank, pass_, shard)
-        self._client.sharded = shard
+        self._sharded = shard
         every, offset = self._client.share_of(pass_) if shard else (1, 0)
         own = own_batches(reader, pass_, rng, every, offset)
         skip, self._skip = self._skip, 0
         turn = None
         for number, batch, following in read_ahead(own, skip, ahead):
-            turn = self._turn = Turn(pass_, number, not following, following)
+            turn = self._turn = Turn(pass_, number, not following, following, shard)
             yield batch
         self._turn = None
         self._finish_pass(flagged=turn is not None and turn.pushed)
@@ -222,7 +220,7 @@ class Session:
         while not flagged or (self.mode == "sync" and self._client.passes_done <= pass_):
             batches = self._collected.batches
             gradient, samples = self._merged(*self._collected.take(), batches)
-            self._values.push(gradient, Turn(pass_, self._batch, last=True), samples)
+            self._values.push(gradient, Turn(pass_, self._batch, last=True, sharded=self._sharded), samples)
             self._values.settle()
             self._progress.alive()
             self._batch += 1
@@ -305,15 +303,6 @@ class Session:
         dense = {handle: g for handle, g in tables.items() if isinstance(handle, Dense)}
         sparse = {handle: handle.checked(g) for handle, g in tables.items() if isinstance(handle, Embedding)}
         return Gradient(dense, sparse)
-
-    # Values, for handles
-
-    def pull_dense(self, handle: Dense) -> None:
-        self._values.pull_dense(handle)
-
-    def pull_rows(self, handle: Embedding, wanted: Wanted) -> Floats:
-        """Rows of the distinct ids of `wanted`."""
-        return self._values.pull_rows(handle, wanted)
 
     def _refresh(self, part: wire.Part) -> None:
         handle = self._handles.get(part.table)
