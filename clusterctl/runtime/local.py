@@ -12,7 +12,7 @@ from clusterctl.runtime.checkpoint.model import open_model
 from clusterctl.runtime.checkpoint.writer import Save, write_save
 from clusterctl.runtime.environment import Environment
 from clusterctl.runtime.pserver.core import ServerCore
-from clusterctl.runtime.pserver.trainers import Reply
+from clusterctl.runtime.pserver.lane_state import LaneState, Reply
 from clusterctl.runtime.store.factory import ModelSource
 from clusterctl.runtime.table.sharding import Layout
 from clusterctl.runtime.trainer.link import OnReply, raise_for_error
@@ -25,7 +25,7 @@ class LocalLink:
     def __init__(self, env: Environment) -> None:
         self.layout = Layout(1)
         self._env = env
-        self._core = ServerCore(0, self.layout, 1, seed=env.seed, open_model=self._open_model)
+        self._core = ServerCore(LaneState(0, self.layout, 1, seed=env.seed), self._open_model)
         self._waiting: dict[int, OnReply] = {}
 
     def open(self, lane: int, port: int) -> None:

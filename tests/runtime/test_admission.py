@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from clusterctl.runtime import SGD, zeros
 from clusterctl.runtime.errors import RefusedError, WireError
 from clusterctl.runtime.pserver.core import ServerCore
-from clusterctl.runtime.pserver.trainers import Reply
+from clusterctl.runtime.pserver.lane_state import LaneState, Reply
 from clusterctl.runtime.table.sharding import Layout
 from clusterctl.runtime.table.spec import TableSpec
 from clusterctl.runtime.trainer.session import Session
@@ -138,7 +138,7 @@ def feed(core: ServerCore, frames: list[bytes]) -> None:
 
 def test_40000_damaged_messages_neither_break_the_core_nor_make_it_allocate() -> None:
     chance = random.Random(1)
-    core = ServerCore(0, Layout(1), 2)
+    core = ServerCore(LaneState(0, Layout(1), 2))
     good = good_messages()
     for frames in good[:3]:
         feed(core, frames)
@@ -187,7 +187,7 @@ def test_10000_messages_of_sizes_that_are_only_claimed_neither_break_the_core_no
     chance = random.Random(3)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     for _ in range(100):
-        core = ServerCore(0, Layout(1), 2)
+        core = ServerCore(LaneState(0, Layout(1), 2))
         for frames in good_messages()[:3]:
             feed(core, frames)
         for _ in range(100):

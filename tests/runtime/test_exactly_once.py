@@ -18,7 +18,7 @@ from clusterctl.runtime import SGD, Adagrad, uniform
 from clusterctl.runtime.errors import RefusedError, UnreachableError
 from clusterctl.runtime.modes import Mode
 from clusterctl.runtime.pserver.core import ServerCore
-from clusterctl.runtime.pserver.trainers import Output, Reply
+from clusterctl.runtime.pserver.lane_state import LaneState, Output, Reply
 from clusterctl.runtime.supervisor_socket import Control
 from clusterctl.runtime.table.initializers import zeros
 from clusterctl.runtime.table.sharding import Layout
@@ -33,7 +33,7 @@ SPEC = TableSpec("w", "dense", (4,), SGD(1.0), zeros())
 
 
 def made_core(trainers: int, mode: str = "sync") -> ServerCore:
-    core = ServerCore(0, Layout(1), trainers, mode=Mode.parse(mode))
+    core = ServerCore(LaneState(0, Layout(1), trainers, mode=Mode.parse(mode)))
     for rank in range(trainers):
         core.handle(rank, hello(rank, trainers))
         core.handle(rank, wire.Message(wire.CREATE, rank, 2, parts=[wire.json_part(SPEC.to_json())]))

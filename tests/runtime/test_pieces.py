@@ -13,7 +13,7 @@ import pytest
 from clusterctl.runtime import SGD, Adagrad, uniform
 from clusterctl.runtime.modes import Mode
 from clusterctl.runtime.pserver.core import ServerCore
-from clusterctl.runtime.pserver.trainers import Output, Reply
+from clusterctl.runtime.pserver.lane_state import LaneState, Output, Reply
 from clusterctl.runtime.table.sharding import Layout
 from clusterctl.runtime.table.spec import TableSpec
 from clusterctl.runtime.wire import messages as wire
@@ -35,7 +35,7 @@ def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def made_core(trainers: int = 2, mode: str = "sync") -> ServerCore:
-    core = ServerCore(0, Layout(1), trainers, seed=7, mode=Mode.parse(mode))
+    core = ServerCore(LaneState(0, Layout(1), trainers, seed=7, mode=Mode.parse(mode)))
     for rank in range(trainers):
         join(core, rank)
     return core
@@ -43,7 +43,7 @@ def made_core(trainers: int = 2, mode: str = "sync") -> ServerCore:
 
 def join(core: ServerCore, rank: int, attempt: int = 1) -> int:
     """Says hello and declares the tables; returns the step to go on from."""
-    about = wire.json_part({"trainers": core.trainers})
+    about = wire.json_part({"trainers": core.state.trainers})
     [hello] = answers(core.handle(rank, wire.Message(wire.HELLO, rank, 1, attempt=attempt, parts=[about])))
     for number, spec in enumerate((LONG, SHORT, ROWS), 2):
         part = wire.json_part(spec.to_json())
@@ -94,7 +94,7 @@ def send(core: ServerCore, messages: Messages) -> Messages:
 def train(core: ServerCore, steps: int) -> Values:
     for step in range(core.step, steps):
         values = pulled(core, 0)
-        send(core, [message for rank in range(core.trainers) for message in push(rank, step, values)])
+        send(core, [message for rank in range(core.state.trainers) for message in push(rank, step, values)])
     assert core.step == steps
     return pulled(core, 0)
 

@@ -18,7 +18,7 @@ from clusterctl.runtime.errors import UseError
 from clusterctl.runtime.modes import Mode
 from clusterctl.runtime.pserver.asynchronous import Each
 from clusterctl.runtime.pserver.core import ServerCore
-from clusterctl.runtime.pserver.trainers import Output, Reply
+from clusterctl.runtime.pserver.lane_state import LaneState, Output, Reply
 from clusterctl.runtime.table.initializers import zeros
 from clusterctl.runtime.table.sharding import Layout
 from clusterctl.runtime.table.spec import TableSpec
@@ -31,7 +31,7 @@ SPEC = TableSpec("w", "dense", (4,), SGD(1.0), zeros())
 
 
 def made_core(mode: str, trainers: int = 2, connected: int | None = None) -> ServerCore:
-    core = ServerCore(0, Layout(1), trainers, mode=Mode.parse(mode))
+    core = ServerCore(LaneState(0, Layout(1), trainers, mode=Mode.parse(mode)))
     for rank in range(trainers if connected is None else connected):
         core.handle(rank, wire.Message(wire.HELLO, rank, 1, parts=[wire.json_part({"trainers": trainers})]))
         core.handle(rank, wire.Message(wire.CREATE, rank, 2, parts=[wire.json_part(SPEC.to_json())]))

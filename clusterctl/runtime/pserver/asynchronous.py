@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
 from clusterctl.runtime.arrays import Floats
-from clusterctl.runtime.checkpoint.writer import Save
 from clusterctl.runtime.errors import RefusedError
 from clusterctl.runtime.modes import WINDOWS
+from clusterctl.runtime.pserver.lane_state import LaneState, Output
 from clusterctl.runtime.pserver.requests import Push
-from clusterctl.runtime.pserver.trainers import Output
-from clusterctl.runtime.pserver.updates import Turns
+from clusterctl.runtime.pserver.saves import Saver
+from clusterctl.runtime.pserver.updates import AnswerPull, Turns
 from clusterctl.runtime.store.dense import DenseTable
 from clusterctl.runtime.store.sparse import SparseTable
 from clusterctl.runtime.wire import messages as wire
-
-if TYPE_CHECKING:
-    from clusterctl.runtime.pserver.core import ServerCore
 
 
 class Each(Turns):
@@ -28,16 +23,16 @@ class Each(Turns):
     trainer is not too far ahead of the slowest.
     """
 
-    def __init__(self, core: ServerCore) -> None:
-        super().__init__(core)
-        self._window = WINDOWS[core.mode.name]
+    def __init__(self, lane: LaneState, saver: Saver, answer_pull: AnswerPull) -> None:
+        super().__init__(lane, saver, answer_pull)
+        self._window = WINDOWS[lane.mode.name]
         self._ahead: dict[int, Push] = {}  # ssp: applied, and answered when the trainer may go on
         self._cut_requests: dict[int, wire.Message] = {}
         self._saved_at = -1
         self._announced_at = 0.0
 
     def push(self, message: wire.Message) -> list[Output]:
-        member = self.core.members[message.rank]
+        member = self.lane.members[message.rank]
         if message.step < member.pushed:
             return self._again(message)
         if member.left or message.step > member.pushed + self._window:
@@ -53,13 +48,9 @@ class Each(Turns):
     def must_wait(self, pull: wire.Message) -> bool:
         return self._is_ahead(pull.rank)
 
-    def stable(self, values: Floats) -> Floats:
-        copy: Floats = values.copy()
-        return copy
-
     def waited_for(self) -> list[int]:
-        members = self.core.members
-        if self.core.mode.name != "ssp":
+        members = self.lane.members
+        if self.lane.mode.name != "ssp":
             return []
         return [rank for rank, m in members.by_rank.items() if not m.left and m.pushed == members.slowest]
 
@@ -68,16 +59,16 @@ class Each(Turns):
         return [*super().held(rank), *ahead, *self._cut_requests.values()]
 
     def restore(self, step: int) -> None:
-        members = self.core.members
-        self.step = self._saved_at = step
-        every = self.core.save_every
+        members = self.lane.members
+        self.lane.step = self._saved_at = step
+        every = self.lane.save_every
         self._announced_at = 0 if every is None else members.passes if every.unit == "pass" else members.slowest
 
     def is_used_by(self, rank: int) -> bool:
-        return self.core.members[rank].declared
+        return self.lane.members[rank].declared
 
     def join_late(self, message: wire.Message) -> None:
-        member = self.core.members[message.rank]
+        member = self.lane.members[message.rank]
         if not member.declared:
             self.catch_up(message.rank, message.step, (message.pass_, message.batch))
             self.cuts = max(self.cuts, message.cut)
@@ -85,14 +76,14 @@ class Each(Turns):
 
     def catch_up(self, rank: int, pushes: int, cursor: tuple[int, int]) -> None:
         """Of a pserver that began again, pushes that it does not know are lost: they went to the one before it."""
-        member = self.core.members[rank]
+        member = self.lane.members[rank]
         missing = max(0, pushes - member.pushed)
         if missing:
             member.pushed, member.cursor = pushes, cursor
             member.passes = max(member.passes, cursor[0])
-        if self.core.epoch > 0:
+        if self.lane.epoch > 0:
             self.lost += missing
-            self.step += missing
+            self.lane.step += missing
 
     def announce(self) -> None:
         self.cuts += 1
@@ -112,7 +103,7 @@ class Each(Turns):
 
     def _make_cut(self) -> list[Output]:
         requests = self._cut_requests
-        if not requests or not self.core.members.active() <= set(requests):
+        if not requests or not self.lane.members.active() <= set(requests):
             return []
         self.cuts_made = max(message.cut for message in requests.values())
         self._cut_requests = {}
@@ -121,11 +112,11 @@ class Each(Turns):
             self._saved_at,
             max(self._saved_at, *(message.version for message in requests.values())),
         )
-        return out if self._saved_at == before else [self.core.checkpoint(self._saved_at), *out]
+        return out if self._saved_at == before else [self.saver.checkpoint(self._saved_at), *out]
 
     def _open(self, message: wire.Message) -> list[Output]:
-        member = self.core.members[message.rank]
-        push = self.core.reader.opening(message)
+        member = self.lane.members[message.rank]
+        push = self.lane.reader.opening(message)
         if not push.samples:
             push.later, push.sparse, push.dense = {}, {}, {}
         if member.push is None:
@@ -137,19 +128,19 @@ class Each(Turns):
         return []
 
     def _apply_opening(self, push: Push) -> None:
-        for key, table in sorted(self.core.tables.items()):
+        for key, table in sorted(self.lane.tables.items()):
             grads = [push.sparse[key]] if key in push.sparse else []
             if isinstance(table, SparseTable) and (grads or table.spec.retention is not None):
-                table.apply(grads, np.float32(1), self.step)
+                table.apply(grads, np.float32(1), self.lane.step)
         for key, parts in sorted(push.dense.items()):
             for number, values in parts.items():
                 self._apply(key, number, values)
 
     def _piece(self, message: wire.Message) -> list[Output]:
-        push = self.core.members[message.rank].push
+        push = self.lane.members[message.rank].push
         if push is None:
             return []  # its opening got lost: the trainer will ask, and send both again
-        key, number, grad = self.core.reader.piece(message, push)
+        key, number, grad = self.lane.reader.piece(message, push)
         if (key, number) in push.applied:
             return [self._reply(message, self._piece_values(message.rank, key, number), wire.REPEATED)]
         self._apply(key, number, grad)
@@ -157,24 +148,24 @@ class Each(Turns):
         return [self._reply(message, self._piece_values(message.rank, key, number))]
 
     def _apply(self, key: int, number: int, grad: Floats) -> None:
-        table = self.core.tables[key]
+        table = self.lane.tables[key]
         assert isinstance(table, DenseTable)
-        table.apply(number, [(np.float32(1), grad)], 1, self.step + 1, table.spec.rule, in_place=True)
+        table.apply(number, [(np.float32(1), grad)], 1, self.lane.step + 1, table.spec.rule, in_place=True)
 
     def _piece_values(self, rank: int, key: int, number: int) -> list[wire.Part]:
         """New values for a piece's reply; in ssp they come when the trainer may have them."""
-        table = self.core.tables[key]
+        table = self.lane.tables[key]
         assert isinstance(table, DenseTable)
-        if self.core.mode.name == "ssp":
+        if self.lane.mode.name == "ssp":
             return []
-        return [self._part(rank, table, number, table.current)]
+        return [self.lane.part(rank, table, number, table.current)]
 
     def _complete(self, push: Push) -> list[Output]:
-        members, rank = self.core.members, push.message.rank
-        if push.message.version <= self.step:
-            self.staleness[self.step - push.message.version] += 1
+        members, rank = self.lane.members, push.message.rank
+        if push.message.version <= self.lane.step:
+            self.staleness[self.lane.step - push.message.version] += 1
         members[rank].note(push.message)
-        self.step += 1
+        self.lane.step += 1
         self._announce_if_due()
         self._ahead[rank] = push
         return self._let_go()
@@ -184,9 +175,9 @@ class Each(Turns):
         out: list[Output] = []
         for rank in [rank for rank in self._ahead if not self._is_ahead(rank)]:
             push = self._ahead.pop(rank)
-            brought = () if self.core.mode.name == "ssp" else push.later
-            keys = [key for key in sorted(self.core.tables) if key not in brought]
-            out.append(self._reply(push.message, self._newest(rank, keys)))
+            brought = () if self.lane.mode.name == "ssp" else push.later
+            keys = [key for key in sorted(self.lane.tables) if key not in brought]
+            out.append(self._reply(push.message, self.lane.newest(rank, keys)))
         return [*out, *self._answer_held()]
 
     def _again(self, message: wire.Message) -> list[Output]:
@@ -195,23 +186,20 @@ class Each(Turns):
         if waiting is not None and waiting.message.step == message.step and message.piece == 0:
             waiting.message.request = message.request
             return []
-        if self.core.mode.name != "ssp":
+        if self.lane.mode.name != "ssp":
             return [self._repeated(message)]
-        keys = [] if message.piece else sorted(self.core.tables)  # there pieces bring nothing
-        return [self._reply(message, self._newest(message.rank, keys), wire.REPEATED)]
+        keys = [] if message.piece else sorted(self.lane.tables)  # there pieces bring nothing
+        return [self._reply(message, self.lane.newest(message.rank, keys), wire.REPEATED)]
 
     def _is_ahead(self, rank: int) -> bool:
-        mode, members = self.core.mode, self.core.members
+        mode, members = self.lane.mode, self.lane.members
         return mode.name == "ssp" and members[rank].pushed - members.slowest > mode.bound
 
     def _announce_if_due(self) -> None:
-        every, members = self.core.save_every, self.core.members
-        if every is None or self.core.lane != 0 or every.unit == "s":
+        every, members = self.lane.save_every, self.lane.members
+        if every is None or self.lane.lane != 0 or every.unit == "s":
             return
         done = members.passes if every.unit == "pass" else members.slowest
         if done // every.n > self._announced_at // every.n:
             self._announced_at = done
             self.announce()
-
-    def pass_ended(self, moment: Save) -> list[Output]:
-        return []  # trainers do not end passes together: the checkpoint is announced instead

@@ -7,70 +7,55 @@ of a step at once (sync), or each on arrival (async, ssp, geo).
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
 from typing import Any, Callable
 
 import numpy as np
 
 from clusterctl.runtime.arrays import Floats
-from clusterctl.runtime.checkpoint.writer import Save
-from clusterctl.runtime.errors import RefusedError, RuntimeFailure, WireError
-from clusterctl.runtime.modes import Every, Mode
+from clusterctl.runtime.errors import BY_NAME, RefusedError, RuntimeFailure, WireError
 from clusterctl.runtime.pserver.asynchronous import Each
-from clusterctl.runtime.pserver.requests import Reader
-from clusterctl.runtime.pserver.saves import SaveBook
+from clusterctl.runtime.pserver.lane_state import LaneState, Output, Reply
+from clusterctl.runtime.pserver.saves import Saver
 from clusterctl.runtime.pserver.sync import AllTogether
-from clusterctl.runtime.pserver.trainers import Member, Members, Output, Reply, error_reply
+from clusterctl.runtime.pserver.trainers import Member
 from clusterctl.runtime.pserver.updates import Turns
 from clusterctl.runtime.store.dense import DenseTable
-from clusterctl.runtime.store.factory import CheckpointSource, Lender, ModelSource, TableMaker, Tables
-from clusterctl.runtime.table.sharding import Layout
+from clusterctl.runtime.store.factory import CheckpointSource, ModelSource, TableMaker
 from clusterctl.runtime.table.spec import TableSpec, spec_from_json
 from clusterctl.runtime.wire import messages as wire
-from clusterctl.runtime.wire.key_cache import KeyCache
 
 
-@dataclass
 class ServerCore:
-    """`lane` is one of `layout.lanes`; `greeting` goes into every reply to a hello.
+    """What follows from each message to a lane; `state` is what the lane knows.
 
-    `gone` are trainers without which the run goes on, by rank, with the pushes that they are known to have made.
+    `greeting` goes into every reply to a hello. `gone` are trainers without which the run goes on, by rank, with the
+    pushes that they are known to have made.
     """
 
-    lane: int
-    layout: Layout
-    trainers: int
-    seed: int = 0
-    mode: Mode = field(default_factory=Mode)
-    save_every: Every | None = None
-    half: bool = False
-    key_cache: bool = False
-    open_model: Callable[[str], ModelSource] | None = None
-    restored: CheckpointSource | None = None
-    lender: Lender | None = None
-    greeting: dict[str, Any] = field(default_factory=dict)
-    epoch: int = 0
-    gone: Mapping[int, int] = field(default_factory=dict)
-    tables: Tables = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        self.pserver = self.lane // self.layout.per_pserver
-        self.members = Members({rank: Member() for rank in range(self.trainers)})
-        place = self.layout.place_of(self.lane, "sparse")
-        self.reader = Reader(self.tables, KeyCache(self.key_cache), place, weighted=self.mode.name == "sync")
+    def __init__(
+        self,
+        state: LaneState,
+        open_model: Callable[[str], ModelSource] | None = None,
+        restored: CheckpointSource | None = None,
+        gone: Mapping[int, int] | None = None,
+    ) -> None:
+        self.state = state
+        self.members = state.members
+        self.tables = state.tables
+        self.greeting: dict[str, Any] = {}
         self._declared: dict[int, TableSpec] = {}
-        self._maker = TableMaker(
-            self.lane, self.layout, self.seed, self.mode, self.open_model, self.restored, self.lender
-        )
-        self.book = SaveBook()
-        self.turns: Turns = AllTogether(self) if self.mode.name == "sync" else Each(self)
-        if self.restored is not None:
-            self.members.restore(self.restored.cursors, self.trainers, self.restored.step)
-            self.turns.restore(self.restored.step)
+        self._is_restored = restored is not None
+        self._maker = TableMaker(state.lane, state.layout, state.seed, state.mode, open_model, restored, state.lender)
+        self._saver = Saver(state)
+        self._book = self._saver.book
+        policy = AllTogether if state.mode.name == "sync" else Each
+        self.turns: Turns = policy(state, self._saver, self._pull_again)
+        if restored is not None:
+            self.members.restore(restored.cursors, state.trainers, restored.step)
+            self.turns.restore(restored.step)
         self.gone_from: dict[int, int] = {}  # by rank, the first pass in which others take over what it would have read
-        for rank, pushes in self.gone.items():
+        for rank, pushes in (gone or {}).items():
             self.turns.catch_up(rank, pushes, self.members[rank].cursor)
             self._go_on_without(rank)
             self.members[rank].left = True
@@ -95,7 +80,7 @@ class ServerCore:
         except RuntimeFailure as failure:
             return [Reply(rank, error_reply(message, failure))]
 
-    def handle_held(self, pull: wire.Message) -> list[Output]:
+    def _pull_again(self, pull: wire.Message) -> list[Output]:
         """As `handle`, for a pull that came before and had to wait; nobody waits for that of a trainer that died."""
         if pull.attempt < self.members[pull.rank].attempt:
             return []
@@ -106,11 +91,11 @@ class ServerCore:
 
     def saved(self, tag: str) -> list[Output]:
         """The file of `tag` is in place: answers who waited for it."""
-        return [Reply(m.rank, m.answer(wire.OK)) for m in self.book.finish(tag)]
+        return [Reply(m.rank, m.answer(wire.OK)) for m in self._book.finish(tag)]
 
     def begin_epoch(self, epoch: int) -> list[Output]:
         """Others begin again: what was said before is refused from now on."""
-        self.epoch = epoch
+        self.state.epoch = epoch
         return []
 
     def lose(self, ranks: Iterable[int]) -> list[Output]:
@@ -133,7 +118,7 @@ class ServerCore:
     @property
     def step(self) -> int:
         """Steps applied (sync), or pushes of all trainers (other modes)."""
-        return self.turns.step
+        return self.state.step
 
     def _admit(self, rank: int, message: wire.Message) -> None:
         member = self.members.by_rank.get(rank)
@@ -141,8 +126,10 @@ class ServerCore:
             raise RefusedError(f"a message says it is of trainer {message.rank}, its key belongs to trainer {rank}")
         if message.kind not in self._handlers:
             raise RefusedError(f"trainer {rank} sent a message of kind {message.kind}, which is not a request")
-        if message.kind != wire.HELLO and message.epoch != self.epoch:
-            raise RefusedError(f"trainer {rank} speaks in epoch {message.epoch}, the job is in epoch {self.epoch}")
+        if message.kind != wire.HELLO and message.epoch != self.state.epoch:
+            raise RefusedError(
+                f"trainer {rank} speaks in epoch {message.epoch}, the job is in epoch {self.state.epoch}"
+            )
         if message.attempt < member.attempt:
             raise RefusedError(f"attempt {message.attempt} of trainer {rank} was replaced by attempt {member.attempt}")
         if message.attempt > member.attempt and message.kind not in (wire.HELLO, wire.PROBE):
@@ -157,22 +144,22 @@ class ServerCore:
 
     def _hello(self, message: wire.Message) -> list[Output]:
         member, info = self.members[message.rank], message.json()
-        if info.get("trainers") != self.trainers:
+        if info.get("trainers") != self.state.trainers:
             raise RefusedError(
-                f"trainer {message.rank} counts {info.get('trainers')} trainers, this pserver {self.trainers}"
+                f"trainer {message.rank} counts {info.get('trainers')} trainers, this pserver {self.state.trainers}"
             )
         member.attempt = message.attempt
         facts: dict[str, Any] = {
             **self.greeting,
-            "shared": None if self.lender is None else self.lender.greeting(message.rank),
-            "pserver": self.pserver,
-            "pservers": self.layout.pservers,
-            "lanes": [self.layout.dense, self.layout.sparse],
-            "mode": str(self.mode),
-            "seed": self.seed,
-            "half": self.half,
-            "key_cache": self.key_cache,
-            "restored": self.restored is not None,
+            "shared": None if self.state.lender is None else self.state.lender.greeting(message.rank),
+            "pserver": self.state.pserver,
+            "pservers": self.state.layout.pservers,
+            "lanes": [self.state.layout.dense, self.state.layout.sparse],
+            "mode": str(self.state.mode),
+            "seed": self.state.seed,
+            "half": self.state.half,
+            "key_cache": self.state.key_cache,
+            "restored": self._is_restored,
             "used": self.turns.is_used_by(message.rank),
             "left": member.left,
             "gone": self._gone(),
@@ -184,7 +171,7 @@ class ServerCore:
             "cut": self.turns.cuts,
             "cuts_made": self.turns.cuts_made,
         }
-        return [Reply(message.rank, message.answer(wire.OK, epoch=self.epoch, parts=[wire.json_part(facts)]))]
+        return [Reply(message.rank, message.answer(wire.OK, epoch=self.state.epoch, parts=[wire.json_part(facts)]))]
 
     def _create(self, message: wire.Message) -> list[Output]:
         spec = spec_from_json(message.json())
@@ -213,67 +200,43 @@ class ServerCore:
             raise WireError("a pull asks for the same values twice")
         out: list[wire.Part] = []
         for part in message.parts:
-            table = self.reader.table(part.table)
+            table = self.state.reader.table(part.table)
             if isinstance(table, DenseTable):
                 if part.kind != wire.DENSE:
                     raise WireError(f"a pull of table {table.spec.name!r} asks for the wrong kind of part")
-                out += self.turns.values(message.rank, table, table.at(version))
+                out += self.state.parts(message.rank, table, table.at(version))
             else:
-                rows = table.pull(self.reader.ids(table, part, message.rank), version)
+                rows = table.pull(self.state.reader.ids(table, part, message.rank), version)
                 out.append(self._rows_part(message.rank, part, rows))
         return out
 
     def _rows_part(self, rank: int, asked: wire.Part, rows: Floats) -> wire.Part:
-        if self.lender is not None and asked.position is not None:
-            room = self.lender.room(rank, asked.position, rows.nbytes)
+        if self.state.lender is not None and asked.position is not None:
+            room = self.state.lender.room(rank, asked.position, rows.nbytes)
             if room is not None:
                 room[:] = rows.reshape(-1).view(np.uint8)
                 return wire.Part(wire.ROWS, rows, asked.table, 0, asked.position)
-        return wire.Part(wire.ROWS16 if self.half else wire.ROWS, rows, asked.table)
+        return wire.Part(wire.ROWS16 if self.state.half else wire.ROWS, rows, asked.table)
 
     def _save(self, message: wire.Message) -> list[Output]:
         tag, at_pass_end = str(message.json().get("tag", "")), bool(message.flags & wire.END_OF_PASS)
         gone = [wire.json_part({"gone": self._gone()})] if self.gone_from else []
         done = Reply(message.rank, message.answer(wire.OK, parts=gone))
-        if self.book.ask(tag, message, at_pass_end):
+        if self._book.ask(tag, message, at_pass_end):
             return [done]
-        out = self.due_saves(force=False)
+        out = self._saver.due(force=False)
         if at_pass_end:
             return [*out, done]
-        self.book.wait(tag, message)
+        self._book.wait(tag, message)
         return out
 
     def _gone(self) -> list[tuple[int, int]]:
         return sorted(self.gone_from.items())
 
-    def due_saves(self, force: bool) -> list[Output]:
-        """The saves that trainers asked for and that are due now; with `force` also what only some asked for."""
-        out: list[Output] = []
-        due = self.book.due(self.members.active(), force) if self.book.has_requests else []
-        moment = self.moment() if due else None
-        for tag, whole_pass in due:
-            assert moment is not None
-            out.append(replace(moment, tag=tag, pass_=max(0, self.members.most_passes - 1)))
-            self.book.saved_step = self.step
-            if whole_pass and self.save_every is not None and self.save_every.is_pass(self.members.most_passes):
-                out += self.turns.pass_ended(moment)
-        return out
-
-    def moment(self) -> Save:
-        """Copies of all tables as they are now, for saves of any tag."""
-        began = time.perf_counter()
-        tables = tuple(table.frozen() for _, table in sorted(self.tables.items()))
-        return Save("", self.step, 0, tables, pause_s=time.perf_counter() - began)
-
-    def checkpoint(self, step: int, moment: Save | None = None) -> Save:
-        """A checkpoint of this moment, with the trainers' cursors."""
-        made = replace(moment or self.moment(), tag=f"step-{step:09d}", step=step, pass_=self.members.passes)
-        return replace(made, checkpoint=True, cursors=self.members.cursors())
-
     def _bye(self, message: wire.Message) -> list[Output]:
         out = self._let_go(self.members[message.rank])
-        if self.book.writing:
-            self.book.wait(self.book.writing[-1], message)
+        if self._book.writing:
+            self._book.wait(self._book.writing[-1], message)
             return out
         return [*out, Reply(message.rank, message.answer(wire.OK))]
 
@@ -281,14 +244,20 @@ class ServerCore:
         """Nothing more comes of a trainer; what only the last one knew of is saved."""
         member.left, member.push = True, None
         out = self.turns.someone_left()
-        out += self.due_saves(force=False)
+        out += self._saver.due(force=False)
         if not self.members.active():
-            if self.tables and self.book.saved_step != self.step:
-                self.book.ask_for_all(self.book.unfinished_pass(self.members.most_passes))
-            out += self.due_saves(force=True)
+            if self.tables and self._book.saved_step != self.step:
+                self._book.ask_for_all(self._book.unfinished_pass(self.members.most_passes))
+            out += self._saver.due(force=True)
         return out
 
     def _probe(self, message: wire.Message) -> list[Output]:
-        held = {m.request for m in [*self.turns.held(message.rank), *self.book.waiting()] if m.rank == message.rank}
+        held = {m.request for m in [*self.turns.held(message.rank), *self._book.waiting()] if m.rank == message.rank}
         facts = {"held": sorted(held), "waiting": self.turns.waited_for(), "step": self.step}
         return [Reply(message.rank, message.answer(wire.STATE, parts=[wire.json_part(facts)]))]
+
+
+def error_reply(message: wire.Message, failure: RuntimeFailure) -> wire.Message:
+    name = type(failure).__name__
+    known = name if name in BY_NAME else "RefusedError"
+    return message.answer(wire.ERROR, parts=[wire.json_part({"error": known, "message": str(failure)})])

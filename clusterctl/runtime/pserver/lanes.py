@@ -22,7 +22,7 @@ import zmq
 from clusterctl.runtime.checkpoint.writer import Save
 from clusterctl.runtime.errors import WireError
 from clusterctl.runtime.pserver.core import ServerCore
-from clusterctl.runtime.pserver.trainers import Output, Reply
+from clusterctl.runtime.pserver.lane_state import Output, Reply
 from clusterctl.runtime.shm.server import Sharing
 from clusterctl.runtime.wire import messages as wire
 from clusterctl.runtime.wire.auth import rank_of
@@ -68,8 +68,8 @@ class Lane:
         self._lock = threading.Lock()
         self._on_second = on_second
         self._second_s = 0.0
-        every = core.save_every
-        self._cut_every_s = every.n if every is not None and every.unit == "s" and core.lane == 0 else 0.0
+        every = core.state.save_every
+        self._cut_every_s = every.n if every is not None and every.unit == "s" and core.state.lane == 0 else 0.0
         self._cut_s = clock()
         address = f"inproc://lane-{id(self):x}"
         router.bind(address)
@@ -179,7 +179,7 @@ class Lane:
     def _refuse(self, reason: str) -> None:
         self.refused[reason] += 1
         if self.refused[reason] == 1 and len(self.refused) <= 100:
-            sys.stderr.write(f"pserver {self.core.pserver}: refused {reason}\n")
+            sys.stderr.write(f"pserver {self.core.state.pserver}: refused {reason}\n")
 
 
 class Server:
@@ -234,8 +234,8 @@ class Server:
         """A lane's part of a save; when all lanes that have tables have given theirs, the file is written."""
         with self._lock:
             parts = self._parts.setdefault(save.tag, {})
-            parts[lane.core.lane] = save
-            if any(other.core.tables and other.core.lane not in parts for other in self.lanes):
+            parts[lane.core.state.lane] = save
+            if any(other.core.tables and other.core.state.lane not in parts for other in self.lanes):
                 return
             del self._parts[save.tag]
         tables = tuple(table for _, part in sorted(parts.items()) for table in part.tables)

@@ -22,8 +22,8 @@ from clusterctl.runtime.checkpoint.writer import Save, write_save
 from clusterctl.runtime.environment import Environment
 from clusterctl.runtime.modes import Every, Mode
 from clusterctl.runtime.pserver.core import ServerCore
+from clusterctl.runtime.pserver.lane_state import LaneState, Output
 from clusterctl.runtime.pserver.lanes import Lane, Server
-from clusterctl.runtime.pserver.trainers import Output
 from clusterctl.runtime.shm import region
 from clusterctl.runtime.shm.server import Sharing
 from clusterctl.runtime.store.factory import CheckpointSource, ModelSource
@@ -109,7 +109,7 @@ class PServer:
             self._do(answer)
 
     def _lose(self, core: ServerCore, ranks: list[int]) -> list[Output]:
-        for rank in ranks if core.lane == 0 else ():
+        for rank in ranks if core.state.lane == 0 else ():
             if rank in core.members.by_rank and not core.members[rank].left:
                 text = core.members[rank].farewell(rank, core.members.most_passes)
                 say(text)
@@ -168,7 +168,7 @@ class PServer:
         env, spec = self._env, self._env.spec
         router: zmq.Socket[bytes] = open_router(self._context, self._keys)
         self.ports.append(bind_first_free(router, spec.ports.port, spec.address))
-        core = ServerCore(
+        state = LaneState(
             lane=lane,
             layout=self.layout,
             trainers=spec.training.trainers,
@@ -177,12 +177,11 @@ class PServer:
             save_every=_save_every(spec.saving),
             half=spec.training.wire == "float16",
             key_cache=spec.training.key_cache,
-            open_model=self._open_model,
-            restored=restored,
             lender=self._sharing,
             epoch=spec.epoch,
-            gone={int(rank): step for rank, step in spec.recover.left.items()} if spec.recover else {},
         )
+        gone = {int(rank): step for rank, step in spec.recover.left.items()} if spec.recover else {}
+        core = ServerCore(state, self._open_model, restored, gone)
         return Lane(core, router, self._take, env.secure, self._sharing, self._tell)
 
     def _take(self, lane: Lane, save: Save) -> None:

@@ -1,10 +1,13 @@
-"""Which saves were asked for, by whom, and which are done: the bookkeeping of one lane."""
+"""The saves of one lane: which were asked for, by whom, which are done; and the copies of its tables that they take."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import time
+from dataclasses import dataclass, field, replace
 
+from clusterctl.runtime.checkpoint.writer import Save
 from clusterctl.runtime.modes import check_tag
+from clusterctl.runtime.pserver.lane_state import LaneState, Output
 from clusterctl.runtime.wire import messages as wire
 
 
@@ -78,3 +81,43 @@ class SaveBook:
             self.writing.remove(tag)
         self._done.add(tag)
         return self._waiters.pop(tag, [])
+
+
+class Saver:
+    """Takes the saves of a lane that are due; `book` knows which are."""
+
+    def __init__(self, lane: LaneState) -> None:
+        self.book = SaveBook()
+        self._lane = lane
+
+    def due(self, force: bool) -> list[Output]:
+        """The saves that trainers asked for and that are due now; with `force` also what only some asked for."""
+        lane = self._lane
+        out: list[Output] = []
+        due = self.book.due(lane.members.active(), force) if self.book.has_requests else []
+        moment = self._moment() if due else None
+        for tag, whole_pass in due:
+            assert moment is not None
+            passes = lane.members.most_passes
+            out.append(replace(moment, tag=tag, pass_=max(0, passes - 1)))
+            self.book.saved_step = lane.step
+            if whole_pass and self._is_checkpoint(passes):
+                out.append(self.checkpoint(lane.step, moment))
+        return out
+
+    def checkpoint(self, step: int, moment: Save | None = None) -> Save:
+        """A checkpoint of this moment, with the trainers' cursors; `moment` has copies made just now."""
+        members = self._lane.members
+        made = replace(moment or self._moment(), tag=f"step-{step:09d}", step=step, pass_=members.passes)
+        return replace(made, checkpoint=True, cursors=members.cursors())
+
+    def _moment(self) -> Save:
+        """Copies of all tables as they are now, for saves of any tag."""
+        began = time.perf_counter()
+        tables = tuple(table.frozen() for _, table in sorted(self._lane.tables.items()))
+        return Save("", self._lane.step, 0, tables, pause_s=time.perf_counter() - began)
+
+    def _is_checkpoint(self, passes: int) -> bool:
+        """Whether the save at the end of a pass is a checkpoint too: only where trainers end passes together."""
+        every = self._lane.save_every
+        return self._lane.mode.name == "sync" and every is not None and every.is_pass(passes)

@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
-from clusterctl.runtime.checkpoint.writer import Save
 from clusterctl.runtime.errors import RefusedError
+from clusterctl.runtime.pserver.lane_state import LaneState, Output
 from clusterctl.runtime.pserver.requests import Push
-from clusterctl.runtime.pserver.trainers import Member, Output
-from clusterctl.runtime.pserver.updates import Turns
+from clusterctl.runtime.pserver.saves import Saver
+from clusterctl.runtime.pserver.trainers import Member
+from clusterctl.runtime.pserver.updates import AnswerPull, Turns
 from clusterctl.runtime.store.dense import DenseTable, Weighted
 from clusterctl.runtime.store.factory import Tables
 from clusterctl.runtime.store.sparse import SparseTable
 from clusterctl.runtime.wire import messages as wire
-
-if TYPE_CHECKING:
-    from clusterctl.runtime.pserver.core import ServerCore
 
 
 class Step:
@@ -54,53 +50,50 @@ class AllTogether(Turns):
     the table is applied at once; the step is done when all parts are.
     """
 
-    def __init__(self, core: ServerCore) -> None:
-        super().__init__(core)
+    def __init__(self, lane: LaneState, saver: Saver, answer_pull: AnswerPull) -> None:
+        super().__init__(lane, saver, answer_pull)
         self._due_cuts: set[int] = set()
         self._missing: Member | None = None
         self._expect_all()
         self._now: Step | None = None  # from the moment when all trainers' pushes have opened
 
     def push(self, message: wire.Message) -> list[Output]:
-        member = self.core.members[message.rank]
-        if message.step < self.step:
+        member = self.lane.members[message.rank]
+        if message.step < self.lane.step:
             return [self._repeated(message)]
-        if message.step > self.step or member.left:
+        if message.step > self.lane.step or member.left:
             raise RefusedError(
-                f"trainer {message.rank} pushes step {message.step}, pserver {self.core.pserver} is at {self.step}"
+                f"trainer {message.rank} pushes step {message.step}, pserver {self.lane.pserver} is at {self.lane.step}"
             )
         if message.piece:
             return self._piece(message)
         return self._open(member, message)
 
     def must_wait(self, pull: wire.Message) -> bool:
-        return pull.version != wire.NEWEST and pull.version > self.step
+        return pull.version != wire.NEWEST and pull.version > self.lane.step
 
     def version(self, pull: wire.Message) -> int | None:
         if pull.version == wire.NEWEST:
             return None
-        if pull.version < self.step - 1:
+        if pull.version < self.lane.step - 1:
             raise RefusedError(
-                f"trainer {pull.rank} pulls version {pull.version}, pserver {self.core.pserver} is at {self.step}"
+                f"trainer {pull.rank} pulls version {pull.version}, pserver {self.lane.pserver} is at {self.lane.step}"
             )
         return pull.version
 
     def waited_for(self) -> list[int]:
-        return [rank for rank, member in self.core.members.by_rank.items() if member.is_awaited]
+        return [rank for rank, member in self.lane.members.by_rank.items() if member.is_awaited]
 
     def next_step(self, rank: int) -> int:
-        return self.step
+        return self.lane.step
 
     def join_late(self, message: wire.Message) -> None:
-        if not self.core.tables:
-            self.step = max(self.step, message.step)
+        if not self.lane.tables:
+            self.lane.step = max(self.lane.step, message.step)
 
     def announce(self) -> None:
         """Trainers hear of it at the end of this step, and tell all lanes with their next push."""
-        self.cuts = self.step + 2
-
-    def pass_ended(self, moment: Save) -> list[Output]:
-        return [self.core.checkpoint(self.step, moment)]
+        self.cuts = self.lane.step + 2
 
     def someone_left(self) -> list[Output]:
         """What was to come of a trainer that left comes no more; what came of it before is applied."""
@@ -112,12 +105,12 @@ class AllTogether(Turns):
         return [output for part in waiting for output in self._apply(now, *part)] + self._finish_if_done(now)
 
     def _open(self, member: Member, message: wire.Message) -> list[Output]:
-        push = self.core.reader.opening(message)
+        push = self.lane.reader.opening(message)
         if member.push is not None and not self._replaces(member.push, push):
             member.push.message.request = message.request  # the first one counts, the newest is answered
             return []
         member.push = push
-        if message.cut > self.step:
+        if message.cut > self.lane.step:
             self._due_cuts.add(message.cut)
         return self._advance()
 
@@ -130,22 +123,22 @@ class AllTogether(Turns):
         if earlier.announces() != push.announces():
             raise RefusedError(
                 f"attempt {push.message.attempt} of trainer {push.message.rank} pushes other things in step "
-                f"{self.step} than attempt {earlier.message.attempt} did: the program does not repeat itself"
+                f"{self.lane.step} than attempt {earlier.message.attempt} did: the program does not repeat itself"
             )
         return False
 
     def _piece(self, message: wire.Message) -> list[Output]:
-        push = self.core.members[message.rank].push
+        push = self.lane.members[message.rank].push
         if push is None:
             return []  # its opening got lost: the trainer will ask, and send both again
-        key, number, grad = self.core.reader.piece(message, push)
+        key, number, grad = self.lane.reader.piece(message, push)
         if push.samples == 0:
             return [self._reply(message, [])]
-        table = self.core.tables[key]
+        table = self.lane.tables[key]
         assert isinstance(table, DenseTable)
         now = self._now
         if now is not None and number not in now.left_over.get(key, ()):
-            return [self._reply(message, [self._part(message.rank, table, number, table.previous)], wire.REPEATED)]
+            return [self._reply(message, [self.lane.part(message.rank, table, number, table.previous)], wire.REPEATED)]
         message.parts = []
         push.asked[key, number] = message
         push.dense.setdefault(key, {})[number] = grad
@@ -156,13 +149,13 @@ class AllTogether(Turns):
         pushes = [] if self._is_incomplete() else self._pushes()
         if not pushes:
             return []
-        out = self.core.due_saves(force=True)
-        now = self._now = Step(pushes, self.core.tables)
-        for key, table in sorted(self.core.tables.items()):
+        out = self.saver.due(force=True)
+        now = self._now = Step(pushes, self.lane.tables)
+        for key, table in sorted(self.lane.tables.items()):
             if isinstance(table, SparseTable):
                 grads = [push.sparse[key] for push in now.weighty if key in push.sparse]
                 if grads or table.spec.retention is not None:
-                    table.apply(grads, np.float32(now.total), self.step)
+                    table.apply(grads, np.float32(now.total), self.lane.step)
         for key, numbers in now.left_over.items():
             for number in sorted(numbers):
                 out += self._apply(now, key, number)
@@ -176,11 +169,11 @@ class AllTogether(Turns):
 
     def _expect_all(self) -> None:
         """A step begins: everyone's push is missing."""
-        self._not_looked_at = iter(self.core.members.by_rank.values())
+        self._not_looked_at = iter(self.lane.members.by_rank.values())
         self._missing = next(self._not_looked_at, None)
 
     def _pushes(self) -> list[Push]:
-        return [m.push for m in self.core.members.by_rank.values() if m.push is not None]
+        return [m.push for m in self.lane.members.by_rank.values() if m.push is not None]
 
     def _apply(self, now: Step, key: int, number: int) -> list[Output]:
         """Applies a part if all gradients of it are there; answers the pieces that brought them."""
@@ -191,10 +184,10 @@ class AllTogether(Turns):
             if grad is None:
                 return []
             grads.append((push.weight, grad))
-        table = self.core.tables[key]
+        table = self.lane.tables[key]
         assert isinstance(table, DenseTable)
         if grads:
-            table.apply(number, grads, now.total, self.step + 1, table.spec.rule, in_place=False)
+            table.apply(number, grads, now.total, self.lane.step + 1, table.spec.rule, in_place=False)
         else:
             table.keep(number)
         now.left_over[key].discard(number)
@@ -203,7 +196,7 @@ class AllTogether(Turns):
             del push.dense[key][number]
             request = push.asked.pop((key, number), None)
             if request is not None:
-                fresh = self._part(request.rank, table, number, table.previous)  # `finish` makes it the current one
+                fresh = self.lane.part(request.rank, table, number, table.previous)  # `finish` makes it the current one
                 out.append(self._reply(request, [fresh]))
         return out
 
@@ -212,21 +205,21 @@ class AllTogether(Turns):
             return []
         self._now = None
         for key in now.left_over:
-            table = self.core.tables[key]
+            table = self.lane.tables[key]
             assert isinstance(table, DenseTable)
-            table.finish(self.step)
-        self.step += 1
+            table.finish(self.lane.step)
+        self.lane.step += 1
         for push in now.pushes:
-            self.core.members[push.message.rank].note(push.message)
+            self.lane.members[push.message.rank].note(push.message)
         self._expect_all()
-        out, passes, keys = self._make_cuts(), self.core.members.passes, list(now.left_over)
+        out, passes, keys = self._make_cuts(), self.lane.members.passes, list(now.left_over)
         for push in now.pushes:
             rest = [key for key in keys if key not in push.later] if push.later else keys
-            out.append(self._reply_in(passes, push.message, self._newest(push.message.rank, rest)))
+            out.append(self._reply_in(passes, push.message, self.lane.newest(push.message.rank, rest)))
         return out + self._answer_held()
 
     def _make_cuts(self) -> list[Output]:
-        every = self.core.save_every
-        due = self.step in self._due_cuts or (every is not None and every.is_step(self.step))
-        self._due_cuts.discard(self.step)
-        return [self.core.checkpoint(self.step)] if due else []
+        every = self.lane.save_every
+        due = self.lane.step in self._due_cuts or (every is not None and every.is_step(self.lane.step))
+        self._due_cuts.discard(self.lane.step)
+        return [self.saver.checkpoint(self.lane.step)] if due else []

@@ -1,22 +1,12 @@
-"""What comes out of the core, and what it knows of each trainer."""
+"""What a lane knows of each trainer."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Union
+from typing import Any
 
-from clusterctl.runtime.checkpoint.writer import Save
-from clusterctl.runtime.errors import BY_NAME, RuntimeFailure
 from clusterctl.runtime.pserver.requests import Push
 from clusterctl.runtime.wire import messages as wire
-
-
-class Reply(NamedTuple):
-    rank: int
-    message: wire.Message
-
-
-Output = Union[Reply, Save]
 
 
 @dataclass
@@ -119,9 +109,3 @@ class Members:
             at = cursors[rank] if same else {"step": step, "pass": pass_, "batch": 0, "passes": pass_}
             member.pushed, member.passes = int(at["step"]), int(at["passes"])
             member.cursor = (int(at["pass"]), int(at["batch"]))
-
-
-def error_reply(message: wire.Message, failure: RuntimeFailure) -> wire.Message:
-    name = type(failure).__name__
-    known = name if name in BY_NAME else "RefusedError"
-    return message.answer(wire.ERROR, parts=[wire.json_part({"error": known, "message": str(failure)})])

@@ -15,9 +15,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from clusterctl.runtime.arrays import Bits, Ids
-
 from clusterctl.common.run_spec import Ports
+from clusterctl.runtime.arrays import Bits, Ids
 
 BLOCK_ELEMENTS = 65_536
 SLOTS = 1_024

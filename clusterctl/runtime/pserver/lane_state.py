@@ -1,0 +1,78 @@
+"""What one lane knows, shared by its core, its update policy and its saver; and what a lane gives out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import NamedTuple, Union
+
+import numpy as np
+
+from clusterctl.runtime.arrays import Floats
+from clusterctl.runtime.checkpoint.writer import Save
+from clusterctl.runtime.modes import Every, Mode
+from clusterctl.runtime.pserver.requests import Reader
+from clusterctl.runtime.pserver.trainers import Member, Members
+from clusterctl.runtime.store.dense import DenseTable
+from clusterctl.runtime.store.factory import Lender, Tables
+from clusterctl.runtime.table.sharding import Layout
+from clusterctl.runtime.wire import messages as wire
+from clusterctl.runtime.wire.key_cache import KeyCache
+
+
+class Reply(NamedTuple):
+    rank: int
+    message: wire.Message
+
+
+Output = Union[Reply, Save]
+
+
+@dataclass
+class LaneState:
+    """`lane` is one of `layout.lanes`; `step` counts steps applied (sync), or pushes of all trainers (other modes)."""
+
+    lane: int
+    layout: Layout
+    trainers: int
+    seed: int = 0
+    mode: Mode = field(default_factory=Mode)
+    save_every: Every | None = None
+    half: bool = False
+    key_cache: bool = False
+    lender: Lender | None = None
+    epoch: int = 0
+    step: int = 0
+    tables: Tables = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.pserver = self.lane // self.layout.per_pserver
+        self.members = Members({rank: Member() for rank in range(self.trainers)})
+        place = self.layout.place_of(self.lane, "sparse")
+        self.reader = Reader(self.tables, KeyCache(self.key_cache), place, weighted=self.mode.name == "sync")
+
+    def part(self, rank: int, table: DenseTable, number: int, run: Floats) -> wire.Part:
+        """A part of `run`, the lane's run of a table, for a trainer: where it is in shared memory, or what it holds."""
+        start, stop = table.bounds(number)
+        key, values, offset = table.spec.key, run[start:stop], table.start + start
+        position = None if self.lender is None else self.lender.position(rank, self.lane, key, values)
+        if position is not None:
+            return wire.Part(wire.DENSE, values, key, offset, position)
+        if self.half:
+            return wire.Part(wire.DENSE16, values.astype(np.float16), key, offset)
+        if self.mode.name != "sync":  # there values change in place, perhaps before these have left
+            values = values.copy()
+        return wire.Part(wire.DENSE, values, key, offset)
+
+    def parts(self, rank: int, table: DenseTable, run: Floats) -> list[wire.Part]:
+        """All of `run`, the lane's run of a table, as the parts of a reply."""
+        return [self.part(rank, table, number, run) for number in range(table.parts)]
+
+    def newest(self, rank: int, keys: Iterable[int]) -> list[wire.Part]:
+        """The newest values of dense tables, as far as this lane has them."""
+        parts: list[wire.Part] = []
+        for key in keys:
+            table = self.tables.get(key)
+            if isinstance(table, DenseTable):
+                parts += self.parts(rank, table, table.current)
+        return parts
