@@ -298,3 +298,53 @@ def test_no_tracked_file_names_a_place_of_this_machine() -> None:
         if place.encode() in (ROOT / path).read_bytes()
     ]
     assert named == []
+
+
+# Inside of the runtime: who may import whom, arrays and errors apart, which everybody may.
+
+INSIDE_RUNTIME = {
+    "errors": (),
+    "arrays": (),
+    "environment": (),
+    "modes": (),
+    "supervisor_socket": (),
+    "table": (),
+    "wire": (),
+    "shm": ("wire",),
+    "store": ("modes", "table"),
+    "checkpoint": ("environment", "table"),
+    "pserver": ("checkpoint", "environment", "modes", "shm", "store", "supervisor_socket", "table", "wire"),
+    "trainer": ("environment", "modes", "shm", "store", "supervisor_socket", "table", "wire"),
+    "local": ("checkpoint", "environment", "pserver", "store", "table", "trainer", "wire"),
+    "connector": ("environment", "local", "supervisor_socket", "trainer"),
+}
+
+
+def runtime_arrows() -> Iterator[tuple[str, str]]:
+    """From which folder (or module beside them) to which other one something is imported."""
+    for module in modules():
+        if not module.startswith("runtime."):
+            continue
+        part = module.split(".")[1]
+        targets = {found.split(".")[1] for found in ours(module) if found.startswith("runtime.")}
+        yield from ((part, target) for target in targets - {part, "arrays", "errors"})
+
+
+def test_the_table_knows_every_part_of_the_runtime() -> None:
+    assert {module.split(".")[1] for module in modules() if module.startswith("runtime.")} == set(INSIDE_RUNTIME)
+
+
+def test_the_parts_of_the_runtime_import_exactly_what_the_table_says() -> None:
+    assert sorted(set(runtime_arrows())) == sorted((part, to) for part, tos in INSIDE_RUNTIME.items() for to in tos)
+
+
+def test_the_arrows_of_the_runtime_point_down() -> None:
+    parts = list(INSIDE_RUNTIME)
+    assert all(parts.index(to) < parts.index(part) for part, tos in INSIDE_RUNTIME.items() for to in tos)
+
+
+def test_every_public_name_of_the_runtime_is_found_where_it_says() -> None:
+    from clusterctl import runtime
+
+    assert {name for name in runtime.__all__ if getattr(runtime, name) is None} == set()
+    assert set(runtime.__all__) == set(runtime._HOMES)
