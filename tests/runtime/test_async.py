@@ -37,8 +37,8 @@ def test_async_converges_and_counts_the_staleness_of_every_push(tmp_path: Path) 
         errors = cluster.train(regression)
         for core in cluster.cores:
             assert core.step == 540
-            assert sum(core.turns.staleness.values()) == 540
-            assert max(core.turns.staleness) >= 1
+            assert sum(core.policy.staleness.values()) == 540
+            assert max(core.policy.staleness) >= 1
         assert {r["tag"] for r in cluster.receipts} == {"pass-00000", "pass-00001", "pass-00002"}
     assert min(errors) < 0.05
     model: Any = load_model(tmp_path / "output" / "pass-00002")
@@ -62,7 +62,7 @@ def test_a_slow_trainer_holds_nobody_up(tmp_path: Path) -> None:
     with thread_cluster(tmp_path, 2, 3, mode="async") as cluster:
         assert cluster.train(program) == [40, 40, 40]
         assert cluster.cores[0].step == 120
-        assert max(cluster.cores[0].turns.staleness) >= 70
+        assert max(cluster.cores[0].policy.staleness) >= 70
 
 
 def test_one_async_trainer_gives_the_bits_of_plain_sgd(tmp_path: Path) -> None:

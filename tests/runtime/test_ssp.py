@@ -16,7 +16,7 @@ import pytest
 from clusterctl.runtime import SGD
 from clusterctl.runtime.errors import UseError
 from clusterctl.runtime.modes import Mode
-from clusterctl.runtime.pserver.asynchronous import Each
+from clusterctl.runtime.pserver.asynchronous import AsyncUpdates
 from clusterctl.runtime.pserver.core import ServerCore
 from clusterctl.runtime.pserver.lane_state import LaneState, Output, Reply
 from clusterctl.runtime.table.initializers import zeros
@@ -162,7 +162,7 @@ def test_the_staleness_of_every_push_is_counted(tmp_path: Path) -> None:
         for rank in order:
             next(batches[rank])
             sessions[rank].push({tables[rank]: np.ones(3)}, samples=1)
-        assert cluster.cores[0].turns.staleness == expected
+        assert cluster.cores[0].policy.staleness == expected
     assert max(expected) > 3
 
 
@@ -221,9 +221,9 @@ def test_a_trainer_that_comes_late_stops_for_the_checkpoint_for_which_the_others
 
         ahead = threading.Thread(target=early, daemon=True)
         ahead.start()
-        turns = cluster.cores[0].turns
-        assert isinstance(turns, Each)
-        assert wait_until(lambda: 0 in turns._cut_requests)
+        policy = cluster.cores[0].policy
+        assert isinstance(policy, AsyncUpdates)
+        assert wait_until(lambda: 0 in policy._cut_requests)
         with cluster.session(1) as ps:
             assert program(ps) == 3
         assert wait_until(lambda: any(receipt["tag"].startswith("step-") for receipt in cluster.receipts))

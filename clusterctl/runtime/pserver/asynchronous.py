@@ -10,13 +10,13 @@ from clusterctl.runtime.modes import WINDOWS
 from clusterctl.runtime.pserver.lane_state import LaneState, Output
 from clusterctl.runtime.pserver.requests import Push
 from clusterctl.runtime.pserver.saves import Saver
-from clusterctl.runtime.pserver.updates import AnswerPull, Turns
+from clusterctl.runtime.pserver.updates import AnswerPull, UpdatePolicy
 from clusterctl.runtime.store.dense import DenseTable
 from clusterctl.runtime.store.sparse import SparseTable
 from clusterctl.runtime.wire import messages as wire
 
 
-class Each(Turns):
+class AsyncUpdates(UpdatePolicy):
     """Pushes of a trainer come in order; one that is out of turn is not answered, and what got lost comes again.
 
     How many pushes of others came in between is counted: the staleness. In ssp, values are given only while the

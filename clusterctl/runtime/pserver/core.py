@@ -1,7 +1,7 @@
 """A lane of a parameter server without sockets, deadlines, files or environment: messages in, replies and saves out.
 
 The ZeroMQ process and local mode drive this very class. A lane owns disjoint pieces of the tables, and shares nothing
-with other lanes. Not thread-safe: one thread calls it. How pushes become updates is in `turns`: all trainers' pushes
+with other lanes. Not thread-safe: one thread calls it. How pushes become updates is in `updates`: all trainers' pushes
 of a step at once (sync), or each on arrival (async, ssp, geo).
 """
 
@@ -14,12 +14,12 @@ import numpy as np
 
 from clusterctl.runtime.arrays import Floats
 from clusterctl.runtime.errors import BY_NAME, RefusedError, RuntimeFailure, WireError
-from clusterctl.runtime.pserver.asynchronous import Each
+from clusterctl.runtime.pserver.asynchronous import AsyncUpdates
 from clusterctl.runtime.pserver.lane_state import LaneState, Output, Reply
 from clusterctl.runtime.pserver.saves import Saver
-from clusterctl.runtime.pserver.sync import AllTogether
+from clusterctl.runtime.pserver.sync import SyncUpdates
 from clusterctl.runtime.pserver.trainers import Member
-from clusterctl.runtime.pserver.updates import Turns
+from clusterctl.runtime.pserver.updates import UpdatePolicy
 from clusterctl.runtime.store.dense import DenseTable
 from clusterctl.runtime.store.factory import CheckpointSource, ModelSource, TableMaker
 from clusterctl.runtime.table.spec import TableSpec, spec_from_json
@@ -49,25 +49,25 @@ class ServerCore:
         self._maker = TableMaker(state.lane, state.layout, state.seed, state.mode, open_model, restored, state.lender)
         self._saver = Saver(state)
         self._book = self._saver.book
-        policy = AllTogether if state.mode.name == "sync" else Each
-        self.turns: Turns = policy(state, self._saver, self._pull_again)
+        policy_class = SyncUpdates if state.mode.name == "sync" else AsyncUpdates
+        self.policy: UpdatePolicy = policy_class(state, self._saver, self._pull_again)
         if restored is not None:
             self.members.restore(restored.cursors, state.trainers, restored.step)
-            self.turns.restore(restored.step)
+            self.policy.restore(restored.step)
         self.gone_from: dict[int, int] = {}  # by rank, the first pass in which others take over what it would have read
         for rank, pushes in (gone or {}).items():
-            self.turns.catch_up(rank, pushes, self.members[rank].cursor)
+            self.policy.catch_up(rank, pushes, self.members[rank].cursor)
             self._go_on_without(rank)
             self.members[rank].left = True
         self._handlers: dict[int, Callable[[wire.Message], list[Output]]] = {
             wire.HELLO: self._hello,
             wire.CREATE: self._create,
             wire.PULL: self._pull,
-            wire.PUSH: self.turns.push,
+            wire.PUSH: self.policy.push,
             wire.PROBE: self._probe,
             wire.SAVE: self._save,
             wire.BYE: self._bye,
-            wire.CUT: self.turns.cut,
+            wire.CUT: self.policy.cut,
         }
 
     def handle(self, rank: int, message: wire.Message) -> list[Output]:
@@ -113,7 +113,7 @@ class ServerCore:
 
     def request_cut(self) -> None:
         """A checkpoint is due by the clock: trainers hear of it with the next replies."""
-        self.turns.announce()
+        self.policy.announce()
 
     @property
     def step(self) -> int:
@@ -160,22 +160,22 @@ class ServerCore:
             "half": self.state.half,
             "key_cache": self.state.key_cache,
             "restored": self._is_restored,
-            "used": self.turns.is_used_by(message.rank),
+            "used": self.policy.is_used_by(message.rank),
             "left": member.left,
             "gone": self._gone(),
-            "step": self.turns.next_step(message.rank),
+            "step": self.policy.next_step(message.rank),
             "version": self.step,
             "passes": self.members.passes,
             "pass": member.cursor[0],
             "batch": member.cursor[1],
-            "cut": self.turns.cuts,
-            "cuts_made": self.turns.cuts_made,
+            "cut": self.policy.cuts,
+            "cuts_made": self.policy.cuts_made,
         }
         return [Reply(message.rank, message.answer(wire.OK, epoch=self.state.epoch, parts=[wire.json_part(facts)]))]
 
     def _create(self, message: wire.Message) -> list[Output]:
         spec = spec_from_json(message.json())
-        self.turns.join_late(message)
+        self.policy.join_late(message)
         declared = self._declared.get(spec.key)
         if declared is None:
             self.tables[spec.key] = self._maker.make(spec)
@@ -183,18 +183,18 @@ class ServerCore:
         declared.require_same(spec, message.rank)
         facts = {"initial": spec.key in self._maker.initial}
         reply = Reply(message.rank, message.answer(wire.OK, parts=[wire.json_part(facts)]))
-        return [reply, *self.turns.someone_joined()]
+        return [reply, *self.policy.someone_joined()]
 
     def _pull(self, message: wire.Message) -> list[Output]:
-        if self.turns.must_wait(message):
-            self.turns.hold(message)
+        if self.policy.must_wait(message):
+            self.policy.hold(message)
             return []
         parts = self._answer_pull(message)
         step = self.step
-        return [Reply(message.rank, message.answer(wire.OK, version=step, cut=self.turns.cuts, parts=parts))]
+        return [Reply(message.rank, message.answer(wire.OK, version=step, cut=self.policy.cuts, parts=parts))]
 
     def _answer_pull(self, message: wire.Message) -> list[wire.Part]:
-        version = self.turns.version(message)
+        version = self.policy.version(message)
         brief = [(p.table, p.array.tobytes()) for p in message.parts if p.kind in (wire.DENSE, wire.SAME)]
         if len(set(brief)) < len(brief):
             raise WireError("a pull asks for the same values twice")
@@ -243,7 +243,7 @@ class ServerCore:
     def _let_go(self, member: Member) -> list[Output]:
         """Nothing more comes of a trainer; what only the last one knew of is saved."""
         member.left, member.push = True, None
-        out = self.turns.someone_left()
+        out = self.policy.someone_left()
         out += self._saver.due(force=False)
         if not self.members.active():
             if self.tables and self._book.saved_step != self.step:
@@ -252,8 +252,8 @@ class ServerCore:
         return out
 
     def _probe(self, message: wire.Message) -> list[Output]:
-        held = {m.request for m in [*self.turns.held(message.rank), *self._book.waiting()] if m.rank == message.rank}
-        facts = {"held": sorted(held), "waiting": self.turns.waited_for(), "step": self.step}
+        held = {m.request for m in [*self.policy.held(message.rank), *self._book.waiting()] if m.rank == message.rank}
+        facts = {"held": sorted(held), "waiting": self.policy.waited_for(), "step": self.step}
         return [Reply(message.rank, message.answer(wire.STATE, parts=[wire.json_part(facts)]))]
 
 

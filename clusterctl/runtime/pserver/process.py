@@ -144,10 +144,10 @@ class PServer:
 
     def _staleness(self) -> Counter[int]:
         """How many pushes were how stale. Other threads count on meanwhile: `dict` takes a copy at once."""
-        return sum((Counter(dict(lane.core.turns.staleness)) for lane in self.server.lanes), Counter())
+        return sum((Counter(dict(lane.core.policy.staleness)) for lane in self.server.lanes), Counter())
 
     def _lost(self) -> int:
-        return max(lane.core.turns.lost for lane in self.server.lanes)
+        return max(lane.core.policy.lost for lane in self.server.lanes)
 
     def _tell(self) -> None:
         now = time.monotonic()

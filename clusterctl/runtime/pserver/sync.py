@@ -9,7 +9,7 @@ from clusterctl.runtime.pserver.lane_state import LaneState, Output
 from clusterctl.runtime.pserver.requests import Push
 from clusterctl.runtime.pserver.saves import Saver
 from clusterctl.runtime.pserver.trainers import Member
-from clusterctl.runtime.pserver.updates import AnswerPull, Turns
+from clusterctl.runtime.pserver.updates import AnswerPull, UpdatePolicy
 from clusterctl.runtime.store.dense import DenseTable, Weighted
 from clusterctl.runtime.store.factory import Tables
 from clusterctl.runtime.store.sparse import SparseTable
@@ -43,7 +43,7 @@ class Step:
         self.concerned = {key: [p for p in concerned if p in pushes] for key, concerned in self.concerned.items()}
 
 
-class AllTogether(Turns):
+class SyncUpdates(UpdatePolicy):
     """Sync: step `t` is applied when every trainer that has not left has pushed it.
 
     Gradients are merged by ascending rank, weighted by samples. A part whose gradients have come from all who push

@@ -1,4 +1,4 @@
-"""How pushes become updates: what all modes have in common. Sync mode is in `together`, the others are in `each`.
+"""How pushes become updates: what all modes have in common. Sync mode is in `sync`, the others are in `asynchronous`.
 
 A push may come in pieces; a part of a table is applied as soon as it is complete, while the next ones are on the wire.
 """
@@ -20,7 +20,7 @@ AnswerPull = Callable[[wire.Message], list[Output]]
 _PULLS_HELD = 4_096
 
 
-class Turns:
+class UpdatePolicy:
     """What both ways have in common: pulls that wait, saves that are announced.
 
     `answer_pull` answers a pull that had to wait.
