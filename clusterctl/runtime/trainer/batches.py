@@ -20,7 +20,7 @@ _SHARED = 2**32 - 1
 
 
 @dataclass
-class Turn:
+class StepContext:
     """The batch that the training program works on; one push ends it. `ahead` are the batches after it, if read.
 
     `sharded` says that the trainer takes its part of what every trainer reads.

@@ -14,7 +14,7 @@ from typing import Any, Callable
 from clusterctl.runtime.environment import Environment
 from clusterctl.runtime.errors import RefusedError
 from clusterctl.runtime.modes import WINDOWS, Mode
-from clusterctl.runtime.trainer.batches import Turn
+from clusterctl.runtime.trainer.batches import StepContext
 from clusterctl.runtime.trainer.link import Link
 from clusterctl.runtime.trainer.packing import Outgoing
 from clusterctl.runtime.trainer.progress import Progress
@@ -130,9 +130,9 @@ class Client:
         """How many pushes may be on their way at once."""
         return WINDOWS[self.mode.name]
 
-    def push(self, parts: Mapping[int, Outgoing], turn: Turn, samples: int) -> None:
+    def push(self, parts: Mapping[int, Outgoing], context: StepContext, samples: int) -> None:
         """Sends a push to all lanes in use, and waits until the last pieces are on their way; see `settle`."""
-        make, ticket = self._push_maker(turn, samples), Ticket()
+        make, ticket = self._push_maker(context, samples), Ticket()
         pieces: dict[int, list[wire.Part]] = {}
         for lane in self.used:
             out = parts.get(lane) or Outgoing()
@@ -148,12 +148,12 @@ class Client:
         self._pushes.append(ticket)
         self.step += 1
 
-    def _push_maker(self, turn: Turn, samples: int) -> MakePush:
+    def _push_maker(self, context: StepContext, samples: int) -> MakePush:
         """Makes the messages of one push: what is the same in all of them is looked up once."""
         rank, epoch, attempt, step = self.rank, self._epoch, self._attempt, self.step
-        pass_, batch = turn.pass_, turn.batch
+        pass_, batch = context.pass_, context.batch
         cut = self._cut if self.mode.name == "sync" and self._cut > step else 0
-        flags = (wire.LAST_OF_PASS if turn.last else 0) | (wire.SHARDED if turn.sharded else 0)
+        flags = (wire.LAST_OF_PASS if context.last else 0) | (wire.SHARDED if context.sharded else 0)
 
         def make(lane: int, piece: int, pieces: int, parts: list[wire.Part]) -> wire.Message:
             self._requests = number = self._requests + 1

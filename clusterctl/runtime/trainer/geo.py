@@ -15,7 +15,7 @@ import numpy as np
 
 from clusterctl.runtime.arrays import Floats, Ids
 from clusterctl.runtime.store.sparse import SparseGrad, SparseTable
-from clusterctl.runtime.trainer.batches import Turn
+from clusterctl.runtime.trainer.batches import StepContext
 from clusterctl.runtime.trainer.client import Client
 from clusterctl.runtime.trainer.handles import Dense, Embedding, Wanted
 from clusterctl.runtime.trainer.packing import Gradient
@@ -64,20 +64,22 @@ class GeoValues(ServerValues):
         self._steps = client.step * self._every
         self._since = 0
         self._samples = 0
-        self._turn: Turn | None = None
+        self._context: StepContext | None = None
 
     @property
     def step(self) -> int:
         return self._steps
 
-    def push(self, gradient: Gradient, turn: Turn, samples: int, when_sent: Callable[[], None] = nothing) -> None:
+    def push(
+        self, gradient: Gradient, context: StepContext, samples: int, when_sent: Callable[[], None] = nothing
+    ) -> None:
         if samples:
             self._learn(gradient)
         self._steps += 1
         self._since += 1
         self._samples += samples
-        self._turn = turn
-        if self._since >= self._every or turn.last or self.client.stop_for_cut():
+        self._context = context
+        if self._since >= self._every or context.last or self.client.stop_for_cut():
             self._exchange()
         when_sent()
 
@@ -128,7 +130,7 @@ class GeoValues(ServerValues):
 
     def _exchange(self) -> None:
         """Sends what has changed since the last exchange, and goes on from what the pservers make of it."""
-        assert self._turn is not None
+        assert self._context is not None
         samples, self._since, self._samples = self._samples, 0, 0
         changed = Gradient()
         for handle, dense in self._dense.items():
@@ -137,7 +139,7 @@ class GeoValues(ServerValues):
             if len(rows.touched):
                 delta = rows.table.pull(rows.touched, None) - rows.base.pull(rows.touched, None)
                 changed.sparse[embedding] = (rows.touched, delta)
-        super().push(changed, self._turn, samples)
+        super().push(changed, self._context, samples)
         for handle, dense in self._dense.items():
             dense.base[:] = handle.flat
         for rows in self._rows.values():

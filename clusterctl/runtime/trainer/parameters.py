@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from clusterctl.runtime.arrays import Floats, Ids, scatter
-from clusterctl.runtime.trainer.batches import Turn
+from clusterctl.runtime.trainer.batches import StepContext
 from clusterctl.runtime.trainer.client import Client, Ticket
 from clusterctl.runtime.trainer.handles import Dense, Embedding, Wanted
 from clusterctl.runtime.trainer.packing import Gradient, Packer
@@ -42,11 +42,13 @@ class ServerValues:
     def step(self) -> int:
         return self.client.step
 
-    def push(self, gradient: Gradient, turn: Turn, samples: int, when_sent: Callable[[], None] = nothing) -> None:
+    def push(
+        self, gradient: Gradient, context: StepContext, samples: int, when_sent: Callable[[], None] = nothing
+    ) -> None:
         """Sends a push and, behind it, what `when_sent` asks for; waits until the mode lets the trainer go on."""
         client = self.client
         sent = Gradient() if samples == 0 else gradient if client.window == 1 else gradient.copied()
-        client.push(self.packer.pack(sent, dict.fromkeys(client.used)), turn, samples)
+        client.push(self.packer.pack(sent, dict.fromkeys(client.used)), context, samples)
         when_sent()
         client.settle(client.window - 1)
         if client.stop_for_cut():

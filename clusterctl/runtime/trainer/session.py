@@ -16,7 +16,7 @@ from clusterctl.runtime.table.spec import TableSpec
 from clusterctl.runtime.trainer.accumulation import Accumulator
 from clusterctl.runtime.trainer.batches import (
     Reader,
-    Turn,
+    StepContext,
     checked_loss,
     checked_samples,
     own_batches,
@@ -48,7 +48,7 @@ class Session:
         self.pservers = link.layout.pservers
         self._load = load
         self._handles: dict[int, Handle] = {}
-        self._turn: Turn | None = None
+        self._context: StepContext | None = None
         self._progress = Progress(control)
         self._client = Client(env, link, self.rank, self._progress, self._refresh)
         self._values = _make_values(self._client, self.trainers)
@@ -205,22 +205,22 @@ class Session:
         every, offset = self._client.share_of(pass_) if shard else (1, 0)
         own = own_batches(reader, pass_, rng, every, offset)
         skip, self._skip = self._skip, 0
-        turn = None
+        context = None
         for number, batch, following in read_ahead(own, skip, ahead):
-            turn = self._turn = Turn(pass_, number, not following, following, shard)
+            context = self._context = StepContext(pass_, number, not following, following, shard)
             yield batch
-        self._turn = None
-        self._finish_pass(flagged=turn is not None and turn.pushed)
+        self._context = None
+        self._finish_pass(flagged=context is not None and context.pushed)
 
     def _finish_pass(self, flagged: bool) -> None:
         """Makes this trainer's end of the open pass known; in sync mode takes empty steps until all have ended it."""
-        self._turn = None
+        self._context = None
         pass_ = self._open_pass or 0
         self._values.settle()
         while not flagged or (self.mode == "sync" and self._client.passes_done <= pass_):
             batches = self._collected.batches
             gradient, samples = self._merged(*self._collected.take(), batches)
-            self._values.push(gradient, Turn(pass_, self._batch, last=True, sharded=self._sharded), samples)
+            self._values.push(gradient, StepContext(pass_, self._batch, last=True, sharded=self._sharded), samples)
             self._values.settle()
             self._progress.alive()
             self._batch += 1
@@ -241,11 +241,13 @@ class Session:
         sync mode it returns when the step is applied; in async mode values may lag behind by the pushes on their way.
         The arrays are the caller's again when it returns.
         """
-        turn = self._turn
-        if turn is None:
+        context = self._context
+        if context is None:
             raise UseError("push outside of ps.steps(...)", remedy="push once for each batch that ps.steps yields")
-        if turn.pushed:
-            raise UseError(f"a second push for batch {turn.batch} of pass {turn.pass_}", remedy="push once per batch")
+        if context.pushed:
+            raise UseError(
+                f"a second push for batch {context.batch} of pass {context.pass_}", remedy="push once per batch"
+            )
         count, value = checked_samples(samples, self.rank, self.step), checked_loss(loss)
         gradient = self._checked(gradients)
         alone = self._accumulate == 1
@@ -253,20 +255,20 @@ class Session:
             gradient = self._clipped(gradient)
         if count and not self._finite.admits(self.step, gradient, value, as_sent=alone):
             gradient, count, value = Gradient(), 0, None
-        turn.pushed = True
-        self._batch = turn.batch + 1
-        self._send(gradient, turn, count)
+        context.pushed = True
+        self._batch = context.batch + 1
+        self._send(gradient, context, count)
         self._progress.stepped(self.step, count, value)
 
-    def _send(self, gradient: Gradient, turn: Turn, samples: int) -> None:
+    def _send(self, gradient: Gradient, context: StepContext, samples: int) -> None:
         if self._accumulate > 1:
             tables, batches = gradient.by_table(), self._collected.batches + 1
-            if batches < self._accumulate and not turn.last:
+            if batches < self._accumulate and not context.last:
                 self._collected.add(tables, samples)
-                self._prefetch(turn)
+                self._prefetch(context)
                 return
             gradient, samples = self._merged(*self._collected.last(tables, samples), batches)
-        self._values.push(gradient, turn, samples, lambda: self._prefetch(turn))
+        self._values.push(gradient, context, samples, lambda: self._prefetch(context))
 
     def _merged(self, tables: Mapping[Handle, Any], samples: int, batches: int) -> tuple[Gradient, int]:
         """Several batches as one, whose sum may be too large where they were not."""
@@ -278,13 +280,13 @@ class Session:
     def _clipped(self, gradient: Gradient) -> Gradient:
         return gradient if self._clip is None else gradient.replaced(self._clip.apply(gradient.arrays()))
 
-    def _prefetch(self, turn: Turn) -> None:
+    def _prefetch(self, context: StepContext) -> None:
         """Asks for the rows of the batches ahead that are not asked for yet."""
-        batches = turn.ahead[:1] if self.mode == "sync" else turn.ahead
+        batches = context.ahead[:1] if self.mode == "sync" else context.ahead
         for handle, ids_of in self._ids_of.items():
-            for number, batch in enumerate(batches, turn.batch + 1):
-                if self._asked.get(handle, (-1, -1)) < (turn.pass_, number):
-                    self._asked[handle] = (turn.pass_, number)
+            for number, batch in enumerate(batches, context.batch + 1):
+                if self._asked.get(handle, (-1, -1)) < (context.pass_, number):
+                    self._asked[handle] = (context.pass_, number)
                     self._values.prefetch(handle, handle.wanted(ids_of(batch)), len(batches))
 
     def _checked(self, gradients: Mapping[Handle, Any]) -> Gradient:
