@@ -98,7 +98,7 @@ def test_uneven_data_ends_on_every_lane(tmp_path: Path, mode: str) -> None:
 
     with thread_cluster(tmp_path, 2, 3, mode=mode, ports_num=2, ports_num_for_sparse=1) as cluster:
         cluster.train(program)
-        assert not cluster.cores[0].members.active()
+        assert not cluster.cores[0].trainers.active()
 
 
 def test_a_save_has_the_values_of_its_step_though_training_goes_on(tmp_path: Path) -> None:

@@ -155,7 +155,7 @@ def test_a_trainer_that_fails_does_not_say_goodbye(tmp_path: Path) -> None:
 
         with pytest.raises(RuntimeError, match="broken"):
             cluster.train(program)
-        assert cluster.cores[0].members.active() == {0}
+        assert cluster.cores[0].trainers.active() == {0}
 
 
 def test_local_mode_saves_each_pass_with_a_manifest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

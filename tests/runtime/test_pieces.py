@@ -43,7 +43,7 @@ def made_core(trainers: int = 2, mode: str = "sync") -> ServerCore:
 
 def join(core: ServerCore, rank: int, attempt: int = 1) -> int:
     """Says hello and declares the tables; returns the step to go on from."""
-    about = wire.json_part({"trainers": core.state.trainers})
+    about = wire.json_part({"trainers": core.state.trainer_count})
     [hello] = answers(core.handle(rank, wire.Message(wire.HELLO, rank, 1, attempt=attempt, parts=[about])))
     for number, spec in enumerate((LONG, SHORT, ROWS), 2):
         part = wire.json_part(spec.to_json())
@@ -94,7 +94,7 @@ def send(core: ServerCore, messages: Messages) -> Messages:
 def train(core: ServerCore, steps: int) -> Values:
     for step in range(core.step, steps):
         values = pulled(core, 0)
-        send(core, [message for rank in range(core.state.trainers) for message in push(rank, step, values)])
+        send(core, [message for rank in range(core.state.trainer_count) for message in push(rank, step, values)])
     assert core.step == steps
     return pulled(core, 0)
 

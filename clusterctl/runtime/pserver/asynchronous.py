@@ -32,15 +32,15 @@ class AsyncUpdates(UpdatePolicy):
         self._announced_at = 0.0
 
     def push(self, message: wire.Message) -> list[Output]:
-        member = self.lane.members[message.rank]
-        if message.step < member.pushed:
+        trainer = self.lane.trainers[message.rank]
+        if message.step < trainer.pushed:
             return self._again(message)
-        if member.left or message.step > member.pushed + self._window:
-            raise RefusedError(f"trainer {message.rank} pushes its step {message.step}, {member.pushed} is next")
-        if message.step > member.pushed:
+        if trainer.left or message.step > trainer.pushed + self._window:
+            raise RefusedError(f"trainer {message.rank} pushes its step {message.step}, {trainer.pushed} is next")
+        if message.step > trainer.pushed:
             return []
         out = self._piece(message) if message.piece else self._open(message)
-        push = member.push
+        push = trainer.push
         if push is not None and len(push.applied) == sum(push.later.values()):
             out += self._complete(push)
         return out
@@ -49,38 +49,38 @@ class AsyncUpdates(UpdatePolicy):
         return self._is_ahead(pull.rank)
 
     def waited_for(self) -> list[int]:
-        members = self.lane.members
+        trainers = self.lane.trainers
         if self.lane.mode.name != "ssp":
             return []
-        return [rank for rank, m in members.by_rank.items() if not m.left and m.pushed == members.slowest]
+        return [rank for rank, m in trainers.by_rank.items() if not m.left and m.pushed == trainers.slowest]
 
     def held(self, rank: int) -> list[wire.Message]:
         ahead = [self._ahead[rank].message] if rank in self._ahead else []
         return [*super().held(rank), *ahead, *self._cut_requests.values()]
 
     def restore(self, step: int) -> None:
-        members = self.lane.members
+        trainers = self.lane.trainers
         self.lane.step = self._saved_at = step
         every = self.lane.save_every
-        self._announced_at = 0 if every is None else members.passes if every.unit == "pass" else members.slowest
+        self._announced_at = 0 if every is None else trainers.passes if every.unit == "pass" else trainers.slowest
 
     def is_used_by(self, rank: int) -> bool:
-        return self.lane.members[rank].declared
+        return self.lane.trainers[rank].declared
 
     def join_late(self, message: wire.Message) -> None:
-        member = self.lane.members[message.rank]
-        if not member.declared:
+        trainer = self.lane.trainers[message.rank]
+        if not trainer.declared:
             self.catch_up(message.rank, message.step, (message.pass_, message.batch))
             self.cuts = max(self.cuts, message.cut)
-        member.declared = True
+        trainer.declared = True
 
     def catch_up(self, rank: int, pushes: int, cursor: tuple[int, int]) -> None:
         """Of a pserver that began again, pushes that it does not know are lost: they went to the one before it."""
-        member = self.lane.members[rank]
-        missing = max(0, pushes - member.pushed)
+        trainer = self.lane.trainers[rank]
+        missing = max(0, pushes - trainer.pushed)
         if missing:
-            member.pushed, member.cursor = pushes, cursor
-            member.passes = max(member.passes, cursor[0])
+            trainer.pushed, trainer.cursor = pushes, cursor
+            trainer.passes = max(trainer.passes, cursor[0])
         if self.lane.epoch > 0:
             self.lost += missing
             self.lane.step += missing
@@ -103,7 +103,7 @@ class AsyncUpdates(UpdatePolicy):
 
     def _make_cut(self) -> list[Output]:
         requests = self._cut_requests
-        if not requests or not self.lane.members.active() <= set(requests):
+        if not requests or not self.lane.trainers.active() <= set(requests):
             return []
         self.cuts_made = max(message.cut for message in requests.values())
         self._cut_requests = {}
@@ -115,16 +115,16 @@ class AsyncUpdates(UpdatePolicy):
         return out if self._saved_at == before else [self.saver.checkpoint(self._saved_at), *out]
 
     def _open(self, message: wire.Message) -> list[Output]:
-        member = self.lane.members[message.rank]
+        trainer = self.lane.trainers[message.rank]
         push = self.lane.reader.opening(message)
         if not push.samples:
             push.later, push.sparse, push.dense = {}, {}, {}
-        if member.push is None:
+        if trainer.push is None:
             self._apply_opening(push)
         else:  # what of it is applied stays; a successor says what else will come
-            push.applied = {piece for piece in member.push.applied if piece[0] in push.later}
+            push.applied = {piece for piece in trainer.push.applied if piece[0] in push.later}
         push.sparse, push.dense = {}, {}
-        member.push = push
+        trainer.push = push
         return []
 
     def _apply_opening(self, push: Push) -> None:
@@ -137,7 +137,7 @@ class AsyncUpdates(UpdatePolicy):
                 self._apply(key, number, values)
 
     def _piece(self, message: wire.Message) -> list[Output]:
-        push = self.lane.members[message.rank].push
+        push = self.lane.trainers[message.rank].push
         if push is None:
             return []  # its opening got lost: the trainer will ask, and send both again
         key, number, grad = self.lane.reader.piece(message, push)
@@ -161,10 +161,10 @@ class AsyncUpdates(UpdatePolicy):
         return [self.lane.part(rank, table, number, table.current)]
 
     def _complete(self, push: Push) -> list[Output]:
-        members, rank = self.lane.members, push.message.rank
+        trainers, rank = self.lane.trainers, push.message.rank
         if push.message.version <= self.lane.step:
             self.staleness[self.lane.step - push.message.version] += 1
-        members[rank].note(push.message)
+        trainers[rank].note(push.message)
         self.lane.step += 1
         self._announce_if_due()
         self._ahead[rank] = push
@@ -192,14 +192,14 @@ class AsyncUpdates(UpdatePolicy):
         return [self._reply(message, self.lane.newest(message.rank, keys), wire.REPEATED)]
 
     def _is_ahead(self, rank: int) -> bool:
-        mode, members = self.lane.mode, self.lane.members
-        return mode.name == "ssp" and members[rank].pushed - members.slowest > mode.bound
+        mode, trainers = self.lane.mode, self.lane.trainers
+        return mode.name == "ssp" and trainers[rank].pushed - trainers.slowest > mode.bound
 
     def _announce_if_due(self) -> None:
-        every, members = self.lane.save_every, self.lane.members
+        every, trainers = self.lane.save_every, self.lane.trainers
         if every is None or self.lane.lane != 0 or every.unit == "s":
             return
-        done = members.passes if every.unit == "pass" else members.slowest
+        done = trainers.passes if every.unit == "pass" else trainers.slowest
         if done // every.n > self._announced_at // every.n:
             self._announced_at = done
             self.announce()

@@ -18,7 +18,7 @@ from clusterctl.runtime.pserver.asynchronous import AsyncUpdates
 from clusterctl.runtime.pserver.lane_state import LaneState, Output, Reply
 from clusterctl.runtime.pserver.saves import Saver
 from clusterctl.runtime.pserver.sync import SyncUpdates
-from clusterctl.runtime.pserver.trainers import Member
+from clusterctl.runtime.pserver.trainers import TrainerState
 from clusterctl.runtime.pserver.updates import UpdatePolicy
 from clusterctl.runtime.store.dense import DenseTable
 from clusterctl.runtime.store.factory import CheckpointSource, ModelSource, TableMaker
@@ -41,7 +41,7 @@ class ServerCore:
         gone: Mapping[int, int] | None = None,
     ) -> None:
         self.state = state
-        self.members = state.members
+        self.trainers = state.trainers
         self.tables = state.tables
         self.greeting: dict[str, Any] = {}
         self._declared: dict[int, TableSpec] = {}
@@ -52,13 +52,13 @@ class ServerCore:
         policy_class = SyncUpdates if state.mode.name == "sync" else AsyncUpdates
         self.policy: UpdatePolicy = policy_class(state, self._saver, self._pull_again)
         if restored is not None:
-            self.members.restore(restored.cursors, state.trainers, restored.step)
+            self.trainers.restore(restored.cursors, restored.step)
             self.policy.restore(restored.step)
         self.gone_from: dict[int, int] = {}  # by rank, the first pass in which others take over what it would have read
         for rank, pushes in (gone or {}).items():
-            self.policy.catch_up(rank, pushes, self.members[rank].cursor)
+            self.policy.catch_up(rank, pushes, self.trainers[rank].cursor)
             self._go_on_without(rank)
-            self.members[rank].left = True
+            self.trainers[rank].left = True
         self._handlers: dict[int, Callable[[wire.Message], list[Output]]] = {
             wire.HELLO: self._hello,
             wire.CREATE: self._create,
@@ -82,7 +82,7 @@ class ServerCore:
 
     def _pull_again(self, pull: wire.Message) -> list[Output]:
         """As `handle`, for a pull that came before and had to wait; nobody waits for that of a trainer that died."""
-        if pull.attempt < self.members[pull.rank].attempt:
+        if pull.attempt < self.trainers[pull.rank].attempt:
             return []
         try:
             return self._pull(pull)
@@ -102,14 +102,14 @@ class ServerCore:
         """The run goes on without these trainers."""
         out: list[Output] = []
         for rank in ranks:
-            if rank in self.members.by_rank and not self.members[rank].left:
+            if rank in self.trainers.by_rank and not self.trainers[rank].left:
                 self._go_on_without(rank)
-                out += self._let_go(self.members[rank])
+                out += self._let_go(self.trainers[rank])
         return out
 
     def _go_on_without(self, rank: int) -> None:
         """Whoever begins the pass after the one that may have begun has heard of it before."""
-        self.gone_from[rank] = self.members.most_passes + 1
+        self.gone_from[rank] = self.trainers.most_passes + 1
 
     def request_cut(self) -> None:
         """A checkpoint is due by the clock: trainers hear of it with the next replies."""
@@ -121,8 +121,8 @@ class ServerCore:
         return self.state.step
 
     def _admit(self, rank: int, message: wire.Message) -> None:
-        member = self.members.by_rank.get(rank)
-        if member is None or message.rank != rank:
+        trainer = self.trainers.by_rank.get(rank)
+        if trainer is None or message.rank != rank:
             raise RefusedError(f"a message says it is of trainer {message.rank}, its key belongs to trainer {rank}")
         if message.kind not in self._handlers:
             raise RefusedError(f"trainer {rank} sent a message of kind {message.kind}, which is not a request")
@@ -130,48 +130,46 @@ class ServerCore:
             raise RefusedError(
                 f"trainer {rank} speaks in epoch {message.epoch}, the job is in epoch {self.state.epoch}"
             )
-        if message.attempt < member.attempt:
-            raise RefusedError(f"attempt {message.attempt} of trainer {rank} was replaced by attempt {member.attempt}")
-        if message.attempt > member.attempt and message.kind not in (wire.HELLO, wire.PROBE):
+        if message.attempt < trainer.attempt:
+            raise RefusedError(f"attempt {message.attempt} of trainer {rank} was replaced by attempt {trainer.attempt}")
+        if message.attempt > trainer.attempt and message.kind not in (wire.HELLO, wire.PROBE):
             raise RefusedError(f"attempt {message.attempt} of trainer {rank} has not said hello")
 
     def _distrust_places(self, pull: wire.Message) -> None:
         """A copy of an earlier pull may come late, when the memory that it was lent has another use: it gets none."""
-        member = self.members[pull.rank]
-        if pull.request <= member.newest_pull:
+        trainer = self.trainers[pull.rank]
+        if pull.request <= trainer.newest_pull:
             pull.parts = [part._replace(position=None) for part in pull.parts]
-        member.newest_pull = max(member.newest_pull, pull.request)
+        trainer.newest_pull = max(trainer.newest_pull, pull.request)
 
     def _hello(self, message: wire.Message) -> list[Output]:
-        member, info = self.members[message.rank], message.json()
-        if info.get("trainers") != self.state.trainers:
-            raise RefusedError(
-                f"trainer {message.rank} counts {info.get('trainers')} trainers, this pserver {self.state.trainers}"
-            )
-        member.attempt = message.attempt
+        state, trainer, counted = self.state, self.trainers[message.rank], message.json().get("trainers")
+        if counted != state.trainer_count:
+            raise RefusedError(f"trainer {message.rank} counts {counted} trainers, this pserver {state.trainer_count}")
+        trainer.attempt = message.attempt
         facts: dict[str, Any] = {
             **self.greeting,
-            "shared": None if self.state.lender is None else self.state.lender.greeting(message.rank),
-            "pserver": self.state.pserver,
-            "pservers": self.state.layout.pservers,
-            "lanes": [self.state.layout.dense, self.state.layout.sparse],
-            "mode": str(self.state.mode),
-            "seed": self.state.seed,
-            "half": self.state.half,
-            "key_cache": self.state.key_cache,
+            "shared": None if state.lender is None else state.lender.greeting(message.rank),
+            "pserver": state.pserver,
+            "pservers": state.layout.pservers,
+            "lanes": [state.layout.dense, state.layout.sparse],
+            "mode": str(state.mode),
+            "seed": state.seed,
+            "half": state.half,
+            "key_cache": state.key_cache,
             "restored": self._is_restored,
             "used": self.policy.is_used_by(message.rank),
-            "left": member.left,
+            "left": trainer.left,
             "gone": self._gone(),
             "step": self.policy.next_step(message.rank),
             "version": self.step,
-            "passes": self.members.passes,
-            "pass": member.cursor[0],
-            "batch": member.cursor[1],
+            "passes": self.trainers.passes,
+            "pass": trainer.cursor[0],
+            "batch": trainer.cursor[1],
             "cut": self.policy.cuts,
             "cuts_made": self.policy.cuts_made,
         }
-        return [Reply(message.rank, message.answer(wire.OK, epoch=self.state.epoch, parts=[wire.json_part(facts)]))]
+        return [Reply(message.rank, message.answer(wire.OK, epoch=state.epoch, parts=[wire.json_part(facts)]))]
 
     def _create(self, message: wire.Message) -> list[Output]:
         spec = spec_from_json(message.json())
@@ -234,20 +232,20 @@ class ServerCore:
         return sorted(self.gone_from.items())
 
     def _bye(self, message: wire.Message) -> list[Output]:
-        out = self._let_go(self.members[message.rank])
+        out = self._let_go(self.trainers[message.rank])
         if self._book.writing:
             self._book.wait(self._book.writing[-1], message)
             return out
         return [*out, Reply(message.rank, message.answer(wire.OK))]
 
-    def _let_go(self, member: Member) -> list[Output]:
+    def _let_go(self, trainer: TrainerState) -> list[Output]:
         """Nothing more comes of a trainer; what only the last one knew of is saved."""
-        member.left, member.push = True, None
+        trainer.left, trainer.push = True, None
         out = self.policy.someone_left()
         out += self._saver.due(force=False)
-        if not self.members.active():
+        if not self.trainers.active():
             if self.tables and self._book.saved_step != self.step:
-                self._book.ask_for_all(self._book.unfinished_pass(self.members.most_passes))
+                self._book.ask_for_all(self._book.unfinished_pass(self.trainers.most_passes))
             out += self._saver.due(force=True)
         return out
 

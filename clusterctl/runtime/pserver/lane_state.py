@@ -12,7 +12,7 @@ from clusterctl.runtime.arrays import Floats
 from clusterctl.runtime.checkpoint.writer import Save
 from clusterctl.runtime.modes import Every, Mode
 from clusterctl.runtime.pserver.requests import Reader
-from clusterctl.runtime.pserver.trainers import Member, Members
+from clusterctl.runtime.pserver.trainers import TrainerState, TrainerStates
 from clusterctl.runtime.store.dense import DenseTable
 from clusterctl.runtime.store.factory import Lender, Tables
 from clusterctl.runtime.table.sharding import Layout
@@ -34,7 +34,7 @@ class LaneState:
 
     lane: int
     layout: Layout
-    trainers: int
+    trainer_count: int
     seed: int = 0
     mode: Mode = field(default_factory=Mode)
     save_every: Every | None = None
@@ -47,7 +47,7 @@ class LaneState:
 
     def __post_init__(self) -> None:
         self.pserver = self.lane // self.layout.per_pserver
-        self.members = Members({rank: Member() for rank in range(self.trainers)})
+        self.trainers = TrainerStates({rank: TrainerState() for rank in range(self.trainer_count)})
         place = self.layout.place_of(self.lane, "sparse")
         self.reader = Reader(self.tables, KeyCache(self.key_cache), place, weighted=self.mode.name == "sync")
 

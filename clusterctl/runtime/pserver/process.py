@@ -110,8 +110,8 @@ class PServer:
 
     def _lose(self, core: ServerCore, ranks: list[int]) -> list[Output]:
         for rank in ranks if core.state.lane == 0 else ():
-            if rank in core.members.by_rank and not core.members[rank].left:
-                text = core.members[rank].farewell(rank, core.members.most_passes)
+            if rank in core.trainers.by_rank and not core.trainers[rank].left:
+                text = core.trainers[rank].farewell(rank, core.trainers.most_passes)
                 say(text)
                 self._tell_control("log", {"level": "warning", "message": text})
         return core.lose(ranks)
@@ -171,7 +171,7 @@ class PServer:
         state = LaneState(
             lane=lane,
             layout=self.layout,
-            trainers=spec.training.trainers,
+            trainer_count=spec.training.trainers,
             seed=env.seed,
             mode=Mode.parse(spec.training.mode),
             save_every=_save_every(spec.saving),

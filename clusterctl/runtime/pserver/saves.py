@@ -94,11 +94,11 @@ class Saver:
         """The saves that trainers asked for and that are due now; with `force` also what only some asked for."""
         lane = self._lane
         out: list[Output] = []
-        due = self.book.due(lane.members.active(), force) if self.book.has_requests else []
+        due = self.book.due(lane.trainers.active(), force) if self.book.has_requests else []
         moment = self._moment() if due else None
         for tag, whole_pass in due:
             assert moment is not None
-            passes = lane.members.most_passes
+            passes = lane.trainers.most_passes
             out.append(replace(moment, tag=tag, pass_=max(0, passes - 1)))
             self.book.saved_step = lane.step
             if whole_pass and self._is_checkpoint(passes):
@@ -107,9 +107,9 @@ class Saver:
 
     def checkpoint(self, step: int, moment: Save | None = None) -> Save:
         """A checkpoint of this moment, with the trainers' cursors; `moment` has copies made just now."""
-        members = self._lane.members
-        made = replace(moment or self._moment(), tag=f"step-{step:09d}", step=step, pass_=members.passes)
-        return replace(made, checkpoint=True, cursors=members.cursors())
+        trainers = self._lane.trainers
+        made = replace(moment or self._moment(), tag=f"step-{step:09d}", step=step, pass_=trainers.passes)
+        return replace(made, checkpoint=True, cursors=trainers.cursors())
 
     def _moment(self) -> Save:
         """Copies of all tables as they are now, for saves of any tag."""

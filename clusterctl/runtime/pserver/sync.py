@@ -8,7 +8,7 @@ from clusterctl.runtime.errors import RefusedError
 from clusterctl.runtime.pserver.lane_state import LaneState, Output
 from clusterctl.runtime.pserver.requests import Push
 from clusterctl.runtime.pserver.saves import Saver
-from clusterctl.runtime.pserver.trainers import Member
+from clusterctl.runtime.pserver.trainers import TrainerState
 from clusterctl.runtime.pserver.updates import AnswerPull, UpdatePolicy
 from clusterctl.runtime.store.dense import DenseTable, Weighted
 from clusterctl.runtime.store.factory import Tables
@@ -53,21 +53,21 @@ class SyncUpdates(UpdatePolicy):
     def __init__(self, lane: LaneState, saver: Saver, answer_pull: AnswerPull) -> None:
         super().__init__(lane, saver, answer_pull)
         self._due_cuts: set[int] = set()
-        self._missing: Member | None = None
+        self._missing: TrainerState | None = None
         self._expect_all()
         self._now: Step | None = None  # from the moment when all trainers' pushes have opened
 
     def push(self, message: wire.Message) -> list[Output]:
-        member = self.lane.members[message.rank]
+        trainer = self.lane.trainers[message.rank]
         if message.step < self.lane.step:
             return [self._repeated(message)]
-        if message.step > self.lane.step or member.left:
+        if message.step > self.lane.step or trainer.left:
             raise RefusedError(
                 f"trainer {message.rank} pushes step {message.step}, pserver {self.lane.pserver} is at {self.lane.step}"
             )
         if message.piece:
             return self._piece(message)
-        return self._open(member, message)
+        return self._open(trainer, message)
 
     def must_wait(self, pull: wire.Message) -> bool:
         return pull.version != wire.NEWEST and pull.version > self.lane.step
@@ -82,7 +82,7 @@ class SyncUpdates(UpdatePolicy):
         return pull.version
 
     def waited_for(self) -> list[int]:
-        return [rank for rank, member in self.lane.members.by_rank.items() if member.is_awaited]
+        return [rank for rank, trainer in self.lane.trainers.by_rank.items() if trainer.is_awaited]
 
     def next_step(self, rank: int) -> int:
         return self.lane.step
@@ -104,12 +104,12 @@ class SyncUpdates(UpdatePolicy):
         waiting = [(key, number) for key, numbers in now.left_over.items() for number in sorted(numbers)]
         return [output for part in waiting for output in self._apply(now, *part)] + self._finish_if_done(now)
 
-    def _open(self, member: Member, message: wire.Message) -> list[Output]:
+    def _open(self, trainer: TrainerState, message: wire.Message) -> list[Output]:
         push = self.lane.reader.opening(message)
-        if member.push is not None and not self._replaces(member.push, push):
-            member.push.message.request = message.request  # the first one counts, the newest is answered
+        if trainer.push is not None and not self._replaces(trainer.push, push):
+            trainer.push.message.request = message.request  # the first one counts, the newest is answered
             return []
-        member.push = push
+        trainer.push = push
         if message.cut > self.lane.step:
             self._due_cuts.add(message.cut)
         return self._advance()
@@ -128,7 +128,7 @@ class SyncUpdates(UpdatePolicy):
         return False
 
     def _piece(self, message: wire.Message) -> list[Output]:
-        push = self.lane.members[message.rank].push
+        push = self.lane.trainers[message.rank].push
         if push is None:
             return []  # its opening got lost: the trainer will ask, and send both again
         key, number, grad = self.lane.reader.piece(message, push)
@@ -169,11 +169,11 @@ class SyncUpdates(UpdatePolicy):
 
     def _expect_all(self) -> None:
         """A step begins: everyone's push is missing."""
-        self._not_looked_at = iter(self.lane.members.by_rank.values())
+        self._not_looked_at = iter(self.lane.trainers.by_rank.values())
         self._missing = next(self._not_looked_at, None)
 
     def _pushes(self) -> list[Push]:
-        return [m.push for m in self.lane.members.by_rank.values() if m.push is not None]
+        return [m.push for m in self.lane.trainers.by_rank.values() if m.push is not None]
 
     def _apply(self, now: Step, key: int, number: int) -> list[Output]:
         """Applies a part if all gradients of it are there; answers the pieces that brought them."""
@@ -210,9 +210,9 @@ class SyncUpdates(UpdatePolicy):
             table.finish(self.lane.step)
         self.lane.step += 1
         for push in now.pushes:
-            self.lane.members[push.message.rank].note(push.message)
+            self.lane.trainers[push.message.rank].note(push.message)
         self._expect_all()
-        out, passes, keys = self._make_cuts(), self.lane.members.passes, list(now.left_over)
+        out, passes, keys = self._make_cuts(), self.lane.trainers.passes, list(now.left_over)
         for push in now.pushes:
             rest = [key for key in keys if key not in push.later] if push.later else keys
             out.append(self._reply_in(passes, push.message, self.lane.newest(push.message.rank, rest)))

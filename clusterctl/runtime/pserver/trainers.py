@@ -10,7 +10,7 @@ from clusterctl.runtime.wire import messages as wire
 
 
 @dataclass
-class Member:
+class TrainerState:
     """What a lane knows of one trainer. `push` is the one that is not applied, or not wholly applied, yet.
 
     `declared` says whether it has made a table here, and so pushes to this lane. `samples` are those of the open pass,
@@ -63,16 +63,16 @@ class Member:
 
 
 @dataclass
-class Members:
+class TrainerStates:
     """All trainers of the run, by ascending rank."""
 
-    by_rank: dict[int, Member] = field(default_factory=dict)
+    by_rank: dict[int, TrainerState] = field(default_factory=dict)
 
-    def __getitem__(self, rank: int) -> Member:
+    def __getitem__(self, rank: int) -> TrainerState:
         return self.by_rank[rank]
 
     def active(self) -> set[int]:
-        return {rank for rank, member in self.by_rank.items() if not member.left}
+        return {rank for rank, trainer in self.by_rank.items() if not trainer.left}
 
     @property
     def passes(self) -> int:
@@ -93,19 +93,14 @@ class Members:
         here = [m.pushed for m in self.by_rank.values() if not m.left]
         return min(here) if here else max((m.pushed for m in self.by_rank.values()), default=0)
 
-    @property
-    def pushes(self) -> int:
-        """Of all trainers, also of those that have left."""
-        return sum(m.pushed for m in self.by_rank.values())
-
     def cursors(self) -> tuple[dict[str, Any], ...]:
-        return tuple(member.to_json(rank) for rank, member in sorted(self.by_rank.items()))
+        return tuple(trainer.to_json(rank) for rank, trainer in sorted(self.by_rank.items()))
 
-    def restore(self, cursors: list[dict[str, Any]], trainers: int, step: int) -> None:
+    def restore(self, cursors: list[dict[str, Any]], step: int) -> None:
         """Goes on from a checkpoint's cursors; with another number of trainers the interrupted pass starts again."""
-        same = len(cursors) == trainers
+        same = len(cursors) == len(self.by_rank)
         pass_ = min((int(c["pass"]) for c in cursors), default=0)
-        for rank, member in self.by_rank.items():
+        for rank, trainer in self.by_rank.items():
             at = cursors[rank] if same else {"step": step, "pass": pass_, "batch": 0, "passes": pass_}
-            member.pushed, member.passes = int(at["step"]), int(at["passes"])
-            member.cursor = (int(at["pass"]), int(at["batch"]))
+            trainer.pushed, trainer.passes = int(at["step"]), int(at["passes"])
+            trainer.cursor = (int(at["pass"]), int(at["batch"]))

@@ -54,7 +54,7 @@ class UpdatePolicy:
 
     def held(self, rank: int) -> list[wire.Message]:
         """The requests of a trainer that are here and wait for something."""
-        push = self.lane.members[rank].push
+        push = self.lane.trainers[rank].push
         return [*self._pulls, *([push.message, *push.asked.values()] if push else [])]
 
     def waited_for(self) -> list[int]:
@@ -62,7 +62,7 @@ class UpdatePolicy:
         return []
 
     def next_step(self, rank: int) -> int:
-        return self.lane.members[rank].pushed
+        return self.lane.trainers[rank].pushed
 
     def restore(self, step: int) -> None:
         self.lane.step = step
@@ -97,7 +97,7 @@ class UpdatePolicy:
         return [output for pull in held for output in self._answer_pull(pull)]
 
     def _reply(self, request: wire.Message, parts: list[wire.Part], flags: int = 0) -> Reply:
-        return self._reply_in(self.lane.members.passes, request, parts, flags)
+        return self._reply_in(self.lane.trainers.passes, request, parts, flags)
 
     def _reply_in(self, passes: int, request: wire.Message, parts: list[wire.Part], flags: int = 0) -> Reply:
         """Where many are answered at once: `passes` is the same for all of them."""
