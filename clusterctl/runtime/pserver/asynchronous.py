@@ -45,9 +45,6 @@ class AsyncUpdates(UpdatePolicy):
             out += self._complete(push)
         return out
 
-    def must_wait(self, pull: wire.Message) -> bool:
-        return self._is_ahead(pull.rank)
-
     def waited_for(self) -> list[int]:
         trainers = self.lane.trainers
         if self.lane.mode.name != "ssp":
@@ -64,10 +61,11 @@ class AsyncUpdates(UpdatePolicy):
         every = self.lane.save_every
         self._announced_at = 0 if every is None else trainers.passes if every.unit == "pass" else trainers.slowest
 
-    def is_used_by(self, rank: int) -> bool:
-        return self.lane.trainers[rank].declared
+    def progress_of(self, rank: int) -> tuple[bool, int]:
+        trainer = self.lane.trainers[rank]
+        return trainer.declared, trainer.pushed
 
-    def join_late(self, message: wire.Message) -> None:
+    def join(self, message: wire.Message) -> None:
         trainer = self.lane.trainers[message.rank]
         if not trainer.declared:
             self.catch_up(message.rank, message.step, (message.pass_, message.batch))
@@ -89,17 +87,17 @@ class AsyncUpdates(UpdatePolicy):
         self.cuts += 1
 
     def cut(self, message: wire.Message) -> list[Output]:
-        """A trainer has stopped for checkpoint number `message.cut`, which is made when all have."""
+        """The checkpoint is made when all trainers have stopped for it."""
         if message.cut <= self.cuts_made:
             return [self._reply(message, [])]
         self._cut_requests[message.rank] = message
         return self._make_cut()
 
-    def someone_joined(self) -> list[Output]:
-        return self._let_go()
-
-    def someone_left(self) -> list[Output]:
+    def trainers_changed(self) -> list[Output]:
         return [*self._make_cut(), *self._let_go()]
+
+    def _must_wait(self, pull: wire.Message) -> bool:
+        return self._is_ahead(pull.rank)
 
     def _make_cut(self) -> list[Output]:
         requests = self._cut_requests

@@ -147,6 +147,7 @@ class ServerCore:
         if counted != state.trainer_count:
             raise RefusedError(f"trainer {message.rank} counts {counted} trainers, this pserver {state.trainer_count}")
         trainer.attempt = message.attempt
+        used, step = self.policy.progress_of(message.rank)
         facts: dict[str, Any] = {
             **self.greeting,
             "shared": None if state.lender is None else state.lender.greeting(message.rank),
@@ -158,10 +159,10 @@ class ServerCore:
             "half": state.half,
             "key_cache": state.key_cache,
             "restored": self._is_restored,
-            "used": self.policy.is_used_by(message.rank),
+            "used": used,
             "left": trainer.left,
             "gone": self._gone(),
-            "step": self.policy.next_step(message.rank),
+            "step": step,
             "version": self.step,
             "passes": self.trainers.passes,
             "pass": trainer.cursor[0],
@@ -173,7 +174,7 @@ class ServerCore:
 
     def _create(self, message: wire.Message) -> list[Output]:
         spec = spec_from_json(message.json())
-        self.policy.join_late(message)
+        self.policy.join(message)
         declared = self._declared.get(spec.key)
         if declared is None:
             self.tables[spec.key] = self._maker.make(spec)
@@ -181,11 +182,10 @@ class ServerCore:
         declared.require_same(spec, message.rank)
         facts = {"initial": spec.key in self._maker.initial}
         reply = Reply(message.rank, message.answer(wire.OK, parts=[wire.json_part(facts)]))
-        return [reply, *self.policy.someone_joined()]
+        return [reply, *self.policy.trainers_changed()]
 
     def _pull(self, message: wire.Message) -> list[Output]:
-        if self.policy.must_wait(message):
-            self.policy.hold(message)
+        if self.policy.defers(message):
             return []
         parts = self._answer_pull(message)
         step = self.step
@@ -241,7 +241,7 @@ class ServerCore:
     def _let_go(self, trainer: TrainerState) -> list[Output]:
         """Nothing more comes of a trainer; what only the last one knew of is saved."""
         trainer.left, trainer.push = True, None
-        out = self.policy.someone_left()
+        out = self.policy.trainers_changed()
         out += self._saver.due(force=False)
         if not self.trainers.active():
             if self.tables and self._book.saved_step != self.step:

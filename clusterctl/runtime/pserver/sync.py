@@ -69,8 +69,8 @@ class SyncUpdates(UpdatePolicy):
             return self._piece(message)
         return self._open(trainer, message)
 
-    def must_wait(self, pull: wire.Message) -> bool:
-        return pull.version != wire.NEWEST and pull.version > self.lane.step
+    def cut(self, message: wire.Message) -> list[Output]:
+        raise RefusedError("a sync job makes its checkpoints between steps")
 
     def version(self, pull: wire.Message) -> int | None:
         if pull.version == wire.NEWEST:
@@ -84,10 +84,10 @@ class SyncUpdates(UpdatePolicy):
     def waited_for(self) -> list[int]:
         return [rank for rank, trainer in self.lane.trainers.by_rank.items() if trainer.is_awaited]
 
-    def next_step(self, rank: int) -> int:
-        return self.lane.step
+    def progress_of(self, rank: int) -> tuple[bool, int]:
+        return bool(self.lane.tables), self.lane.step
 
-    def join_late(self, message: wire.Message) -> None:
+    def join(self, message: wire.Message) -> None:
         if not self.lane.tables:
             self.lane.step = max(self.lane.step, message.step)
 
@@ -95,7 +95,7 @@ class SyncUpdates(UpdatePolicy):
         """Trainers hear of it at the end of this step, and tell all lanes with their next push."""
         self.cuts = self.lane.step + 2
 
-    def someone_left(self) -> list[Output]:
+    def trainers_changed(self) -> list[Output]:
         """What was to come of a trainer that left comes no more; what came of it before is applied."""
         now = self._now
         if now is None:
@@ -103,6 +103,9 @@ class SyncUpdates(UpdatePolicy):
         now.let_go(self._pushes())
         waiting = [(key, number) for key, numbers in now.left_over.items() for number in sorted(numbers)]
         return [output for part in waiting for output in self._apply(now, *part)] + self._finish_if_done(now)
+
+    def _must_wait(self, pull: wire.Message) -> bool:
+        return pull.version != wire.NEWEST and pull.version > self.lane.step
 
     def _open(self, trainer: TrainerState, message: wire.Message) -> list[Output]:
         push = self.lane.reader.opening(message)

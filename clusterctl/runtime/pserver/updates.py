@@ -40,17 +40,23 @@ class UpdatePolicy:
     def push(self, message: wire.Message) -> list[Output]:
         raise NotImplementedError
 
-    def must_wait(self, pull: wire.Message) -> bool:
+    def cut(self, message: wire.Message) -> list[Output]:
+        """A trainer has stopped for checkpoint number `message.cut`."""
         raise NotImplementedError
 
-    def version(self, pull: wire.Message) -> int | None:
-        return None
-
-    def hold(self, pull: wire.Message) -> None:
+    def defers(self, pull: wire.Message) -> bool:
+        """Holds a pull that must wait, until others have pushed; False for one that may be answered now."""
+        if not self._must_wait(pull):
+            return False
         others = [m for m in self._pulls if (m.rank, m.request) != (pull.rank, pull.request)]
         if sum(m.rank == pull.rank for m in others) >= _PULLS_HELD:
             raise RefusedError(f"trainer {pull.rank} has {_PULLS_HELD} pulls waiting")
         self._pulls = [*others, pull]
+        return True
+
+    def version(self, pull: wire.Message) -> int | None:
+        """The version that a pull is answered with, None for the newest."""
+        return None
 
     def held(self, rank: int) -> list[wire.Message]:
         """The requests of a trainer that are here and wait for something."""
@@ -58,37 +64,31 @@ class UpdatePolicy:
         return [*self._pulls, *([push.message, *push.asked.values()] if push else [])]
 
     def waited_for(self) -> list[int]:
-        """Trainers whose push of the current step has not come."""
-        return []
+        """Trainers for whom others wait."""
+        raise NotImplementedError
 
-    def next_step(self, rank: int) -> int:
-        return self.lane.trainers[rank].pushed
+    def progress_of(self, rank: int) -> tuple[bool, int]:
+        """Whether the cursor that this lane has of a trainer means anything; and the step that the trainer is at."""
+        raise NotImplementedError
 
     def restore(self, step: int) -> None:
         self.lane.step = step
 
-    def is_used_by(self, rank: int) -> bool:
-        """Whether the cursor that this lane has of a trainer means anything."""
-        return bool(self.lane.tables)
-
-    def join_late(self, message: wire.Message) -> None:
+    def join(self, message: wire.Message) -> None:
         """A trainer makes a table: it, or the run, may have taken steps elsewhere before this lane had any."""
 
     def catch_up(self, rank: int, pushes: int, cursor: tuple[int, int]) -> None:
         """A trainer has made so many pushes, and is at `cursor`, whether that is known here or not."""
 
-    def cut(self, message: wire.Message) -> list[Output]:
-        raise RefusedError("a sync job makes its checkpoints between steps")
-
     def announce(self) -> None:
         """Makes a checkpoint due, by the clock."""
 
-    def someone_joined(self) -> list[Output]:
-        """A trainer has made a table: others may have waited for it."""
-        return []
+    def trainers_changed(self) -> list[Output]:
+        """A trainer has made a table, or has left: others may have waited for it."""
+        raise NotImplementedError
 
-    def someone_left(self) -> list[Output]:
-        return []
+    def _must_wait(self, pull: wire.Message) -> bool:
+        raise NotImplementedError
 
     def _answer_held(self) -> list[Output]:
         if not self._pulls:
