@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from clusterctl.runtime.store.growable import Growing
+from clusterctl.runtime.store.growable import GrowableArray
 from clusterctl.runtime.store.sparse import SparseGrad, SparseReader, SparseTable
 from clusterctl.runtime.table.initializers import uniform
 from clusterctl.runtime.table.retention import Retention, older_than
@@ -147,7 +147,7 @@ def test_counters_count_ids() -> None:
 
 
 def test_memory_that_is_looked_at_grows_too_and_the_view_keeps_what_it_saw() -> None:
-    growing = Growing(np.float32, 4)
+    growing = GrowableArray(np.float32, 4)
     growing.array[:] = 1
     view, room = growing.array, len(growing.array)
     growing.reserve(room + 1)
@@ -163,14 +163,14 @@ def test_great_arrays_start_with_a_huge_page_wherever_they_move() -> None:
     with_pages = mmap.mmap(-1, 4 * huge, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     if np.frombuffer(with_pages, np.uint8).ctypes.data % huge:
         pytest.skip("this system does not align mappings")
-    growing = Growing(np.float32, 16)
+    growing = GrowableArray(np.float32, 16)
     for count in (90_000, 100_000, 200_001, 700_003):
         growing.reserve(count)
         assert growing.array.ctypes.data % huge == 0
 
 
 def test_memory_that_cannot_be_had_is_a_memory_error_and_what_was_there_stays() -> None:
-    growing = Growing(np.int64)
+    growing = GrowableArray(np.int64)
     growing.array[:] = 5
     with pytest.raises(MemoryError):
         growing.reserve(2**57)

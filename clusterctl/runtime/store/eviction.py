@@ -9,7 +9,7 @@ import numpy as np
 
 from clusterctl.runtime.arrays import Array, Bits, Ids
 from clusterctl.runtime.store.index import HashIndex
-from clusterctl.runtime.store.lru import GONE, UNKNOWN, Oldest
+from clusterctl.runtime.store.lru import GONE, UNKNOWN, LruQueue
 from clusterctl.runtime.store.rows import Column, RowStore
 from clusterctl.runtime.table.retention import Age, Fraction, Retention, Score, Sightings
 from clusterctl.runtime.table.sharding import SLOTS, mix64, slots_of
@@ -29,7 +29,7 @@ def columns_of(retention: Retention | None) -> list[Column]:
     return [seen, Column("score", "F32")] if isinstance(retention.expire, Score) else [seen]
 
 
-class Keeper:
+class RetentionEnforcer:
     """The retention of one lane's rows in `store`, whose table is bounded by `rows` or not. Not thread-safe."""
 
     def __init__(self, retention: Retention, rows: int | None, store: RowStore) -> None:
@@ -37,8 +37,8 @@ class Keeper:
         self._rows = rows
         self._store = store
         self._held = np.zeros(SLOTS, np.int64)
-        self._powers = Powers(retention.expire.decay) if isinstance(retention.expire, Score) else None
-        self._oldest = Oldest(store, rows) if retention.max_rows is not None else None
+        self._powers = DecayPowers(retention.expire.decay) if isinstance(retention.expire, Score) else None
+        self._lru = LruQueue(store, rows) if retention.max_rows is not None else None
         self._shares = retention.slot_shares()
         self._is_restored = False
         self.candidates = Candidates()
@@ -67,8 +67,8 @@ class Keeper:
     def restored(self) -> None:
         """Columns of rows that were made already may have other contents now."""
         self._is_restored = True
-        if self._oldest is not None:
-            self._oldest.forget()
+        if self._lru is not None:
+            self._lru.forget()
 
     def begin(self, step: int) -> None:
         """Rows of which no push is known, since they were loaded, count as pushed just before `step`."""
@@ -93,8 +93,8 @@ class Keeper:
         if (step + 1) % self._retention.sweep_every == 0:
             self.candidates.trim(self._rows)
             expired = self._sweep(step)
-        if self._oldest is not None and (self._held > self._shares).any():
-            evicted = self._oldest.pick(np.maximum(self._held - self._shares, 0))
+        if self._lru is not None and (self._held > self._shares).any():
+            evicted = self._lru.pick(np.maximum(self._held - self._shares, 0))
             self._held -= self._by_slot(evicted)
         self.expired += len(expired)
         self.evicted += len(evicted)
@@ -124,7 +124,7 @@ class Keeper:
         return np.bincount(slots_of(self._store.ids.take(positions), self._rows), minlength=SLOTS)
 
 
-class Powers:
+class DecayPowers:
     """`decay ** n` in float32 from products alone, whose bits are the same on every CPU; `pow` has none to promise."""
 
     def __init__(self, decay: float) -> None:

@@ -21,7 +21,7 @@ _HUGE_BYTES = 4 * 2**20
 _HUGE_PAGE = 2 * 2**20
 
 
-class Growing:
+class GrowableArray:
     """`array`, of shape (room,) or (room, width), is zero where it was never written. Not thread-safe.
 
     `reserve` gives another `array`. A view of the earlier one stays valid, keeps what it saw, and costs a copy.

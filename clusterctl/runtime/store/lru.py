@@ -17,7 +17,7 @@ from clusterctl.runtime.table.sharding import SLOTS, slots_of
 GONE, UNKNOWN = -2, -3
 
 
-class Oldest:
+class LruQueue:
     """Works on column `seen` of `store`, the step of each row's last push; GONE where a row went."""
 
     def __init__(self, store: RowStore, rows: int | None) -> None:

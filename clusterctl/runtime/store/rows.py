@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from clusterctl.runtime.arrays import Array, Ids
-from clusterctl.runtime.store.growable import Growing
+from clusterctl.runtime.store.growable import GrowableArray
 from clusterctl.runtime.store.index import MAX_POSITIONS, Index
 
 _DTYPES: dict[str, npt.DTypeLike] = {"F32": np.float32, "I64": np.int64}
@@ -57,8 +57,8 @@ class RowStore(Rows):
     def __init__(self, columns: Sequence[Column], index: Index) -> None:
         super().__init__(columns, np.empty(0, np.int64), {}, 0, np.empty(0, np.int64))
         self._index = index
-        self._growing_ids = Growing(np.int64)
-        self._growing = {c.name: Growing(_DTYPES[c.dtype], c.width) for c in columns}
+        self._growing_ids = GrowableArray(np.int64)
+        self._growing = {c.name: GrowableArray(_DTYPES[c.dtype], c.width) for c in columns}
         self._look()
 
     @property

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from clusterctl.runtime.arrays import Array, Floats, Ids, scatter
-from clusterctl.runtime.store.eviction import Keeper, columns_of
+from clusterctl.runtime.store.eviction import RetentionEnforcer, columns_of
 from clusterctl.runtime.store.index import make_index
 from clusterctl.runtime.store.rows import Column, Rows, RowStore
 from clusterctl.runtime.table.initializers import stream_key
@@ -79,7 +79,9 @@ class SparseTable(SparseReader):
         self._store = RowStore(columns, make_index(spec.rows, lane, lanes))
         super().__init__(spec, self._store, None)
         self._key = stream_key(seed, spec.key)
-        self._keeper = Keeper(spec.retention, spec.rows, self._store) if spec.retention is not None else None
+        self._enforcer = (
+            RetentionEnforcer(spec.retention, spec.rows, self._store) if spec.retention is not None else None
+        )
         self._replaced_ids = np.empty(0, np.int64)
         self._replaced: Floats = np.empty((0, spec.dim), np.float32)
         self._counts = dict.fromkeys(("looked_up", "hits", "admitted", "refused"), 0)
@@ -111,32 +113,32 @@ class SparseTable(SparseReader):
         positions[absent] = self._make(ids[absent])
         for name in columns.keys() & self._store.data.keys():
             self._store.data[name][positions] = columns[name]
-        if self._keeper is not None:
-            self._keeper.restored()
+        if self._enforcer is not None:
+            self._enforcer.restored()
 
     def restore_candidates(self, ids: Ids, counts: Ids) -> None:
         """Sets in how many pushes distinct ids without a row were named."""
-        if self._keeper is not None:
-            self._keeper.candidates.restore(ids, counts)
+        if self._enforcer is not None:
+            self._enforcer.candidates.restore(ids, counts)
 
     def apply(self, grads: Sequence[SparseGrad], total: np.float32, step: int) -> None:
         """Merges and applies the gradients of `step`, by ascending rank, then lets go what the retention says.
 
         A table with a retention must be told of every step, also of one without gradients: rows expire by steps.
         """
-        if self._keeper is not None:
-            self._keeper.begin(step)
+        if self._enforcer is not None:
+            self._enforcer.begin(step)
         grads = [grad for grad in grads if len(grad.ids)]
         if grads:
             self._update(grads, total, step)
-        if self._keeper is not None:
-            gone = self._keeper.leaving(step)
+        if self._enforcer is not None:
+            gone = self._enforcer.leaving(step)
             if gone.size:
                 self._remember(self._store.ids.take(gone), self.rows_at(gone), step)
                 self._store.remove(gone)
 
     def candidates(self) -> tuple[Ids, Ids]:
-        return self._keeper.candidates.to_arrays() if self._keeper is not None else super().candidates()
+        return self._enforcer.candidates.to_arrays() if self._enforcer is not None else super().candidates()
 
     def frozen(self) -> SparseReader:
         """The table as it is now, for another thread to read: one copy of each array."""
@@ -146,9 +148,9 @@ class SparseTable(SparseReader):
         """Rows and their bytes (with index and candidates) now; and since the start, in ids: `looked_up` and `hits`
         (that had a row) of pulls, `admitted` and `refused` of steps, `expired` and `evicted`.
         """
-        keeper = self._keeper
-        more = {"expired": keeper.expired, "evicted": keeper.evicted} if keeper else {"expired": 0, "evicted": 0}
-        size = self._store.bytes + (keeper.candidates.bytes if keeper else 0)
+        enforcer = self._enforcer
+        more = {"expired": enforcer.expired, "evicted": enforcer.evicted} if enforcer else {"expired": 0, "evicted": 0}
+        size = self._store.bytes + (enforcer.candidates.bytes if enforcer else 0)
         return {"rows": len(self), "bytes": size, **self._counts, **more}
 
     def _update(self, grads: Sequence[SparseGrad], total: np.float32, step: int) -> None:
@@ -180,18 +182,18 @@ class SparseTable(SparseReader):
         """The positions of the ids that are admitted, rows made where they lack, and the places of these in `ids`."""
         positions = self._store.find(ids)
         absent = np.flatnonzero(positions < 0)
-        if self._keeper is None:
+        if self._enforcer is None:
             positions[absent] = self._make(ids[absent])
             self._counts["admitted"] += len(absent)
             return positions, np.arange(len(ids), dtype=np.int64)
         sightings = np.bincount(np.concatenate(places), minlength=len(ids))
-        admitted = self._keeper.admitted(ids[absent], sightings[absent])
+        admitted = self._enforcer.admitted(ids[absent], sightings[absent])
         fresh = absent[admitted]
         positions[fresh] = self._make(ids[fresh])
         self._counts["admitted"] += len(fresh)
         self._counts["refused"] += len(absent) - len(fresh)
         kept = np.flatnonzero(positions >= 0)
-        self._keeper.pushed(positions[kept], sightings[kept], positions[fresh], step)
+        self._enforcer.pushed(positions[kept], sightings[kept], positions[fresh], step)
         return positions[kept], kept
 
     def _make(self, ids: Ids) -> Ids:
@@ -204,8 +206,8 @@ class SparseTable(SparseReader):
             scatter(first, positions[a : a + rows], self._initial(ids[a : a + rows]))
         for state in states:
             state[positions] = 0
-        if self._keeper is not None:
-            self._keeper.made(positions)
+        if self._enforcer is not None:
+            self._enforcer.made(positions)
         return positions
 
     def _initial(self, ids: Ids) -> Floats:

@@ -1,7 +1,7 @@
 """Which rows of an embedding are made, and which go again: a value that a table's definition carries.
 
 All of it follows from ids, pushes and steps, never from chance, the clock, or the number of pservers and lanes: whether
-a row is there is as reproducible as what it holds. `keeping` carries it out.
+a row is there is as reproducible as what it holds. `store.eviction` carries it out.
 """
 
 from __future__ import annotations
