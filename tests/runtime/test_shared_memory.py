@@ -15,9 +15,9 @@ import pytest
 from clusterctl.runtime import SGD, Adagrad
 from clusterctl.runtime.errors import WireError
 from clusterctl.runtime.shm import region
-from clusterctl.runtime.shm.client import Borrowing, find_lender
+from clusterctl.runtime.shm.client import ShmClient, connect_shm
 from clusterctl.runtime.shm.region import REGION_SHIFT
-from clusterctl.runtime.shm.server import Sharing
+from clusterctl.runtime.shm.server import ShmServer
 from clusterctl.runtime.trainer.session import Session
 from clusterctl.runtime.wire import messages as wire
 from tests.runtime.cluster import DEADLINE_S, process_cluster, thread_cluster
@@ -26,8 +26,8 @@ ELEMENTS = 600_000  # three pieces
 ROWS = 9_000
 
 
-def lenders(ps: Session) -> list[Borrowing]:
-    return list(ps._client.memory.lenders.values())
+def shm_clients(ps: Session) -> list[ShmClient]:
+    return list(ps._client.memory.clients.values())
 
 
 def program(ps: Session) -> list[Any]:
@@ -38,7 +38,7 @@ def program(ps: Session) -> list[Any]:
         rows = emb.pull(ids)
         dense = np.sin(np.arange(ELEMENTS, dtype=np.float32) + ps.rank + number) + w.value
         ps.push({w: dense, emb: (ids, rows + np.float32(ps.rank + 1))}, samples=3 + ps.rank)
-    return [w.value.copy(), emb.pull(np.arange(ROWS)), len(lenders(ps))]
+    return [w.value.copy(), emb.pull(np.arange(ROWS)), len(shm_clients(ps))]
 
 
 def test_values_are_the_same_with_and_without_shared_memory(tmp_path: Path) -> None:
@@ -87,21 +87,21 @@ def test_in_other_modes_each_number_is_whole_and_all_pushes_count(tmp_path: Path
 
 @pytest.fixture
 def sharing() -> Any:
-    made = Sharing()
+    made = ShmServer()
     yield made
     made.close()
 
 
-def test_a_wrong_token_is_turned_away(sharing: Sharing) -> None:
-    assert find_lender({**sharing.greeting(0), "token": "0" * 64}, rank=0) is None
-    assert find_lender(sharing.greeting(1), rank=0) is None
-    assert find_lender({**sharing.greeting(0), "name": "nobody"}, rank=0) is None
+def test_a_wrong_token_is_turned_away(sharing: ShmServer) -> None:
+    assert connect_shm({**sharing.greeting(0), "token": "0" * 64}, rank=0) is None
+    assert connect_shm(sharing.greeting(1), rank=0) is None
+    assert connect_shm({**sharing.greeting(0), "name": "nobody"}, rank=0) is None
 
 
-def test_places_that_are_not_there_are_refused(sharing: Sharing) -> None:
-    lender = find_lender(sharing.greeting(3), rank=3)
-    assert lender is not None
-    slot = lender.take(100_000)
+def test_places_that_are_not_there_are_refused(sharing: ShmServer) -> None:
+    client = connect_shm(sharing.greeting(3), rank=3)
+    assert client is not None
+    slot = client.acquire(100_000)
     assert slot is not None
     view = sharing.view_of(3)
     assert len(view(1, slot.position + 8, 16)) == 16
@@ -111,9 +111,9 @@ def test_places_that_are_not_there_are_refused(sharing: Sharing) -> None:
     with pytest.raises(WireError, match="not there"):
         sharing.view_of(4)(1, slot.position, 16)
     with pytest.raises(WireError, match="not there"):
-        lender.find(0, 1, 0, 16)
+        client.find(0, 1, 0, 16)
     assert sharing.room(3, slot.position, len(slot.data) + 1) is None
-    lender.close()
+    client.close()
 
 
 def test_a_message_may_not_put_ids_into_shared_memory() -> None:
@@ -136,20 +136,20 @@ def test_memory_that_could_shrink_or_has_another_size_is_not_mapped() -> None:
         os.close(fd)
 
 
-def test_values_that_a_trainer_maps_cannot_be_written(sharing: Sharing) -> None:
+def test_values_that_a_trainer_maps_cannot_be_written(sharing: ShmServer) -> None:
     values, _ = sharing.allocate(0, 7, ELEMENTS)
     values[:] = 1
-    lender = find_lender(sharing.greeting(0), rank=0)
-    assert lender is not None
-    assert lender.borrow(0, 7)
-    seen = np.frombuffer(lender.find(0, 7, 0, 4 * ELEMENTS), np.float32)
+    client = connect_shm(sharing.greeting(0), rank=0)
+    assert client is not None
+    assert client.map_table(0, 7)
+    seen = np.frombuffer(client.find(0, 7, 0, 4 * ELEMENTS), np.float32)
     assert (seen == 1).all()
     with pytest.raises(ValueError, match="read-only"):
         seen[0] = 2
     [(fd, _)] = sharing._tables.values()
     with pytest.raises(PermissionError):
         mmap.mmap(fd, 4_096)
-    lender.close()
+    client.close()
 
 
 ENDLESS = """

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from clusterctl.runtime.shm import region
-from clusterctl.runtime.shm.client import find_lender
-from clusterctl.runtime.shm.server import Sharing
+from clusterctl.runtime.shm.client import connect_shm
+from clusterctl.runtime.shm.server import ShmServer
 from security.strangers import NOBODY, as_stranger, in_stranger, needs_root, open_to_strangers, shared_directory
 from support.processes import processes_with_environment, wait_until
 from support.site import Site, agent_processes
@@ -112,13 +112,13 @@ def test_a_link_that_another_user_left_in_a_shared_root_dir_is_not_used(site: Si
 
 
 @pytest.fixture
-def sharing() -> Iterator[Sharing]:
-    made = Sharing()
+def sharing() -> Iterator[ShmServer]:
+    made = ShmServer()
     yield made
     made.close()
 
 
-def is_let_in(sharing: Sharing) -> bool:
+def is_let_in(sharing: ShmServer) -> bool:
     with socket.socket(socket.AF_UNIX) as sock:
         sock.settimeout(10)
         sock.connect(f"\0{sharing.name}")
@@ -130,7 +130,7 @@ def is_let_in(sharing: Sharing) -> bool:
 
 
 @needs_root
-def test_the_socket_of_shared_memory_turns_another_user_away_even_with_the_token(sharing: Sharing) -> None:
+def test_the_socket_of_shared_memory_turns_another_user_away_even_with_the_token(sharing: ShmServer) -> None:
     assert is_let_in(sharing)
     assert not in_stranger(lambda: is_let_in(sharing))
 
@@ -152,7 +152,7 @@ def test_a_trainer_shows_its_token_to_nobody_else_who_has_taken_the_name() -> No
     with ThreadPoolExecutor() as pool:
         was_told = pool.submit(in_stranger, takes_it)
         assert os.read(begun, 1) == b"!"
-        assert find_lender({"name": name, "token": "secret"}, 0) is None
+        assert connect_shm({"name": name, "token": "secret"}, 0) is None
         assert not was_told.result()
     os.close(begun)
     os.close(begin)

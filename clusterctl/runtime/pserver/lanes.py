@@ -23,7 +23,7 @@ from clusterctl.runtime.checkpoint.writer import Save
 from clusterctl.runtime.errors import WireError
 from clusterctl.runtime.pserver.core import ServerCore
 from clusterctl.runtime.pserver.lane_state import Output, Reply
-from clusterctl.runtime.shm.server import Sharing
+from clusterctl.runtime.shm.server import ShmServer
 from clusterctl.runtime.wire import messages as wire
 from clusterctl.runtime.wire.auth import rank_of
 from clusterctl.runtime.wire.sockets import receive_frames, send_frames
@@ -39,7 +39,7 @@ _ENDING_S = 2.0  # for what a lane does at the moment when all must end
 class Lane:
     """Handles the messages of one lane until `finish`; everything but `finish`, `saved` and `do` belongs to its thread.
 
-    `on_save(lane, save)` takes copies of the lane's tables; it may block. `sharing` reads what is in shared memory.
+    `on_save(lane, save)` takes copies of the lane's tables; it may block. `shm` reads what is in shared memory.
     `on_second` is called about once a second, as long as messages come.
     """
 
@@ -49,7 +49,7 @@ class Lane:
         router: zmq.Socket[bytes],
         on_save: Callable[[Lane, Save], None],
         secure: bool,
-        sharing: Sharing | None = None,
+        shm: ShmServer | None = None,
         on_second: Callable[[], None] = lambda: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -58,7 +58,7 @@ class Lane:
         self.refused: Counter[str] = Counter()
         self._on_save = on_save
         self._secure = secure
-        self._sharing = sharing
+        self._shm = shm
         self._clock = clock
         self._routes: dict[int, bytes] = {}
         self._ranks: dict[bytes, int] = {}
@@ -112,7 +112,7 @@ class Lane:
         route = frames[0].bytes
         try:
             rank = self._rank(route, frames)
-            shared = None if self._sharing is None else self._sharing.view_of(rank)
+            shared = None if self._shm is None else self._shm.view_of(rank)
             message = wire.decode([frame.buffer for frame in frames[1:]], shared)
         except WireError as exc:
             self._refuse(str(exc))

@@ -25,7 +25,7 @@ from clusterctl.runtime.pserver.core import ServerCore
 from clusterctl.runtime.pserver.lane_state import LaneState, Output
 from clusterctl.runtime.pserver.lanes import Lane, Server
 from clusterctl.runtime.shm import region
-from clusterctl.runtime.shm.server import Sharing
+from clusterctl.runtime.shm.server import ShmServer
 from clusterctl.runtime.store.factory import CheckpointSource, ModelSource
 from clusterctl.runtime.store.sparse import SparseTable
 from clusterctl.runtime.supervisor_socket import Command, Control, say
@@ -67,7 +67,7 @@ class PServer:
             Gate(self._context, self._keys["allow"])
         self.ports: list[int] = []
         shares = env.spec.shm != "off" and region.is_available()
-        self._sharing = Sharing() if shares else None
+        self._shm = ShmServer() if shares else None
         restored = _restored(env)
         first = env.rank * self.layout.per_pserver
         lanes = [self._open(first + k, restored) for k in range(self.layout.per_pserver)]
@@ -122,8 +122,8 @@ class PServer:
 
     def close(self) -> None:
         closed = self.server.close()
-        if self._sharing is not None:
-            self._sharing.close()
+        if self._shm is not None:
+            self._shm.close()
         _clear_half_written(self._env)
         if closed:
             self._context.term()
@@ -177,12 +177,12 @@ class PServer:
             save_every=_save_every(spec.saving),
             half=spec.training.wire == "float16",
             key_cache=spec.training.key_cache,
-            lender=self._sharing,
+            lender=self._shm,
             epoch=spec.epoch,
         )
         gone = {int(rank): step for rank, step in spec.recover.left.items()} if spec.recover else {}
         core = ServerCore(state, self._open_model, restored, gone)
-        return Lane(core, router, self._take, env.secure, self._sharing, self._tell)
+        return Lane(core, router, self._take, env.secure, self._shm, self._tell)
 
     def _take(self, lane: Lane, save: Save) -> None:
         self.server.take(lane, save)

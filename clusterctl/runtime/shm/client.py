@@ -27,7 +27,7 @@ class Slot:
         return self.number << REGION_SHIFT
 
 
-class Borrowing:
+class ShmClient:
     """The connection to one pserver of this host. Not thread-safe."""
 
     def __init__(self, sock: socket.socket) -> None:
@@ -36,7 +36,7 @@ class Borrowing:
         self._free: dict[int, list[Slot]] = {}
         self._slots: dict[int, Slot] = {}
 
-    def borrow(self, lane: int, table: int) -> bool:
+    def map_table(self, lane: int, table: int) -> bool:
         """Maps a table's values; False when they are not in shared memory."""
         if (lane, table) not in self._values:
             said, fd = self._ask({"lane": lane, "table": table})
@@ -55,7 +55,7 @@ class Borrowing:
             raise WireError("a part is said to be at a place of shared memory that is not there")
         return data[position : position + size].data
 
-    def take(self, size: int) -> Slot | None:
+    def acquire(self, size: int) -> Slot | None:
         """A slot of at least `size` bytes, to be given back when the pserver has done with it; None after too many."""
         room = max(1 << 16, 1 << (size - 1).bit_length())
         free = self._free.setdefault(room, [])
@@ -63,7 +63,7 @@ class Borrowing:
             return free.pop()
         return self._lend(room) if len(self._slots) < MOST_REGIONS else None
 
-    def give(self, slot: Slot) -> None:
+    def release(self, slot: Slot) -> None:
         self._free[len(slot.data)].append(slot)
 
     def close(self) -> None:
@@ -84,7 +84,7 @@ class Borrowing:
         return region.receive(self._sock)
 
 
-def find_lender(greeting: dict[str, Any] | None, rank: int) -> Borrowing | None:
+def connect_shm(greeting: dict[str, Any] | None, rank: int) -> ShmClient | None:
     """The pserver that greeted so, if it is a process of this host and user; None otherwise."""
     if greeting is None or not region.is_available():
         return None
@@ -95,6 +95,6 @@ def find_lender(greeting: dict[str, Any] | None, rank: int) -> Borrowing | None:
         if region.is_of_our_user(sock):  # on another host anybody may have taken the name
             region.send(sock, {"token": greeting["token"], "rank": rank})
             region.receive(sock)
-            return Borrowing(sock)
+            return ShmClient(sock)
     sock.close()
     return None

@@ -35,7 +35,7 @@ _HELLO_S = 10.0
 _RETRY_S = 0.1
 
 
-class Sharing:
+class ShmServer:
     """The unix socket of one pserver and all that is shared over it. Its threads end with the process or `close`."""
 
     def __init__(self) -> None:

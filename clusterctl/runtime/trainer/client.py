@@ -18,7 +18,7 @@ from clusterctl.runtime.trainer.batches import StepContext
 from clusterctl.runtime.trainer.link import Link
 from clusterctl.runtime.trainer.packing import Outgoing
 from clusterctl.runtime.trainer.progress import Progress
-from clusterctl.runtime.trainer.shared_memory import Room, SharedMemory
+from clusterctl.runtime.trainer.shared_memory import LaneMemory, SlotLease
 from clusterctl.runtime.wire import messages as wire
 
 Replies = dict[int, wire.Message]
@@ -38,13 +38,13 @@ class Ticket:
     unanswered: int = 0
     held_us: int = 0
     replies: Replies = field(default_factory=dict)
-    rooms: list[Room] = field(default_factory=list)
+    leases: list[SlotLease] = field(default_factory=list)
 
-    def give_back(self) -> None:
+    def release(self) -> None:
         """Everything is answered: the memory that was lent is free again."""
-        for room in self.rooms:
-            room.give_back()
-        self.rooms.clear()
+        for lease in self.leases:
+            lease.release()
+        self.leases.clear()
 
 
 class Client:
@@ -109,7 +109,7 @@ class Client:
                 self._note(ticket, lane, reply)
                 on_reply(lane, reply)
                 if ticket.unanswered == 0:
-                    ticket.give_back()
+                    ticket.release()
 
             return take
 
@@ -136,7 +136,7 @@ class Client:
         pieces: dict[int, list[wire.Part]] = {}
         for lane in self.used:
             out = parts.get(lane) or Outgoing()
-            self.memory.lend_rows(ticket.rooms, lane, out)
+            self.memory.put_rows(ticket.leases, lane, out)
             count = 1 + len(out.pieces)
             message = make(lane, 0, count, out.opening)
             full = None if out.full is None else make(lane, 0, count, out.full)
@@ -180,18 +180,18 @@ class Client:
                 self._wait(lambda: any(map(self._has_room, sent)), ticket)
 
     def _has_room(self, lane: int) -> bool:
-        return self._pieces_out.get(lane, 0) < (_PIECES_SHARED if lane in self.memory.lenders else _PIECES_OUT)
+        return self._pieces_out.get(lane, 0) < (_PIECES_SHARED if lane in self.memory.clients else _PIECES_OUT)
 
     def _post_piece(self, ticket: Ticket, make: MakePush, lane: int, pieces: list[wire.Part], number: int) -> None:
         part = pieces[number]
-        room = self.memory.room_for(lane, part.array.nbytes)
-        message = make(lane, number + 1, 1 + len(pieces), [part if room is None else room.put(part)])
+        lease = self.memory.lease_for(lane, part.array.nbytes)
+        message = make(lane, number + 1, 1 + len(pieces), [part if lease is None else lease.put(part)])
 
         def take(reply: wire.Message) -> None:
             self._note(ticket, lane, reply)
             self._pieces_out[lane] -= 1
-            if room is not None:
-                room.give_back()
+            if lease is not None:
+                lease.release()
             for fresh in reply.parts:
                 self._refresh(fresh)
 
@@ -203,7 +203,7 @@ class Client:
         """Waits until at most so many pushes are unanswered."""
         while self._pushes and (self._pushes[0].unanswered == 0 or len(self._pushes) > on_their_way):
             self.wait_for(self._pushes[0])
-            self._pushes.popleft().give_back()
+            self._pushes.popleft().release()
 
     @property
     def passes_done(self) -> int:
@@ -257,7 +257,7 @@ class Client:
         self._cut = max(int(said["cut"]) for said in facts.values())
         self._cuts_taken = max(int(said["cuts_made"]) for said in facts.values())  # the others may have stopped for one
         self._epoch = next(iter(replies.values())).epoch
-        self.memory = SharedMemory(link=self._link, facts=facts, rank=self.rank, half=self.half)
+        self.memory = LaneMemory(link=self._link, facts=facts, rank=self.rank, half=self.half)
 
     def end_pass(self, tag: str) -> None:
         """Asks for the save at the end of a pass, and hears which trainers are gone for good."""

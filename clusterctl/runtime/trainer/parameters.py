@@ -118,9 +118,9 @@ class ServerValues:
         self, ticket: Ticket, lane: int, dim: int, brief: wire.Part, full: wire.Part
     ) -> tuple[wire.Part, wire.Part]:
         """The parts that ask for rows, with the place in shared memory where they may be put."""
-        room = self.client.memory.room_for(lane, 4 * dim * len(full.array))
-        if room is None:
+        lease = self.client.memory.lease_for(lane, 4 * dim * len(full.array))
+        if lease is None:
             return brief, full
-        ticket.rooms.append(room)
-        placed = brief._replace(position=room.position)
-        return placed, placed if brief is full else full._replace(position=room.position)
+        ticket.leases.append(lease)
+        placed = brief._replace(position=lease.position)
+        return placed, placed if brief is full else full._replace(position=lease.position)

@@ -92,7 +92,7 @@ class Session:
         spec = self._spec(name, "dense", sizes, rule, init or zeros())
         handle = Dense(self._values, spec)
         self._handles[spec.key] = handle
-        self._client.memory.borrow((lane for lane, _, _ in handle.runs), spec.key)
+        self._client.memory.map_table((lane for lane, _, _ in handle.runs), spec.key)
         handle.pull()
         return handle
 

@@ -1,4 +1,4 @@
-"""What a trainer shares with the pservers of its host, lane by lane. One pserver is in `borrowing`."""
+"""What a trainer shares with the pservers of its host, lane by lane. `shm.client` is the connection to one pserver."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from clusterctl.runtime.shm.client import Borrowing, Slot, find_lender
+from clusterctl.runtime.shm.client import ShmClient, Slot, connect_shm
 from clusterctl.runtime.shm.region import LEAST_BYTES
 from clusterctl.runtime.trainer.link import Link
 from clusterctl.runtime.trainer.packing import Outgoing
@@ -17,10 +17,10 @@ from clusterctl.runtime.wire import messages as wire
 
 
 @dataclass(frozen=True)
-class Room:
+class SlotLease:
     """Memory that a lane sees, lent for one request."""
 
-    lender: Borrowing
+    client: ShmClient
     slot: Slot
 
     @property
@@ -32,49 +32,49 @@ class Room:
         self.slot.data[: part.array.nbytes] = part.array.reshape(-1).view(np.uint8)
         return part._replace(position=self.position)
 
-    def give_back(self) -> None:
-        self.lender.give(self.slot)
+    def release(self) -> None:
+        self.client.release(self.slot)
 
 
-class SharedMemory:
+class LaneMemory:
     """`facts` are the answers to the hello, by lane. Lanes of other hosts share nothing, nor does any with `half`."""
 
     def __init__(self, link: Link, facts: Mapping[int, Mapping[str, Any]], rank: int, half: bool) -> None:
-        self.lenders: dict[int, Borrowing] = {}
+        self.clients: dict[int, ShmClient] = {}
         each = link.layout.per_pserver
         for first in [] if half else range(0, link.layout.lanes, each):
-            lender = find_lender(facts[first].get("shared"), rank)
-            if lender is not None:
-                self.lenders.update(dict.fromkeys(range(first, first + each), lender))
-        for lane, lender in self.lenders.items():
-            link.share(lane, partial(lender.find, lane))
+            client = connect_shm(facts[first].get("shared"), rank)
+            if client is not None:
+                self.clients.update(dict.fromkeys(range(first, first + each), client))
+        for lane, client in self.clients.items():
+            link.share(lane, partial(client.find, lane))
 
-    def borrow(self, lanes: Iterable[int], table: int) -> None:
+    def map_table(self, lanes: Iterable[int], table: int) -> None:
         """Maps a dense table's values where its lanes are processes of this host."""
         for lane in lanes:
-            lender = self.lenders.get(lane)
-            if lender is not None:
-                lender.borrow(lane, table)
+            client = self.clients.get(lane)
+            if client is not None:
+                client.map_table(lane, table)
 
-    def room_for(self, lane: int, size: int) -> Room | None:
+    def lease_for(self, lane: int, size: int) -> SlotLease | None:
         """Memory for `size` bytes that a lane sees; None when it is not of this host, or it is not worth it."""
-        lender = self.lenders.get(lane)
-        slot = None if lender is None or size < LEAST_BYTES else lender.take(size)
-        return None if lender is None or slot is None else Room(lender, slot)
+        client = self.clients.get(lane)
+        slot = None if client is None or size < LEAST_BYTES else client.acquire(size)
+        return None if client is None or slot is None else SlotLease(client, slot)
 
-    def lend_rows(self, rooms: list[Room], lane: int, out: Outgoing) -> None:
-        """Puts the rows of a push where the lane sees them; adds to `rooms` what is lent until it is answered."""
-        if lane not in self.lenders:
+    def put_rows(self, leases: list[SlotLease], lane: int, out: Outgoing) -> None:
+        """Puts the rows of a push where the lane sees them; adds to `leases` what is lent until it is answered."""
+        if lane not in self.clients:
             return
         put: dict[int, wire.Part] = {}
         for part in out.opening:
-            room = self.room_for(lane, part.array.nbytes) if part.kind == wire.ROWS else None
-            if room is not None:
-                rooms.append(room)
-                put[id(part)] = room.put(part)
+            lease = self.lease_for(lane, part.array.nbytes) if part.kind == wire.ROWS else None
+            if lease is not None:
+                leases.append(lease)
+                put[id(part)] = lease.put(part)
         out.full = None if out.full is None else [put.get(id(part), part) for part in out.full]
         out.opening = [put.get(id(part), part) for part in out.opening]
 
     def close(self) -> None:
-        for lender in set(self.lenders.values()):
-            lender.close()
+        for client in set(self.clients.values()):
+            client.close()
