@@ -30,7 +30,7 @@ from clusterctl.runtime.store.factory import CheckpointSource, ModelSource
 from clusterctl.runtime.store.sparse import SparseTable
 from clusterctl.runtime.supervisor_socket import Command, Control, say
 from clusterctl.runtime.table.sharding import layout_of
-from clusterctl.runtime.wire.auth import Gate
+from clusterctl.runtime.wire.auth import CurveAuthenticator
 from clusterctl.runtime.wire.sockets import bind_first_free, open_context, open_router
 
 
@@ -64,7 +64,7 @@ class PServer:
         self._context = open_context(self.layout.per_pserver)
         self._keys = env.keys() if env.secure else None
         if self._keys is not None:
-            Gate(self._context, self._keys["allow"])
+            CurveAuthenticator(self._context, self._keys["allow"])
         self.ports: list[int] = []
         shares = env.spec.shm != "off" and region.is_available()
         self._shm = ShmServer() if shares else None

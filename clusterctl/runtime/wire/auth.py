@@ -15,7 +15,7 @@ from zmq.utils import z85
 ENDPOINT = "inproc://zeromq.zap.01"
 
 
-class Gate:
+class CurveAuthenticator:
     """Answers libzmq's questions in a thread, from before the first connection until the context is terminated."""
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], allow: Mapping[str, str]) -> None:
