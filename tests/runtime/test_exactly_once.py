@@ -178,7 +178,7 @@ def test_a_connection_that_breaks_is_made_again(tmp_path: Path) -> None:
             for batch in ps.steps(lambda pass_, rng: range(6), passes=1):
                 if batch % 2:
                     link: Any = ps._client._link
-                    link._reopen(link._ways[1])
+                    link._reopen(link._connections[1])
                 ps.push({w: np.ones(4)}, samples=1)
             return ps.step
 
@@ -258,7 +258,7 @@ def die_in_push(link: Any, step: int) -> None:
             post(lane, message, *rest)
 
     def die_waiting(done: Any, reply_bytes: int = 0) -> None:
-        asked = list(link._ways[0].requests.values())
+        asked = list(link._connections[0].requests.values())
         if not any(request.message.kind == wire.PUSH and request.message.step == step for request in asked):
             return wait(done, reply_bytes)
         last = asked[-1].message

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from clusterctl.runtime import SGD, zeros
-from clusterctl.runtime.trainer.parameters import Asked
+from clusterctl.runtime.trainer.parameters import PendingRows
 from clusterctl.runtime.trainer.session import Session
 from tests.runtime.cluster import thread_cluster
 
@@ -49,7 +49,7 @@ def test_rows_that_are_never_taken_do_not_pile_up(tmp_path: Path, mode: str, ahe
             ps.push({e: ([n], np.ones((1, 1)))}, samples=1)
             if n == 30:
                 gc.collect()
-                return sum(isinstance(thing, Asked) for thing in gc.get_objects())
+                return sum(isinstance(thing, PendingRows) for thing in gc.get_objects())
         raise AssertionError
 
     with thread_cluster(tmp_path, 1, 1, mode=mode) as cluster:

@@ -32,7 +32,7 @@ _PIECES_SHARED = 8
 
 
 @dataclass
-class Ticket:
+class PendingReplies:
     """Requests on their way: how many are unanswered, and how long pservers held them back."""
 
     unanswered: int = 0
@@ -65,7 +65,7 @@ class Client:
         self._progress = progress
         self._requests = env.attempt << 32  # answers to what an earlier attempt asked are no answers to this one
         self._epoch = 0
-        self._pushes: deque[Ticket] = deque()
+        self._pushes: deque[PendingReplies] = deque()
         self._cut = 0
         self._cuts_taken = 0
         self._has_tables = False
@@ -85,15 +85,15 @@ class Client:
         return self.ask(kind, list(range(self.layout.lanes)), **fields)
 
     def exchange(self, requests: Mapping[int, wire.Message]) -> Replies:
-        ticket = Ticket()
+        pending = PendingReplies()
         for lane, message in requests.items():
-            self._post(ticket, lane, message)
-        self.wait_for(ticket)
-        return ticket.replies
+            self._post(pending, lane, message)
+        self.wait_for(pending)
+        return pending.replies
 
     def pull(
         self,
-        ticket: Ticket,
+        pending: PendingReplies,
         asks: Mapping[int, tuple[list[wire.Part], list[wire.Part] | None]],
         on_reply: Callable[[int, wire.Message], None],
     ) -> None:
@@ -106,22 +106,22 @@ class Client:
 
         def taken(lane: int) -> Callable[[wire.Message], None]:
             def take(reply: wire.Message) -> None:
-                self._note(ticket, lane, reply)
+                self._note(pending, lane, reply)
                 on_reply(lane, reply)
-                if ticket.unanswered == 0:
-                    ticket.release()
+                if pending.unanswered == 0:
+                    pending.release()
 
             return take
 
         for lane, (parts, full) in asks.items():
             message = self._message(wire.PULL, version=version, parts=parts)
             again = None if full is None else self._message(wire.PULL, version=version, parts=full)
-            ticket.unanswered += 1
+            pending.unanswered += 1
             self._link.post(lane, message, taken(lane), again)
 
-    def wait_for(self, ticket: Ticket) -> None:
-        if ticket.unanswered:
-            self._wait(lambda: ticket.unanswered == 0, ticket)
+    def wait_for(self, pending: PendingReplies) -> None:
+        if pending.unanswered:
+            self._wait(lambda: pending.unanswered == 0, pending)
 
     # Pushes
 
@@ -132,20 +132,20 @@ class Client:
 
     def push(self, parts: Mapping[int, Outgoing], context: StepContext, samples: int) -> None:
         """Sends a push to all lanes in use, and waits until the last pieces are on their way; see `settle`."""
-        make, ticket = self._push_maker(context, samples), Ticket()
+        make, pending = self._push_maker(context, samples), PendingReplies()
         pieces: dict[int, list[wire.Part]] = {}
         for lane in self.used:
             out = parts.get(lane) or Outgoing()
-            self.memory.put_rows(ticket.leases, lane, out)
+            self.memory.put_rows(pending.leases, lane, out)
             count = 1 + len(out.pieces)
             message = make(lane, 0, count, out.opening)
             full = None if out.full is None else make(lane, 0, count, out.full)
-            self._post_push(ticket, lane, message, full)
+            self._post_push(pending, lane, message, full)
             if out.pieces:
                 pieces[lane] = out.pieces
         if pieces:
-            self._send_pieces(ticket, make, pieces)
-        self._pushes.append(ticket)
+            self._send_pieces(pending, make, pieces)
+        self._pushes.append(pending)
         self.step += 1
 
     def _push_maker(self, context: StepContext, samples: int) -> MakePush:
@@ -162,7 +162,7 @@ class Client:
 
         return make
 
-    def _send_pieces(self, ticket: Ticket, make: MakePush, pieces: dict[int, list[wire.Part]]) -> None:
+    def _send_pieces(self, pending: PendingReplies, make: MakePush, pieces: dict[int, list[wire.Part]]) -> None:
         """Sends each lane its pieces, so many at a time.
 
         All trainers send a lane's pieces in the same order, so in sync mode they do not wait for each other in a ring.
@@ -172,30 +172,32 @@ class Client:
             for lane in list(sent):
                 while lane in sent and self._has_room(lane):
                     number = sent[lane]
-                    self._post_piece(ticket, make, lane, pieces[lane], number)
+                    self._post_piece(pending, make, lane, pieces[lane], number)
                     sent[lane] += 1
                     if sent[lane] == len(pieces[lane]):
                         del sent[lane]
             if sent:
-                self._wait(lambda: any(map(self._has_room, sent)), ticket)
+                self._wait(lambda: any(map(self._has_room, sent)), pending)
 
     def _has_room(self, lane: int) -> bool:
         return self._pieces_out.get(lane, 0) < (_PIECES_SHARED if lane in self.memory.clients else _PIECES_OUT)
 
-    def _post_piece(self, ticket: Ticket, make: MakePush, lane: int, pieces: list[wire.Part], number: int) -> None:
+    def _post_piece(
+        self, pending: PendingReplies, make: MakePush, lane: int, pieces: list[wire.Part], number: int
+    ) -> None:
         part = pieces[number]
         lease = self.memory.lease_for(lane, part.array.nbytes)
         message = make(lane, number + 1, 1 + len(pieces), [part if lease is None else lease.put(part)])
 
         def take(reply: wire.Message) -> None:
-            self._note(ticket, lane, reply)
+            self._note(pending, lane, reply)
             self._pieces_out[lane] -= 1
             if lease is not None:
                 lease.release()
             for fresh in reply.parts:
                 self._refresh(fresh)
 
-        ticket.unanswered += 1
+        pending.unanswered += 1
         self._pieces_out[lane] = self._pieces_out.get(lane, 0) + 1
         self._link.post(lane, message, take)
 
@@ -301,32 +303,32 @@ class Client:
         self._requests += 1
         return wire.Message(kind, self.rank, self._requests, self._epoch, self._attempt, **fields)
 
-    def _post(self, ticket: Ticket, lane: int, message: wire.Message) -> None:
+    def _post(self, pending: PendingReplies, lane: int, message: wire.Message) -> None:
         def take(reply: wire.Message) -> None:
-            self._note(ticket, lane, reply)
-            ticket.replies[lane] = reply
+            self._note(pending, lane, reply)
+            pending.replies[lane] = reply
 
-        ticket.unanswered += 1
+        pending.unanswered += 1
         self._link.post(lane, message, take)
 
-    def _post_push(self, ticket: Ticket, lane: int, message: wire.Message, full: wire.Message | None) -> None:
+    def _post_push(self, pending: PendingReplies, lane: int, message: wire.Message, full: wire.Message | None) -> None:
         def take(reply: wire.Message) -> None:
-            self._note(ticket, lane, reply)
+            self._note(pending, lane, reply)
             for part in reply.parts:
                 self._refresh(part)
             self._passes[lane] = reply.pass_
 
-        ticket.unanswered += 1
+        pending.unanswered += 1
         self._link.post(lane, message, take, full)
 
-    def _note(self, ticket: Ticket, lane: int, reply: wire.Message) -> None:
-        ticket.unanswered -= 1
-        ticket.held_us = max(ticket.held_us, reply.held_us)
+    def _note(self, pending: PendingReplies, lane: int, reply: wire.Message) -> None:
+        pending.unanswered -= 1
+        pending.held_us = max(pending.held_us, reply.held_us)
         if reply.kind == wire.OK and reply.version != wire.NEWEST:
             self._versions[lane] = max(self._versions[lane], reply.version)
             self._cut = max(self._cut, reply.cut)
 
-    def _wait(self, done: Callable[[], bool], ticket: Ticket) -> None:
+    def _wait(self, done: Callable[[], bool], pending: PendingReplies) -> None:
         began = time.monotonic()
         self._link.wait(done, self._reply_bytes)
-        self._progress.blocked(time.monotonic() - began, ticket.held_us / 1e6)
+        self._progress.blocked(time.monotonic() - began, pending.held_us / 1e6)

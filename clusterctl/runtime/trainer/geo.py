@@ -17,7 +17,7 @@ from clusterctl.runtime.arrays import Floats, Ids
 from clusterctl.runtime.store.sparse import SparseGrad, SparseTable
 from clusterctl.runtime.trainer.batches import StepContext
 from clusterctl.runtime.trainer.client import Client
-from clusterctl.runtime.trainer.handles import Dense, Embedding, Wanted
+from clusterctl.runtime.trainer.handles import Dense, Embedding, IdBatch
 from clusterctl.runtime.trainer.packing import Gradient
 from clusterctl.runtime.trainer.parameters import ServerValues, nothing
 
@@ -96,11 +96,11 @@ class GeoValues(ServerValues):
                 handle.flat.copy(), [np.zeros_like(handle.flat) for _ in range(rule.states)]
             )
 
-    def pull_rows(self, handle: Embedding, wanted: Wanted) -> Floats:
-        self._fetch(handle, wanted.groups.distinct)
-        return self._local(handle).table.pull(wanted.groups.distinct, None)
+    def pull_rows(self, handle: Embedding, batch: IdBatch) -> Floats:
+        self._fetch(handle, batch.groups.distinct)
+        return self._local(handle).table.pull(batch.groups.distinct, None)
 
-    def prefetch(self, handle: Embedding, wanted: Wanted, most: int) -> None:
+    def prefetch(self, handle: Embedding, batch: IdBatch, most: int) -> None:
         """Rows are here for most of the steps; those that are not come when they are asked for."""
 
     def _local(self, handle: Embedding) -> LocalRows:
@@ -114,7 +114,7 @@ class GeoValues(ServerValues):
         local = self._local(handle)
         missing = ids[~np.isin(ids, local.pulled, assume_unique=True)]
         if missing.size:
-            local.take(missing, super().pull_rows(handle, handle.wanted(missing)))
+            local.take(missing, super().pull_rows(handle, handle.id_batch(missing)))
 
     def _learn(self, gradient: Gradient) -> None:
         """One step of the tables' own rules, on the trainer's values."""

@@ -29,8 +29,8 @@ class TableOwner(Protocol):
         """Fetches the values of the current step into the handle."""
         ...
 
-    def pull_rows(self, handle: Embedding, wanted: Wanted) -> Floats:
-        """The rows of the distinct ids of `wanted`, (n, dim)."""
+    def pull_rows(self, handle: Embedding, batch: IdBatch) -> Floats:
+        """The rows of the distinct ids of `batch`, (n, dim)."""
         ...
 
 
@@ -81,7 +81,7 @@ class Embedding:
         self.name = spec.name
         self.dim = spec.dim
         self.rows = spec.rows
-        self._recent: deque[Wanted] = deque(maxlen=_REMEMBERED)
+        self._recent: deque[IdBatch] = deque(maxlen=_REMEMBERED)
 
     def pull(self, ids: Any) -> Any:
         """The rows of `ids`, float32 of shape (len(ids), dim), at the current step; ids may repeat and be negative.
@@ -89,12 +89,12 @@ class Embedding:
         Makes no row: an id that nobody pushed has its initial value. Ids of more dimensions give `ids.shape + (dim,)`.
         A torch tensor of ids gives a torch tensor.
         """
-        wanted = self.wanted(ids)
-        rows = self._owner.pull_rows(self, wanted)
-        out: Floats = rows.take(wanted.groups.inverse, axis=0).reshape(*wanted.ids.shape, self.dim)
+        batch = self.id_batch(ids)
+        rows = self._owner.pull_rows(self, batch)
+        out: Floats = rows.take(batch.groups.inverse, axis=0).reshape(*batch.ids.shape, self.dim)
         return as_tensor(out) if is_tensor(ids) else out
 
-    def wanted(self, ids: Any) -> Wanted:
+    def id_batch(self, ids: Any) -> IdBatch:
         """Checked and grouped. The newest are remembered: rows are mostly asked for, and pushed, by the same ids."""
         checked = checked_ids(self.name, as_array(ids))
         sample = _sample(checked)
@@ -102,7 +102,7 @@ class Embedding:
             if known.sample == sample and known.is_of(checked):
                 return known
         check_range(self.name, checked, self.rows)
-        self._recent.append(Wanted(self, checked))
+        self._recent.append(IdBatch(self, checked))
         return self._recent[-1]
 
     def checked(self, gradient: Any) -> tuple[Ids, Floats]:
@@ -110,9 +110,9 @@ class Embedding:
         what = f"the gradient of table {self.name!r} from trainer {self._owner.rank}"
         if not isinstance(gradient, tuple) or len(gradient) != 2:
             raise UseError(f"{what} is not a pair", remedy="push {embedding: (ids, gradients)}")
-        wanted = self.wanted(gradient[0])
-        values = checked_floats(what, as_array(gradient[1]), (*wanted.ids.shape, self.dim)).reshape(-1, self.dim)
-        return wanted.groups.distinct, wanted.groups.sum(values)
+        batch = self.id_batch(gradient[0])
+        values = checked_floats(what, as_array(gradient[1]), (*batch.ids.shape, self.dim)).reshape(-1, self.dim)
+        return batch.groups.distinct, batch.groups.sum(values)
 
     def shared_out(self, ids: Ids) -> list[tuple[int, Ids]]:
         """`(lane, positions)` of distinct ascending ids, for the lanes that hold any of them."""
@@ -124,7 +124,7 @@ class Embedding:
         return [(lane, positions) for lane, positions in zip(lanes, shares) if len(positions)]
 
 
-class Wanted:
+class IdBatch:
     """Ids that the training program gave, and what follows from them alone. `ids` is a copy."""
 
     def __init__(self, table: Embedding, ids: Ids) -> None:

@@ -9,8 +9,8 @@ import numpy as np
 
 from clusterctl.runtime.arrays import Floats, Ids, scatter
 from clusterctl.runtime.trainer.batches import StepContext
-from clusterctl.runtime.trainer.client import Client, Ticket
-from clusterctl.runtime.trainer.handles import Dense, Embedding, Wanted
+from clusterctl.runtime.trainer.client import Client, PendingReplies
+from clusterctl.runtime.trainer.handles import Dense, Embedding, IdBatch
 from clusterctl.runtime.trainer.packing import Gradient, Packer
 from clusterctl.runtime.wire import messages as wire
 
@@ -20,12 +20,12 @@ def nothing() -> None:
 
 
 @dataclass
-class Asked:
-    """Rows that were asked for: of `ids`, in `rows` when `ticket` has no unanswered request."""
+class PendingRows:
+    """Rows that were asked for: of `ids`, in `rows` when `replies` has no unanswered request."""
 
     ids: Ids
     rows: Floats
-    ticket: Ticket = field(default_factory=Ticket)
+    replies: PendingReplies = field(default_factory=PendingReplies)
 
 
 class ServerValues:
@@ -36,7 +36,7 @@ class ServerValues:
         self.rank = client.rank
         self.layout = client.layout
         self.packer = Packer(client.half, client.key_cache)
-        self._ahead: dict[Embedding, list[Asked]] = {}
+        self._ahead: dict[Embedding, list[PendingRows]] = {}
 
     @property
     def step(self) -> int:
@@ -67,38 +67,38 @@ class ServerValues:
             for part in reply.parts:
                 handle.refresh(part)
 
-        ticket = Ticket()
-        self.client.pull(ticket, asks, take)
-        self.client.wait_for(ticket)
+        pending = PendingReplies()
+        self.client.pull(pending, asks, take)
+        self.client.wait_for(pending)
 
-    def pull_rows(self, handle: Embedding, wanted: Wanted) -> Floats:
-        """Rows of the distinct ids of `wanted`, (n, dim)."""
-        asked = self._known_ahead(handle, wanted.groups.distinct) or self._ask(handle, wanted)
-        self.client.wait_for(asked.ticket)
-        return asked.rows
+    def pull_rows(self, handle: Embedding, batch: IdBatch) -> Floats:
+        """Rows of the distinct ids of `batch`, (n, dim)."""
+        pending = self._known_ahead(handle, batch.groups.distinct) or self._ask(handle, batch)
+        self.client.wait_for(pending.replies)
+        return pending.rows
 
-    def prefetch(self, handle: Embedding, wanted: Wanted, most: int) -> None:
+    def prefetch(self, handle: Embedding, batch: IdBatch, most: int) -> None:
         """Asks for the rows of a batch ahead; `most` are kept, and in sync mode none of those of other steps."""
         earlier = [] if self.client.mode.name == "sync" else self._ahead.get(handle, [])
-        self._ahead[handle] = [*earlier, self._ask(handle, wanted)][-most:]
+        self._ahead[handle] = [*earlier, self._ask(handle, batch)][-most:]
 
-    def _known_ahead(self, handle: Embedding, ids: Ids) -> Asked | None:
-        asked = self._ahead.get(handle, [])
-        for number, candidate in enumerate(asked):
+    def _known_ahead(self, handle: Embedding, ids: Ids) -> PendingRows | None:
+        ahead = self._ahead.get(handle, [])
+        for number, candidate in enumerate(ahead):
             if candidate.ids is ids or np.array_equal(candidate.ids, ids):
-                del asked[: number + 1]
+                del ahead[: number + 1]
                 return candidate
         return None
 
-    def _ask(self, handle: Embedding, wanted: Wanted) -> Asked:
-        ids = wanted.groups.distinct
-        asked = Asked(ids, np.empty((len(ids), handle.dim), np.float32))
+    def _ask(self, handle: Embedding, batch: IdBatch) -> PendingRows:
+        ids = batch.groups.distinct
+        pending = PendingRows(ids, np.empty((len(ids), handle.dim), np.float32))
         asks, places = {}, {}
-        for lane, positions in wanted.shares:
+        for lane, positions in batch.shares:
             whole = len(positions) == len(ids)
             places[lane] = positions
             pairs = list(self.packer.ids(lane, handle, ids if whole else ids.take(positions)))
-            pairs = [self._with_room(asked.ticket, lane, handle.dim, *pair) for pair in pairs]
+            pairs = [self._with_room(pending.replies, lane, handle.dim, *pair) for pair in pairs]
             brief, full = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
             asks[lane] = (brief, full if any(b is not f for b, f in pairs) else None)
 
@@ -106,21 +106,21 @@ class ServerValues:
             found = [part.array for part in reply.parts]
             rows = found[0] if len(found) == 1 else np.concatenate(found)
             own = rows.astype(np.float32, copy=False).reshape(len(places[lane]), handle.dim)
-            if len(own) == len(asked.rows):
-                asked.rows[:] = own
+            if len(own) == len(pending.rows):
+                pending.rows[:] = own
             else:
-                scatter(asked.rows, places[lane], own)
+                scatter(pending.rows, places[lane], own)
 
-        self.client.pull(asked.ticket, asks, take)
-        return asked
+        self.client.pull(pending.replies, asks, take)
+        return pending
 
     def _with_room(
-        self, ticket: Ticket, lane: int, dim: int, brief: wire.Part, full: wire.Part
+        self, pending: PendingReplies, lane: int, dim: int, brief: wire.Part, full: wire.Part
     ) -> tuple[wire.Part, wire.Part]:
         """The parts that ask for rows, with the place in shared memory where they may be put."""
         lease = self.client.memory.lease_for(lane, 4 * dim * len(full.array))
         if lease is None:
             return brief, full
-        ticket.leases.append(lease)
+        pending.leases.append(lease)
         placed = brief._replace(position=lease.position)
         return placed, placed if brief is full else full._replace(position=lease.position)

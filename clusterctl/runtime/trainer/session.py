@@ -287,7 +287,7 @@ class Session:
             for number, batch in enumerate(batches, context.batch + 1):
                 if self._asked.get(handle, (-1, -1)) < (context.pass_, number):
                     self._asked[handle] = (context.pass_, number)
-                    self._values.prefetch(handle, handle.wanted(ids_of(batch)), len(batches))
+                    self._values.prefetch(handle, handle.id_batch(ids_of(batch)), len(batches))
 
     def _checked(self, gradients: Mapping[Handle, Any]) -> Gradient:
         checked = Gradient()

@@ -43,7 +43,7 @@ class Request:
 
 
 @dataclass
-class Way:
+class LaneConnection:
     """The way to one lane: its socket, what is on its way there, and what is known of it."""
 
     address: str
@@ -87,7 +87,7 @@ class RemoteLink:
         self._context = open_context()
         self._poller = zmq.Poller()
         self._addresses = env.pservers
-        self._ways: dict[int, Way] = {}
+        self._connections: dict[int, LaneConnection] = {}
         self._by_socket: dict[Any, int] = {}
         self._notices = 0
         self._on_wait = on_wait
@@ -102,18 +102,18 @@ class RemoteLink:
         self._add(lane, f"{host}:{port}")
 
     def post(self, lane: int, message: wire.Message, on_reply: OnReply, full: wire.Message | None = None) -> None:
-        way = self._ways[lane]
+        connection = self._connections[lane]
         frames = wire.encode(message)
         size = sum([len(frame) for frame in frames])
-        if not way.requests:
-            way.heard_s = way.opened_s = way.probed_s = self._clock()
-        way.requests[message.request] = Request(message, frames, on_reply, full, size)
-        way.bytes += size
-        way.newest = max(way.newest, message.request)  # one in full comes after later ones
-        self._send(way, frames)
+        if not connection.requests:
+            connection.heard_s = connection.opened_s = connection.probed_s = self._clock()
+        connection.requests[message.request] = Request(message, frames, on_reply, full, size)
+        connection.bytes += size
+        connection.newest = max(connection.newest, message.request)  # one in full comes after later ones
+        self._send(connection, frames)
 
     def share(self, lane: int, find: wire.Shared) -> None:
-        self._ways[lane].find = find
+        self._connections[lane].find = find
 
     def wait(self, done: Callable[[], bool], reply_bytes: int = 0) -> None:
         began = self._clock()
@@ -125,149 +125,153 @@ class RemoteLink:
                 self._on_wait({**self._waited_for(), "for_s": round(now - max(began, self._answered_s), 3)})
             if heard:
                 continue
-            for way in self._ways.values():
-                if way.requests:
-                    self._nudge(way, now, reply_bytes)
+            for connection in self._connections.values():
+                if connection.requests:
+                    self._nudge(connection, now, reply_bytes)
             self._explain(now - began, now)
 
     def close(self) -> None:
-        for way in self._ways.values():
-            way.socket.close(linger=0)
+        for connection in self._connections.values():
+            connection.socket.close(linger=0)
         self._context.term()
 
     def _add(self, lane: int, address: str) -> None:
         server_key = str(self._keys["servers"][lane // self.layout.per_pserver]) if self._keys else ""
-        way = Way(address, server_key, self._open(address, server_key))
-        self._ways[lane] = way
-        self._register(lane, way)
+        connection = LaneConnection(address, server_key, self._open(address, server_key))
+        self._connections[lane] = connection
+        self._register(lane, connection)
 
     def _open(self, address: str, server_key: str) -> zmq.Socket[bytes]:
         return open_dealer(self._context, address, self._keys, server_key)
 
-    def _register(self, lane: int, way: Way) -> None:
-        way.socket.setsockopt(zmq.RCVTIMEO, max(1, int(self._probe_every_s * 1000)))
-        self._by_socket[way.socket] = lane
-        self._poller.register(way.socket, zmq.POLLIN)
+    def _register(self, lane: int, connection: LaneConnection) -> None:
+        connection.socket.setsockopt(zmq.RCVTIMEO, max(1, int(self._probe_every_s * 1000)))
+        self._by_socket[connection.socket] = lane
+        self._poller.register(connection.socket, zmq.POLLIN)
 
-    def _reopen(self, way: Way) -> None:
-        lane = self._by_socket.pop(way.socket)
-        self._poller.unregister(way.socket)
-        way.socket.close(linger=0)
-        way.socket = self._open(way.address, way.server_key)
-        way.unsent.clear()
-        self._register(lane, way)
+    def _reopen(self, connection: LaneConnection) -> None:
+        lane = self._by_socket.pop(connection.socket)
+        self._poller.unregister(connection.socket)
+        connection.socket.close(linger=0)
+        connection.socket = self._open(connection.address, connection.server_key)
+        connection.unsent.clear()
+        self._register(lane, connection)
 
-    def _send(self, way: Way, frames: list[Any]) -> None:
-        if not way.unsent and _try_send(way.socket, frames):
+    def _send(self, connection: LaneConnection, frames: list[Any]) -> None:
+        if not connection.unsent and _try_send(connection.socket, frames):
             return
-        way.unsent.append(frames)
-        self._poller.modify(way.socket, zmq.POLLIN | zmq.POLLOUT)
+        connection.unsent.append(frames)
+        self._poller.modify(connection.socket, zmq.POLLIN | zmq.POLLOUT)
 
-    def _flush(self, way: Way) -> None:
-        while way.unsent and _try_send(way.socket, way.unsent[0]):
-            way.unsent.popleft()
-        if not way.unsent:
-            self._poller.modify(way.socket, zmq.POLLIN)
+    def _flush(self, connection: LaneConnection) -> None:
+        while connection.unsent and _try_send(connection.socket, connection.unsent[0]):
+            connection.unsent.popleft()
+        if not connection.unsent:
+            self._poller.modify(connection.socket, zmq.POLLIN)
 
     def _receive(self) -> bool:
         """Takes in what is there, or waits for it a while; False when nothing came."""
-        busy = [way for way in self._ways.values() if way.requests]
+        busy = [connection for connection in self._connections.values() if connection.requests]
         if len(busy) == 1 and not busy[0].unsent:
             return self._take(busy[0], 0)
         ready = self._poller.poll(int(self._probe_every_s * 1000))
         for socket, event in ready:
-            way = self._ways[self._by_socket[socket]]
+            connection = self._connections[self._by_socket[socket]]
             if event & zmq.POLLOUT:
-                self._flush(way)
+                self._flush(connection)
             if event & zmq.POLLIN:
-                self._take(way, zmq.NOBLOCK)
+                self._take(connection, zmq.NOBLOCK)
         return bool(ready)
 
-    def _take(self, way: Way, flags: int) -> bool:
+    def _take(self, connection: LaneConnection, flags: int) -> bool:
         try:
-            frames = receive_frames(way.socket, flags)
+            frames = receive_frames(connection.socket, flags)
         except zmq.Again:
             return False
         try:
-            reply = wire.decode([frame.buffer for frame in frames], way.find)
+            reply = wire.decode([frame.buffer for frame in frames], connection.find)
         except WireError:
             return True
-        if reply.request == way.probe:
-            self._learn(way, reply)
+        if reply.request == connection.probe:
+            self._learn(connection, reply)
             return True
-        request = way.requests.pop(reply.request, None)
+        request = connection.requests.pop(reply.request, None)
         if request is not None:
-            way.heard_s = self._answered_s = self._clock()
-            way.bytes -= request.bytes
-            self._answered(way, request, reply)
+            connection.heard_s = self._answered_s = self._clock()
+            connection.bytes -= request.bytes
+            self._answered(connection, request, reply)
         return True
 
-    def _answered(self, way: Way, request: Request, reply: wire.Message) -> None:
+    def _answered(self, connection: LaneConnection, request: Request, reply: wire.Message) -> None:
         try:
             raise_for_error(reply)
         except ForgottenError:
             if request.full is None:
                 raise
-            self.post(self._by_socket[way.socket], request.full, request.on_reply)
+            self.post(self._by_socket[connection.socket], request.full, request.on_reply)
             return
         request.on_reply(reply)
 
-    def _learn(self, way: Way, reply: wire.Message) -> None:
+    def _learn(self, connection: LaneConnection, reply: wire.Message) -> None:
         """What a lane says of the requests that it had when the probe came: those that got lost are sent again."""
         raise_for_error(reply)
         state = reply.json()
-        way.heard_s, way.probe = self._clock(), 0
+        connection.heard_s, connection.probe = self._clock(), 0
         held = set(state.get("held", []))
-        way.waiting = [int(rank) for rank in state.get("waiting", [])] if held else []
-        for number, request in way.requests.items():
-            if number <= way.newest_probed and number not in held:
-                self._send(way, request.frames)
+        connection.waiting = [int(rank) for rank in state.get("waiting", [])] if held else []
+        for number, request in connection.requests.items():
+            if number <= connection.newest_probed and number not in held:
+                self._send(connection, request.frames)
 
-    def _nudge(self, way: Way, now: float, reply_bytes: int) -> None:
-        silent_s = now - way.heard_s
-        patience_s = self._patience_s + (way.bytes + reply_bytes) / _SLOWEST_BYTES_PER_S
+    def _nudge(self, connection: LaneConnection, now: float, reply_bytes: int) -> None:
+        silent_s = now - connection.heard_s
+        patience_s = self._patience_s + (connection.bytes + reply_bytes) / _SLOWEST_BYTES_PER_S
         if silent_s >= patience_s:
-            pserver = self._by_socket[way.socket] // self.layout.per_pserver
+            pserver = self._by_socket[connection.socket] // self.layout.per_pserver
+            self._on_unanswered(pserver)
             self._on_unanswered(pserver)
             raise UnreachableError(
-                f"pserver {pserver} ({way.address}) has not answered for {silent_s:.0f} s",
+                f"pserver {pserver} ({connection.address}) has not answered for {silent_s:.0f} s",
                 remedy="see its server.log, and check that the network lets this node reach that port",
             )
-        if now - max(way.heard_s, way.opened_s) >= patience_s / 3:
-            way.opened_s = now
-            self._reopen(way)
-            for request in way.requests.values():
-                self._send(way, request.frames)
-        if now - way.probed_s >= self._probe_every_s and not way.unsent:
-            way.probed_s = now
+        if now - max(connection.heard_s, connection.opened_s) >= patience_s / 3:
+            connection.opened_s = now
+            self._reopen(connection)
+            for request in connection.requests.values():
+                self._send(connection, request.frames)
+        if now - connection.probed_s >= self._probe_every_s and not connection.unsent:
+            connection.probed_s = now
             self._probes += 1
-            way.probe, way.newest_probed = self._probes, way.newest
-            asked = next(iter(way.requests.values())).message
-            self._send(way, wire.encode(wire.Message(wire.PROBE, asked.rank, way.probe, asked.epoch, asked.attempt)))
+            connection.probe, connection.newest_probed = self._probes, connection.newest
+            asked = next(iter(connection.requests.values())).message
+            self._send(
+                connection,
+                wire.encode(wire.Message(wire.PROBE, asked.rank, connection.probe, asked.epoch, asked.attempt)),
+            )
 
     def _waited_for(self) -> dict[str, Any]:
         """The `trainers` for which pservers make us wait, and the `pserver` that was silent for longest."""
-        busy = [(way.heard_s, lane) for lane, way in self._ways.items() if way.requests]
-        ranks = {rank for _, lane in busy for rank in self._ways[lane].waiting}
+        busy = [(connection.heard_s, lane) for lane, connection in self._connections.items() if connection.requests]
+        ranks = {rank for _, lane in busy for rank in self._connections[lane].waiting}
         return {"trainers": sorted(ranks), "pserver": min(busy)[1] // self.layout.per_pserver if busy else None}
 
     def _explain(self, waited_s: float, now: float) -> None:
         """Says what is waited for at 10 s, 60 s, and every minute after."""
         due_s = _NOTICES_S[self._notices] if self._notices < 2 else 60.0 * self._notices
-        busy = [(lane, way) for lane, way in self._ways.items() if way.requests]
+        busy = [(lane, connection) for lane, connection in self._connections.items() if connection.requests]
         if not busy or waited_s < due_s:
             return
         self._notices += 1
-        lane, way = min(busy, key=lambda item: item[1].heard_s)
+        lane, connection = min(busy, key=lambda item: item[1].heard_s)
         pserver = lane // self.layout.per_pserver
         ranks = sorted({rank for _, other in busy for rank in other.waiting})
-        if now - way.heard_s > 3 * self._probe_every_s:
-            say(f"waiting for pserver {pserver} ({way.address}), silent for {now - way.heard_s:.0f} s")
+        if now - connection.heard_s > 3 * self._probe_every_s:
+            say(f"waiting for pserver {pserver} ({connection.address}), silent for {now - connection.heard_s:.0f} s")
         elif ranks:
-            step = next(iter(way.requests.values())).message.step
+            step = next(iter(connection.requests.values())).message.step
             say(f"waiting for trainers {ranks} at step {step} for {waited_s:.0f} s")
         else:
-            say(f"waiting for pserver {pserver} ({way.address}), busy, for {waited_s:.0f} s")
+            say(f"waiting for pserver {pserver} ({connection.address}), busy, for {waited_s:.0f} s")
 
 
 def _try_send(socket: zmq.Socket[bytes], frames: Sequence[Any]) -> bool:

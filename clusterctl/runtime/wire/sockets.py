@@ -31,7 +31,7 @@ def open_context(lanes: int = 1) -> zmq.Context[zmq.Socket[bytes]]:
 
 
 def open_router(context: zmq.Context[zmq.Socket[bytes]], keys: Mapping[str, Any] | None) -> zmq.Socket[bytes]:
-    """A pserver's socket; with keys it speaks CURVE only, and `auth.CurveAuthenticator` must run in the same context."""
+    """A pserver's socket; with keys it speaks CURVE only, and needs a `CurveAuthenticator` in the same context."""
     socket = context.socket(zmq.ROUTER)
     _bound(socket)
     socket.setsockopt(zmq.HANDSHAKE_IVL, _HANDSHAKE_MS)
