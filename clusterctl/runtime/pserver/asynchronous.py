@@ -114,7 +114,7 @@ class AsyncUpdates(UpdatePolicy):
 
     def _open(self, message: wire.Message) -> list[Output]:
         trainer = self.lane.trainers[message.rank]
-        push = self.lane.reader.opening(message)
+        push = self.lane.validator.opening(message)
         if not push.samples:
             push.later, push.sparse, push.dense = {}, {}, {}
         if trainer.push is None:
@@ -138,7 +138,7 @@ class AsyncUpdates(UpdatePolicy):
         push = self.lane.trainers[message.rank].push
         if push is None:
             return []  # its opening got lost: the trainer will ask, and send both again
-        key, number, grad = self.lane.reader.piece(message, push)
+        key, number, grad = self.lane.validator.piece(message, push)
         if (key, number) in push.applied:
             return [self._reply(message, self._piece_values(message.rank, key, number), wire.REPEATED)]
         self._apply(key, number, grad)

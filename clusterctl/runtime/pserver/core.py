@@ -198,13 +198,13 @@ class ServerCore:
             raise WireError("a pull asks for the same values twice")
         out: list[wire.Part] = []
         for part in message.parts:
-            table = self.state.reader.table(part.table)
+            table = self.state.validator.table(part.table)
             if isinstance(table, DenseTable):
                 if part.kind != wire.DENSE:
                     raise WireError(f"a pull of table {table.spec.name!r} asks for the wrong kind of part")
                 out += self.state.parts(message.rank, table, table.at(version))
             else:
-                rows = table.pull(self.state.reader.ids(table, part, message.rank), version)
+                rows = table.pull(self.state.validator.ids(table, part, message.rank), version)
                 out.append(self._rows_part(message.rank, part, rows))
         return out
 

@@ -11,7 +11,7 @@ import numpy as np
 from clusterctl.runtime.arrays import Floats
 from clusterctl.runtime.checkpoint.writer import Save
 from clusterctl.runtime.modes import Every, Mode
-from clusterctl.runtime.pserver.requests import Reader
+from clusterctl.runtime.pserver.requests import RequestValidator
 from clusterctl.runtime.pserver.trainers import TrainerState, TrainerStates
 from clusterctl.runtime.store.dense import DenseTable
 from clusterctl.runtime.store.factory import Lender, Tables
@@ -49,7 +49,9 @@ class LaneState:
         self.pserver = self.lane // self.layout.per_pserver
         self.trainers = TrainerStates({rank: TrainerState() for rank in range(self.trainer_count)})
         place = self.layout.place_of(self.lane, "sparse")
-        self.reader = Reader(self.tables, KeyCache(self.key_cache), place, weighted=self.mode.name == "sync")
+        self.validator = RequestValidator(
+            self.tables, KeyCache(self.key_cache), place, weighted=self.mode.name == "sync"
+        )
 
     def part(self, rank: int, table: DenseTable, number: int, run: Floats) -> wire.Part:
         """A part of `run`, the lane's run of a table, for a trainer: where it is in shared memory, or what it holds."""

@@ -46,7 +46,7 @@ class Push:
         return self.message.samples, sorted(self.later.items())
 
 
-class Reader:
+class RequestValidator:
     """Checks every part of a message. Raises WireError or TableError, and then has changed nothing."""
 
     def __init__(self, tables: Tables, keys: KeyCache, place: tuple[int, int], weighted: bool) -> None:

@@ -108,7 +108,7 @@ class SyncUpdates(UpdatePolicy):
         return pull.version != wire.NEWEST and pull.version > self.lane.step
 
     def _open(self, trainer: TrainerState, message: wire.Message) -> list[Output]:
-        push = self.lane.reader.opening(message)
+        push = self.lane.validator.opening(message)
         if trainer.push is not None and not self._replaces(trainer.push, push):
             trainer.push.message.request = message.request  # the first one counts, the newest is answered
             return []
@@ -134,7 +134,7 @@ class SyncUpdates(UpdatePolicy):
         push = self.lane.trainers[message.rank].push
         if push is None:
             return []  # its opening got lost: the trainer will ask, and send both again
-        key, number, grad = self.lane.reader.piece(message, push)
+        key, number, grad = self.lane.validator.piece(message, push)
         if push.samples == 0:
             return [self._reply(message, [])]
         table = self.lane.tables[key]

@@ -108,7 +108,7 @@ class UpdatePolicy:
     def _repeated(self, message: wire.Message) -> Reply:
         """The answer to what is applied already: a piece brings its part, an opening all that no piece brings."""
         if message.piece:
-            table, number = self.lane.reader.repeated(message)
+            table, number = self.lane.validator.repeated(message)
             parts = [self.lane.part(message.rank, table, number, table.current)]
         else:
             later = {part.table for part in message.parts if part.kind == wire.LATER}
