@@ -12,7 +12,7 @@ import pytest
 from clusterctl.runtime import SGD, connect, zeros
 from clusterctl.runtime.errors import NotFiniteError, ProcessError
 from clusterctl.runtime.supervisor_socket import Control
-from clusterctl.runtime.trainer.nan_policy import Finite
+from clusterctl.runtime.trainer.nan_policy import NanPolicy
 from clusterctl.runtime.trainer.packing import Gradient
 from clusterctl.runtime.trainer.progress import Progress
 from clusterctl.runtime.trainer.session import Session
@@ -125,7 +125,7 @@ class Recorder(Control):
 @pytest.mark.parametrize(("policy", "action"), [("warn", "warned"), ("skip", "skipped"), ("fail", "failed")])
 def test_the_event_says_what_was_done_at_most_once_a_second(policy: str, action: str) -> None:
     control, now = Recorder(), 100.0
-    finite = Finite(policy, 3, half=False, progress=Progress(control), clock=lambda: now)
+    finite = NanPolicy(policy, 3, half=False, progress=Progress(control), clock=lambda: now)
     for now in (100.0, 100.4, 101.1):  # noqa: B007 - the clock reads it
         if policy == "fail":
             with pytest.raises(NotFiniteError):

@@ -19,7 +19,7 @@ from clusterctl.runtime.trainer.batches import StepContext
 from clusterctl.runtime.trainer.client import Client
 from clusterctl.runtime.trainer.handles import Dense, Embedding, IdBatch
 from clusterctl.runtime.trainer.packing import Gradient
-from clusterctl.runtime.trainer.parameters import ServerValues, nothing
+from clusterctl.runtime.trainer.parameters import Parameters, nothing
 
 _ONE = np.float32(1)
 
@@ -54,7 +54,7 @@ class LocalRows:
         self.pulled = np.union1d(self.pulled, ids)
 
 
-class GeoValues(ServerValues):
+class GeoParameters(Parameters):
     def __init__(self, client: Client, trainers: int) -> None:
         super().__init__(client)
         self._trainers = np.float32(trainers)

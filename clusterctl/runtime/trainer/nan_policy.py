@@ -15,7 +15,7 @@ _TOLD_EVERY_S = 1.0
 _REMEDY = 'a smaller learning rate or clip=clip_by_norm(5.0) may help; ON_NAN = "skip" leaves such batches out'
 
 
-class Finite:
+class NanPolicy:
     """Looks at every batch of a trainer; "warn" looks at large gradients about once a second only.
 
     `half` says that gradients travel as float16, in which 65520 is infinite.

@@ -28,7 +28,7 @@ class PendingRows:
     replies: PendingReplies = field(default_factory=PendingReplies)
 
 
-class ServerValues:
+class Parameters:
     """Sync, async and ssp: every push goes to the pservers, which know the rules, and values come from them."""
 
     def __init__(self, client: Client) -> None:

@@ -28,9 +28,9 @@ from clusterctl.runtime.trainer.client import Client
 from clusterctl.runtime.trainer.clipping import Clip
 from clusterctl.runtime.trainer.handles import Dense, Embedding
 from clusterctl.runtime.trainer.link import Link
-from clusterctl.runtime.trainer.nan_policy import Finite
+from clusterctl.runtime.trainer.nan_policy import NanPolicy
 from clusterctl.runtime.trainer.packing import Gradient, Handle
-from clusterctl.runtime.trainer.parameters import ServerValues
+from clusterctl.runtime.trainer.parameters import Parameters
 from clusterctl.runtime.trainer.progress import Progress
 from clusterctl.runtime.wire import messages as wire
 
@@ -51,8 +51,8 @@ class Session:
         self._context: StepContext | None = None
         self._progress = Progress(control)
         self._client = Client(env, link, self.rank, self._progress, self._refresh)
-        self._values = _make_values(self._client, self.trainers)
-        self._finite = Finite(env.on_nan, self.rank, self._client.half, self._progress)
+        self._parameters = _make_parameters(self._client, self.trainers)
+        self._nan_policy = NanPolicy(env.on_nan, self.rank, self._client.half, self._progress)
         self.mode, self.seed = self._client.mode.name, self._client.seed
         self._next_pass, self._batch, self._skip = self._client.next_pass, self._client.batch, self._client.batch
         self._first_pass = 0
@@ -72,7 +72,7 @@ class Session:
         clean = error is None or (isinstance(error, SystemExit) and error.code in (None, 0))
         try:
             if clean:
-                self._values.settle()
+                self._parameters.settle()
                 self._progress.flush(self.step)
                 self._progress.flush_log()
                 self._client.ask_all(wire.BYE)
@@ -82,7 +82,7 @@ class Session:
 
     @property
     def step(self) -> int:
-        return self._values.step
+        return self._parameters.step
 
     # Tables
 
@@ -90,7 +90,7 @@ class Session:
         """A dense float32 table of `shape`; without `init` it starts as zeros. Every trainer declares it alike."""
         sizes = (shape,) if isinstance(shape, int) else tuple(int(n) for n in shape)
         spec = self._spec(name, "dense", sizes, rule, init or zeros())
-        handle = Dense(self._values, spec)
+        handle = Dense(self._parameters, spec)
         self._handles[spec.key] = handle
         self._client.memory.map_table((lane for lane, _, _ in handle.runs), spec.key)
         handle.pull()
@@ -110,7 +110,7 @@ class Session:
         `retention` says which ids get a row, and which rows go again; without it every id that is pushed has one.
         """
         spec = self._spec(name, "sparse", (int(dim),), rule, init or uniform(0.1), rows, retention)
-        handle = Embedding(self._values, spec)
+        handle = Embedding(self._parameters, spec)
         self._handles[spec.key] = handle
         return handle
 
@@ -131,7 +131,7 @@ class Session:
             )
         spec = TableSpec(name, kind, shape, rule, init, rows, self._load, retention)
         lanes = self.layout.places(kind)
-        self._values.settle()
+        self._parameters.settle()
         pass_ = self._next_pass if self._rejoins or self._open_pass is None else self._open_pass
         cursor = {"pass_": pass_, "batch": self._batch, "step": self._client.step, "cut": self._client.cut}
         replies = self._client.ask(wire.CREATE, lanes, **cursor, parts=[wire.json_part(spec.to_json())])
@@ -216,12 +216,12 @@ class Session:
         """Makes this trainer's end of the open pass known; in sync mode takes empty steps until all have ended it."""
         self._context = None
         pass_ = self._open_pass or 0
-        self._values.settle()
+        self._parameters.settle()
         while not flagged or (self.mode == "sync" and self._client.passes_done <= pass_):
             batches = self._collected.batches
             gradient, samples = self._merged(*self._collected.take(), batches)
-            self._values.push(gradient, StepContext(pass_, self._batch, last=True, sharded=self._sharded), samples)
-            self._values.settle()
+            self._parameters.push(gradient, StepContext(pass_, self._batch, last=True, sharded=self._sharded), samples)
+            self._parameters.settle()
             self._progress.alive()
             self._batch += 1
             flagged = True
@@ -229,7 +229,7 @@ class Session:
     def _save_pass(self) -> None:
         self._progress.flush_log()
         pass_ = self._open_pass or 0
-        self._values.settle()
+        self._parameters.settle()
         self._client.end_pass(f"pass-{pass_:05d}")
         self._open_pass, self._next_pass, self._batch = None, pass_ + 1, 0
 
@@ -253,7 +253,7 @@ class Session:
         alone = self._accumulate == 1
         if alone:
             gradient = self._clipped(gradient)
-        if count and not self._finite.admits(self.step, gradient, value, as_sent=alone):
+        if count and not self._nan_policy.admits(self.step, gradient, value, as_sent=alone):
             gradient, count, value = Gradient(), 0, None
         context.pushed = True
         self._batch = context.batch + 1
@@ -268,12 +268,12 @@ class Session:
                 self._prefetch(context)
                 return
             gradient, samples = self._merged(*self._collected.last(tables, samples), batches)
-        self._values.push(gradient, context, samples, lambda: self._prefetch(context))
+        self._parameters.push(gradient, context, samples, lambda: self._prefetch(context))
 
     def _merged(self, tables: Mapping[Handle, Any], samples: int, batches: int) -> tuple[Gradient, int]:
         """Several batches as one, whose sum may be too large where they were not."""
         gradient = self._clipped(self._checked_again(tables))
-        if samples and not self._finite.admits(self.step, gradient, batches=batches):
+        if samples and not self._nan_policy.admits(self.step, gradient, batches=batches):
             return Gradient(), 0
         return gradient, samples
 
@@ -287,7 +287,7 @@ class Session:
             for number, batch in enumerate(batches, context.batch + 1):
                 if self._asked.get(handle, (-1, -1)) < (context.pass_, number):
                     self._asked[handle] = (context.pass_, number)
-                    self._values.prefetch(handle, handle.id_batch(ids_of(batch)), len(batches))
+                    self._parameters.prefetch(handle, handle.id_batch(ids_of(batch)), len(batches))
 
     def _checked(self, gradients: Mapping[Handle, Any]) -> Gradient:
         checked = Gradient()
@@ -317,7 +317,7 @@ class Session:
         """Saves all tables, as they are after the current step, under `output_dir/tag/`; the first call wins."""
         if check_tag(tag).startswith("pass-"):
             raise UseError(f"tag {tag!r} is kept for the saves at the end of passes", remedy="choose another name")
-        self._values.settle()
+        self._parameters.settle()
         self._client.ask(wire.SAVE, self._client.used, parts=[wire.json_part({"tag": tag})])
 
     def log(self, weight: float = 1, **numbers: float) -> None:
@@ -329,10 +329,10 @@ class Session:
             raise UseError(f"ps.log takes numbers, got {numbers!r}") from exc
 
 
-def _make_values(client: Client, trainers: int) -> ServerValues:
+def _make_parameters(client: Client, trainers: int) -> Parameters:
     """The values of the job's mode."""
     if client.mode.name == "geo":
-        from clusterctl.runtime.trainer.geo import GeoValues
+        from clusterctl.runtime.trainer.geo import GeoParameters
 
-        return GeoValues(client, trainers)
-    return ServerValues(client)
+        return GeoParameters(client, trainers)
+    return Parameters(client)
