@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from clusterctl.runtime.environment import Environment, read_environment
 from clusterctl.runtime.errors import ProcessError
-from clusterctl.runtime.supervisor_socket import Control
+from clusterctl.runtime.supervisor_socket import SupervisorSocket
 from clusterctl.runtime.trainer.link import Link
 from clusterctl.runtime.trainer.session import Session
 
@@ -19,17 +19,17 @@ def connect(load: str | None = None) -> Session:
     env = read_environment()
     if env.role == "pserver":
         raise ProcessError("connect() is for trainers, this process is a pserver")
-    control = Control(env.control_fd)
-    control.offer_stacks()
-    link = _make_link(env, control)
+    supervisor = SupervisorSocket(env.control_fd)
+    supervisor.offer_stacks()
+    link = _make_link(env, supervisor)
     try:
-        return Session(env, link, control, load if load is not None else env.spec.saving.load)
+        return Session(env, link, supervisor, load if load is not None else env.spec.saving.load)
     except BaseException:
         link.close()
         raise
 
 
-def _make_link(env: Environment, control: Control) -> Link:
+def _make_link(env: Environment, supervisor: SupervisorSocket) -> Link:
     if env.local:
         from clusterctl.runtime.local import LocalLink
 
@@ -38,6 +38,6 @@ def _make_link(env: Environment, control: Control) -> Link:
 
     return RemoteLink(
         env,
-        on_wait=lambda whom: control.send("waiting", **whom),
-        on_unanswered=lambda pserver: control.send("unanswered", pserver=pserver),
+        on_wait=lambda whom: supervisor.send("waiting", **whom),
+        on_unanswered=lambda pserver: supervisor.send("unanswered", pserver=pserver),
     )

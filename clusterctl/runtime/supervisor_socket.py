@@ -21,7 +21,7 @@ _MAX_LINE_BYTES = 1 << 20
 _STACKS = 4  # added to SIGRTMIN
 
 
-class Control:
+class SupervisorSocket:
     """JSON lines over the control socket; without one (local mode) events go nowhere. `send` is thread-safe."""
 
     def __init__(self, fd: int | None, on_command: Callable[[Command], None] = lambda command: None) -> None:

@@ -21,7 +21,7 @@ from clusterctl.runtime.environment import Environment
 from clusterctl.runtime.pserver.core import ServerCore
 from clusterctl.runtime.pserver.lanes import Lane
 from clusterctl.runtime.pserver.process import PServer
-from clusterctl.runtime.supervisor_socket import Control
+from clusterctl.runtime.supervisor_socket import SupervisorSocket
 from clusterctl.runtime.trainer.link import Link
 from clusterctl.runtime.trainer.session import Session
 from clusterctl.runtime.trainer.zmq_link import RemoteLink
@@ -108,7 +108,7 @@ class ThreadCluster:
     def session(self, rank: int, *, attempt: int = 1, load: str | None = None) -> Session:
         env = environment(self.root, "trainer", rank, self.addresses, attempt)
         link = RemoteLink(env, probe_every_s=self.probe_every_s)
-        return Session(env, link, Control(None), load if load is not None else env.spec.saving.load)
+        return Session(env, link, SupervisorSocket(None), load if load is not None else env.spec.saving.load)
 
     def train(self, program: Callable[[Session], Any], *, load: str | None = None) -> list[Any]:
         """Runs `program(ps)` as every trainer at once; returns the results by rank, raises the first error."""

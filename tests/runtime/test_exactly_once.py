@@ -19,7 +19,7 @@ from clusterctl.runtime.errors import RefusedError, UnreachableError
 from clusterctl.runtime.modes import Mode
 from clusterctl.runtime.pserver.core import ServerCore
 from clusterctl.runtime.pserver.lane_state import LaneState, Output, Reply
-from clusterctl.runtime.supervisor_socket import Control
+from clusterctl.runtime.supervisor_socket import SupervisorSocket
 from clusterctl.runtime.table.initializers import zeros
 from clusterctl.runtime.table.sharding import Layout
 from clusterctl.runtime.table.spec import TableSpec
@@ -193,7 +193,7 @@ def test_a_silent_pserver_is_an_error_after_the_grace(tmp_path: Path) -> None:
     link = RemoteLink(env, probe_every_s=0.05, on_unanswered=unanswered.append)
     try:
         with pytest.raises(UnreachableError, match=r"pserver 0 .* has not answered"):
-            Session(env, link, Control(None), None)
+            Session(env, link, SupervisorSocket(None), None)
     finally:
         link.close()
     assert unanswered == [0], "its supervisor is told"

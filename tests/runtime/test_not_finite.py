@@ -11,7 +11,7 @@ import pytest
 
 from clusterctl.runtime import SGD, connect, zeros
 from clusterctl.runtime.errors import NotFiniteError, ProcessError
-from clusterctl.runtime.supervisor_socket import Control
+from clusterctl.runtime.supervisor_socket import SupervisorSocket
 from clusterctl.runtime.trainer.nan_policy import NanPolicy
 from clusterctl.runtime.trainer.packing import Gradient
 from clusterctl.runtime.trainer.progress import Progress
@@ -113,7 +113,7 @@ def test_local_mode_goes_by_a_variable(
         connect()
 
 
-class Recorder(Control):
+class Recorder(SupervisorSocket):
     def __init__(self) -> None:
         super().__init__(None)
         self.sent: list[dict[str, Any]] = []
@@ -124,15 +124,15 @@ class Recorder(Control):
 
 @pytest.mark.parametrize(("policy", "action"), [("warn", "warned"), ("skip", "skipped"), ("fail", "failed")])
 def test_the_event_says_what_was_done_at_most_once_a_second(policy: str, action: str) -> None:
-    control, now = Recorder(), 100.0
-    finite = NanPolicy(policy, 3, half=False, progress=Progress(control), clock=lambda: now)
+    supervisor, now = Recorder(), 100.0
+    finite = NanPolicy(policy, 3, half=False, progress=Progress(supervisor), clock=lambda: now)
     for now in (100.0, 100.4, 101.1):  # noqa: B007 - the clock reads it
         if policy == "fail":
             with pytest.raises(NotFiniteError):
                 finite.admits(7, Gradient(), float("nan"))
         else:
             assert finite.admits(7, Gradient(), float("-inf")) == (policy == "warn")
-    told = [(e["event"], e["action"], e["step"], e["what"]) for e in control.sent]
+    told = [(e["event"], e["action"], e["step"], e["what"]) for e in supervisor.sent]
     assert told == [("nan", action, 7, "the loss of trainer 3")] * (3 if policy == "fail" else 2)
-    assert [event["skipped"] for event in control.sent][-1] == (3 if policy == "skip" else 0)
+    assert [event["skipped"] for event in supervisor.sent][-1] == (3 if policy == "skip" else 0)
     assert finite.admits(8, Gradient(), 1.0)

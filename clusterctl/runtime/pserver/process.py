@@ -28,7 +28,7 @@ from clusterctl.runtime.shm import region
 from clusterctl.runtime.shm.server import ShmServer
 from clusterctl.runtime.store.factory import CheckpointSource, ModelSource
 from clusterctl.runtime.store.sparse import SparseTable
-from clusterctl.runtime.supervisor_socket import Command, Control, say
+from clusterctl.runtime.supervisor_socket import Command, SupervisorSocket, say
 from clusterctl.runtime.table.sharding import layout_of
 from clusterctl.runtime.wire.auth import CurveAuthenticator
 from clusterctl.runtime.wire.sockets import bind_first_free, open_context, open_router
@@ -36,12 +36,12 @@ from clusterctl.runtime.wire.sockets import bind_first_free, open_context, open_
 
 def serve(env: Environment) -> None:
     """Serves one pserver of a run, from bind to `finish`."""
-    control: list[Control] = []
-    pserver = PServer(env, lambda event, facts: control[0].send(event, **facts))
+    supervisor: list[SupervisorSocket] = []
+    pserver = PServer(env, lambda event, facts: supervisor[0].send(event, **facts))
     try:
-        control.append(Control(env.control_fd, pserver.obey))
-        control[0].offer_stacks()
-        control[0].send("ready", ports=pserver.ports)
+        supervisor.append(SupervisorSocket(env.control_fd, pserver.obey))
+        supervisor[0].offer_stacks()
+        supervisor[0].send("ready", ports=pserver.ports)
         say(f"pserver {env.rank}: ready on port {', '.join(map(str, pserver.ports))}")
         pserver.run()
     finally:

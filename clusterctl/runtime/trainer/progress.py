@@ -6,7 +6,7 @@ import time
 from dataclasses import dataclass
 from typing import Any, Callable
 
-from clusterctl.runtime.supervisor_socket import Control, say
+from clusterctl.runtime.supervisor_socket import SupervisorSocket, say
 from clusterctl.runtime.trainer.metrics import Logbook
 
 _EVENT_EVERY_S = 1.0
@@ -39,8 +39,8 @@ class Window:
 class Progress:
     """Counts what a trainer does and tells the supervisor (at most once a second) and people (once a pass)."""
 
-    def __init__(self, control: Control, clock: Callable[[], float] = time.monotonic) -> None:
-        self._control = control
+    def __init__(self, supervisor: SupervisorSocket, clock: Callable[[], float] = time.monotonic) -> None:
+        self._supervisor = supervisor
         self._clock = clock
         self._pass = 0
         self._alive_s = float("-inf")
@@ -82,7 +82,7 @@ class Progress:
         figures.update(window.shares(seconds))
         if window.loss is not None:
             figures["loss"] = window.loss
-        self._control.send("step", **{"pass": self._pass}, step=step, **_rounded(figures))
+        self._supervisor.send("step", **{"pass": self._pass}, step=step, **_rounded(figures))
         self._recent = Window(now)
 
     def end_pass(self, step: int) -> None:
@@ -97,13 +97,13 @@ class Progress:
         line = f"pass {self._pass}: {window.steps} steps, {window.samples:,} samples, {rate}{loss}{left_out}; {parts}"
         say(line)
         about = {"pass": self._pass, "step": step, "seconds": round(seconds, 3), "line": line}
-        self._control.send("pass", **about, **_rounded(shares))
+        self._supervisor.send("pass", **about, **_rounded(shares))
 
     def not_finite(self, step: int, what: str, action: str, skipped: int) -> str:
         """Tells the supervisor of a loss or gradient that is not finite and what is done; returns it in words."""
         words = f"{what} is not finite (pass {self._pass}, step {step})"
         about = {"what": what, "action": action, "skipped": skipped, "message": words}
-        self._control.send("nan", **{"pass": self._pass}, step=step, **about)
+        self._supervisor.send("nan", **{"pass": self._pass}, step=step, **about)
         return words
 
     def warn(self, words: str) -> None:
@@ -118,7 +118,7 @@ class Progress:
         now = self._clock()
         if now - self._alive_s >= _EVENT_EVERY_S:
             self._alive_s = now
-            self._control.send("waiting")
+            self._supervisor.send("waiting")
 
     def log(self, step: int, values: dict[str, float], weight: float) -> None:
         """Notes named numbers; they go out as weighted means, at most once a second for each set of names."""
@@ -127,13 +127,13 @@ class Progress:
 
     def done(self, pushes: int) -> None:
         """This trainer has left the run, after so many pushes: a pserver that begins again later is told."""
-        self._control.send("done", pushes=pushes)
+        self._supervisor.send("done", pushes=pushes)
 
     def flush_log(self) -> None:
         self._logbook.flush(self._clock())
 
     def _send_log(self, values: dict[str, float], weight: float) -> None:
-        self._control.send("log", **{"pass": self._pass}, step=self._step, values=values, weight=weight)
+        self._supervisor.send("log", **{"pass": self._pass}, step=self._step, values=values, weight=weight)
 
 
 def _rounded(figures: dict[str, Any]) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from typing import Any, Callable
 from clusterctl.runtime.environment import Environment
 from clusterctl.runtime.errors import UseError
 from clusterctl.runtime.modes import check_tag
-from clusterctl.runtime.supervisor_socket import Control, say
+from clusterctl.runtime.supervisor_socket import SupervisorSocket, say
 from clusterctl.runtime.table.initializers import Initial, uniform, zeros
 from clusterctl.runtime.table.retention import Retention
 from clusterctl.runtime.table.rules import Rule
@@ -40,7 +40,7 @@ IdsOf = Mapping[Embedding, Callable[[Any], Any]]
 class Session:
     """What `connect()` returns: `rank`, `trainers`, `output_dir`, `step` (global steps done), and the methods below."""
 
-    def __init__(self, env: Environment, link: Link, control: Control, load: str | None) -> None:
+    def __init__(self, env: Environment, link: Link, supervisor: SupervisorSocket, load: str | None) -> None:
         self.rank = 0 if env.local else env.rank
         self.trainers = env.trainers
         self.output_dir = env.output_dir
@@ -49,7 +49,7 @@ class Session:
         self._load = load
         self._handles: dict[int, Handle] = {}
         self._context: StepContext | None = None
-        self._progress = Progress(control)
+        self._progress = Progress(supervisor)
         self._client = Client(env, link, self.rank, self._progress, self._refresh)
         self._parameters = _make_parameters(self._client, self.trainers)
         self._nan_policy = NanPolicy(env.on_nan, self.rank, self._client.half, self._progress)

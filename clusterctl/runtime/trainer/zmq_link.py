@@ -229,7 +229,6 @@ class RemoteLink:
         if silent_s >= patience_s:
             pserver = self._by_socket[connection.socket] // self.layout.per_pserver
             self._on_unanswered(pserver)
-            self._on_unanswered(pserver)
             raise UnreachableError(
                 f"pserver {pserver} ({connection.address}) has not answered for {silent_s:.0f} s",
                 remedy="see its server.log, and check that the network lets this node reach that port",
