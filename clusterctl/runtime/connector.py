@@ -20,7 +20,7 @@ def connect(load: str | None = None) -> Session:
     if env.role == "pserver":
         raise ProcessError("connect() is for trainers, this process is a pserver")
     supervisor = SupervisorSocket(env.control_fd)
-    supervisor.offer_stacks()
+    supervisor.register_stack_dump()
     link = _make_link(env, supervisor)
     try:
         return Session(env, link, supervisor, load if load is not None else env.spec.saving.load)

@@ -49,7 +49,7 @@ class SupervisorSocket:
             except OSError:
                 os._exit(ORPHANED)
 
-    def offer_stacks(self) -> None:
+    def register_stack_dump(self) -> None:
         """From now on a signal writes the stacks of all threads to the log; the supervisor is told which one.
 
         A real-time signal, for which programs seldom have a use of their own.
@@ -83,7 +83,7 @@ class SupervisorSocket:
             self._on_command(command)
 
 
-def say(line: str) -> None:
+def print_line(line: str) -> None:
     """Writes a line for people to the training program's own output."""
     sys.stdout.write(line + "\n")
     sys.stdout.flush()

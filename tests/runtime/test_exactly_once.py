@@ -211,7 +211,7 @@ def test_a_long_wait_names_the_missing_trainers(
         lines.append(line)
         said.set()
 
-    monkeypatch.setattr("clusterctl.runtime.trainer.zmq_link.say", note)
+    monkeypatch.setattr("clusterctl.runtime.trainer.zmq_link.print_line", note)
     with thread_cluster(tmp_path, 2, 3) as cluster:
         cluster.probe_every_s = 0.05
 

@@ -18,7 +18,7 @@ BATCHES = 12
 
 def give_up(cluster: ThreadCluster, *ranks: int) -> None:
     for pserver in cluster.pservers:
-        pserver.obey({"cmd": "lost", "ranks": list(ranks)})
+        pserver.handle_command({"cmd": "lost", "ranks": list(ranks)})
 
 
 def pull_for_ever(table: Any) -> None:
@@ -87,7 +87,7 @@ def test_in_a_new_epoch_what_was_said_in_the_one_before_is_refused(tmp_path: Pat
     with thread_cluster(tmp_path, 1, 1, mode="async") as cluster:
         with cluster.session(0) as ps:
             w = ps.dense("w", shape=8, rule=SGD(1.0))
-            cluster.pservers[0].obey({"cmd": "epoch", "epoch": 1})
+            cluster.pservers[0].handle_command({"cmd": "epoch", "epoch": 1})
             with pytest.raises(RefusedError, match="speaks in epoch 0, the job is in epoch 1"):
                 pull_for_ever(w)
             ps._client._epoch = 1  # so that it can say goodbye

@@ -30,14 +30,14 @@ def test_a_pserver_answers_when_all_its_lanes_do(tmp_path: Path) -> None:
     with thread_cluster(tmp_path, 1, 1, ports_num=2) as cluster:
         (pserver,), told = cluster.pservers, queue.SimpleQueue[str]()
         pserver._tell_control = lambda event, facts: told.put(event)
-        pserver.obey({"cmd": "ping"})
+        pserver.handle_command({"cmd": "ping"})
         assert told.get(timeout=10) == "pong"
         held, reached = threading.Event(), threading.Event()
-        cluster.lanes[1].do(lambda core: (reached.set(), held.wait(), [])[-1])  # type: ignore[func-returns-value]
+        cluster.lanes[1].submit(lambda core: (reached.set(), held.wait(), [])[-1])  # type: ignore[func-returns-value]
         assert reached.wait(10)
-        pserver.obey({"cmd": "ping"})
+        pserver.handle_command({"cmd": "ping"})
         other = threading.Event()
-        cluster.lanes[0].do(lambda core: (other.set(), [])[-1])  # type: ignore[func-returns-value]
+        cluster.lanes[0].submit(lambda core: (other.set(), [])[-1])  # type: ignore[func-returns-value]
         assert other.wait(10), "the other lane has answered by now"
         assert told.empty()
         held.set()

@@ -94,7 +94,7 @@ class AsyncUpdates(UpdatePolicy):
         return self._make_cut()
 
     def trainers_changed(self) -> list[Output]:
-        return [*self._make_cut(), *self._let_go()]
+        return [*self._make_cut(), *self._release()]
 
     def _must_wait(self, pull: wire.Message) -> bool:
         return self._is_ahead(pull.rank)
@@ -162,13 +162,13 @@ class AsyncUpdates(UpdatePolicy):
         trainers, rank = self.lane.trainers, push.message.rank
         if push.message.version <= self.lane.step:
             self.staleness[self.lane.step - push.message.version] += 1
-        trainers[rank].note(push.message)
+        trainers[rank].record(push.message)
         self.lane.step += 1
         self._announce_if_due()
         self._ahead[rank] = push
-        return self._let_go()
+        return self._release()
 
-    def _let_go(self) -> list[Output]:
+    def _release(self) -> list[Output]:
         """Answers pushes and pulls of trainers that are not too far ahead, or not any more."""
         out: list[Output] = []
         for rank in [rank for rank in self._ahead if not self._is_ahead(rank)]:

@@ -98,13 +98,13 @@ class ServerCore:
         self.state.epoch = epoch
         return []
 
-    def lose(self, ranks: Iterable[int]) -> list[Output]:
+    def drop(self, ranks: Iterable[int]) -> list[Output]:
         """The run goes on without these trainers."""
         out: list[Output] = []
         for rank in ranks:
             if rank in self.trainers.by_rank and not self.trainers[rank].left:
                 self._go_on_without(rank)
-                out += self._let_go(self.trainers[rank])
+                out += self._leave(self.trainers[rank])
         return out
 
     def _go_on_without(self, rank: int) -> None:
@@ -232,13 +232,13 @@ class ServerCore:
         return sorted(self.gone_from.items())
 
     def _bye(self, message: wire.Message) -> list[Output]:
-        out = self._let_go(self.trainers[message.rank])
+        out = self._leave(self.trainers[message.rank])
         if self._book.writing:
             self._book.wait(self._book.writing[-1], message)
             return out
         return [*out, Reply(message.rank, message.answer(wire.OK))]
 
-    def _let_go(self, trainer: TrainerState) -> list[Output]:
+    def _leave(self, trainer: TrainerState) -> list[Output]:
         """Nothing more comes of a trainer; what only the last one knew of is saved."""
         trainer.left, trainer.push = True, None
         out = self.policy.trainers_changed()

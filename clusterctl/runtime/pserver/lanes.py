@@ -37,7 +37,7 @@ _ENDING_S = 2.0  # for what a lane does at the moment when all must end
 
 
 class Lane:
-    """Handles the messages of one lane until `finish`; everything but `finish`, `saved` and `do` belongs to its thread.
+    """Handles the messages of one lane until `finish`. All but `finish`, `saved` and `submit` belongs to its thread.
 
     `on_save(lane, save)` takes copies of the lane's tables; it may block. `shm` reads what is in shared memory.
     `on_second` is called about once a second, as long as messages come.
@@ -63,7 +63,7 @@ class Lane:
         self._routes: dict[int, bytes] = {}
         self._ranks: dict[bytes, int] = {}
         self._arrived: dict[tuple[int, int], float] = {}
-        self._errands: queue.SimpleQueue[Callable[[ServerCore], list[Output]]] = queue.SimpleQueue()
+        self._tasks: queue.SimpleQueue[Callable[[ServerCore], list[Output]]] = queue.SimpleQueue()
         self._finishing = False
         self._lock = threading.Lock()
         self._on_second = on_second
@@ -73,23 +73,23 @@ class Lane:
         self._cut_s = clock()
         address = f"inproc://lane-{id(self):x}"
         router.bind(address)
-        self._bell: zmq.Socket[bytes] = router.context.socket(zmq.DEALER)
-        self._bell.setsockopt(zmq.LINGER, 0)
-        self._bell.connect(address)
+        self._waker: zmq.Socket[bytes] = router.context.socket(zmq.DEALER)
+        self._waker.setsockopt(zmq.LINGER, 0)
+        self._waker.connect(address)
 
     def finish(self) -> None:
         """Lets `run` return. From any thread."""
         self._finishing = True
-        self._ring()
+        self._wake()
 
     def saved(self, tag: str) -> None:
         """The file of `tag` is in place. From any thread."""
-        self.do(lambda core: core.saved(tag))
+        self.submit(lambda core: core.saved(tag))
 
-    def do(self, errand: Callable[[ServerCore], list[Output]]) -> None:
+    def submit(self, task: Callable[[ServerCore], list[Output]]) -> None:
         """Lets the lane's thread do something with its core. From any thread."""
-        self._errands.put(errand)
-        self._ring()
+        self._tasks.put(task)
+        self._wake()
 
     def run(self) -> None:
         with np.errstate(all="ignore"):  # what is not finite stays so, and trainers tell
@@ -97,17 +97,17 @@ class Lane:
                 self._receive(receive_frames(self.router))
 
     def close(self) -> None:
-        self._bell.close()
+        self._waker.close()
         self.router.close()
 
-    def _ring(self) -> None:
+    def _wake(self) -> None:
         with self._lock:
-            self._bell.send(_WAKE)
+            self._waker.send(_WAKE)
 
     def _receive(self, frames: Sequence[zmq.Frame]) -> None:
         if len(frames) == 2 and len(frames[1]) == 0:
-            while not self._errands.empty():
-                self._send(self._errands.get()(self.core))
+            while not self._tasks.empty():
+                self._send(self._tasks.get()(self.core))
             return
         route = frames[0].bytes
         try:

@@ -28,7 +28,7 @@ from clusterctl.runtime.shm import region
 from clusterctl.runtime.shm.server import ShmServer
 from clusterctl.runtime.store.factory import CheckpointSource, ModelSource
 from clusterctl.runtime.store.sparse import SparseTable
-from clusterctl.runtime.supervisor_socket import Command, SupervisorSocket, say
+from clusterctl.runtime.supervisor_socket import Command, SupervisorSocket, print_line
 from clusterctl.runtime.table.sharding import layout_of
 from clusterctl.runtime.wire.auth import CurveAuthenticator
 from clusterctl.runtime.wire.sockets import bind_first_free, open_context, open_router
@@ -39,10 +39,10 @@ def serve(env: Environment) -> None:
     supervisor: list[SupervisorSocket] = []
     pserver = PServer(env, lambda event, facts: supervisor[0].send(event, **facts))
     try:
-        supervisor.append(SupervisorSocket(env.control_fd, pserver.obey))
-        supervisor[0].offer_stacks()
+        supervisor.append(SupervisorSocket(env.control_fd, pserver.handle_command))
+        supervisor[0].register_stack_dump()
         supervisor[0].send("ready", ports=pserver.ports)
-        say(f"pserver {env.rank}: ready on port {', '.join(map(str, pserver.ports))}")
+        print_line(f"pserver {env.rank}: ready on port {', '.join(map(str, pserver.ports))}")
         pserver.run()
     finally:
         pserver.report()
@@ -52,13 +52,13 @@ def serve(env: Environment) -> None:
 class PServer:
     """A pserver of the run that `env` describes, with its sockets bound.
 
-    `tell(event, facts)` hears of `saved` files, with their receipts, and of a `step` about once a second, with counts.
+    `send(event, facts)` hears of `saved` files, with their receipts, and of a `step` about once a second, with counts.
     """
 
-    def __init__(self, env: Environment, tell: Callable[[str, dict[str, Any]], None]) -> None:
+    def __init__(self, env: Environment, send: Callable[[str, dict[str, Any]], None]) -> None:
         self._env = env
-        self._tell_control = tell
-        self._told_s = 0.0
+        self._send = send
+        self._reported_s = 0.0
         self._finishing = False
         self.layout = layout_of(env.spec.ports, env.spec.training.pservers)
         self._context = open_context(self.layout.per_pserver)
@@ -82,43 +82,43 @@ class PServer:
         self._finishing = True
         self.server.finish()
 
-    def obey(self, command: Command) -> None:
+    def handle_command(self, command: Command) -> None:
         """What the supervisor says, in a thread of its own."""
         name = command.get("cmd")
         if name == "finish":
             self.finish()
         elif name == "ping":
-            self._answer()
+            self._send_pong()
         elif name == "epoch":
-            self._do(lambda core: core.begin_epoch(int(command["epoch"])))
+            self._submit(lambda core: core.begin_epoch(int(command["epoch"])))
         elif name == "lost":
-            self._do(lambda core: self._lose(core, command["ranks"]))
+            self._submit(lambda core: self._drop(core, command["ranks"]))
 
-    def _answer(self) -> None:
+    def _send_pong(self) -> None:
         """Tells that we live, when every lane does; those that have ended need not."""
         answers, lanes = itertools.count(1), len(self.server.lanes)
 
         def answer(core: ServerCore) -> list[Output]:
             if next(answers) == lanes:
-                self._tell_control("pong", {})
+                self._send("pong", {})
             return []
 
         if self._finishing:
-            self._tell_control("pong", {})
+            self._send("pong", {})
         else:
-            self._do(answer)
+            self._submit(answer)
 
-    def _lose(self, core: ServerCore, ranks: list[int]) -> list[Output]:
+    def _drop(self, core: ServerCore, ranks: list[int]) -> list[Output]:
         for rank in ranks if core.state.lane == 0 else ():
             if rank in core.trainers.by_rank and not core.trainers[rank].left:
-                text = core.trainers[rank].farewell(rank, core.trainers.most_passes)
-                say(text)
-                self._tell_control("log", {"level": "warning", "message": text})
-        return core.lose(ranks)
+                text = core.trainers[rank].describe_loss(rank, core.trainers.most_passes)
+                print_line(text)
+                self._send("log", {"level": "warning", "message": text})
+        return core.drop(ranks)
 
-    def _do(self, errand: Callable[[ServerCore], list[Output]]) -> None:
+    def _submit(self, task: Callable[[ServerCore], list[Output]]) -> None:
         for lane in self.server.lanes:
-            lane.do(errand)
+            lane.submit(task)
 
     def close(self) -> None:
         closed = self.server.close()
@@ -130,17 +130,17 @@ class PServer:
 
     def report(self) -> None:
         """Says what is worth knowing when all is over."""
-        self._told_s = 0.0
-        self._tell()
+        self._reported_s = 0.0
+        self._report_step()
         staleness = self._staleness()
         refused = sum(sum(lane.refused.values()) for lane in self.server.lanes)
         if staleness:
             counts = ", ".join(f"{age}: {count}" for age, count in sorted(staleness.items()))
-            say(f"pserver {self._env.rank}: staleness of {sum(staleness.values())} pushes: {counts}")
+            print_line(f"pserver {self._env.rank}: staleness of {sum(staleness.values())} pushes: {counts}")
         if self._lost():
-            say(f"pserver {self._env.rank}: {self._lost()} pushes were lost with the pserver before this one")
+            print_line(f"pserver {self._env.rank}: {self._lost()} pushes were lost with the pserver before this one")
         if refused:
-            say(f"pserver {self._env.rank}: refused {refused} messages")
+            print_line(f"pserver {self._env.rank}: refused {refused} messages")
 
     def _staleness(self) -> Counter[int]:
         """How many pushes were how stale. Other threads count on meanwhile: `dict` takes a copy at once."""
@@ -149,11 +149,11 @@ class PServer:
     def _lost(self) -> int:
         return max(lane.core.policy.lost for lane in self.server.lanes)
 
-    def _tell(self) -> None:
+    def _report_step(self) -> None:
         now = time.monotonic()
-        if now - self._told_s < 1.0:
+        if now - self._reported_s < 1.0:
             return  # another lane did
-        self._told_s = now
+        self._reported_s = now
         tables: dict[str, Counter[str]] = {}
         for lane in self.server.lanes:
             for table in list(lane.core.tables.values()):
@@ -162,7 +162,7 @@ class PServer:
         facts: dict[str, Any] = {"tables": [{"name": name, **counts} for name, counts in tables.items()]}
         facts["staleness"] = sorted(self._staleness().items())
         facts["lost"] = self._lost()
-        self._tell_control("step", facts)
+        self._send("step", facts)
 
     def _open(self, lane: int, restored: CheckpointSource | None) -> Lane:
         env, spec = self._env, self._env.spec
@@ -182,7 +182,7 @@ class PServer:
         )
         gone = {int(rank): step for rank, step in spec.recover.left.items()} if spec.recover else {}
         core = ServerCore(state, self._open_model, restored, gone)
-        return Lane(core, router, self._take, env.secure, self._shm, self._tell)
+        return Lane(core, router, self._take, env.secure, self._shm, self._report_step)
 
     def _take(self, lane: Lane, save: Save) -> None:
         self.server.take(lane, save)
@@ -195,8 +195,8 @@ class PServer:
         receipt["pause_s"] = round(save.pause_s, 6)
         paused = f"training paused for {1e3 * save.pause_s:.0f} ms"
         line = f"pserver {self._env.rank}: saved {save.tag} at step {save.step}, {receipt['bytes']:,} bytes; {paused}"
-        self._tell_control("saved", {**receipt, "line": line})
-        say(line)
+        self._send("saved", {**receipt, "line": line})
+        print_line(line)
 
 
 def _save_every(saving: Saving) -> Every | None:

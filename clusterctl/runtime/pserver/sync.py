@@ -37,7 +37,7 @@ class Step:
             if isinstance(table, DenseTable):
                 self.left_over[key] = set(range(table.parts))
 
-    def let_go(self, pushes: list[Push]) -> None:
+    def continue_with(self, pushes: list[Push]) -> None:
         """Goes on with these of its pushes: the trainers of the others have left."""
         self.pushes = pushes
         self.concerned = {key: [p for p in concerned if p in pushes] for key, concerned in self.concerned.items()}
@@ -100,7 +100,7 @@ class SyncUpdates(UpdatePolicy):
         now = self._now
         if now is None:
             return self._advance()
-        now.let_go(self._pushes())
+        now.continue_with(self._pushes())
         waiting = [(key, number) for key, numbers in now.left_over.items() for number in sorted(numbers)]
         return [output for part in waiting for output in self._apply(now, *part)] + self._finish_if_done(now)
 
@@ -213,7 +213,7 @@ class SyncUpdates(UpdatePolicy):
             table.finish(self.lane.step)
         self.lane.step += 1
         for push in now.pushes:
-            self.lane.trainers[push.message.rank].note(push.message)
+            self.lane.trainers[push.message.rank].record(push.message)
         self._expect_all()
         out, passes, keys = self._make_cuts(), self.lane.trainers.passes, list(now.left_over)
         for push in now.pushes:

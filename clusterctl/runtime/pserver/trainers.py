@@ -34,7 +34,7 @@ class TrainerState:
         """Whether its push of the current step has not come."""
         return self.push is None and not self.left
 
-    def note(self, push: wire.Message) -> None:
+    def record(self, push: wire.Message) -> None:
         """Counts a push that was applied."""
         self.push = None
         self.pushed += 1
@@ -46,7 +46,7 @@ class TrainerState:
             self.cursor = (push.pass_ + 1, 0)
             self.samples, self.pass_samples = 0, self.samples
 
-    def farewell(self, rank: int, pass_: int) -> str:
+    def describe_loss(self, rank: int, pass_: int) -> str:
         """What the run does without, when it goes on without this trainer in the open pass."""
         of = f" of {self.pass_samples:,}" if self.pass_samples else ""
         done = f"the run goes on without trainer {rank}, which gave {self.samples:,}{of} samples of pass {pass_}"

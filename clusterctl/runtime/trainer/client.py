@@ -106,7 +106,7 @@ class Client:
 
         def taken(lane: int) -> Callable[[wire.Message], None]:
             def take(reply: wire.Message) -> None:
-                self._note(pending, lane, reply)
+                self._record(pending, lane, reply)
                 on_reply(lane, reply)
                 if pending.unanswered == 0:
                     pending.release()
@@ -190,7 +190,7 @@ class Client:
         message = make(lane, number + 1, 1 + len(pieces), [part if lease is None else lease.put(part)])
 
         def take(reply: wire.Message) -> None:
-            self._note(pending, lane, reply)
+            self._record(pending, lane, reply)
             self._pieces_out[lane] -= 1
             if lease is not None:
                 lease.release()
@@ -305,7 +305,7 @@ class Client:
 
     def _post(self, pending: PendingReplies, lane: int, message: wire.Message) -> None:
         def take(reply: wire.Message) -> None:
-            self._note(pending, lane, reply)
+            self._record(pending, lane, reply)
             pending.replies[lane] = reply
 
         pending.unanswered += 1
@@ -313,7 +313,7 @@ class Client:
 
     def _post_push(self, pending: PendingReplies, lane: int, message: wire.Message, full: wire.Message | None) -> None:
         def take(reply: wire.Message) -> None:
-            self._note(pending, lane, reply)
+            self._record(pending, lane, reply)
             for part in reply.parts:
                 self._refresh(part)
             self._passes[lane] = reply.pass_
@@ -321,7 +321,7 @@ class Client:
         pending.unanswered += 1
         self._link.post(lane, message, take, full)
 
-    def _note(self, pending: PendingReplies, lane: int, reply: wire.Message) -> None:
+    def _record(self, pending: PendingReplies, lane: int, reply: wire.Message) -> None:
         pending.unanswered -= 1
         pending.held_us = max(pending.held_us, reply.held_us)
         if reply.kind == wire.OK and reply.version != wire.NEWEST:

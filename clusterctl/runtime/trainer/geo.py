@@ -74,7 +74,7 @@ class GeoParameters(Parameters):
         self, gradient: Gradient, context: StepContext, samples: int, when_sent: Callable[[], None] = nothing
     ) -> None:
         if samples:
-            self._learn(gradient)
+            self._update(gradient)
         self._steps += 1
         self._since += 1
         self._samples += samples
@@ -116,7 +116,7 @@ class GeoParameters(Parameters):
         if missing.size:
             local.take(missing, super().pull_rows(handle, handle.id_batch(missing)))
 
-    def _learn(self, gradient: Gradient) -> None:
+    def _update(self, gradient: Gradient) -> None:
         """One step of the tables' own rules, on the trainer's values."""
         t = self._steps + 1
         with np.errstate(all="ignore"):

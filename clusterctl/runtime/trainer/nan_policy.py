@@ -11,7 +11,7 @@ from clusterctl.runtime.trainer.progress import Progress
 
 _SMALL_ELEMENTS = 262_144
 _LOOK_EVERY_S = 1.0
-_TOLD_EVERY_S = 1.0
+_REPORT_EVERY_S = 1.0
 _REMEDY = 'a smaller learning rate or clip=clip_by_norm(5.0) may help; ON_NAN = "skip" leaves such batches out'
 
 
@@ -35,7 +35,7 @@ class NanPolicy:
         self._half = half
         self._progress = progress
         self._clock = clock
-        self._looked_s = self._told_s = float("-inf")
+        self._looked_s = self._reported_s = float("-inf")
 
     def admits(
         self, step: int, gradient: Gradient, loss: float | None = None, *, batches: int = 1, as_sent: bool = True
@@ -44,17 +44,17 @@ class NanPolicy:
 
         `as_sent` says that the gradient is what travels, and not yet to be merged with others.
         """
-        found = self._in_loss(loss) or self._in_gradient(gradient, self._half and as_sent)
-        if found is None:
+        what = self._in_loss(loss) or self._in_gradient(gradient, self._half and as_sent)
+        if what is None:
             return True
         if self.policy == "warn":
-            self._tell(step, found, "warned", "training goes on")
+            self._report(step, what, "warned", "training goes on")
             return True
         if self.policy == "fail":
-            self._fail(step, found)
+            self._fail(step, what)
         self.skipped += batches
         self._progress.skipped(batches)
-        self._tell(step, found, "skipped", "the batch is left out")
+        self._report(step, what, "skipped", "the batch is left out")
         return False
 
     def _in_loss(self, loss: float | None) -> str | None:
@@ -75,15 +75,15 @@ class NanPolicy:
         self._looked_s = now
         return True
 
-    def _tell(self, step: int, found: str, action: str, what_now: str) -> None:
+    def _report(self, step: int, what: str, action: str, outcome: str) -> None:
         """An event at most once a second, a line for people the first time."""
         now = self._clock()
-        if now - self._told_s < _TOLD_EVERY_S:
+        if now - self._reported_s < _REPORT_EVERY_S:
             return
-        words = self._progress.not_finite(step, found, action, self.skipped)
-        if self._told_s < 0:
-            self._progress.warn(f"{words}; {what_now}")
-        self._told_s = now
+        text = self._progress.not_finite(step, what, action, self.skipped)
+        if self._reported_s < 0:
+            self._progress.warn(f"{text}; {outcome}")
+        self._reported_s = now
 
-    def _fail(self, step: int, found: str) -> None:
-        raise NotFiniteError(self._progress.not_finite(step, found, "failed", 0), remedy=_REMEDY)
+    def _fail(self, step: int, what: str) -> None:
+        raise NotFiniteError(self._progress.not_finite(step, what, "failed", 0), remedy=_REMEDY)

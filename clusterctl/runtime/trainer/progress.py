@@ -6,7 +6,7 @@ import time
 from dataclasses import dataclass
 from typing import Any, Callable
 
-from clusterctl.runtime.supervisor_socket import SupervisorSocket, say
+from clusterctl.runtime.supervisor_socket import SupervisorSocket, print_line
 from clusterctl.runtime.trainer.metrics import Logbook
 
 _EVENT_EVERY_S = 1.0
@@ -95,19 +95,19 @@ class Progress:
         rate = f"{window.samples / seconds:,.0f} samples/s"
         left_out = f", {window.skipped} batches left out" if window.skipped else ""
         line = f"pass {self._pass}: {window.steps} steps, {window.samples:,} samples, {rate}{loss}{left_out}; {parts}"
-        say(line)
+        print_line(line)
         about = {"pass": self._pass, "step": step, "seconds": round(seconds, 3), "line": line}
         self._supervisor.send("pass", **about, **_rounded(shares))
 
     def not_finite(self, step: int, what: str, action: str, skipped: int) -> str:
         """Tells the supervisor of a loss or gradient that is not finite and what is done; returns it in words."""
-        words = f"{what} is not finite (pass {self._pass}, step {step})"
-        about = {"what": what, "action": action, "skipped": skipped, "message": words}
+        text = f"{what} is not finite (pass {self._pass}, step {step})"
+        about = {"what": what, "action": action, "skipped": skipped, "message": text}
         self._supervisor.send("nan", **{"pass": self._pass}, step=step, **about)
-        return words
+        return text
 
-    def warn(self, words: str) -> None:
-        say(f"warning: {words}")
+    def warn(self, text: str) -> None:
+        print_line(f"warning: {text}")
 
     def skipped(self, batches: int) -> None:
         """So many batches of this pass are left out, because they are not finite."""

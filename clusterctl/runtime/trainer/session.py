@@ -8,7 +8,7 @@ from typing import Any, Callable
 from clusterctl.runtime.environment import Environment
 from clusterctl.runtime.errors import UseError
 from clusterctl.runtime.modes import check_tag
-from clusterctl.runtime.supervisor_socket import SupervisorSocket, say
+from clusterctl.runtime.supervisor_socket import SupervisorSocket, print_line
 from clusterctl.runtime.table.initializers import Initial, uniform, zeros
 from clusterctl.runtime.table.retention import Retention
 from clusterctl.runtime.table.rules import Rule
@@ -137,7 +137,7 @@ class Session:
         replies = self._client.ask(wire.CREATE, lanes, **cursor, parts=[wire.json_part(spec.to_json())])
         self._client.use(lanes, reply_bytes=4 * spec.elements if kind == "dense" else 0)
         if self.rank == 0 and any(reply.json().get("initial") for reply in replies.values()):
-            say(f"table {name!r} is not in {self._load}: it starts from its initial values")
+            print_line(f"table {name!r} is not in {self._load}: it starts from its initial values")
         return spec
 
     # Steps

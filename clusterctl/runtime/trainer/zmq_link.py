@@ -18,7 +18,7 @@ import zmq
 
 from clusterctl.runtime.environment import Environment
 from clusterctl.runtime.errors import ForgottenError, ProcessError, UnreachableError, WireError
-from clusterctl.runtime.supervisor_socket import say
+from clusterctl.runtime.supervisor_socket import print_line
 from clusterctl.runtime.table.sharding import Layout, layout_of
 from clusterctl.runtime.trainer.link import OnReply, raise_for_error
 from clusterctl.runtime.wire import messages as wire
@@ -92,7 +92,7 @@ class RemoteLink:
         self._notices = 0
         self._on_wait = on_wait
         self._on_unanswered = on_unanswered
-        self._told_s = self._answered_s = clock()
+        self._notified_s = self._answered_s = clock()
         self._probes = _FIRST_PROBE
         for pserver, address in enumerate(env.pservers):
             self._add(pserver * self.layout.per_pserver, address)
@@ -120,15 +120,15 @@ class RemoteLink:
         self._notices = 0
         while not done():
             heard, now = self._receive(), self._clock()
-            if now - max(began, self._told_s) >= self._probe_every_s:
-                self._told_s = now
+            if now - max(began, self._notified_s) >= self._probe_every_s:
+                self._notified_s = now
                 self._on_wait({**self._waited_for(), "for_s": round(now - max(began, self._answered_s), 3)})
             if heard:
                 continue
             for connection in self._connections.values():
                 if connection.requests:
-                    self._nudge(connection, now, reply_bytes)
-            self._explain(now - began, now)
+                    self._probe_or_reopen(connection, now, reply_bytes)
+            self._print_notice(now - began, now)
 
     def close(self) -> None:
         for connection in self._connections.values():
@@ -193,16 +193,16 @@ class RemoteLink:
         except WireError:
             return True
         if reply.request == connection.probe:
-            self._learn(connection, reply)
+            self._handle_probe_reply(connection, reply)
             return True
         request = connection.requests.pop(reply.request, None)
         if request is not None:
             connection.heard_s = self._answered_s = self._clock()
             connection.bytes -= request.bytes
-            self._answered(connection, request, reply)
+            self._handle_reply(connection, request, reply)
         return True
 
-    def _answered(self, connection: LaneConnection, request: Request, reply: wire.Message) -> None:
+    def _handle_reply(self, connection: LaneConnection, request: Request, reply: wire.Message) -> None:
         try:
             raise_for_error(reply)
         except ForgottenError:
@@ -212,7 +212,7 @@ class RemoteLink:
             return
         request.on_reply(reply)
 
-    def _learn(self, connection: LaneConnection, reply: wire.Message) -> None:
+    def _handle_probe_reply(self, connection: LaneConnection, reply: wire.Message) -> None:
         """What a lane says of the requests that it had when the probe came: those that got lost are sent again."""
         raise_for_error(reply)
         state = reply.json()
@@ -223,7 +223,7 @@ class RemoteLink:
             if number <= connection.newest_probed and number not in held:
                 self._send(connection, request.frames)
 
-    def _nudge(self, connection: LaneConnection, now: float, reply_bytes: int) -> None:
+    def _probe_or_reopen(self, connection: LaneConnection, now: float, reply_bytes: int) -> None:
         silent_s = now - connection.heard_s
         patience_s = self._patience_s + (connection.bytes + reply_bytes) / _SLOWEST_BYTES_PER_S
         if silent_s >= patience_s:
@@ -254,7 +254,7 @@ class RemoteLink:
         ranks = {rank for _, lane in busy for rank in self._connections[lane].waiting}
         return {"trainers": sorted(ranks), "pserver": min(busy)[1] // self.layout.per_pserver if busy else None}
 
-    def _explain(self, waited_s: float, now: float) -> None:
+    def _print_notice(self, waited_s: float, now: float) -> None:
         """Says what is waited for at 10 s, 60 s, and every minute after."""
         due_s = _NOTICES_S[self._notices] if self._notices < 2 else 60.0 * self._notices
         busy = [(lane, connection) for lane, connection in self._connections.items() if connection.requests]
@@ -265,12 +265,14 @@ class RemoteLink:
         pserver = lane // self.layout.per_pserver
         ranks = sorted({rank for _, other in busy for rank in other.waiting})
         if now - connection.heard_s > 3 * self._probe_every_s:
-            say(f"waiting for pserver {pserver} ({connection.address}), silent for {now - connection.heard_s:.0f} s")
+            print_line(
+                f"waiting for pserver {pserver} ({connection.address}), silent for {now - connection.heard_s:.0f} s"
+            )
         elif ranks:
             step = next(iter(connection.requests.values())).message.step
-            say(f"waiting for trainers {ranks} at step {step} for {waited_s:.0f} s")
+            print_line(f"waiting for trainers {ranks} at step {step} for {waited_s:.0f} s")
         else:
-            say(f"waiting for pserver {pserver} ({connection.address}), busy, for {waited_s:.0f} s")
+            print_line(f"waiting for pserver {pserver} ({connection.address}), busy, for {waited_s:.0f} s")
 
 
 def _try_send(socket: zmq.Socket[bytes], frames: Sequence[Any]) -> bool:
