@@ -213,5 +213,5 @@ while mine == "0" and attempt < 3:
     failed = site.run("start", "--job_workspace", job)
     assert failed.code == 1
     assert 'ended with exit code 7: "rank 1, attempt 2' in failed.err
-    assert "2 times in the same way" in failed.err
+    assert "2 times the same way" in failed.err
     site.assert_nothing_left(job)

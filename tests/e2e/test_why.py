@@ -113,9 +113,9 @@ def test_jobs_that_have_not_failed(site: Site) -> None:
     dispatched = site.dispatch(SLEEP)
     assert "was never started" in site.ok("why", dispatched).out
     job = site.start(SLEEP)
-    assert "is running for" in site.ok("why", job).out
+    assert "has been running for" in site.ok("why", job).out
     site.ok("stop", job)
-    assert "by the user, which is no failure" in site.ok("why", job).out
+    assert "was stopped by the user after" in site.ok("why", job).out
     found = why(site, job)
     assert (found["state"], found["cause"]["kind"]) == ("stopped", "stopped")
     refused = site.run("why", "JOB20000101-000000")

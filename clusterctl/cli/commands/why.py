@@ -6,7 +6,7 @@ import datetime
 from typing import TYPE_CHECKING
 
 from clusterctl.cli.causes import headline, incident_line
-from clusterctl.cli.console import Console, clean, human_time
+from clusterctl.cli.console import Console, clean
 from clusterctl.cli.invocation import Session, job_ref
 from clusterctl.cluster.answers import END_OF_TIME
 
@@ -16,13 +16,13 @@ if TYPE_CHECKING:
     from clusterctl.observe.why.evidence import Incident
     from clusterctl.observe.why.report import Why
 
-SHOWN = 5  # of what followed, and of what was survived
+SHOWN = 5  # incidents of each kind
 STATE_WORDS = {
     "stopped": "was stopped",
-    "lost": "is lost",
+    "lost": "was lost",
     "unknown": "is in an unknown state",
-    "running": "is running",
-    "starting": "is starting",
+    "running": "has been running",
+    "starting": "has been starting",
 }
 
 
@@ -32,79 +32,88 @@ def why(session: Session, job: str | None) -> None:
     from clusterctl.observe.why.report import why as ask
 
     with session.whole_cluster() as cluster:
-        found = ask(cluster, job_ref(cluster.settings, job))
+        report = ask(cluster, job_ref(cluster.settings, job))
         if not session.console.json:
-            _show(session.console, found)
-        session.console.finish(to_json(found), unheard(found.errors, len(cluster.nodes)))
+            _show(session.console, report)
+        session.console.finish(to_json(report), unheard(report.errors, len(cluster.nodes)))
 
 
-def _show(console: Console, found: Why) -> None:
-    known = found.explanation
-    console.say(_first_line(found))
+def _show(console: Console, report: Why) -> None:
+    known = report.explanation
+    console.say(_first_line(report))
     if known.cause is not None and known.cause.kind != "stopped":
-        _show_cause(console, found, known.cause)
-    elif found.state in ("failed", "lost", "unknown"):
-        console.say("what was asked does not tell a cause; clusterctl logs shows what the processes wrote")
-    still = "now" if found.state in ("starting", "running") else "at the end"
+        _show_cause(console, report, known.cause)
+    elif report.state in ("failed", "lost", "unknown"):
+        console.say("no node that answered knows a cause; clusterctl logs shows what the processes printed")
+    still = "now" if report.state in ("starting", "running") else "at the end"
     for word, some in (("before", known.before), (still, known.open)):
-        _show_some(console, found, word, some)
+        _show_some(console, report, word, some)
     for one in known.open:
         if one.awaited:
-            who = one.process or f"node{one.node}"
-            rejoin = f"clusterctl start --rejoin --job_workspace {found.job} --only node{one.node}"
-            console.say(f"what to do: the run waits for {who}; when it is mended: {rejoin}")
-    _show_next(console, found)
+            missing = one.process or f"node{one.node}"
+            rejoin = f"clusterctl start --rejoin --job_workspace {report.job} --only node{one.node}"
+            console.say(f"what to do: the run is waiting for {missing}; when it is fixed: {rejoin}")
+    _show_next(console, report)
 
 
-def _first_line(found: Why) -> str:
-    known = found.explanation
-    if found.members.run is None:
-        return f"{found.job} was never started"
-    words = STATE_WORDS.get(found.state, found.state)
-    took = f"{'for' if found.state in ('running', 'starting') else 'after'} {human_time(found.seconds or 0.0)}"
+def _first_line(report: Why) -> str:
+    known = report.explanation
+    if report.members.run is None:
+        return f"{report.job} was never started"
+    words = STATE_WORDS.get(report.state, report.state)
+    going_on = report.state in ("running", "starting")
+    if going_on and known.cause is not None:
+        words, going_on = "is being stopped", False
+    elif report.state == "stopped" and (known.cause is None or known.cause.kind == "stopped"):
+        words = "was stopped by the user"
+    took = f"{'for' if going_on else 'after'} {_duration(report.seconds or 0.0)}"
     at = f" · pass {known.pass_}, step {known.step:,}" if known.step is not None and known.pass_ is not None else ""
-    if found.state in ("starting", "running") and known.cause is not None:
-        words = "is being stopped"
-    line = f"{found.job} run {int(found.members.run)} {words} {took}{at}"
-    if known.cause is None and not known.open and found.state in ("running", "starting", "succeeded"):
+    line = f"{report.job} run {int(report.members.run)} {words} {took}{at}"
+    if known.cause is None and not known.open and report.state in ("running", "starting", "succeeded"):
         line += f"; nothing has failed{' for good' if known.before else ''}"
-    elif found.state == "stopped" and (known.cause is None or known.cause.kind == "stopped"):
-        line += "; by the user, which is no failure"
     return line
 
 
-def _show_cause(console: Console, found: Why, cause: Incident) -> None:
+def _duration(seconds: float) -> str:
+    """Such as `30 s`, `2 min 5 s` or `1 h 3 min`."""
+    minutes, rest = divmod(int(seconds), 60)
+    if minutes >= 60:
+        return f"{minutes // 60} h {minutes % 60} min"
+    return f"{minutes} min {rest} s" if minutes else f"{rest} s"
+
+
+def _show_cause(console: Console, report: Why, cause: Incident) -> None:
     from clusterctl.observe.why.report import advice
 
-    console.say(f"first cause: {headline(found, cause)}")
+    console.say(f"first cause: {headline(report, cause)}")
     for t, line in cause.lines:
         console.say(f"  {_moment(t)}  {clean(line)}")
-    for note in found.explanation.notes:
+    for note in report.explanation.notes:
         console.say(f"  {note}")
-    others = [f"{one.process}@node{one.node}" for one in found.explanation.alike]
+    others = [f"{one.process}@node{one.node}" for one in report.explanation.alike]
     if others:
-        console.say(f"the same way: {', '.join(others[:SHOWN])}{_more(others)}")
-    _show_some(console, found, "then", found.explanation.then)
-    for line in _left(found):
+        console.say(f"failed the same way: {', '.join(others[:SHOWN])}{_more(others)}")
+    _show_some(console, report, "then", report.explanation.then)
+    for line in _left(report):
         console.say(line)
-    remedy = advice(found)
+    remedy = advice(report)
     if remedy:
         console.say(f"what to do: {remedy}")
 
 
-def _show_some(console: Console, found: Why, word: str, some: Sequence[Incident]) -> None:
+def _show_some(console: Console, report: Why, word: str, some: Sequence[Incident]) -> None:
     for number, one in enumerate(some[:SHOWN]):
         begin = f"{word}: " if number == 0 else " " * (len(word) + 2)
         more = _more(some) if number == SHOWN - 1 else ""
-        console.say(f"{begin}{_moment(one.onset)}  {incident_line(found, one)}{more}")
+        console.say(f"{begin}{_moment(one.onset)}  {incident_line(report, one)}{more}")
 
 
 def _more(some: Sequence[object]) -> str:
     return f" (and {len(some) - SHOWN} more)" if len(some) > SHOWN else ""
 
 
-def _left(found: Why) -> list[str]:
-    known, total = found.explanation, len(found.members.nodes)
+def _left(report: Why) -> list[str]:
+    known, total = report.explanation, len(report.members.nodes)
     words = []
     if known.stopped:
         other = "other " if known.cause and known.cause.process else ""
@@ -112,16 +121,16 @@ def _left(found: Why) -> list[str]:
     if known.not_heard_of == ():
         words.append(f"nothing is left running on {total}/{total} nodes")
     elif known.not_heard_of:
-        words.append(f"no word from node {list(known.not_heard_of)}")
+        words.append(f"no report from node {list(known.not_heard_of)}")
     return [f"then: {'; '.join(words)}"] if words else []
 
 
-def _show_next(console: Console, found: Why) -> None:
-    last = found.explanation.checkpoint
-    if found.members.run is None:
-        console.say(f"next: clusterctl start --job_workspace {found.job}")
-    elif last and found.state in ("failed", "lost", "stopped"):
-        resume = f"clusterctl start --job_workspace {found.job} --resume"
+def _show_next(console: Console, report: Why) -> None:
+    last = report.explanation.checkpoint
+    if report.members.run is None:
+        console.say(f"next: clusterctl start --job_workspace {report.job}")
+    elif last and report.state in ("failed", "lost", "stopped"):
+        resume = f"clusterctl start --job_workspace {report.job} --resume"
         console.say(f"last checkpoint: {last['tag']}     next: {resume}")
 
 

@@ -1,4 +1,4 @@
-"""How Linux tells of trouble: its error numbers and its signals, each with what it means and what to do."""
+"""Error numbers and signals of Linux, each with its meaning and a remedy."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-SHELL_SIGNALS = 128  # a shell tells signal n as exit code 128 + n
+SHELL_SIGNALS = 128  # a shell reports signal n as exit code 128 + n
 ERRNO_NUMBER = re.compile(r"\b[Ee]rrno[ =:]{1,3}(-?\d+)|\(os error (\d+)\)")
 RESOLVER = re.compile(r"\[Errno -\d+\]")  # as Python writes errors of getaddrinfo
 ERRNO_NAME = re.compile(r"\bE[A-Z]{3,14}\b")
 QUOTED = re.compile(r"(?<!\w)['\"]([^'\"\n]+)['\"]")
-#: How programs tell of the end of another process.
+#: Texts in which programs report the end of another process.
 ENDED = re.compile(
     r"\bexit ?(?:status|code) ?[:=]? ?(-?\d{1,3})\b|\b(SIG[A-Z]{2,6})\b|\bsignal:? (\d{1,2}|[A-Z][a-z]+(?: [a-z]+)*)"
 )
@@ -19,8 +19,9 @@ ENDED = re.compile(
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """`kind` is for programs, `words` for people ("" when there is nothing to add to the exit code), `about_peer` says
-    that it complains of others. `subject` is the module, library or path that it is about.
+    """The reason for a failure. `kind` is for programs, `words` for people ("" if the exit code says it all).
+
+    `subject` is the module, library, command or path concerned. `about_peer`: the process complains about another one.
     """
 
     kind: str
@@ -36,7 +37,7 @@ class Diagnosis:
 
 @dataclass(frozen=True)
 class Errno:
-    """One `errno` of Linux, which the nodes run whatever this machine does."""
+    """One `errno` of Linux: nodes run Linux, whatever this machine runs."""
 
     number: int
     text: str
@@ -45,22 +46,28 @@ class Errno:
     about_peer: bool = False
 
 
-LOOK_AT_PEER = "look at whom it talks to, and at the way there: clusterctl check tries all pairs"
+LOOK_AT_PEER = "check the process it was talking to and the network between them: clusterctl check tries all pairs"
 PATHS = "compare the nodes: clusterctl exec -- ls -ld {subject}"
-SPACE = "clusterctl exec -- df -h shows who is full; clusterctl prune removes old jobs; ROOT_DIR can be elsewhere"
-MEMORY = "use less (smaller batches, fewer processes per node), or nodes that have more"
-FILES = "OPEN_FILES in conf.py raises the limit as far as the node allows (ulimit -Hn)"
-NUMBERS = "a smaller learning rate, clipping (ps.steps(clip=...)), or a look at the data of that step"
-DISK = "the disk or its mount is at fault: look at dmesg on {node}"
+SPACE = "clusterctl exec -- df -h shows full disks; clusterctl prune removes old jobs; ROOT_DIR may be on another disk"
+MEMORY = "use less memory (smaller batches, fewer processes per node), or nodes that have more"
+FILES = "raise OPEN_FILES in conf.py, up to the limit of the node (ulimit -Hn)"
+NUMBERS = "lower the learning rate, clip gradients (ps.steps(clip=...)), or check the data of that step"
+DISK = "the disk or its mount has failed: see dmesg on {node}"
 ERRNOS: Mapping[str, Errno] = {
     "ENOSPC": Errno(28, "No space left on device", "no_space", SPACE),
     "EDQUOT": Errno(122, "Disk quota exceeded", "no_space", SPACE),
-    "EFBIG": Errno(27, "File too large", "no_space", "a limit on the size of files (ulimit -f) was met"),
+    "EFBIG": Errno(27, "File too large", "no_space", "a limit on the size of files was exceeded (ulimit -f)"),
     "EADDRINUSE": Errno(
-        98, "Address already in use", "address_in_use", "clusterctl exec -- ss -ltnp shows who has it; choose another"
+        98,
+        "Address already in use",
+        "address_in_use",
+        "clusterctl exec -- ss -ltnp shows the process that has it; choose another port",
     ),
     "EADDRNOTAVAIL": Errno(
-        99, "Cannot assign requested address", "address", "that address is not one of {node}: NIC or Host(address=...)"
+        99,
+        "Cannot assign requested address",
+        "address",
+        "{node} does not have that address: set NIC or Host(address=...)",
     ),
     "ECONNREFUSED": Errno(111, "Connection refused", "peer_refused", LOOK_AT_PEER, about_peer=True),
     "ECONNRESET": Errno(104, "Connection reset by peer", "peer_gone", LOOK_AT_PEER, about_peer=True),
@@ -71,16 +78,18 @@ ERRNOS: Mapping[str, Errno] = {
     "EHOSTUNREACH": Errno(113, "No route to host", "peer_unreachable", LOOK_AT_PEER, about_peer=True),
     "ENETUNREACH": Errno(101, "Network is unreachable", "peer_unreachable", LOOK_AT_PEER, about_peer=True),
     "EACCES": Errno(13, "Permission denied", "permission", PATHS),
-    "EPERM": Errno(1, "Operation not permitted", "permission", "this account may not do that on {node}"),
+    "EPERM": Errno(1, "Operation not permitted", "permission", "this account is not allowed to do that on {node}"),
     "EROFS": Errno(30, "Read-only file system", "permission", DISK),
     "ENOENT": Errno(2, "No such file or directory", "missing_file", PATHS),
     "ENOTDIR": Errno(20, "Not a directory", "missing_file", PATHS),
     "EISDIR": Errno(21, "Is a directory", "wrong_file", PATHS),
     "EEXIST": Errno(17, "File exists", "wrong_file", PATHS),
-    "ENOEXEC": Errno(8, "Exec format error", "wrong_program", "built for another machine? {node} cannot run it"),
+    "ENOEXEC": Errno(
+        8, "Exec format error", "wrong_program", "{node} cannot run it: was it built for another machine?"
+    ),
     "ENOMEM": Errno(12, "Cannot allocate memory", "out_of_memory", MEMORY),
     "EAGAIN": Errno(
-        11, "Resource temporarily unavailable", "limit", "a limit of the account was met (ulimit -u, threads)"
+        11, "Resource temporarily unavailable", "limit", "a limit of the account was reached (ulimit -u, threads)"
     ),
     "EMFILE": Errno(24, "Too many open files", "open_files", FILES),
     "ENFILE": Errno(23, "Too many open files in system", "open_files", FILES),
@@ -89,30 +98,47 @@ ERRNOS: Mapping[str, Errno] = {
     "EUCLEAN": Errno(117, "Structure needs cleaning", "disk", DISK),
     "ENODEV": Errno(19, "No such device", "device", "{node} lacks the device: is its driver loaded?"),
     "ENXIO": Errno(6, "No such device or address", "device", "{node} lacks the device: is its driver loaded?"),
-    "EBUSY": Errno(16, "Device or resource busy", "busy", "somebody else uses it on {node}"),
+    "EBUSY": Errno(16, "Device or resource busy", "busy", "another process is using it on {node}"),
 }
 NAMES = {error.number: name for name, error in ERRNOS.items()}
 
-CRASH = "a fault in native code: run it alone on {node} with python -X faulthandler; an extension may not fit its CPU"
-OUTSIDE = "nobody of this job sent it: somebody on {node}, a batch system, or the kernel did (dmesg there tells)"
+CRASH = (
+    "a bug in native code, or an extension built for another CPU: run it alone on {node} with python -X faulthandler"
+)
+OUTSIDE = "no process of this job sent it: a person on {node}, a batch system or the kernel did (see dmesg there)"
 #: By number on Linux: name, kind, words, advice.
 SIGNALS: Mapping[int, tuple[str, str, str, str]] = {
-    1: ("SIGHUP", "signal", "from outside", OUTSIDE),
-    2: ("SIGINT", "signal", "from outside", OUTSIDE),
-    3: ("SIGQUIT", "signal", "from outside", OUTSIDE),
-    4: ("SIGILL", "illegal_instruction", "illegal instruction", "it was built for a CPU with more than {node} has"),
-    6: ("SIGABRT", "aborted", "it gave up by itself (abort)", "its last lines say why; an assertion or a C++ error"),
-    7: ("SIGBUS", "bus_error", "bus error", "a mapped file was cut short or its disk is full: df -h, also of /dev/shm"),
+    1: ("SIGHUP", "signal", "sent from outside the job", OUTSIDE),
+    2: ("SIGINT", "signal", "sent from outside the job", OUTSIDE),
+    3: ("SIGQUIT", "signal", "sent from outside the job", OUTSIDE),
+    4: (
+        "SIGILL",
+        "illegal_instruction",
+        "illegal instruction",
+        "it was built for a CPU with features that {node} lacks",
+    ),
+    6: ("SIGABRT", "aborted", "it called abort()", "see its last lines: often an assertion or a C++ exception"),
+    7: (
+        "SIGBUS",
+        "bus_error",
+        "bus error",
+        "a mapped file was truncated, or its disk is full: check df -h, also for /dev/shm",
+    ),
     8: ("SIGFPE", "crash", "arithmetic fault", CRASH),
-    9: ("SIGKILL", "killed", "from outside", OUTSIDE + "; out of memory is the usual reason"),
+    9: ("SIGKILL", "killed", "sent from outside the job", OUTSIDE + "; out of memory is the usual reason"),
     11: ("SIGSEGV", "segfault", "segmentation fault", CRASH),
-    13: ("SIGPIPE", "peer_gone", "whom it wrote to was gone", LOOK_AT_PEER),
-    15: ("SIGTERM", "signal", "from outside", OUTSIDE + "; a node that shuts down does this to all"),
-    24: ("SIGXCPU", "limit", "its CPU time was used up", "a limit of the account (ulimit -t) on {node}"),
-    25: ("SIGXFSZ", "no_space", "file size limit", "a limit of the account (ulimit -f) on {node}"),
-    31: ("SIGSYS", "crash", "a forbidden system call", "a sandbox on {node} does not let it"),
+    13: ("SIGPIPE", "peer_gone", "the process it was writing to was gone", LOOK_AT_PEER),
+    15: (
+        "SIGTERM",
+        "signal",
+        "sent from outside the job",
+        OUTSIDE + "; a node that shuts down sends it to every process",
+    ),
+    24: ("SIGXCPU", "limit", "CPU time limit exceeded", "a limit of the account on {node} (ulimit -t)"),
+    25: ("SIGXFSZ", "no_space", "file size limit exceeded", "a limit of the account on {node} (ulimit -f)"),
+    31: ("SIGSYS", "crash", "forbidden system call", "a sandbox on {node} blocks it"),
 }
-#: As the system describes them.
+#: The system's own descriptions of signals.
 SIGNAL_TEXTS: Mapping[str, int] = {
     "Aborted": 6,
     "Bus error": 7,
@@ -124,15 +150,15 @@ SIGNAL_TEXTS: Mapping[str, int] = {
 }
 SIGNAL_NUMBERS: Mapping[str, int] = {**SIGNAL_TEXTS, **{name: number for number, (name, *_) in SIGNALS.items()}}
 
-#: What a shell says by its exit code.
+#: Exit codes that have a meaning in a shell.
 SHELL_CODES: Mapping[int | None, Diagnosis] = {
-    126: Diagnosis("permission", "a command may not be executed", "chmod +x it, or look at its first line"),
-    127: Diagnosis("missing_program", "a command was not found", "install it on {node}, or mend its name or PATH"),
+    126: Diagnosis("permission", "a command is not executable", "run chmod +x on it, or check its first line"),
+    127: Diagnosis("missing_program", "a command was not found", "install it on {node}, or fix its name or PATH"),
 }
 
 
 def signal_of(exit_code: int | None) -> int:
-    """The signal of which a process died, also where a shell reported it; 0 for none."""
+    """Return the signal that killed a process, also if a shell reported it; 0 if none did."""
     if exit_code is None or 0 <= exit_code <= SHELL_SIGNALS:
         return 0
     number = -exit_code if exit_code < 0 else exit_code - SHELL_SIGNALS
@@ -140,54 +166,54 @@ def signal_of(exit_code: int | None) -> int:
 
 
 def of_errno(text: str) -> Diagnosis | None:
-    """The system's error that a text tells of, by number, name, or in the system's words."""
+    """Return the diagnosis of the system error in a text, by its number, its name or the system's message."""
     if RESOLVER.search(text):
-        advice = "the name means nothing on {node}: mend /etc/hosts or DNS there"
+        advice = "{node} cannot resolve the name: fix /etc/hosts or DNS there"
         return Diagnosis("name_not_found", "a host name could not be resolved", advice)
-    found = _named_errno(text)
-    if found is None:
+    named = _named_errno(text)
+    if named is None:
         return None
-    name, error = found
+    name, error = named
     subject = _path_in(text, max(0, text.lower().find(error.text.lower())))
-    return of_number(name, None if subject == name else subject)
+    return of_name(name, None if subject == name else subject)
 
 
-def of_number(name: str | None, subject: str | None) -> Diagnosis | None:
-    """The system's error of this name, about that path or command; None for one that is not in the table."""
+def of_name(name: str | None, subject: str | None) -> Diagnosis | None:
+    """Return the diagnosis of the error of this name, about a path or command; None if it is not in the table."""
     error = ERRNOS.get(name or "")
     if error is None:
         return None
     words = error.text[0].lower() + error.text[1:] + (f": {subject}" if subject else "")
-    advice = error.advice if "{subject}" not in error.advice or subject else "its last lines name what it is about"
+    advice = error.advice if "{subject}" not in error.advice or subject else "see its last lines for the path"
     return Diagnosis(error.kind, words, advice, errno=name, subject=subject, about_peer=error.about_peer)
 
 
 def _path_in(text: str, at: int) -> str | None:
-    """What is quoted behind that place, else before it."""
-    behind = QUOTED.search(text, at)
-    before = [found[1] for found in QUOTED.finditer(text, 0, at)]
-    return behind[1] if behind else before[-1] if before else None
+    """Return the quoted text after position `at`, or else before it."""
+    after = QUOTED.search(text, at)
+    before = [match[1] for match in QUOTED.finditer(text, 0, at)]
+    return after[1] if after else before[-1] if before else None
 
 
 def _named_errno(text: str) -> tuple[str, Errno] | None:
     number = ERRNO_NUMBER.search(text)
     if number:
-        name = NAMES.get(abs(int(number[1] or number[2])))  # some write it as the kernel does, below 0
+        name = NAMES.get(abs(int(number[1] or number[2])))  # some programs print it as the kernel returns it, negative
         return (name, ERRNOS[name]) if name else None
     for word in ERRNO_NAME.findall(text):
         if word in ERRNOS:
             return word, ERRNOS[word]
     low = text.lower()
-    fitting = [(name, error) for name, error in ERRNOS.items() if error.text.lower() in low]
-    return max(fitting, key=lambda one: len(one[1].text), default=None)
+    matches = [(name, error) for name, error in ERRNOS.items() if error.text.lower() in low]
+    return max(matches, key=lambda one: len(one[1].text), default=None)
 
 
-def told_end(text: str) -> int | None:
-    """The exit code, -n for signal n, of a process whose end a text tells of; None if of none."""
-    told = list(ENDED.finditer(text))
-    if not told:
+def reported_exit(text: str) -> int | None:
+    """Return the exit code, -n for signal n, of another process that a text reports; None if it reports none."""
+    matches = list(ENDED.finditer(text))
+    if not matches:
         return None
-    code, name, signal = told[-1].groups()  # the command may be quoted before it
+    code, name, signal = matches[-1].groups()  # the command may be quoted before it
     if code:
         return int(code)
     number = int(signal) if signal and signal.isdigit() else SIGNAL_NUMBERS.get(name or signal, 0)

@@ -1,4 +1,4 @@
-"""What is known of a run from all its nodes, and what one thing that went wrong is."""
+"""The evidence about a run from all its nodes, and the incidents found in it."""
 
 from __future__ import annotations
 
@@ -15,9 +15,12 @@ Line = tuple[float, str]
 
 @dataclass(frozen=True)
 class Incident:
-    """`onset` is when it began, `t` when it was noted, by our clock. `peers` are the processes (`pserver1`) and nodes
-    (`node2`) that it complains of. `forgiven`: the run went on in spite of it; `explained`: the message gives the
-    reason already; `awaited`: it waits for a rejoin.
+    """One thing that went wrong.
+
+    `onset` is when it began, `t` when it was recorded, both by our clock. `peers` are the processes (`pserver1`) and
+    nodes (`node2`) that it complains about. `forgiven`: the run survived it. `explained`: `message` already gives the
+    reason. `awaited`: the run is waiting for a rejoin. `times` counts consecutive failures of the same kind, the first
+    of them at `since`.
     """
 
     kind: str
@@ -35,7 +38,7 @@ class Incident:
     forgiven: bool = False
     explained: bool = False
     awaited: bool = False
-    times: int = field(default=1, compare=False)  # the same way, one after the other
+    times: int = field(default=1, compare=False)
     since: float | None = field(default=None, compare=False)
 
     @property
@@ -44,14 +47,14 @@ class Incident:
 
     @property
     def signature(self) -> tuple[str, str, str]:
-        """What failures of the same kind have in common."""
+        """A value that is equal for failures of the same kind."""
         error = self.diagnosis.error
         return self.kind, self.diagnosis.kind, re.sub(r"\d+", "#", error) if error else f"exit code {self.exit_code}"
 
 
 class Evidence:
-    """All that is known of a run: `stories` by node, on one clock, `lead` the leading node's id, and `silent` the
-    nodes that do not answer now, with the reason.
+    """All evidence about a run: `stories` on one clock, `lead` the id of the lead's node, and `silent` the nodes that
+    do not answer now, with the reason.
     """
 
     def __init__(self, stories: Sequence[Story], lead: int, silent: Mapping[int, str]) -> None:
@@ -71,7 +74,7 @@ class Evidence:
 
     @property
     def stop(self) -> Message | None:
-        """The lead's order to stop, which names the cause that it knew."""
+        """The lead's order to stop, with the cause as the lead saw it."""
         return self.lead.first("phase", phase="stopping") if self.lead else None
 
     @property
@@ -80,25 +83,25 @@ class Evidence:
 
     @property
     def cause(self) -> Message:
-        """What the lead took for the cause, from whoever knows it; empty when nobody does."""
+        """The cause as the lead saw it, from any node that has it; empty if no node does."""
         if self.stop:
             return dict(self.stop.get("cause") or {})
         ends = [event for story in self.stories.values() for event in story.find("ended")]
         return next((dict(event["cause"]) for event in ends if event.get("cause")), {})
 
     def peers_in(self, text: str) -> set[str]:
-        """The processes that a program names."""
+        """Return the processes that a program's output names."""
         named = {f"{role}{rank}" for role, rank in PROCESS.findall(text)}
         return named | {name for where, name in self.endpoints.items() if where in text}
 
     def with_nodes(self, named: Collection[str], own: str) -> frozenset[str]:
-        """These processes but `own`, and the nodes they are on."""
+        """Return these processes without `own`, and the nodes they are on."""
         named = {*named} - {own}
         return frozenset(named | {f"node{self.node_of[name]}" for name in named if name in self.node_of})
 
     @property
     def ended_t(self) -> float:
-        """When the run was told to stop, or the first node ended it; 0 when it goes on."""
+        """When the lead ordered the stop, or else when the first node ended; 0 while the run is going on."""
         if self.stop_t is not None:
             return self.stop_t
         ends = [story.at(event["t"]) for story in self.stories.values() for event in story.find("ended")]

@@ -1,7 +1,7 @@
 """The first cause among all that went wrong: pure reasoning over incidents.
 
-What the run survived is none. What only follows from another (it complains of a process that had failed, its node was
-lost) is none. Of the others the one that began first is it.
+Incidents that the run survived are never the cause. Nor are those that only follow from another one: a process that
+complains about a failed peer, or whose node was lost. Of the rest, the earliest is the cause.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from clusterctl.observe.why.evidence import Evidence, Incident
 from clusterctl.observe.why.incidents import incidents
 from clusterctl.observe.why.node_report import Message, Story, in_order
 
-STOPS_WITHIN_S = 3.0  # a lead that went on for longer after something bore it
-CLEARLY_S = 1.0  # who was stopped as late as that had been there
-LATE_S = 5.0  # a process may notice a dead peer before the peer's supervisor notes it: a core is written first
-NAMED_LATE_S = 60.0  # a peer that is named is to blame even if it was given up only later
-CONTRIBUTE = ("stalled", "nan", "left")  # no failures by themselves
+STOPS_WITHIN_S = 3.0  # if the lead went on for longer after an incident, the run survived it
+CLEARLY_S = 1.0  # a process that lived longer by this got past the point of failure
+LATE_S = 5.0  # a peer may notice a dead process before its supervisor does: the core is written first
+NAMED_LATE_S = 60.0  # a peer that is named is to blame even if its failure was recorded later
+CONTRIBUTE = ("stalled", "nan", "left")  # no failures in themselves
 NODES = ("node_lost",)
 ENVIRONMENT = (
     "import_error",
@@ -36,8 +36,10 @@ ENVIRONMENT = (
 
 @dataclass(frozen=True)
 class Explanation:
-    """`cause` is None when nothing failed. `then` followed from it or came after it, `before` was survived, `alike` are
-    the others that failed in the same way, `open` is what goes on now (a stall, a silent node).
+    """The conclusion about a run. `cause` is None when nothing failed.
+
+    `then` are incidents that followed from the cause or came after it, `before` those that the run survived, `alike`
+    processes that failed the same way, and `open` conditions that persist: a stall, a silent node.
     """
 
     cause: Incident | None
@@ -55,30 +57,30 @@ class Explanation:
 
 
 def explain(stories: Sequence[Story], lead: int, silent: Mapping[int, str], state: str) -> Explanation:
-    """What led to `state`, by what the nodes tell; `silent` are those that tell nothing, with the reason."""
+    """Explain how the run came to `state`. `silent` are the nodes that did not answer, with the reason."""
     evidence = Evidence(in_order(stories, lead), lead, silent)
-    found = [replace(one, forgiven=one.forgiven or _borne(evidence, one)) for one in incidents(evidence)]
+    known = [replace(one, forgiven=one.forgiven or _survived(evidence, one)) for one in incidents(evidence)]
     over = state not in ("starting", "running", "succeeded") or evidence.stop is not None
-    fatal = [one for one in found if not one.forgiven and one.kind not in CONTRIBUTE] if over else []
-    signs = [one for one in found if not one.forgiven and one.kind in CONTRIBUTE]
+    fatal = [one for one in known if not one.forgiven and one.kind not in CONTRIBUTE] if over else []
+    signs = [one for one in known if not one.forgiven and one.kind in CONTRIBUTE]
     blamed = [sign for sign in signs if any(_leads_to(sign, one) for one in fatal)]
     first = _first(evidence, [*fatal, *blamed])
-    known = _what_is_known(evidence)
-    borne = [one for one in found if one.forgiven]
+    progress = _progress(evidence)
+    survived = [one for one in known if one.forgiven]
     if first is None:
-        bad = [one for one in (borne if over else found) if one not in signs and not one.awaited]
-        return replace(known, before=tuple(bad), open=(*[one for one in found if one.awaited], *signs))
-    series = [one for one in borne if one.onset < first.onset and one.process == first.process]
+        bad = [one for one in (survived if over else known) if one not in signs and not one.awaited]
+        return replace(progress, before=tuple(bad), open=(*[one for one in known if one.awaited], *signs))
+    series = [one for one in survived if one.onset < first.onset and one.process == first.process]
     series = [one for one in series if _is_alike(one, first)]
     idle = [one for one in signs if one not in blamed]
     left = idle if first.kind == "stopped" else []
     rest = [one for one in fatal if one is not first and not any(_is_its_end(stall, one) for stall in (first, *blamed))]
     alike = tuple(one for one in rest if _is_alike(one, first))
     return replace(
-        known,
+        progress,
         cause=_in_full(first, series, rest),
         then=tuple(one for one in [*rest, *blamed] if one not in alike and one is not first),
-        before=tuple(one for one in [*borne, *idle] if one not in [*series, *left] and one.onset <= first.t),
+        before=tuple(one for one in [*survived, *idle] if one not in [*series, *left] and one.onset <= first.t),
         open=tuple(left),
         alike=alike,
         notes=tuple(_notes(evidence, first, alike)),
@@ -86,7 +88,7 @@ def explain(stories: Sequence[Story], lead: int, silent: Mapping[int, str], stat
 
 
 def _is_its_end(stall: Incident, other: Incident) -> bool:
-    """Whether `other` is the kill of a process for having stood still."""
+    """Return True if `other` is the end of a process that was killed because of this stall."""
     same = other.process == stall.process and other.diagnosis.kind == "stalled"
     return stall.kind == "stalled" and other.kind not in CONTRIBUTE and same
 
@@ -96,19 +98,19 @@ def _is_alike(one: Incident, other: Incident) -> bool:
 
 
 def _in_full(first: Incident, series: Sequence[Incident], rest: Sequence[Incident]) -> Incident:
-    """With how often it had come before, and what it led its process to say."""
+    """The cause with the count of its earlier occurrences, and with its process's output."""
     lines = first.lines or next((one.lines for one in rest if first.process and one.process == first.process), ())
     since = series[0].onset if series else None
     return replace(first, lines=lines, times=1 + len(series), since=since)
 
 
-def _borne(evidence: Evidence, one: Incident) -> bool:
-    """Whether the lead, which hears of every failure at once, went on all the same."""
+def _survived(evidence: Evidence, one: Incident) -> bool:
+    """Return True if the lead, which is informed of every failure at once, let the run go on."""
     if one.kind in (*CONTRIBUTE, "time_limit", "stopped") or evidence.stop_t is None:
         return False
     if one.node == evidence.cause.get("node") and one.process in (None, _process(evidence.cause)):
         return False
-    if one.kind in NODES and one.node == evidence.lead_node:  # it cannot have heard of that
+    if one.kind in NODES and one.node == evidence.lead_node:  # the lead cannot have been informed
         return False
     return evidence.stop_t - one.t > STOPS_WITHIN_S
 
@@ -118,18 +120,18 @@ def _process(cause: Message) -> str | None:
 
 
 def _first(evidence: Evidence, candidates: Sequence[Incident]) -> Incident | None:
-    """The earliest that no other one explains; where the clocks cannot tell, the one that the lead heard first."""
+    """The earliest incident that no other explains. If the clocks are not precise enough, the lead's choice."""
     roots = [one for one in candidates if not any(_leads_to(other, one) for other in candidates)]
     roots = sorted(roots or candidates, key=lambda one: one.onset)
     if not roots:
         return None
     near = [one for one in roots if one.onset - roots[0].onset <= _doubt_s(evidence, roots[0], one)]
-    told = _process(evidence.cause)
-    return next((one for one in near if told and one.process == told), roots[0])
+    chosen = _process(evidence.cause)
+    return next((one for one in near if chosen and one.process == chosen), roots[0])
 
 
 def _doubt_s(evidence: Evidence, one: Incident, other: Incident) -> float:
-    """How far the clocks of two nodes may be from what we take them for."""
+    """The error of the difference between the clocks of two incidents' nodes, in seconds."""
     if one.node == other.node:
         return 0.0
     margins = [evidence.stories[i.node].margin_s for i in (one, other) if i.node in evidence.stories]
@@ -137,10 +139,10 @@ def _doubt_s(evidence: Evidence, one: Incident, other: Incident) -> float:
 
 
 def _leads_to(one: Incident, other: Incident) -> bool:
-    """Whether `other` is nothing but a consequence of `one`."""
+    """Return True if `other` is only a consequence of `one`."""
     if one.kind == "left":
-        stands = other.kind == "time_limit" or other.diagnosis.kind == "stalled"
-        return stands and one.onset <= other.t
+        stalled = other.kind == "time_limit" or other.diagnosis.kind == "stalled"
+        return stalled and one.onset <= other.t
     if other.kind == "time_limit":
         return one.kind == "stalled"
     if one is other or other.kind in (*NODES, *CONTRIBUTE, "stopped"):
@@ -153,13 +155,13 @@ def _leads_to(one: Incident, other: Incident) -> bool:
 
 
 def _is_of_numbers(one: Incident, other: Incident) -> bool:
-    """Whether a process ended because of numbers that were not finite: it says so, or ended right after them."""
+    """Return True if a process ended because of numbers that are not finite: it reports them, or ended right after."""
     soon = other.t - one.onset < LATE_S and not other.diagnosis.signal
     return other.kind == "exit" and (other.diagnosis.kind == "not_finite" or soon)
 
 
 def _is_blamed(one: Incident, other: Incident) -> bool:
-    """Whether a process that complains of peers means `one`."""
+    """Return True if a process that complains about peers means `one`."""
     if one.process == other.process and one.node == other.node:
         return False
     if one.diagnosis.about_peer and (one.onset, one.process or "") >= (other.onset, other.process or ""):
@@ -172,27 +174,28 @@ def _is_blamed(one: Incident, other: Incident) -> bool:
 
 
 def _notes(evidence: Evidence, cause: Incident, alike: Sequence[Incident]) -> list[str]:
-    """What sets the node of the cause apart from the others."""
+    """Facts that set the node of the cause apart from the others."""
     story = evidence.stories.get(cause.node) if cause.node is not None else None
     if story is None:
         return []
     notes = []
-    if evidence.cause.get("failures") and cause.process == _process(evidence.cause):
-        notes.append("as often as RESTARTS allows, it was started again")
+    failures = evidence.cause.get("failures")
+    if failures and cause.process == _process(evidence.cause):
+        notes.append(f"restarted {_times(failures - 1)}, the RESTARTS limit")
     pythons = {node: one.answer.get("python") for node, one in evidence.stories.items()}
     mine = pythons.get(story.node)
     others = {python for node, python in pythons.items() if node != story.node and python}
     if mine and others and mine not in others and cause.diagnosis.kind in ("import_error", "syntax_error", "exception"):
-        notes.append(f"the Python of node{story.node} is {mine}, that of the others {', '.join(sorted(others))}")
+        notes.append(f"Python is {mine} on node{story.node}, but {', '.join(sorted(others))} on the others")
     if cause.diagnosis.kind in ENVIRONMENT and cause.role and not alike:
         well = _did_well(evidence, cause)
         if well:
-            notes.append(f"only there: {well} other {cause.role}{'s' * (well > 1)} did not fail in this way")
+            notes.append(f"only here: {well} other {cause.role}{'s' * (well > 1)} did not fail this way")
     elif alike and cause.diagnosis.kind in ENVIRONMENT:
-        notes.append("it is not about one node")
+        notes.append("not specific to one node")
     free = story.answer.get("free_bytes")
     if cause.diagnosis.kind == "no_space" and free is not None:
-        notes.append(f"where ROOT_DIR is, node{story.node} has {free / 1e9:.1f} GB free now")
+        notes.append(f"node{story.node} has {free / 1e9:.1f} GB free now on the disk of ROOT_DIR")
     skew = abs(story.offset_s)
     if skew > 2.0:
         notes.append(f"the clock of node{story.node} is {skew:,.0f} s {'behind' if story.offset_s > 0 else 'ahead'}")
@@ -200,7 +203,7 @@ def _notes(evidence: Evidence, cause: Incident, alike: Sequence[Incident]) -> li
 
 
 def _did_well(evidence: Evidence, cause: Incident) -> int:
-    """How many other processes of its role got past where it failed: they got on, or lived clearly longer."""
+    """Count the other processes of its role that got past the point of failure: they made steps or lived longer."""
     lives = [life for story in evidence.stories.values() for life in _lives(story) if life.role == cause.role]
     its = [life.seconds for life in lives if (life.rank, life.attempt) == (cause.rank, cause.attempt)]
     well = {life.rank for life in lives if life.worked or (its and life.seconds > max(its) + CLEARLY_S)}
@@ -208,7 +211,7 @@ def _did_well(evidence: Evidence, cause: Incident) -> int:
 
 
 class Life(NamedTuple):
-    """One attempt of a process, from its start to its end; `worked`: it made steps, or its supervisor says so."""
+    """One attempt of a process, from start to end. `worked`: it made steps, or its supervisor reports so."""
 
     role: str
     rank: int
@@ -226,18 +229,22 @@ def _lives(story: Story) -> Iterator[Life]:
             yield Life(event["role"], event["rank"], event.get("attempt") or 1, event["t"] - began["t"], worked)
 
 
-def _what_is_known(evidence: Evidence) -> Explanation:
-    """How far the run was, what was stopped, where it can go on."""
+def _times(count: int) -> str:
+    return f"{count} time{'s' * (count != 1)}"
+
+
+def _progress(evidence: Evidence) -> Explanation:
+    """An explanation without a cause: how far the run got, what was stopped, and where it can resume."""
     events = [event for story in evidence.stories.values() for event in story.events]
     steps = [event for event in events if event["event"] == "step" and event.get("step") is not None]
     saved = [e for e in events if e["event"] == "saved" and e.get("complete") and e.get("checkpoint")]
     ends = [story.at(e["t"]) for story in evidence.stories.values() for e in story.find("ended")]
-    told = [e["not_heard_of"] for e in events if e["event"] == "ended" and "not_heard_of" in e]
+    missing = [e["not_heard_of"] for e in events if e["event"] == "ended" and "not_heard_of" in e]
     last_attempts = [e for e in events if e["event"] == "exited" and e.get("stopping")]
     return Explanation(
         None,
         stopped=len({(e["role"], e["rank"]) for e in last_attempts}),
-        not_heard_of=tuple(told[-1]) if told else None,
+        not_heard_of=tuple(missing[-1]) if missing else None,
         checkpoint=max(saved, key=lambda e: e.get("step") or 0, default=None),
         pass_=max((e["pass"] for e in steps if e.get("pass") is not None), default=None),
         step=max((e["step"] for e in steps), default=None),

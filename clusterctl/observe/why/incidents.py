@@ -1,11 +1,11 @@
-"""What went wrong in a run, as the events of its nodes tell: one incident for each thing, on one clock."""
+"""Everything that went wrong in a run, from the events of its nodes: a list of incidents on one clock."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from clusterctl.observe.why.errno_and_signals import SHELL_CODES, Diagnosis, of_number
+from clusterctl.observe.why.errno_and_signals import SHELL_CODES, Diagnosis, of_name
 from clusterctl.observe.why.evidence import Evidence, Incident
 from clusterctl.observe.why.exits import MEMORY_LIMIT, WAIT_FOR_EACH_OTHER, diagnose
 from clusterctl.observe.why.lost_nodes import lost_nodes
@@ -13,18 +13,18 @@ from clusterctl.observe.why.node_report import Message, Output, Story
 from clusterctl.observe.why.symptoms import has_left, leaving, nan, stall, standstill
 from clusterctl.observe.why.tracebacks import excerpt
 
-STEP_SLACK_S = 0.3  # what a process writes and what it tells come on two ways
+STEP_SLACK_S = 0.3  # output and events of a process arrive by different ways
 MEMORY_SETTING = "MEMORY_LIMIT_MB"
-CANNOT_START = {"ENOENT": 127, "EACCES": 126}  # as a shell would put it
-TIME_LIMIT = "TIME_LIMIT_S allows more; start --resume goes on from the last checkpoint, where there is one"
+CANNOT_START = {"ENOENT": 127, "EACCES": 126}  # as exit codes of a shell
+TIME_LIMIT = "raise TIME_LIMIT_S; start --resume continues from the last checkpoint, if there is one"
 
 
 def incidents(evidence: Evidence) -> list[Incident]:
-    """Everything that went wrong, in the order in which it began."""
-    found = [one for story in evidence.stories.values() for one in _of_node(evidence, story)]
-    found += lost_nodes(evidence)
-    found += _of_lead(evidence, found)
-    return sorted(found, key=lambda one: (one.onset, one.t))
+    """Return everything that went wrong, ordered by onset."""
+    known = [one for story in evidence.stories.values() for one in _of_node(evidence, story)]
+    known += lost_nodes(evidence)
+    known += _of_lead(evidence, known)
+    return sorted(known, key=lambda one: (one.onset, one.t))
 
 
 def _of_node(evidence: Evidence, story: Story) -> Iterator[Incident]:
@@ -57,11 +57,11 @@ def _names(cause: Message, event: Message) -> bool:
 
 
 def _granted(evidence: Evidence, event: Message) -> bool:
-    """Whether it was, or was to be, started again, or the others went on without it."""
+    """Return True if it was restarted, or was going to be, or the others went on without it."""
     key = {"role": event.get("role"), "rank": event.get("rank")}
     attempt = int(event.get("attempt") or 1)
-    told = [*evidence.lead.find("restarting", **key), *evidence.lead.find("lost", **key)] if evidence.lead else []
-    if any(int(one.get("attempt") or attempt + 1) > attempt for one in told):
+    granted = [*evidence.lead.find("restarting", **key), *evidence.lead.find("lost", **key)] if evidence.lead else []
+    if any(int(one.get("attempt") or attempt + 1) > attempt for one in granted):
         return True
     return any(
         int(one.get("attempt") or 1) > attempt for s in evidence.stories.values() for one in s.find("spawned", **key)
@@ -69,7 +69,7 @@ def _granted(evidence: Evidence, event: Message) -> bool:
 
 
 def of_exit(evidence: Evidence, story: Story | None, event: Message, t: float | None = None) -> Incident:
-    """A process that ended; without a `story` of its node, as the lead tells it."""
+    """The end of a process. Without a `story` of its node, `event` is the lead's account of it."""
     role, rank, attempt = event["role"], event["rank"], int(event.get("attempt") or 1)
     t = story.at(event["t"]) if story and t is None else t or 0.0
     output = story.output(role, rank, attempt) if story else Output()
@@ -77,37 +77,36 @@ def of_exit(evidence: Evidence, story: Story | None, event: Message, t: float | 
     fresh = output.since(_its_last_step(story, event) - STEP_SLACK_S)
     texts = fresh.own
     oom, stalled = bool(event.get("oom")), bool(event.get("stalled"))
-    said = diagnose(event.get("exit_code"), texts, oom=oom, stalled=stalled)
-    explained = said.kind == event.get("reason")
-    said = replace(said, advice=MEMORY_LIMIT) if event.get("limit") == MEMORY_SETTING else said
-    name = f"{role}{rank}"
-    peers = event.get("peers") or evidence.peers_in(" ".join([said.error or "", *texts[-3:]]))
+    diagnosis = diagnose(event.get("exit_code"), texts, oom=oom, stalled=stalled)
+    if event.get("limit") == MEMORY_SETTING:
+        diagnosis = replace(diagnosis, advice=MEMORY_LIMIT)
+    peers = event.get("peers") or evidence.peers_in(" ".join([diagnosis.error or "", *texts[-3:]]))
     return Incident(
         "exit",
         t,
         t,
         event.get("node", story.node if story else None),
         str(event.get("message", "")),
-        said,
+        diagnosis,
         role,
         rank,
         attempt,
         event.get("exit_code"),
         tuple(excerpt(fresh.lines or output.lines)),
-        evidence.with_nodes(peers, name) if said.about_peer else frozenset(),
+        evidence.with_nodes(peers, f"{role}{rank}") if diagnosis.about_peer else frozenset(),
         _granted(evidence, event),
-        explained,
+        diagnosis.kind == event.get("reason"),
         _is_held(evidence, event),
     )
 
 
 def _tail(event: Message, t: float) -> Output:
-    """The last lines of a process, as an event or a cause has them."""
+    """The last lines of a process that an event or a cause carries."""
     return Output([(t, line) for line in event.get("tail") or ()], event.get("ours") or ())
 
 
 def _is_held(evidence: Evidence, event: Message) -> bool:
-    """Whether the run waits until somebody has mended it."""
+    """Return True if the run is waiting until somebody fixes it."""
     key = {"role": event.get("role"), "rank": event.get("rank")}
     held = [one["t"] for one in evidence.lead.find("held", **key)] if evidence.lead else []
     back = [one["t"] for one in evidence.lead.find("rejoined", **key)] if evidence.lead else []
@@ -115,17 +114,17 @@ def _is_held(evidence: Evidence, event: Message) -> bool:
 
 
 def _its_last_step(story: Story | None, event: Message) -> float:
-    """When it made its last step: whatever it wrote before has not ended it."""
+    """The time of its last step. Whatever it wrote before that did not end it."""
     keys = {name: event.get(name) for name in ("role", "rank", "attempt")}
     steps = [story.at(step["t"]) for step in story.find("step", **keys)] if story else []
     return max(steps, default=0.0)
 
 
-def _of_lead(evidence: Evidence, found: Sequence[Incident]) -> Iterator[Incident]:
-    """Causes that no node's own events tell."""
+def _of_lead(evidence: Evidence, known: Sequence[Incident]) -> Iterator[Incident]:
+    """Causes that no node's own events show."""
     cause, t = evidence.cause, evidence.ended_t
     kind = cause.get("kind")
-    if kind == "exit" and not any(_names(cause, _key(one)) for one in found if one.kind == "exit"):
+    if kind == "exit" and not any(_names(cause, _key(one)) for one in known if one.kind == "exit"):
         yield of_exit(evidence, evidence.stories.get(cause.get("node", -1)), cause, t)
     elif kind == "node":
         yield _of_failure(evidence, cause, t)
@@ -141,26 +140,26 @@ def _key(one: Incident) -> Message:
 
 
 def _of_failure(evidence: Evidence, cause: Message, t: float) -> Incident:
-    """Something that a supervisor could not do."""
+    """An operation that failed in a supervisor."""
     message = str(cause.get("message"))
     story = evidence.stories.get(cause.get("node", -1))
     t = story.at(cause["t"]) if story and cause.get("t") else t
     output = _tail(cause, t)
-    system = of_number(cause.get("errno"), cause.get("command") or cause.get("path"))
+    system = of_name(cause.get("errno"), cause.get("command") or cause.get("path"))
     if system is not None:
-        said = replace(system, error=message, words="")
-        if "command" in cause and said.errno in CANNOT_START:
-            like = SHELL_CODES[CANNOT_START[said.errno]]
-            said = replace(said, kind=like.kind, advice=like.advice)
+        diagnosis = replace(system, error=message, words="")
+        if "command" in cause and system.errno in CANNOT_START:
+            like = SHELL_CODES[CANNOT_START[system.errno]]
+            diagnosis = replace(diagnosis, kind=like.kind, advice=like.advice)
     else:
-        said = diagnose(None, output.own) if output.lines else Diagnosis("node")
+        diagnosis = diagnose(None, output.own) if output.lines else Diagnosis("node")
     return Incident(
         "failure",
         t,
         t,
         cause.get("node"),
         message,
-        said,
+        diagnosis,
         cause.get("role"),
         cause.get("rank"),
         int(cause.get("attempt") or 1),

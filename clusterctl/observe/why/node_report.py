@@ -1,4 +1,4 @@
-"""What one node tells of a run, its clock set right: the values that `why` reasons about."""
+"""One node's account of a run, with its clock corrected: the values that `why` reasons about."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from clusterctl.cluster.answers import Shape, count, list_of, maybe, misfits, mo
 from clusterctl.observe.why.older_versions import complete, ours_in
 
 Message = dict[str, Any]
-#: What an order of the lead brings about on every node, and what nodes say before the lead goes on: (phase, event).
+#: (phase, event, role): events on every node that follow an order of the lead, and events that precede one.
 AFTER = (("pservers", "spawned", "pserver"), ("trainers", "spawned", "trainer"))
 BEFORE = (("trainers", "ready", "pserver"),)
 
@@ -20,9 +20,9 @@ def _whole(value: object) -> bool:
     return isinstance(value, int) and number(value)
 
 
-#: What is looked at of events, and of the causes in them.
+#: Shapes of the fields that `why` reads from events and from the causes in them.
 SHAPES: Mapping[str, Shape] = {
-    **dict.fromkeys(("node", "rank", "attempt", "lost_node", "step", "pass"), maybe(count)),
+    **dict.fromkeys(("node", "rank", "attempt", "lost_node", "step", "pass", "failures"), maybe(count)),
     **dict.fromkeys(("t", "stalled_s", "silent_s", "paused_s", "seen"), maybe(moment)),
     **dict.fromkeys(("event", "role", "message", "phase", "tag", "endpoint", "state", "kind"), maybe(text)),
     **dict.fromkeys(("why", "reason", "limit", "errno", "command", "path"), maybe(text)),
@@ -41,7 +41,7 @@ CAUSES_NEED: Mapping[str, tuple[str, ...]] = {"exit": PROCESS, "node_lost": ("no
 
 
 class Departure(NamedTuple):
-    """A supervisor's end without a word: when it was `seen` last, by its node's clock, if that is known."""
+    """The silent end of a supervisor. `seen` is when it was last alive, by its node's clock, if known."""
 
     seen: float | None
     rebooted: bool
@@ -68,9 +68,9 @@ class Output:
 
 @dataclass(frozen=True)
 class Story:
-    """`offset_s` is our clock minus the node's, known to `margin_s`; `answer` is what its agent says.
+    """One node's account of a run, from its agent's `answer`. `offset_s` is our clock minus the node's, +-`margin_s`.
 
-    `t` of events, and of lines, is by the node's clock; `at` makes it ours.
+    Times of events and lines are by the node's clock; `at` converts them to ours.
     """
 
     node: int
@@ -79,7 +79,7 @@ class Story:
     answer: Message = field(repr=False)
 
     def at(self, t: float) -> float:
-        """A moment of this node's clock, by ours."""
+        """Convert a time of this node's clock to ours."""
         return t + self.offset_s
 
     @property
@@ -88,17 +88,17 @@ class Story:
 
     @cached_property
     def events(self) -> list[Message]:
-        """In the order of their time, but for what was written in the name of a supervisor that was gone."""
+        """The events in order of time, without those that were written on behalf of a supervisor that was gone."""
         sound = (event for event in self.answer.get("events", ()) if _is_sound(event) and not event.get("late"))
         return sorted(map(complete, sound), key=lambda event: float(event["t"]))
 
     @cached_property
     def is_closed(self) -> bool:
-        """Whether a `stop` ended it for a supervisor that was gone."""
+        """True if a `stop` ended the run on behalf of a supervisor that was gone."""
         return any(_is_sound(event) and event.get("late") for event in self.answer.get("events", ()))
 
     def goes(self, t: float) -> Departure | None:
-        """When and how the supervisor that was there at `t`, by this node's clock, was gone without a last word."""
+        """The silent end of the supervisor that was running at `t`, by this node's clock; None if it had none."""
         another = next((event for event in self.find("took_over") if event["t"] > t), None)
         if another is not None:
             return Departure(another.get("seen"), bool(another.get("rebooted")))
@@ -115,7 +115,7 @@ class Story:
         return next(self.find(name, **wanted), None)
 
     def output(self, role: str, rank: int, attempt: int) -> Output:
-        """The last lines of an attempt, by our clock; none when the node does not tell them."""
+        """The last lines of an attempt, by our clock; empty if the node did not send them."""
         for output in self.answer.get("outputs", ()):
             if (output["role"], output["rank"], output["attempt"]) == (role, rank, attempt):
                 lines = [(self.at(t), text) for t, text in output["lines"]]
@@ -125,7 +125,7 @@ class Story:
 
 
 def _is_sound(event: Message) -> bool:
-    """Whether an event has what it must have, in the right shapes; a log may be damaged, and its node may lie."""
+    """Return True if an event has its required fields in the right shapes. A log may be damaged; a node may lie."""
     cause = event.get("cause") or {}
     if misfits(SHAPES, event) or not isinstance(cause, dict) or misfits(SHAPES, cause):
         return False
@@ -140,19 +140,19 @@ def _has(value: Message, names: Sequence[str]) -> bool:
 
 
 def clock_offset(readings: Sequence[tuple[float, float, float]]) -> tuple[float, float]:
-    """(our clock minus theirs, how well that is known) in seconds, from (asked, their time, answered).
+    """(our clock minus theirs, margin of error) in seconds, from readings of (asked, their time, answered).
 
-    The way there and back is halved; the quickest of the readings is the best one.
+    The fastest reading is used, and half of its round trip is taken for each direction.
     """
     asked, theirs, answered = min(readings, key=lambda one: one[2] - one[0])
     return (asked + answered) / 2 - theirs, (answered - asked) / 2
 
 
 def in_order(stories: Sequence[Story], lead: int) -> list[Story]:
-    """The stories, with those clocks moved that contradict what must have come before what.
+    """The stories, with the offset corrected of every clock that contradicts the order of cause and effect.
 
-    A clock that somebody has set since the run shows another offset today than it had then: processes would have
-    begun before the lead ordered it, or pservers been ready after the lead had heard so.
+    A clock that was set after the run has a different offset now than it had then. With today's offset, processes
+    would have started before the lead's order, or pservers become ready after the lead had heard of it.
     """
     leading = next((story for story in stories if story.node == lead), None)
     if leading is None:

@@ -1,8 +1,8 @@
-"""Facts that runs of older versions tell in their messages alone.
+"""Facts that runs of older versions report only in their messages.
 
-Events have fields for what `why` reasons about. A run that an older version started lacks some of them: its events are
-completed here, by the texts of that version. These texts never change, whatever the messages of today say, and nothing
-else in `why` reads a message of ours.
+Events have a field for every fact that `why` reasons about. In a run that an older version started, some of these
+fields are missing, and this module derives them from that version's messages. The texts here never change, however
+messages are worded today. Nothing else in `why` reads our own messages.
 """
 
 from __future__ import annotations
@@ -24,21 +24,19 @@ REASONS = (
     ("segmentation fault", "segfault"),
 )
 LIMITS = ("MEMORY_LIMIT_MB", "OPEN_FILES")
-#: Lines that the runtime and the supervisor wrote into the logs of processes.
+#: Lines that the runtime and the supervisor wrote to the logs of processes.
 OURS = re.compile(r"pass \d+: [\d,]+ steps, |pserver \d+: saved |clusterctl: ")
 
 
 def complete(event: Message) -> Message:
-    """The event, and the cause in it, with the fields that an older version left out."""
+    """Return the event, and the cause in it, with the fields that older versions lack."""
     cause = event.get("cause")
-    found = _with_facts(event, event.get("event"))
-    if cause:
-        found = {**found, "cause": _with_facts(cause, cause.get("kind"))}
-    return found
+    whole = _with_facts(event, event.get("event"))
+    return {**whole, "cause": _with_facts(cause, cause.get("kind"))} if cause else whole
 
 
 def ours_in(lines: Sequence[str]) -> list[int]:
-    """The indexes of the lines that clusterctl wrote."""
+    """Return the indexes of the lines that clusterctl wrote."""
     return [at for at, line in enumerate(lines) if OURS.match(line)]
 
 
@@ -65,7 +63,7 @@ def _of_exited(event: Message, message: str) -> Message:
 
 
 def _of_failed(event: Message, message: str) -> Message:
-    """Of something that a supervisor could not do; the system's own words are in the message."""
+    """The facts of an operation that failed in a supervisor; its message quotes the system's error."""
     system, command = of_errno(message), CANNOT_START.match(message)
     facts: Message = {"errno": system.errno if system else None, "ours": ours_in(event.get("tail") or ())}
     if command:

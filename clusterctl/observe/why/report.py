@@ -1,4 +1,4 @@
-"""Why a job failed: asks all nodes of its newest run for what they know, and reasons over it."""
+"""Why a job failed: ask all nodes of its newest run what they know, and find the first cause."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ STORY_S = 120.0
 
 @dataclass(frozen=True)
 class Why:
-    """One job's newest run. `stories` are what nodes told, `errors` those of nodes that told nothing."""
+    """The explanation of a job's newest run. `errors` are those of nodes that gave no story."""
 
     job: str
     members: Members
@@ -35,16 +35,16 @@ class Why:
 
     @property
     def seconds(self) -> float | None:
-        """How long the run took, or takes by now; None when it never began."""
+        """How long the run took, or has taken so far; None if it never started."""
         if self.started_t is None:
             return None
         return max(0.0, (self.explanation.ended_t or time.time()) - self.started_t)
 
 
 def why(cluster: Cluster, ref: str | None, *, answer_s: float = ANSWER_S) -> Why:
-    """About the newest run of job `ref` (None: the newest job of all nodes). Raises when no node knows it.
+    """Explain the newest run of job `ref` (None: the newest job of all nodes). Raises when no node knows the job.
 
-    Nodes that have not answered after `answer_s` are not asked further.
+    Nodes that have not answered after `answer_s` are left out.
     """
     seen = status(cluster, ref, answer_s=answer_s)
     if seen.run is None:
@@ -54,7 +54,7 @@ def why(cluster: Cluster, ref: str | None, *, answer_s: float = ANSWER_S) -> Why
     stories = tuple(outcome.get() for outcome in outcomes if outcome.ok)
     errors = [*seen.errors, *(outcome.error for outcome in outcomes if outcome.error)]
     lead = next((story for story in stories if story.node == seen.members.lead), None)
-    begun = (lead or stories[0]) if stories else None
+    first = (lead or stories[0]) if stories else None
     state = "lost" if lead is not None and lead.is_closed else seen.state
     return Why(
         seen.job,
@@ -63,12 +63,12 @@ def why(cluster: Cluster, ref: str | None, *, answer_s: float = ANSWER_S) -> Why
         explain(stories, seen.members.lead, _silent(seen.members, stories, errors), state),
         stories,
         errors,
-        begun.at(begun.answer["started"]) if begun and begun.answer.get("started") else None,
+        first.at(first.answer["started"]) if first and first.answer.get("started") else None,
     )
 
 
 def ask(cluster: Cluster, nodes: Sequence[Node], job: str, run: str) -> list[NodeOutcome[Story]]:
-    """What each node tells, with its clock's offset."""
+    """Ask each node for its story, and measure the offset of its clock."""
 
     def one(node: Node) -> Story:
         with cluster.call(node, {"op": "story", "ref": job, "run": run}) as call:
@@ -89,48 +89,48 @@ def ask(cluster: Cluster, nodes: Sequence[Node], job: str, run: str) -> list[Nod
 
 
 def _silent(members: Members, stories: Sequence[Story], errors: Sequence[ClusterctlError]) -> dict[int, str]:
-    told = {story.node for story in stories}
+    answered = {story.node for story in stories}
     reasons = {error.node: error.message for error in errors}
-    return {node.id: reasons.get(node.label, "not asked") for node in members.nodes if node.id not in told}
+    return {node.id: reasons.get(node.label, "not asked") for node in members.nodes if node.id not in answered}
 
 
-def to_json(found: Why) -> Message:
+def to_json(report: Why) -> Message:
     """The document of `why --json`."""
-    known = found.explanation
-    by_id = found.members.by_id
+    known = report.explanation
+    by_id = report.members.by_id
     last = known.checkpoint
 
-    def told(one: Incident) -> Message:
+    def incident(one: Incident) -> Message:
         return _incident(one, by_id[one.node].where if one.node in by_id else None)
 
     return {
-        "job": found.job,
-        "run": found.members.run,
-        "state": found.state,
-        **found.members.to_json(),
-        "cause": told(known.cause) if known.cause else None,
-        "advice": advice(found),
+        "job": report.job,
+        "run": report.members.run,
+        "state": report.state,
+        **report.members.to_json(),
+        "cause": incident(known.cause) if known.cause else None,
+        "advice": advice(report),
         "notes": list(known.notes),
-        "then": [told(one) for one in known.then],
-        "alike": [told(one) for one in known.alike],
-        "before": [told(one) for one in known.before],
-        "open": [told(one) for one in known.open],
+        "then": [incident(one) for one in known.then],
+        "alike": [incident(one) for one in known.alike],
+        "before": [incident(one) for one in known.before],
+        "open": [incident(one) for one in known.open],
         "stopped": known.stopped,
         "not_heard_of": None if known.not_heard_of is None else list(known.not_heard_of),
         "pass": known.pass_,
         "step": known.step,
-        "seconds": found.seconds,
+        "seconds": report.seconds,
         "checkpoint": {name: last.get(name) for name in ("tag", "step")} if last else None,
         "clocks": [
-            {"node": story.node, "offset_s": story.offset_s, "margin_s": story.margin_s} for story in found.stories
+            {"node": story.node, "offset_s": story.offset_s, "margin_s": story.margin_s} for story in report.stories
         ],
-        "unknown": [{"node": error.node, "message": error.message} for error in found.errors],
+        "unknown": [{"node": error.node, "message": error.message} for error in report.errors],
     }
 
 
-def advice(found: Why) -> str | None:
-    """What to do about the cause, where there is something to do. People paste it: a subject is a program's word."""
-    cause = found.explanation.cause
+def advice(report: Why) -> str | None:
+    """The remedy for the cause, if there is one. Users paste it, so the subject, a program's output, is quoted."""
+    cause = report.explanation.cause
     if cause is None or not cause.diagnosis.advice:
         return None
     where = f"node{cause.node}" if cause.node is not None else "the node"
@@ -139,10 +139,10 @@ def advice(found: Why) -> str | None:
 
 
 def _incident(one: Incident, host: str | None) -> Message:
-    said = one.diagnosis
+    diagnosis = one.diagnosis
     return {
         "kind": one.kind,
-        "reason": said.kind,
+        "reason": diagnosis.kind,
         "t": one.onset,
         "noted": one.t,
         "node": one.node,
@@ -151,13 +151,13 @@ def _incident(one: Incident, host: str | None) -> Message:
         "rank": one.rank,
         "attempt": one.attempt if one.role else None,
         "message": one.message,
-        "words": said.words,
-        "error": said.error,
-        "where": said.where,
+        "words": diagnosis.words,
+        "error": diagnosis.error,
+        "where": diagnosis.where,
         "exit_code": one.exit_code,
-        "signal": said.signal,
-        "errno": said.errno,
-        "subject": said.subject,
+        "signal": diagnosis.signal,
+        "errno": diagnosis.errno,
+        "subject": diagnosis.subject,
         "times": one.times,
         "lines": [{"t": t, "line": line} for t, line in one.lines],
     }

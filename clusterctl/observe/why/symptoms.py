@@ -1,4 +1,4 @@
-"""What is no failure by itself, but may lead to one: who stands still, who left the others alone, wrong numbers."""
+"""Signs that are no failure in themselves but may lead to one: stalls, trainers that left early, NaN."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from clusterctl.observe.why.exits import HALTED, LEFT, STALLED, WAIT_FOR_EACH_OT
 from clusterctl.observe.why.node_report import Message, Story
 from clusterctl.observe.why.tracebacks import excerpt, raised
 
-ALONE_S = 3.0  # for so long nobody else got on
+ALONE_S = 3.0  # without progress of any other trainer
 
 
 def stall(story: Story, event: Message) -> Incident:
-    """A process that gave no sign of life, with the exception that it wrote before, in a thread or one that it bore."""
+    """A process that gave no sign of life, with the last exception in its output: of a thread, or one it handled."""
     key = {"role": event["role"], "rank": event["rank"]}
     attempt = int(event.get("attempt") or 1)
-    message = str(event.get("message") or "stands still")
+    message = str(event.get("message") or "stalled")
     t = story.at(event["t"])
     lines = story.output(event["role"], event["rank"], attempt).lines
     chain = raised([text for _, text in lines])
-    met = of_chain(chain) if chain else Diagnosis("stalled")
-    words = f"it had met {met.error}" if met.error else ""
+    earlier = of_chain(chain) if chain else Diagnosis("stalled")
+    words = f"it had raised {earlier.error}" if earlier.error else ""
     advice = HALTED if event.get("halted") else STALLED
     return Incident(
         "stalled",
@@ -29,7 +29,7 @@ def stall(story: Story, event: Message) -> Incident:
         t,
         story.node,
         message,
-        Diagnosis("stalled", words, advice, met.error, met.where),
+        Diagnosis("stalled", words, advice, earlier.error, earlier.where),
         attempt=attempt,
         lines=tuple(excerpt(lines)),
         forgiven=any(one["t"] > event["t"] and one.get("over") for one in story.find("stalled", **key)),
@@ -38,19 +38,20 @@ def stall(story: Story, event: Message) -> Incident:
 
 
 def standstill(story: Story, event: Message) -> Incident:
-    """All wait for each other, by the word of the lead."""
+    """A run in which all trainers wait for each other, as the lead reports it."""
     over = any(one["t"] > event["t"] and one.get("over") for one in story.find("standstill"))
     t = story.at(event["t"])
     onset = t - float(event.get("stalled_s") or 0)
-    said = Diagnosis("stalled", "", WAIT_FOR_EACH_OTHER)
-    return Incident("stalled", onset, t, None, str(event.get("message") or "the run stands still"), said, forgiven=over)
+    diagnosis = Diagnosis("stalled", "", WAIT_FOR_EACH_OTHER)
+    message = str(event.get("message") or "the run is stalled")
+    return Incident("stalled", onset, t, None, message, diagnosis, forgiven=over)
 
 
 def has_left(evidence: Evidence, story: Story, event: Message) -> bool:
-    """Whether a trainer ended well amid its steps, without leaving the run, and nobody else got on from then."""
+    """Return True if a trainer exited with code 0 between steps without leaving the run, and the others stalled."""
     about = {name: event.get(name) for name in ("role", "rank", "attempt")}
-    amid = event.get("role") == "trainer" and not event.get("pushes") and story.first("step", **about)
-    if not amid or event.get("exit_code") or event.get("stopping"):
+    between_steps = event.get("role") == "trainer" and not event.get("pushes") and story.first("step", **about)
+    if not between_steps or event.get("exit_code") or event.get("stopping"):
         return False
     t, stories = story.at(event["t"]), evidence.stories.values()
     until = evidence.ended_t or max(one.at(one.answer.get("now", 0.0)) for one in stories)
@@ -68,7 +69,7 @@ def leaving(story: Story, event: Message) -> Incident:
         t,
         t,
         story.node,
-        f"{event.get('message')} in the midst of its training, and the others waited for it",
+        f"{event.get('message')} in the middle of training, and the others waited for it",
         Diagnosis("left_early", "", LEFT),
         event["role"],
         event["rank"],

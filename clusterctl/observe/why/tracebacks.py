@@ -1,4 +1,4 @@
-"""Python's tracebacks in the output of a program: which exceptions led to which, the first one first."""
+"""Python tracebacks in the output of a program: the chain of exceptions, first one first."""
 
 from __future__ import annotations
 
@@ -11,19 +11,23 @@ DIRECT = "The above exception was the direct cause"
 DURING = "During handling of the above exception"
 FRAME = re.compile(r'\s*File "(.+)", line (\d+)(?:,? in (.+))?')
 RAISED = re.compile(r"([A-Za-z_][\w.]*)(?:: ?(.*))?$")
-GROUP = re.compile(r"^[ |+-]*\| ")  # what an exception group puts before its lines
+GROUP = re.compile(r"^[ |+-]*\| ")  # the prefix of lines in an exception group
 LIBRARIES = ("/site-packages/", "/dist-packages/", "/lib/python", "<frozen ", "/clusterctl/runtime/")
 STACKS = re.compile(r"(?:Current t|T)hread 0x[0-9a-f]+ .*\(most recent call first\)")  # as faulthandler writes them
 SHOWN_LINES = 20
-LAST_LINES = 10  # where there is nothing to be seen in them
-BEFORE = 2  # lines of what led there
+LAST_LINES = 10  # of output without a traceback
+BEFORE = 2  # lines of context before a traceback
 CLEANING = ("__exit__", "__aexit__", "__del__")
-MISTAKES = ("NameError", "AttributeError", "UnboundLocalError")  # in a handler: it hides what it should have told
+MISTAKES = (
+    "NameError",
+    "AttributeError",
+    "UnboundLocalError",
+)  # in a handler: they hide the exception it should have reported
 
 
 @dataclass(frozen=True)
 class Frame:
-    """A call: its file, line and function, and its line of source, where the traceback shows it."""
+    """A call: its file, line and function, and its line of source if the traceback shows it."""
 
     file: str
     line: str
@@ -32,19 +36,19 @@ class Frame:
 
     @property
     def is_own(self) -> bool:
-        """Whether the program itself, and no library, is there."""
+        """True if the code is the program's own, not a library's."""
         return not any(part in self.file for part in LIBRARIES)
 
     @property
-    def place(self) -> str:
+    def location(self) -> str:
         return f"{self.file.rpartition('/')[2]}:{self.line}"
 
 
 @dataclass(frozen=True)
 class Raised:
-    """An exception: its dotted class, the first line of its message, its frames, the innermost last.
+    """An exception: its dotted class, the first line of its message, and its frames, innermost last.
 
-    `direct` says that the program raised it because of the one before. `begin` is the line where its traceback begins.
+    `direct`: it was raised `from` the one before. `begin` is the index of the line where its traceback starts.
     """
 
     name: str
@@ -55,13 +59,13 @@ class Raised:
 
     @property
     def where(self) -> str | None:
-        """`file.py:line` of the program's own last frame, else of the last one."""
+        """`file.py:line` of the innermost frame in the program's own code, or else of the innermost frame."""
         own = [frame for frame in self.frames if frame.is_own] or self.frames[-1:]
-        return own[-1].place if own else None
+        return own[-1].location if own else None
 
-    def tells_of(self, former: Raised) -> bool:
-        """Whether it only says in other words, or hides, what `former` was: raised by who had caught that one, a
-        mistake there, or met while cleaning up. Otherwise what the program tried in place of that has failed by itself.
+    def restates(self, former: Raised) -> bool:
+        """Return True if it only rephrases or hides `former`: it was raised by the handler of that one, by a mistake in
+        the handler, or during clean-up. Otherwise a fallback of the program failed on its own.
         """
         cleaning = any(frame.function in CLEANING for frame in self.frames)
         if self.direct or cleaning or not self.frames or not former.frames:
@@ -72,7 +76,7 @@ class Raised:
 
 
 def raised(lines: Sequence[str]) -> list[Raised]:
-    """The last exceptions that led to each other; none when there is no traceback."""
+    """Return the last chain of exceptions; empty if there is no traceback."""
     chain: list[Raised] = []
     starts = [i for i, line in enumerate(lines) if HEADER in line]
     ends = [*starts[1:], len(lines)][: len(starts)]
@@ -87,7 +91,7 @@ def raised(lines: Sequence[str]) -> list[Raised]:
 
 
 def excerpt(lines: Sequence[tuple[float, str]]) -> list[tuple[float, str]]:
-    """The lines, with their times, that are worth to be shown: the last exceptions or stacks, else the last lines."""
+    """Return the lines worth showing, with their times: the last exceptions or stacks, or else the last lines."""
     texts = [text for _, text in lines]
     chain = raised(texts)
     stacks = [at for at, text in enumerate(texts) if STACKS.match(text)]
@@ -102,7 +106,7 @@ def excerpt(lines: Sequence[tuple[float, str]]) -> list[tuple[float, str]]:
 
 
 def fold(lines: Sequence[tuple[float, str]]) -> list[tuple[float, str]]:
-    """Lines with their times, without those of calls inside libraries, where the program's own calls are shown too."""
+    """Fold the calls inside libraries in lines with times, if calls of the program itself are shown too."""
     if not any((frame := FRAME.match(line)) and _frame(frame).is_own for _, line in lines):
         return list(lines)
     kept: list[tuple[float, str]] = []
@@ -120,28 +124,28 @@ def fold(lines: Sequence[tuple[float, str]]) -> list[tuple[float, str]]:
     return kept
 
 
-def _frame(found: re.Match[str]) -> Frame:
-    return Frame(found[1], found[2], found[3] or "")
+def _frame(match: re.Match[str]) -> Frame:
+    return Frame(match[1], match[2], match[3] or "")
 
 
 def _block(lines: Sequence[str], start: int, end: int) -> tuple[int, Raised | None]:
-    """(where its exception stands, the exception) of the traceback that begins at `start`."""
+    """(index of the exception's line, the exception) of the traceback that starts at `start`."""
     prefix = lines[start][: lines[start].index(HEADER)]
     frames: list[Frame] = []
     for at, line in _plain(lines, start + 1, end, prefix):
-        found = FRAME.match(line)
-        if found:
-            frames.append(_frame(found))
+        frame = FRAME.match(line)
+        if frame:
+            frames.append(_frame(frame))
         elif line[:1].isspace() and frames and not frames[-1].source:
             frames[-1] = replace(frames[-1], source=line.strip())
         elif line and not line[0].isspace():
-            told = RAISED.match(line)
-            return at, Raised(told[1], (told[2] or "").strip(), tuple(frames), begin=start) if told else None
+            error = RAISED.match(line)
+            return at, Raised(error[1], (error[2] or "").strip(), tuple(frames), begin=start) if error else None
     return end, None
 
 
 def _plain(lines: Sequence[str], start: int, end: int, prefix: str) -> Iterator[tuple[int, str]]:
-    """The lines without what a launcher or an exception group puts before each of them."""
+    """The lines without the prefix that a launcher or an exception group puts before each of them."""
     for at in range(start, end):
         line = lines[at]
         if prefix and line.startswith(prefix):
@@ -152,21 +156,18 @@ def _plain(lines: Sequence[str], start: int, end: int, prefix: str) -> Iterator[
 
 
 def _link(after: Sequence[str]) -> str:
-    """Whether what follows an exception says that it led to another."""
-    for words in (DIRECT, DURING):
-        if any(words in line for line in after):
-            return words
-    return ""
+    """Return the text after an exception that links it to the next one; "" if there is none."""
+    return next((link for link in (DIRECT, DURING) if any(link in line for line in after)), "")
 
 
 def _without_header(lines: Sequence[str]) -> list[Raised]:
-    """What cannot even be compiled has no traceback: a file and a line, the source, the error."""
+    """An error of compilation, which has no traceback header: a file and a line, the source, the error."""
     for at in range(len(lines) - 1, 0, -1):
-        found = RAISED.match(lines[at])
-        if not found or not lines[at - 1][:1].isspace():
+        error = RAISED.match(lines[at])
+        if not error or not lines[at - 1][:1].isspace():
             continue
         frames = [(begin, frame) for begin in range(max(0, at - 4), at) if (frame := FRAME.match(lines[begin]))]
-        if frames and found[1].endswith("Error"):
+        if frames and error[1].endswith("Error"):
             begin, frame = frames[-1]
-            return [Raised(found[1], (found[2] or "").strip(), (_frame(frame),), begin=begin)]
+            return [Raised(error[1], (error[2] or "").strip(), (_frame(frame),), begin=begin)]
     return []

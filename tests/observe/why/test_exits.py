@@ -172,7 +172,7 @@ def test_the_first_of_exceptions_that_only_translate_it_is_told_with_what_it_led
     lines = [*FRAMES[:2], "KeyError: 'gpu'", "", f"{DIRECT} of the following exception:", "", *FRAMES]
     found = diagnose(1, [*lines, "RuntimeError: training setup failed"])
     assert (found.words, found.error) == (
-        "KeyError: 'gpu'; and so RuntimeError: training setup failed",
+        "KeyError: 'gpu', which led to RuntimeError: training setup failed",
         "KeyError: 'gpu'",
     )
 

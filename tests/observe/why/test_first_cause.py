@@ -34,7 +34,7 @@ def test_a_bad_import_on_one_node_is_named_and_the_others_are_said_to_do_without
     assert_cause(found, "trainer2", "import_error", node=2)
     assert found.cause is not None
     assert found.cause.diagnosis.subject == "pandas"
-    assert found.notes == ("only there: 3 other trainers did not fail in this way",)
+    assert found.notes == ("only here: 3 other trainers did not fail this way",)
     assert found.stopped == 7
 
 
@@ -60,7 +60,7 @@ def test_a_wrong_python_is_told_by_its_version(error: str) -> None:
     found = history.fail(1.2, history.exit(1.1, "trainer1", 1, traceback(error))).explain()
     assert found.cause is not None
     assert found.cause.node == 1
-    assert "the Python of node1 is 3.8.10, that of the others 3.11.2" in found.notes
+    assert "Python is 3.8.10 on node1, but 3.11.2 on the others" in found.notes
 
 
 def test_a_missing_data_shard_is_named() -> None:
@@ -90,7 +90,7 @@ def test_a_full_disk_that_the_supervisor_meets_is_told() -> None:
     history.answers[3]["free_bytes"] = 0
     found = history.fail(4.01, cause).explain()
     assert_cause(found, "trainer3", "no_space", node=3)
-    assert "where ROOT_DIR is, node3 has 0.0 GB free now" in found.notes
+    assert "node3 has 0.0 GB free now on the disk of ROOT_DIR" in found.notes
 
 
 @pytest.mark.parametrize("noted", [True, False])
@@ -421,7 +421,7 @@ def test_a_process_that_stood_still_tells_what_its_thread_had_met_and_its_kill_i
     found = history.fail(51.1, killed).explain()
     assert_cause(found, "trainer2", "stalled")
     assert found.cause is not None
-    assert found.cause.diagnosis.words == "it had met ValueError: shard 3: bad magic"
+    assert found.cause.diagnosis.words == "it had raised ValueError: shard 3: bad magic"
     assert found.then == ()
 
 
