@@ -161,7 +161,7 @@ def test_a_run_waits_for_a_node_whose_supervisor_died_until_it_rejoins(
     )
     waits = site.ok("why", job).out
     assert "its supervisor was killed, and its processes with it" in waits
-    assert f"the run waits for node{node}; when it is mended" in waits
+    assert f"the run is waiting for node{node}; when it is fixed" in waits
     joined = site.ok("start", "--rejoin", "--only", f"node{node}", "--job_workspace", job)
     assert f"node{node} has rejoined run 1" in joined.out
     goes_on(site, job)

@@ -86,13 +86,13 @@ def _lost(evidence: Evidence, node: int, story: Story, event: Message) -> Incide
 
 
 def _why_lost(evidence: Evidence, node: int, by: Story, t: float) -> tuple[Diagnosis, float | None]:
-    """What happened to a node that node `by` lost at `t`, and when it was last seen alive, if known."""
+    """The reason why node `by` lost a node at `t`, and when the node was last seen alive, if known."""
     own = evidence.stories.get(node)
     if own is None:
         reason = evidence.silent.get(node)
         now = f"it still does not answer: {reason}" if reason else "nothing else is known about it"
         return Diagnosis("node_down", now, "make sure {node} is up and on the network, then run clusterctl check"), None
-    end = own.goes(t - own.offset_s)
+    end = own.departure(t - own.offset_s)
     if end is not None:
         return _why_gone(end), own.at(end.seen) if end.seen else None
     paused = next((event for event in own.find("paused") if own.at(event["t"]) > t > _pause(own, event)), None)

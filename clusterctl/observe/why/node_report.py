@@ -97,7 +97,7 @@ class Story:
         """True if a `stop` ended the run on behalf of a supervisor that was gone."""
         return any(_is_sound(event) and event.get("late") for event in self.answer.get("events", ()))
 
-    def goes(self, t: float) -> Departure | None:
+    def departure(self, t: float) -> Departure | None:
         """The silent end of the supervisor that was running at `t`, by this node's clock; None if it had none."""
         another = next((event for event in self.find("took_over") if event["t"] > t), None)
         if another is not None:

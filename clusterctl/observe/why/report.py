@@ -35,7 +35,7 @@ class Why:
 
     @property
     def seconds(self) -> float | None:
-        """How long the run took, or has taken so far; None if it never started."""
+        """The duration of the run, so far if it is still running; None if it never started."""
         if self.started_t is None:
             return None
         return max(0.0, (self.explanation.ended_t or time.time()) - self.started_t)
