@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from support.clusters import make_cluster
 from support.processes import Proc, kill_all, processes_with_environment, wait_until
 
@@ -29,13 +31,17 @@ class Result:
 
 
 class Site:
-    """Four nodes with a home each. `conf` writes a conf.py for them; every call of the program is a real process."""
+    """Four nodes with a home each. `conf` writes a conf.py for them; every call of the program is a real process.
+
+    `environment` is added to the environment of each.
+    """
 
     def __init__(self, directory: Path, nodes_directory: Path, hosts: list[str], paths: dict[str, Path]) -> None:
         self.directory = directory
         self.nodes_directory = nodes_directory
         self.hosts = hosts
         self.paths = paths
+        self.environment: dict[str, str] = {}
         self.conf_path = directory / "conf.py"
         self.conf()
 
@@ -63,6 +69,7 @@ class Site:
             "CLUSTERCTL_CONF": str(self.conf_path),
             "COLUMNS": "120",
             "XDG_CACHE_HOME": str(self.nodes_directory / "cache"),
+            **self.environment,
             **options.pop("env", {}),
         }
         return subprocess.Popen(
@@ -172,3 +179,24 @@ def make_site(kind: str, directory: Path, n: int = 4) -> Iterator[Site]:
             yield site
         finally:
             site.end_everything()
+
+
+@contextlib.contextmanager
+def fresh(site: Site, request: pytest.FixtureRequest) -> Iterator[Site]:
+    """Give a test the same nodes with a directory of its own and the plain conf.py; no process may be left afterwards.
+
+    The mark `nodes(2)` selects the first two of the nodes: each one costs time, and few tests need all of them.
+    """
+    every, mark = site.hosts, request.node.get_closest_marker("nodes")
+    site.hosts = every[: mark.args[0]] if mark else every
+    site.directory = request.getfixturevalue("tmp_path") / "work"
+    site.directory.mkdir()
+    site.conf_path = site.directory / "conf.py"
+    site.conf()
+    yield site
+    site.hosts = every
+    # An agent whose connection is gone ends on its own, but not at the same instant.
+    wait_until(lambda: not site.leftovers())
+    left = site.leftovers()
+    site.end_everything()
+    assert not left, f"processes left on the nodes: {left}"
