@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import re
+import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from clusterctl import config, fake
-from docs.pages import PAGES, REPOSITORY, Block, Shell, blocks, examples, missing_words
+from docs.pages import JOB, PAGES, REPOSITORY, Block, Example, Shell, blocks, examples, missing_words
+from support.processes import processes_with_environment
 
 
 def named(pages: list[Path]) -> list[object]:
@@ -41,11 +46,12 @@ def test_a_python_example_works(block: Block, tmp_path: Path) -> None:
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("page", named([page for page in PAGES if any(blocks(page, "console"))]))
 def test_the_commands_of_a_page_work_in_their_order(page: Path, tmp_path: Path) -> None:
-    shell = Shell.make(tmp_path)
+    shell, training = Shell.make(tmp_path), set[str]()
     try:
         for block in blocks(page, "console"):
             for example in examples(block) if block.is_run else []:
-                ran = shell.run(example)
+                with only_where_it_is_named(training, example, tmp_path):
+                    ran = shell.run(example)
                 said = f"{page.name}:{block.line}: $ {ran.command}\n{ran.out}{ran.err}"
                 assert ran.code == block.exit_code, f"exit {ran.code}: {said}"
                 assert missing_words(example, ran) == [], said
@@ -54,6 +60,25 @@ def test_the_commands_of_a_page_work_in_their_order(page: Path, tmp_path: Path) 
             fake.down(conf.parent)
     if page.name == "commands.md":
         assert undocumented_fields(page, shell) == []
+
+
+@contextlib.contextmanager
+def only_where_it_is_named(training: set[str], example: Example, directory: Path) -> Iterator[None]:
+    """Pause detached trainings, except during commands that name one: the machine is for the commands."""
+    homes = [str(home) for home in directory.glob("**/fake/nodes/node*")]
+
+    def send(number: int) -> None:
+        for process in processes_with_environment("HOME", *homes) if training else []:
+            if "train.py" in process.command:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(process.pid, number)
+
+    if not training.isdisjoint(JOB.findall(example.command)):
+        send(signal.SIGCONT)
+    yield
+    if "--detach" in example.command:
+        training.update(JOB.findall("\n".join(example.output)))
+    send(signal.SIGSTOP)
 
 
 def undocumented_fields(page: Path, shell: Shell) -> list[str]:
