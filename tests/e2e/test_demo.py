@@ -1,7 +1,8 @@
-"""`clusterctl demo`: it trains for real, twice, beside another, and after one that was killed."""
+"""`clusterctl demo`: it trains for real, beside another, and after one that was killed."""
 
 from __future__ import annotations
 
+import inspect
 import json
 import os
 import signal
@@ -12,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from clusterctl.cli import app
 from clusterctl.runtime import load_model
 from support.openssh import find_sshd
 from support.processes import assert_none_left, processes_below, processes_with_environment, wait_until
@@ -37,27 +39,32 @@ def finish(demo: subprocess.Popen[str]) -> tuple[str, str]:
     return out, err
 
 
-def test_the_demo_trains_a_model_that_beats_the_baseline_twofold_and_leaves_nothing(tmp_path: Path) -> None:
-    out, err = finish(begin(tmp_path, "--json", "--dir", "here"))
+def assert_learned(directory: Path, out: str, err: str) -> None:
+    """A model that beats the baseline twofold in two passes, and all that a demo promises beside it."""
     document = json.loads(out)
-    assert (document["schema"], document["nodes"], len(document["passes"])) == ("clusterctl/1", 4, 4)
+    assert (document["schema"], document["nodes"], len(document["passes"])) == ("clusterctl/1", 4, 2)
     assert document["perplexity"] * 2 < document["unigram_perplexity"]
-    model = load_model(tmp_path / document["model"])
+    model = load_model(directory / document["model"])
     ids, rows = model["word"]
-    words = (tmp_path / "here/workspace/data/words.txt").read_text().splitlines()
+    target = directory / Path(document["curve"]).parent
+    words = (target / "workspace/data/words.txt").read_text().splitlines()
     assert rows.shape == (len(ids), 32)
     assert model["output.w"].shape == (256, len(words))
     assert np.isfinite(rows).all()
-    assert (tmp_path / document["curve"]).read_text().startswith("<svg")
+    assert (target / "loss.svg").read_text().startswith("<svg")
     assert "nearest neighbours" in err
     for rank in range(4):
-        assert "compute" in (tmp_path / f"here/results/node-{rank}/log/train.log").read_text()
-    assert_none_left(MARK, str(tmp_path / "here/cluster"))
-    assert not (tmp_path / "here/cluster/nodes").exists()
+        assert "compute" in (target / f"results/node-{rank}/log/train.log").read_text()
+
+
+def test_a_demo_makes_four_passes_unless_it_is_told_another_number() -> None:
+    assert inspect.signature(app.demo).parameters["passes"].default == 4
 
 
 @pytest.mark.parametrize("backend", ["embedded", pytest.param("ssh", marks=pytest.mark.slow)])
-def test_a_killed_demo_leaves_no_process_and_the_next_two_work_side_by_side(tmp_path: Path, backend: str) -> None:
+def test_a_killed_demo_leaves_no_process_and_the_next_two_train_side_by_side_and_leave_nothing(
+    tmp_path: Path, backend: str
+) -> None:
     if backend == "ssh":
         find_sshd()
     with begin(tmp_path, "-n", "2", "--dir", "first", "--passes", "50", "--backend", backend) as demo:
@@ -71,11 +78,15 @@ def test_a_killed_demo_leaves_no_process_and_the_next_two_work_side_by_side(tmp_
         demo.communicate()
     assert_none_left(MARK, cluster, deadline_s=20)
     assert wait_until(lambda: not processes_below(tmp_path / "first/cluster"))
-    demos = [begin(tmp_path, "-n", "2", "--passes", "1", "--backend", backend) for _ in range(2)]
-    for demo in demos:
-        out, _ = finish(demo)
-        assert "done in" in out
-    assert len(list((tmp_path / "clusterctl-demo").iterdir())) == 2
+    large = begin(tmp_path, "--json", "--passes", "2", "--backend", backend)
+    small = begin(tmp_path, "-n", "2", "--passes", "1", "--backend", backend)
+    assert_learned(tmp_path, *finish(large))
+    assert "done in" in finish(small)[0]
+    targets = list((tmp_path / "clusterctl-demo").iterdir())
+    assert len(targets) == 2
+    for target in targets:
+        assert_none_left(MARK, str(target / "cluster"))
+        assert not (target / "cluster/nodes").exists()
 
 
 def test_ctrl_c_ends_the_demo_and_everything_of_it(tmp_path: Path) -> None:
