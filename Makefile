@@ -19,6 +19,9 @@ BIN := $(VENV)/bin
 
 SECONDS := 60
 
+# Tests start thousands of Python processes. Without bytecode on disk each of them would compile every module again.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: demo test check lint slow docker engines faults upgrade soak clean
 
 $(VENV)/demo.stamp: pyproject.toml
