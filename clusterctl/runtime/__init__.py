@@ -1,8 +1,7 @@
 """Parameter servers and their trainers: the part of clusterctl that a training program imports.
 
-Shipped to the nodes beside the package root; it needs numpy and pyzmq and imports nothing else of clusterctl.
-Names are resolved on first use (PEP 562), so that stdlib-only code can import `clusterctl.common.manifest`
-on a machine without numpy.
+It needs numpy and pyzmq, and imports nothing else of clusterctl but `common`. Names are resolved on first use
+(PEP 562), so that importing this package loads nothing. Start reading at `connector.py`.
 """
 
 from __future__ import annotations

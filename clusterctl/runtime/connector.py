@@ -1,4 +1,4 @@
-"""The training program's way in."""
+"""`connect()`, the entry point of a training program."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from clusterctl.runtime.trainer.session import Session
 
 
 def connect(load: str | None = None) -> Session:
-    """Joins the run that the environment names, or makes a pserver in this process when it names none.
+    """Join the run named by the environment, or run a pserver in this process if the environment names no run.
 
-    Use as a context manager: leaving it cleanly tells the pservers that this trainer is done, leaving it by an
-    exception does not, so that the run can tell a failure. `load` is a directory (or file) of a saved model that
-    tables start from, relative to the job directory, or to the current one in local mode. Not thread-safe.
+    Use it as a context manager. A clean exit reports to the pservers that this trainer is done; an exception does not,
+    so that the run can detect the failure. `load` is the directory (or file) of a saved model that tables start from,
+    relative to the job directory, or to the current directory in local mode. Not thread-safe.
     """
     env = read_environment()
     if env.role == "pserver":
-        raise ProcessError("connect() is for trainers, this process is a pserver")
+        raise ProcessError("connect() is for trainers; this process is a pserver")
     supervisor = SupervisorSocket(env.control_fd)
     supervisor.register_stack_dump()
     link = _make_link(env, supervisor)

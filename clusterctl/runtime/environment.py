@@ -1,19 +1,19 @@
-"""What a process finds in its environment: the only module of the runtime that reads os.environ.
+"""The environment of a process, parsed once. The only module of the runtime that reads os.environ.
 
 | variable                 | meaning                                                             |
 |--------------------------|---------------------------------------------------------------------|
 | `CLUSTERCTL_ROLE`        | `pserver` or `trainer`; unset means local mode, all in this process |
-| `CLUSTERCTL_JOB`, `_RUN` | names of the job and of its run                                     |
+| `CLUSTERCTL_JOB`, `_RUN` | names of the job and its run                                        |
 | `CLUSTERCTL_JOB_DIR`     | absolute; spec and keys are under `.clusterctl/runs/RUN/`           |
 | `CLUSTERCTL_NODE_ID`     | number of the node                                                  |
 | `CLUSTERCTL_RANK`        | rank within the role                                                |
 | `CLUSTERCTL_TRAINERS`    | how many trainers                                                   |
 | `CLUSTERCTL_PSERVERS`    | `host:port,...` of every pserver by rank                            |
-| `CLUSTERCTL_ATTEMPT`     | how often this process was started, from 1                          |
+| `CLUSTERCTL_ATTEMPT`     | number of this start of the process, from 1                         |
 | `CLUSTERCTL_OUTPUT_DIR`  | where saves go; `./output` in local mode                            |
 | `CLUSTERCTL_CONTROL_FD`  | a connected unix socket to the supervisor                           |
-| `CLUSTERCTL_SEED`        | the seed in local mode; otherwise it is in spec.json                |
-| `CLUSTERCTL_ON_NAN`      | ON_NAN in local mode, the same                                      |
+| `CLUSTERCTL_SEED`        | the seed in local mode; in a run it is in spec.json                 |
+| `CLUSTERCTL_ON_NAN`      | ON_NAN in local mode; in a run it is in spec.json                   |
 """
 
 from __future__ import annotations
@@ -32,6 +32,8 @@ from clusterctl.runtime.errors import ProcessError
 
 @dataclass(frozen=True)
 class Environment:
+    """The role and rank of this process in a run, and the run's paths and settings."""
+
     role: str
     rank: int
     trainers: int
@@ -63,16 +65,16 @@ class Environment:
         return self._run_dir() / "checkpoints"
 
     def keys(self) -> dict[str, Any]:
-        """This process's CURVE keys and those of its peers; raises ProcessError when they are not there."""
+        """Return this process's CURVE keys and those of its peers. Raises ProcessError if they are missing."""
         path = self._run_dir() / "keys" / f"{self.role}-{self.rank}.json"
-        return _read_json(path, "the keys of this run were not delivered: start the job again")
+        return _read_json(path, "the keys of this run were not delivered; start the job again")
 
     def _run_dir(self) -> Path:
         return self.job_dir / ".clusterctl" / "runs" / self.run
 
 
 def read_environment(environ: Mapping[str, str] | None = None) -> Environment:
-    """The process's place in a run; raises ProcessError for a variable that is missing or not understood."""
+    """Return the parsed environment. Raises ProcessError for a variable that is missing or malformed."""
     env = os.environ if environ is None else environ
     role = env.get("CLUSTERCTL_ROLE")
     if not role:
@@ -105,7 +107,7 @@ def _local(env: Mapping[str, str]) -> Environment:
     seed = _number(env, "CLUSTERCTL_SEED") if env.get("CLUSTERCTL_SEED") else 0
     on_nan = env.get("CLUSTERCTL_ON_NAN") or "warn"
     if on_nan not in ("warn", "fail", "skip"):
-        raise ProcessError(f"CLUSTERCTL_ON_NAN={on_nan!r} is none of warn, fail and skip")
+        raise ProcessError(f"CLUSTERCTL_ON_NAN={on_nan!r} is not warn, fail or skip")
     spec = RunSpec(job="local", run="local", node=0, failures=Failures(on_nan=on_nan))
     return Environment("local", 0, 1, "local", "local", here, output, seed, spec)
 
@@ -113,7 +115,7 @@ def _local(env: Mapping[str, str]) -> Environment:
 def _text(env: Mapping[str, str], name: str) -> str:
     value = env.get(name)
     if not value:
-        raise ProcessError(f"{name} is not set", remedy="run by clusterctl, or unset CLUSTERCTL_ROLE to run alone")
+        raise ProcessError(f"{name} is not set", remedy="run under clusterctl, or unset CLUSTERCTL_ROLE for local mode")
     return value
 
 

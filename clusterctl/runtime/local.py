@@ -1,4 +1,4 @@
-"""Local mode: the pserver core in the trainer's process. The only module that knows both sides."""
+"""Local mode: the pserver core runs in the trainer's process. The only module that knows both sides."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from clusterctl.runtime.wire import messages as wire
 
 
 class LocalLink:
-    """One trainer and one lane in one process, over the same core that the pserver process runs."""
+    """The link of local mode: one trainer and one lane in one process, over the core that pserver processes run."""
 
     def __init__(self, env: Environment) -> None:
         self.layout = Layout(1)
@@ -32,7 +32,7 @@ class LocalLink:
         raise AssertionError("local mode has one lane")
 
     def share(self, lane: int, find: wire.Shared) -> None:
-        raise AssertionError("local mode shares all of its memory")
+        raise AssertionError("local mode shares all its memory")
 
     def post(self, lane: int, message: wire.Message, on_reply: OnReply, full: wire.Message | None = None) -> None:
         self._waiting[message.request] = on_reply
@@ -48,7 +48,7 @@ class LocalLink:
                 self._waiting.pop(output.message.request)(output.message)
 
     def wait(self, done: Callable[[], bool], reply_bytes: int = 0) -> None:
-        assert done(), "a request of local mode was not answered at once"
+        assert done(), "a request in local mode was not answered at once"
 
     def close(self) -> None:
         pass

@@ -1,4 +1,4 @@
-"""How a job trains: its mode, when it makes checkpoints, as spec.json has them, and which tags saves may have."""
+"""The training mode and checkpoint interval of a job, as in spec.json, and the tags that saves may have."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from clusterctl.runtime.errors import UseError
 
-#: How many pushes of a trainer may be on their way at once. In ssp and geo its next values depend on the answer.
+#: Pushes of one trainer that may be in flight. In ssp and geo its next values depend on the answer.
 WINDOWS = {"sync": 1, "async": 4, "ssp": 1, "geo": 1}
 
 _MODE = re.compile(r"(sync|async)|(ssp|geo)\((\d{1,9})\)")
@@ -15,7 +15,7 @@ _MODE = re.compile(r"(sync|async)|(ssp|geo)\((\d{1,9})\)")
 
 @dataclass(frozen=True)
 class Mode:
-    """`name` is "sync", "async", "ssp" or "geo"; `bound` is the s of ssp(s), or the k of geo(k)."""
+    """A training mode. `name` is "sync", "async", "ssp" or "geo"; `bound` is the s of ssp(s) or the k of geo(k)."""
 
     name: str = "sync"
     bound: int = 0
@@ -25,10 +25,10 @@ class Mode:
 
     @staticmethod
     def parse(text: str) -> Mode:
-        """Raises UseError for anything but `sync`, `async`, `ssp(s)` or `geo(k)`, k at least 1."""
+        """Parse `sync`, `async`, `ssp(s)` or `geo(k)` with k at least 1. Raises UseError for anything else."""
         match = _MODE.fullmatch(text)
         if match is None or (match[2] == "geo" and int(match[3]) < 1):
-            raise UseError(f"mode {text!r} is not known", remedy='use "sync", "async", "ssp(4)" or "geo(25)"')
+            raise UseError(f"mode {text!r} is unknown", remedy='use "sync", "async", "ssp(4)" or "geo(25)"')
         return Mode(match[1]) if match[1] else Mode(match[2], int(match[3]))
 
 
@@ -47,12 +47,12 @@ class Every:
 
 
 def check_tag(tag: str) -> str:
-    """Returns a tag that is safe as a directory name; raises UseError otherwise."""
-    from clusterctl.common.manifest import is_tag  # a trainer that saves nothing needs none of that module's imports
+    """Return a tag that is safe as a directory name. Raises UseError otherwise."""
+    from clusterctl.common.manifest import is_tag  # a trainer that saves nothing need not load that module's imports
 
     if not is_tag(tag):
         raise UseError(
-            f"tag {tag!r} is not usable",
+            f"tag {tag!r} is invalid",
             remedy="use up to 100 letters, digits and ._- , not starting with a dot",
         )
     return tag

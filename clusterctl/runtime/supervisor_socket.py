@@ -1,4 +1,4 @@
-"""The line to the supervisor: events out, commands in, and the end of this process when the supervisor is gone."""
+"""The socket to the supervisor: events out, commands in. This process exits when the supervisor is gone."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from clusterctl.runtime.errors import ProcessError
 #: The exit status of a process whose supervisor is gone.
 ORPHANED = 70
 
-Command = dict[str, Any]  # {"cmd": "finish"} and such
+Command = dict[str, Any]  # such as {"cmd": "finish"}
 _MAX_LINE_BYTES = 1 << 20
 _STACKS = 4  # added to SIGRTMIN
 
 
 class SupervisorSocket:
-    """JSON lines over the control socket; without one (local mode) events go nowhere. `send` is thread-safe."""
+    """JSON lines over the control socket. Without one (local mode) events are dropped. `send` is thread-safe."""
 
     def __init__(self, fd: int | None, on_command: Callable[[Command], None] = lambda command: None) -> None:
         self._lock = threading.Lock()
@@ -39,7 +39,7 @@ class SupervisorSocket:
         threading.Thread(target=self._watch, name="clusterctl-control", daemon=True).start()
 
     def send(self, event: str, **fields: Any) -> None:
-        """Sends one event. A supervisor that is gone is noticed by the watching thread, which ends the process."""
+        """Send one event. If the supervisor is gone, this or the watching thread ends the process."""
         if self._socket is None:
             return
         line = json.dumps({"event": event, **fields}).encode() + b"\n"
@@ -50,9 +50,9 @@ class SupervisorSocket:
                 os._exit(ORPHANED)
 
     def register_stack_dump(self) -> None:
-        """From now on a signal writes the stacks of all threads to the log; the supervisor is told which one.
+        """Let a signal write the stacks of all threads to the log, and report its number to the supervisor.
 
-        A real-time signal, for which programs seldom have a use of their own.
+        It is a real-time signal, which programs seldom use.
         """
         number = int(signal.SIGRTMIN) + _STACKS
         if self._socket is None or signal.getsignal(number) not in (signal.SIG_DFL, None):
@@ -84,6 +84,6 @@ class SupervisorSocket:
 
 
 def print_line(line: str) -> None:
-    """Writes a line for people to the training program's own output."""
+    """Write a line for people to the output of the program."""
     sys.stdout.write(line + "\n")
     sys.stdout.flush()

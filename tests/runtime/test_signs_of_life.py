@@ -29,7 +29,7 @@ with connect() as ps:
 def test_a_pserver_answers_when_all_its_lanes_do(tmp_path: Path) -> None:
     with thread_cluster(tmp_path, 1, 1, ports_num=2) as cluster:
         (pserver,), told = cluster.pservers, queue.SimpleQueue[str]()
-        pserver._tell_control = lambda event, facts: told.put(event)
+        pserver._send = lambda event, facts: told.put(event)
         pserver.handle_command({"cmd": "ping"})
         assert told.get(timeout=10) == "pong"
         held, reached = threading.Event(), threading.Event()

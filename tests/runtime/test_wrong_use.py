@@ -38,19 +38,19 @@ def push_once(ps: Session, gradients: Callable[[Any, Any, Any], Any], **kwargs: 
             lambda w, e, f: {w: np.ones(6)},
             r"gradient of table 'w' from trainer 0 has shape \(6,\), expected \(2, 3\)",
         ),
-        (lambda w, e, f: {w: np.ones((2, 3), int)}, "has dtype int64; give float32"),
+        (lambda w, e, f: {w: np.ones((2, 3), int)}, "has dtype int64; pass float32"),
         (lambda w, e, f: {w: np.ones((2, 3), complex)}, "has dtype complex128"),
         (lambda w, e, f: {w: [["a"] * 3] * 2}, "has dtype <U1"),
         (lambda w, e, f: {e: np.ones((2, 2))}, r"is not a pair; push \{embedding: \(ids, gradients\)\}"),
         (lambda w, e, f: {e: ([1, 2], np.ones((3, 2)))}, r"has shape \(3, 2\), expected \(2, 2\)"),
         (
             lambda w, e, f: {e: ([1, 10], np.ones((2, 2)))},
-            r"go from 1 to 10, it has rows=10; give ids in 0..9",
+            r"go from 1 to 10, it has rows=10; pass ids in 0..9",
         ),
         (lambda w, e, f: {e: ([-1], np.ones((1, 2)))}, "go from -1 to -1, it has rows=10"),
         (
             lambda w, e, f: {f: ([1.5], np.ones((1, 2)))},
-            "ids for table 'free' have dtype float64; give whole numbers",
+            "ids for table 'free' have dtype float64; pass integers",
         ),
         (lambda w, e, f: {f: ([True], np.ones((1, 2)))}, "have dtype bool"),
         (
@@ -67,7 +67,7 @@ def test_a_wrong_gradient_is_named(ps: Session, gradients: Any, message: str) ->
 
 @pytest.mark.parametrize("samples", [-1, 1.5, float("nan"), None, "3", True])
 def test_samples_must_be_a_whole_number(ps: Session, samples: Any) -> None:
-    with pytest.raises(UseError, match="is not a whole number from 0 up; give the number of examples"):
+    with pytest.raises(UseError, match="is not an integer >= 0; pass the number of examples"):
         push_once(ps, lambda w, e, f: {}, samples=samples)
 
 
@@ -98,10 +98,10 @@ def test_a_push_that_was_refused_can_be_done_right(ps: Session) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"accumulate": 0}, "accumulate=0 is not a whole number from 1 up"),
+        ({"accumulate": 0}, "accumulate=0 is not an integer >= 1"),
         ({"accumulate": 1.5}, "accumulate=1.5 is not a whole number"),
         ({"accumulate": True}, "accumulate=True is not a whole number"),
-        ({"prefetch": -1}, "prefetch=-1 is not a whole number from 0 up"),
+        ({"prefetch": -1}, "prefetch=-1 is not an integer >= 0"),
         ({"prefetch": "2"}, "prefetch='2' is not a whole number"),
         ({"ids": {1: abs}}, r"ids=\{1: .*\}; map an embedding to a function of a batch"),
         ({"clip": 5.0}, r"clip=5\.0; give such as clip_by_norm"),
@@ -125,7 +125,7 @@ def test_ids_that_are_asked_for_ahead_are_checked_too(ps: Session) -> None:
     e = ps.embedding("e", 2, SGD(0.1), rows=10)
     batches = ps.steps(lambda pass_, rng: [3, 10], passes=1, prefetch=1, ids={e: lambda batch: [batch]})
     next(batches)
-    with pytest.raises(UseError, match=r"it has rows=10; give ids in 0\.\.9"):
+    with pytest.raises(UseError, match=r"it has rows=10; pass ids in 0\.\.9"):
         ps.push({}, samples=1)
 
 

@@ -1,5 +1,5 @@
-"""The trainer's side: what `connect()` returns, and how it talks to the pservers.
+"""The trainer's side: the session that `connect()` returns, and its client of the pservers.
 
-May import the folders below it (wire, shm, store, table) and the modules of `runtime`, never `pserver`.
+May import the folders shm, store, table and wire and the modules of `runtime`, never `pserver`.
 Start reading at `session.py`.
 """

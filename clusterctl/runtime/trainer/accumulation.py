@@ -1,9 +1,9 @@
-"""Several batches of a trainer as one push: their gradients' mean, weighted by samples.
+"""Gradient accumulation: several batches of a trainer as one push, their mean weighted by samples.
 
 A dense gradient is `sum of float32(n_i) * g_i, in order, from +0.0, divided by float32(sum of n_i)`, which is how
-pservers merge those of trainers. Rows are scaled by `float32(n_i / sum of n_i)` and follow each other in order;
-duplicate ids are left for `grouping.sum_by_id`. What a batch does not name counts as zero, a batch without samples not
-at all. All arrays are float32 and ids int64.
+pservers merge the gradients of trainers. Rows are scaled by `float32(n_i / sum of n_i)` and concatenated in order;
+duplicate ids are left for `ids.sum_by_id`. A table or row that a batch does not name counts as zero; a batch without
+samples does not count. All arrays are float32 and ids int64.
 """
 
 from __future__ import annotations
@@ -15,40 +15,40 @@ import numpy as np
 
 from clusterctl.runtime.arrays import Floats, Ids
 
-#: Of a dense table an array of its shape; of a sparse one ids, and rows of shape (len(ids), dim).
+#: For a dense table an array of its shape; for a sparse one ids, and rows of shape (len(ids), dim).
 Gradient = Union[Floats, tuple[Ids, Floats]]
 Table = TypeVar("Table", bound=Hashable)
 
 
 class Accumulator(Generic[Table]):
-    """Collects the gradients of batches by table. Not safe to share between threads."""
+    """Collects the gradients of batches by table. Not thread-safe."""
 
     def __init__(self) -> None:
-        self._begin()
+        self._reset()
 
-    def _begin(self) -> None:
-        #: How many batches were added, also those without samples, and the samples of all.
+    def _reset(self) -> None:
+        #: Batches added, including those without samples, and the samples of all.
         self.batches = 0
         self.samples = 0
-        self._first: dict[Table, Gradient] = {}  # as it came: until there is a second one, nothing is rounded
+        self._first: dict[Table, Gradient] = {}  # as given: nothing is rounded until there is a second batch
         self._first_samples = 0
         self._sums: dict[Table, Floats] = {}
         self._rows: dict[Table, list[tuple[Ids, Floats, int]]] = {}
 
     def add(self, gradients: Mapping[Table, Gradient], samples: int) -> None:
-        """Takes in a batch that others will follow. Its arrays are copied, and may be changed afterwards."""
+        """Add a batch that others will follow. Its arrays are copied and may be changed afterwards."""
         self._put({table: _copied(gradient) for table, gradient in gradients.items()} if samples else {}, samples)
 
     def last(self, gradients: Mapping[Table, Gradient], samples: int) -> tuple[dict[Table, Gradient], int]:
-        """As `add` and `take`, without a copy: of the only batch with samples these are the very arrays given."""
+        """`add` and `take` without a copy: a single batch with samples comes back as the very arrays given."""
         self._put(dict(gradients), samples)
         return self.take()
 
     def take(self) -> tuple[dict[Table, Gradient], int]:
-        """The mean of what was added, by table, and its samples: ({}, 0) without any. Begins anew."""
+        """Return the mean gradients by table and their samples, ({}, 0) without any; then start over."""
         merged = self._first if self._first_samples == self.samples else self._mean()
         samples = self.samples
-        self._begin()
+        self._reset()
         return merged, samples
 
     def _put(self, gradients: dict[Table, Gradient], samples: int) -> None:

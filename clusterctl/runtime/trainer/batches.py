@@ -1,4 +1,4 @@
-"""Passes over the data: which batches are this trainer's, and when a pass ends."""
+"""Passes over the data: the batches of this trainer, read ahead, and the end of a pass."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ _SHARED = 2**32 - 1
 
 @dataclass
 class StepContext:
-    """The batch that the training program works on; one push ends it. `ahead` are the batches after it, if read.
+    """The batch that the training program works on; one push ends it. `ahead` are the batches read after it.
 
-    `sharded` says that the trainer takes its part of what every trainer reads.
+    `sharded` means that every trainer reads all batches and takes its share.
     """
 
     pass_: int
@@ -35,14 +35,14 @@ class StepContext:
 
 
 def pass_rng(seed: int, rank: int, pass_: int, shard: bool) -> np.random.Generator:
-    """The reader's generator: Philox, counter-based, keyed by (seed, rank, pass), or (seed, pass) with `shard`."""
+    """Return the reader's generator: Philox, counter-based, keyed by (seed, rank, pass), or (seed, pass) if `shard`."""
     packed = struct.pack("<QII", seed & (2**64 - 1), _SHARED if shard else rank, pass_)
     key = int.from_bytes(hashlib.blake2b(packed, digest_size=16).digest(), "little")
     return np.random.Generator(np.random.Philox(key=key))
 
 
 def own_batches(reader: Reader, pass_: int, rng: np.random.Generator, every: int, offset: int) -> Iterator[Any]:
-    """What `reader` yields in this pass, or every `every`-th batch of it from `offset`."""
+    """Yield every `every`-th batch of `reader` in this pass, from `offset`."""
     batches = reader(pass_, rng)
     if not isinstance(batches, Iterable):
         raise UseError(
@@ -53,9 +53,9 @@ def own_batches(reader: Reader, pass_: int, rng: np.random.Generator, every: int
 
 
 def read_ahead(batches: Iterator[Any], skip: int, ahead: int) -> Iterator[tuple[int, Any, list[Any]]]:
-    """`(number, batch, the next ones)`, reading `ahead` (at least 1) batches further; the first `skip` are passed over.
+    """Yield `(number, batch, next batches)`, reading `ahead` (at least 1) batches ahead; the first `skip` are skipped.
 
-    The batch is the last one when there is no next one.
+    A batch without next batches is the last one.
     """
     numbered = enumerate(batches)
     window: deque[tuple[int, Any]] = deque(itertools.islice(numbered, ahead))
@@ -68,15 +68,15 @@ def read_ahead(batches: Iterator[Any], skip: int, ahead: int) -> Iterator[tuple[
 
 def whole_number(name: str, number: Any, least: int) -> int:
     if isinstance(number, bool) or not isinstance(number, (int, np.integer)) or number < least:
-        raise UseError(f"{name}={number!r} is not a whole number from {least} up")
+        raise UseError(f"{name}={number!r} is not an integer >= {least}")
     return int(number)
 
 
 def checked_samples(samples: Any, rank: int, step: int) -> int:
     if isinstance(samples, (bool, np.bool_)) or not isinstance(samples, (int, np.integer)) or samples < 0:
         raise UseError(
-            f"trainer {rank}, step {step}: samples={samples!r} is not a whole number from 0 up",
-            remedy="give the number of examples in the batch",
+            f"trainer {rank}, step {step}: samples={samples!r} is not an integer >= 0",
+            remedy="pass the number of examples in the batch",
         )
     return int(samples)
 

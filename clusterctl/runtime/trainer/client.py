@@ -1,6 +1,6 @@
-"""A trainer's side of the protocol: requests to all lanes, answers taken in, steps counted. It knows no tables' names.
+"""The client side of the protocol: sends requests to all lanes, handles their replies, counts steps.
 
-`Session` is what the training program sees; this is what it speaks through.
+`Session` is what the training program sees; it talks to the pservers through this client, which knows no table names.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ Replies = dict[int, wire.Message]
 #: (lane, piece, pieces, parts) -> the message of a push.
 MakePush = Callable[[int, int, int, list[wire.Part]], wire.Message]
 
-#: Pieces of 1 MB that may be unanswered, on each lane: over the network enough to keep it busy; in shared memory so few
-#: that they are still in the processor's cache when they come back.
+#: Pieces of 1 MB that may be in flight on each lane: over the network enough to keep it busy; in shared memory few
+#: enough to stay in the processor's cache until they come back.
 _PIECES_OUT = 64
 _PIECES_SHARED = 8
 
 
 @dataclass
 class PendingReplies:
-    """Requests on their way: how many are unanswered, and how long pservers held them back."""
+    """Requests in flight: the number still unanswered, the replies, and the longest time a pserver held one back."""
 
     unanswered: int = 0
     held_us: int = 0
@@ -41,16 +41,16 @@ class PendingReplies:
     leases: list[SlotLease] = field(default_factory=list)
 
     def release(self) -> None:
-        """Everything is answered: the memory that was lent is free again."""
+        """Release the leased memory; call it when every request is answered."""
         for lease in self.leases:
             lease.release()
         self.leases.clear()
 
 
 class Client:
-    """`step` counts this trainer's pushes (in sync mode: the job's steps). `used` are the lanes that have tables.
+    """The client of one trainer. `step` counts its pushes (in sync mode: the job's steps); `used` lanes have tables.
 
-    `refresh(part)` takes in the new values that replies to pushes bring.
+    `refresh(part)` is called with the new values in replies to pushes.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class Client:
         self._attempt = env.attempt
         self._trainers = env.trainers
         self._progress = progress
-        self._requests = env.attempt << 32  # answers to what an earlier attempt asked are no answers to this one
+        self._requests = env.attempt << 32  # so that replies to an earlier attempt's requests match none of ours
         self._epoch = 0
         self._pushes: deque[PendingReplies] = deque()
         self._cut = 0
@@ -78,7 +78,7 @@ class Client:
     # Requests
 
     def ask(self, kind: int, lanes: list[int], **fields: Any) -> Replies:
-        """The same request to several lanes; waits for all replies."""
+        """Send the same request to several lanes and wait for all replies."""
         return self.exchange({lane: self._message(kind, **fields) for lane in lanes})
 
     def ask_all(self, kind: int, **fields: Any) -> Replies:
@@ -97,10 +97,10 @@ class Client:
         asks: Mapping[int, tuple[list[wire.Part], list[wire.Part] | None]],
         on_reply: Callable[[int, wire.Message], None],
     ) -> None:
-        """Asks lanes for values: parts, and the same in full where they name lists of ids by digest.
+        """Request values: parts by lane, and the parts in full where they name lists of ids by digest.
 
-        `on_reply(lane, reply)` is called for each. In sync mode the values are those of this very step, after the
-        pushes that were sent before; the lanes answer when they have them.
+        `on_reply(lane, reply)` is called for each reply. In sync mode the values are those of the current step, after
+        all pushes sent before; lanes reply when they have them.
         """
         version = self.step if self.mode.name == "sync" else wire.NEWEST
 
@@ -127,11 +127,11 @@ class Client:
 
     @property
     def window(self) -> int:
-        """How many pushes may be on their way at once."""
+        """The number of pushes that may be in flight."""
         return WINDOWS[self.mode.name]
 
     def push(self, parts: Mapping[int, Outgoing], context: StepContext, samples: int) -> None:
-        """Sends a push to all lanes in use, and waits until the last pieces are on their way; see `settle`."""
+        """Send a push to all lanes in use, and wait until its last pieces are sent; see `settle`."""
         make, pending = self._push_maker(context, samples), PendingReplies()
         pieces: dict[int, list[wire.Part]] = {}
         for lane in self.used:
@@ -149,7 +149,7 @@ class Client:
         self.step += 1
 
     def _push_maker(self, context: StepContext, samples: int) -> MakePush:
-        """Makes the messages of one push: what is the same in all of them is looked up once."""
+        """Return the function that makes the messages of one push; their common fields are looked up once."""
         rank, epoch, attempt, step = self.rank, self._epoch, self._attempt, self.step
         pass_, batch = context.pass_, context.batch
         cut = self._cut if self.mode.name == "sync" and self._cut > step else 0
@@ -163,9 +163,9 @@ class Client:
         return make
 
     def _send_pieces(self, pending: PendingReplies, make: MakePush, pieces: dict[int, list[wire.Part]]) -> None:
-        """Sends each lane its pieces, so many at a time.
+        """Send each lane its pieces, a bounded number at a time.
 
-        All trainers send a lane's pieces in the same order, so in sync mode they do not wait for each other in a ring.
+        All trainers send a lane's pieces in the same order, so they cannot deadlock in sync mode.
         """
         sent = dict.fromkeys(pieces, 0)
         while sent:
@@ -201,82 +201,82 @@ class Client:
         self._pieces_out[lane] = self._pieces_out.get(lane, 0) + 1
         self._link.post(lane, message, take)
 
-    def settle(self, on_their_way: int = 0) -> None:
-        """Waits until at most so many pushes are unanswered."""
-        while self._pushes and (self._pushes[0].unanswered == 0 or len(self._pushes) > on_their_way):
+    def settle(self, in_flight: int = 0) -> None:
+        """Wait until at most `in_flight` pushes are unanswered."""
+        while self._pushes and (self._pushes[0].unanswered == 0 or len(self._pushes) > in_flight):
             self.wait_for(self._pushes[0])
             self._pushes.popleft().release()
 
     @property
     def passes_done(self) -> int:
-        """Passes that all trainers have ended, as far as this one has heard."""
+        """Passes that all trainers have ended, as far as this trainer knows."""
         return min(self._passes.values())
 
     @property
     def cut(self) -> int:
-        """The newest checkpoint of which this trainer has heard."""
+        """The newest checkpoint announced to this trainer."""
         return self._cut
 
     def stop_for_cut(self) -> bool:
-        """Whether a checkpoint waits for this trainer, outside of sync mode; see `take_cut`."""
+        """Return True if a checkpoint waits for this trainer; never in sync mode. See `take_cut`."""
         due = self.mode.name != "sync" and self._cut > self._cuts_taken
         return due and self.step >= self._even_from
 
     def take_cut(self) -> None:
-        """Stops until the checkpoint that is due is made; nothing of this trainer may be on its way."""
+        """Wait until all pushes are answered, then until the checkpoint that is due is made."""
         self.settle()
         self._cuts_taken = self._cut
         self.ask(wire.CUT, self.used, cut=self._cut, version=self._versions[0])
 
-    # Beginning and end
+    # Start and end
 
     def _hello(self) -> None:
         first = [pserver * self.layout.per_pserver for pserver in range(self.layout.pservers)]
         about = {"parts": [wire.json_part({"trainers": self._trainers})]}
         replies = self.ask(wire.HELLO, first, **about)
         facts = {lane: reply.json() for lane, reply in replies.items()}
-        for lane, said in list(facts.items()):
-            self._check(lane, said)
-            for number, port in enumerate(said.get("ports", [])[1:], 1):
+        for lane, own in list(facts.items()):
+            self._check(lane, own)
+            for number, port in enumerate(own.get("ports", [])[1:], 1):
                 self._link.open(lane + number, int(port))
         others = [lane for lane in range(self.layout.lanes) if lane not in first]
         more = self.ask(wire.HELLO, others, **about)
         facts.update({lane: reply.json() for lane, reply in more.items()})
         self.facts = facts
         self.used = first
-        used = {lane: said for lane, said in facts.items() if said["used"]}
-        known = used or {lane: said for lane, said in facts.items() if said["restored"] or lane in first}
-        self.left = any(said["left"] for said in facts.values())
+        used = {lane: own for lane, own in facts.items() if own["used"]}
+        known = used or {lane: own for lane, own in facts.items() if own["restored"] or lane in first}
+        self.left = any(own["left"] for own in facts.values())
         self._gone = dict(facts[0]["gone"])
-        earliest = min(known.values(), key=lambda said: int(said["step"]))
+        earliest = min(known.values(), key=lambda own: int(own["step"]))
         self.mode, self.seed = Mode.parse(str(earliest["mode"])), int(earliest["seed"])
         self.half, self.key_cache = bool(earliest["half"]), bool(earliest["key_cache"])
         self.step, self.next_pass, self.batch = (int(earliest[name]) for name in ("step", "pass", "batch"))
-        # An earlier attempt may have died when only some lanes had its push: no checkpoint before they are even.
-        self._even_from = max(int(said["step"]) for said in known.values())
-        self._passes = {lane: int(said["passes"]) for lane, said in known.items()}
-        self._versions = {lane: int(said["version"]) for lane, said in facts.items()}
-        self._cut = max(int(said["cut"]) for said in facts.values())
-        self._cuts_taken = max(int(said["cuts_made"]) for said in facts.values())  # the others may have stopped for one
+        # An earlier attempt may have died when only some lanes had its push: no checkpoint until they agree.
+        self._even_from = max(int(own["step"]) for own in known.values())
+        self._passes = {lane: int(own["passes"]) for lane, own in known.items()}
+        self._versions = {lane: int(own["version"]) for lane, own in facts.items()}
+        self._cut = max(int(own["cut"]) for own in facts.values())
+        self._cuts_taken = max(int(own["cuts_made"]) for own in facts.values())  # the others may have stopped for one
         self._epoch = next(iter(replies.values())).epoch
         self.memory = LaneMemory(link=self._link, facts=facts, rank=self.rank, half=self.half)
 
     def end_pass(self, tag: str) -> None:
-        """Asks for the save at the end of a pass, and hears which trainers are gone for good."""
-        asked = {"flags": wire.END_OF_PASS, "parts": [wire.json_part({"tag": tag})]}
-        first = self.ask(wire.SAVE, self.used, **asked)[0]
+        """Request the save at the end of a pass; the replies name the trainers that are gone for good."""
+        request = {"flags": wire.END_OF_PASS, "parts": [wire.json_part({"tag": tag})]}
+        first = self.ask(wire.SAVE, self.used, **request)[0]
         if first.parts:
             self._gone = dict(first.json()["gone"])
 
     def share_of(self, pass_: int) -> tuple[int, int]:
-        """(every, offset): which batches of what all trainers read are this one's."""
+        """Return (every, offset): this trainer's share of the batches that all trainers read."""
         active = [rank for rank in range(self._trainers) if self._gone.get(rank, pass_ + 1) > pass_]
         return len(active), active.index(self.rank)
 
     def use(self, lanes: list[int], reply_bytes: int = 0) -> None:
-        """Takes lanes into use, because a table is there. Before the first table that is one lane of each pserver.
+        """Take lanes into use for a new table. Before the first table, one lane of each pserver is in use.
 
-        Lane 0 always is: it says when checkpoints are due. `reply_bytes` is how long the table makes replies.
+        Lane 0 is always in use: it announces checkpoints. `reply_bytes` is what the table adds to the size of replies.
         """
         passes = self.passes_done
         self.used = sorted({0, *(self.used if self._has_tables else ()), *lanes})
@@ -284,20 +284,20 @@ class Client:
         self._reply_bytes += reply_bytes
         self._passes = {lane: self._passes.get(lane, passes) for lane in self.used}
 
-    def _check(self, lane: int, said: Mapping[str, Any]) -> None:
+    def _check(self, lane: int, facts: Mapping[str, Any]) -> None:
         pserver, here = lane // self.layout.per_pserver, self.layout
-        if (said["pserver"], said["pservers"]) != (pserver, here.pservers):
+        if (facts["pserver"], facts["pservers"]) != (pserver, here.pservers):
             raise RefusedError(
-                f"pserver {pserver} of {here.pservers} says that it is {said['pserver']} of {said['pservers']}"
+                f"pserver {pserver} of {here.pservers} reported that it is {facts['pserver']} of {facts['pservers']}"
             )
-        if said["lanes"] != [here.dense, here.sparse]:
-            raise RefusedError(f"pserver {pserver} has {said['lanes']} lanes, not {[here.dense, here.sparse]}")
+        if facts["lanes"] != [here.dense, here.sparse]:
+            raise RefusedError(f"pserver {pserver} has {facts['lanes']} lanes, not {[here.dense, here.sparse]}")
 
     def close(self) -> None:
         self.memory.close()
         self._link.close()
 
-    # How it is done
+    # Helpers
 
     def _message(self, kind: int, **fields: Any) -> wire.Message:
         self._requests += 1

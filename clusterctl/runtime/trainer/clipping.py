@@ -1,7 +1,7 @@
-"""Clipping of a trainer's whole gradient, before it is pushed (Pascanu, Mikolov, Bengio 2013).
+"""Clipping of a trainer's whole gradient before it is pushed (Pascanu, Mikolov, Bengio 2013).
 
-Sums of squares are taken in float64, chunk after chunk and array after array, so the norm has the same bits whenever
-the arrays come in the same order. Numbers that are not finite stay as they are, for the push to name them.
+Sums of squares are float64, chunk by chunk and array by array, so the norm has the same bits whenever the arrays come
+in the same order. Numbers that are not finite are left unchanged, so that the push can report them.
 """
 
 from __future__ import annotations
@@ -21,22 +21,22 @@ _LARGEST = float(np.finfo(np.float32).max)
 
 @dataclass(frozen=True)
 class Clip:
-    """Made by `clip_by_value` or `clip_by_norm`, which say what `apply` does."""
+    """A way of clipping, made by `clip_by_value` or `clip_by_norm`."""
 
     kind: str
     limit: float
 
     def __post_init__(self) -> None:
         if self.kind not in ("value", "norm"):
-            raise UseError(f"clipping by {self.kind!r} is not known", remedy="use clip_by_value or clip_by_norm")
+            raise UseError(f"clipping by {self.kind!r} is unknown", remedy="use clip_by_value or clip_by_norm")
         limit = self.limit
         is_number = isinstance(limit, (int, float)) and not isinstance(limit, bool)
         if not is_number or not 0 < limit <= _LARGEST or np.float32(limit) == 0:
             raise UseError(f"clip_by_{self.kind}({limit!r}): the limit must be a positive number")
 
     def apply(self, arrays: Sequence[Floats]) -> list[Floats]:
-        """The clipped arrays, float32 of any shapes. Those that need no change are returned themselves; none is
-        written to. Rows of an id that occurs twice must have been summed before."""
+        """Return the clipped arrays, float32 of any shape. No array is written to; those within the limit are returned
+        as they are. Rows of an id that occurs twice must have been summed before."""
         if self.kind == "value":
             return [_clipped(array, np.float32(self.limit)) for array in arrays]
         norm = global_norm(arrays)
@@ -47,17 +47,17 @@ class Clip:
 
 
 def clip_by_value(limit: float) -> Clip:
-    """Each element is brought into [-limit, limit]."""
+    """Clip each element to [-limit, limit]."""
     return Clip("value", limit)
 
 
 def clip_by_norm(limit: float) -> Clip:
-    """All are scaled by limit / norm when the norm, the Euclidean one of all arrays together, is above `limit`."""
+    """Scale the whole gradient by limit / norm if its Euclidean norm, over all arrays together, is above `limit`."""
     return Clip("norm", limit)
 
 
 def global_norm(arrays: Sequence[Floats]) -> float:
-    """The Euclidean norm of all elements of all arrays together; 0.0 when there are none."""
+    """Return the Euclidean norm of all elements of all arrays together; 0.0 without any."""
     return math.sqrt(sum(_sum_of_squares(array) for array in arrays))
 
 
@@ -73,7 +73,7 @@ def _sum_of_squares(array: Floats) -> float:
 def _clipped(array: Floats, limit: np.float32) -> Floats:
     if array.size == 0:
         return array
-    low, high = array.min(), array.max()  # NaN when there is one
+    low, high = array.min(), array.max()  # NaN if any element is
     if (-limit <= low and high <= limit) or not np.isfinite(high - low):
         return array
     return np.clip(array, -limit, limit, out=np.empty_like(array))

@@ -1,9 +1,9 @@
-"""Geo mode: the trainer learns by itself, and every k steps tells the pservers what it has changed.
+"""Geo mode: the trainer applies its own updates, and every k steps sends the changes to the pservers.
 
 `s = copy(local); d = (s - base) / c; send d; receive G; local += G - s; base = G`, with c the number of trainers for
-dense tables, so that their changes are averaged, and c = 1 for rows, of which only those that were touched are sent
-(Paddle's Geo-SGD; Chen et al. 2020 call it local SGD with a parameter server). The exchange waits for its answer, so
-s is still the local value when G comes, and local becomes G. Rules and their state live here.
+dense tables, so that their changes are averaged, and c = 1 for rows, of which only those touched are sent (Paddle's
+Geo-SGD; Chen et al. 2020 call it local SGD with a parameter server). The exchange waits for the reply, so s is still
+the local value when G arrives, and local becomes G. Rules and their state are on the trainer.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ _ONE = np.float32(1)
 
 @dataclass
 class LocalDense:
-    """A dense table as the trainer changes it, and the value it had at the last exchange."""
+    """A dense table's value at the last exchange, and the state of its rule."""
 
     base: Floats
     state: list[Floats]
 
 
 class LocalRows:
-    """Rows that the trainer changes between exchanges: `table` also keeps the rules' state from one to the next."""
+    """Rows that the trainer changes between exchanges. `table` keeps the state of the rule from one to the next."""
 
     def __init__(self, handle: Embedding, seed: int) -> None:
         self._handle = handle
@@ -42,19 +42,21 @@ class LocalRows:
         self.begin()
 
     def begin(self) -> None:
-        """After an exchange nothing is touched, and what was pulled is not to be believed."""
+        """Start over after an exchange: no row is touched, and rows pulled before are stale."""
         self.base = SparseTable(self._handle.spec, self._seed)
         self.touched: Ids = np.empty(0, np.int64)
         self.pulled: Ids = np.empty(0, np.int64)
 
     def take(self, ids: Ids, rows: Floats) -> None:
-        """The servers' rows of ids that are not touched since the last exchange."""
+        """Store the pservers' rows of ids that were not touched since the last exchange."""
         self.table.restore(ids, {"rows": rows})
         self.base.restore(ids, {"rows": rows})
         self.pulled = np.union1d(self.pulled, ids)
 
 
 class GeoParameters(Parameters):
+    """Geo mode: values come from the trainer itself, and its changes go to the pservers every k steps."""
+
     def __init__(self, client: Client, trainers: int) -> None:
         super().__init__(client)
         self._trainers = np.float32(trainers)
@@ -101,7 +103,7 @@ class GeoParameters(Parameters):
         return self._local(handle).table.pull(batch.groups.distinct, None)
 
     def prefetch(self, handle: Embedding, batch: IdBatch, most: int) -> None:
-        """Rows are here for most of the steps; those that are not come when they are asked for."""
+        """Do nothing: rows are local for most steps, and the others are fetched when they are pulled."""
 
     def _local(self, handle: Embedding) -> LocalRows:
         known = self._rows.get(handle)
@@ -110,14 +112,14 @@ class GeoParameters(Parameters):
         return known
 
     def _fetch(self, handle: Embedding, ids: Ids) -> None:
-        """Asks the pservers for all rows that were not pulled since the last exchange; `ids` distinct, ascending."""
+        """Pull the rows that were not pulled since the last exchange; `ids` distinct, ascending."""
         local = self._local(handle)
         missing = ids[~np.isin(ids, local.pulled, assume_unique=True)]
         if missing.size:
             local.take(missing, super().pull_rows(handle, handle.id_batch(missing)))
 
     def _update(self, gradient: Gradient) -> None:
-        """One step of the tables' own rules, on the trainer's values."""
+        """Apply one step of the tables' rules to the trainer's own values."""
         t = self._steps + 1
         with np.errstate(all="ignore"):
             for handle, flat in gradient.dense.items():
@@ -129,7 +131,7 @@ class GeoParameters(Parameters):
                 local.touched = np.union1d(local.touched, ids)
 
     def _exchange(self) -> None:
-        """Sends what has changed since the last exchange, and goes on from what the pservers make of it."""
+        """Send the changes since the last exchange, and continue from the pservers' new values."""
         assert self._context is not None
         samples, self._since, self._samples = self._samples, 0, 0
         changed = Gradient()

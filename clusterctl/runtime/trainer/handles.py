@@ -1,4 +1,4 @@
-"""What a trainer holds of a table."""
+"""The handles of tables that a training program holds: `Dense` and `Embedding`."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ _SAMPLED = 32
 
 
 class TableOwner(Protocol):
-    """The parameters of a trainer, as far as its handles know them."""
+    """The parameters of a trainer, as its handles see them."""
 
     rank: int
     layout: Layout
 
     def pull_dense(self, handle: Dense) -> None:
-        """Fetches the values of the current step into the handle."""
+        """Pull the values of the current step into the handle."""
         ...
 
     def pull_rows(self, handle: Embedding, batch: IdBatch) -> Floats:
-        """The rows of the distinct ids of `batch`, (n, dim)."""
+        """Return the rows of the distinct ids of `batch`, (n, dim)."""
         ...
 
 
@@ -44,7 +44,7 @@ class Dense:
         self.shape = spec.shape
         self.flat = np.zeros(spec.elements, np.float32)
         self.value: Floats = self.flat.reshape(spec.shape)
-        #: `(lane, start, stop)` of each run of the flattened table; runs without elements are left out.
+        #: `(lane, start, stop)` of each run of the flattened table that has elements.
         self.runs = list(self._runs(owner.layout.places("dense")))
 
     def _runs(self, lanes: list[int]) -> Iterator[tuple[int, int, int]]:
@@ -54,20 +54,20 @@ class Dense:
                 yield lane, start, stop
 
     def pull(self) -> Floats:
-        """Fetches the values of the current step into `value` and returns it."""
+        """Pull the values of the current step into `value` and return it."""
         self._owner.pull_dense(self)
         return self.value
 
     def tensor(self) -> Any:
-        """`value` as a torch tensor over the same memory; needs torch."""
+        """Return `value` as a torch tensor over the same memory; needs torch."""
         return as_tensor(self.value)
 
     def refresh(self, part: wire.Part) -> None:
-        """Takes a part of the table out of a reply."""
+        """Store a part of the table from a reply."""
         self.flat[part.offset : part.offset + len(part.array)] = part.array
 
     def checked(self, gradient: Any) -> Floats:
-        """The flattened gradient, a view where it can be one."""
+        """Return the flattened gradient, a view where possible. Raises UseError for a wrong shape or dtype."""
         what = f"the gradient of table {self.name!r} from trainer {self._owner.rank}"
         return checked_floats(what, as_array(gradient), self.shape).reshape(-1)
 
@@ -84,10 +84,10 @@ class Embedding:
         self._recent: deque[IdBatch] = deque(maxlen=_REMEMBERED)
 
     def pull(self, ids: Any) -> Any:
-        """The rows of `ids`, float32 of shape (len(ids), dim), at the current step; ids may repeat and be negative.
+        """Return the rows of `ids`, float32 of shape (len(ids), dim), at the current step; ids may repeat or be < 0.
 
-        Makes no row: an id that nobody pushed has its initial value. Ids of more dimensions give `ids.shape + (dim,)`.
-        A torch tensor of ids gives a torch tensor.
+        Pulling creates no row: an id that was never pushed has its initial value. Ids of more dimensions give
+        `ids.shape + (dim,)`. A torch tensor of ids gives a torch tensor.
         """
         batch = self.id_batch(ids)
         rows = self._owner.pull_rows(self, batch)
@@ -95,7 +95,7 @@ class Embedding:
         return as_tensor(out) if is_tensor(ids) else out
 
     def id_batch(self, ids: Any) -> IdBatch:
-        """Checked and grouped. The newest are remembered: rows are mostly asked for, and pushed, by the same ids."""
+        """Check and group ids. The newest batches are kept, since rows are usually pulled and pushed by the same ids."""
         checked = checked_ids(self.name, as_array(ids))
         sample = _sample(checked)
         for known in reversed(self._recent):
@@ -106,7 +106,7 @@ class Embedding:
         return self._recent[-1]
 
     def checked(self, gradient: Any) -> tuple[Ids, Floats]:
-        """Distinct ids, ascending, and the sum of each one's gradients in order of occurrence."""
+        """Return the distinct ids, ascending, and the sum of each id's gradients in order of occurrence."""
         what = f"the gradient of table {self.name!r} from trainer {self._owner.rank}"
         if not isinstance(gradient, tuple) or len(gradient) != 2:
             raise UseError(f"{what} is not a pair", remedy="push {embedding: (ids, gradients)}")
@@ -115,7 +115,7 @@ class Embedding:
         return batch.groups.distinct, batch.groups.sum(values)
 
     def shared_out(self, ids: Ids) -> list[tuple[int, Ids]]:
-        """`(lane, positions)` of distinct ascending ids, for the lanes that hold any of them."""
+        """Return `(lane, positions)` of distinct ascending ids, for the lanes that own any of them."""
         for known in self._recent:
             if known.groups.distinct is ids:
                 return known.shares
@@ -125,7 +125,7 @@ class Embedding:
 
 
 class IdBatch:
-    """Ids that the training program gave, and what follows from them alone. `ids` is a copy."""
+    """Ids from the training program, grouped and partitioned by lane. `ids` is a copy."""
 
     def __init__(self, table: Embedding, ids: Ids) -> None:
         self.ids = ids.copy()
@@ -138,5 +138,5 @@ class IdBatch:
 
 
 def _sample(ids: Ids) -> bytes:
-    """Some of the ids: other lists mostly differ in these, and are not compared to the end."""
+    """Return a sample of the ids: other lists mostly differ in it, so that most full comparisons are avoided."""
     return ids.reshape(-1)[:: max(1, ids.size // _SAMPLED)].tobytes()

@@ -1,4 +1,4 @@
-"""The trainer's arithmetic on ids: checking, deduplicating, sharing out among pservers."""
+"""The trainer's arithmetic on ids: checking, deduplicating, partitioning by lane."""
 
 from __future__ import annotations
 
@@ -17,39 +17,39 @@ from clusterctl.runtime.table.sharding import owners_of
 _GOLDEN = 0x9E3779B97F4A7C15
 _LEAST_BITS = 10
 _LEAST_RADIX = 2_048
-#: As many bytes of gradients stay in a core's second cache; a block of few rows would cost more calls than it saves.
+#: Bytes of gradients that fit in a core's L2 cache; a block of fewer rows would cost more calls than it saves.
 _BLOCK_BYTES = 2**19
 _LEAST_BLOCK = 1_024
-#: The least number that rounds to infinity as float16.
+#: The smallest number that rounds to infinity in float16.
 _HALF_INFINITY = np.float32(65_520)
 
 
 def checked_ids(name: str, ids: Any) -> Ids:
-    """`ids` as contiguous int64 of the same shape; raises UseError when they are no whole numbers below 2**63."""
+    """Return `ids` as contiguous int64 of the same shape. Raises UseError unless they are integers below 2**63."""
     array = np.asarray(ids)
     if array.size == 0:
         return np.empty(array.shape, np.int64)
     if array.dtype.kind not in "iu":
-        raise UseError(f"ids for table {name!r} have dtype {array.dtype}", remedy="give whole numbers, such as int64")
+        raise UseError(f"ids for table {name!r} have dtype {array.dtype}", remedy="pass integers, such as int64")
     if array.dtype == np.uint64 and int(array.max()) >= 2**63:
         raise UseError(f"ids for table {name!r} go up to {array.max()}", remedy="ids are int64, below 2**63")
     return np.ascontiguousarray(array, np.int64)
 
 
 def check_range(name: str, ids: Ids, rows: int | None) -> None:
-    """Raises UseError when ids are out of the range of a table that is bounded by `rows`."""
+    """Raise UseError if ids are outside the range of a table that is bounded by `rows`."""
     if rows is not None and ids.size and (int(ids.min()) < 0 or int(ids.max()) >= rows):
         raise UseError(
             f"ids for table {name!r} go from {ids.min()} to {ids.max()}, it has rows={rows}",
-            remedy=f"give ids in 0..{rows - 1}, or make the table with rows=None",
+            remedy=f"pass ids in 0..{rows - 1}, or make the table with rows=None",
         )
 
 
 def checked_floats(what: str, values: Any, shape: tuple[int, ...]) -> Floats:
-    """`values` as contiguous float32 of exactly `shape`; any float type is converted, everything else is a UseError."""
+    """Return `values` as contiguous float32 of exactly `shape`. Any float dtype is converted; others raise UseError."""
     array = np.asarray(values)
     if array.dtype.kind != "f" and array.size:
-        raise UseError(f"{what} has dtype {array.dtype}", remedy="give float32")
+        raise UseError(f"{what} has dtype {array.dtype}", remedy="pass float32")
     if array.shape != shape:
         raise UseError(f"{what} has shape {array.shape}, expected {shape}")
     return np.ascontiguousarray(array, np.float32)
@@ -57,16 +57,16 @@ def checked_floats(what: str, values: Any, shape: tuple[int, ...]) -> Floats:
 
 @dataclass(frozen=True)
 class Groups:
-    """`distinct` ids, ascending, and for each of the ids given the place of its equal there: `inverse`, int64."""
+    """Distinct ids, ascending, and `inverse`: for each of the given ids its position in `distinct`, int64."""
 
     distinct: Ids
     inverse: Ids
 
     def sum(self, values: Floats) -> Floats:
-        """The sum of each distinct id's rows of `values`, (len(inverse), dim), added in order of occurrence.
+        """Return the sum of each distinct id's rows of `values`, (len(inverse), dim), added in order of occurrence.
 
-        All additions are in float32, from +0.0. `np.add.at` adds in the order of its indices; rows of columns side by
-        side go through it as complex numbers, whose two parts are summed each for itself.
+        All additions are float32, from +0.0. `np.add.at` adds in the order of its indices; pairs of columns go through
+        it as complex numbers, whose two parts are summed separately.
         """
         sums = np.zeros((len(self.distinct), values.shape[1]), np.float32)
         paired = values.shape[1] // 2 * 2
@@ -80,7 +80,7 @@ class Groups:
         return sums
 
     def _add_columns(self, into: Any, values: Any) -> None:
-        """Block after block of rows, so that all columns of a block are read while it is in the cache."""
+        """Add block by block of rows, so that all columns of a block are read while it is in the cache."""
         rows = max(_LEAST_BLOCK, _BLOCK_BYTES // max(1, values.itemsize * values.shape[1]))
         for a in range(0, len(values), rows):
             inverse = self.inverse[a : a + rows]
@@ -89,26 +89,26 @@ class Groups:
 
 
 def group(ids: Ids) -> Groups:
-    """The groups of equal ids, by hashing: every id writes its place into a cell, and the last writer stands for all.
+    """Group equal ids by hashing: every id writes its position into a cell, and the last writer leads the group.
 
-    Ids that lose their cell to another id try again with another hash; nothing is cleared between, since a cell is
+    Ids that lose their cell to another id retry with another hash. Cells are not cleared in between, since a cell is
     only read after it was written. Only the distinct ids are sorted.
     """
     count = len(ids)
     bits = max(_LEAST_BITS, (2 * count).bit_length())
-    cells, places = np.empty(1 << bits, np.int64), np.arange(count, dtype=np.int64)
+    cells, positions = np.empty(1 << bits, np.int64), np.arange(count, dtype=np.int64)
     multipliers = _multipliers()
     cell = _hashed(ids, next(multipliers), bits)
-    cells[cell] = places
+    cells[cell] = positions
     leader = cells.take(cell)
     todo = np.flatnonzero(ids.take(leader) != ids)
     while todo.size:
         rest = ids.take(todo)
         cell = _hashed(rest, next(multipliers), bits)
         cells[cell] = todo
-        leader[todo] = found = cells.take(cell)
-        todo = todo[ids.take(found) != rest]
-    return _ranked(ids, leader, np.flatnonzero(leader == places))
+        leader[todo] = winners = cells.take(cell)
+        todo = todo[ids.take(winners) != rest]
+    return _ranked(ids, leader, np.flatnonzero(leader == positions))
 
 
 def _hashed(ids: Ids, multiplier: np.uint64, bits: int) -> Ids:
@@ -117,7 +117,7 @@ def _hashed(ids: Ids, multiplier: np.uint64, bits: int) -> Ids:
 
 
 def _multipliers() -> Iterator[np.uint64]:
-    """Odd numbers for multiplicative hashing (Knuth 6.4), another for every round."""
+    """Odd numbers for multiplicative hashing (Knuth 6.4), one per round."""
     return (np.uint64(round_ * _GOLDEN % 2**64 | 1) for round_ in itertools.count(1))
 
 
@@ -130,13 +130,13 @@ def _ranked(ids: Ids, leader: Ids, leads: Ids) -> Groups:
 
 
 def _ascending(ids: Ids) -> Ids:
-    """The order that sorts distinct ids: of many by radix (Knuth 5.2.5), 16 bits at a time, which numpy does fast."""
+    """Return the order that sorts distinct ids; many are sorted by radix (Knuth 5.2.5), 16 bits at a time."""
     order: Ids
     if len(ids) < _LEAST_RADIX:
         order = np.argsort(ids)
         return order
     order = np.arange(len(ids), dtype=np.int64)
-    above = (ids - ids.min()).view(np.uint64)  # right for any two ids, by wrapping
+    above = (ids - ids.min()).view(np.uint64)  # correct for any two ids, as int64 wraps
     for shift in range(0, int(above.max()).bit_length(), 16):
         digit = (above >> np.uint64(shift)).astype(np.uint16)
         order = order.take(np.argsort(digit.take(order), kind="stable"))
@@ -144,21 +144,21 @@ def _ascending(ids: Ids) -> Ids:
 
 
 def sum_by_id(ids: Ids, values: Floats) -> tuple[Ids, Floats]:
-    """Distinct ids, ascending, and the sum of each one's rows of `values`, added in order of occurrence in float32."""
+    """Return distinct ids, ascending, and the float32 sum of each id's rows of `values`, in order of occurrence."""
     groups = group(ids)
     return groups.distinct, groups.sum(values)
 
 
 @dataclass(frozen=True)
 class Shares:
-    """Ascending distinct ids, and for each lane the positions of those that it holds, ascending too."""
+    """Ascending distinct ids, and for each lane the positions of the ids it owns, ascending too."""
 
     ids: Ids
     positions: list[Ids]
 
 
 def share_out(ids: Ids, rows: int | None, lanes: int) -> Shares:
-    """`ids` must be ascending and distinct."""
+    """Partition ids, ascending and distinct, by the lane that owns them."""
     if lanes == 1:
         return Shares(ids, [np.arange(len(ids), dtype=np.int64)])
     owners = owners_of(ids, rows, lanes).astype(np.uint16)  # numpy sorts 16 bits by radix; there are SLOTS owners
@@ -168,11 +168,11 @@ def share_out(ids: Ids, rows: int | None, lanes: int) -> Shares:
 
 
 def is_finite(values: Floats) -> bool:
-    """Whether all values are finite; the sum of squares tells in one cheap sweep unless it overflows."""
+    """Return True if all values are finite. The sum of squares decides in one cheap sweep unless it overflows."""
     flat = values.reshape(-1)
     return math.isfinite(np.dot(flat, flat)) or bool(np.isfinite(flat).all())
 
 
 def fits_half(values: Floats) -> bool:
-    """Whether all values are finite as float16, too."""
+    """Return True if all values are finite in float16."""
     return values.size == 0 or bool(values.max() < _HALF_INFINITY and values.min() > -_HALF_INFINITY)

@@ -1,4 +1,4 @@
-"""How a trainer reaches the lanes: the interface of links. `zmq_link` reaches processes, `local` is in this one."""
+"""The interface through which a trainer reaches lanes: `zmq_link` over sockets, `runtime.local` in this process."""
 
 from __future__ import annotations
 
@@ -12,37 +12,37 @@ OnReply = Callable[[wire.Message], None]
 
 
 class Link(Protocol):
-    """Carries requests to lanes, many at a time, and brings each one's reply. Not thread-safe.
+    """Carries requests to lanes, many at a time, and delivers their replies. Not thread-safe.
 
-    Arrays of a request must not change before its reply; arrays of a reply hold only while `on_reply` runs.
+    Arrays of a request must not change before its reply; arrays of a reply are valid only while `on_reply` runs.
     """
 
     layout: Layout
 
     def open(self, lane: int, port: int) -> None:
-        """Makes a lane reachable, on the host of its pserver; the first lane of each pserver already is."""
+        """Connect to a lane at a port of its pserver's host. The first lane of each pserver is connected already."""
         ...
 
     def post(self, lane: int, message: wire.Message, on_reply: OnReply, full: wire.Message | None = None) -> None:
-        """Sends a request. `full` is sent instead when the lane has forgotten a list of ids that `message` names."""
+        """Send a request. `full` is sent instead if the lane no longer has a list of ids that `message` names."""
         ...
 
     def wait(self, done: Callable[[], bool], reply_bytes: int = 0) -> None:
-        """Takes replies in until `done()`. Raises the error that a pserver answers with.
+        """Handle replies until `done()`. Raises the error that a pserver replies with.
 
-        `reply_bytes` is about how long replies may be, so that a slow network gets time for them.
+        `reply_bytes` is the approximate size of replies, so that a slow network gets time for them.
         """
         ...
 
     def share(self, lane: int, find: wire.Shared) -> None:
-        """How to read what a lane's replies say is in shared memory."""
+        """Set the function that finds arrays of a lane's replies in shared memory."""
         ...
 
     def close(self) -> None: ...
 
 
 def raise_for_error(reply: wire.Message) -> None:
-    """Raises what a pserver answered with, if that is an error."""
+    """Raise the error in a reply, if it is one."""
     if reply.kind == wire.ERROR:
-        said = reply.json()
-        raise BY_NAME.get(str(said.get("error")), RuntimeFailure)(str(said.get("message")))
+        error = reply.json()
+        raise BY_NAME.get(str(error.get("error")), RuntimeFailure)(str(error.get("message")))

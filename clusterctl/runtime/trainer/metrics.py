@@ -1,4 +1,4 @@
-"""Numbers that a training program logs, thinned out: at most one event a second for each set of names."""
+"""Metrics that a training program logs, thinned to at most one event a second for each set of names."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Group:
 
 
 class Logbook:
-    """Calls `send(means, weight)` at once for names not heard of for a second, otherwise with later ones."""
+    """Calls `send(means, weight)` at once for names without an event for a second, otherwise with later values."""
 
     def __init__(self, send: Callable[[dict[str, float], float], None]) -> None:
         self._send = send
@@ -42,7 +42,7 @@ class Logbook:
             self._flush(group, now_s)
 
     def flush(self, now_s: float) -> None:
-        """Sends what is still held back; call it before the pass that events belong to changes."""
+        """Send what is still held back; call it before the current pass changes."""
         for group in self._groups.values():
             if group.count:
                 self._flush(group, now_s)

@@ -1,4 +1,4 @@
-"""What a trainer does about losses and gradients that are not finite: ON_NAN, "warn", "fail" or "skip"."""
+"""ON_NAN: "warn", "fail" or "skip" for losses and gradients that are not finite."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from clusterctl.runtime.trainer.packing import Gradient
 from clusterctl.runtime.trainer.progress import Progress
 
 _SMALL_ELEMENTS = 262_144
-_LOOK_EVERY_S = 1.0
+_CHECK_EVERY_S = 1.0
 _REPORT_EVERY_S = 1.0
-_REMEDY = 'a smaller learning rate or clip=clip_by_norm(5.0) may help; ON_NAN = "skip" leaves such batches out'
+_REMEDY = 'try a smaller learning rate or clip=clip_by_norm(5.0); ON_NAN = "skip" skips such batches'
 
 
 class NanPolicy:
-    """Looks at every batch of a trainer; "warn" looks at large gradients about once a second only.
+    """Checks every batch of a trainer; with "warn", large gradients only about once a second.
 
-    `half` says that gradients travel as float16, in which 65520 is infinite.
+    `half` means that gradients are sent as float16, in which 65520 is infinite.
     """
 
     def __init__(
@@ -35,26 +35,26 @@ class NanPolicy:
         self._half = half
         self._progress = progress
         self._clock = clock
-        self._looked_s = self._reported_s = float("-inf")
+        self._checked_s = self._reported_s = float("-inf")
 
     def admits(
         self, step: int, gradient: Gradient, loss: float | None = None, *, batches: int = 1, as_sent: bool = True
     ) -> bool:
-        """Whether a batch (or several as one) may be pushed; raises NotFiniteError where ON_NAN says so.
+        """Return True if a batch (or several merged into one) may be pushed. Raises NotFiniteError if ON_NAN is "fail".
 
-        `as_sent` says that the gradient is what travels, and not yet to be merged with others.
+        `as_sent` means that the gradient will be sent as it is, not merged with others first.
         """
         what = self._in_loss(loss) or self._in_gradient(gradient, self._half and as_sent)
         if what is None:
             return True
         if self.policy == "warn":
-            self._report(step, what, "warned", "training goes on")
+            self._report(step, what, "warned", "training continues")
             return True
         if self.policy == "fail":
             self._fail(step, what)
         self.skipped += batches
         self._progress.skipped(batches)
-        self._report(step, what, "skipped", "the batch is left out")
+        self._report(step, what, "skipped", "the batch is skipped")
         return False
 
     def _in_loss(self, loss: float | None) -> str | None:
@@ -63,20 +63,20 @@ class NanPolicy:
         return f"the loss of trainer {self._rank}"
 
     def _in_gradient(self, gradient: Gradient, half: bool) -> str | None:
-        if self.policy == "warn" and not self._looks_now(gradient):
+        if self.policy == "warn" and not self._is_due(gradient):
             return None
         names = gradient.not_finite(half)
         return f"the gradient of table {names[0]!r} of trainer {self._rank}" if names else None
 
-    def _looks_now(self, gradient: Gradient) -> bool:
-        now = self._clock()
-        if sum([array.size for array in gradient.arrays()]) > _SMALL_ELEMENTS and now - self._looked_s < _LOOK_EVERY_S:
+    def _is_due(self, gradient: Gradient) -> bool:
+        now, size = self._clock(), sum([array.size for array in gradient.arrays()])
+        if size > _SMALL_ELEMENTS and now - self._checked_s < _CHECK_EVERY_S:
             return False
-        self._looked_s = now
+        self._checked_s = now
         return True
 
     def _report(self, step: int, what: str, action: str, outcome: str) -> None:
-        """An event at most once a second, a line for people the first time."""
+        """Send an event at most once a second, and print a line the first time."""
         now = self._clock()
         if now - self._reported_s < _REPORT_EVERY_S:
             return

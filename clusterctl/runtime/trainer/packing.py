@@ -1,4 +1,4 @@
-"""What a trainer sends to end a step: for each lane an opening, and the long gradients in pieces behind it."""
+"""A gradient as messages: for each lane an opening, and long gradients in pieces after it."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from clusterctl.runtime.wire.key_cache import BYTES_PER_TRAINER, digest_of
 
 Handle = Union[Dense, Embedding]
 
-#: A run of a dense table that is longer has its gradient sent in pieces.
+#: The gradient of a longer run of a dense table is sent in pieces.
 _WHOLE_ELEMENTS = 65_536
 
 
 @dataclass
 class Gradient:
-    """A trainer's whole gradient, checked: dense ones flattened, rows by distinct ascending ids."""
+    """A trainer's whole gradient, checked: dense tables flattened, rows by distinct ascending ids."""
 
     dense: dict[Dense, Floats] = field(default_factory=dict)
     sparse: dict[Embedding, tuple[Ids, Floats]] = field(default_factory=dict)
@@ -37,17 +37,17 @@ class Gradient:
         return dict(both)
 
     def replaced(self, arrays: list[Floats]) -> Gradient:
-        """The same tables and ids with other numbers, in the order of `arrays()`."""
+        """Return the gradient with other arrays, in the order of `arrays()`."""
         numbers = iter(arrays)
         dense = {handle: next(numbers) for handle in self.dense}
         return Gradient(dense, {handle: (ids, next(numbers)) for handle, (ids, _) in self.sparse.items()})
 
     def copied(self) -> Gradient:
-        """With arrays of its own, for a push that goes on after the training program has its arrays back."""
+        """Return a copy, for a push that is still being sent when the program reuses its arrays."""
         return self.replaced([array.copy() for array in self.arrays()])
 
     def not_finite(self, half: bool = False) -> list[str]:
-        """Names of the tables whose gradients have numbers that are NaN or infinite, also (`half`) as float16."""
+        """Return the names of tables whose gradients have NaN or infinite numbers, with `half` in float16."""
         is_good = fits_half if half else is_finite
         with np.errstate(over="ignore"):
             dense = [handle.name for handle, values in self.dense.items() if not is_good(values)]
@@ -56,7 +56,7 @@ class Gradient:
 
 @dataclass
 class Outgoing:
-    """The parts of one push for one lane. `full` has lists of ids where `opening` has their digests."""
+    """The parts of one push for one lane. `full` has the lists of ids for which `opening` has digests."""
 
     opening: list[wire.Part] = field(default_factory=list)
     pieces: list[wire.Part] = field(default_factory=list)
@@ -64,7 +64,7 @@ class Outgoing:
 
 
 class Packer:
-    """Cuts gradients for the lanes. `half` sends float16; with `key_cache` a list of ids travels in full only once."""
+    """Splits gradients by lane. `half` sends float16; with `key_cache` a list of ids is sent in full only once."""
 
     def __init__(self, half: bool, key_cache: bool) -> None:
         self._half = half
@@ -73,7 +73,7 @@ class Packer:
         self._known_bytes: dict[int, int] = {}
 
     def pack(self, gradient: Gradient, lanes: Mapping[int, Any]) -> dict[int, Outgoing]:
-        """What goes to each of `lanes`; every one of them gets an opening, even an empty one."""
+        """Return the parts for each of `lanes`; every lane gets an opening, if only an empty one."""
         out = {lane: Outgoing() for lane in lanes}
         for handle, flat in sorted(gradient.dense.items(), key=lambda item: item[0].spec.key):
             for lane, start, stop in handle.runs:
@@ -86,7 +86,7 @@ class Packer:
         return out
 
     def ids(self, lane: int, embedding: Embedding, ids: Ids) -> Iterator[tuple[wire.Part, wire.Part]]:
-        """Parts for a list of ids, cut to what fits a frame: each as it may be sent, and in full."""
+        """Yield parts for a list of ids, cut to fit a frame: each as it may be sent, and in full."""
         length = max(1, 4 * PART_ELEMENTS // max(2, embedding.dim))
         for a in range(0, len(ids), length):
             full = wire.Part(wire.IDS, ids[a : a + length], embedding.spec.key)
@@ -99,7 +99,7 @@ class Packer:
         known = self._known.setdefault(lane, set())
         if digest in known:
             return wire.Part(wire.SAME, np.frombuffer(digest, np.uint8), full.table)
-        if self._known_bytes.get(lane, 0) > BYTES_PER_TRAINER:  # the lane forgets too: begin anew
+        if self._known_bytes.get(lane, 0) > BYTES_PER_TRAINER:  # the lane evicts lists too: start over
             known.clear()
             self._known_bytes[lane] = 0
         known.add(digest)
@@ -110,7 +110,7 @@ class Packer:
         parts = [self._part(key, flat, a, min(a + PART_ELEMENTS, stop)) for a in range(start, stop, PART_ELEMENTS)]
         if stop - start <= _WHOLE_ELEMENTS:
             out.opening += parts
-        else:  # dense tables come first: `full` is not there yet
+        else:  # dense tables come first, before there is a `full`
             out.opening.append(wire.later_part(key, len(parts)))
             out.pieces += parts
 

@@ -1,4 +1,4 @@
-"""Where a trainer's values come from and where its gradients go: the pservers at each step, or (geo) every k steps."""
+"""Pull values from the pservers and push gradients to them at each step. `geo` does so every k steps."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def nothing() -> None:
 
 @dataclass
 class PendingRows:
-    """Rows that were asked for: of `ids`, in `rows` when `replies` has no unanswered request."""
+    """Requested rows of `ids`; `rows` is complete when `replies` has no unanswered request."""
 
     ids: Ids
     rows: Floats
@@ -29,7 +29,7 @@ class PendingRows:
 
 
 class Parameters:
-    """Sync, async and ssp: every push goes to the pservers, which know the rules, and values come from them."""
+    """Sync, async and ssp: every push goes to the pservers, which apply the rules, and values come from them."""
 
     def __init__(self, client: Client) -> None:
         self.client = client
@@ -45,7 +45,7 @@ class Parameters:
     def push(
         self, gradient: Gradient, context: StepContext, samples: int, when_sent: Callable[[], None] = nothing
     ) -> None:
-        """Sends a push and, behind it, what `when_sent` asks for; waits until the mode lets the trainer go on."""
+        """Send a push, call `when_sent` (which may request rows), and wait until the mode lets the trainer continue."""
         client = self.client
         sent = Gradient() if samples == 0 else gradient if client.window == 1 else gradient.copied()
         client.push(self.packer.pack(sent, dict.fromkeys(client.used)), context, samples)
@@ -55,7 +55,7 @@ class Parameters:
             client.take_cut()
 
     def settle(self) -> None:
-        """Waits until all pushes are applied; what was asked for ahead is of no use any more."""
+        """Wait until all pushes are applied, and discard prefetched rows."""
         self.client.settle()
         self._ahead.clear()
 
@@ -72,17 +72,17 @@ class Parameters:
         self.client.wait_for(pending)
 
     def pull_rows(self, handle: Embedding, batch: IdBatch) -> Floats:
-        """Rows of the distinct ids of `batch`, (n, dim)."""
-        pending = self._known_ahead(handle, batch.groups.distinct) or self._ask(handle, batch)
+        """Return the rows of the distinct ids of `batch`, (n, dim)."""
+        pending = self._prefetched(handle, batch.groups.distinct) or self._request(handle, batch)
         self.client.wait_for(pending.replies)
         return pending.rows
 
     def prefetch(self, handle: Embedding, batch: IdBatch, most: int) -> None:
-        """Asks for the rows of a batch ahead; `most` are kept, and in sync mode none of those of other steps."""
+        """Request the rows of a later batch. At most `most` requests are kept; in sync mode only this one."""
         earlier = [] if self.client.mode.name == "sync" else self._ahead.get(handle, [])
-        self._ahead[handle] = [*earlier, self._ask(handle, batch)][-most:]
+        self._ahead[handle] = [*earlier, self._request(handle, batch)][-most:]
 
-    def _known_ahead(self, handle: Embedding, ids: Ids) -> PendingRows | None:
+    def _prefetched(self, handle: Embedding, ids: Ids) -> PendingRows | None:
         ahead = self._ahead.get(handle, [])
         for number, candidate in enumerate(ahead):
             if candidate.ids is ids or np.array_equal(candidate.ids, ids):
@@ -90,34 +90,34 @@ class Parameters:
                 return candidate
         return None
 
-    def _ask(self, handle: Embedding, batch: IdBatch) -> PendingRows:
+    def _request(self, handle: Embedding, batch: IdBatch) -> PendingRows:
         ids = batch.groups.distinct
         pending = PendingRows(ids, np.empty((len(ids), handle.dim), np.float32))
-        asks, places = {}, {}
+        asks, held = {}, {}
         for lane, positions in batch.shares:
             whole = len(positions) == len(ids)
-            places[lane] = positions
+            held[lane] = positions
             pairs = list(self.packer.ids(lane, handle, ids if whole else ids.take(positions)))
-            pairs = [self._with_room(pending.replies, lane, handle.dim, *pair) for pair in pairs]
+            pairs = [self._leased(pending.replies, lane, handle.dim, *pair) for pair in pairs]
             brief, full = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
             asks[lane] = (brief, full if any(b is not f for b, f in pairs) else None)
 
         def take(lane: int, reply: wire.Message) -> None:
-            found = [part.array for part in reply.parts]
-            rows = found[0] if len(found) == 1 else np.concatenate(found)
-            own = rows.astype(np.float32, copy=False).reshape(len(places[lane]), handle.dim)
+            arrays = [part.array for part in reply.parts]
+            rows = arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
+            own = rows.astype(np.float32, copy=False).reshape(len(held[lane]), handle.dim)
             if len(own) == len(pending.rows):
                 pending.rows[:] = own
             else:
-                scatter(pending.rows, places[lane], own)
+                scatter(pending.rows, held[lane], own)
 
         self.client.pull(pending.replies, asks, take)
         return pending
 
-    def _with_room(
+    def _leased(
         self, pending: PendingReplies, lane: int, dim: int, brief: wire.Part, full: wire.Part
     ) -> tuple[wire.Part, wire.Part]:
-        """The parts that ask for rows, with the place in shared memory where they may be put."""
+        """Return the parts that request rows, with the position in shared memory where a lane may put them."""
         lease = self.client.memory.lease_for(lane, 4 * dim * len(full.array))
         if lease is None:
             return brief, full

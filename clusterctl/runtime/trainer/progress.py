@@ -1,4 +1,4 @@
-"""How fast a trainer goes and where its time goes: the figures of `step` and `pass` events and of the line per pass."""
+"""Throughput of a trainer and where its time goes: the figures of `step` and `pass` events and the line per pass."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _EVENT_EVERY_S = 1.0
 
 @dataclass
 class Window:
-    """Sums since `began`: `wait_s` held back by pservers for other trainers, `wire_s` the rest of the blocking time."""
+    """Sums since `began`: `wait_s` spent waiting for other trainers, `wire_s` the rest of the time spent blocked."""
 
     began: float
     steps: int = 0
@@ -30,14 +30,14 @@ class Window:
         return self.loss_sum / self.loss_weight if self.loss_weight else None
 
     def shares(self, seconds: float) -> dict[str, float]:
-        """Shares of `seconds` spent computing, waiting and on the wire; they add up to 1."""
+        """Return the shares of `seconds` spent computing, waiting and on the wire; they add up to 1."""
         whole = max(seconds, self.wait_s + self.wire_s, 1e-9)
         wait, wire = self.wait_s / whole, self.wire_s / whole
         return {"compute": 1 - wait - wire, "wait": wait, "wire": wire}
 
 
 class Progress:
-    """Counts what a trainer does and tells the supervisor (at most once a second) and people (once a pass)."""
+    """Counts what a trainer does; reports it to the supervisor (at most once a second) and people (once a pass)."""
 
     def __init__(self, supervisor: SupervisorSocket, clock: Callable[[], float] = time.monotonic) -> None:
         self._supervisor = supervisor
@@ -56,7 +56,7 @@ class Progress:
         self._in_pass, self._recent = Window(now), Window(now)
 
     def blocked(self, seconds: float, held_s: float) -> None:
-        """A request kept the trainer for `seconds`, of which the pservers waited `held_s` for others."""
+        """Record that a request blocked the trainer for `seconds`, of which the pservers waited `held_s` for others."""
         wait_s = min(seconds, held_s)
         for window in (self._in_pass, self._recent):
             window.wait_s += wait_s
@@ -73,7 +73,7 @@ class Progress:
             self.flush(step)
 
     def flush(self, step: int) -> None:
-        """Sends what happened since the last `step` event."""
+        """Send the figures since the last `step` event."""
         window, now = self._recent, self._clock()
         if not window.steps:
             return
@@ -93,14 +93,14 @@ class Progress:
         loss = "" if window.loss is None else f", loss {window.loss:.4g}"
         parts = ", ".join(f"{name} {share:.0%}" for name, share in shares.items())
         rate = f"{window.samples / seconds:,.0f} samples/s"
-        left_out = f", {window.skipped} batches left out" if window.skipped else ""
-        line = f"pass {self._pass}: {window.steps} steps, {window.samples:,} samples, {rate}{loss}{left_out}; {parts}"
+        skipped = f", {window.skipped} batches skipped" if window.skipped else ""
+        line = f"pass {self._pass}: {window.steps} steps, {window.samples:,} samples, {rate}{loss}{skipped}; {parts}"
         print_line(line)
         about = {"pass": self._pass, "step": step, "seconds": round(seconds, 3), "line": line}
         self._supervisor.send("pass", **about, **_rounded(shares))
 
     def not_finite(self, step: int, what: str, action: str, skipped: int) -> str:
-        """Tells the supervisor of a loss or gradient that is not finite and what is done; returns it in words."""
+        """Report a loss or gradient that is not finite, and the action taken; return the message."""
         text = f"{what} is not finite (pass {self._pass}, step {step})"
         about = {"what": what, "action": action, "skipped": skipped, "message": text}
         self._supervisor.send("nan", **{"pass": self._pass}, step=step, **about)
@@ -110,23 +110,23 @@ class Progress:
         print_line(f"warning: {text}")
 
     def skipped(self, batches: int) -> None:
-        """So many batches of this pass are left out, because they are not finite."""
+        """Count batches of this pass that were skipped because they are not finite."""
         self._in_pass.skipped += batches
 
     def alive(self) -> None:
-        """A sign of life where no steps are made, at most once a second."""
+        """Send a sign of life while no steps are made, at most once a second."""
         now = self._clock()
         if now - self._alive_s >= _EVENT_EVERY_S:
             self._alive_s = now
             self._supervisor.send("waiting")
 
     def log(self, step: int, values: dict[str, float], weight: float) -> None:
-        """Notes named numbers; they go out as weighted means, at most once a second for each set of names."""
+        """Record named numbers; they are sent as weighted means, at most once a second for each set of names."""
         self._step = step
         self._logbook.add(values, weight, self._clock())
 
     def done(self, pushes: int) -> None:
-        """This trainer has left the run, after so many pushes: a pserver that begins again later is told."""
+        """Report that this trainer left the run after `pushes` pushes; a pserver that restarts later is informed."""
         self._supervisor.send("done", pushes=pushes)
 
     def flush_log(self) -> None:

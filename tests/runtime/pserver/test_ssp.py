@@ -176,7 +176,7 @@ def test_a_mode_reads_as_it_is_written(text: str, mode: Mode) -> None:
 
 @pytest.mark.parametrize("text", ["", "Sync", "ssp", "ssp()", "ssp(-1)", "ssp(1.5)", "geo(0)", "async(3)", "sync\n"])
 def test_other_modes_are_refused_with_what_there_is(text: str) -> None:
-    with pytest.raises(UseError, match=r'is not known; use "sync", "async", "ssp\(4\)" or "geo\(25\)"'):
+    with pytest.raises(UseError, match=r'is unknown; use "sync", "async", "ssp\(4\)" or "geo\(25\)"'):
         Mode.parse(text)
 
 

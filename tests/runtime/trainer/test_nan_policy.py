@@ -104,12 +104,12 @@ def test_local_mode_goes_by_a_variable(
     with connect() as ps:
         assert program({1: "w", 2: "loss"})(ps)[0] == [expected({1: "", 2: ""}, 1, 1)] * 3
     assert "6 steps, 16 samples" in (out := capsys.readouterr().out)
-    assert ", 2 batches left out; " in out
+    assert ", 2 batches skipped; " in out
     monkeypatch.setenv("CLUSTERCTL_ON_NAN", "fail")
     with connect() as ps, pytest.raises(NotFiniteError, match="table 'e' of trainer 0"):
         program({1: "e"})(ps)
     monkeypatch.setenv("CLUSTERCTL_ON_NAN", "stop")
-    with pytest.raises(ProcessError, match="CLUSTERCTL_ON_NAN='stop' is none of warn, fail and skip"):
+    with pytest.raises(ProcessError, match="CLUSTERCTL_ON_NAN='stop' is not warn, fail or skip"):
         connect()
 
 
