@@ -38,6 +38,6 @@ def _make_link(env: Environment, supervisor: SupervisorSocket) -> Link:
 
     return RemoteLink(
         env,
-        on_wait=lambda whom: supervisor.send("waiting", **whom),
+        on_wait=lambda facts: supervisor.send("waiting", **facts),
         on_unanswered=lambda pserver: supervisor.send("unanswered", pserver=pserver),
     )

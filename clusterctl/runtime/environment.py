@@ -124,7 +124,7 @@ def _number(env: Mapping[str, str], name: str) -> int:
     try:
         return int(text)
     except ValueError as exc:
-        raise ProcessError(f"{name}={text!r} is not a whole number") from exc
+        raise ProcessError(f"{name}={text!r} is not an integer") from exc
 
 
 def _read_spec(path: Path) -> RunSpec:

@@ -57,7 +57,7 @@ def push_once(ps: Session, gradients: Callable[[Any, Any, Any], Any], **kwargs: 
             lambda w, e, f: {f: (np.array([2**63], np.uint64), np.ones((1, 2)))},
             r"ids are int64, below 2\*\*63",
         ),
-        (lambda w, e, f: {"w": np.ones(6)}, "is no table of this session"),
+        (lambda w, e, f: {"w": np.ones(6)}, "is not a table of this session"),
     ],
 )
 def test_a_wrong_gradient_is_named(ps: Session, gradients: Any, message: str) -> None:
@@ -76,7 +76,7 @@ def test_numpy_numbers_and_other_floats_are_fine(ps: Session) -> None:
 
 
 def test_push_belongs_into_steps_and_once_per_batch(ps: Session) -> None:
-    with pytest.raises(UseError, match=r"push outside of ps.steps\(...\)"):
+    with pytest.raises(UseError, match=r"push outside ps.steps\(...\)"):
         ps.push({}, samples=1)
     for _ in ps.steps(lambda pass_, rng: range(1), passes=1):
         ps.push({}, samples=1)
@@ -99,12 +99,12 @@ def test_a_push_that_was_refused_can_be_done_right(ps: Session) -> None:
     ("options", "message"),
     [
         ({"accumulate": 0}, "accumulate=0 is not an integer >= 1"),
-        ({"accumulate": 1.5}, "accumulate=1.5 is not a whole number"),
-        ({"accumulate": True}, "accumulate=True is not a whole number"),
+        ({"accumulate": 1.5}, "accumulate=1.5 is not an integer"),
+        ({"accumulate": True}, "accumulate=True is not an integer"),
         ({"prefetch": -1}, "prefetch=-1 is not an integer >= 0"),
-        ({"prefetch": "2"}, "prefetch='2' is not a whole number"),
+        ({"prefetch": "2"}, "prefetch='2' is not an integer"),
         ({"ids": {1: abs}}, r"ids=\{1: .*\}; map an embedding to a function of a batch"),
-        ({"clip": 5.0}, r"clip=5\.0; give such as clip_by_norm"),
+        ({"clip": 5.0}, r"clip=5\.0 is not a way of clipping; pass for example clip_by_norm"),
     ],
 )
 def test_options_of_steps_are_checked(ps: Session, options: Any, message: str) -> None:
@@ -130,7 +130,7 @@ def test_ids_that_are_asked_for_ahead_are_checked_too(ps: Session) -> None:
 
 
 def test_readers_and_passes_are_checked(ps: Session) -> None:
-    with pytest.raises(UseError, match="cannot be called"):
+    with pytest.raises(UseError, match="is not callable"):
         ps.steps([1, 2], passes=1)  # type: ignore[arg-type]
     with pytest.raises(UseError, match="passes=-1"):
         ps.steps(lambda pass_, rng: [], passes=-1)
@@ -170,7 +170,7 @@ def test_impossible_shapes_are_refused(ps: Session, shape: Any) -> None:
 
 
 def test_rule_and_init_must_be_ours(ps: Session) -> None:
-    with pytest.raises(UseError, match="give such as Adagrad"):
+    with pytest.raises(UseError, match="pass for example Adagrad"):
         ps.dense("w", 3, rule=0.1)  # type: ignore[arg-type]
 
 
@@ -218,5 +218,5 @@ def test_a_broken_environment_is_named(tmp_path: Path) -> None:
         read_environment({"CLUSTERCTL_ROLE": "boss"})
     with pytest.raises(ProcessError, match="CLUSTERCTL_JOB_DIR is not set"):
         read_environment({"CLUSTERCTL_ROLE": "trainer"})
-    with pytest.raises(ProcessError, match="CLUSTERCTL_SEED='x' is not a whole number"):
+    with pytest.raises(ProcessError, match="CLUSTERCTL_SEED='x' is not an integer"):
         read_environment({"CLUSTERCTL_SEED": "x"})

@@ -1,6 +1,6 @@
-"""Reading saved models: the pieces of pservers, or one merged file.
+"""Read saved models: the pieces of pservers, or one merged file.
 
-`load_model` and `merge_model` are for people and for `collect`; `open_model` is for pservers that start from a model.
+`load_model` and `merge_model` are for users and `collect`; `open_model` is for pservers that start from a model.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ MERGED_NAME = "model.safetensors"
 
 
 def load_model(directory: PathLike) -> dict[str, Value]:
-    """The tables of a saved model by name: an array of the table's shape, or `(ids, rows)` with ids ascending.
+    """Return the tables of a saved model by name: an array of the table's shape, or `(ids, rows)` with ids ascending.
 
-    `directory` holds the pieces of all pservers, or a merged `model.safetensors`, or is such a file. Raises
-    ModelError, naming what is missing or damaged, rather than return part of a model.
+    `directory` holds the pieces of all pservers, or a merged `model.safetensors`, or is such a file. Raises ModelError
+    if anything is missing or damaged; it never returns part of a model.
     """
     model = _open([Path(directory)])
     return {
@@ -43,11 +43,10 @@ def load_model(directory: PathLike) -> dict[str, Value]:
 
 
 def merge_model(sources: Sequence[PathLike], out_file: PathLike) -> Path:
-    """Merges the pieces in the directories `sources` into one safetensors file, and returns its path.
+    """Merge the pieces in the directories `sources` into one safetensors file, and return its path.
 
-    Its tensors are `NAME` for dense tables, `NAME/ids` (ascending) and `NAME/rows` for sparse ones.
-
-    Checks that all pieces are there, of one cut and undamaged, before it writes; the file appears whole or not at all.
+    Its tensors are `NAME` for dense tables, `NAME/ids` (ascending) and `NAME/rows` for sparse tables. Nothing is
+    written unless all pieces are present, undamaged and of one cut; the file is written atomically.
     """
     model = PieceSet([Path(source) for source in sources])
     entries: list[Entry] = []
@@ -68,16 +67,16 @@ def merge_model(sources: Sequence[PathLike], out_file: PathLike) -> Path:
 
 
 def torch_state_dict(path: PathLike) -> dict[str, Any]:
-    """The dense tables of a saved model or checkpoint as float32 torch tensors by name, for `load_state_dict`.
+    """Return the dense tables of a saved model or checkpoint as float32 torch tensors by name, for `load_state_dict`.
 
-    Embeddings are left out: `load_model` has their ids and rows. Raises ModelError as that does, and UseError when
+    It omits embeddings; `load_model` returns their ids and rows. Raises ModelError like `load_model`, and UseError if
     torch is not installed.
     """
     return {name: as_tensor(value) for name, value in load_model(path).items() if not isinstance(value, tuple)}
 
 
 def open_model(path: Path) -> ModelView:
-    """A saved model that a pserver reads its own part from; raises ModelError."""
+    """Open a saved model for a pserver to read its own part. Raises ModelError."""
     return ModelView(_open([path]), path)
 
 
@@ -107,10 +106,10 @@ class PieceSet:
     """The pieces of one cut, from one or several directories, checked for completeness."""
 
     def __init__(self, directories: Sequence[Path]) -> None:
-        found = _find_pieces(directories)
-        if not found:
+        paths = _find_pieces(directories)
+        if not paths:
             raise ModelError(f"no pieces of a model in {_names(directories)}", remedy="give the directories of one tag")
-        files = [TensorFile(path) for path in found]
+        files = [TensorFile(path) for path in paths]
         for file in files:
             file.require_whole()
         self.metadata = files[0].metadata
@@ -129,7 +128,7 @@ class PieceSet:
         return self.dense_run(name, 0, _elements(self.tables[name])).reshape(shape)
 
     def dense_run(self, name: str, start: int, stop: int) -> Floats:
-        """Elements start to stop of the flattened table, a new array; `start` is at the beginning of a block."""
+        """Return elements start to stop of the flattened table, a new array; `start` is at the start of a block."""
         out = np.empty(stop - start, np.float32)
         for block in range(start // BLOCK_ELEMENTS, block_count(stop)):
             at = block * BLOCK_ELEMENTS
@@ -139,7 +138,7 @@ class PieceSet:
         return out
 
     def sparse_table(self, name: str) -> tuple[Ids, Floats]:
-        """All ids, ascending, and their rows."""
+        """Return all ids, ascending, and their rows."""
         slots = [f"{name}/slot/{slot}" for slot in range(SLOTS) if f"{name}/slot/{slot}/ids" in self._homes]
         dim = int(self.tables[name]["shape"][0])
         ids = [self._homes[f"{slot}/ids"].tensor(f"{slot}/ids") for slot in slots]
@@ -166,11 +165,11 @@ class PieceSet:
         slots = (f"{name}/slot/{slot}/ids" for slot in range(SLOTS))
         rows = sum(self._homes[slot].shape(slot)[0] for slot in slots if slot in self._homes)
         if rows != held:
-            raise ModelError(f"table {name!r} should hold {held} rows, the pieces hold {rows}")
+            raise ModelError(f"table {name!r} should have {held} rows, but the pieces have {rows}")
 
 
 class ModelView:
-    """One pserver's view of a saved model: `None` for a table that the model does not have."""
+    """One pserver's view of a saved model; `None` for a table that the model lacks."""
 
     def __init__(self, model: PieceSet | MergedFile, path: Path) -> None:
         self._model = model
@@ -197,7 +196,7 @@ class ModelView:
         saved = (table["kind"], tuple(table["shape"]))
         if saved != (spec.kind, spec.shape):
             raise ModelError(
-                f"table {spec.name!r} is {spec.kind} {spec.shape}, in {self._path} it is {saved[0]} {saved[1]}",
+                f"table {spec.name!r} is {spec.kind} {spec.shape}, but in {self._path} it is {saved[0]} {saved[1]}",
                 remedy="declare it as it was saved, or rename it",
             )
         return True
@@ -215,16 +214,16 @@ def _open(directories: Sequence[Path]) -> PieceSet | MergedFile:
 
 
 def _find_pieces(directories: Iterable[Path]) -> list[Path]:
-    """The piece files; where a manifest is beside them or in another directory, its checksums must hold."""
-    found: dict[str, Path] = {}
+    """Return the piece files. If any of the directories has a manifest, its checksums must match."""
+    pieces: dict[str, Path] = {}
     sums: dict[str, tuple[int, str]] = {}
     for directory in directories:
         for path in sorted(directory.glob("pserver-*.safetensors")):
-            if path.name in found and checksum(path) != checksum(found[path.name]):
+            if path.name in pieces and checksum(path) != checksum(pieces[path.name]):
                 raise ModelError(
-                    f"{path} and {found[path.name]} differ", remedy="give the pieces of one run and tag only"
+                    f"{path} and {pieces[path.name]} differ", remedy="give the pieces of one run and tag only"
                 )
-            found[path.name] = path
+            pieces[path.name] = path
         try:
             manifest = read_manifest(directory)
         except (OSError, ValueError) as exc:
@@ -232,15 +231,15 @@ def _find_pieces(directories: Iterable[Path]) -> list[Path]:
         if manifest is not None:
             sums.update({str(f["file"]): (int(f["bytes"]), str(f["sha256"])) for f in manifest["files"]})
     for name, expected in sums.items():
-        if name not in found:
-            raise ModelError(f"{name} is missing, the manifest lists it", remedy="collect it from its node")
-        if checksum(found[name]) != expected:
-            raise ModelError(f"{found[name]} is damaged: it differs from the manifest", remedy="collect it again")
-    return [found[name] for name in sorted(found)]
+        if name not in pieces:
+            raise ModelError(f"{name} is in the manifest but missing", remedy="collect it from its node")
+        if checksum(pieces[name]) != expected:
+            raise ModelError(f"{pieces[name]} is damaged: it differs from the manifest", remedy="collect it again")
+    return [pieces[name] for name in sorted(pieces)]
 
 
 def checksum(path: Path) -> tuple[int, str]:
-    """Size and sha256 of a file."""
+    """Return the size and sha256 of a file."""
     digest = hashlib.sha256()
     with path.open("rb") as file:
         while chunk := file.read(1 << 20):
@@ -249,29 +248,29 @@ def checksum(path: Path) -> tuple[int, str]:
 
 
 def _by_pserver(files: Sequence[TensorFile]) -> list[TensorFile]:
-    """The files by pserver; raises ModelError when one is missing or they are not of one cut."""
+    """Return the files ordered by pserver. Raises ModelError if one is missing or they are not of one cut."""
     first = files[0]
     moment = ("pass", "step") if is_cut(first.metadata) else ()
-    alike = ("job", "run", "tag", *moment, "pservers", "block_elements", "slots")
+    common = ("job", "run", "tag", *moment, "pservers", "block_elements", "slots")
     for file in files:
-        differing = [key for key in alike if file.metadata.get(key) != first.metadata.get(key)]
+        differing = [key for key in common if file.metadata.get(key) != first.metadata.get(key)]
         if differing or sorted(read_tables(file, FORMAT)) != sorted(read_tables(first, FORMAT)):
             raise ModelError(
                 f"{file.path} is of another cut than {first.path} ({', '.join(differing) or 'tables'} differ)"
             )
     sizes = (first.metadata.get("block_elements"), first.metadata.get("slots"))
     if sizes != (str(BLOCK_ELEMENTS), str(SLOTS)):
-        raise ModelError(f"{first.path} has blocks and slots {sizes}, this version reads {(BLOCK_ELEMENTS, SLOTS)}")
+        raise ModelError(f"{first.path} has blocks and slots {sizes}; this version reads {(BLOCK_ELEMENTS, SLOTS)}")
     by_number = {file.metadata.get("pserver"): file for file in files}
     count = _whole(first.metadata.get("pservers"), first.path)
     missing = [piece_name(p) for p in range(count) if str(p) not in by_number]
     if missing or len(files) != count:
-        raise ModelError(f"of {count} pieces there are {len(files)}; missing: {', '.join(missing) or 'none'}")
+        raise ModelError(f"found {len(files)} of {count} pieces; missing: {', '.join(missing) or 'none'}")
     return [by_number[str(p)] for p in range(count)]
 
 
 def read_tables(file: TensorFile, expected: str) -> dict[str, dict[str, Any]]:
-    """What a file of format `expected` says of its tables, by name; raises ModelError."""
+    """Return the table descriptions of a file of format `expected`, by name. Raises ModelError."""
     if file.metadata.get("format") != expected:
         raise ModelError(f"{file.path} has format {file.metadata.get('format')!r}, expected {expected!r}")
     try:

@@ -1,8 +1,7 @@
-"""Reading a checkpoint: what a pserver needs to go on from, onto any number of pservers and lanes.
+"""Read a checkpoint onto any number of pservers and lanes.
 
-A directory holds the pieces of some or all pservers. What is asked for must be in those that are there; which they
-are is the business of who brought them. Where a manifest is beside them, a file's checksum must hold before anything
-of it is used.
+A directory holds the pieces of some or all pservers; the caller must provide those that have the requested values. If
+a manifest is beside them, a file's checksum must match before any of its tensors is used.
 """
 
 from __future__ import annotations
@@ -27,8 +26,8 @@ from clusterctl.runtime.table.spec import TableSpec
 
 
 class SavedRows(NamedTuple):
-    """Rows of an embedding: `ids` ascending, `columns` ("rows", "state/0", ...) with a row for each; and the ids that
-    are not admitted yet, ascending, with their counts."""
+    """Rows of an embedding: `ids` ascending, `columns` ("rows", "state/0", ...) with a row for each id; and the ids not
+    admitted yet, ascending, with their counts."""
 
     ids: Ids
     columns: dict[str, npt.NDArray[Any]]
@@ -37,19 +36,21 @@ class SavedRows(NamedTuple):
 
 
 def open_checkpoint(directory: Path) -> Checkpoint:
-    """The checkpoint whose pieces are in `directory`; raises ModelError."""
+    """Open the checkpoint whose pieces are in `directory`. Raises ModelError."""
     return Checkpoint(directory)
 
 
 class Checkpoint:
-    """`step`, `pass_`, `tag`, `mode`, `seed`, and `cursors`: per trainer a dict of
-    `rank, step, pass, batch, passes, left`. Several threads may read it at once."""
+    """A checkpoint: `step`, `pass_`, `tag`, `mode`, `seed`, and `cursors`, per trainer a dict of
+    `rank, step, pass, batch, passes, left`. Thread-safe."""
 
     def __init__(self, directory: Path) -> None:
         self.path = directory
         paths = sorted(directory.glob("pserver-*.safetensors"))
         if not paths:
-            raise ModelError(f"no pieces of a checkpoint in {directory}", remedy="start without --resume begins anew")
+            raise ModelError(
+                f"no pieces of a checkpoint in {directory}", remedy="start without --resume to train from the beginning"
+            )
         self._pieces = [_Piece(path) for path in paths]
         self._take_facts(self._pieces[0])
         for piece in self._pieces:
@@ -59,14 +60,14 @@ class Checkpoint:
         self._tables = self._pieces[0].tables
 
     def _take_facts(self, piece: _Piece) -> None:
-        said = piece.file.metadata
+        facts = piece.file.metadata
         try:
-            self.tag, self.mode = said["tag"], said["mode"]
-            self.step, self.pass_, self.seed = int(said["step"]), int(said["pass"]), int(said["seed"])
-            self.pservers = int(said["pservers"])
-            self.cursors: list[dict[str, Any]] = [dict(cursor) for cursor in json.loads(said["cursors"])]
+            self.tag, self.mode = facts["tag"], facts["mode"]
+            self.step, self.pass_, self.seed = int(facts["step"]), int(facts["pass"]), int(facts["seed"])
+            self.pservers = int(facts["pservers"])
+            self.cursors: list[dict[str, Any]] = [dict(cursor) for cursor in json.loads(facts["cursors"])]
         except (KeyError, TypeError, ValueError) as exc:
-            raise ModelError(f"{piece.file.path} is no piece of a checkpoint ({exc!r})") from exc
+            raise ModelError(f"{piece.file.path} is not a piece of a checkpoint ({exc!r})") from exc
 
     def _take_checksums(self, directory: Path) -> None:
         try:
@@ -78,9 +79,9 @@ class Checkpoint:
             piece.expected = sums.get(piece.file.path.name)
 
     def dense(self, spec: TableSpec, start: int, stop: int) -> tuple[Floats, list[Floats]] | None:
-        """Elements start to stop of the flattened table, and of each array of its rule's state: new arrays.
+        """Return elements start to stop of the flattened table, and of each array of its rule's state: new arrays.
 
-        `start` is at the beginning of a block. None for a table that the checkpoint does not have.
+        `start` is at the start of a block. None for a table that the checkpoint lacks.
         """
         if not self._has(spec):
             return None
@@ -99,7 +100,7 @@ class Checkpoint:
         return out
 
     def sparse(self, spec: TableSpec, lane: int, lanes: int) -> SavedRows | None:
-        """All of the slots K with K % lanes == lane; None for a table that the checkpoint does not have."""
+        """Return the rows of all slots K with K % lanes == lane; None for a table that the checkpoint lacks."""
         if not self._has(spec):
             return None
         self._require_slots(spec.name, lane, lanes)
@@ -118,19 +119,19 @@ class Checkpoint:
         return SavedRows(ids, columns or _no_rows(spec), candidates, _joined(counts).take(order))
 
     def _ascending(self, tensors: Iterable[str]) -> tuple[Ids, Ids]:
-        """The ids of all these tensors, ascending, and their order in them."""
+        """Return the ids of all these tensors, ascending, and the order that sorts them."""
         ids = _joined([self._tensor(name) for name in tensors])
         order = np.argsort(ids, kind="stable")
         return ids.take(order), order
 
     def _columns(self, slots: list[str]) -> list[str]:
-        """What there is beside the ids of a slot; all slots of a table have the same."""
+        """Return the columns beside the ids of a slot; all slots of a table have the same columns."""
         prefix = f"{slots[0]}/" if slots else None
         names = [name[len(prefix) :] for name in self._homes if prefix and name.startswith(prefix)]
         return [name for name in names if name != "ids" and not name.startswith("candidates/")]
 
     def _require_slots(self, name: str, lane: int, lanes: int) -> None:
-        """A slot without rows is in no file: only which slots a file was made of tells that nothing is missing."""
+        """Raise ModelError if a piece is missing. Slots without rows are in no file: the files' slot lists decide."""
         if len(self._pieces) == self.pservers:
             return
         held = {slot for piece in self._pieces for slot in piece.slots()}
@@ -160,13 +161,13 @@ class Checkpoint:
         if differing:
             raise ModelError(
                 f"table {spec.name!r} differs from the checkpoint in {self.path} ({'; '.join(differing)})",
-                remedy="declare it as it was, or start without --resume",
+                remedy="declare it as it was saved, or start without --resume",
             )
         return True
 
 
 class _Piece:
-    """One file, whose checksum is looked at before its first tensor is."""
+    """One file; its checksum is verified before its first tensor is read."""
 
     def __init__(self, path: Path) -> None:
         self.file = TensorFile(path)
@@ -177,14 +178,14 @@ class _Piece:
 
     def require_cut_of(self, other: _Piece) -> None:
         mine, theirs = self.file.metadata, other.file.metadata
-        alike = ("job", "run", "tag", "pass", "step", "mode", "seed", "pservers", "block_elements", "slots")
-        differing = [key for key in alike if mine.get(key) != theirs.get(key)]
+        common = ("job", "run", "tag", "pass", "step", "mode", "seed", "pservers", "block_elements", "slots")
+        differing = [key for key in common if mine.get(key) != theirs.get(key)]
         if differing or sorted(self.tables) != sorted(other.tables):
             what = ", ".join(differing) or "tables"
             raise ModelError(f"{self.file.path} is of another cut than {other.file.path} ({what} differ)")
 
     def slots(self) -> set[int]:
-        """The slots whose rows, if there are any, are in this file."""
+        """Return the slots whose rows, if any, are in this file."""
         try:
             first, after, of = (int(n) for n in json.loads(self.file.metadata["places"]))
             return {slot for slot in range(SLOTS) if first <= slot % of < after}
@@ -204,6 +205,6 @@ def _joined(arrays: list[npt.NDArray[Any]]) -> Ids:
 
 
 def _no_rows(spec: TableSpec) -> dict[str, npt.NDArray[Any]]:
-    """The columns that every embedding has, without rows."""
+    """Return the columns of every embedding, without rows."""
     names = ("rows", *(f"state/{s}" for s in range(spec.rule.states)))
     return {name: np.empty((0, spec.dim), np.float32) for name in names}

@@ -29,7 +29,7 @@ _MAX_HEADER_BYTES = 256 * 2**20
 
 @dataclass(frozen=True)
 class Entry:
-    """A tensor to write: `read()` is called once, when its turn comes, so that a file needs no second copy of all."""
+    """A tensor to write. `read()` is called once, when it is written, so that a file needs no second copy of all."""
 
     name: str
     dtype: str
@@ -38,7 +38,7 @@ class Entry:
 
 
 def write_tensors(path: Path, entries: Sequence[Entry], metadata: Mapping[str, str]) -> tuple[int, str]:
-    """Writes a file beside its place, syncs and renames it; returns its size and sha256."""
+    """Write a file atomically and durably; return its size and sha256."""
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, beside = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}-")
     try:
@@ -61,8 +61,8 @@ def _write(file: BinaryIO, entries: Sequence[Entry], metadata: Mapping[str, str]
     offset = 0
     for entry in entries:
         size = int(np.prod(entry.shape, dtype=np.int64)) * _DTYPES[entry.dtype].itemsize
-        place = [offset, offset + size]
-        header[entry.name] = {"dtype": entry.dtype, "shape": list(entry.shape), "data_offsets": place}
+        span = [offset, offset + size]
+        header[entry.name] = {"dtype": entry.dtype, "shape": list(entry.shape), "data_offsets": span}
         offset += size
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
@@ -90,7 +90,7 @@ def _umask() -> int:
 
 
 class TensorFile:
-    """A safetensors file, mapped for reading. Raises ModelError for anything but a whole and sane file."""
+    """A safetensors file, mapped for reading. Raises ModelError unless the file is whole and well-formed."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -111,17 +111,17 @@ class TensorFile:
         return name in self._header
 
     def require_whole(self) -> None:
-        """Raises ModelError when the file is shorter or longer than its header says, or tensors share bytes.
+        """Raise ModelError if the file is shorter or longer than its header says, or tensors share bytes.
 
-        A small file in which many tensors are the same bytes would become a large model.
+        If tensors could share bytes, a small file could become a huge model.
         """
         try:
-            places = [(int(info["data_offsets"][0]), int(info["data_offsets"][1])) for info in self._header.values()]
+            spans = [(int(info["data_offsets"][0]), int(info["data_offsets"][1])) for info in self._header.values()]
         except (KeyError, IndexError, OverflowError, TypeError, ValueError) as exc:
             raise ModelError(f"{self.path}: the header is damaged ({exc!r})") from exc
-        data = max((last for _, last in places), default=0)
-        if any(not 0 <= first <= last for first, last in places) or sum(last - first for first, last in places) != data:
-            raise ModelError(f"{self.path} is damaged: its tensors overlap, or leave gaps")
+        data = max((last for _, last in spans), default=0)
+        if any(not 0 <= first <= last for first, last in spans) or sum(last - first for first, last in spans) != data:
+            raise ModelError(f"{self.path} is damaged: its tensors overlap or leave gaps")
         if self._data + data != len(self._map):
             raise ModelError(f"{self.path} is damaged: it has {len(self._map)} of {self._data + data} bytes")
 
@@ -129,7 +129,7 @@ class TensorFile:
         return tuple(int(n) for n in self._header[name]["shape"])
 
     def tensor(self, name: str) -> Array:
-        """A read-only view of the tensor in the file."""
+        """Return a read-only view of the tensor in the file."""
         info = self._header.get(name)
         if info is None:
             raise ModelError(f"{self.path} lacks tensor {name!r}")

@@ -1,13 +1,13 @@
-"""What one pserver saves: its tables as named tensors, and the metadata that says what is whole.
+"""Write one pserver's piece of a save: its tables as named tensors, and metadata.
 
 A model has `NAME/block/K` (float32, the K-th block of the flattened table), `NAME/slot/K/ids` (int64, ascending) and
-`NAME/slot/K/rows` (float32, one row per id). A checkpoint has besides, with the arrays of a rule's state numbered
+`NAME/slot/K/rows` (float32, one row per id). A checkpoint also has, with the arrays of a rule's state numbered
 from 0, `NAME/block/K/state/S`, `NAME/slot/K/state/S`, the other columns of an embedding as `NAME/slot/K/COLUMN`, and
-the ids that are not admitted yet as `NAME/slot/K/candidates/ids` and `/counts` (int64). Empty slots are left out.
+the ids not admitted yet as `NAME/slot/K/candidates/ids` and `/counts` (int64). Empty slots are omitted.
 
 The metadata, strings only: `format`, `job`, `run`, `tag`, `pass`, `step`, `mode`, `seed`, `pserver`, `pservers`,
 `block_elements`, `slots`, and `tables`, a JSON object `NAME -> kind, shape, rows, rule, init, held` with the elements
-or rows that this file holds. A checkpoint has `lanes`, JSON `[dense, sparse]` per pserver; `places`, JSON
+or rows that this file holds. A checkpoint also has `lanes`, JSON `[dense, sparse]` per pserver; `places`, JSON
 `[first, after, of]`: it holds the slots K with first <= K % of < after; and `cursors`, a JSON list of
 `{"rank", "step", "pass", "batch", "passes", "left"}`.
 """
@@ -39,7 +39,7 @@ FORMAT = "clusterctl-pieces/1"
 
 
 class Column(Protocol):
-    """One array beside the ids of an embedding: `rows`, `state/0`, ...; `width` None is one number per row."""
+    """One array beside the ids of an embedding: `rows`, `state/0`, ...; `width` None means one number per row."""
 
     @property
     def name(self) -> str: ...
@@ -50,7 +50,7 @@ class Column(Protocol):
 
 
 class DenseRun(Protocol):
-    """Elements `start` to `start + count` of a dense table, beginning with a block."""
+    """Elements `start` to `start + count` of a dense table; `start` is at the start of a block."""
 
     spec: TableSpec
     start: int
@@ -63,7 +63,7 @@ class DenseRun(Protocol):
 
 @runtime_checkable
 class SparseLane(Protocol):
-    """Rows of an embedding: those of some of its slots."""
+    """Rows of an embedding, of some of its slots."""
 
     @property
     def spec(self) -> TableSpec: ...
@@ -79,9 +79,9 @@ Part = Union[DenseRun, SparseLane]
 
 @dataclass(frozen=True)
 class Save:
-    """Write `tables`, which are copies of this moment, under `tag`, and call `ServerCore.saved(tag)` when they are.
+    """A request to write `tables`, copies of one moment, under `tag`, and to call `ServerCore.saved(tag)` afterwards.
 
-    A checkpoint has the trainers' cursors. `pause_s` is how long it took to make the copies: nothing else went on here.
+    A checkpoint has the trainers' cursors. `pause_s` is the time it took to make the copies while the lane paused.
     """
 
     tag: str
@@ -95,7 +95,7 @@ class Save:
 
 @dataclass(frozen=True)
 class Cut:
-    """Which moment of which run a save is of; the same for all pservers but `pserver`."""
+    """The run and the moment of a save; identical for all pservers except `pserver`."""
 
     job: str
     run: str
@@ -120,11 +120,11 @@ def write_piece(
     cursors: Sequence[Mapping[str, Any]] | None = None,
     lanes: tuple[int, int] = (1, 1),
 ) -> dict[str, Any]:
-    """Writes `output_dir/TAG/pserver-0000P.safetensors`; returns the receipt (see `manifest`).
+    """Write `output_dir/TAG/pserver-0000P.safetensors`; return the receipt (see `manifest`).
 
-    `tables` (`DenseRun`, `SparseLane`) may have several parts of one name, which are disjoint. With `cursors`, one per
-    trainer, it is a checkpoint: state goes along, and the receipt says so. Raises OSError (a full disk), after which
-    an earlier file of this name is as it was.
+    `tables` (`DenseRun`, `SparseLane`) may have several disjoint parts of one name. With `cursors`, one per trainer, it
+    is a checkpoint: it includes the state of rules, and the receipt says so. Raises OSError, such as on a full disk,
+    which leaves an earlier file of this name unchanged.
     """
     parts = sorted(tables, key=lambda table: table.spec.name)
     places = None if cursors is None else _places(cut, lanes)
@@ -137,8 +137,8 @@ def write_piece(
     metadata.update(format=FORMAT, block_elements=str(BLOCK_ELEMENTS), slots=str(SLOTS), tables=json.dumps(described))
     more: dict[str, Any] = {}
     if cursors is not None:
-        told = {"cursors": [dict(cursor) for cursor in cursors], "lanes": lanes, "places": places}
-        metadata.update({name: json.dumps(value) for name, value in told.items()})
+        extra = {"cursors": [dict(cursor) for cursor in cursors], "lanes": lanes, "places": places}
+        metadata.update({name: json.dumps(value) for name, value in extra.items()})
         more = {"checkpoint": True, "trainers": len(cursors), "lanes": list(lanes), **_own_steps(cut, cursors)}
     path = output_dir / cut.tag / piece_name(cut.pserver)
     size, digest = write_tensors(path, entries, metadata)
@@ -147,7 +147,7 @@ def write_piece(
 
 
 def write_save(env: Environment, layout: Layout, pserver: int, save: Save) -> dict[str, Any]:
-    """Writes a pserver's piece of a save, or of a checkpoint, where it belongs; as `write_piece`."""
+    """Write a pserver's piece of a save to the output directory, or of a checkpoint to the run's directory."""
     mode = env.spec.training.mode
     cut = Cut(env.job, env.run, save.tag, save.pass_, save.step, mode, env.seed, pserver, layout.pservers)
     if not save.checkpoint:
@@ -157,19 +157,19 @@ def write_save(env: Environment, layout: Layout, pserver: int, save: Save) -> di
 
 
 def _own_steps(cut: Cut, cursors: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """In sync mode all trainers are at the cut's step; else each has a step of its own."""
+    """Return the trainers' steps. In sync mode all are at the cut's step; in other modes each has its own."""
     steps = [cursor["step"] for cursor in sorted(cursors, key=lambda cursor: cursor["rank"])]
     return {} if cut.mode == "sync" else {"steps": steps}
 
 
 def _places(cut: Cut, lanes: tuple[int, int]) -> tuple[int, int, int]:
-    """The pserver's places among all that serve embeddings: `first`, `after`, `of` (see `placement.Layout`)."""
+    """Return the pserver's places among all that serve embeddings: `first`, `after`, `of` (see `sharding.Layout`)."""
     each = lanes[1] or lanes[0]
     return cut.pserver * each, (cut.pserver + 1) * each, cut.pservers * each
 
 
 def _describe(part: Part, described: dict[str, Any]) -> None:
-    """Adds a part to what is said of its table."""
+    """Add a part to the description of its table."""
     table = described.setdefault(part.spec.name, {**part.spec.to_json(), "held": 0})
     table["held"] += len(part.live()) if isinstance(part, SparseLane) else part.count
 
@@ -196,7 +196,7 @@ def _slots(lane: SparseLane, places: tuple[int, int, int] | None) -> list[Entry]
     out = []
     for slot, at in _by_slot(lane.ids_at(positions), lane.spec.rows):
         if places and not places[0] <= slot % places[2] < places[1]:
-            raise ModelError(f"table {lane.spec.name!r} has rows of slot {slot}, which is not among places {places}")
+            raise ModelError(f"table {lane.spec.name!r} has rows of slot {slot}, which is outside places {places}")
         name, own = f"{lane.spec.name}/slot/{slot}", positions[at]
         out.append(Entry(f"{name}/ids", "I64", own.shape, functools.partial(lane.ids_at, own)))
         for column in columns:
@@ -221,7 +221,7 @@ def _taken(array: Ids, at: Ids) -> Ids:
 
 
 def _by_slot(ids: Ids, rows: int | None) -> Iterable[tuple[int, Ids]]:
-    """The slots that have any of the `ids`, each with where they are, by ascending id."""
+    """Return the slots of the `ids`, each with the positions of its ids, by ascending id."""
     slots = slots_of(ids, rows)
     order = np.lexsort((ids, slots))
     starts = np.searchsorted(slots[order], np.arange(SLOTS + 1))

@@ -95,7 +95,7 @@ class Embedding:
         return as_tensor(out) if is_tensor(ids) else out
 
     def id_batch(self, ids: Any) -> IdBatch:
-        """Check and group ids. The newest batches are kept, since rows are usually pulled and pushed by the same ids."""
+        """Check and group ids. The newest batches are kept: rows are usually pulled and pushed by the same ids."""
         checked = checked_ids(self.name, as_array(ids))
         sample = _sample(checked)
         for known in reversed(self._recent):

@@ -1,4 +1,4 @@
-"""A trainer's session: what the training program calls."""
+"""A trainer's session: the methods that the training program calls."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ IdsOf = Mapping[Embedding, Callable[[Any], Any]]
 
 
 class Session:
-    """What `connect()` returns: `rank`, `trainers`, `output_dir`, `step` (global steps done), and the methods below."""
+    """The object that `connect()` returns. Has `rank`, `trainers`, `output_dir` and `step` (global steps done)."""
 
     def __init__(self, env: Environment, link: Link, supervisor: SupervisorSocket, load: str | None) -> None:
         self.rank = 0 if env.local else env.rank
@@ -63,7 +63,7 @@ class Session:
         self._collected: Accumulator[Handle] = Accumulator()
         self._clip: Clip | None = None
         self._ids_of: IdsOf = {}
-        self._asked: dict[Embedding, tuple[int, int]] = {}
+        self._requested: dict[Embedding, tuple[int, int]] = {}
 
     def __enter__(self) -> Session:
         return self
@@ -87,7 +87,7 @@ class Session:
     # Tables
 
     def dense(self, name: str, shape: int | Sequence[int], rule: Rule, init: Initial | None = None) -> Dense:
-        """A dense float32 table of `shape`; without `init` it starts as zeros. Every trainer declares it alike."""
+        """Make a dense float32 table of `shape`, zeros without `init`. Every trainer must declare it the same way."""
         sizes = (shape,) if isinstance(shape, int) else tuple(int(n) for n in shape)
         spec = self._spec(name, "dense", sizes, rule, init or zeros())
         handle = Dense(self._parameters, spec)
@@ -105,9 +105,9 @@ class Session:
         rows: int | None = None,
         retention: Retention | None = None,
     ) -> Embedding:
-        """A sparse float32 table of width `dim`; ids are any int64, or 0..rows-1. Without `init`: uniform(0.1).
+        """Make a sparse float32 table of width `dim`; ids are any int64, or 0..rows-1. Without `init`: uniform(0.1).
 
-        `retention` says which ids get a row, and which rows go again; without it every id that is pushed has one.
+        `retention` decides which ids get a row and which rows are removed; without it every pushed id has a row.
         """
         spec = self._spec(name, "sparse", (int(dim),), rule, init or uniform(0.1), rows, retention)
         handle = Embedding(self._parameters, spec)
@@ -127,7 +127,7 @@ class Session:
         if not isinstance(rule, Rule) or not isinstance(init, Initial):
             raise UseError(
                 f"table {name!r}: rule={rule!r}, init={init!r}",
-                remedy="give such as Adagrad(0.05) and uniform(0.1)",
+                remedy="pass for example Adagrad(0.05) and uniform(0.1)",
             )
         spec = TableSpec(name, kind, shape, rule, init, rows, self._load, retention)
         lanes = self.layout.places(kind)
@@ -137,7 +137,7 @@ class Session:
         replies = self._client.ask(wire.CREATE, lanes, **cursor, parts=[wire.json_part(spec.to_json())])
         self._client.use(lanes, reply_bytes=4 * spec.elements if kind == "dense" else 0)
         if self.rank == 0 and any(reply.json().get("initial") for reply in replies.values()):
-            print_line(f"table {name!r} is not in {self._load}: it starts from its initial values")
+            print_line(f"table {name!r} is not in {self._load}; it starts from its initial values")
         return spec
 
     # Steps
@@ -153,24 +153,25 @@ class Session:
         on_pass: Callable[[int], Any] | None = None,
         clip: Clip | None = None,
     ) -> Iterator[Any]:
-        """Yields the batches of `passes` passes; end each with one `push`.
+        """Yield the batches of `passes` passes; end each with one `push`.
 
-        `reader(pass_, rng)` yields this trainer's batches, or with `shard=True` everybody's, of which each trainer
-        takes every M-th. One batch is read ahead (or `prefetch`, if more), so a reader must not reuse the memory of
-        earlier ones. `on_pass(pass_)` runs on every trainer after the pass's last update and before its save. Passes
-        number through the run: a second loop goes on where the first ended. A batch may be left without a push.
+        `reader(pass_, rng)` yields this trainer's batches, or with `shard=True` all trainers' batches, of which each
+        trainer takes every M-th. One batch is read ahead (or `prefetch`, if more), so a reader must not reuse the
+        memory of earlier batches. `on_pass(pass_)` runs on every trainer after the last update of a pass and before
+        its save. Passes are numbered through the run: a second loop continues where the first ended. A batch may end
+        without a push.
 
         `accumulate=k` sends one push for k batches, with the mean of their gradients, weighted by samples. With
-        `prefetch=n` and `ids={embedding: f}` the rows of `f(batch)` are asked for up to n batches ahead: in sync mode
-        they are those of the next step all the same, in the other modes they are as old as the asking. `clip` is
-        applied to the whole gradient before it is sent.
+        `prefetch=n` and `ids={embedding: f}` the rows of `f(batch)` are requested up to n batches ahead: in sync mode
+        they still have the values of their step, in the other modes they are as old as the request. `clip` is applied
+        to the whole gradient before it is sent.
         """
         if not callable(reader):
-            raise UseError(f"reader={reader!r} cannot be called", remedy="give reader(pass_, rng) that yields batches")
+            raise UseError(f"reader={reader!r} is not callable", remedy="pass reader(pass_, rng) that yields batches")
         self._accumulate = whole_number("accumulate", accumulate, 1)
         ahead = whole_number("prefetch", prefetch, 0)
         if clip is not None and not isinstance(clip, Clip):
-            raise UseError(f"clip={clip!r}", remedy="give such as clip_by_norm(5.0)")
+            raise UseError(f"clip={clip!r} is not a way of clipping", remedy="pass for example clip_by_norm(5.0)")
         self._clip = clip
         self._ids_of = dict(ids or {}) if ahead else {}
         for handle, of in (ids or {}).items():
@@ -182,12 +183,12 @@ class Session:
     def _run(
         self, reader: Reader, passes: int, shard: bool, ahead: int, on_pass: Callable[[int], Any] | None
     ) -> Iterator[Any]:
-        if self._open_pass is not None:  # an earlier loop was left by break, or an earlier attempt died in between
+        if self._open_pass is not None:  # an earlier loop ended by break, or an earlier attempt died before its save
             self._finish_pass(flagged=self._rejoins)
             self._save_pass()
             self._first_pass = self._first_pass if self._rejoins else self._next_pass
         self._rejoins = False
-        if self._client.left:  # an earlier attempt was done, and died at its very end
+        if self._client.left:  # an earlier attempt had left the run, and died at its very end
             return
         first, self._first_pass = self._next_pass, self._first_pass + passes
         for pass_ in range(first, self._first_pass):
@@ -213,7 +214,7 @@ class Session:
         self._finish_pass(flagged=context is not None and context.pushed)
 
     def _finish_pass(self, flagged: bool) -> None:
-        """Makes this trainer's end of the open pass known; in sync mode takes empty steps until all have ended it."""
+        """Report this trainer's end of the open pass; in sync mode take empty steps until all trainers end it."""
         self._context = None
         pass_ = self._open_pass or 0
         self._parameters.settle()
@@ -234,16 +235,16 @@ class Session:
         self._open_pass, self._next_pass, self._batch = None, pass_ + 1, 0
 
     def push(self, gradients: Mapping[Handle, Any], samples: int, loss: float | None = None) -> None:
-        """Ends the step of the current batch, and refreshes the `value` of dense tables.
+        """End the step of the current batch, and refresh the `value` of dense tables.
 
-        `gradients` maps handles to means over the batch: an array of the table's shape, or `(ids, rows)`; torch
-        tensors will do. `samples` (an integer >= 0) weighs them among the trainers; with 0 they change nothing. In
-        sync mode it returns when the step is applied; in async mode values may lag behind by the pushes on their way.
-        The arrays are the caller's again when it returns.
+        `gradients` maps handles to means over the batch: an array of the table's shape, or `(ids, rows)`, or torch
+        tensors. `samples` (an integer >= 0) is their weight among the trainers; with 0 they change nothing. In sync
+        mode it returns when the step is applied; in async mode values may lag behind by the pushes in flight. The
+        caller may reuse the arrays when it returns.
         """
         context = self._context
         if context is None:
-            raise UseError("push outside of ps.steps(...)", remedy="push once for each batch that ps.steps yields")
+            raise UseError("push outside ps.steps(...)", remedy="push once for each batch that ps.steps yields")
         if context.pushed:
             raise UseError(
                 f"a second push for batch {context.batch} of pass {context.pass_}", remedy="push once per batch"
@@ -271,7 +272,7 @@ class Session:
         self._parameters.push(gradient, context, samples, lambda: self._prefetch(context))
 
     def _merged(self, tables: Mapping[Handle, Any], samples: int, batches: int) -> tuple[Gradient, int]:
-        """Several batches as one, whose sum may be too large where they were not."""
+        """Return several batches as one gradient. It is checked again, since the sum may overflow."""
         gradient = self._clipped(self._checked_again(tables))
         if samples and not self._nan_policy.admits(self.step, gradient, batches=batches):
             return Gradient(), 0
@@ -281,19 +282,19 @@ class Session:
         return gradient if self._clip is None else gradient.replaced(self._clip.apply(gradient.arrays()))
 
     def _prefetch(self, context: StepContext) -> None:
-        """Asks for the rows of the batches ahead that are not asked for yet."""
+        """Request the rows of the batches ahead that were not requested yet."""
         batches = context.ahead[:1] if self.mode == "sync" else context.ahead
         for handle, ids_of in self._ids_of.items():
             for number, batch in enumerate(batches, context.batch + 1):
-                if self._asked.get(handle, (-1, -1)) < (context.pass_, number):
-                    self._asked[handle] = (context.pass_, number)
+                if self._requested.get(handle, (-1, -1)) < (context.pass_, number):
+                    self._requested[handle] = (context.pass_, number)
                     self._parameters.prefetch(handle, handle.id_batch(ids_of(batch)), len(batches))
 
     def _checked(self, gradients: Mapping[Handle, Any]) -> Gradient:
         checked = Gradient()
         for handle, gradient in gradients.items():
             if not isinstance(handle, (Dense, Embedding)) or self._handles.get(handle.spec.key) is not handle:
-                raise UseError(f"push of {handle!r}, which is no table of this session")
+                raise UseError(f"push of {handle!r}, which is not a table of this session")
             if isinstance(handle, Dense):
                 checked.dense[handle] = handle.checked(gradient)
             else:
@@ -301,7 +302,7 @@ class Session:
         return checked
 
     def _checked_again(self, tables: Mapping[Handle, Any]) -> Gradient:
-        """Of several batches as one: an id may occur in each of them."""
+        """Check the gradients of several batches as one: an id may occur in each batch."""
         dense = {handle: g for handle, g in tables.items() if isinstance(handle, Dense)}
         sparse = {handle: handle.checked(g) for handle, g in tables.items() if isinstance(handle, Embedding)}
         return Gradient(dense, sparse)
@@ -311,17 +312,17 @@ class Session:
         if isinstance(handle, Dense):
             handle.refresh(part)
 
-    # Saves and figures
+    # Saves and metrics
 
     def save(self, tag: str) -> None:
-        """Saves all tables, as they are after the current step, under `output_dir/tag/`; the first call wins."""
+        """Save all tables, as they are after the current step, under `output_dir/tag/`; the first call wins."""
         if check_tag(tag).startswith("pass-"):
-            raise UseError(f"tag {tag!r} is kept for the saves at the end of passes", remedy="choose another name")
+            raise UseError(f"tag {tag!r} is reserved for saves at the end of passes", remedy="choose another name")
         self._parameters.settle()
         self._client.ask(wire.SAVE, self._client.used, parts=[wire.json_part({"tag": tag})])
 
     def log(self, weight: float = 1, **numbers: float) -> None:
-        """Reports named numbers; over trainers and time they are averaged by `weight`."""
+        """Report named numbers; they are averaged over trainers and time, weighted by `weight`."""
         try:
             values = {name: float(number) for name, number in numbers.items()}
             self._progress.log(self.step, values, float(weight))
@@ -330,7 +331,7 @@ class Session:
 
 
 def _make_parameters(client: Client, trainers: int) -> Parameters:
-    """The values of the job's mode."""
+    """Return the parameters of the job's mode."""
     if client.mode.name == "geo":
         from clusterctl.runtime.trainer.geo import GeoParameters
 

@@ -1,4 +1,4 @@
-"""What a trainer shares with the pservers of its host, lane by lane. `shm.client` is the connection to one pserver."""
+"""Memory shared with the pservers of this host, lane by lane. `shm.client` is the connection to one pserver."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from clusterctl.runtime.wire import messages as wire
 
 @dataclass(frozen=True)
 class SlotLease:
-    """Memory that a lane sees, lent for one request."""
+    """Memory that a lane can read, leased for one request."""
 
     client: ShmClient
     slot: Slot
@@ -28,7 +28,7 @@ class SlotLease:
         return self.slot.position
 
     def put(self, part: wire.Part) -> wire.Part:
-        """The part with its bytes in this memory."""
+        """Copy a part's bytes into this memory; return the part that refers to them."""
         self.slot.data[: part.array.nbytes] = part.array.reshape(-1).view(np.uint8)
         return part._replace(position=self.position)
 
@@ -37,7 +37,10 @@ class SlotLease:
 
 
 class LaneMemory:
-    """`facts` are the answers to the hello, by lane. Lanes of other hosts share nothing, nor does any with `half`."""
+    """The lanes that share memory with this trainer. `facts` are the replies to the hello, by lane.
+
+    Lanes of other hosts share nothing, and with `half` no lane does.
+    """
 
     def __init__(self, link: Link, facts: Mapping[int, Mapping[str, Any]], rank: int, half: bool) -> None:
         self.clients: dict[int, ShmClient] = {}
@@ -50,20 +53,20 @@ class LaneMemory:
             link.share(lane, partial(client.find, lane))
 
     def map_table(self, lanes: Iterable[int], table: int) -> None:
-        """Maps a dense table's values where its lanes are processes of this host."""
+        """Map a dense table's values of lanes on this host."""
         for lane in lanes:
             client = self.clients.get(lane)
             if client is not None:
                 client.map_table(lane, table)
 
     def lease_for(self, lane: int, size: int) -> SlotLease | None:
-        """Memory for `size` bytes that a lane sees; None when it is not of this host, or it is not worth it."""
+        """Lease memory for `size` bytes that a lane can read; None if it is on another host, or `size` is small."""
         client = self.clients.get(lane)
         slot = None if client is None or size < LEAST_BYTES else client.acquire(size)
         return None if client is None or slot is None else SlotLease(client, slot)
 
     def put_rows(self, leases: list[SlotLease], lane: int, out: Outgoing) -> None:
-        """Puts the rows of a push where the lane sees them; adds to `leases` what is lent until it is answered."""
+        """Copy the rows of a push to where the lane can read them; append the leases to `leases`."""
         if lane not in self.clients:
             return
         put: dict[int, wire.Part] = {}

@@ -1,9 +1,9 @@
-"""A trainer's link to pserver processes: a DEALER socket to each lane, requests that survive loss, waits explained.
+"""A trainer's link to pserver processes: a DEALER socket to each lane, retries of lost requests, notices of long waits.
 
-Every request may be repeated safely. Lanes that leave requests unanswered are sent a small probe each second: the
-answer lists the requests that the lane holds (and for whom it waits); those that it does not know are sent again, in
-their order. So a slow step never resends megabytes. A silent lane gets a new connection, and well after the node's
-grace an error: the lead, which knows whether its node is lost, has the first word.
+Every request may be repeated safely. A lane with unanswered requests is sent a small probe each second: its reply lists
+the requests that it holds (and the trainers it waits for); the others are sent again, in order. So a slow step never
+resends megabytes. A silent lane gets a new connection, and well after the node's grace an error: the lead, which knows
+whether the node is lost, decides first.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from clusterctl.runtime.wire.sockets import open_context, open_dealer, receive_f
 _SLOWEST_BYTES_PER_S = 1e6
 _NOTICES_S = (10.0, 60.0)
 _GRACES = 1.5
-_MORE_S = 1.0  # the lead hears and looks about once a second
+_MORE_S = 1.0  # the lead checks its nodes about once a second
 _FIRST_PROBE = 2**63
 
 
 @dataclass
 class Request:
-    """A request on its way. `bytes` is the length of its frames."""
+    """A request in flight. `bytes` is the length of its frames."""
 
     message: wire.Message
     frames: list[Any]
@@ -44,7 +44,7 @@ class Request:
 
 @dataclass
 class LaneConnection:
-    """The way to one lane: its socket, what is on its way there, and what is known of it."""
+    """The connection to one lane: its socket, the requests in flight, and when the lane last answered."""
 
     address: str
     server_key: str
@@ -63,10 +63,11 @@ class LaneConnection:
 
 
 class RemoteLink:
-    """The link over ZeroMQ. Raises UnreachableError for a pserver that stays silent well beyond the node's grace.
+    """The link over ZeroMQ. Raises UnreachableError for a pserver that stays silent for well over the node's grace.
 
-    `on_wait(whom)` is called about once a second while a wait lasts: for `trainers`, by `pserver`, and `for_s`, the
-    seconds since the wait began or an answer came. `on_unanswered(pserver)` is called before UnreachableError.
+    `on_wait(facts)` is called about once a second during a wait: `trainers` that are waited for, the `pserver` that was
+    silent for longest, and `for_s`, the seconds since the wait began or a reply came.
+    `on_unanswered(pserver)` is called before UnreachableError.
     """
 
     def __init__(
@@ -74,7 +75,7 @@ class RemoteLink:
         env: Environment,
         clock: Callable[[], float] = time.monotonic,
         probe_every_s: float = 1.0,
-        on_wait: Callable[[dict[str, Any]], None] = lambda whom: None,
+        on_wait: Callable[[dict[str, Any]], None] = lambda facts: None,
         on_unanswered: Callable[[int], None] = lambda pserver: None,
     ) -> None:
         if not env.pservers:
@@ -109,7 +110,7 @@ class RemoteLink:
             connection.heard_s = connection.opened_s = connection.probed_s = self._clock()
         connection.requests[message.request] = Request(message, frames, on_reply, full, size)
         connection.bytes += size
-        connection.newest = max(connection.newest, message.request)  # one in full comes after later ones
+        connection.newest = max(connection.newest, message.request)  # a request in full may follow later ones
         self._send(connection, frames)
 
     def share(self, lane: int, find: wire.Shared) -> None:
@@ -119,11 +120,11 @@ class RemoteLink:
         began = self._clock()
         self._notices = 0
         while not done():
-            heard, now = self._receive(), self._clock()
+            received, now = self._receive(), self._clock()
             if now - max(began, self._notified_s) >= self._probe_every_s:
                 self._notified_s = now
                 self._on_wait({**self._waited_for(), "for_s": round(now - max(began, self._answered_s), 3)})
-            if heard:
+            if received:
                 continue
             for connection in self._connections.values():
                 if connection.requests:
@@ -170,7 +171,7 @@ class RemoteLink:
             self._poller.modify(connection.socket, zmq.POLLIN)
 
     def _receive(self) -> bool:
-        """Takes in what is there, or waits for it a while; False when nothing came."""
+        """Handle the replies that are there, or wait a while for some; False if none came."""
         busy = [connection for connection in self._connections.values() if connection.requests]
         if len(busy) == 1 and not busy[0].unsent:
             return self._take(busy[0], 0)
@@ -213,7 +214,7 @@ class RemoteLink:
         request.on_reply(reply)
 
     def _handle_probe_reply(self, connection: LaneConnection, reply: wire.Message) -> None:
-        """What a lane says of the requests that it had when the probe came: those that got lost are sent again."""
+        """Send again the requests that the lane did not have when the probe came: they were lost."""
         raise_for_error(reply)
         state = reply.json()
         connection.heard_s, connection.probe = self._clock(), 0
@@ -242,20 +243,20 @@ class RemoteLink:
             connection.probed_s = now
             self._probes += 1
             connection.probe, connection.newest_probed = self._probes, connection.newest
-            asked = next(iter(connection.requests.values())).message
+            oldest = next(iter(connection.requests.values())).message
             self._send(
                 connection,
-                wire.encode(wire.Message(wire.PROBE, asked.rank, connection.probe, asked.epoch, asked.attempt)),
+                wire.encode(wire.Message(wire.PROBE, oldest.rank, connection.probe, oldest.epoch, oldest.attempt)),
             )
 
     def _waited_for(self) -> dict[str, Any]:
-        """The `trainers` for which pservers make us wait, and the `pserver` that was silent for longest."""
+        """Return the `trainers` that pservers wait for, and the `pserver` that was silent for longest."""
         busy = [(connection.heard_s, lane) for lane, connection in self._connections.items() if connection.requests]
         ranks = {rank for _, lane in busy for rank in self._connections[lane].waiting}
         return {"trainers": sorted(ranks), "pserver": min(busy)[1] // self.layout.per_pserver if busy else None}
 
     def _print_notice(self, waited_s: float, now: float) -> None:
-        """Says what is waited for at 10 s, 60 s, and every minute after."""
+        """Print what this trainer is waiting for, after 10 s, 60 s, and every further minute."""
         due_s = _NOTICES_S[self._notices] if self._notices < 2 else 60.0 * self._notices
         busy = [(lane, connection) for lane, connection in self._connections.items() if connection.requests]
         if not busy or waited_s < due_s:

@@ -271,7 +271,7 @@ def test_a_saved_model_is_no_checkpoint(world: World, tmp_path: Path) -> None:
     receipt = write_piece(tmp_path, Cut("JOB", "0001", TAG, 2, STEP, "sync", 7, 0, 1), tables)
     assert "checkpoint" not in receipt
     assert list(load_file(tmp_path / TAG / piece_name(0))) == ["bias/block/0"]
-    with pytest.raises(ModelError, match="is no piece of a checkpoint"):
+    with pytest.raises(ModelError, match="is not a piece of a checkpoint"):
         open_checkpoint(tmp_path / TAG)
     with pytest.raises(ModelError, match="no pieces of a checkpoint"):
         open_checkpoint(tmp_path)

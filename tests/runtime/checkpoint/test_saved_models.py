@@ -139,7 +139,7 @@ def test_a_table_that_the_model_lacks_starts_fresh_and_that_is_said(
     monkeypatch.chdir(tmp_path)
     with connect(load=str(root / "output" / "pass-00000")) as ps:
         ps.dense("head", 3, SGD(0.1))
-        with pytest.raises(ModelError, match=r"'one' is dense \(2,\), in .* it is dense \(\)"):
+        with pytest.raises(ModelError, match=r"'one' is dense \(2,\), but in .* it is dense \(\)"):
             ps.dense("one", 2, SGD(0.1))
     assert "table 'head' is not in" in capsys.readouterr().out
 
@@ -153,7 +153,7 @@ def test_a_missing_piece_is_named_with_and_without_a_manifest(
     saved: tuple[Path, dict[str, Any]], tmp_path: Path
 ) -> None:
     nodes = copied(saved, tmp_path)
-    with pytest.raises(ModelError, match=r"pserver-00002\.safetensors is missing, the manifest lists it"):
+    with pytest.raises(ModelError, match=r"pserver-00002\.safetensors is in the manifest but missing"):
         merge_model(nodes[:2], tmp_path / "m")
     (nodes[0] / "manifest.json").unlink()
     with pytest.raises(ModelError, match=r"missing: pserver-00002\.safetensors"):

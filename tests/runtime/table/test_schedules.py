@@ -115,8 +115,8 @@ def test_a_schedule_is_shown_as_it_is_written() -> None:
         (lambda: cosine(True, steps=10), r"rate=True\) is not a finite number"),
         (lambda: cosine(0.1, steps=10, to=-1), r"to=-1.0\) must not be negative"),
         (lambda: cosine(0.1, steps=10, warmup=10), r"steps=10\) must be above warmup=10"),
-        (lambda: cosine(0.1, steps=1.5), r"steps=1.5\) is not a whole number from 1 up"),  # type: ignore[arg-type]
-        (lambda: cosine(0.1, steps=10, warmup=-1), r"warmup=-1\) is not a whole number from 0 up"),
+        (lambda: cosine(0.1, steps=1.5), r"steps=1.5\) is not an integer >= 1"),  # type: ignore[arg-type]
+        (lambda: cosine(0.1, steps=10, warmup=-1), r"warmup=-1\) is not an integer >= 0"),
         (lambda: step_decay(0.1, every=0, factor=0.5), r"step_decay\(every=0\)"),
         (lambda: exponential(0.1, every=2, factor=1.5), r"factor=1.5\) must be above 0 and at most 1"),
         (lambda: exponential(0.1, every=2, factor=0), r"factor=0.0\) must be above 0"),
