@@ -1,6 +1,7 @@
 """clusterctl trains models on plain SSH machines.
 
-This package root is shipped to the nodes together with `agent` and `runtime`, so it imports nothing.
+This root is shipped to the nodes with `common`, `agent` and `runtime`, so it imports nothing. Start reading at
+`cli/app.py`; docs/architecture.md shows the parts.
 """
 
 __version__ = "0.1.0"

@@ -1,4 +1,4 @@
-"""The program on the node: standard library only, any python3 from 3.9.
+"""The program on the node, shipped with `common` and `runtime`: standard library only, Python 3.9 or later.
 
-It is shipped to the nodes with `clusterctl.common` and `clusterctl.runtime`, and imports only the first.
+May import `common`. Nothing imports the agent: the control machine starts it over SSH. Start reading at `main.py`.
 """

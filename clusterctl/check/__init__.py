@@ -1,4 +1,7 @@
-"""Preflight: find what would make `start` fail, before it does."""
+"""Preflight: find what would make `start` fail, before it does.
+
+May import `cluster`, `errors` and `inventory`. Start reading at `preflight.py`.
+"""
 
 from clusterctl.check.findings import STOPS, WARNS, Finding
 from clusterctl.check.preflight import Report, check

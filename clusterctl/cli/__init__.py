@@ -1,4 +1,7 @@
-"""The command line. The only package that prints, knows rich, or ends the process."""
+"""The command line. Only this package prints, uses rich and typer, or ends the process.
+
+May import every part that runs on the control machine, but not `agent` or `runtime`. Start reading at `app.py`.
+"""
 
 import os
 import sys

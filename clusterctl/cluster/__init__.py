@@ -1,6 +1,7 @@
-"""The nodes that a command is about, and one conversation with the agent of each.
+"""The nodes of a command, and one conversation with the agent of each.
 
-May import config, inventory, transport and common; the stages reach nodes through it. Start reading at `cluster.py`.
+May import `common`, `config`, `errors`, `inventory` and `transport`. The stages reach nodes through it alone. Start
+reading at `cluster.py`.
 """
 
 from clusterctl.cluster.cluster import (

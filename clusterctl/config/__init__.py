@@ -1,4 +1,7 @@
-"""Load conf.py, a Python file, as validated, frozen `Settings`."""
+"""Load conf.py, a Python file, as validated, frozen `Settings`.
+
+May import `errors`. Start reading at `declarations.py`, which declares every setting.
+"""
 
 from clusterctl.config.hosts import Host
 from clusterctl.config.loader import from_values, load

@@ -1,4 +1,7 @@
-"""Turn a workspace into a verified, identical job directory on every node."""
+"""Turn a workspace into a verified, identical job directory on every node.
+
+May import `certificates`, `cluster`, `common`, `errors` and `inventory`. Start reading at `dispatch.py`.
+"""
 
 from clusterctl.dispatch.dispatch import dispatch, plan
 from clusterctl.dispatch.outcomes import Dispatched, NodeDispatch, Planned, Progress

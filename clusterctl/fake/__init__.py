@@ -1,4 +1,7 @@
-"""A fake cluster on this machine: real processes behind embedded SSH servers, OpenSSH daemons, or containers."""
+"""A fake cluster on this machine: real processes behind embedded SSH servers, OpenSSH daemons, or containers.
+
+May import `common`, `errors` and `templates`. Start reading at `cluster.py`.
+"""
 
 from clusterctl.fake.backend import NodeStatus
 from clusterctl.fake.cluster import FakeCluster, FakeStatus, Healed, check_backend, down, harm, heal, status, up

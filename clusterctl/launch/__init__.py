@@ -1,4 +1,7 @@
-"""Turns a dispatched job into a run: a pure plan, the run's keys, and the start on all nodes."""
+"""Turn a dispatched job into a run: a pure plan, the keys of the run, and the start on all nodes.
+
+May import `certificates`, `check`, `cluster`, `common`, `config`, `errors` and `inventory`. Start reading at `plan.py`.
+"""
 
 from clusterctl.launch.plan import LaunchPlan, plan
 from clusterctl.launch.resume import Resume, choose

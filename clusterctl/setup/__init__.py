@@ -1,4 +1,8 @@
-"""Prepare nodes for training: the same Python packages everywhere, in an environment that the agent builds."""
+"""Prepare nodes for training: the same Python packages everywhere, in an environment that the agent builds.
+
+May import `cluster`, `common`, `config`, `dispatch`, `errors`, `inventory` and `transport`. Start reading at
+`setup.py`.
+"""
 
 from clusterctl.setup.requirements import Requirements, read_requirements
 from clusterctl.setup.setup import Group, NodeSetup, Prepared, Wishes, prepare

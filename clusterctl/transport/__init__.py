@@ -1,6 +1,7 @@
 """Run commands on nodes over SSH. No other package quotes, connects or retries.
 
-Importing it is cheap: the first connection imports paramiko.
+May import `errors`; importing it is cheap, since the first connection imports paramiko. Start reading at
+`transport.py`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
 """The facts and files of one node: jobs, logs, ports, addresses, processes, locks.
 
-Imports nothing of the other folders. Start reading at `jobs.py`.
+Imports none of the agent's other folders. Start reading at `jobs.py`.
 """

@@ -1,4 +1,4 @@
-"""What one SSH command does on the node: one module for each group of operations, called by `main.py`.
+"""The operations of the agent: one module for each group, called by `main.py`, one SSH command for each call.
 
-May import the other folders of `agent` but `dispatch`. Start reading at `start.py`.
+May import `node`, `packages`, `peer`, `relay` and `supervisor`. Start reading at `start.py`.
 """

@@ -1,4 +1,4 @@
 """Python packages on the node: interpreters, wheels, virtual environments.
 
-Imports nothing of the other folders. Start reading at `venvs.py`.
+Imports none of the agent's other folders. Start reading at `venvs.py`.
 """

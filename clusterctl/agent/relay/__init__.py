@@ -1,4 +1,4 @@
-"""One node's part in relaying a stream that all nodes want.
+"""Relaying: a node forwards a stream that many nodes need.
 
 May import `node` and `peer`. Start reading at `relay.py`.
 """

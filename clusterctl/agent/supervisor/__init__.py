@@ -1,4 +1,4 @@
 """The process that owns one node's processes of one run, and its guardian.
 
-May import `lead`, `node` and `event_loop`. Start reading at `supervisor.py`.
+May import `event_loop`, `lead` and `node`. Start reading at `supervisor.py`.
 """

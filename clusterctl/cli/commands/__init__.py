@@ -1,1 +1,4 @@
-"""One module per command: it chains the stages and shows what comes of them."""
+"""One module per command: it runs the stages in order and prints their results.
+
+May import the stages and the rest of `cli`. Start reading at `start.py`.
+"""

@@ -1,4 +1,4 @@
 """The first cause of a failure, from the events and logs of all nodes.
 
-Pure but for `report.py`, which asks the nodes. Start reading at `first_cause.py`.
+Pure except for `report.py`, which queries the nodes; may import what `observe` may. Start reading at `first_cause.py`.
 """

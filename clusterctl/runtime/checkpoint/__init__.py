@@ -1,4 +1,4 @@
-"""Saved models and checkpoints as files: each pserver writes its piece; any number of pservers can read them back.
+"""Saved models and checkpoints as files: each pserver writes its own, any number of pservers can read them.
 
-May import `table` and `environment`. Start reading at `safetensors.py`.
+May import `environment` and `table`. Start reading at `safetensors.py`.
 """

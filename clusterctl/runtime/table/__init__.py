@@ -1,4 +1,4 @@
-"""Declarations of tables: specifications, update rules, initial values, where each piece is stored.
+"""Declarations of tables: specifications, update rules, initial values, the place of each piece.
 
-Pure functions and values; imports nothing of the other folders. Start reading at `spec.py`.
+Pure functions and values; imports none of the runtime's other folders. Start reading at `spec.py`.
 """

@@ -1,5 +1,5 @@
-"""The trainer's side: the session that `connect()` returns, and its client of the pservers.
+"""The trainer's side: the object that `connect()` returns, and how it talks to the pservers.
 
-May import the folders shm, store, table and wire and the modules of `runtime`, never `pserver`.
-Start reading at `session.py`.
+May import `shm`, `store`, `table`, `wire` and the modules of `runtime`, never `pserver`. Start reading at
+`session.py`.
 """

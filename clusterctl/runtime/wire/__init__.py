@@ -1,4 +1,4 @@
 """The bytes between trainers and pservers: messages, sockets, authentication.
 
-Imports nothing of the other folders. Start reading at `messages.py`, the only place that knows the format.
+Imports none of the runtime's other folders. Start reading at `messages.py`, the only module that knows the format.
 """

@@ -1,0 +1,89 @@
+"""The package as text: its modules, their syntax trees, and the modules that each one names."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Collection, Iterator
+from functools import cache
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+PACKAGE = ROOT / "clusterctl"
+SHIPPED = ("common", "agent", "runtime")  # what goes to the nodes, beside the package's own __init__
+
+
+def paths() -> dict[str, Path]:
+    """The file of each module; names lack `clusterctl.`, and a package has the name of its folder."""
+    found = {}
+    for path in sorted(PACKAGE.rglob("*.py")):
+        parts = path.relative_to(PACKAGE).with_suffix("").parts
+        if parts[0] != "_data":
+            found[".".join(parts).removesuffix(".__init__")] = path
+    return found
+
+
+def modules() -> list[str]:
+    return list(paths())
+
+
+@cache
+def tree(module: str) -> ast.Module:
+    path = paths()[module]
+    return ast.parse(path.read_text(encoding="utf-8"), str(path))
+
+
+def within(module: str, parts: Collection[str]) -> bool:
+    """Return True if a module is one of these parts or below one; the part "" is the whole package."""
+    return any(part in ("", module) or module.startswith(f"{part}.") for part in parts)
+
+
+def imports(module: str) -> Iterator[str]:
+    """Full names of everything a module imports, also in functions and under TYPE_CHECKING.
+
+    `from clusterctl.a import b` is reported as clusterctl.a.b, since b may be a module.
+    """
+    for node in ast.walk(tree(module)):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{module} imports relatively"
+            assert node.module is not None
+            ours = node.module.partition(".")[0] == "clusterctl"
+            yield from (f"{node.module}.{alias.name}" if ours else node.module for alias in node.names)
+
+
+def imported(module: str) -> set[str]:
+    """The modules of clusterctl that a module imports, wherever in it; the package's root apart."""
+    known = paths()
+    names = {name.partition(".")[2] for name in imports(module) if name.partition(".")[0] == "clusterctl"}
+    return {name if name in known else name.rpartition(".")[0] for name in names} - {module, ""}
+
+
+def calls(module: str) -> Iterator[str]:
+    """The functions that a module calls, as they are written: `print`, `sys.exit`."""
+    for node in ast.walk(tree(module)):
+        if isinstance(node, ast.Call):
+            yield ast.unparse(node.func)
+
+
+def arrows(package: str) -> set[tuple[str, str]]:
+    """Which entry of a package (a folder, or a module beside it) imports which other one."""
+    below = f"{package}."
+    return {
+        (source, target)
+        for module in modules()
+        if module.startswith(below)
+        for name in imported(module)
+        if name.startswith(below)
+        if (source := module.split(".")[1]) != (target := name.split(".")[1])
+    }
+
+
+def programs() -> set[str]:
+    """The modules that the fake cluster starts as programs of their own: `stay("clusterctl.fake.server", ...)`."""
+    return {
+        ast.literal_eval(node.args[0])
+        for module in modules()
+        for node in ast.walk(tree(module))
+        if isinstance(node, ast.Call) and ast.unparse(node.func) == "stay"
+    }

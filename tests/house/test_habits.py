@@ -1,0 +1,157 @@
+"""What few modules may do, what none may do, and what every package says about itself."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+
+import pytest
+
+from house.source import PACKAGE, ROOT, calls, imports, modules, paths, tree, within
+from test_house import INSIDE_AGENT, INSIDE_RUNTIME, MAY_IMPORT
+
+MAY_PRINT = {
+    "cli": "people read it",
+    "agent.boot": "a program of its own, on a node where nothing is installed yet; it answers the control machine",
+    "fake.server": "a program of its own; `fake up` waits for its one line",
+    "fake.keeper": "the same",
+    "runtime.supervisor_socket": "runs in the user's program, whose log it is",
+}
+MAY_EXIT = {
+    "cli": "its exit codes are the contract",
+    "agent.boot": "a program of its own",
+    "fake.server": "a program of its own",
+    "runtime.pserver": "a program of its own: python -m clusterctl.runtime.pserver",
+}
+MAY_READ_ENVIRONMENT = {
+    "runtime.environment": "what a started process finds, parsed once",
+    "cli.invocation": "hands it to the config loader",
+    "cli.commands.demo": "hands it to the config loader",
+    "cli.console": "NO_COLOR",
+    "agent.node.addresses": "SSH_CONNECTION: the address at which this node was reached",
+    "agent.packages.interpreter": "what decides where an interpreter finds its packages",
+    "common.pip": "what uv inherits",
+    "agent.supervisor.launcher": "what its processes inherit",
+    "fake.programs": "what they inherit",
+}
+
+
+def test_only_the_command_line_prints() -> None:
+    assert {m for m in modules() if {"print", "sys.stdout.write"} & set(calls(m))} <= {
+        module for module in modules() if within(module, MAY_PRINT)
+    }
+
+
+def test_only_programs_end_the_process() -> None:
+    enders = {"sys.exit", "exit", "quit", "SystemExit"}
+    assert {m for m in modules() if enders & set(calls(m))} <= {m for m in modules() if within(m, MAY_EXIT)}
+
+
+def reads_environment(module: str) -> bool:
+    names = ("os.environ", "os.environb", "os.getenv")
+    return any(isinstance(node, ast.Attribute) and ast.unparse(node) in names for node in ast.walk(tree(module)))
+
+
+def test_the_environment_is_read_in_few_places_each_with_its_reason() -> None:
+    assert {module for module in modules() if reads_environment(module)} == set(MAY_READ_ENVIRONMENT)
+
+
+def test_no_module_uses_pickle() -> None:
+    assert not [m for m in modules() if {"pickle", "marshal", "shelve"} & {i.partition(".")[0] for i in imports(m)}]
+
+
+def test_only_a_proxy_command_is_given_to_a_shell_as_ssh_does() -> None:
+    shells = [
+        module
+        for module in modules()
+        for node in ast.walk(tree(module))
+        if isinstance(node, ast.keyword) and node.arg == "shell" and ast.unparse(node.value) != "False"
+    ]
+    assert shells == ["transport.dial"]
+
+
+def test_messages_have_types() -> None:
+    loose = [
+        module for module, path in paths().items() if "Message = dict[str, Any]" in path.read_text(encoding="utf-8")
+    ]
+    assert loose == []
+
+
+def test_a_spec_is_read_without_casts_and_defaults() -> None:
+    """`RunSpec.from_json` checks types and fills in defaults, once; those who read a spec do neither."""
+    users = [module for module in modules() if "clusterctl.common.run_spec.RunSpec" in imports(module)]
+    assert len(users) > 10
+    assert [module for module in users if {"cast", "typing.cast"} & set(calls(module))] == []
+    assert [
+        f"{module}: {ast.unparse(node)}" for module in modules() for node in ast.walk(tree(module)) if loose(node)
+    ] == []
+
+
+def loose(node: ast.AST) -> bool:
+    """True for `spec.get(...)` and `spec["..."]`, which treat a spec as a dict."""
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "get":
+        owner: ast.expr = node.func.value
+    elif isinstance(node, ast.Subscript):
+        owner = node.value
+    else:
+        return False
+    return ast.unparse(owner).rpartition(".")[2] in ("spec", "run_spec", "_spec")
+
+
+def packages() -> list[str]:
+    return [module for module, path in paths().items() if path.name == "__init__.py" and path.parent != PACKAGE]
+
+
+@pytest.mark.parametrize("package", packages())
+def test_a_package_says_what_it_is_for_and_where_to_start_reading(package: str) -> None:
+    docstring = ast.get_docstring(tree(package)) or ""
+    words = " ".join(docstring.split())
+    assert "mport" in words, "a package says what it may import"
+    assert "Start reading at `" in words
+    first = words.partition("Start reading at `")[2].partition("`")[0]
+    assert (PACKAGE.joinpath(*package.split(".")) / first).is_file()
+    whole, _, folder = package.rpartition(".")
+    row = {"": MAY_IMPORT, "agent": INSIDE_AGENT, "runtime": INSIDE_RUNTIME}.get(whole, {}).get(folder, ())
+    left_out = [part for part in row if f"`{part}`" not in words]
+    assert left_out == [] or "May import every part" in words or "the modules of `runtime`" in words
+
+
+EVERYWHERE = {
+    "bin",
+    "dev",
+    "etc",
+    "home",
+    "lib",
+    "mnt",
+    "opt",
+    "proc",
+    "root",
+    "run",
+    "srv",
+    "sys",
+    "tmp",
+    "usr",
+    "var",
+}
+
+
+def machine_paths() -> set[str]:
+    """The path of this checkout, and its top directory if other machines do not have that directory."""
+    found = {f"{ROOT}/"}
+    if len(ROOT.parts) > 2 and ROOT.parts[1] not in EVERYWHERE:
+        found.add(f"/{ROOT.parts[1]}/")
+    return found
+
+
+def test_no_tracked_file_names_a_place_of_this_machine() -> None:
+    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=False)
+    if listed.returncode:
+        pytest.skip("not a git checkout")
+    named = [
+        f"{path}: {place}"
+        for path in filter(None, listed.stdout.split("\0"))
+        if (ROOT / path).is_file()
+        for place in machine_paths()
+        if place.encode() in (ROOT / path).read_bytes()
+    ]
+    assert named == []

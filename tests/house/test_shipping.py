@@ -1,0 +1,58 @@
+"""What goes to the nodes, and what goes into the wheel."""
+
+from __future__ import annotations
+
+import subprocess
+import zlib
+
+import pytest
+
+from agent.nodes import PYTHONS
+from clusterctl.cluster.bundle import Bundle
+from house.source import PACKAGE, ROOT, SHIPPED
+
+
+@pytest.mark.skipif("3.9" not in PYTHONS, reason="no python3.9 on this machine")
+def test_what_goes_to_the_nodes_compiles_under_python_3_9() -> None:
+    program = (
+        "import sys\n"
+        "for path in sys.argv[1:]:\n"
+        "    with open(path, encoding='utf-8') as f: compile(f.read(), path, 'exec', dont_inherit=True)\n"
+    )
+    paths = [str(path) for part in SHIPPED for path in (PACKAGE / part).rglob("*.py")]
+    paths.append(str(PACKAGE / "__init__.py"))
+    done = subprocess.run([PYTHONS["3.9"], "-I", "-c", program, *paths], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.skipif("3.6" not in PYTHONS, reason="no python3.6 on this machine")
+def test_the_boot_program_compiles_under_pythons_that_it_must_refuse() -> None:
+    source = str(PACKAGE / "agent" / "boot.py")
+    program = "import sys; compile(open(sys.argv[1]).read(), 'boot', 'exec')"
+    subprocess.run([PYTHONS["3.6"], "-I", "-c", program, source], check=True)
+
+
+def test_the_bundle_holds_all_that_is_shipped_and_nothing_else() -> None:
+    whole, names = zlib.decompress(Bundle().data), []
+    while whole:
+        name, size, rest = whole.split(b"\0", 2)
+        names.append(name.decode())
+        whole = rest[int(size) :]
+    expected = [PACKAGE / "__init__.py", *(p for part in SHIPPED for p in (PACKAGE / part).rglob("*.py"))]
+    assert sorted(names) == sorted(path.relative_to(ROOT).as_posix() for path in expected)
+    assert Bundle().digest == Bundle().digest
+    assert Bundle().data == Bundle().data
+
+
+def test_the_wheel_takes_the_whole_package_and_what_init_copies() -> None:
+    tomllib = pytest.importorskip("tomllib")
+    build = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]
+    assert set(build) == {"targets"}, "nothing is excluded"
+    wheel = build["targets"]["wheel"]
+    assert wheel["packages"] == ["clusterctl"]
+    assert set(wheel) == {"packages", "force-include"}
+    for source in wheel["force-include"]:
+        assert (ROOT / source).exists()
+    for part in SHIPPED:
+        assert (PACKAGE / part / "__init__.py").is_file()
+    assert (PACKAGE / "py.typed").is_file()
