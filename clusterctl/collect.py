@@ -17,8 +17,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from clusterctl.cluster import AgentCall, Cluster, NodeOutcome
-from clusterctl.cluster.cluster import NONSENSE
+from clusterctl.cluster import NONSENSE, AgentCall, Cluster, NodeOutcome
 from clusterctl.errors import ClusterctlError, NodeError, RefusedError
 from clusterctl.inventory import Node
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from clusterctl.cli.chart import resample
 from clusterctl.cli.console import Console, clean, fitting, human_count, human_time, percent, plural
-from clusterctl.cluster.cluster import NONSENSE
+from clusterctl.cluster import NONSENSE
 from clusterctl.observe.follow import is_passing
 from clusterctl.observe.run_view import PassNumbers, RunView
 

@@ -11,6 +11,8 @@ from typing import Any
 
 from clusterctl.common.paths import is_job_id
 from clusterctl.common.safe_json import is_whole
+from clusterctl.errors import NodeError
+from clusterctl.inventory import Node
 
 Shape = Callable[[Any], bool]
 #: States of jobs and runs, the worst first.
@@ -19,6 +21,9 @@ ROLES = ("pserver", "trainer", "scheduler")
 END_OF_TIME = 1e11  # seconds since the epoch; calendars do not reach further
 LONGEST_LINE = 64 << 10  # of a log; agents truncate at this length
 MOST_DIGITS = 9
+MOST_WORDS = 4000  # characters of an error message from a node
+#: Errors that a malformed answer causes in code that reads it.
+NONSENSE = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
 
 
 def text(value: Any) -> bool:
@@ -229,3 +234,9 @@ def followed(last: dict[str, Any]) -> dict[str, Any]:
 def own_word(name: str, value: Any) -> Any:
     """Return a value that a process reports about itself, or None if it is malformed."""
     return value if OWN_WORDS[name](value) else None
+
+
+def senseless(node: Node, exc: Exception) -> NodeError:
+    """Return the error for a malformed answer, so that a hostile or outdated node does not affect the others."""
+    hint = "check whether this machine is still yours; --verbose shows where the check failed"
+    return NodeError(f"its answer is malformed: {exc!r}"[:MOST_WORDS], node=node.label, hint=hint)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 
-from clusterctl.cluster.cluster import AgentCall
+from clusterctl.cluster.agent_call import AgentCall
 from clusterctl.errors import ClusterctlError
 
 PATIENCE_S = 30.0  # an agent times out after three times as long

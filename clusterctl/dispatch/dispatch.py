@@ -11,8 +11,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from clusterctl.cluster import AgentCall, Cluster, Message, NodeOutcome, combined
-from clusterctl.cluster.cluster import who_asks
+from clusterctl.cluster import AgentCall, Cluster, Message, NodeOutcome, combined, who_asks
 from clusterctl.cluster.keepalive import Waiting
 from clusterctl.dispatch import last_dispatch, relay_plan
 from clusterctl.dispatch.blobs import Blobs, Shelf

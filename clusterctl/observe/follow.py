@@ -13,8 +13,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from clusterctl.cluster import Cluster, Message, answers
-from clusterctl.cluster.cluster import AGENT_ENDED, NONSENSE, senseless
+from clusterctl.cluster import AGENT_ENDED, NONSENSE, Cluster, Message, answers, senseless
 from clusterctl.errors import ClusterctlError, UnreachableError
 from clusterctl.inventory import Node
 

@@ -6,8 +6,7 @@ import heapq
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from clusterctl.cluster import AgentCall, Cluster, answers, combined, failures
-from clusterctl.cluster.cluster import NONSENSE, senseless
+from clusterctl.cluster import NONSENSE, AgentCall, Cluster, answers, combined, failures, senseless
 from clusterctl.errors import ClusterctlError
 from clusterctl.inventory import Node
 from clusterctl.observe.follow import LogLine, lines_of

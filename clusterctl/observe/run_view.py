@@ -7,9 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from clusterctl.cluster import Message
+from clusterctl.cluster import NONSENSE, Message
 from clusterctl.cluster.answers import CAUSE, ENDED, own_word
-from clusterctl.cluster.cluster import NONSENSE
 from clusterctl.inventory import Node
 
 PROGRESS = ("pass", "step", "loss", "samples_per_s", "compute", "wait", "wire")

@@ -6,9 +6,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from clusterctl.cluster import Cluster, Message, NodeOutcome, combined, failures, raise_failures
+from clusterctl.cluster import ANSWER_S, Cluster, Message, NodeOutcome, combined, failures, raise_failures
 from clusterctl.cluster.answers import STATES, own_word
-from clusterctl.cluster.cluster import ANSWER_S
 from clusterctl.common.paths import job_key
 from clusterctl.errors import ClusterctlError, UsageError
 from clusterctl.inventory import Inventory, Node

@@ -10,9 +10,8 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from clusterctl.cluster import AgentCall, Cluster, NodeOutcome
+from clusterctl.cluster import FIRST_LINE, AgentCall, Cluster, NodeOutcome
 from clusterctl.cluster.bundle import Bundle
-from clusterctl.cluster.cluster import FIRST_LINE
 from clusterctl.config import from_values
 from clusterctl.errors import ClusterctlError, NodeError
 from clusterctl.inventory import Node, build

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from clusterctl.cluster import FIRST_LINE
 from clusterctl.cluster.bundle import Bundle, boot_code
-from clusterctl.cluster.cluster import FIRST_LINE
 from clusterctl.runtime import load_model
 from e2e.programs import READY, REGRESSION, SLEEP
 from support.processes import descendants, processes_with_environment, wait_until

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl.cluster.cluster import FIRST_LINE
+from clusterctl.cluster import FIRST_LINE
 from support.processes import processes_with_environment, wait_until
 from support.site import Site
 from support.trees import described

@@ -12,7 +12,7 @@ import pytest
 from agent.specs import spec_json
 from clusterctl.agent.node import log_files
 from clusterctl.agent.operations import logs
-from clusterctl.cluster.cluster import MAX_LINE
+from clusterctl.cluster.agent_call import MAX_LINE
 from clusterctl.common.paths import JobPaths
 from clusterctl.common.safe_json import parse, parse_event
 from security.liars import EVIL, is_harmless

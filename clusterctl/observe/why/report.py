@@ -7,8 +7,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from clusterctl.cluster import Cluster, Message, NodeOutcome, answers
-from clusterctl.cluster.cluster import ANSWER_S
+from clusterctl.cluster import ANSWER_S, Cluster, Message, NodeOutcome, answers
 from clusterctl.errors import ClusterctlError
 from clusterctl.inventory import Node
 from clusterctl.observe.members import Members

@@ -1,0 +1,148 @@
+"""One call to the agent of a node: its start, its messages, and the reasons for its end."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Mapping
+from types import TracebackType
+from typing import Any
+
+from clusterctl.cluster.answers import MOST_WORDS
+from clusterctl.cluster.bundle import Bundle, boot_code
+from clusterctl.common.safe_json import parse
+from clusterctl.errors import ClusterctlError, NodeError, RefusedError, UsageError
+from clusterctl.inventory import Node
+from clusterctl.transport import RemoteProcess
+
+ANSWER_S = 60.0
+STALL_S = 120.0  # time limit for an agent that stops reading its input: longer than any disk stalls
+MAX_LINE = 32 << 20
+MOST_LINES = 100_000  # before the last one
+AGENT_ENDED = "agent_ended"
+NO_MODULE = re.compile(r"No module named '(\w+)'")
+ERROR_KINDS: Mapping[str, type[ClusterctlError]] = {
+    "refused": RefusedError,
+    "usage": UsageError,
+}
+
+
+class AgentCall:
+    """A running agent on one node. Every wait has a deadline; errors name the node.
+
+    `untouched`: the directory of the expected job, if the node still has it unchanged. The agent has then ended and
+    answers nothing more.
+    """
+
+    def __init__(self, node: Node, process: RemoteProcess, bundle: Bundle) -> None:
+        self.node = node
+        self._bundle = bundle
+        self._process = process
+        self.untouched: str | None = None
+        self.op: object = None
+
+    def begin(self, request: Mapping[str, Any], answer_s: float = ANSWER_S) -> None:
+        """Start the agent with its request. Install the agent first if the node lacks it."""
+        self.op = request["op"]
+        code = boot_code()
+        self.write(f"{len(code)}\n".encode() + code + _line(request))
+        greeting = self.receive(min(answer_s, ANSWER_S))
+        self.untouched = greeting.get("untouched")
+        if "need" in greeting:
+            data = self._bundle.data
+            self.write(f"{len(data)}\n".encode() + data)
+
+    def send(self, message: Mapping[str, Any]) -> None:
+        self.write(_line(message))
+
+    def write(self, data: bytes) -> None:
+        """Write to the agent. If the agent has ended instead of reading, raise the error that it reported."""
+        try:
+            self._process.write(data, stall_s=STALL_S)
+        except NodeError as exc:
+            if exc.details.get("reason") == "input_closed":
+                self._explain_end()
+            raise
+
+    def _explain_end(self) -> None:
+        while True:
+            self.receive()  # skip to the last line, which is raised if it is an error
+
+    def receive(self, deadline_s: float | None = ANSWER_S) -> dict[str, Any]:
+        """Return the agent's next message. Raises the error it reports, or explains why it ended without one.
+
+        Every sign of life restarts the deadline.
+        """
+        message: dict[str, Any] = {"alive": True}
+        while message == {"alive": True}:
+            line = self._process.readline(MAX_LINE, deadline_s=deadline_s)
+            try:
+                value = parse(line)
+            except ValueError:
+                raise self._broken(line) from None
+            if not isinstance(value, dict):
+                raise self._broken(line)
+            message = value
+        if "error" in message:
+            raise self._error(message["error"])
+        return message
+
+    def result(self, deadline_s: float | None = ANSWER_S) -> dict[str, Any]:
+        """Return the agent's final answer, skipping the messages before it."""
+        for _ in range(MOST_LINES):
+            message = self.receive(deadline_s)
+            if "done" in message:
+                return dict(message["done"])
+        raise self._broken(b"endless output")
+
+    def read(self, count: int) -> bytes:
+        """Return at least one and at most `count` bytes of bulk data."""
+        data = self._process.read(count, deadline_s=ANSWER_S)
+        if not data:
+            raise self._broken(b"")
+        return data
+
+    def _error(self, error: Any) -> ClusterctlError:
+        reported = error if isinstance(error, dict) else {"message": error}
+        reason, hint, more = str(reported.get("kind")), reported.get("hint"), reported.get("details")
+        kind = ERROR_KINDS.get(reason, NodeError)
+        details = {**(more if isinstance(more, dict) else {}), "reason": reason}
+        details.pop("nodes", None)  # only the control machine sets this
+        message = str(reported.get("message"))[:MOST_WORDS]
+        return kind(message, node=self.node.label, hint=str(hint)[:MOST_WORDS] if hint else None, details=details)
+
+    def _broken(self, line: bytes) -> ClusterctlError:
+        """Return the error for an agent that ended, or for a line that the agent did not print."""
+        torn = line.startswith(b"{") and not line.endswith(b"\n")
+        if line and not torn:
+            text = line.decode(errors="replace").strip()[:200]
+            hint = "make sure that no shell start-up file (such as ~/.bashrc) prints anything without a terminal"
+            return NodeError(f"the agent answered with {text!r}", node=self.node.label, hint=hint)
+        code = self._process.wait(ANSWER_S)
+        stderr = self._process.stderr_tail().decode(errors="replace").strip()[-400:]
+        if code == 127:
+            hint = "install python3 (3.9 or later) on the node, or set PYTHON in conf.py to its path"
+            return NodeError(f"python was not found: {stderr}", node=self.node.label, hint=hint)
+        absent = NO_MODULE.search(stderr)
+        if absent and absent[1] in sys.stdlib_module_names:
+            hint = "Debian's python3-minimal is not enough: install python3, or set PYTHON to a complete Python"
+            message = f"the Python on the node is incomplete: it has no module {absent[1]}"
+            return NodeError(message, node=self.node.label, hint=hint)
+        message = f"the agent exited with code {code}" + (f": {stderr}" if stderr else "")
+        return NodeError(message, node=self.node.label, details={"reason": AGENT_ENDED})
+
+    def close(self) -> None:
+        self._process.close()
+
+    def __enter__(self) -> AgentCall:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def _line(message: Mapping[str, Any]) -> bytes:
+    return json.dumps(message, separators=(",", ":")).encode() + b"\n"
