@@ -7,8 +7,6 @@ import os
 import sys
 from typing import NoReturn
 
-INTERRUPTED = 130
-
 
 def main() -> None:
     """Entry point of the `clusterctl` program."""
@@ -17,7 +15,9 @@ def main() -> None:
 
         code = run()
     except KeyboardInterrupt:  # while modules were being imported
-        code = INTERRUPTED
+        from clusterctl.errors import InterruptedRun
+
+        code = InterruptedRun.exit_code
     _leave(code)
 
 

@@ -1,424 +1,19 @@
-"""The commands, their options and their help. Implementations are imported on call to keep `--help` fast."""
+"""One call of the program: parse the command line, run the command, and turn its end into an exit code."""
 
 from __future__ import annotations
 
-import inspect
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from copy import copy
-from pathlib import Path
-from typing import Annotated, Any, TypeVar
 
 import typer
 
 from clusterctl import __version__
-from clusterctl.cli import INTERRUPTED
 from clusterctl.cli.arguments import Arguments, split, take_program_options
 from clusterctl.cli.console import Console, exit_code
-from clusterctl.cli.invocation import Session, fail_on_broken_pipe
-from clusterctl.cli.typer_adapter import Command, Group
+from clusterctl.cli.declarations import NAME, app
+from clusterctl.cli.invocation import Invocation, fail_on_broken_pipe
 from clusterctl.errors import ClusterctlError, InterruptedRun, UsageError
-
-Function = TypeVar("Function", bound=Callable[..., Any])
-NAME = "clusterctl"
-GLOBAL_HELP = (
-    "Global options: --conf PATH (default: CLUSTERCTL_CONF, else conf.py), --only NODESET (node[0-3], host names, "
-    "tags, failed@last), --json, --quiet, --verbose."
-)
-app = typer.Typer(
-    name=NAME,
-    cls=Group,
-    help="Train models on plain SSH machines.",
-    epilog="These options work before or after the command. For a command's own options: clusterctl COMMAND --help",
-    rich_markup_mode=None,  # rich takes longer to import than most commands take
-    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
-)
-fake_app = typer.Typer(
-    cls=Group,
-    help="Run a fake cluster of SSH servers or containers on this machine.",
-    epilog=GLOBAL_HELP,
-    rich_markup_mode=None,
-)
-app.add_typer(fake_app, name="fake")
-
-
-@app.callback()
-def _global(
-    conf: Annotated[Path | None, typer.Option(metavar="PATH", help="Default: CLUSTERCTL_CONF, else conf.py.")] = None,
-    only: Annotated[
-        str | None, typer.Option(metavar="NODESET", help="node[0-3], host names, tags, failed@last.")
-    ] = None,
-    json: Annotated[bool, typer.Option("--json", help="Print one JSON document, or one line per event.")] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print errors only.")] = False,
-    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Print a traceback with errors.")] = False,
-    version: Annotated[bool, typer.Option("--version", help="Show the version and exit.")] = False,
-) -> None:
-    """Declare the global options for help and completion; `split` removes them before typer parses the rest."""
-
-
-def command(group: typer.Typer, name: str, example: str) -> Callable[[Function], Function]:
-    """Register a function as a command, with an example for its help."""
-
-    def register(function: Function) -> Function:
-        summary = (inspect.getdoc(function) or "").partition("\n")[0]
-        epilog = f"\b\nExample: {example}\n\n{GLOBAL_HELP}"
-        return group.command(name, cls=Command, short_help=summary, epilog=epilog)(function)
-
-    return register
-
-
-JobArgument = Annotated[
-    str | None,
-    typer.Argument(metavar="JOB", help="Job id or unique prefix, or job directory. Default: the newest job."),
-]
-RoleOption = Annotated[str | None, typer.Option("--role", metavar="TEXT", help="pserver, trainer or scheduler.")]
-EngineOption = Annotated[
-    str | None, typer.Option("--engine", metavar="NAME", help="Override ENGINE in conf.py: torch, paddle, mpi, ...")
-]
-FakeDir = Annotated[Path, typer.Option("--dir", metavar="PATH", help="Directory of the cluster.")]
-FakeNodeArgument = Annotated[str, typer.Argument(metavar="NODE", help="2 or node2.")]
-BackendOption = Annotated[
-    str, typer.Option("--backend", metavar="NAME", help="embedded (no root, no sshd), ssh or docker.")
-]
-
-
-@command(app, "init", "clusterctl init mnist && cd mnist")
-def init(
-    context: typer.Context,
-    directory: Annotated[Path, typer.Argument(metavar="DIR", help="Created if missing.")] = Path(),
-    template: Annotated[
-        str, typer.Option("--template", metavar="NAME", help="ngram (a language model) or ctr (click-through).")
-    ] = "ngram",
-) -> None:
-    """Write a conf.py and a workspace to start from."""
-    from clusterctl.cli.commands.init import init
-
-    init(context.obj, directory, template)
-
-
-@command(app, "trust", "clusterctl trust --yes")
-def trust(
-    context: typer.Context,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Record unknown keys without asking.")] = False,
-) -> None:
-    """Show the hosts' keys and record the ones you accept."""
-    from clusterctl.cli.commands.trust import trust
-
-    trust(context.obj, yes=yes)
-
-
-@command(app, "check", "clusterctl check")
-def check(context: typer.Context) -> None:
-    """Check the nodes and the network between them for problems that would stop a run."""
-    from clusterctl.cli.commands.check import check
-
-    check(context.obj)
-
-
-@command(app, "setup", "clusterctl setup workspace")
-def setup(
-    context: typer.Context,
-    workspace: Annotated[Path, typer.Argument(metavar="WORKSPACE", help="Directory with requirements.txt.")] = Path(
-        "workspace"
-    ),
-    offline: Annotated[bool, typer.Option("--offline", help="Download here and send; nodes need no network.")] = False,
-    upgrade: Annotated[bool, typer.Option("--upgrade", help="Choose package versions again.")] = False,
-    engine: EngineOption = None,
-) -> None:
-    """Create the job's Python environment on the nodes."""
-    from clusterctl.cli.commands.setup import setup
-
-    setup(context.obj, workspace, offline=offline, upgrade=upgrade, engine=engine)
-
-
-@command(app, "dispatch", "clusterctl dispatch workspace")
-def dispatch(
-    context: typer.Context,
-    workspace: Annotated[Path, typer.Argument(metavar="WORKSPACE", help="The directory to send.")] = Path("workspace"),
-    plan: Annotated[
-        bool, typer.Option("--plan", help="Show what would be sent, deleted and ignored; change nothing.")
-    ] = False,
-    rehash: Annotated[bool, typer.Option("--rehash", help="Read every file again, here and on the nodes.")] = False,
-    allow_partial: Annotated[bool, typer.Option("--allow-partial", help="Only warn about nodes that fail.")] = False,
-) -> None:
-    """Send the workspace, or the changes to it, to all nodes and print the job directory.
-
-    With --only, complete the last dispatch.
-    """
-    from clusterctl.cli.commands.dispatch import dispatch
-
-    dispatch(context.obj, workspace, rehash=rehash, plan=plan, allow_partial=allow_partial)
-
-
-@command(app, "start", "clusterctl start --job_workspace JOB20261121-081530 -- --num_passes=5")
-def start(
-    context: typer.Context,
-    job_workspace: Annotated[
-        str | None,
-        typer.Option(
-            "--job_workspace", "--job-workspace", metavar="DIR", help="Dispatched job to start: directory or id."
-        ),
-    ] = None,
-    job_dispatch_package: Annotated[
-        Path | None,
-        typer.Option(
-            "--job_dispatch_package",
-            "--job-dispatch-package",
-            metavar="WORKSPACE",
-            help="Dispatch this workspace, then start it.",
-        ),
-    ] = None,
-    engine: EngineOption = None,
-    resume: Annotated[
-        bool, typer.Option("--resume", help="Resume the job (default: newest) from its newest complete checkpoint.")
-    ] = False,
-    rejoin: Annotated[bool, typer.Option("--rejoin", help="Let nodes that a run is waiting for rejoin it.")] = False,
-    detach: Annotated[bool, typer.Option("--detach", "-d", help="Return once all processes are running.")] = False,
-    plan: Annotated[bool, typer.Option("--plan", help="Print what would run where; start nothing.")] = False,
-    allow_partial: Annotated[
-        bool, typer.Option("--allow-partial", help="Leave out nodes that cannot be reached or fail.")
-    ] = False,
-) -> None:
-    """Start a run on all nodes and follow it.
-
-    Ctrl-C stops it everywhere.
-
-    Everything after -- and any unknown --key=value goes to the training program.
-    """
-    from clusterctl.cli.commands.start import start
-
-    if rejoin:
-        from clusterctl.cli.commands.rejoin import rejoin as join
-
-        options = {
-            **{"--resume": resume, "--detach": detach, "--plan": plan, "--allow-partial": allow_partial},
-            **{"--job_dispatch_package": job_dispatch_package, "--engine": engine, "--": context.obj.program_args},
-        }
-        join(context.obj, job_workspace, [name for name, given in options.items() if given])
-        return
-    start(
-        context.obj,
-        job_workspace,
-        job_dispatch_package,
-        engine=engine,
-        resume=resume,
-        detach=detach,
-        plan=plan,
-        allow_partial=allow_partial,
-    )
-
-
-@command(app, "status", "clusterctl status --watch")
-def status(
-    context: typer.Context,
-    job: JobArgument = None,
-    watch: Annotated[
-        bool, typer.Option("--watch", "-w", help="Refresh until the run ends; Ctrl-C does not stop the run.")
-    ] = False,
-) -> None:
-    """Show every process of the newest run."""
-    from clusterctl.cli.commands.status import status
-
-    status(context.obj, job, watch=watch)
-
-
-@command(app, "jobs", "clusterctl jobs")
-def jobs(context: typer.Context) -> None:
-    """List the jobs and runs on the nodes, newest first."""
-    from clusterctl.cli.commands.status import jobs
-
-    jobs(context.obj)
-
-
-@command(app, "logs", "clusterctl logs -f --role trainer --grep perplexity")
-def logs(
-    context: typer.Context,
-    job: JobArgument = None,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Print new lines until the run ends.")] = False,
-    role: RoleOption = None,
-    rank: Annotated[int | None, typer.Option("--rank", metavar="N", help="Only this rank.")] = None,
-    node: Annotated[
-        str | None, typer.Option("--node", metavar="TEXT", help="Only these nodes; same as --only.")
-    ] = None,
-    since: Annotated[
-        str | None,
-        typer.Option("--since", metavar="TEXT", help="Lines since 90s, 5m or 2h ago, or since 2026-11-21T08:15."),
-    ] = None,
-    tail: Annotated[
-        int | None, typer.Option("--tail", "-n", min=0, metavar="N", help="Last N lines of each process.")
-    ] = None,
-    grep: Annotated[str | None, typer.Option("--grep", metavar="TEXT", help="Only lines matching this regex.")] = None,
-    fold: Annotated[bool, typer.Option("--fold", help="Show identical lines of several processes once.")] = False,
-) -> None:
-    """Show the logs of all processes, labelled, in time order."""
-    from clusterctl.cli.commands.logs import logs
-
-    logs(context.obj, job, follow=follow, role=role, rank=rank, node=node, since=since, tail=tail, grep=grep, fold=fold)
-
-
-@command(app, "why", "clusterctl why")
-def why(context: typer.Context, job: JobArgument = None) -> None:
-    """Find the first cause of a failure across all nodes, and suggest what to do."""
-    from clusterctl.cli.commands.why import why
-
-    why(context.obj, job)
-
-
-@command(app, "stop", "clusterctl stop")
-def stop(context: typer.Context, job: JobArgument = None) -> None:
-    """Stop every process of a job and verify that none is left."""
-    from clusterctl.cli.commands.stop import stop
-
-    stop(context.obj, job)
-
-
-@command(app, "split", "clusterctl split data/train.txt --count 16")
-def split_file(
-    context: typer.Context,
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="Data file of records; .gz is decompressed.")],
-    count: Annotated[
-        int,
-        typer.Option(
-            "--count", "-n", min=1, max=100_000, metavar="N", help="Number of shards, usually one per trainer."
-        ),
-    ],
-    delimiter: Annotated[
-        str, typer.Option("--delimiter", metavar="TEXT", help=r"Record terminator: \n, \n\n, \0, \x1e.")
-    ] = r"\n",
-    output: Annotated[
-        Path | None, typer.Option("--output", "-o", metavar="DIR", help="Default: directory of FILE.")
-    ] = None,
-) -> None:
-    """Split a data file into shards, record by record."""
-    from clusterctl.cli.commands.split import split
-
-    split(context.obj, file, count, delimiter, output)
-
-
-@command(app, "collect", "clusterctl collect -o results")
-def collect(
-    context: typer.Context,
-    job: JobArgument = None,
-    output: Annotated[Path | None, typer.Option("--output", "-o", metavar="DIR", help="Default: ./JOB...")] = None,
-) -> None:
-    """Download logs and outputs, verify them, and merge the model."""
-    from clusterctl.cli.commands.collect import collect
-
-    collect(context.obj, job, output)
-
-
-@command(app, "exec", "clusterctl exec -- df -h .")
-def exec_(
-    context: typer.Context,
-    fold: Annotated[
-        bool | None,
-        typer.Option(
-            "--fold/--no-fold",
-            help="Wait for all nodes and show identical output once, or show lines as they arrive. Default: fold if "
-            "all nodes finish within 2 s with less than 1 MB of output.",
-        ),
-    ] = None,
-) -> None:
-    """Run a command on the nodes and fold identical output.
-
-    One argument after -- is a shell command line ('ls | wc -l'); several are a program and its arguments. Standard
-    input is not forwarded.
-    """
-    from clusterctl.cli.commands.exec import exec_
-
-    exec_(context.obj, fold)
-
-
-@command(app, "prune", "clusterctl prune --keep 5 --older-than 7d")
-def prune(
-    context: typer.Context,
-    keep: Annotated[int, typer.Option("--keep", min=0, metavar="N", help="Keep the N newest jobs.")] = 3,
-    older_than: Annotated[
-        str, typer.Option("--older-than", metavar="AGE", help="Only jobs unused this long: 12h, 7d.")
-    ] = "1d",
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Remove without asking.")] = False,
-    plan: Annotated[bool, typer.Option("--plan", help="Show what would be removed; remove nothing.")] = False,
-) -> None:
-    """Remove old jobs and content that no job needs any more."""
-    from clusterctl.cli.commands.prune import prune
-
-    prune(context.obj, keep=keep, older_than=older_than, yes=yes, plan=plan)
-
-
-@command(fake_app, "up", "clusterctl fake up -n 4 --dir fake")
-def fake_up(
-    context: typer.Context,
-    nodes: Annotated[int, typer.Option("-n", "--nodes", min=1, max=1000, metavar="N", help="Number of nodes.")] = 4,
-    backend: BackendOption = "embedded",
-    directory: FakeDir = Path("fake"),
-) -> None:
-    """Start a fake cluster and write a conf.py for it."""
-    from clusterctl.cli.commands.fake import up
-
-    up(context.obj, nodes, backend, directory)
-
-
-@command(fake_app, "down", "clusterctl fake down --dir fake")
-def fake_down(context: typer.Context, directory: FakeDir = Path("fake")) -> None:
-    """Stop a fake cluster and every process on it, and remove its nodes."""
-    from clusterctl.cli.commands.fake import down
-
-    down(context.obj, directory)
-
-
-@command(fake_app, "status", "clusterctl fake status --dir fake")
-def fake_status(context: typer.Context, directory: FakeDir = Path("fake")) -> None:
-    """Show the nodes of a fake cluster."""
-    from clusterctl.cli.commands.fake import status
-
-    status(context.obj, directory)
-
-
-@command(fake_app, "kill", "clusterctl fake kill node2")
-def fake_kill(context: typer.Context, node: FakeNodeArgument, directory: FakeDir = Path("fake")) -> None:
-    """Kill a node and everything on it at once, like a power cut."""
-    from clusterctl.cli.commands.fake import harm
-
-    harm(context.obj, node, "kill", directory)
-
-
-@command(fake_app, "pause", "clusterctl fake pause node2")
-def fake_pause(context: typer.Context, node: FakeNodeArgument, directory: FakeDir = Path("fake")) -> None:
-    """Freeze a node and everything on it."""
-    from clusterctl.cli.commands.fake import harm
-
-    harm(context.obj, node, "pause", directory)
-
-
-@command(fake_app, "cut", "clusterctl fake cut node2")
-def fake_cut(context: typer.Context, node: FakeNodeArgument, directory: FakeDir = Path("fake")) -> None:
-    """Disconnect a node from the network (docker only)."""
-    from clusterctl.cli.commands.fake import harm
-
-    harm(context.obj, node, "cut", directory)
-
-
-@command(fake_app, "heal", "clusterctl fake heal node2")
-def fake_heal(context: typer.Context, node: FakeNodeArgument, directory: FakeDir = Path("fake")) -> None:
-    """Undo kill, pause or cut on a node."""
-    from clusterctl.cli.commands.fake import heal
-
-    heal(context.obj, node, directory)
-
-
-@command(app, "demo", "clusterctl demo")
-def demo(
-    context: typer.Context,
-    nodes: Annotated[int, typer.Option("-n", "--nodes", min=1, max=16, metavar="N", help="Number of fake nodes.")] = 4,
-    passes: Annotated[int, typer.Option("--passes", min=1, max=50, metavar="N", help="Passes over the data.")] = 4,
-    backend: BackendOption = "embedded",
-    directory: Annotated[Path | None, typer.Option("--dir", metavar="PATH", help="Directory for the results.")] = None,
-) -> None:
-    """Train a real model on a fake cluster on this machine."""
-    from clusterctl.cli.commands.demo import demo
-
-    demo(context.obj, nodes, passes, backend, directory)
-
 
 START_OPTIONS = (
     "--job_workspace",
@@ -460,14 +55,14 @@ def parse(argv: list[str]) -> Arguments:
     return arguments
 
 
-def call(words: Sequence[str], session: Session) -> None:
+def call(words: Sequence[str], invocation: Invocation) -> None:
     """Run the command that `words` name, or show help. Raises UsageError for an invalid command line."""
     if not words:  # `main` also answers a shell's completion request, which arrives through the environment
         typer.main.get_command(app).main(args=[], prog_name=NAME, standalone_mode=False)
         return
     group = typer.main.get_command(_only(words[0]))
     try:
-        with group.make_context(NAME, list(words), obj=session) as context:  # `main` would swallow interrupts
+        with group.make_context(NAME, list(words), obj=invocation) as context:  # `main` would swallow interrupts
             group.invoke(context)
     except typer.Exit:  # help was shown
         pass
@@ -487,25 +82,25 @@ def run(argv: list[str] | None = None) -> int:
     arguments = Arguments()
     arguments.options.json = "--json" in argv[: argv.index("--") if "--" in argv else None]
     console = Console(arguments.options)
-    session = None
+    invocation = None
     try:
         arguments = parse(argv)
-        session = Session(arguments.options, arguments.program)
-        console = session.console
+        invocation = Invocation(arguments.options, arguments.program)
+        console = invocation.console
         if "--version" in arguments.ours:
             print(f"{NAME} {__version__}")
             return 0
-        call(arguments.ours, session)
+        call(arguments.ours, invocation)
         code = 0
-        session.remember(None)
+        invocation.remember(None)
     except ClusterctlError as exc:
-        if session is not None:
-            session.remember(exc)
+        if invocation is not None:
+            invocation.remember(exc)
         console.error(exc)
         code = exit_code(exc)
     except (KeyboardInterrupt, EOFError):
         console.error(InterruptedRun("interrupted"))
-        code = INTERRUPTED
+        code = InterruptedRun.exit_code
     except BrokenPipeError:
         fail_on_broken_pipe()
         code = 141

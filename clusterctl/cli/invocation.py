@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from clusterctl.inventory import Inventory
 
 
-class Session:
+class Invocation:
     def __init__(self, options: GlobalOptions, program_args: list[str]) -> None:
         self.options = options
         self.program_args = program_args

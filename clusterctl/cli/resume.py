@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from clusterctl.cli.console import clean
-from clusterctl.cli.invocation import Session
+from clusterctl.cli.invocation import Invocation
 
 if TYPE_CHECKING:
     from clusterctl.cluster import Cluster
@@ -38,8 +38,8 @@ def would_resume(cluster: Cluster, launch: LaunchPlan, ref: str | None) -> tuple
     return job, choose(cluster, job, launch.nodes, launch)
 
 
-def tell_resume(session: Session, resume: Resume) -> None:
+def tell_resume(invocation: Invocation, resume: Resume) -> None:
     """Print the checkpoint that a run resumes from, and the newer ones that are unusable."""
     for line in resume.warnings:
-        session.console.warn(clean(line, keep_newlines=True))
-    session.console.say(f"resuming from {resume}")
+        invocation.console.warn(clean(line, keep_newlines=True))
+    invocation.console.say(f"resuming from {resume}")

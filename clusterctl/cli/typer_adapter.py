@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any, cast
+import inspect
+from collections.abc import Callable
+from typing import Any, TypeVar, cast
 
 import typer
 from typer.core import TyperCommand, TyperGroup
@@ -10,6 +12,11 @@ from typer.core import TyperCommand, TyperGroup
 from clusterctl.cli.arguments import suggest
 from clusterctl.errors import UsageError
 
+Function = TypeVar("Function", bound=Callable[..., Any])
+GLOBAL_HELP = (
+    "Global options: --conf PATH (default: CLUSTERCTL_CONF, else conf.py), --only NODESET (node[0-3], host names, "
+    "tags, failed@last), --json, --quiet, --verbose."
+)
 # click's UsageError; typer bundles its own copy of click and does not export this class
 ParserError = cast("type[Exception]", typer.BadParameter.__base__)
 STRAY_HINTS = {
@@ -50,6 +57,17 @@ class Group(TyperGroup):
             hint = f"{suggest(cmd_name, self.commands)}{ctx.command_path} --help"
             raise UsageError(f"{cmd_name} is not a command of {ctx.command_path}", hint=hint)
         return command
+
+
+def command(group: typer.Typer, name: str, example: str) -> Callable[[Function], Function]:
+    """Register a function as a command, with an example for its help."""
+
+    def register(function: Function) -> Function:
+        summary = (inspect.getdoc(function) or "").partition("\n")[0]
+        epilog = f"\b\nExample: {example}\n\n{GLOBAL_HELP}"
+        return group.command(name, cls=Command, short_help=summary, epilog=epilog)(function)
+
+    return register
 
 
 def _usage_error(exc: Any, ctx: Any) -> UsageError:

@@ -13,7 +13,8 @@ import pytest
 import typer
 
 from clusterctl import __version__
-from clusterctl.cli.app import app, run
+from clusterctl.cli.app import run
+from clusterctl.cli.declarations import app
 
 GROUP: Any = typer.main.get_command(app)
 HEAVY = ("paramiko", "rich", "pydantic", "numpy", "zmq", "cryptography", "asyncssh", "fabric")

@@ -11,8 +11,8 @@ import typer
 
 from agent.specs import make_process, make_spec
 from clusterctl import errors
-from clusterctl.cli.app import app
 from clusterctl.cli.arguments import FLAGS, VALUE_OPTIONS
+from clusterctl.cli.declarations import app
 from clusterctl.common.engines import ENGINES
 from clusterctl.common.process_environment import NodeFacts, environment
 from clusterctl.config.declarations import TABLE, Setting

@@ -6,7 +6,7 @@ import shutil
 from typing import TYPE_CHECKING, Any
 
 from clusterctl.cli.console import human_bytes, plural
-from clusterctl.cli.invocation import Session
+from clusterctl.cli.invocation import Invocation
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -19,17 +19,17 @@ LABEL = 14
 GAP = 5
 
 
-def check(session: Session) -> None:
+def check(invocation: Invocation) -> None:
     from clusterctl.check import check
     from clusterctl.launch import plan
 
-    with session.cluster() as cluster:
+    with invocation.cluster() as cluster:
         runtime = plan(cluster.settings, cluster.inventory).needs_runtime
         report = check(cluster, runtime=runtime)
         error = problem(report, len(cluster.nodes))
         for line in lines(report):
-            session.console.say(line)
-        session.console.finish(document(cluster, report), error)
+            invocation.console.say(line)
+        invocation.console.finish(document(cluster, report), error)
 
 
 def lines(report: Report) -> list[str]:

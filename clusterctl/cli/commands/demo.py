@@ -13,7 +13,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from clusterctl.cli.invocation import Session
+from clusterctl.cli.invocation import Invocation
 
 if TYPE_CHECKING:
     from clusterctl.cluster import Cluster
@@ -30,22 +30,22 @@ EACH_NODE_IS = {
 }
 
 
-def demo(session: Session, nodes: int, passes: int, backend: str, directory: Path | None) -> None:
+def demo(invocation: Invocation, nodes: int, passes: int, backend: str, directory: Path | None) -> None:
     from clusterctl.config import load
     from clusterctl.fake import check_backend
 
     started = time.monotonic()
     check_backend(backend, nodes)  # before anything is created
     target = _make_target(directory)
-    workspace = _prepare_workspace(session, target, nodes)
-    with _fake_cluster(session, target / "cluster", nodes, backend) as conf:
+    workspace = _prepare_workspace(invocation, target, nodes)
+    with _fake_cluster(invocation, target / "cluster", nodes, backend) as conf:
         settings = load(conf, os.environ)
-        with session.cluster(settings) as cluster:
-            scores, view = _train(session, cluster, workspace, passes)
-            model = _bring_home(session, cluster, target)
-            _prove_stopped(session, cluster)
-    _show_results(session, target, workspace, model, view)
-    _close(session, target, nodes, backend, scores, time.monotonic() - started, model)
+        with invocation.cluster(settings) as cluster:
+            scores, view = _train(invocation, cluster, workspace, passes)
+            model = _bring_home(invocation, cluster, target)
+            _prove_stopped(invocation, cluster)
+    _show_results(invocation, target, workspace, model, view)
+    _close(invocation, target, nodes, backend, scores, time.monotonic() - started, model)
 
 
 def _make_target(directory: Path | None) -> Path:
@@ -68,7 +68,7 @@ def _make_target(directory: Path | None) -> Path:
     raise RefusedError(f"no unused name for a new demo in {HOME}", hint=f"remove the old ones: rm -r {HOME}")
 
 
-def _prepare_workspace(session: Session, target: Path, shards: int) -> Path:
+def _prepare_workspace(invocation: Invocation, target: Path, shards: int) -> Path:
     from clusterctl.errors import ConfigError
     from clusterctl.templates import copy_workspace
 
@@ -78,23 +78,23 @@ def _prepare_workspace(session: Session, target: Path, shards: int) -> Path:
     prepared = subprocess.run(command, cwd=workspace, capture_output=True, text=True, check=False)
     if prepared.returncode:
         raise ConfigError(f"prepare_data.py failed: {prepared.stderr.strip()[-500:]}")
-    session.console.say(prepared.stdout.strip())
+    invocation.console.say(prepared.stdout.strip())
     return workspace
 
 
 @contextmanager
-def _fake_cluster(session: Session, directory: Path, nodes: int, backend: str) -> Iterator[Path]:
+def _fake_cluster(invocation: Invocation, directory: Path, nodes: int, backend: str) -> Iterator[Path]:
     """Start a cluster that goes down with this process, however it ends."""
     from clusterctl import fake
 
-    say = session.console.say
+    say = invocation.console.say
     with fake.up(directory, nodes, backend=backend, lifeline=True, remove=True, tell=say) as cluster:
         say(f"fake cluster: {nodes} nodes, each {EACH_NODE_IS[backend]}")
         yield cluster.conf
 
 
 def _train(
-    session: Session, cluster: Cluster, workspace: Path, passes: int
+    invocation: Invocation, cluster: Cluster, workspace: Path, passes: int
 ) -> tuple[list[tuple[float, float]], RunView]:
     """Train; return (held-out perplexity, unigram perplexity) of every pass, and the run."""
     from clusterctl.cli.commands.dispatch import send
@@ -102,7 +102,7 @@ def _train(
     from clusterctl.cluster import raise_failures
     from clusterctl.launch import plan
 
-    sent = send(session, cluster, workspace)
+    sent = send(invocation, cluster, workspace)
     raise_failures(sent.outcomes, "dispatch")
     launch = plan(cluster.settings, cluster.inventory, [f"--num_passes={passes}"])
     scores: list[tuple[float, float]] = []
@@ -113,44 +113,44 @@ def _train(
         times = f"{unigram / held_out:.1f} times better"
         return f"pass {numbers.pass_}: held-out perplexity {held_out:.1f}, unigram {unigram:.1f} ({times})"
 
-    def follow(session: Session, cluster: Cluster, run: Run) -> RunView:
-        return follow_run(session, cluster, run, pass_line)
+    def follow(invocation: Invocation, cluster: Cluster, run: Run) -> RunView:
+        return follow_run(invocation, cluster, run, pass_line)
 
-    return scores, launch_and_follow(session, cluster, launch, sent.job, follow)
+    return scores, launch_and_follow(invocation, cluster, launch, sent.job, follow)
 
 
-def _bring_home(session: Session, cluster: Cluster, target: Path) -> Path:
+def _bring_home(invocation: Invocation, cluster: Cluster, target: Path) -> Path:
     from clusterctl.cli.commands.collect import collect_job
     from clusterctl.errors import JobFailedError
 
-    collection = collect_job(session, cluster, None, target / "results", document=False)
+    collection = collect_job(invocation, cluster, None, target / "results", document=False)
     if collection.model is None:
         raise JobFailedError("training saved no complete model")
     return collection.model
 
 
-def _prove_stopped(session: Session, cluster: Cluster) -> None:
+def _prove_stopped(invocation: Invocation, cluster: Cluster) -> None:
     from clusterctl.cli.commands.stop import stop_job
 
-    stop_job(session, cluster, None, document=False)
+    stop_job(invocation, cluster, None, document=False)
 
 
-def _show_results(session: Session, target: Path, workspace: Path, model: Path, view: RunView) -> None:
+def _show_results(invocation: Invocation, target: Path, workspace: Path, model: Path, view: RunView) -> None:
     from clusterctl.cli.chart import resample, svg_chart, terminal_chart
 
     reports = [(float(step), loss) for step, loss in view.curve]  # from each trainer, once a second
     points = resample(reports, max(2, len(reports) // len(view.trainers)))
     for line in terminal_chart(points):
-        session.console.say(line)
+        invocation.console.say(line)
     title = "training loss, mean over trainers"
     (target / "loss.svg").write_text(svg_chart(points, title, "step", "loss (nats per word)"))
     command = [sys.executable, "neighbours.py", str(model.resolve())]
     shown = subprocess.run(command, cwd=workspace, capture_output=True, text=True, check=False)
-    session.console.say("\n".join(["", "nearest neighbours:", shown.stdout.rstrip() or shown.stderr.rstrip()]))
+    invocation.console.say("\n".join(["", "nearest neighbours:", shown.stdout.rstrip() or shown.stderr.rstrip()]))
 
 
 def _close(
-    session: Session,
+    invocation: Invocation,
     target: Path,
     nodes: int,
     backend: str,
@@ -169,8 +169,8 @@ def _close(
         "model": str(model),
         "curve": str(target / "loss.svg"),
     }
-    session.console.document(document)
-    say = session.console.say
+    invocation.console.document(document)
+    say = invocation.console.say
     say()
     say(f"done in {seconds:.0f} s: held-out perplexity {held_out:.1f}, unigram baseline {unigram:.1f}")
     say(f"model  {model}")

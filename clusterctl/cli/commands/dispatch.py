@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from clusterctl.cli.console import Console, clean, human_bytes, plural
-from clusterctl.cli.invocation import Session, job_name
+from clusterctl.cli.invocation import Invocation, job_name
 
 if TYPE_CHECKING:
     from clusterctl.cluster import Cluster
@@ -20,40 +20,40 @@ if TYPE_CHECKING:
 
 
 def dispatch(
-    session: Session, workspace: Path, *, rehash: bool = False, plan: bool = False, allow_partial: bool = False
+    invocation: Invocation, workspace: Path, *, rehash: bool = False, plan: bool = False, allow_partial: bool = False
 ) -> None:
-    with session.cluster() as cluster:
+    with invocation.cluster() as cluster:
         if plan:
-            _plan(session, cluster, workspace, rehash)
+            _plan(invocation, cluster, workspace, rehash)
             return
-        done = send(session, cluster, workspace, rehash=rehash)
+        done = send(invocation, cluster, workspace, rehash=rehash)
         name = job_name(cluster.settings, cluster.inventory, done.job)
         error = partial_failure(done, len(cluster.nodes))
         document = {"job": done.job, "job_workspace": name, "nodes": [_node(o) for o in done.outcomes]}
         partial = error is not None and allow_partial and may_go_on(done)
         if partial and error is not None:
-            session.tolerate(error)
-            session.console.warn(clean(f"{error}\n  {error.hint}", keep_newlines=True))
-        session.console.finish(document, None if partial else error)
+            invocation.tolerate(error)
+            invocation.console.warn(clean(f"{error}\n  {error.hint}", keep_newlines=True))
+        invocation.console.finish(document, None if partial else error)
         reached = sum(outcome.ok for outcome in done.outcomes)
-        session.console.say(
+        invocation.console.say(
             f"{done.job} is on {reached}/{len(cluster.nodes)} nodes"
             f"     next: clusterctl start --job_workspace {name}{' --allow-partial' if partial else ''}"
         )
 
 
-def _scan(session: Session, cluster: Cluster, directory: Path, rehash: bool) -> Workspace:
+def _scan(invocation: Invocation, cluster: Cluster, directory: Path, rehash: bool) -> Workspace:
     cluster.warm_up()
     from clusterctl.dispatch import scan
     from clusterctl.dispatch.shards import Shards
 
-    workspace = scan(directory, rehash=rehash, cache=session.cache_dir)
+    workspace = scan(directory, rehash=rehash, cache=invocation.cache_dir)
     warnings = Shards(workspace.entries, cluster.settings.shards, cluster.inventory.trainer_count).warnings()
     if warnings and not _is_of_a_fake_cluster(cluster.settings.source):
         for warning in warnings:
-            session.console.warn(warning)
+            invocation.console.warn(warning)
     ignored = f" ({len(workspace.ignored)} ignored)" if workspace.ignored else ""
-    session.console.say(
+    invocation.console.say(
         f"workspace  {plural(workspace.files, 'file')}, {human_bytes(workspace.bytes)}{ignored}"
         f"     {cluster.settings.source}: {plural(len(cluster.nodes), 'node')}"
     )
@@ -67,16 +67,16 @@ def _is_of_a_fake_cluster(conf: Path | None) -> bool:
     return conf is not None and conf_is_ours(conf)
 
 
-def send(session: Session, cluster: Cluster, directory: Path, *, rehash: bool = False) -> Dispatched:
+def send(invocation: Invocation, cluster: Cluster, directory: Path, *, rehash: bool = False) -> Dispatched:
     """Scan and send a workspace, showing progress; some outcomes may be errors."""
     from clusterctl.clock import new_job_id
     from clusterctl.dispatch import dispatch
 
-    workspace = _scan(session, cluster, directory, rehash)
+    workspace = _scan(invocation, cluster, directory, rehash)
     started = time.monotonic()
-    with _progress(session.console, cluster) as progress:
-        done = dispatch(cluster, workspace, progress, new_job_id(), cache=session.cache_dir, rehash=rehash)
-    _summarise(session.console, done, time.monotonic() - started)
+    with _progress(invocation.console, cluster) as progress:
+        done = dispatch(cluster, workspace, progress, new_job_id(), cache=invocation.cache_dir, rehash=rehash)
+    _summarise(invocation.console, done, time.monotonic() - started)
     return done
 
 
@@ -141,13 +141,15 @@ def _node(outcome: Any) -> dict[str, Any]:
     }
 
 
-def _plan(session: Session, cluster: Cluster, directory: Path, rehash: bool) -> None:
+def _plan(invocation: Invocation, cluster: Cluster, directory: Path, rehash: bool) -> None:
     """Print what would be sent, deleted and ignored; change nothing."""
     from clusterctl.cluster import combined
     from clusterctl.dispatch import Progress, plan
 
-    workspace = _scan(session, cluster, directory, rehash)
-    outcomes = plan(cluster, workspace, Progress(waiting=session.console.warn), cache=session.cache_dir, rehash=rehash)
+    workspace = _scan(invocation, cluster, directory, rehash)
+    outcomes = plan(
+        cluster, workspace, Progress(waiting=invocation.console.warn), cache=invocation.cache_dir, rehash=rehash
+    )
     ignored = [
         {"path": item.path, "rule": item.rule, "source": item.source, "line": item.line, "reason": item.reason}
         for item in workspace.ignored
@@ -164,10 +166,10 @@ def _plan(session: Session, cluster: Cluster, directory: Path, rehash: bool) -> 
         else:
             view["error"] = outcome.error.to_json() if outcome.error else None
         nodes.append(view)
-    if not session.console.json:
-        _show_plan(session.console, nodes, ignored)
+    if not invocation.console.json:
+        _show_plan(invocation.console, nodes, ignored)
     errors = [outcome.error for outcome in outcomes if outcome.error]
-    session.console.finish(
+    invocation.console.finish(
         {"nodes": nodes, "ignored": ignored}, combined(errors, len(outcomes), "plan") if errors else None
     )
 

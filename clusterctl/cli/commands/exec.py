@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from clusterctl.cli.console import clean, human_bytes
-from clusterctl.cli.invocation import Session
+from clusterctl.cli.invocation import Invocation
 
 if TYPE_CHECKING:
     from clusterctl.cli.console import Console
@@ -29,15 +29,15 @@ STREAM_BYTES = 1 << 20
 LINE_BYTES = 64 << 10
 
 
-def exec_(session: Session, fold: bool | None) -> None:
+def exec_(invocation: Invocation, fold: bool | None) -> None:
     """Run a command. `fold`: True waits for the end, False shows lines as they arrive, None decides by duration."""
-    command = remote_command(session.program_args)
+    command = remote_command(invocation.program_args)
     refuse_input()
-    with session.cluster() as cluster:
-        screen = Screen(session.console, cluster.nodes, True if session.console.json else fold)
+    with invocation.cluster() as cluster:
+        screen = Screen(invocation.console, cluster.nodes, True if invocation.console.json else fold)
         outcomes = _run(cluster, command, screen)
     screen.close()
-    session.console.finish({"nodes": [_view(one, screen) for one in outcomes]}, _problem(outcomes))
+    invocation.console.finish({"nodes": [_view(one, screen) for one in outcomes]}, _problem(outcomes))
 
 
 def remote_command(words: list[str]) -> Command:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from clusterctl.cli.console import plural
-from clusterctl.cli.invocation import Session
+from clusterctl.cli.invocation import Invocation
 
 if TYPE_CHECKING:
     from clusterctl.fake import FakeCluster, NodeStatus
@@ -18,32 +18,32 @@ DONE = {
 }
 
 
-def up(session: Session, nodes: int, backend: str, directory: Path) -> None:
+def up(invocation: Invocation, nodes: int, backend: str, directory: Path) -> None:
     from clusterctl import fake
 
-    cluster = fake.up(directory, nodes, backend=backend, tell=session.console.say)
-    session.console.document(_describe(cluster))
-    session.console.say(
+    cluster = fake.up(directory, nodes, backend=backend, tell=invocation.console.say)
+    invocation.console.document(_describe(cluster))
+    invocation.console.say(
         f"started {plural(nodes, 'fake node')} ({backend})     to remove: clusterctl fake down --dir {directory}"
     )
-    session.console.say(f"to use: export CLUSTERCTL_CONF={cluster.conf}     next: clusterctl dispatch")
+    invocation.console.say(f"to use: export CLUSTERCTL_CONF={cluster.conf}     next: clusterctl dispatch")
 
 
-def down(session: Session, directory: Path) -> None:
+def down(invocation: Invocation, directory: Path) -> None:
     from clusterctl import fake
 
     killed = fake.down(directory)
-    session.console.document({"dir": str(directory), "killed": killed})
+    invocation.console.document({"dir": str(directory), "killed": killed})
     ended = f"; killed {killed} {'process' if killed == 1 else 'processes'} on it" if killed else ""
-    session.console.say(f"the fake cluster in {directory} is down{ended}")
+    invocation.console.say(f"the fake cluster in {directory} is down{ended}")
 
 
-def status(session: Session, directory: Path) -> None:
+def status(invocation: Invocation, directory: Path) -> None:
     from clusterctl import fake
 
     cluster = fake.status(directory)
     rows = [_row(one) for one in cluster.nodes]
-    session.console.document(
+    invocation.console.document(
         {
             "dir": str(cluster.directory),
             "backend": cluster.backend,
@@ -52,35 +52,35 @@ def status(session: Session, directory: Path) -> None:
             "nodes": rows,
         }
     )
-    if not session.console.json:
+    if not invocation.console.json:
         process = f", pid {cluster.pid}" if cluster.pid is not None else ""
-        session.console.say(f"{cluster.directory}: {'up' if cluster.alive else 'down'}, {cluster.backend}{process}")
+        invocation.console.say(f"{cluster.directory}: {'up' if cluster.alive else 'down'}, {cluster.backend}{process}")
         cells = [
             [str(r["node"]), str(r["port"]), str(r["state"]), "yes" if r["answers"] else "no", str(r["processes"])]
             for r in rows
         ]
         headings = ("node", "port", "state", "answers", "processes")
-        session.console.table(headings, cells, ("node", "port", "processes"))
+        invocation.console.table(headings, cells, ("node", "port", "processes"))
 
 
-def harm(session: Session, node: str, fault: str, directory: Path) -> None:
+def harm(invocation: Invocation, node: str, fault: str, directory: Path) -> None:
     from clusterctl import fake
 
     harmed = fake.harm(directory, node, fault)
-    session.console.document({"dir": str(directory), "node": harmed.index, "done": fault})
-    session.console.say(f"{harmed.label} {DONE[fault]}     undo: clusterctl fake heal {harmed.label}")
+    invocation.console.document({"dir": str(directory), "node": harmed.index, "done": fault})
+    invocation.console.say(f"{harmed.label} {DONE[fault]}     undo: clusterctl fake heal {harmed.label}")
 
 
-def heal(session: Session, node: str, directory: Path) -> None:
+def heal(invocation: Invocation, node: str, directory: Path) -> None:
     from clusterctl import fake
 
     healed = fake.heal(directory, node)
     one = healed.node
-    session.console.document({"dir": str(directory), "node": one.index, "done": "heal", "host": one.host})
+    invocation.console.document({"dir": str(directory), "node": one.index, "done": "heal", "host": one.host})
     address = f", now at {one.host}" if healed.moved else ""
-    session.console.say(f"{one.label} is back{address}")
+    invocation.console.say(f"{one.label} is back{address}")
     if not healed.conf_is_right:
-        session.console.warn(f"conf.py was edited, so it is left unchanged: set HOSTS[{one.index}] to {one.entry}")
+        invocation.console.warn(f"conf.py was edited, so it is left unchanged: set HOSTS[{one.index}] to {one.entry}")
 
 
 def _describe(cluster: FakeCluster) -> dict[str, object]:

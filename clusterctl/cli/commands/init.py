@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from clusterctl.cli.invocation import Session
+from clusterctl.cli.invocation import Invocation
 
 
-def init(session: Session, directory: Path, template: str) -> None:
+def init(invocation: Invocation, directory: Path, template: str) -> None:
     from clusterctl.errors import RefusedError, UsageError
     from clusterctl.templates import TEMPLATES, copy_workspace, template_conf
 
@@ -20,9 +20,9 @@ def init(session: Session, directory: Path, template: str) -> None:
     directory.mkdir(parents=True, exist_ok=True)
     copy_workspace(workspace, template)
     conf.write_text(template_conf(template))
-    session.console.document({"conf": str(conf), "workspace": str(workspace)})
-    session.console.say(f"{conf}       list your machines in HOSTS")
-    session.console.say(f"{workspace}/   {TEMPLATES[template].summary} to start from; see its README.md")
-    session.console.say(
+    invocation.console.document({"conf": str(conf), "workspace": str(workspace)})
+    invocation.console.say(f"{conf}       list your machines in HOSTS")
+    invocation.console.say(f"{workspace}/   {TEMPLATES[template].summary} to start from; see its README.md")
+    invocation.console.say(
         f"next: cd {directory} && python3 workspace/prepare_data.py --shards 4, then clusterctl dispatch"
     )

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from clusterctl.cli.console import Console, clean
-from clusterctl.cli.invocation import Session, job_ref
+from clusterctl.cli.invocation import Invocation, job_ref
 
 if TYPE_CHECKING:
     from clusterctl.cluster import Cluster
@@ -24,24 +24,24 @@ UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 FOLD_WINDOW = 2000
 
 
-def logs(session: Session, job: str | None, *, follow: bool, node: str | None, fold: bool, **wanted: Any) -> None:
+def logs(invocation: Invocation, job: str | None, *, follow: bool, node: str | None, fold: bool, **wanted: Any) -> None:
     from clusterctl.observe.logs import read_logs
     from clusterctl.observe.status import find
 
     if node is not None:
-        session.options.only = node
+        invocation.options.only = node
     _check(wanted)
-    session.console.stream()
+    invocation.console.stream()
     wanted["since"] = parse_since(wanted["since"])
-    with session.cluster() as cluster:
+    with invocation.cluster() as cluster:
         ref, members = find(cluster, job_ref(cluster.settings, job))
         nodes = _taking_part(ref, members, cluster)
-        printer = LinePrinter(session.console, cluster)
+        printer = LinePrinter(invocation.console, cluster)
         if follow:
-            _follow(session, cluster, nodes, ref, printer, wanted, members.lead)
+            _follow(invocation, cluster, nodes, ref, printer, wanted, members.lead)
             return
         lines = read_logs(cluster, nodes, ref, **wanted)
-        if fold and not session.console.json:
+        if fold and not invocation.console.json:
             printer.folded(lines)
             return
         for line in lines:
@@ -87,7 +87,7 @@ def parse_since(text: str | None) -> float | None:
 
 
 def _follow(
-    session: Session,
+    invocation: Invocation,
     cluster: Cluster,
     nodes: Sequence[Node],
     ref: str,
@@ -109,18 +109,18 @@ def _follow(
             if news.error is not None and not is_passing(news.error):
                 errors.append(news.error)
             elif news.error is not None:
-                session.console.warn(f"{news.error}; retrying")
+                invocation.console.warn(f"{news.error}; retrying")
             elif news.back:
-                session.console.warn(f"{news.node.label} is back")
+                invocation.console.warn(f"{news.node.label} is back")
                 ends.pop(news.node.id, None)
             if news.ended is not None:
                 ends[news.node.id] = news.ended["node"]["state"]
     if errors:
         raise combined(errors, len(nodes), "following")
-    _report_end(session, ref, ends, lead)
+    _report_end(invocation, ref, ends, lead)
 
 
-def _report_end(session: Session, ref: str, ends: dict[int, str], lead: int) -> None:
+def _report_end(invocation: Invocation, ref: str, ends: dict[int, str], lead: int) -> None:
     from clusterctl.errors import JobFailedError
     from clusterctl.observe.status import worst
 
@@ -129,7 +129,7 @@ def _report_end(session: Session, ref: str, ends: dict[int, str], lead: int) -> 
     state = ends.get(lead) or worst(ends.values())  # the lead's state decides
     if state in ("failed", "lost"):
         raise JobFailedError(f"{ref} {'failed' if state == 'failed' else 'is lost'}", hint=f"clusterctl why {ref}")
-    session.console.warn(f"{ref} {'was stopped' if state == 'stopped' else state}")
+    invocation.console.warn(f"{ref} {'was stopped' if state == 'stopped' else state}")
 
 
 class LinePrinter:

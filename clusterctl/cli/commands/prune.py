@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from clusterctl.cli.commands.logs import AGO, UNITS_S
 from clusterctl.cli.console import human_bytes, plural
-from clusterctl.cli.invocation import Session
+from clusterctl.cli.invocation import Invocation
 
 if TYPE_CHECKING:
     from clusterctl.prune import OldJob, PrunePlan
@@ -18,23 +18,23 @@ HEADINGS = ("job", "state", "runs", "size", "output", "last used", "nodes")
 WHY = {"runs": "running", "newest": "among the newest", "young": "recently used"}
 
 
-def prune(session: Session, *, keep: int, older_than: str, yes: bool, plan: bool) -> None:
+def prune(invocation: Invocation, *, keep: int, older_than: str, yes: bool, plan: bool) -> None:
     from clusterctl.cluster import combined, failures
     from clusterctl.prune import choose, look, remove
 
     older_than_s = parse_age(older_than)
-    with session.cluster() as cluster:
+    with invocation.cluster() as cluster:
         outcomes = look(cluster)
         errors = [outcome.error for outcome in failures(outcomes) if outcome.error]
         chosen = choose({o.node.id: o.get() for o in outcomes if o.ok}, keep, older_than_s)
-        _show(session, chosen)
-        confirmed = bool(chosen.going or chosen.content) and not plan and (yes or _ask(session, chosen))
+        _show(invocation, chosen)
+        confirmed = bool(chosen.going or chosen.content) and not plan and (yes or _ask(invocation, chosen))
         if confirmed:
             errors += remove(cluster, chosen)
         problem = combined(errors, len(outcomes), "prune") if errors else None
-        session.console.finish({**_document(chosen), "removed": confirmed}, problem)
+        invocation.console.finish({**_document(chosen), "removed": confirmed}, problem)
         if confirmed:
-            session.console.say(f"removed {_summary(chosen)}")
+            invocation.console.say(f"removed {_summary(chosen)}")
 
 
 def parse_age(text: str) -> float:
@@ -54,19 +54,19 @@ def human_age(seconds: float) -> str:
     return "now"
 
 
-def _show(session: Session, plan: PrunePlan) -> None:
-    if session.console.json:
+def _show(invocation: Invocation, plan: PrunePlan) -> None:
+    if invocation.console.json:
         return
     if plan.going:
-        session.console.table(HEADINGS, [_cells(job) for job in plan.going], ("runs",))
+        invocation.console.table(HEADINGS, [_cells(job) for job in plan.going], ("runs",))
     if plan.content:
-        session.console.say(_content_line(plan))
+        invocation.console.say(_content_line(plan))
     reasons = Counter(WHY[job.keep] for job in plan.jobs if job.keep)
     kept = ", ".join(f"{count} {why}" for why, count in reasons.items())
     if not plan.going and not plan.content:
-        session.console.say("nothing to remove" + (f"; jobs kept: {kept}" if kept else ""))
+        invocation.console.say("nothing to remove" + (f"; jobs kept: {kept}" if kept else ""))
     elif kept:
-        session.console.say(f"jobs kept: {kept}")
+        invocation.console.say(f"jobs kept: {kept}")
 
 
 def _cells(job: OldJob) -> list[str]:
@@ -91,19 +91,19 @@ def _summary(plan: PrunePlan) -> str:
     return f"{' and '.join(parts)}: {human_bytes(plan.bytes)}"
 
 
-def _ask(session: Session, plan: PrunePlan) -> bool:
+def _ask(invocation: Invocation, plan: PrunePlan) -> bool:
     from clusterctl.errors import UsageError
 
-    if session.console.json or not sys.stdin.isatty():
+    if invocation.console.json or not sys.stdin.isatty():
         hint = "prune --yes removes without asking; prune --plan only shows the list"
         message = f"would remove {_summary(plan)}; cannot ask for confirmation (no terminal, or --json)"
         raise UsageError(message, hint=hint)
     if any(job.output_bytes for job in plan.going):
-        session.console.say("this deletes outputs too; to save them first: clusterctl collect JOB")
+        invocation.console.say("this deletes outputs too; to save them first: clusterctl collect JOB")
     answer = input(f"Remove {_summary(plan)}? [y/N] ")
     agreed = answer.strip().lower() in ("y", "yes")
     if not agreed:
-        session.console.say("nothing was removed")
+        invocation.console.say("nothing was removed")
     return agreed
 
 

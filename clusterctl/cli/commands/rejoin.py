@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from clusterctl.cli.invocation import Session, job_ref
+from clusterctl.cli.invocation import Invocation, job_ref
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -18,7 +18,7 @@ WORDS = {
 }
 
 
-def rejoin(session: Session, job_workspace: str | None, others: Sequence[str]) -> None:
+def rejoin(invocation: Invocation, job_workspace: str | None, others: Sequence[str]) -> None:
     """Ask all nodes, or those of --only, to rejoin; raise if one cannot. `others` are options that do not apply."""
     from clusterctl.cluster import combined
     from clusterctl.errors import RefusedError, UsageError
@@ -28,7 +28,7 @@ def rejoin(session: Session, job_workspace: str | None, others: Sequence[str]) -
         raise UsageError(
             f"--rejoin cannot be combined with {others[0]}: the run continues with the options it was started with"
         )
-    with session.cluster() as cluster:
+    with invocation.cluster() as cluster:
         ref = job_ref(cluster.settings, job_workspace) or find(cluster, None)[0]
         outcomes = cluster.ask({"op": "rejoin", "ref": ref}, cluster.nodes)
         errors = [outcome.error for outcome in outcomes if outcome.error is not None]
@@ -36,11 +36,11 @@ def rejoin(session: Session, job_workspace: str | None, others: Sequence[str]) -
             if outcome.ok:
                 answer = outcome.get()
                 run = {"run": int(answer["run"]), "state": answer.get("state")}
-                session.console.say(f"{outcome.node.label} {WORDS[answer['did']].format(**run)}")
+                invocation.console.say(f"{outcome.node.label} {WORDS[answer['did']].format(**run)}")
         problem = combined(errors, len(outcomes), "rejoin") if errors else None
         if problem is None and all(outcome.get()["did"] == "ended" for outcome in outcomes):
             problem = RefusedError(f"{ref} is not running", hint=f"clusterctl start --resume --job_workspace {ref}")
-        session.console.finish({"job": ref, "nodes": [_node(outcome) for outcome in outcomes]}, problem)
+        invocation.console.finish({"job": ref, "nodes": [_node(outcome) for outcome in outcomes]}, problem)
 
 
 def _node(outcome: NodeOutcome[dict[str, Any]]) -> dict[str, Any]:

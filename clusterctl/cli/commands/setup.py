@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from clusterctl.cli.console import Console, human_bytes, plural
-from clusterctl.cli.invocation import Session
+from clusterctl.cli.invocation import Invocation
 
 if TYPE_CHECKING:
     from clusterctl.errors import ClusterctlError
@@ -15,19 +15,19 @@ if TYPE_CHECKING:
 MOST_SHOWN = 4
 
 
-def setup(session: Session, workspace: Path, *, offline: bool, upgrade: bool, engine: str | None = None) -> None:
+def setup(invocation: Invocation, workspace: Path, *, offline: bool, upgrade: bool, engine: str | None = None) -> None:
     from clusterctl.setup import Wishes, prepare, read_requirements
 
-    console = session.console
-    settings = session.settings(ENGINE=engine)
+    console = invocation.console
+    settings = invocation.settings(ENGINE=engine)
     requirements = read_requirements(workspace, runtime=settings.engine == "clusterctl")
-    with session.cluster(settings) as cluster:
+    with invocation.cluster(settings) as cluster:
         nodes = plural(len(cluster.nodes), "node")
         packages = ", ".join(requirements.packages[:MOST_SHOWN])
         more = len(requirements.packages) - MOST_SHOWN
         packages += f" and {more} more" if more > 0 else ""
         console.say(f"{requirements.source}: {packages}     {settings.source}: {nodes}")
-        done = prepare(cluster, requirements, Wishes(offline, upgrade), console.say, session.cache_dir)
+        done = prepare(cluster, requirements, Wishes(offline, upgrade), console.say, invocation.cache_dir)
     error = _partial_failure(done)
     document = {
         "requirements": requirements.packages,

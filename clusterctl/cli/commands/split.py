@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 
 from clusterctl.cli.console import human_bytes, plural
-from clusterctl.cli.invocation import Session
+from clusterctl.cli.invocation import Invocation
 from clusterctl.errors import UsageError
 
 ESCAPE = re.compile(rb"\\(x[0-9A-Fa-f]{2}|.|$)", re.DOTALL)
@@ -15,19 +15,19 @@ ESCAPES = {b"n": b"\n", b"r": b"\r", b"t": b"\t", b"0": b"\0", b"\\": b"\\"}
 HINT = r"use for example '\n', '\n\n', '\0' or '\x1e'; a backslash is '\\'"
 
 
-def split(session: Session, file: Path, count: int, delimiter: str, output: Path | None) -> None:
+def split(invocation: Invocation, file: Path, count: int, delimiter: str, output: Path | None) -> None:
     from clusterctl.dispatch.split import split as run
 
     shards = run(file, count, delimiter_bytes(delimiter), output)
     records = sum(shard.records for shard in shards)
     described = [{"path": str(shard.path), "records": shard.records, "bytes": shard.bytes} for shard in shards]
-    session.console.document({"records": records, "shards": described})
+    invocation.console.document({"records": records, "shards": described})
     first, last = shards[0], shards[-1]
     names = f"{first.path} to -{last.path.name.rpartition('-')[2]}" if count > 1 else str(first.path)
     total = human_bytes(sum(shard.bytes for shard in shards))
     each = f"{last.records:,}" + (f" or {first.records:,}" if first.records != last.records else "")
-    session.console.say(f"{names}: {plural(records, 'record')}, {total}; {each} per shard")
-    session.console.say(f'next: set SHARDS = ["{first.path.name.rpartition("-")[0]}-*"] in conf.py')
+    invocation.console.say(f"{names}: {plural(records, 'record')}, {total}; {each} per shard")
+    invocation.console.say(f'next: set SHARDS = ["{first.path.name.rpartition("-")[0]}-*"] in conf.py')
 
 
 def delimiter_bytes(text: str) -> bytes:

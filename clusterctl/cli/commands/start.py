@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from clusterctl.cli.causes import LAST_WORD_S, first_cause_lines
 from clusterctl.cli.console import clean, human_time, plural
-from clusterctl.cli.invocation import Session, job_name, job_ref
+from clusterctl.cli.invocation import Invocation, job_name, job_ref
 from clusterctl.cli.live_display import LINES_WANTED, Display, PassFormat, default_pass_line
 from clusterctl.cli.resume import check_job, tell_resume, would_resume
 
@@ -32,7 +32,7 @@ class _Detach(Exception):  # noqa: N818 - a request, not an error
 
 
 def start(
-    session: Session,
+    invocation: Invocation,
     job_workspace: str | None,
     package: Path | None,
     *,
@@ -45,51 +45,51 @@ def start(
     from clusterctl.launch import plan as make_plan
 
     check_job(job_workspace, package, resume)
-    with session.whole_cluster(session.settings(ENGINE=engine)) as cluster:
-        launch = make_plan(cluster.settings, cluster.inventory, session.program_args)
+    with invocation.whole_cluster(invocation.settings(ENGINE=engine)) as cluster:
+        launch = make_plan(cluster.settings, cluster.inventory, invocation.program_args)
         ref = job_ref(cluster.settings, job_workspace)
         if plan:
-            _show_plan(session, launch, ref or "JOB...", would_resume(cluster, launch, ref) if resume else None)
+            _show_plan(invocation, launch, ref or "JOB...", would_resume(cluster, launch, ref) if resume else None)
             return
         failed = None
         if package is not None:
-            ref, failed = _dispatch(session, cluster, package, allow_partial)
+            ref, failed = _dispatch(invocation, cluster, package, allow_partial)
         if not detach:
-            session.console.stream()
+            invocation.console.stream()
         follow = _detached if detach else follow_run
         launch_and_follow(
-            session, cluster, launch, ref, follow, allow_partial=allow_partial, failed=failed, resume=resume
+            invocation, cluster, launch, ref, follow, allow_partial=allow_partial, failed=failed, resume=resume
         )
 
 
 def _dispatch(
-    session: Session, cluster: Cluster, package: Path, allow_partial: bool
+    invocation: Invocation, cluster: Cluster, package: Path, allow_partial: bool
 ) -> tuple[str, dict[int, ClusterctlError]]:
     """Dispatch; return the job and the errors of nodes that do not have it."""
     from clusterctl.cli.commands.dispatch import may_go_on, partial_failure, send
 
-    done = send(session, cluster, package)
+    done = send(invocation, cluster, package)
     error = partial_failure(done, len(cluster.nodes))
     if error is not None and not (allow_partial and may_go_on(done)):
         raise error
     return done.job, {outcome.node.id: outcome.error for outcome in done.outcomes if outcome.error}
 
 
-def _show_plan(session: Session, launch: LaunchPlan, job: str, would: tuple[str, Resume] | None) -> None:
+def _show_plan(invocation: Invocation, launch: LaunchPlan, job: str, would: tuple[str, Resume] | None) -> None:
     described = launch.describe(job if would is None else would[0])
     document: dict[str, Any] = {"job": job, "processes": described}
     if would is not None:
         document.update(job=would[0], resume=would[1].to_json())
-        tell_resume(session, would[1])
-    session.console.document(document)
-    if session.console.json:
+        tell_resume(invocation, would[1])
+    invocation.console.document(document)
+    if invocation.console.json:
         return
     for process in described:
-        session.console.say(f"node{process['node']} {process['host']}  {process['role']}{process['rank']}")
-        session.console.say(f"  cd {process['cwd']}")
-        session.console.say(f"  {_shell_words(process['argv'])}")
+        invocation.console.say(f"node{process['node']} {process['host']}  {process['role']}{process['rank']}")
+        invocation.console.say(f"  cd {process['cwd']}")
+        invocation.console.say(f"  {_shell_words(process['argv'])}")
         for name in sorted(process["env"]):
-            session.console.say(f"    {name}={process['env'][name]}")
+            invocation.console.say(f"    {name}={process['env'][name]}")
 
 
 def _shell_words(argv: list[str]) -> str:
@@ -99,11 +99,11 @@ def _shell_words(argv: list[str]) -> str:
 
 
 def launch_and_follow(
-    session: Session,
+    invocation: Invocation,
     cluster: Cluster,
     launch: LaunchPlan,
     ref: str | None,
-    follow: Callable[[Session, Cluster, Run], T],
+    follow: Callable[[Invocation, Cluster, Run], T],
     *,
     allow_partial: bool = False,
     failed: dict[int, ClusterctlError] | None = None,
@@ -119,41 +119,41 @@ def launch_and_follow(
 
     def on_go(run: Run) -> None:
         started.append(run)
-        _report_left_out(session, cluster, run)
+        _report_left_out(invocation, cluster, run)
         for line in finding_lines(run.findings):
-            session.console.say(line)
+            invocation.console.say(line)
 
     try:
-        on_resume = (lambda chosen: tell_resume(session, chosen)) if resume else None
+        on_resume = (lambda chosen: tell_resume(invocation, chosen)) if resume else None
         run = launch_run(cluster, launch, ref, on_go, allow_partial=allow_partial, failed=failed, on_resume=on_resume)
         name = job_name(cluster.settings, cluster.inventory, run.job)
-        session.console.say(f"{name} run {int(run.run)}: supervisors are up on {plural(len(run.nodes), 'node')}")
-        return follow(session, cluster, run)
+        invocation.console.say(f"{name} run {int(run.run)}: supervisors are up on {plural(len(run.nodes), 'node')}")
+        return follow(invocation, cluster, run)
     except KeyboardInterrupt:
         if not started:
             raise
-        with uninterrupted(session):
-            stop_job(session, cluster, started[0].job, nodes=started[0].nodes, document=False)
+        with uninterrupted(invocation):
+            stop_job(invocation, cluster, started[0].job, nodes=started[0].nodes, document=False)
         raise InterruptedRun(f"interrupted; {started[0].job} is stopped on all nodes") from None
 
 
-def _report_left_out(session: Session, cluster: Cluster, run: Run) -> None:
+def _report_left_out(invocation: Invocation, cluster: Cluster, run: Run) -> None:
     """Warn about nodes left out of the run: why, the processes that remain, the data that no trainer reads."""
     from clusterctl.cluster import combined, fold_errors
 
     if not run.left_out:
         return
     errors = list(run.left_out.values())
-    session.tolerate(combined(errors, len(cluster.nodes), "start"))
+    invocation.tolerate(combined(errors, len(cluster.nodes), "start"))
     pservers, trainers = _counts(run)
     whole = cluster.inventory
     rest = f"{pservers} of {whole.pserver_count} pservers and {trainers} of {whole.trainer_count} trainers"
-    session.console.warn(f"{len(errors)} of {len(cluster.nodes)} nodes left out; the run has {rest}")
+    invocation.console.warn(f"{len(errors)} of {len(cluster.nodes)} nodes left out; the run has {rest}")
     for line in fold_errors(errors):
-        session.console.warn(clean(line, keep_newlines=True))
+        invocation.console.warn(clean(line, keep_newlines=True))
     missing = whole.trainer_count - trainers
     if missing and cluster.settings.shards:
-        session.console.warn(f"no trainer reads the data shards (SHARDS) of {plural(missing, 'missing trainer')}")
+        invocation.console.warn(f"no trainer reads the data shards (SHARDS) of {plural(missing, 'missing trainer')}")
 
 
 def _counts(run: Run) -> tuple[int, int]:
@@ -166,7 +166,7 @@ def _title(cluster: Cluster, run: Run) -> str:
     return f"{run.job} run {int(run.run)} · {cluster.settings.mode} · {pservers} pservers, {trainers} trainers"
 
 
-def _detached(session: Session, cluster: Cluster, run: Run) -> None:
+def _detached(invocation: Invocation, cluster: Cluster, run: Run) -> None:
     """Return once all processes are running; raise if the run fails first."""
     from clusterctl.observe.follow import Follower, is_passing
     from clusterctl.observe.run_view import RunView
@@ -184,41 +184,43 @@ def _detached(session: Session, cluster: Cluster, run: Run) -> None:
     if view.phase not in ("running", "finishing"):
         _ask_how_it_ended(cluster, run, view)
     if view.phase not in ("running", "finishing") and (view.ended or {}).get("state") != "succeeded":
-        raise_failed(session, cluster, run, view, 0.0)
+        raise_failed(invocation, cluster, run, view, 0.0)
     name = job_name(cluster.settings, cluster.inventory, run.job)
-    session.console.document({**_identity(run), "job_workspace": name, "state": "running"})
+    invocation.console.document({**_identity(run), "job_workspace": name, "state": "running"})
     follow, stop = f"clusterctl logs -f {run.job}", f"clusterctl stop {run.job}"
-    session.console.say(f"all processes are running     follow: {follow}   stop: {stop}")
+    invocation.console.say(f"all processes are running     follow: {follow}   stop: {stop}")
 
 
-def follow_run(session: Session, cluster: Cluster, run: Run, pass_line: PassFormat = default_pass_line) -> RunView:
+def follow_run(
+    invocation: Invocation, cluster: Cluster, run: Run, pass_line: PassFormat = default_pass_line
+) -> RunView:
     """Show the run until it ends. Raises if it failed."""
     from clusterctl.observe.follow import Follower
     from clusterctl.observe.run_view import RunView
 
     view = RunView(run.nodes)
     started = time.monotonic()
-    display = Display(session.console, view, _title(cluster, run), pass_line)
+    display = Display(invocation.console, view, _title(cluster, run), pass_line)
     try:
         with (
             display,
-            _keys(session) as pressed,
+            _keys(invocation) as pressed,
             Follower(cluster, run.nodes, run.job, run.run, **LINES_WANTED) as follower,
         ):
             _watch(follower, display, view, pressed)
     except _Detach:
-        session.console.say(f"detached from {run.job}; to follow it: clusterctl logs -f {run.job}")
+        invocation.console.say(f"detached from {run.job}; to follow it: clusterctl logs -f {run.job}")
         return view
     seconds = time.monotonic() - started
     _ask_how_it_ended(cluster, run, view)
     if view.ended is None or view.ended["state"] != "succeeded":
-        raise_failed(session, cluster, run, view, seconds)
+        raise_failed(invocation, cluster, run, view, seconds)
     saved = f" · saved {view.saved[-1]}" if view.saved else ""
-    session.console.record({**_identity(run), "state": "succeeded"})
-    session.console.say(f"succeeded after {human_time(seconds)}{_progress(view)}{saved}")
+    invocation.console.record({**_identity(run), "state": "succeeded"})
+    invocation.console.say(f"succeeded after {human_time(seconds)}{_progress(view)}{saved}")
     for doubt in view.doubts:
-        session.console.warn(f"warning: {clean(doubt)}")
-    session.console.say(f"next: clusterctl collect {run.job}")
+        invocation.console.warn(f"warning: {clean(doubt)}")
+    invocation.console.say(f"next: clusterctl collect {run.job}")
     return view
 
 
@@ -253,9 +255,9 @@ def _watch(follower: Iterable[News | None], display: Display, view: RunView, pre
 
 
 @contextlib.contextmanager
-def _keys(session: Session) -> Iterator[Any]:
+def _keys(invocation: Invocation) -> Iterator[Any]:
     """Yield a function that returns the key pressed since the last call, or None."""
-    if not session.console.live or not sys.stdin.isatty():
+    if not invocation.console.live or not sys.stdin.isatty():
         yield lambda: None
         return
     import termios
@@ -270,7 +272,7 @@ def _keys(session: Session) -> Iterator[Any]:
         termios.tcsetattr(fd, termios.TCSADRAIN, before)
 
 
-def raise_failed(session: Session, cluster: Cluster, run: Run, view: RunView, seconds: float) -> None:
+def raise_failed(invocation: Invocation, cluster: Cluster, run: Run, view: RunView, seconds: float) -> None:
     """Raise JobFailedError with the outcome of the run, its first cause and the last lines of that process."""
     from clusterctl.errors import JobFailedError
     from clusterctl.inventory import nodeset
@@ -291,7 +293,7 @@ def raise_failed(session: Session, cluster: Cluster, run: Run, view: RunView, se
     details = {**_identity(run), "state": state, "cause": cause}
     hint = f"clusterctl why {run.job}"
     if view.checkpoints:
-        arguments = f" -- {_shell_words(session.program_args)}" if session.program_args else ""
+        arguments = f" -- {_shell_words(invocation.program_args)}" if invocation.program_args else ""
         resume = f"clusterctl start --resume --job_workspace {run.job}{arguments}"
         hint += f"; to resume from {view.checkpoints[-1]}: {resume}"
     raise JobFailedError("\n".join(lines), hint=hint, details=details)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from clusterctl.cli.causes import first_cause_lines
 from clusterctl.cli.console import Console, human_bytes, human_count, human_time, percent
-from clusterctl.cli.invocation import Session, job_name, job_ref
+from clusterctl.cli.invocation import Invocation, job_name, job_ref
 from clusterctl.cli.pserver_counts import count_lines
 
 if TYPE_CHECKING:
@@ -28,21 +28,21 @@ JOB_DROPPED_FIRST = ("content", "files", "workspace", "size")
 WATCH_S = 1.0
 
 
-def status(session: Session, job: str | None, *, watch: bool) -> None:
+def status(invocation: Invocation, job: str | None, *, watch: bool) -> None:
     from clusterctl.observe.status import LIVE
     from clusterctl.observe.status import status as read
 
     if watch:
-        session.console.stream()
-    with session.cluster() as cluster:
+        invocation.console.stream()
+    with invocation.cluster() as cluster:
         current = read(cluster, job_ref(cluster.settings, job))
         while watch and current.state in LIVE:
-            session.console.record(_document(cluster, current))
-            _show(session.console, cluster, current, clear=True)
+            invocation.console.record(_document(cluster, current))
+            _show(invocation.console, cluster, current, clear=True)
             time.sleep(WATCH_S)
             current = read(cluster, current.job)
-        _show(session.console, cluster, current, clear=False)
-        session.console.finish(_document(cluster, current), _problem(current, len(cluster.nodes), watch))
+        _show(invocation.console, cluster, current, clear=False)
+        invocation.console.finish(_document(cluster, current), _problem(current, len(cluster.nodes), watch))
 
 
 def _problem(current: JobStatus, of: int, watch: bool) -> ClusterctlError | None:
@@ -133,18 +133,18 @@ def _cells(process: dict[str, Any]) -> list[str]:
     ]
 
 
-def jobs(session: Session) -> None:
+def jobs(invocation: Invocation) -> None:
     from clusterctl.observe.status import jobs as read
     from clusterctl.observe.status import unheard
 
-    with session.cluster() as cluster:
+    with invocation.cluster() as cluster:
         found, errors = read(cluster)
         if not found:
-            session.console.say("no jobs; clusterctl dispatch sends a workspace")
-        elif not session.console.json:
+            invocation.console.say("no jobs; clusterctl dispatch sends a workspace")
+        elif not invocation.console.json:
             cells = [_job_cells(job, len(cluster.nodes)) for job in found]
-            session.console.table(JOB_HEADINGS, cells, ("runs", "files"), JOB_DROPPED_FIRST)
-        session.console.finish({"jobs": found}, unheard(errors, len(cluster.nodes)))
+            invocation.console.table(JOB_HEADINGS, cells, ("runs", "files"), JOB_DROPPED_FIRST)
+        invocation.console.finish({"jobs": found}, unheard(errors, len(cluster.nodes)))
 
 
 def _job_cells(job: dict[str, Any], of: int) -> list[str]:

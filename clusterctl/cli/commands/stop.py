@@ -7,7 +7,7 @@ import signal
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from clusterctl.cli.invocation import Session, job_ref
+from clusterctl.cli.invocation import Invocation, job_ref
 
 if TYPE_CHECKING:
     from clusterctl.cluster import Cluster, NodeOutcome
@@ -20,13 +20,13 @@ OVER = ("dispatched", "succeeded", "failed", "stopped")  # states in which nothi
 SHOWN = ("dir", "run", "was", "killed", "leftovers", "survivors", "left", "ports_busy", "holders")
 
 
-def stop(session: Session, job: str | None) -> None:
-    with session.whole_cluster() as cluster:
-        stop_job(session, cluster, job_ref(cluster.settings, job))
+def stop(invocation: Invocation, job: str | None) -> None:
+    with invocation.whole_cluster() as cluster:
+        stop_job(invocation, cluster, job_ref(cluster.settings, job))
 
 
 def stop_job(
-    session: Session,
+    invocation: Invocation,
     cluster: Cluster,
     ref: str | None,
     *,
@@ -43,50 +43,52 @@ def stop_job(
 
     named, ref = ref is not None, ref or find(cluster, None)[0]
     nodes = cluster.nodes if nodes is None else nodes
-    session.console.say(f"stopping {ref} on {plural(len(nodes), 'node')}")
+    invocation.console.say(f"stopping {ref} on {plural(len(nodes), 'node')}")
     outcomes = cluster.ask({"op": "stop", "ref": ref}, nodes, answer_s=STOP_S)
     answers = [outcome.get() for outcome in outcomes if outcome.ok]
     members = members_of(cluster.inventory, answers)
-    _report_kills(session, outcomes)
+    _report_kills(invocation, outcomes)
     problem = _problem(outcomes, members)
     survivors = sum(answer["survivors"] for answer in answers)
     silent = members.errors(outcomes)
     if silent and answers:
         summary = f"{len(answers)}/{len(outcomes)} nodes, {_processes(survivors)} left"
-        session.console.say(f"stopped: {summary}; nothing is known about the others")
+        invocation.console.say(f"stopped: {summary}; nothing is known about the others")
     if not named and not silent:
-        _report_other_runs(session, cluster, ref)
+        _report_other_runs(invocation, cluster, ref)
     if document:
         job = answers[0]["job"] if answers else ref
         views = [_node(outcome) for outcome in outcomes]
-        session.console.finish({"job": job, "survivors": survivors, **members.to_json(), "nodes": views}, problem)
+        invocation.console.finish({"job": job, "survivors": survivors, **members.to_json(), "nodes": views}, problem)
     elif problem is not None:
         raise problem
     unseen = [outcome for outcome in outcomes if not outcome.ok]
     taken = [message for outcome in outcomes if outcome.ok for message in _taken(outcome)]
     ports = "" if taken else ", ports free"
-    session.console.say(f"stopped: {len(answers)}/{len(answers)} nodes, 0 processes left{ports}")
+    invocation.console.say(f"stopped: {len(answers)}/{len(answers)} nodes, 0 processes left{ports}")
     for message in taken:
-        session.console.say(f"{message}; the run had already ended")
+        invocation.console.say(f"{message}; the run had already ended")
     for outcome in unseen:
-        session.console.say(f"{outcome.error} (not in this run)")
+        invocation.console.say(f"{outcome.error} (not in this run)")
 
 
-def _report_other_runs(session: Session, cluster: Cluster, stopped: str) -> None:
+def _report_other_runs(invocation: Invocation, cluster: Cluster, stopped: str) -> None:
     """Name other running jobs: without a job argument stop takes the newest, which may not be the intended one."""
     from clusterctl.observe.status import LIVE, jobs
 
     for job in jobs(cluster)[0]:
         if job["state"] in LIVE and job["job"] != stopped:
-            session.console.say(f"{job['job']} is still running     to stop it too: clusterctl stop {job['job']}")
+            invocation.console.say(f"{job['job']} is still running     to stop it too: clusterctl stop {job['job']}")
 
 
-def _report_kills(session: Session, outcomes: list[NodeOutcome[dict[str, Any]]]) -> None:
+def _report_kills(invocation: Invocation, outcomes: list[NodeOutcome[dict[str, Any]]]) -> None:
     for outcome in outcomes:
         if outcome.ok and (killed := outcome.get()["killed"]):
-            session.console.say(f"{outcome.node.label}: {_processes(killed)} ignored TERM and needed KILL")
+            invocation.console.say(f"{outcome.node.label}: {_processes(killed)} ignored TERM and needed KILL")
         if outcome.ok and (count := outcome.get()["leftovers"]):
-            session.console.say(f"{outcome.node.label}: stopped {_processes(count)} left behind without a supervisor")
+            invocation.console.say(
+                f"{outcome.node.label}: stopped {_processes(count)} left behind without a supervisor"
+            )
 
 
 def _processes(count: int) -> str:
@@ -143,11 +145,11 @@ def _node(outcome: NodeOutcome[dict[str, Any]]) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def uninterrupted(session: Session) -> Iterator[None]:
+def uninterrupted(invocation: Invocation) -> Iterator[None]:
     """Answer Ctrl-C with a message instead of an interrupt: a half-done stop is worse than a slow one."""
 
     def on_interrupt(*_: object) -> None:
-        session.console.warn("still stopping; please wait, so that no node is left half stopped")
+        invocation.console.warn("still stopping; please wait, so that no node is left half stopped")
 
     old = signal.signal(signal.SIGINT, on_interrupt)
     try:

@@ -7,18 +7,18 @@ from collections import defaultdict
 from typing import TYPE_CHECKING, Any
 
 from clusterctl.cli.console import plural
-from clusterctl.cli.invocation import Session
+from clusterctl.cli.invocation import Invocation
 
 if TYPE_CHECKING:
     from clusterctl.inventory import Node
     from clusterctl.transport import HostKey, Verdict
 
 
-def trust(session: Session, *, yes: bool) -> None:
+def trust(invocation: Invocation, *, yes: bool) -> None:
     from clusterctl.cluster import combined, failures
     from clusterctl.errors import RefusedError
 
-    with session.cluster() as cluster:
+    with invocation.cluster() as cluster:
 
         def look(node: Node) -> tuple[Node, HostKey, Verdict]:
             key = cluster.transport.scan_host_key(node)
@@ -28,38 +28,38 @@ def trust(session: Session, *, yes: bool) -> None:
         scanned = [outcome.get() for outcome in outcomes if outcome.ok]
         refused = [one for one in scanned if one[2].state in ("changed", "revoked")]
         unknown = [(node, key) for node, key, verdict in scanned if verdict.state == "unknown"]
-        _show(session, len(scanned) - len(unknown) - len(refused), unknown)
-        recorded = bool(unknown) and (yes or _ask(session, len(unknown)))
+        _show(invocation, len(scanned) - len(unknown) - len(refused), unknown)
+        recorded = bool(unknown) and (yes or _ask(invocation, len(unknown)))
         if recorded:
             for node, key in unknown:
                 cluster.transport.record_host_key(node, key)
-            session.console.say(f"recorded {plural(len(unknown), 'key')}")
+            invocation.console.say(f"recorded {plural(len(unknown), 'key')}")
         errors = [outcome.error for outcome in failures(outcomes) if outcome.error]
         errors += [cluster.transport.host_key_refusal(*one) for one in refused]
         if unknown and not recorded:
             errors.append(RefusedError(f"{plural(len(unknown), 'host key')} not accepted"))
         problem = combined(errors, len(outcomes), "trust") if errors else None
-        session.console.finish({"nodes": [_view(*one, recorded) for one in scanned]}, problem)
+        invocation.console.finish({"nodes": [_view(*one, recorded) for one in scanned]}, problem)
 
 
-def _show(session: Session, known: int, unknown: list[tuple[Node, HostKey]]) -> None:
+def _show(invocation: Invocation, known: int, unknown: list[tuple[Node, HostKey]]) -> None:
     from clusterctl.inventory import fold
 
     by_key: dict[tuple[str, str], list[Node]] = defaultdict(list)
     for node, key in unknown:
         by_key[key.type, key.fingerprint].append(node)
     if known:
-        session.console.say(f"{plural(known, 'host')} already known")
+        invocation.console.say(f"{plural(known, 'host')} already known")
     for (kind, fingerprint), nodes in by_key.items():
         where = nodes[0].where if len(nodes) == 1 else f"{len(nodes)} hosts with the same key"
-        session.console.say(f"node {fold(node.id for node in nodes)}  {where}  {kind}  {fingerprint}")
+        invocation.console.say(f"node {fold(node.id for node in nodes)}  {where}  {kind}  {fingerprint}")
 
 
-def _ask(session: Session, count: int) -> bool:
+def _ask(invocation: Invocation, count: int) -> bool:
     from clusterctl.errors import UsageError
 
     keys = plural(count, "host key")
-    if session.console.json or not sys.stdin.isatty():
+    if invocation.console.json or not sys.stdin.isatty():
         message = f"{keys} unknown; cannot ask for confirmation (no terminal, or --json)"
         raise UsageError(message, hint="trust --yes records keys without asking")
     answer = input(f"Compare with the fingerprints from the machines' owners. Record {keys}? [y/N] ")

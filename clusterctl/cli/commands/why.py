@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from clusterctl.cli.causes import headline, incident_line
 from clusterctl.cli.console import Console, clean
-from clusterctl.cli.invocation import Session, job_ref
+from clusterctl.cli.invocation import Invocation, job_ref
 from clusterctl.cluster.answers import END_OF_TIME
 
 if TYPE_CHECKING:
@@ -26,16 +26,16 @@ STATE_WORDS = {
 }
 
 
-def why(session: Session, job: str | None) -> None:
+def why(invocation: Invocation, job: str | None) -> None:
     from clusterctl.observe.status import unheard
     from clusterctl.observe.why.report import to_json
     from clusterctl.observe.why.report import why as ask
 
-    with session.whole_cluster() as cluster:
+    with invocation.whole_cluster() as cluster:
         report = ask(cluster, job_ref(cluster.settings, job))
-        if not session.console.json:
-            _show(session.console, report)
-        session.console.finish(to_json(report), unheard(report.errors, len(cluster.nodes)))
+        if not invocation.console.json:
+            _show(invocation.console, report)
+        invocation.console.finish(to_json(report), unheard(report.errors, len(cluster.nodes)))
 
 
 def _show(console: Console, report: Why) -> None:
