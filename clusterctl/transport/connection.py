@@ -116,7 +116,7 @@ class Wire:
         return bool(self._sock.closed)
 
 
-class Link(paramiko.Transport):  # type: ignore[misc]
+class Connection(paramiko.Transport):  # type: ignore[misc]
     """One connection, authenticated or about to be. Keeps the signals that killed its commands."""
 
     _active_check_timeout = 0.5
@@ -217,7 +217,7 @@ def _on_channel_close(channel: Any, message: Any) -> None:
     channel.transport._unlink_channel(channel.chanid)
 
 
-Link._channel_handler_table = {
+Connection._channel_handler_table = {
     **paramiko.Transport._channel_handler_table,
     common.MSG_CHANNEL_REQUEST: _on_channel_request,
     common.MSG_CHANNEL_CLOSE: _on_channel_close,

@@ -22,7 +22,7 @@ from clusterctl.transport.target import Target
 if TYPE_CHECKING:
     from paramiko.channel import Channel
 
-    from clusterctl.transport.connection import Link
+    from clusterctl.transport.connection import Connection
     from clusterctl.transport.login import Attempts
 
 ATTEMPTS = 5
@@ -35,7 +35,7 @@ Path = tuple["socket.socket | Channel", Callable[[], None]]
 
 
 class Dialer:
-    """Opens links, at most `max_handshakes` at a time over all threads, so that no sshd drops us."""
+    """Opens connections, at most `max_handshakes` at a time over all threads, so that no sshd drops us."""
 
     def __init__(self, *, strict: bool, max_handshakes: int, timeout_s: float, ask: Ask | None = None) -> None:
         self._known_hosts = KnownHosts()
@@ -43,26 +43,26 @@ class Dialer:
         self._strict = strict
         self._timeout_s = timeout_s
         self._slots = threading.BoundedSemaphore(max_handshakes)
-        self._pending: set[Link] = set()
+        self._pending: set[Connection] = set()
         self._lock = threading.Lock()
         self._aborts = 0
 
-    def connect(self, target: Target, gateway: Link | None = None) -> Link:
-        """Return an authenticated link. Raises UnreachableError, or RefusedError for an untrusted host key."""
+    def connect(self, target: Target, gateway: Connection | None = None) -> Connection:
+        """Return an authenticated connection. Raises UnreachableError, or RefusedError for an untrusted host key."""
 
         refused: list[str] = []
 
-        def log_in() -> Link:
-            with self._handshake(target, gateway) as (link, deadline):
+        def log_in() -> Connection:
+            with self._handshake(target, gateway) as (connection, deadline):
                 from clusterctl.transport.login import Attempts, authenticate
 
-                self._check_host_key(target, link)
+                self._check_host_key(target, connection)
                 attempts = Attempts(refused=refused)
-                link.auth_timeout = max(1.0, deadline - time.monotonic())
-                if not authenticate(link, target, attempts, self._secrets):
+                connection.auth_timeout = max(1.0, deadline - time.monotonic())
+                if not authenticate(connection, target, attempts, self._secrets):
                     raise _secret_needed(target, attempts)
-                link.watch(*target.alive)
-                return link
+                connection.watch(*target.alive)
+                return connection
 
         stopped = self._secrets.stopped
         while True:
@@ -76,13 +76,13 @@ class Dialer:
                 if not self._secrets.obtain(needed, stopped) and not stopped.is_set():
                     raise needed.otherwise from None
 
-    def host_key(self, target: Target, gateway: Link | None = None) -> HostKey:
+    def host_key(self, target: Target, gateway: Connection | None = None) -> HostKey:
         """Return the key that the server presents and proves it owns, without checking it or logging in."""
 
         def look() -> HostKey:
-            with self._handshake(target, gateway) as (link, _):
-                key = _key_of(link, target)
-                link.close()
+            with self._handshake(target, gateway) as (connection, _):
+                key = _key_of(connection, target)
+                connection.close()
                 return key
 
         return self._with_retries(target, look)
@@ -93,8 +93,8 @@ class Dialer:
         with self._lock:
             self._aborts += 1
             pending = list(self._pending)
-        for link in pending:
-            link.close()
+        for connection in pending:
+            connection.close()
 
     def _with_retries(self, target: Target, attempt: Callable[[], T]) -> T:
         """Retry: sshd drops connections at random when too many are unauthenticated (MaxStartups)."""
@@ -113,35 +113,37 @@ class Dialer:
         raise AssertionError("the last attempt returns or raises")
 
     @contextlib.contextmanager
-    def _handshake(self, target: Target, gateway: Link | None) -> Iterator[tuple[Link, float]]:
-        """Yield a link after key exchange, and the deadline of the whole connection. Closes the link on failure."""
+    def _handshake(self, target: Target, gateway: Connection | None) -> Iterator[tuple[Connection, float]]:
+        """Yield a connection after key exchange, and the deadline of the whole attempt. Closes the connection on failure."""
         deadline = time.monotonic() + self._timeout_s
         known = self._known_hosts.keys(target.known_hosts, target.key_name)
         stream, close_stream = _reach(target, gateway, self._timeout_s)
         paramiko_loader.load()
-        from clusterctl.transport.connection import Link
+        from clusterctl.transport.connection import Connection
 
         # Ask for the recorded type of key, so that a host with several keys is not reported as changed.
-        link = Link(stream, key_types=[key.type for key in known if not key.revoked], after_close=close_stream)
+        connection = Connection(
+            stream, key_types=[key.type for key in known if not key.revoked], after_close=close_stream
+        )
         with self._lock:
-            self._pending.add(link)
+            self._pending.add(connection)
         try:
-            link.banner_timeout = self._timeout_s + 5
-            link.start_client(timeout=max(0.1, deadline - time.monotonic()))
-            if not link.initial_kex_done:
+            connection.banner_timeout = self._timeout_s + 5
+            connection.start_client(timeout=max(0.1, deadline - time.monotonic()))
+            if not connection.initial_kex_done:
                 raise TimeoutError
-            yield link, deadline
+            yield connection, deadline
         except BaseException:
-            link.close()
+            connection.close()
             raise
         finally:
             with self._lock:
-                self._pending.discard(link)
+                self._pending.discard(connection)
 
-    def _check_host_key(self, target: Target, link: Link) -> None:
+    def _check_host_key(self, target: Target, connection: Connection) -> None:
         if not self._strict:
             return
-        key = _key_of(link, target)
+        key = _key_of(connection, target)
         verdict = judge(self._known_hosts.keys(target.known_hosts, target.key_name), key)
         if verdict.state != "known":
             raise failures.untrusted(target, key, verdict)
@@ -158,8 +160,8 @@ def _secret_needed(target: Target, attempts: Attempts) -> SecretNeededError:
     )
 
 
-def _key_of(link: Link, target: Target) -> HostKey:
-    key = link.get_remote_server_key()
+def _key_of(connection: Connection, target: Target) -> HostKey:
+    key = connection.get_remote_server_key()
     return HostKey(target.key_name, key.get_name(), key.asbytes())
 
 
@@ -175,7 +177,7 @@ def _is_busy_name_server(exc: BaseException) -> bool:
     return isinstance(exc, socket.gaierror) and exc.errno == socket.EAI_AGAIN
 
 
-def _reach(target: Target, gateway: Link | None, timeout_s: float) -> Path:
+def _reach(target: Target, gateway: Connection | None, timeout_s: float) -> Path:
     if gateway is not None:
         where = (target.host, target.port)
         return gateway.open_channel("direct-tcpip", where, ("", 0), timeout=timeout_s), lambda: None

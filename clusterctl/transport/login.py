@@ -18,7 +18,7 @@ from clusterctl.transport.secrets import Secrets
 from clusterctl.transport.target import Target
 
 if TYPE_CHECKING:
-    from clusterctl.transport.connection import Link
+    from clusterctl.transport.connection import Connection
 
 AGENT_S = 10.0
 _OPENSSH_MAGIC = b"openssh-key-v1\0"
@@ -46,21 +46,21 @@ class Attempts:
         return "; ".join(parts + self.unusable)
 
 
-def authenticate(link: Link, target: Target, attempts: Attempts, secrets: Secrets) -> bool:
+def authenticate(connection: Connection, target: Target, attempts: Attempts, secrets: Secrets) -> bool:
     """Log in with the first key that the server accepts, else with a password. Records each try in `attempts`.
 
     Returns False if the server accepted nothing, or hung up after it rejected some. Raises EOFError if it hung up
     at the first key, and TimeoutError if it did not respond.
     """
-    return _by_key(link, target, attempts, secrets) or _by_password(link, target, attempts, secrets)
+    return _by_key(connection, target, attempts, secrets) or _by_password(connection, target, attempts, secrets)
 
 
-def _by_key(link: Link, target: Target, attempts: Attempts, secrets: Secrets) -> bool:
+def _by_key(connection: Connection, target: Target, attempts: Attempts, secrets: Secrets) -> bool:
     with _agent_keys(target) as agent_keys:
         for name, key in _candidates(target, agent_keys, attempts, secrets):
             attempts.tried.append(name)
             try:
-                if not link.auth_publickey(target.user, key):
+                if not connection.auth_publickey(target.user, key):
                     return True
                 attempts.unusable.append(f"{target.host} accepted the key but requires a second factor")
             except BadAuthenticationType as exc:
@@ -69,16 +69,16 @@ def _by_key(link: Link, target: Target, attempts: Attempts, secrets: Secrets) ->
             except SSHException as exc:
                 if "timeout" in str(exc).lower():
                     raise TimeoutError from exc
-                if not link.is_active():
+                if not connection.is_active():
                     return _hung_up(attempts)
     return False
 
 
-def _by_password(link: Link, target: Target, attempts: Attempts, secrets: Secrets) -> bool:
+def _by_password(connection: Connection, target: Target, attempts: Attempts, secrets: Secrets) -> bool:
     """Try the passwords entered for this user, if the server accepts any. Never prompts: the clock is running."""
     try:
-        if not attempts.allowed and link.is_active():
-            link.auth_none(target.user)
+        if not attempts.allowed and connection.is_active():
+            connection.auth_none(target.user)
             return True
     except BadAuthenticationType as exc:
         attempts.allowed = list(exc.allowed_types)
@@ -88,9 +88,9 @@ def _by_password(link: Link, target: Target, attempts: Attempts, secrets: Secret
         if password in attempts.refused:  # the server may lock the account after a few failures
             continue
         try:
-            if not link.is_active():
+            if not connection.is_active():
                 return False
-            if not link.auth_password(target.user, password):
+            if not connection.auth_password(target.user, password):
                 secrets.was_right(target.user, password)
                 return True
             attempts.unusable.append(f"{target.host} accepted the password but requires a second factor")

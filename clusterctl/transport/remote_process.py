@@ -16,7 +16,7 @@ from clusterctl.transport.channels import close_channel, speaking
 if TYPE_CHECKING:
     from paramiko.channel import Channel
 
-    from clusterctl.transport.connection import Link
+    from clusterctl.transport.connection import Connection
 
 OPEN_CHANNEL_S = 15.0
 CHUNK_BYTES = 256 * 1024
@@ -290,22 +290,22 @@ def _ended_by_peer(channel: Channel) -> bool:
 
 
 def start(
-    link: Link, command: bytes, *, label: str, where: str, what: str, stderr_limit: int, drain_stderr: bool
+    connection: Connection, command: bytes, *, label: str, where: str, what: str, stderr_limit: int, drain_stderr: bool
 ) -> RemoteProcess:
-    """Run a quoted command in a new channel of a link. Raises UnreachableError or NodeError."""
+    """Run a quoted command in a new channel of a connection. Raises UnreachableError or NodeError."""
     from paramiko.ssh_exception import ChannelException
 
     from clusterctl.transport.connection import run_in
 
     channel = None
     try:
-        channel = link.open_session(timeout=OPEN_CHANNEL_S)
+        channel = connection.open_session(timeout=OPEN_CHANNEL_S)
         process = RemoteProcess(
             channel, label=label, where=where, what=what, stderr_limit=stderr_limit, drain_stderr=drain_stderr
         )
         run_in(channel, command, OPEN_CHANNEL_S)
     except paramiko_loader.errors() as exc:
-        active = link.is_active()
+        active = connection.is_active()
         if channel is not None:
             with contextlib.suppress(*paramiko_loader.errors()):
                 close_channel(channel)

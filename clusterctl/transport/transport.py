@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 MESSAGE_COMMAND_CHARS = 80
-MAX_LINKS = 256
+MAX_CONNECTIONS = 256
 WHOLE_STDERR_BYTES = 64 * 1024 * 1024
 
 
@@ -40,18 +40,18 @@ class Transport:
         settings: SshSettings,
         *,
         max_handshakes: int = 16,
-        max_links: int | None = None,
+        max_connections: int | None = None,
         connect_timeout_s: float = 10.0,
         ask: Ask | None = None,
     ) -> None:
-        """Open at most `max_handshakes` connections at a time, and keep at most `max_links` idle ones.
+        """Open at most `max_handshakes` connections at a time, and keep at most `max_connections` idle ones.
 
-        `max_links` defaults to 256, or to half the limit of open files of this process if that is less. `ask` prompts
-        the user for a passphrase or a password; by default on the terminal.
+        `max_connections` defaults to 256, or to half the limit of open files of this process if that is less. `ask`
+        prompts the user for a passphrase or a password; by default on the terminal.
         """
         self._settings = settings
         self._max_handshakes = max_handshakes
-        self._max_links = max_links or min(MAX_LINKS, _open_files() // 2)
+        self._max_connections = max_connections or min(MAX_CONNECTIONS, _open_files() // 2)
         self._connect_timeout_s = connect_timeout_s
         self._ask = ask
         self._resolver = Resolver(settings)
@@ -96,7 +96,7 @@ class Transport:
         Errors are not lost: a call that needs a connection shares the attempt in flight, and its failure.
         """
         todo: queue.SimpleQueue[Node] = queue.SimpleQueue()
-        for node in nodes[: self._max_links]:
+        for node in nodes[: self._max_connections]:
             todo.put(node)
         stop = self._stop_warming
 
@@ -105,7 +105,7 @@ class Transport:
                 while not stop.is_set():
                     node = todo.get_nowait()
                     with contextlib.suppress(Exception):  # reported by the call that needs the connection
-                        self._pool().link(self._resolver.resolve(node))
+                        self._pool().connection(self._resolver.resolve(node))
 
         for number in range(min(self._max_handshakes, len(nodes))):
             threading.Thread(target=connect, daemon=True, name=f"warm-up-{number}").start()
@@ -164,9 +164,9 @@ class Transport:
         self._cancellation.check(node.label)
         text = quote(command)
         target = self._resolver.resolve(node)
-        with self._pool().lease(target) as link:
+        with self._pool().lease(target) as connection:
             return start(
-                link,
+                connection,
                 text.encode("utf-8", "surrogateescape"),
                 label=node.label,
                 where=target.where,
@@ -188,7 +188,7 @@ class Transport:
                         timeout_s=self._connect_timeout_s,
                         ask=self._ask,
                     ),
-                    self._max_links,
+                    self._max_connections,
                 )
             return self._made_pool
 
@@ -197,7 +197,7 @@ def _open_files() -> int:
     import resource
 
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return 2 * MAX_LINKS if soft == resource.RLIM_INFINITY else max(2, soft)
+    return 2 * MAX_CONNECTIONS if soft == resource.RLIM_INFINITY else max(2, soft)
 
 
 def _short(text: str) -> str:

@@ -13,7 +13,7 @@ from support.clusters import make_cluster
 from support.nodes import TestNode
 
 TRUE = command("true")
-LINKS = 16
+CONNECTIONS = 16
 WORKERS = 8
 
 
@@ -29,19 +29,19 @@ def test_threads_and_descriptors_do_not_grow_with_the_nodes(tmp_path: Path) -> N
 
     with (
         make_cluster("embedded", tmp_path, 100) as cluster,
-        Transport(cluster.settings, max_links=LINKS, max_handshakes=4) as transport,
+        Transport(cluster.settings, max_connections=CONNECTIONS, max_handshakes=4) as transport,
     ):
         before = threading.active_count(), len(list(Path("/proc/self/fd").iterdir()))
         outcomes = transport.map(cluster.nodes, work, max_workers=WORKERS)
         assert [outcome.value for outcome in outcomes] == [0] * 100
         assert transport.run(cluster.nodes[0], TRUE).exit_code == 0, "its connection is made anew"
     # What each worker uses may come on top of what is kept; listing the descriptors takes one more.
-    assert max(threads) - before[0] <= LINKS + 2 * WORKERS
-    assert max(files) - before[1] <= LINKS + 2 * WORKERS
+    assert max(threads) - before[0] <= CONNECTIONS + 2 * WORKERS
+    assert max(files) - before[1] <= CONNECTIONS + 2 * WORKERS
 
 
 def test_connections_in_use_are_kept_beyond_the_limit(tmp_path: Path) -> None:
-    with make_cluster("embedded", tmp_path, 3) as cluster, Transport(cluster.settings, max_links=1) as transport:
+    with make_cluster("embedded", tmp_path, 3) as cluster, Transport(cluster.settings, max_connections=1) as transport:
         talks = [transport.open(node, command("cat")) for node in cluster.nodes]
         for talk in talks:
             talk.write(b"still there\n")

@@ -162,8 +162,8 @@ def test_a_connection_lost_during_a_command_is_told(cluster: Cluster, node: Test
     with Transport(settings) as transport:
         process = transport.open(via, command("sh", "-c", "echo started; exec sleep 20"))
         assert process.readline(deadline_s=10) == b"started\n"
-        for link in transport._pool()._links.values():  # cut it without a word, as a dying machine would
-            link.result().wire.hang_up()
+        for connection in transport._pool()._connections.values():  # cut it without a word, as a dying machine would
+            connection.result().wire.hang_up()
         with pytest.raises(UnreachableError, match="lost the connection") as caught:
             process.read(deadline_s=10)
         assert caught.value.node == "node7"

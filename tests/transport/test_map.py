@@ -167,12 +167,12 @@ def test_connections_begun_in_the_background_are_the_ones_that_are_used(cluster:
     with Transport(cluster.settings) as transport:
         transport.warm_up([*cluster.nodes, gone])
         assert wait_until(lambda: not [t for t in threading.enumerate() if t.name.startswith("warm-up")])
-        links = [future.result() for future in transport._pool()._links.values()]
-        assert len(links) == 3
+        connections = [future.result() for future in transport._pool()._connections.values()]
+        assert len(connections) == 3
         assert all(
             outcome.ok for outcome in transport.map(cluster.nodes, lambda node: transport.run(node, command("true")))
         )
-        used = [future.result() for future in transport._pool()._links.values()]  # in the order of their use
-        assert set(map(id, used)) == set(map(id, links))
+        used = [future.result() for future in transport._pool()._connections.values()]  # in the order of their use
+        assert set(map(id, used)) == set(map(id, connections))
         with pytest.raises(UnreachableError, match="refused"):
             transport.run(gone, command("true"))

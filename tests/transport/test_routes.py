@@ -101,7 +101,7 @@ def test_nodes_behind_one_jump_host_share_the_connection_to_it(cluster: Cluster,
     nodes = [TestNode(f"node{n}", None, ssh_host=f"inner{n}") for n in range(2)]
     with Transport(settings, max_handshakes=1) as transport:
         assert all(outcome.ok for outcome in transport.map(nodes, lambda node: transport.run(node, ASK)))
-        assert len(transport._pool()._links) == 3
+        assert len(transport._pool()._connections) == 3
 
 
 def test_a_jump_host_that_is_down_is_named_together_with_the_node(cluster: Cluster, tmp_path: Path) -> None:
