@@ -13,8 +13,6 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from clusterctl.clock import utc_now
-
 VALID_YEARS = 20
 NO_USAGE = dict.fromkeys(
     (
@@ -38,7 +36,7 @@ class Authority:
     def __init__(self) -> None:
         self._key = ec.generate_private_key(ec.SECP256R1())
         self._name = _named("clusterctl")
-        self._begin = utc_now() - datetime.timedelta(days=365)
+        self._begin = datetime.datetime.now(datetime.timezone.utc) - datetime.timedelta(days=365)
         usage = x509.KeyUsage(**{**NO_USAGE, "key_cert_sign": True, "crl_sign": True})
         builder = self._build(self._name, self._key.public_key(), usage, is_authority=True)
         self.trusted = _pem(builder.sign(self._key, hashes.SHA256()))

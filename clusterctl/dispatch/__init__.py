@@ -3,8 +3,8 @@
 May import `certificates`, `cluster`, `common`, `errors` and `inventory`. Start reading at `dispatch.py`.
 """
 
-from clusterctl.dispatch.dispatch import dispatch, plan
+from clusterctl.dispatch.dispatch import dispatch, new_job_id, plan
 from clusterctl.dispatch.outcomes import Dispatched, NodeDispatch, Planned, Progress
 from clusterctl.dispatch.workspace import Workspace, scan
 
-__all__ = ["Dispatched", "NodeDispatch", "Planned", "Progress", "Workspace", "dispatch", "plan", "scan"]
+__all__ = ["Dispatched", "NodeDispatch", "Planned", "Progress", "Workspace", "dispatch", "new_job_id", "plan", "scan"]

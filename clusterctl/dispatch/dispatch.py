@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import hashlib
 import os
 import random
@@ -25,6 +26,11 @@ from clusterctl.inventory import Node
 T = TypeVar("T")
 BUSY_S = 60.0
 SILENCE_S = 90.0  # a node that sends nothing for so long counts as lost; a busy one sends signs of life
+
+
+def new_job_id() -> str:
+    """Return an id such as `JOB20261121-081530`, in UTC: ids sort by time wherever they are made."""
+    return datetime.datetime.now(datetime.timezone.utc).strftime("JOB%Y%m%d-%H%M%S")
 
 
 def source_of(workspace: Workspace) -> str:

@@ -13,8 +13,7 @@ from clusterctl.common.procfs import wait_until
 from clusterctl.errors import ClusterctlError, UsageError
 from clusterctl.fake.backend import NodeStatus, Terms, answers
 from clusterctl.fake.layout import FakeNode, Layout, State, write_files
-from clusterctl.fake.lifeline import end_keeper, start_keeper
-from clusterctl.fake.programs import call, end_everything, find_program, make_key, variable
+from clusterctl.fake.programs import call, end_everything, end_keeper, find_program, make_key, start_keeper, variable
 from clusterctl.templates import data_file
 
 IMAGE = "clusterctl/node"

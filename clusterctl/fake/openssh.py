@@ -15,7 +15,6 @@ from clusterctl.common.procfs import Identity, identify, is_alive, wait_until
 from clusterctl.errors import ClusterctlError
 from clusterctl.fake.backend import NodeStatus, Terms, answers
 from clusterctl.fake.layout import ADDRESS, FakeNode, Layout, State, read_public_key, write, write_files
-from clusterctl.fake.lifeline import end_keeper, start_keeper
 from clusterctl.fake.processes import (
     counts_by_node,
     cut_power,
@@ -25,7 +24,7 @@ from clusterctl.fake.processes import (
     on_node,
     thaw,
 )
-from clusterctl.fake.programs import call, end_everything, hold, make_key
+from clusterctl.fake.programs import call, end_everything, end_keeper, hold, make_key, start_keeper
 from clusterctl.fake.sshd import config_text, find_by_log, find_sshd
 
 BEGIN_S = 30.0

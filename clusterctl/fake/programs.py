@@ -13,14 +13,15 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from clusterctl.common.paths import PACKAGE_ROOT
-from clusterctl.common.procfs import end_all
+from clusterctl.common.procfs import Identity, end_all, identify, is_alive
 from clusterctl.errors import ClusterctlError
-from clusterctl.fake.layout import Layout
-from clusterctl.fake.processes import NODES_GRACE_S, marks, on_cluster
+from clusterctl.fake.layout import Layout, State
+from clusterctl.fake.processes import NODES_GRACE_S, cut_power, marks, on_cluster
 
 SYSTEM_PATH = "/usr/sbin:/usr/local/sbin:/sbin"  # not in every user's PATH
 LOG_TAIL_BYTES = 2000
 END_S = 10.0
+KEEPER_READY_S = 30.0
 
 
 def find_program(name: str) -> str | None:
@@ -106,6 +107,22 @@ _HELD: dict[Path, list[subprocess.Popen[bytes]]] = {}
 def hold(layout: Layout, program: subprocess.Popen[bytes]) -> None:
     """Keep a program until `release`, so that it is reaped and its lifeline stays open."""
     _HELD.setdefault(layout.directory, []).append(program)
+
+
+def start_keeper(layout: Layout, *, remove: bool) -> Identity | None:
+    """Start the keeper, with a lifeline from this process. With `remove`, it also removes the cluster's files."""
+    request = {"directory": str(layout.directory), "remove": remove}
+    keeper = stay("clusterctl.fake.keeper", layout, request, lifeline=True)
+    hold(layout, keeper)
+    await_ready(keeper, layout, KEEPER_READY_S)
+    return identify(keeper.pid)
+
+
+def end_keeper(state: State | None) -> None:
+    """End the keeper, if there is one and it is not this process."""
+    keeper = state.server if state is not None else None
+    if keeper is not None and keeper.pid != os.getpid():
+        cut_power(lambda: [keeper] if is_alive(keeper) else [])
 
 
 def end_everything(layout: Layout) -> int:

@@ -40,7 +40,7 @@ def read_requirements(workspace: Path, *, runtime: bool) -> Requirements:
     Raises ConfigError that names the invalid line.
     """
     if not workspace.is_dir():
-        raise ConfigError(f"the workspace {workspace} does not exist", hint="run `clusterctl init` to create one")
+        raise ConfigError(f"the workspace {workspace} does not exist", hint="clusterctl init creates one")
     path = workspace / FILE
     try:
         text = read_text(workspace)

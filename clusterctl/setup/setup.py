@@ -16,9 +16,8 @@ from clusterctl.errors import ClusterctlError, ConfigError, NodeError
 from clusterctl.inventory import Node, nodeset
 from clusterctl.setup.downloads import Downloads, explain
 from clusterctl.setup.platforms import Kind, Platform, kind_of, platform_of
-from clusterctl.setup.relay_wheels import WheelRelay
 from clusterctl.setup.requirements import Requirements
-from clusterctl.setup.transfer import fetch_files, send_files
+from clusterctl.setup.transfer import WheelRelay, fetch_files, send_files
 from clusterctl.transport import Outcome
 
 T = TypeVar("T")
@@ -276,7 +275,7 @@ def _decode(node: Node, lock: Any) -> list[Wheel]:
     try:
         return decode_lock(lock)
     except (AgentError, TypeError, ValueError) as exc:
-        hint = "check that the machine has not been compromised"
+        hint = "check that the node has not been compromised"
         raise NodeError(f"the node sent malformed package data: {exc}", node=node.label, hint=hint) from exc
 
 

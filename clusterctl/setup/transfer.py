@@ -1,14 +1,20 @@
-"""Send wheels to a node, and fetch wheels from a node, through the SSH command of its agent."""
+"""Send wheels to nodes and fetch wheels from them, through the SSH commands of their agents."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from clusterctl.cluster import AgentCall
 from clusterctl.common.errors import AgentError
-from clusterctl.common.tree import COPY_BYTES
+from clusterctl.common.tree import COPY_BYTES, FILE, Entry
 from clusterctl.common.wheels import Wheel, WheelStore
+from clusterctl.config import Settings
+from clusterctl.dispatch import relay_plan
+from clusterctl.dispatch.blobs import Blobs
 from clusterctl.errors import NodeError
+from clusterctl.inventory import Node
+
+WORK_S = 3600.0
 
 
 def send_files(call: AgentCall, wheels: Sequence[Wheel], store: WheelStore) -> int:
@@ -36,3 +42,66 @@ def fetch_files(call: AgentCall, wheels: Sequence[Wheel], store: WheelStore) -> 
             store.take(wheel, call.read)
     except AgentError as exc:
         raise NodeError(str(exc), node=call.node.label) from exc
+
+
+class WheelRelay:
+    """Sends many nodes their wheels in `missing` once: nodes forward them. Wheels that do not arrive remain there.
+
+    The steps are: `listen` for every node, `plan`, `order` for every node, and only then `transfer` for every node.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        calls: Mapping[int, AgentCall],
+        missing: dict[int, list[Wheel]],
+        store: WheelStore,
+    ) -> None:
+        self._settings = settings
+        self._calls = calls
+        self._missing = missing
+        self._store = store
+        self._where: dict[int, tuple[str, int]] = {}
+        self._words: Mapping[int, relay_plan.Word] = {}
+        self._blobs = Blobs(store.directory, ())
+
+    def is_worth_it(self, nodes: Sequence[Node]) -> bool:
+        total = sum(wheel.size for node in nodes for wheel in self._missing[node.id])
+        return relay_plan.worth_it(len(nodes), total, self._settings.relay)
+
+    def listen(self, node: Node) -> None:
+        """Ask a node to listen; one that cannot gets its wheels directly."""
+        call = self._calls[node.id]
+        call.send({"do": "listen", "address": node.address, "nic": self._settings.nic})
+        answer = call.receive()
+        if answer:
+            self._where[node.id] = (answer["address"], answer["port"])
+
+    def plan(self, nodes: Sequence[Node]) -> list[Node]:
+        """Return the nodes that take part; empty if too few listen."""
+        members = [node for node in nodes if node.id in self._where]
+        if len(members) < relay_plan.FEWEST:
+            return []
+        wheels = sorted({wheel for node in members for wheel in self._missing[node.id]})
+        self._blobs = Blobs(self._store.directory, [_row(wheel) for wheel in wheels])
+        self._words = relay_plan.words({node.id: self._where[node.id] for node in members}, self._blobs.length)
+        return members
+
+    def order(self, node: Node) -> None:
+        """Send a node its part: the node that it receives the stream from, and those that it forwards it to."""
+        order = {"do": "relay", "relay": self._words[node.id], "lock": self._missing[node.id]}
+        self._calls[node.id].send(order)
+
+    def transfer(self, node: Node) -> int:
+        """Send the stream, if this node is the first, and wait for the node. Returns the bytes sent from here."""
+        call = self._calls[node.id]
+        sent = 0
+        if self._words[node.id]["upstream"] is None:
+            sent = self._blobs.write(call.write, lambda done, total: None)
+        answer = call.receive(WORK_S)
+        self._missing[node.id] = [self._missing[node.id][number] for number in answer["missing"]]
+        return sent
+
+
+def _row(wheel: Wheel) -> Entry:
+    return Entry(f"{wheel.digest}/{wheel.file}", FILE, 0, 0, wheel.size, wheel.digest)

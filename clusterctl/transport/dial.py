@@ -114,7 +114,7 @@ class Dialer:
 
     @contextlib.contextmanager
     def _handshake(self, target: Target, gateway: Connection | None) -> Iterator[tuple[Connection, float]]:
-        """Yield a connection after key exchange, and the deadline of the whole attempt. Closes the connection on failure."""
+        """Yield a connection after key exchange, and the deadline of the whole attempt. Closes it on failure."""
         deadline = time.monotonic() + self._timeout_s
         known = self._known_hosts.keys(target.known_hosts, target.key_name)
         stream, close_stream = _reach(target, gateway, self._timeout_s)

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import ast
+import importlib
 import json
 import os
 import resource
@@ -15,6 +17,7 @@ import pytest
 
 from clusterctl import fake
 from clusterctl.errors import ClusterctlError, RefusedError, UsageError
+from clusterctl.fake.backend import NAMES, backend_called
 from clusterctl.fake.cluster import FakeCluster
 from clusterctl.transport import Completed, Transport, command
 from support.nodes import TestNode, TestSettings
@@ -440,7 +443,7 @@ def test_a_cluster_of_no_nodes_is_a_usage_error(directory: Path) -> None:
 
 
 def test_the_state_of_what_never_was_is_refused(directory: Path) -> None:
-    with pytest.raises(RefusedError, match="there is no fake cluster"):
+    with pytest.raises(RefusedError, match="no fake cluster in "):
         fake.status(directory)
 
 
@@ -486,3 +489,18 @@ def test_memory_stays_modest_under_a_large_stream(directory: Path) -> None:
 def _peak_kb(pid: int) -> int:
     lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM"))
+
+
+def test_every_module_that_is_named_by_a_string_exists_and_has_what_is_taken_from_it() -> None:
+    assert {backend_called(name).name for name in NAMES} == {"embedded", "ssh", "docker"}
+    started = {
+        (path.name, call.args[0].value)
+        for path in Path(fake.__file__).parent.glob("*.py")
+        for call in ast.walk(ast.parse(path.read_text()))
+        if isinstance(call, ast.Call)
+        and ast.unparse(call.func) == "stay"
+        and isinstance(call.args[0], ast.Constant)
+        and isinstance(call.args[0].value, str)
+    }
+    assert started == {("embedded.py", "clusterctl.fake.server"), ("programs.py", "clusterctl.fake.keeper")}
+    assert all(callable(importlib.import_module(module).main) for _, module in started)

@@ -69,8 +69,7 @@ def _is_of_a_fake_cluster(conf: Path | None) -> bool:
 
 def send(invocation: Invocation, cluster: Cluster, directory: Path, *, rehash: bool = False) -> Dispatched:
     """Scan and send a workspace, showing progress; some outcomes may be errors."""
-    from clusterctl.clock import new_job_id
-    from clusterctl.dispatch import dispatch
+    from clusterctl.dispatch import dispatch, new_job_id
 
     workspace = _scan(invocation, cluster, directory, rehash)
     started = time.monotonic()
