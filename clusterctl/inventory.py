@@ -249,7 +249,7 @@ def _range(inventory: Inventory, part: str, word: str) -> set[int]:
 
 
 def _unknown(inventory: Inventory, word: str, suggestion: str = "") -> UsageError:
-    return UsageError(f"--only: there is no node {word!r}{suggestion}", hint=_existing(inventory))
+    return UsageError(f"--only: no node {word!r}{suggestion}", hint=_existing(inventory))
 
 
 def _existing(inventory: Inventory) -> str:
@@ -257,7 +257,7 @@ def _existing(inventory: Inventory) -> str:
     shown = ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
     tags = ", ".join(_tags(inventory))
     ids = nodeset(node.id for node in inventory.nodes)
-    return f"known nodes: {ids}; hosts: {shown}" + (f"; tags: {tags}" if tags else "")
+    return f"known: {ids}; hosts {shown}" + (f"; tags {tags}" if tags else "")
 
 
 def _tags(inventory: Inventory) -> list[str]:

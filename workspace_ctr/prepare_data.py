@@ -137,7 +137,8 @@ def main():
     if options.shards < 1:
         parser.error("--shards must be at least 1")
     train, test = prepare(download(options.cache), options.out, options.shards)
-    print(f"{options.out}: {train} training flights, {test} held out, in {options.shards} shard(s) each")
+    shards = "1 shard" if options.shards == 1 else f"{options.shards} shards"
+    print(f"{options.out}: {train} training flights, {test} held out, in {shards} each")
 
 
 if __name__ == "__main__":

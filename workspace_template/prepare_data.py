@@ -84,7 +84,8 @@ def main():
     if options.shards < 1:
         parser.error("--shards must be at least 1")
     prepare(options.out, options.shards)
-    print(f"{options.out}: words.txt, train.txt-* and test.txt-* in {options.shards} shard(s) each")
+    shards = "1 shard" if options.shards == 1 else f"{options.shards} shards"
+    print(f"{options.out}: words.txt, train.txt-* and test.txt-* in {shards} each")
 
 
 if __name__ == "__main__":

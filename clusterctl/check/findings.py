@@ -6,6 +6,7 @@ identical ones.
 
 from __future__ import annotations
 
+import ipaddress
 import statistics
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -23,6 +24,8 @@ FEW_INODES = 1_000
 LITTLE_MEMORY = 0.5 * GB
 BASE_FILES = 64
 NODES_NAMED = 8
+AT_LOOPBACK = "was reached at a loopback address, which the other nodes cannot use"
+AT_LOOPBACK_HINT = "set its address in the cluster with Host(..., address=...) or NIC in conf.py"
 
 
 @dataclass(frozen=True)
@@ -230,12 +233,14 @@ def _pids(by_node: Mapping[int, list[int]]) -> str:
 
 def addresses(facts: Facts) -> Iterator[Finding]:
     """Find nodes that were reached at a loopback address while others were not."""
-    loopback = {node for node, info in facts.items() if _is_loopback(info["address"])}
+    loopback = {node for node, info in facts.items() if is_loopback(info["address"])}
     if loopback and len(loopback) < sum(info["address"] is not None for info in facts.values()):
-        message = "was reached at a loopback address, which the other nodes cannot use"
-        hint = "set its address in the cluster with Host(..., address=...) or NIC in conf.py"
-        yield Finding("address", STOPS, tuple(sorted(loopback)), message, hint)
+        yield Finding("address", STOPS, tuple(sorted(loopback)), AT_LOOPBACK, AT_LOOPBACK_HINT)
 
 
-def _is_loopback(address: str | None) -> bool:
-    return address is not None and (address.startswith("127.") or address == "::1")
+def is_loopback(address: str | None) -> bool:
+    """Return True for an address, or the name `localhost`, that only the machine itself can use."""
+    try:
+        return address is not None and ipaddress.ip_address(address).is_loopback
+    except ValueError:
+        return address == "localhost"

@@ -238,5 +238,5 @@ def own_word(name: str, value: Any) -> Any:
 
 def senseless(node: Node, exc: Exception) -> NodeError:
     """Return the error for a malformed answer, so that a hostile or outdated node does not affect the others."""
-    hint = "check whether this machine is still yours; --verbose shows where the check failed"
+    hint = "check that the node has not been compromised; --verbose shows where the check failed"
     return NodeError(f"its answer is malformed: {exc!r}"[:MOST_WORDS], node=node.label, hint=hint)

@@ -66,7 +66,7 @@ def _read(path: Path) -> bytes:
     except FileNotFoundError as exc:
         raise ConfigError(
             f"{path}: no such file",
-            hint="run `clusterctl init` to create one, or choose another with --conf PATH or CLUSTERCTL_CONF",
+            hint="create one with clusterctl init, or name another with --conf PATH or CLUSTERCTL_CONF",
         ) from exc
     except OSError as exc:
         hint = "choose another file with --conf PATH"

@@ -54,7 +54,7 @@ def scan(directory: Path, *, rehash: bool = False, cache: Path | None = None) ->
     """
     if not directory.is_dir():
         problem = "is not a directory" if directory.exists() else "does not exist"
-        raise ConfigError(f"the workspace {directory} {problem}", hint="create one with: clusterctl init")
+        raise ConfigError(f"the workspace {directory} {problem}", hint="clusterctl init creates one")
     cache_file = caches.cache_path(cache, directory) if cache else None
     known = caches.load(cache_file) if cache_file and not rehash else {}
     walk = _Walk(os.fspath(directory), known)

@@ -187,9 +187,7 @@ def heal(directory: Path, node: str) -> Healed:
         target = _node_called(state, node)
         current = _state_of(layout, state, backend, target)
         if current == "down":
-            raise RefusedError(
-                f"the fake cluster in {layout.directory} is down", hint="start it with: clusterctl fake up"
-            )
+            raise RefusedError(f"the fake cluster in {layout.directory} is down", hint="start it: clusterctl fake up")
         if current == "up":
             return Healed(target, moved=False, conf_is_right=True)
         healed = backend.heal(layout, state, target, current)
@@ -220,7 +218,7 @@ def _find(directory: Path) -> tuple[Layout, State, Backend]:
     layout = Layout.of(directory)
     state = layout.read_state()
     if state is None:
-        raise RefusedError(f"there is no fake cluster in {layout.directory}", hint="start one with: clusterctl fake up")
+        raise RefusedError(f"no fake cluster in {layout.directory}", hint="start one: clusterctl fake up")
     return layout, state, backend_called(state.backend)
 
 
@@ -228,7 +226,7 @@ def _node_called(state: State, name: str) -> FakeNode:
     match = re.fullmatch(r"(?:node)?(\d{1,9})", name)
     index = int(match[1]) if match else len(state.nodes)
     if index >= len(state.nodes):
-        raise UsageError(f"there is no node {name!r}", hint=f"use one of node0 to node{len(state.nodes) - 1}")
+        raise UsageError(f"no node {name!r}", hint=f"choose one of node0 to node{len(state.nodes) - 1}")
     return state.nodes[index]
 
 

@@ -6,14 +6,13 @@ told to start, and then the others, with the lead's port.
 
 from __future__ import annotations
 
-import ipaddress
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from clusterctl.check import connectivity
-from clusterctl.check.findings import STOPS, Finding, Skew, on, quick
+from clusterctl.check.findings import AT_LOOPBACK, AT_LOOPBACK_HINT, STOPS, Finding, Skew, is_loopback, on, quick
 from clusterctl.cluster import AgentCall, Cluster, Message, NodeOutcome, combined, failures, raise_failures
 from clusterctl.cluster.keepalive import Waiting
 from clusterctl.common.run_spec import LeadAddress, LeftOut, RunSpec
@@ -202,14 +201,10 @@ def _same_job(looks: Mapping[int, Message]) -> str:
 
 def _check_addresses(looks: Mapping[int, Message]) -> None:
     """Refuse a mix of loopback and other addresses: nodes cannot reach another machine's loopback address."""
-    local = {f"node{node}": _is_loopback(facts["address"]) for node, facts in looks.items()}
+    local = {f"node{node}": is_loopback(facts["address"]) for node, facts in looks.items()}
     if len(set(local.values())) > 1:
         isolated = next(label for label, loopback in local.items() if loopback)
-        raise RefusedError(
-            "was reached at a loopback address, which the other nodes cannot use",
-            node=isolated,
-            hint="set its address in the cluster with Host(..., address=...) or NIC in conf.py",
-        )
+        raise RefusedError(AT_LOOPBACK, node=isolated, hint=AT_LOOPBACK_HINT)
 
 
 def _check_environments(looks: Mapping[int, Message]) -> None:
@@ -220,13 +215,6 @@ def _check_environments(looks: Mapping[int, Message]) -> None:
             f"no environment for requirements.txt on {nodeset(without)}, unlike the other nodes",
             hint="to create the missing ones: clusterctl setup WORKSPACE",
         )
-
-
-def _is_loopback(address: str) -> bool:
-    try:
-        return ipaddress.ip_address(address).is_loopback
-    except ValueError:
-        return address == "localhost"
 
 
 def _go(

@@ -115,9 +115,9 @@ def test_what_a_backend_cannot_do_is_a_usage_error_that_names_one_that_can(clust
         fake.harm(cluster.directory, "1", "cut")
     assert caught.value.hint == "clusterctl fake up --backend docker"
     for wrong in ("node2", "-1", "", "01x"):
-        with pytest.raises(UsageError, match="there is no node") as caught:
+        with pytest.raises(UsageError, match="no node '") as caught:
             fake.harm(cluster.directory, wrong, "kill")
-        assert caught.value.hint == "use one of node0 to node1"
+        assert caught.value.hint == "choose one of node0 to node1"
     assert states(cluster) == [("up", True), ("up", True)]
 
 
