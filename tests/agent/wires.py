@@ -10,9 +10,9 @@ from typing import Any
 
 from agent.specs import make_spec
 from clusterctl.agent.event_loop import Reactor
-from clusterctl.agent.lead.client import RemoteLead
+from clusterctl.agent.lead.client import LeadClient
 from clusterctl.agent.lead.connection import Link, tls_context
-from clusterctl.agent.lead.server import LocalLead
+from clusterctl.agent.lead.server import LeadServer
 from clusterctl.agent.node.ports import listen
 from clusterctl.common.paths import JobPaths, RunPaths
 from clusterctl.common.run_spec import LeadAddress
@@ -94,7 +94,7 @@ class Ends:
 
 
 class Lead:
-    """A `LocalLead` on a free port: what it noted, ordered here, and asked to be written."""
+    """A `LeadServer` on a free port: what it noted, ordered here, and asked to be written."""
 
     def __init__(
         self, reactor: Reactor, keys: Keys, *, members: Sequence[int] = (0, 1), heartbeat_s: float = 0.05, **spec: Any
@@ -115,7 +115,7 @@ class Lead:
             "port": self.port,
             **spec,
         }
-        self.lead = LocalLead(
+        self.lead = LeadServer(
             reactor,
             keys.of(members[0]),
             make_spec(**{**values, "heartbeat_s": heartbeat_s}),
@@ -131,7 +131,7 @@ class Lead:
 
 
 class Follower:
-    """A `RemoteLead`: the orders that came, and why the lead was given up."""
+    """A `LeadClient`: the orders that came, and why the lead was given up."""
 
     def __init__(
         self,
@@ -150,7 +150,7 @@ class Follower:
         limits = {"node_grace_s": node_grace_s, "heartbeat_s": heartbeat_s}
         lead = LeadAddress(host="127.0.0.1", port=port)
         spec = make_spec(members=list(members), **limits)
-        self.lead = RemoteLead(reactor, run, spec, lead, self.orders.append, self._on_lost, self.away.append)
+        self.lead = LeadClient(reactor, run, spec, lead, self.orders.append, self._on_lost, self.away.append)
 
     def _on_lost(self, why: str, silent_s: float | None) -> None:
         self.lost.append(why)

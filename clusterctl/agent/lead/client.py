@@ -19,7 +19,7 @@ REFUSALS = 4  # in a row: the node answers, and the lead is not behind its port
 Message = dict[str, Any]
 
 
-class RemoteLead:
+class LeadClient:
     """`on_order` gets the lead's orders; `on_lost(why, silent_s)` is called when it stays away, with the seconds of
     silence where that is the reason.
 

@@ -44,7 +44,7 @@ def policy_of(spec: RunSpec) -> Policy:
     )
 
 
-class LocalLead:
+class LeadServer:
     """This node leads. Carries out what the `Lead` decides."""
 
     def __init__(

@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Any, Callable
 
 from clusterctl.agent.event_loop import Reactor
-from clusterctl.agent.lead.client import RemoteLead
+from clusterctl.agent.lead.client import LeadClient
 from clusterctl.agent.lead.process_table import name_of
-from clusterctl.agent.lead.server import LocalLead
+from clusterctl.agent.lead.server import LeadServer
 from clusterctl.agent.node.jobs import need_spec
 from clusterctl.agent.node.ports import NoFreePortError, take_top
 from clusterctl.agent.supervisor import guardian
@@ -97,9 +97,9 @@ class Supervisor:
 
     def begin(self, listener: socket.socket | None) -> None:
         """Joins the run. The lead's node gives its listening socket."""
-        self.lead: LocalLead | RemoteLead
+        self.lead: LeadServer | LeadClient
         if listener is not None:
-            self.lead = LocalLead(
+            self.lead = LeadServer(
                 self.reactor,
                 self.run,
                 self.spec,
@@ -112,7 +112,7 @@ class Supervisor:
         else:
             assert self.spec.lead is not None
             hooks = (self._on_order, self._on_lead_lost, self._on_lead_away)
-            self.lead = RemoteLead(self.reactor, self.run, self.spec, self.spec.lead, *hooks)
+            self.lead = LeadClient(self.reactor, self.run, self.spec, self.spec.lead, *hooks)
         self._say_hello()
 
     def _say(self, word: Message) -> None:
@@ -381,14 +381,14 @@ class Supervisor:
 
     def _end(self, message: Message) -> None:
         self.lead.let_go()
-        if isinstance(self.lead, LocalLead):  # which has noted the end itself, and waits until all have heard it
+        if isinstance(self.lead, LeadServer):  # which has noted the end itself, and waits until all have heard it
             self._leave_when_quiet(self.reactor.now() + 3.0)
             return
         self._note({"event": "ended", "state": message["state"], "cause": message["cause"]})
         self.reactor.after(END_POLL_S, self._leave)
 
     def _leave_when_quiet(self, deadline: float) -> None:
-        assert isinstance(self.lead, LocalLead)
+        assert isinstance(self.lead, LeadServer)
         if self.lead.quiet() or self.reactor.now() > deadline:
             self._leave()
         else:
