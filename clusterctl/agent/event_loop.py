@@ -25,7 +25,7 @@ class Timer:
         self.call = None
 
 
-class Reactor:
+class EventLoop:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.now = clock
         self._selector = selectors.DefaultSelector()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from agent.wires import Keys
-from clusterctl.agent.event_loop import Reactor
+from clusterctl.agent.event_loop import EventLoop
 
 
 @pytest.fixture(scope="module")
@@ -19,5 +19,5 @@ def other_keys(tmp_path_factory: pytest.TempPathFactory) -> Keys:
 
 
 @pytest.fixture
-def reactor() -> Reactor:
-    return Reactor()
+def loop() -> EventLoop:
+    return EventLoop()

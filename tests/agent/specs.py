@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from clusterctl.agent.event_loop import Reactor
+from clusterctl.agent.event_loop import EventLoop
 from clusterctl.agent.supervisor.child import Child
 from clusterctl.agent.supervisor.run_context import Message, RunContext
 from clusterctl.common.paths import JobPaths, RunPaths
@@ -30,7 +30,7 @@ def make_process(role: str, rank: int, **values: Any) -> ProcessSpec:
 def make_context(
     run: RunPaths | None = None,
     *,
-    loop: Reactor | None = None,
+    loop: EventLoop | None = None,
     record: Callable[[Message, Child | None], None] = lambda event, child: None,
     send: Callable[[Message], None] = lambda message: None,
     fail: Callable[[str, Child | None, Message], None] = lambda message, child, about: None,
@@ -41,7 +41,7 @@ def make_context(
     return RunContext(
         run or JobPaths(Path("JOB")).run("0001"),
         make_spec(**values),
-        loop or Reactor(),
+        loop or EventLoop(),
         lambda event, child=None: record(event, child),
         send,
         lambda message, child=None, about=None: fail(message, child, about or {}),

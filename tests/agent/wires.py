@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from agent.specs import make_spec
-from clusterctl.agent.event_loop import Reactor
+from clusterctl.agent.event_loop import EventLoop
 from clusterctl.agent.lead.client import LeadClient
 from clusterctl.agent.lead.connection import Link, tls_context
 from clusterctl.agent.lead.server import LeadServer
@@ -46,42 +46,42 @@ class Keys:
         return self._run(self._directory, node)
 
 
-def run_until(reactor: Reactor, condition: Callable[[], object], limit_s: float = LIMIT_S) -> None:
+def run_until(loop: EventLoop, condition: Callable[[], object], limit_s: float = LIMIT_S) -> None:
     """Turns the loop until the condition holds; fails when it never does."""
     deadline = time.monotonic() + limit_s
-    reactor._stopped = False
+    loop._stopped = False
 
     def look() -> None:
         if condition() or time.monotonic() > deadline:
-            reactor.stop()
+            loop.stop()
         else:
-            reactor.after(0.005, look)
+            loop.after(0.005, look)
 
     look()
-    reactor.run()
+    loop.run()
     assert condition(), "it did not come about in time"
 
 
 class Ends:
     """Two TLS links to each other; what arrives, in order, and why they closed."""
 
-    def __init__(self, reactor: Reactor, server: RunPaths, client: RunPaths) -> None:
+    def __init__(self, loop: EventLoop, server: RunPaths, client: RunPaths) -> None:
         self.opened: dict[str, int] = {}
         self.frames: dict[str, list[Message]] = {"server": [], "client": []}
         self.closed: dict[str, list[OSError | None]] = {"server": [], "client": []}
         ours, theirs = socket.socketpair()
         self.links = {
-            "server": self._link(reactor, "server", ours, server),
-            "client": self._link(reactor, "client", theirs, client),
+            "server": self._link(loop, "server", ours, server),
+            "client": self._link(loop, "client", theirs, client),
         }
 
-    def _link(self, reactor: Reactor, name: str, sock: socket.socket, run: RunPaths) -> Link:
+    def _link(self, loop: EventLoop, name: str, sock: socket.socket, run: RunPaths) -> Link:
         sock.setblocking(False)
         is_server = name == "server"
         context = tls_context(run, server=is_server)
         tls = context.wrap_socket(sock, server_side=is_server, do_handshake_on_connect=False)
         return Link(
-            reactor,
+            loop,
             tls,
             lambda link, node: self.opened.__setitem__(name, node),
             self.frames[name].append,
@@ -97,7 +97,7 @@ class Lead:
     """A `LeadServer` on a free port: what it noted, ordered here, and asked to be written."""
 
     def __init__(
-        self, reactor: Reactor, keys: Keys, *, members: Sequence[int] = (0, 1), heartbeat_s: float = 0.05, **spec: Any
+        self, loop: EventLoop, keys: Keys, *, members: Sequence[int] = (0, 1), heartbeat_s: float = 0.05, **spec: Any
     ) -> None:
         self.notes: list[Message] = []
         self.orders: list[Message] = []
@@ -116,7 +116,7 @@ class Lead:
             **spec,
         }
         self.lead = LeadServer(
-            reactor,
+            loop,
             keys.of(members[0]),
             make_spec(**{**values, "heartbeat_s": heartbeat_s}),
             self.listener,
@@ -135,7 +135,7 @@ class Follower:
 
     def __init__(
         self,
-        reactor: Reactor,
+        loop: EventLoop,
         run: RunPaths,
         port: int,
         *,
@@ -150,7 +150,7 @@ class Follower:
         limits = {"node_grace_s": node_grace_s, "heartbeat_s": heartbeat_s}
         lead = LeadAddress(host="127.0.0.1", port=port)
         spec = make_spec(members=list(members), **limits)
-        self.lead = LeadClient(reactor, run, spec, lead, self.orders.append, self._on_lost, self.away.append)
+        self.lead = LeadClient(loop, run, spec, lead, self.orders.append, self._on_lost, self.away.append)
 
     def _on_lost(self, why: str, silent_s: float | None) -> None:
         self.lost.append(why)

@@ -12,7 +12,7 @@ import pytest
 import zmq
 
 from agent.wires import LIMIT_S, Follower, Keys, Lead, run_until
-from clusterctl.agent.event_loop import Reactor
+from clusterctl.agent.event_loop import EventLoop
 from clusterctl.agent.lead import server
 from clusterctl.agent.supervisor.limits import MOST_FILES, allow_open_files
 from clusterctl.runtime.wire import sockets
@@ -25,16 +25,16 @@ def open_descriptors() -> int:
 
 
 def test_a_lead_keeps_its_descriptors_whoever_connects_and_a_supervisor_still_gets_in(tmp_path: Path) -> None:
-    keys, reactor = Keys(tmp_path), Reactor()
-    leader = Lead(reactor, keys)
+    keys, loop = Keys(tmp_path), EventLoop()
+    leader = Lead(loop, keys)
     leader.lead.say({"do": "hello"})
     before = open_descriptors()
     with ExitStack() as crowd:
         for _ in range(STRANGERS):
             crowd.enter_context(socket.create_connection(("127.0.0.1", leader.port)))
-        follower = Follower(reactor, keys.of(1), leader.port)
+        follower = Follower(loop, keys.of(1), leader.port)
         follower.lead.say({"do": "hello"})
-        run_until(reactor, lambda: follower.ordered() == ["spawn"])
+        run_until(loop, lambda: follower.ordered() == ["spawn"])
         taken = open_descriptors() - before - STRANGERS
         assert STRANGERS > taken > 0
         assert taken < server.SPARE_LINKS + 10

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from agent.wires import Follower, Keys, Lead, run_until
-from clusterctl.agent.event_loop import Reactor
+from clusterctl.agent.event_loop import EventLoop
 from clusterctl.common.manifest import is_tag
 from security.liars import EVIL
 
@@ -66,12 +66,12 @@ class Run:
     """One that goes on: a lead, a node of which somebody else has the keys, and an honest one."""
 
     def __init__(self, keys: Keys) -> None:
-        self.reactor = Reactor()
+        self.loop = EventLoop()
         more: Message = {"restarts": {"trainer": 3, "pserver": 3}, "keep_best": {"name": "auc", "direction": "max"}}
         more |= {"port": 0, "all_processes": PROCESSES, "heartbeat_s": BEAT_S}
-        self.leader = Lead(self.reactor, keys, members=MEMBERS, **more)
+        self.leader = Lead(self.loop, keys, members=MEMBERS, **more)
         self.hostile, self.honest = (
-            Follower(self.reactor, keys.of(node), self.leader.port, members=MEMBERS, heartbeat_s=BEAT_S)
+            Follower(self.loop, keys.of(node), self.leader.port, members=MEMBERS, heartbeat_s=BEAT_S)
             for node in MEMBERS[1:]
         )
         for rank, lead in enumerate((self.leader.lead, self.hostile.lead, self.honest.lead)):
@@ -79,7 +79,7 @@ class Run:
             if rank == 1:
                 lead.say({"do": "ready", **PSERVER, "endpoint": "h:1"})
             lead.say({"do": "running", "role": "trainer", "rank": rank, "attempt": 1})
-        run_until(self.reactor, lambda: "running" in [note.get("phase") for note in self.leader.notes])
+        run_until(self.loop, lambda: "running" in [note.get("phase") for note in self.leader.notes])
 
     def is_heard(self) -> bool:
         """Whether the hostile node's words have arrived, or were the last."""
@@ -92,9 +92,9 @@ class Run:
         """The lead hears of a failure on the honest node, and does something about it, unless the run is over."""
         news = {"exit_code": 1, "stopping": False, "message": "m", "tail": [], "worked": True, "t": 1.0}
         self.honest.lead.say({"do": "exited", "role": "trainer", "rank": 2, "attempt": 1, **news})
-        run_until(self.reactor, lambda: {"respawn", "again", "stop"} & set(self.honest.ordered()))
+        run_until(self.loop, lambda: {"respawn", "again", "stop"} & set(self.honest.ordered()))
         self.honest.lead.say({"do": "stop_wanted"})
-        run_until(self.reactor, self.is_stopped)
+        run_until(self.loop, self.is_stopped)
 
     def close(self) -> None:
         for follower in (self.hostile, self.honest):
@@ -138,7 +138,7 @@ def outlives(keys: Keys, speak: Callable[[Run], None], what: Any) -> None:
     run = Run(keys)
     try:
         speak(run)
-        run_until(run.reactor, run.is_heard)
+        run_until(run.loop, run.is_heard)
         run.goes_on()
         assert all(map(makes_sense, [*run.honest.orders, *run.leader.orders]))
     except Exception as exc:

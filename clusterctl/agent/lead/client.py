@@ -8,7 +8,7 @@ import socket
 import ssl
 from typing import Any, Callable
 
-from clusterctl.agent.event_loop import Reactor
+from clusterctl.agent.event_loop import EventLoop
 from clusterctl.agent.lead.channel import Channel
 from clusterctl.agent.lead.connection import DIAL_S, RETRY_S, Link, reach, tls_context
 from clusterctl.agent.lead.failure_detector import suspect_s
@@ -30,7 +30,7 @@ class LeadClient:
 
     def __init__(
         self,
-        reactor: Reactor,
+        loop: EventLoop,
         run: RunPaths,
         spec: RunSpec,
         lead: LeadAddress,
@@ -38,7 +38,7 @@ class LeadClient:
         on_lost: Callable[[str, float | None], None],
         on_away: Callable[[str], None],
     ) -> None:
-        self._reactor = reactor
+        self._loop = loop
         self._address = (lead.host, lead.port)
         self._node = spec.lead_node
         self._node_grace_s = spec.timing.node_grace_s
@@ -52,10 +52,10 @@ class LeadClient:
         self._away = False
         self._link: Link | None = None
         self._seeking = False
-        self._heard = reactor.now()
+        self._heard = loop.now()
         self._refusals = 0
         self._over = False
-        reactor.every(spec.timing.heartbeat_s, self._beat)
+        loop.every(spec.timing.heartbeat_s, self._beat)
         self._seek()
 
     def say(self, message: Message) -> None:
@@ -70,7 +70,7 @@ class LeadClient:
     def _beat(self) -> None:
         if self._link is not None:
             self._link.send(self._channel.heartbeat())
-        silent_s = self._reactor.now() - self._heard
+        silent_s = self._loop.now() - self._heard
         if silent_s > self._seek_s:
             self._seek()
         if silent_s > self._node_grace_s:
@@ -95,9 +95,9 @@ class LeadClient:
         if self._over:
             return
         try:
-            reach(self._reactor, self._address, DIAL_S, self._dialled)
+            reach(self._loop, self._address, DIAL_S, self._dialled)
         except OSError:
-            self._reactor.after(RETRY_S, self._dial)
+            self._loop.after(RETRY_S, self._dial)
 
     def _dialled(self, sock: socket.socket, error: int) -> None:
         try:
@@ -105,7 +105,7 @@ class LeadClient:
         except OSError:
             tls = None
         if tls is not None and tls.fileno() >= 0:
-            link = Link(self._reactor, tls, self._opened, self._frame)
+            link = Link(self._loop, tls, self._opened, self._frame)
             link.on_closed = lambda error: self._closed(link, error)
             return
         sock.close()
@@ -116,7 +116,7 @@ class LeadClient:
         self._refusals = self._refusals + 1 if refusal else 0
         if self._refusals >= REFUSALS:
             self._lose(f"its supervisor is gone ({refusal})")
-        self._reactor.after(RETRY_S, self._dial)
+        self._loop.after(RETRY_S, self._dial)
 
     def _opened(self, link: Link, node: int) -> None:
         if node != self._node:
@@ -126,13 +126,13 @@ class LeadClient:
         if old is not None:
             old.on_closed = lambda error: None
             old.close()
-        self._seeking, self._refusals, self._heard, self._away = False, 0, self._reactor.now(), False
+        self._seeking, self._refusals, self._heard, self._away = False, 0, self._loop.now(), False
         link.send(self._channel.heartbeat())
         for frame in self._channel.repeat():
             link.send(frame)
 
     def _frame(self, frame: Message) -> None:
-        self._heard = self._reactor.now()
+        self._heard = self._loop.now()
         message = self._channel.accept(frame)
         if message is not None:
             self._on_order(message)

@@ -13,7 +13,7 @@ import socket
 import ssl
 from typing import Any, Callable
 
-from clusterctl.agent.event_loop import READ, WRITE, Reactor
+from clusterctl.agent.event_loop import READ, WRITE, EventLoop
 from clusterctl.agent.lead.channel import MAX_FRAME, parse_frame
 from clusterctl.common.paths import RunPaths
 
@@ -48,13 +48,13 @@ class Link:
 
     def __init__(
         self,
-        reactor: Reactor,
+        loop: EventLoop,
         sock: ssl.SSLSocket,
         on_open: Callable[[Link, int], None],
         on_frame: Callable[[Message], None],
         on_closed: Callable[[OSError | None], None] = lambda error: None,
     ) -> None:
-        self._reactor = reactor
+        self._loop = loop
         self._sock = sock
         self._on_open = on_open
         self.on_frame = on_frame
@@ -66,8 +66,8 @@ class Link:
         self._wants_write = False
         self._incoming = bytearray()
         self._outgoing = bytearray()
-        reactor.watch(sock, self._pump, READ | WRITE)
-        reactor.after(HANDSHAKE_S, self._give_up_handshake)
+        loop.watch(sock, self._pump, READ | WRITE)
+        loop.after(HANDSHAKE_S, self._give_up_handshake)
 
     def send(self, frame: Message) -> None:
         if not self._closed:
@@ -83,7 +83,7 @@ class Link:
         if self._closed:
             return
         self._closed = True
-        self._reactor.unwatch(self._sock)
+        self._loop.unwatch(self._sock)
         self._sock.close()
         self.on_closed(error)
 
@@ -103,7 +103,7 @@ class Link:
         if error is not None:
             self.close(error)
         elif not self._closed:
-            self._reactor.watch(self._sock, self._pump, READ | (WRITE if self._wants_write else 0))
+            self._loop.watch(self._sock, self._pump, READ | (WRITE if self._wants_write else 0))
 
     def _attempt(self, work: Callable[[], None]) -> OSError | None:
         try:
@@ -154,7 +154,7 @@ class Link:
 
 
 def reach(
-    reactor: Reactor, address: tuple[str, int], limit_s: float, done: Callable[[socket.socket, int], None]
+    loop: EventLoop, address: tuple[str, int], limit_s: float, done: Callable[[socket.socket, int], None]
 ) -> None:
     """Connects: `done(socket, error number)` is called once, with 0 when it did, and has to close the socket.
 
@@ -171,11 +171,11 @@ def reach(
 
     def settle(error: int) -> None:
         timer.cancel()
-        reactor.unwatch(sock)
+        loop.unwatch(sock)
         done(sock, error)
 
-    timer = reactor.after(limit_s, lambda: settle(errno.ETIMEDOUT))
+    timer = loop.after(limit_s, lambda: settle(errno.ETIMEDOUT))
     if code in (0, errno.EINPROGRESS):
-        reactor.watch(sock, lambda: settle(sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)), WRITE)
+        loop.watch(sock, lambda: settle(sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)), WRITE)
     else:
-        reactor.after(0, lambda: settle(code))
+        loop.after(0, lambda: settle(code))

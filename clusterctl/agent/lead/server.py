@@ -9,7 +9,7 @@ import ssl
 from collections import deque
 from typing import Any, Callable
 
-from clusterctl.agent.event_loop import Reactor
+from clusterctl.agent.event_loop import EventLoop
 from clusterctl.agent.lead.actions import Action, DropManifests, Finish, Note, Policy, Tell, WriteManifest
 from clusterctl.agent.lead.channel import Channel
 from clusterctl.agent.lead.checkpoints import Best, Known, Upkeep
@@ -49,7 +49,7 @@ class LeadServer:
 
     def __init__(
         self,
-        reactor: Reactor,
+        loop: EventLoop,
         run: RunPaths,
         spec: RunSpec,
         listener: socket.socket,
@@ -58,7 +58,7 @@ class LeadServer:
         write_manifest: Callable[[WriteManifest], None],
         drop_manifests: Callable[[DropManifests], None],
     ) -> None:
-        self._reactor = reactor
+        self._loop = loop
         self._on_order = on_order
         self._note = note
         self._write_manifest = write_manifest
@@ -76,7 +76,7 @@ class LeadServer:
         self._lead = Lead(
             self._processes,
             spec.members,
-            now=reactor.now(),
+            now=loop.now(),
             node_grace_s=spec.timing.node_grace_s,
             grace_s=spec.timing.grace_s,
             heartbeat_s=spec.timing.heartbeat_s,
@@ -84,12 +84,12 @@ class LeadServer:
             upkeep=upkeep_of(spec),
             policy=policy_of(spec),
         )
-        reactor.watch(listener, self._accept)
-        reactor.every(spec.timing.heartbeat_s, self._beat)
+        loop.watch(listener, self._accept)
+        loop.every(spec.timing.heartbeat_s, self._beat)
 
     def say(self, message: Message) -> None:
         """This node's own supervisor says something; answered in a later turn of the loop."""
-        self._reactor.after(0, lambda: self._do(self._lead.handle(self._node, message, self._reactor.now())))
+        self._loop.after(0, lambda: self._do(self._lead.handle(self._node, message, self._loop.now())))
 
     def let_go(self) -> None:
         """Nothing to do: the lead ends the run itself."""
@@ -99,7 +99,7 @@ class LeadServer:
         return all(not channel.repeat() for node, channel in self._channels.items() if node in self._links)
 
     def _beat(self) -> None:
-        now = self._reactor.now()
+        now = self._loop.now()
         self._do(self._lead.alive(self._node, now))
         for node, link in list(self._links.items()):
             link.send(self._channels[node].heartbeat())
@@ -107,7 +107,7 @@ class LeadServer:
 
     def _lose(self, node: int) -> None:
         self._missed.pop(node, None)
-        self._do(self._lead.lose(node, "its supervisor is gone", self._reactor.now()))
+        self._do(self._lead.lose(node, "its supervisor is gone", self._loop.now()))
 
     def _do(self, actions: list[Action]) -> None:
         for action in actions:
@@ -126,7 +126,7 @@ class LeadServer:
         targets = [action.node] if action.node is not None else [self._node, *self._channels]
         for node in targets:
             if node == self._node:
-                self._reactor.after(0, lambda: self._on_order(action.message))
+                self._loop.after(0, lambda: self._on_order(action.message))
                 continue
             frame = self._channels[node].wrap(action.message)
             if node in self._links:
@@ -145,7 +145,7 @@ class LeadServer:
             sock.close()
             return
         opened = lambda link, node: self._opened(link, node, address[0])  # noqa: E731
-        self._strangers.append(Link(self._reactor, tls, opened, lambda frame: None))
+        self._strangers.append(Link(self._loop, tls, opened, lambda frame: None))
         if len(self._strangers) > SPARE_LINKS + 2 * len(self._channels):  # else they take all descriptors
             self._strangers.popleft().close()
 
@@ -181,7 +181,7 @@ class LeadServer:
         self._frame(node, frame)
 
     def _frame(self, node: int, frame: Message) -> None:
-        now = self._reactor.now()
+        now = self._loop.now()
         self._do(self._lead.alive(node, now))
         message = self._channels[node].accept(frame)
         if message is not None:
@@ -210,12 +210,12 @@ class LeadServer:
         def answered(sock: socket.socket, error: int) -> None:
             sock.close()
             if error in (0, errno.ECONNREFUSED):
-                self._reactor.after(COMEBACK_S, lambda: None if is_over() else self._lose(node))
+                self._loop.after(COMEBACK_S, lambda: None if is_over() else self._lose(node))
             else:
-                self._reactor.after(RETRY_S, lambda: self._knock(node, link, host))
+                self._loop.after(RETRY_S, lambda: self._knock(node, link, host))
 
         if not is_over():
             try:
-                reach(self._reactor, (host, self._port), DIAL_S, answered)
+                reach(self._loop, (host, self._port), DIAL_S, answered)
             except OSError:
-                self._reactor.after(RETRY_S, lambda: self._knock(node, link, host))
+                self._loop.after(RETRY_S, lambda: self._knock(node, link, host))

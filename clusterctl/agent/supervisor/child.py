@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Callable
 
-from clusterctl.agent.event_loop import Reactor
+from clusterctl.agent.event_loop import EventLoop
 from clusterctl.agent.node.log_files import LONGEST_LINE, READ_BYTES, LogWriter
 from clusterctl.common.paths import log_stem
 from clusterctl.common.procfs import Identity, cpu_and_memory, identify, send_signal
@@ -33,7 +33,7 @@ class Child:
     def __init__(
         self,
         plan: ProcessSpec,
-        reactor: Reactor,
+        loop: EventLoop,
         on_message: Callable[[Child, dict[str, Any]], None],
         on_log_error: Callable[[Child, OSError], None],
         attempt: int = 1,
@@ -52,7 +52,7 @@ class Child:
         self.identity: Identity | None = None
         self.progress: dict[str, Any] = {}
         self.started_t: float | None = None
-        self._reactor = reactor
+        self._loop = loop
         self._on_message = on_message
         self._on_log_error = on_log_error
         self._popen: subprocess.Popen[bytes] | None = None
@@ -127,8 +127,8 @@ class Child:
         control.setblocking(False)
         os.set_blocking(output, False)
         self._control, self._output = control, output
-        self._reactor.watch(control, self._hear)
-        self._reactor.watch(output, self._capture)
+        self._loop.watch(control, self._hear)
+        self._loop.watch(output, self._capture)
 
     def _hear(self, reads: int = 2) -> None:
         """Takes what is there, so much a turn; an end of file only stops the listening, it is the exit that counts."""
@@ -141,7 +141,7 @@ class Child:
             except OSError:
                 data = b""
             if not data:
-                self._reactor.unwatch(self._control)
+                self._loop.unwatch(self._control)
                 return
             self._understand(data)
 
@@ -192,7 +192,7 @@ class Child:
 
     def _close_output(self) -> None:
         if self._output >= 0:
-            self._reactor.unwatch(self._output)
+            self._loop.unwatch(self._output)
             os.close(self._output)
             self._output = -1
 
@@ -218,7 +218,7 @@ class Child:
             self._capture()
         if self._control is not None:
             self._hear(READS_PER_TURN)
-            self._reactor.unwatch(self._control)
+            self._loop.unwatch(self._control)
             self._control.close()
             self._control = None
         return True

@@ -44,7 +44,7 @@ class Reserve:
 
 
 class Chronicle:
-    """Of one node's part of a run; `children` gives its processes as they are, `now` the reactor's time."""
+    """Of one node's part of a run; `children` gives its processes as they are, `now` the loop's time."""
 
     def __init__(
         self, run: RunPaths, node: int, children: Callable[[], Sequence[Child]], now: Callable[[], float]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Callable, Protocol
 
-from clusterctl.agent.event_loop import Reactor
+from clusterctl.agent.event_loop import EventLoop
 from clusterctl.agent.supervisor.child import Child
 from clusterctl.common.paths import RunPaths
 from clusterctl.common.run_spec import RunSpec
@@ -32,7 +32,7 @@ class RunContext:
 
     run: RunPaths
     spec: RunSpec
-    loop: Reactor
+    loop: EventLoop
     record: Record
     send: Callable[[Message], None]
     fail: Fail

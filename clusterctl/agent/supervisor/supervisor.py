@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Callable
 
-from clusterctl.agent.event_loop import Reactor
+from clusterctl.agent.event_loop import EventLoop
 from clusterctl.agent.lead.client import LeadClient
 from clusterctl.agent.lead.process_table import name_of
 from clusterctl.agent.lead.server import LeadServer
@@ -57,10 +57,10 @@ class Supervisor:
     `new` says that it takes the place of a supervisor that is gone, while the run goes on.
     """
 
-    def __init__(self, run: RunPaths, spec: RunSpec, lock_fd: int, reactor: Reactor, *, new: bool = False) -> None:
+    def __init__(self, run: RunPaths, spec: RunSpec, lock_fd: int, loop: EventLoop, *, new: bool = False) -> None:
         self.run = run
         self.spec = spec
-        self.reactor = reactor
+        self.loop = loop
         self.stopping = False
         self._lock_fd = lock_fd
         self._idle = False
@@ -68,9 +68,9 @@ class Supervisor:
         self._epoch = spec.epoch
         self._new = new
         self.children = self._new_children()
-        self.chronicle = Chronicle(run, spec.node, lambda: self.children, reactor.now)
+        self.chronicle = Chronicle(run, spec.node, lambda: self.children, loop.now)
         self._note = self.chronicle.note
-        context = RunContext(run, spec, reactor, self._note, self._say, self._fail_node, lambda: self.stopping)
+        context = RunContext(run, spec, loop, self._note, self._say, self._fail_node, lambda: self.stopping)
         self._context = context
         self._starter = Starter(context)
         self._saves = Saves(context)
@@ -80,14 +80,14 @@ class Supervisor:
         self._guardian, self._lifeline = self._new_guardian()
         if new:
             self.chronicle.take_over()
-        reactor.on_signals(SIGNALS, self._on_signal)
-        reactor.every(SNAPSHOT_S, self.chronicle.beat)
+        loop.on_signals(SIGNALS, self._on_signal)
+        loop.every(SNAPSHOT_S, self.chronicle.beat)
 
     def _new_children(self) -> list[Child]:
         return [self._new_child(plan, 1) for plan in self.spec.processes]
 
     def _new_child(self, plan: ProcessSpec, attempt: int) -> Child:
-        return Child(plan, self.reactor, self._on_message, self._on_log_error, attempt)
+        return Child(plan, self.loop, self._on_message, self._on_log_error, attempt)
 
     def _new_guardian(self) -> tuple[Any, int]:
         return guardian.spawn(self.run.job.dir, self.run.run, self.spec.timing.grace_s, self._lock_fd)
@@ -100,7 +100,7 @@ class Supervisor:
         self.lead: LeadServer | LeadClient
         if listener is not None:
             self.lead = LeadServer(
-                self.reactor,
+                self.loop,
                 self.run,
                 self.spec,
                 listener,
@@ -112,7 +112,7 @@ class Supervisor:
         else:
             assert self.spec.lead is not None
             hooks = (self._on_order, self._on_lead_lost, self._on_lead_away)
-            self.lead = LeadClient(self.reactor, self.run, self.spec, self.spec.lead, *hooks)
+            self.lead = LeadClient(self.loop, self.run, self.spec, self.spec.lead, *hooks)
         self._say_hello()
 
     def _say(self, word: Message) -> None:
@@ -162,7 +162,7 @@ class Supervisor:
                     child.state = "stopped"
                     child.signal(signal.SIGTERM)
         children = list(self.children)
-        self.reactor.after(FINISH_LIMIT_S, lambda: self._finish_took_too_long(children))
+        self.loop.after(FINISH_LIMIT_S, lambda: self._finish_took_too_long(children))
         self._settle()
 
     def _finish_took_too_long(self, children: list[Child]) -> None:
@@ -185,7 +185,7 @@ class Supervisor:
                 child.signal(signal.SIGTERM)
             elif child.state in ("waiting", "restarting"):
                 child.state = "stopped" if self.stopping else child.state
-        self.reactor.after(self.spec.timing.grace_s, lambda: self._kill(children))
+        self.loop.after(self.spec.timing.grace_s, lambda: self._kill(children))
 
     # Beginning again.
 
@@ -377,29 +377,29 @@ class Supervisor:
         if self._cleared:
             self._end(message)
         else:
-            self.reactor.after(END_POLL_S, lambda: self._end_when_idle(message))
+            self.loop.after(END_POLL_S, lambda: self._end_when_idle(message))
 
     def _end(self, message: Message) -> None:
         self.lead.let_go()
         if isinstance(self.lead, LeadServer):  # which has noted the end itself, and waits until all have heard it
-            self._leave_when_quiet(self.reactor.now() + 3.0)
+            self._leave_when_quiet(self.loop.now() + 3.0)
             return
         self._note({"event": "ended", "state": message["state"], "cause": message["cause"]})
-        self.reactor.after(END_POLL_S, self._leave)
+        self.loop.after(END_POLL_S, self._leave)
 
     def _leave_when_quiet(self, deadline: float) -> None:
         assert isinstance(self.lead, LeadServer)
-        if self.lead.quiet() or self.reactor.now() > deadline:
+        if self.lead.quiet() or self.loop.now() > deadline:
             self._leave()
         else:
-            self.reactor.after(END_POLL_S, lambda: self._leave_when_quiet(deadline))
+            self.loop.after(END_POLL_S, lambda: self._leave_when_quiet(deadline))
 
     def _leave(self) -> None:
         self.chronicle.write_state()
         shutil.rmtree(self.run.keys, ignore_errors=True)
         with contextlib.suppress(OSError):  # the guardian may have been killed this instant
             os.write(self._lifeline, guardian.GOODBYE)
-        self.reactor.stop()
+        self.loop.stop()
 
 
 def kind_of(exc: BaseException) -> str:
@@ -425,16 +425,16 @@ def main(argv: list[str]) -> None:
     try:
         spec = need_spec(run)
         listener = take_top(spec.address, spec.ports.port) if spec.leads else None
-        reactor = Reactor()
+        loop = EventLoop()
         adopt_orphans()
         allow_open_files()
-        supervisor = Supervisor(run, spec, int(lock_fd), reactor, new=bool(new))
+        supervisor = Supervisor(run, spec, int(lock_fd), loop, new=bool(new))
         supervisor.chronicle.write_state()  # before anybody is told that there is a run to look at
         port = listener.getsockname()[1] if listener else None
         json.dump({"up": {"pid": os.getpid(), "port": port}}, report)
         report.close()
         supervisor.begin(listener)
-        reactor.run()
+        loop.run()
     except BaseException as exc:
         if not report.closed:
             json.dump({"error": str(exc), "kind": kind_of(exc)}, report)

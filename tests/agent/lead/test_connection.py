@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agent.wires import Ends, Keys, in_order, run_until
-from clusterctl.agent.event_loop import Reactor
+from clusterctl.agent.event_loop import EventLoop
 from clusterctl.agent.lead import connection
 from clusterctl.agent.lead.channel import Channel
 from clusterctl.agent.lead.connection import Link, tls_context
@@ -20,8 +20,8 @@ from clusterctl.agent.node.ports import listen
 
 
 @pytest.fixture
-def ends(reactor: Reactor, keys: Keys) -> Iterator[Ends]:
-    made = Ends(reactor, keys.of(0), keys.of(1))
+def ends(loop: EventLoop, keys: Keys) -> Iterator[Ends]:
+    made = Ends(loop, keys.of(0), keys.of(1))
     yield made
     made.close()
 
@@ -74,41 +74,41 @@ def test_over_links_that_break_anywhere_all_arrive_once_and_in_order(seed: int, 
 # Link: one TLS connection.
 
 
-def test_each_side_learns_the_others_node_from_its_certificate(reactor: Reactor, ends: Ends) -> None:
-    run_until(reactor, lambda: len(ends.opened) == 2)
+def test_each_side_learns_the_others_node_from_its_certificate(loop: EventLoop, ends: Ends) -> None:
+    run_until(loop, lambda: len(ends.opened) == 2)
     assert ends.opened == {"server": 1, "client": 0}
 
 
-def test_what_was_said_before_the_handshake_arrives_after_it(reactor: Reactor, ends: Ends) -> None:
+def test_what_was_said_before_the_handshake_arrives_after_it(loop: EventLoop, ends: Ends) -> None:
     for n in range(5):
         ends.links["client"].send({"a": 0, "n": n})
-    run_until(reactor, lambda: len(ends.frames["server"]) == 5)
+    run_until(loop, lambda: len(ends.frames["server"]) == 5)
     assert in_order(ends.frames["server"]) == [0, 1, 2, 3, 4]
 
 
-def test_megabytes_go_both_ways_at_once(reactor: Reactor, ends: Ends) -> None:
+def test_megabytes_go_both_ways_at_once(loop: EventLoop, ends: Ends) -> None:
     text = "x" * 300_000
     for n in range(10):
         for end in ends.links.values():
             end.send({"a": 0, "n": n, "text": text})
-    run_until(reactor, lambda: all(len(frames) == 10 for frames in ends.frames.values()))
+    run_until(loop, lambda: all(len(frames) == 10 for frames in ends.frames.values()))
     assert all(in_order(frames) == list(range(10)) for frames in ends.frames.values())
     assert all(end.idle() for end in ends.links.values())
 
 
-def test_the_other_side_is_told_of_a_close_once(reactor: Reactor, ends: Ends) -> None:
-    run_until(reactor, lambda: len(ends.opened) == 2)
+def test_the_other_side_is_told_of_a_close_once(loop: EventLoop, ends: Ends) -> None:
+    run_until(loop, lambda: len(ends.opened) == 2)
     ends.links["client"].close()
     ends.links["client"].close()
-    run_until(reactor, lambda: ends.closed["server"])
+    run_until(loop, lambda: ends.closed["server"])
     ends.links["server"].send({"a": 0, "n": 1})
     assert ends.closed["client"] == [None]
     assert [type(error) for error in ends.closed["server"]] == [ConnectionResetError]
 
 
-def test_frames_keep_their_order_when_an_answer_is_sent_between_them(reactor: Reactor, ends: Ends) -> None:
+def test_frames_keep_their_order_when_an_answer_is_sent_between_them(loop: EventLoop, ends: Ends) -> None:
     """Another frame arrives while the first of two is being answered: it waits for its turn."""
-    run_until(reactor, lambda: len(ends.opened) == 2)
+    run_until(loop, lambda: len(ends.opened) == 2)
     server, client = ends.links["server"], ends.links["client"]
     heard: list[int] = []
 
@@ -121,35 +121,35 @@ def test_frames_keep_their_order_when_an_answer_is_sent_between_them(reactor: Re
     server.on_frame = answer
     client._outgoing += b'{"a": 0, "n": 1}\n{"a": 0, "n": 2}\n'  # in one piece, as a busy network delivers them
     client._pump()
-    run_until(reactor, lambda: len(heard) == 3)
+    run_until(loop, lambda: len(heard) == 3)
     assert heard == [1, 2, 3]
 
 
 @pytest.mark.parametrize("liar", ["server", "client"])
 def test_a_certificate_of_another_authority_is_refused(
-    reactor: Reactor, keys: Keys, other_keys: Keys, liar: str
+    loop: EventLoop, keys: Keys, other_keys: Keys, liar: str
 ) -> None:
     """A client may think itself connected for a moment (TLS 1.3), but nothing it says is heard."""
     runs = {"server": keys.of(0), "client": keys.of(1), liar: other_keys.of(1)}
-    ends = Ends(reactor, runs["server"], runs["client"])
+    ends = Ends(loop, runs["server"], runs["client"])
     ends.links["client"].send({"a": 0, "n": 1})
-    run_until(reactor, lambda: ends.closed["server"] and ends.closed["client"])
+    run_until(loop, lambda: ends.closed["server"] and ends.closed["client"])
     assert ends.frames == {"server": [], "client": []}
     assert "server" not in ends.opened
 
 
 @pytest.mark.parametrize("noise", [b"GET / HTTP/1.0\r\n\r\n", b"\x16\x03\x01\xff\xff" + b"\0" * 9000, b""])
-def test_a_stranger_on_the_port_is_shown_the_door(reactor: Reactor, keys: Keys, noise: bytes) -> None:
+def test_a_stranger_on_the_port_is_shown_the_door(loop: EventLoop, keys: Keys, noise: bytes) -> None:
     ours, stranger = socket.socketpair()
     ours.setblocking(False)
     closed: list[OSError | None] = []
     opened: list[int] = []
     tls = tls_context(keys.of(0), server=True).wrap_socket(ours, server_side=True, do_handshake_on_connect=False)
-    Link(reactor, tls, lambda opened_link, node: opened.append(node), lambda frame: None, closed.append)
+    Link(loop, tls, lambda opened_link, node: opened.append(node), lambda frame: None, closed.append)
     with stranger:
         stranger.sendall(noise)
         stranger.shutdown(socket.SHUT_WR)
-        run_until(reactor, lambda: closed)
+        run_until(loop, lambda: closed)
     assert isinstance(closed[0], OSError)
     assert opened == []
 
@@ -171,13 +171,13 @@ GARBAGE = [
 
 @pytest.mark.parametrize("garbage", GARBAGE, ids=lambda garbage: repr(garbage[:20]))
 def test_garbage_from_a_member_closes_its_link(
-    reactor: Reactor, ends: Ends, garbage: bytes, monkeypatch: pytest.MonkeyPatch
+    loop: EventLoop, ends: Ends, garbage: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(connection, "MAX_FRAME", 200_000)
-    run_until(reactor, lambda: len(ends.opened) == 2)
+    run_until(loop, lambda: len(ends.opened) == 2)
     ends.links["client"]._outgoing += garbage
     ends.links["client"]._pump()
-    run_until(reactor, lambda: ends.closed["server"])
+    run_until(loop, lambda: ends.closed["server"])
     assert ends.frames["server"] == []
 
 
@@ -193,7 +193,7 @@ def test_listening_takes_the_first_free_port_and_says_when_there_is_none() -> No
 # The loop below.
 
 
-def test_a_source_closed_by_another_ones_turn_is_not_called(reactor: Reactor) -> None:
+def test_a_source_closed_by_another_ones_turn_is_not_called(loop: EventLoop) -> None:
     """Two are ready at once, and the first to be called closes the other."""
     calls: list[int] = []
     pairs = [socket.socketpair() for _ in range(2)]
@@ -201,24 +201,24 @@ def test_a_source_closed_by_another_ones_turn_is_not_called(reactor: Reactor) ->
     def turn(number: int) -> None:
         calls.append(number)
         for ours, _ in pairs:
-            reactor.unwatch(ours)
+            loop.unwatch(ours)
             ours.close()
 
     for number, (ours, theirs) in enumerate(pairs):
-        reactor.watch(ours, lambda number=number: turn(number))  # type: ignore[misc]
+        loop.watch(ours, lambda number=number: turn(number))  # type: ignore[misc]
         theirs.send(b"!")
     try:
-        run_until(reactor, lambda: calls)
+        run_until(loop, lambda: calls)
     finally:
         for _, theirs in pairs:
             theirs.close()
     assert len(calls) == 1
 
 
-def test_timers_come_in_order_and_a_cancelled_one_never(reactor: Reactor, tmp_path: Path) -> None:
+def test_timers_come_in_order_and_a_cancelled_one_never(loop: EventLoop, tmp_path: Path) -> None:
     calls: list[str] = []
-    reactor.after(0.02, lambda: calls.append("late"))
-    reactor.after(0.0, lambda: calls.append("early"))
-    reactor.after(0.01, lambda: calls.append("cancelled")).cancel()
-    run_until(reactor, lambda: "late" in calls)
+    loop.after(0.02, lambda: calls.append("late"))
+    loop.after(0.0, lambda: calls.append("early"))
+    loop.after(0.01, lambda: calls.append("cancelled")).cancel()
+    run_until(loop, lambda: "late" in calls)
     assert calls == ["early", "late"]

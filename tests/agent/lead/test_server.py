@@ -13,7 +13,7 @@ import pytest
 
 from agent.specs import spec_json
 from agent.wires import Follower, Keys, Lead, Message, run_until
-from clusterctl.agent.event_loop import Reactor
+from clusterctl.agent.event_loop import EventLoop
 from clusterctl.agent.lead import client, failure_detector, server
 from clusterctl.agent.lead.connection import Link, tls_context
 from clusterctl.agent.node.ports import listen
@@ -30,8 +30,8 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def leader(reactor: Reactor, keys: Keys) -> Iterator[Lead]:
-    made = Lead(reactor, keys)
+def leader(loop: EventLoop, keys: Keys) -> Iterator[Lead]:
+    made = Lead(loop, keys)
     yield made
     close(made)
 
@@ -39,18 +39,18 @@ def leader(reactor: Reactor, keys: Keys) -> Iterator[Lead]:
 def close(leader: Lead) -> None:
     """As when its process dies: the kernel closes everything."""
     for link in list(leader.lead._links.values()):
-        leader.lead._reactor.unwatch(link._sock)
+        leader.lead._loop.unwatch(link._sock)
         link._sock.close()
-    leader.lead._reactor.unwatch(leader.listener)
+    leader.lead._loop.unwatch(leader.listener)
     leader.listener.close()
 
 
-def begin(reactor: Reactor, leader: Lead, keys: Keys, **options: float) -> Follower:
+def begin(loop: EventLoop, leader: Lead, keys: Keys, **options: float) -> Follower:
     """A supervisor on node 1 that has joined."""
-    follower = Follower(reactor, keys.of(1), leader.port, **options)
+    follower = Follower(loop, keys.of(1), leader.port, **options)
     leader.lead.say({"do": "hello"})
     follower.lead.say({"do": "hello"})
-    run_until(reactor, lambda: follower.ordered() == ["spawn"])
+    run_until(loop, lambda: follower.ordered() == ["spawn"])
     return follower
 
 
@@ -61,99 +61,99 @@ def breaks(follower: Follower) -> None:
         link._sock.shutdown(socket.SHUT_RDWR)
 
 
-def test_a_whole_run_is_talked_through(reactor: Reactor, leader: Lead, keys: Keys) -> None:
-    follower = begin(reactor, leader, keys)
+def test_a_whole_run_is_talked_through(loop: EventLoop, leader: Lead, keys: Keys) -> None:
+    follower = begin(loop, leader, keys)
     for rank, say in ((0, leader.lead.say), (1, follower.lead.say)):
         news = {"role": "trainer", "rank": rank}
         say({"do": "running", **news})
         say({"do": "exited", "exit_code": 0, "stopping": False, **news})
         say({"do": "idle"})
-    run_until(reactor, lambda: "end" in follower.ordered() and leader.lead.quiet())
+    run_until(loop, lambda: "end" in follower.ordered() and leader.lead.quiet())
     assert follower.ordered() == [order["do"] for order in leader.orders] == ["spawn", "finish", "end"]
     assert leader.noted("ended")[0]["state"] == "succeeded"
     assert follower.lost == []
 
 
-def test_the_first_member_leads_whatever_its_number(reactor: Reactor, keys: Keys) -> None:
-    leader = Lead(reactor, keys, members=(1, 2))
-    stranger = Follower(reactor, keys.of(0), leader.port, members=(1, 2))
-    follower = Follower(reactor, keys.of(2), leader.port, members=(1, 2))
+def test_the_first_member_leads_whatever_its_number(loop: EventLoop, keys: Keys) -> None:
+    leader = Lead(loop, keys, members=(1, 2))
+    stranger = Follower(loop, keys.of(0), leader.port, members=(1, 2))
+    follower = Follower(loop, keys.of(2), leader.port, members=(1, 2))
     leader.lead.say({"do": "hello"})
     follower.lead.say({"do": "hello"})
-    run_until(reactor, lambda: follower.ordered() == [order["do"] for order in leader.orders] == ["spawn"])
+    run_until(loop, lambda: follower.ordered() == [order["do"] for order in leader.orders] == ["spawn"])
     assert stranger.ordered() == []
     stranger.lead.let_go()
     follower.lead.let_go()
     close(leader)
 
 
-def test_nothing_is_lost_when_the_connection_breaks_again_and_again(reactor: Reactor, leader: Lead, keys: Keys) -> None:
-    follower = begin(reactor, leader, keys)
+def test_nothing_is_lost_when_the_connection_breaks_again_and_again(loop: EventLoop, leader: Lead, keys: Keys) -> None:
+    follower = begin(loop, leader, keys)
     for tag in range(3):
         for n in range(20):
             follower.lead.say({"do": "failed" if tag == 2 and n == 19 else "rejoin", "message": "the last", "n": n})
         breaks(follower)
-        run_until(reactor, lambda: follower.lead._link is not None and not follower.lead._channel.repeat())
-    run_until(reactor, lambda: follower.ordered() == ["spawn", "stop"])
+        run_until(loop, lambda: follower.lead._link is not None and not follower.lead._channel.repeat())
+    run_until(loop, lambda: follower.ordered() == ["spawn", "stop"])
     assert [order["do"] for order in leader.orders] == ["spawn", "stop"]
     assert leader.noted("phase")[-1]["cause"]["message"] == "the last"
     assert leader.noted("lost") == []
 
 
-def test_orders_given_while_a_node_is_cut_off_reach_it_later(reactor: Reactor, leader: Lead, keys: Keys) -> None:
-    follower = begin(reactor, leader, keys)
+def test_orders_given_while_a_node_is_cut_off_reach_it_later(loop: EventLoop, leader: Lead, keys: Keys) -> None:
+    follower = begin(loop, leader, keys)
     breaks(follower)
-    run_until(reactor, lambda: 1 not in leader.lead._links)
+    run_until(loop, lambda: 1 not in leader.lead._links)
     leader.lead.say({"do": "stop_wanted"})
-    run_until(reactor, lambda: "stop" in follower.ordered())
+    run_until(loop, lambda: "stop" in follower.ordered())
     assert leader.noted("lost") == []
 
 
-def test_a_node_that_went_away_is_lost_within_seconds(reactor: Reactor, leader: Lead, keys: Keys) -> None:
-    follower = begin(reactor, leader, keys)
+def test_a_node_that_went_away_is_lost_within_seconds(loop: EventLoop, leader: Lead, keys: Keys) -> None:
+    follower = begin(loop, leader, keys)
     follower.lead.let_go()
     breaks(follower)
-    run_until(reactor, lambda: leader.noted("lost"))
+    run_until(loop, lambda: leader.noted("lost"))
     assert leader.noted("lost")[0]["node"] == 1
     assert "supervisor is gone" in leader.noted("lost")[0]["message"]
     assert leader.noted("phase")[-1]["phase"] == "stopping"
 
 
 def test_a_node_that_cannot_be_reached_has_the_whole_grace(
-    reactor: Reactor, leader: Lead, keys: Keys, monkeypatch: pytest.MonkeyPatch
+    loop: EventLoop, leader: Lead, keys: Keys, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its link breaks, and then nothing answers there, not even a refusal."""
     trials: list[int] = []
 
-    def in_vain(reactor: Reactor, address: object, limit_s: float, done: Callable[[socket.socket, int], None]) -> None:
+    def in_vain(loop: EventLoop, address: object, limit_s: float, done: Callable[[socket.socket, int], None]) -> None:
         trials.append(1)
         done(socket.socket(), errno.EHOSTUNREACH)
 
-    follower = begin(reactor, leader, keys)
+    follower = begin(loop, leader, keys)
     monkeypatch.setattr(server, "reach", in_vain)
     monkeypatch.setattr(server, "COMEBACK_S", 0.0)
     monkeypatch.setattr(client, "RETRY_S", 2.0)
     breaks(follower)
-    run_until(reactor, lambda: len(trials) == 5)
+    run_until(loop, lambda: len(trials) == 5)
     assert leader.noted("lost") == []
-    run_until(reactor, lambda: follower.lead._link is not None)
+    run_until(loop, lambda: follower.lead._link is not None)
     follower.lead.say({"do": "stop_wanted"})
-    run_until(reactor, lambda: "stop" in follower.ordered())
+    run_until(loop, lambda: "stop" in follower.ordered())
     assert leader.noted("lost") == []
 
 
 def test_a_link_that_became_silent_is_replaced_and_nothing_is_lost(
-    reactor: Reactor, leader: Lead, keys: Keys, monkeypatch: pytest.MonkeyPatch
+    loop: EventLoop, leader: Lead, keys: Keys, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As after a cut of the network, when neither kernel knows that the other can be reached again."""
     monkeypatch.setattr(failure_detector, "SUSPECT_S", 0.5)  # before the follower is made
-    follower = begin(reactor, leader, keys, node_grace_s=3)
+    follower = begin(loop, leader, keys, node_grace_s=3)
     first = leader.lead._links[1]
-    first._reactor.unwatch(first._sock)
+    first._loop.unwatch(first._sock)
     monkeypatch.setattr(first, "_pump", lambda: None)
     follower.lead.say({"do": "failed", "message": "in time"})
     leader.orders.clear()
-    run_until(reactor, lambda: "stop" in follower.ordered())
+    run_until(loop, lambda: "stop" in follower.ordered())
     assert leader.lead._links[1] is not first
     assert leader.noted("phase")[-1]["cause"]["message"] == "in time"
     assert leader.noted("lost") == []
@@ -177,11 +177,11 @@ NONSENSE: list[Message] = [
 
 @pytest.mark.parametrize("word", NONSENSE, ids=str)
 def test_a_supervisor_that_says_what_none_would_ends_the_run_in_its_own_name(
-    reactor: Reactor, leader: Lead, keys: Keys, word: Message
+    loop: EventLoop, leader: Lead, keys: Keys, word: Message
 ) -> None:
-    follower = begin(reactor, leader, keys)
+    follower = begin(loop, leader, keys)
     follower.lead.say(word)
-    run_until(reactor, lambda: "stop" in follower.ordered())
+    run_until(loop, lambda: "stop" in follower.ordered())
     cause = leader.noted("phase")[-1]["cause"]
     assert (cause["kind"], cause["node"]) == ("node", 1)
     assert "none of ours would" in cause["message"]
@@ -196,85 +196,81 @@ def bears_witness(run: RunPaths, port: int) -> threading.Thread:
 
 
 def test_a_guardian_that_says_so_is_believed_at_once(
-    reactor: Reactor, leader: Lead, keys: Keys, monkeypatch: pytest.MonkeyPatch
+    loop: EventLoop, leader: Lead, keys: Keys, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(server, "COMEBACK_S", 600.0)
-    follower = begin(reactor, leader, keys)
+    follower = begin(loop, leader, keys)
     follower.lead.let_go()
     breaks(follower)
     witness = bears_witness(keys.of(1), leader.port)
-    run_until(reactor, lambda: leader.noted("lost") and not witness.is_alive())
+    run_until(loop, lambda: leader.noted("lost") and not witness.is_alive())
     assert [(note["node"], note["message"]) for note in leader.noted("lost")] == [(1, "its supervisor is gone")]
 
 
-def test_a_guardian_of_another_run_is_not_believed(
-    reactor: Reactor, leader: Lead, keys: Keys, other_keys: Keys
-) -> None:
-    follower = begin(reactor, leader, keys)
+def test_a_guardian_of_another_run_is_not_believed(loop: EventLoop, leader: Lead, keys: Keys, other_keys: Keys) -> None:
+    follower = begin(loop, leader, keys)
     witness = bears_witness(other_keys.of(1), leader.port)
-    run_until(reactor, lambda: not witness.is_alive())
+    run_until(loop, lambda: not witness.is_alive())
     follower.lead.say({"do": "stop_wanted"})
-    run_until(reactor, lambda: follower.ordered() == ["spawn", "stop"])
+    run_until(loop, lambda: follower.ordered() == ["spawn", "stop"])
     assert leader.noted("lost") == []
     follower.lead.let_go()
 
 
 def test_a_lead_that_is_gone_is_noticed_by_refusals_long_before_the_grace(
-    reactor: Reactor, leader: Lead, keys: Keys
+    loop: EventLoop, leader: Lead, keys: Keys
 ) -> None:
-    follower = begin(reactor, leader, keys, node_grace_s=60)
+    follower = begin(loop, leader, keys, node_grace_s=60)
     close(leader)
     began = time.monotonic()
-    run_until(reactor, lambda: follower.lost)
+    run_until(loop, lambda: follower.lost)
     assert time.monotonic() - began < 8
     assert "refused" in follower.lost[0]
     assert len(follower.lost) == 1
 
 
-def test_a_lead_that_is_silent_is_lost_after_the_grace(reactor: Reactor, keys: Keys) -> None:
+def test_a_lead_that_is_silent_is_lost_after_the_grace(loop: EventLoop, keys: Keys) -> None:
     """Its kernel takes the connection, and nobody answers."""
     with listen("127.0.0.1", range(20000, 30000)) as deaf:
-        follower = Follower(reactor, keys.of(1), deaf.getsockname()[1], node_grace_s=0.5)
-        run_until(reactor, lambda: follower.lost)
+        follower = Follower(loop, keys.of(1), deaf.getsockname()[1], node_grace_s=0.5)
+        run_until(loop, lambda: follower.lost)
         follower.lead.let_go()
     assert "nothing heard of the lead" in follower.lost[0]
     assert follower.silent_s is not None
     assert 0.5 <= follower.silent_s < 5
 
 
-def test_after_the_end_a_lost_lead_is_nobodys_business(reactor: Reactor, leader: Lead, keys: Keys) -> None:
-    follower = begin(reactor, leader, keys, node_grace_s=0.3)
+def test_after_the_end_a_lost_lead_is_nobodys_business(loop: EventLoop, leader: Lead, keys: Keys) -> None:
+    follower = begin(loop, leader, keys, node_grace_s=0.3)
     follower.lead.let_go()
     close(leader)
     deadline = time.monotonic() + 1.0
-    run_until(reactor, lambda: time.monotonic() > deadline)
+    run_until(loop, lambda: time.monotonic() > deadline)
     assert follower.lost == []
 
 
-def test_a_supervisor_of_another_run_is_not_let_in(
-    reactor: Reactor, leader: Lead, keys: Keys, other_keys: Keys
-) -> None:
-    stranger = Follower(reactor, other_keys.of(1), leader.port)
+def test_a_supervisor_of_another_run_is_not_let_in(loop: EventLoop, leader: Lead, keys: Keys, other_keys: Keys) -> None:
+    stranger = Follower(loop, other_keys.of(1), leader.port)
     stranger.lead.say({"do": "stop_wanted"})
-    follower = begin(reactor, leader, keys)
+    follower = begin(loop, leader, keys)
     assert leader.noted("phase")[-1]["phase"] == "trainers"
     assert stranger.orders == []
     stranger.lead.let_go()
     follower.lead.let_go()
 
 
-def test_a_supervisor_does_not_follow_the_lead_of_another_run(reactor: Reactor, leader: Lead, other_keys: Keys) -> None:
-    follower = Follower(reactor, other_keys.of(1), leader.port)
-    run_until(reactor, lambda: follower.lost)
+def test_a_supervisor_does_not_follow_the_lead_of_another_run(loop: EventLoop, leader: Lead, other_keys: Keys) -> None:
+    follower = Follower(loop, other_keys.of(1), leader.port)
+    run_until(loop, lambda: follower.lost)
     assert "another program has its port" in follower.lost[0]  # which is known long before the grace is over
     assert leader.lead._links == {}
 
 
 def test_a_node_that_is_not_of_the_run_is_turned_away(
-    reactor: Reactor, leader: Lead, keys: Keys, monkeypatch: pytest.MonkeyPatch
+    loop: EventLoop, leader: Lead, keys: Keys, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Node 2 has keys of this authority, and this lead has only nodes 0 and 1."""
-    stranger = Follower(reactor, keys.of(2), leader.port)
+    stranger = Follower(loop, keys.of(2), leader.port)
     turned_away: list[OSError | None] = []
     closed = stranger.lead._closed
 
@@ -284,15 +280,15 @@ def test_a_node_that_is_not_of_the_run_is_turned_away(
 
     monkeypatch.setattr(stranger.lead, "_closed", count)
     stranger.lead.say({"do": "stop_wanted"})
-    run_until(reactor, lambda: turned_away)
-    begin(reactor, leader, keys)
+    run_until(loop, lambda: turned_away)
+    begin(loop, leader, keys)
     assert list(leader.lead._links) == [1]
     stranger.lead.let_go()
 
 
-def test_another_node_in_the_leads_place_is_not_obeyed(reactor: Reactor, keys: Keys) -> None:
+def test_another_node_in_the_leads_place_is_not_obeyed(loop: EventLoop, keys: Keys) -> None:
     with listen("127.0.0.1", range(20000, 30000)) as listener:
-        follower = Follower(reactor, keys.of(1), listener.getsockname()[1], node_grace_s=1.5)
+        follower = Follower(loop, keys.of(1), listener.getsockname()[1], node_grace_s=1.5)
 
         def impostor() -> None:
             sock, _ = listener.accept()
@@ -300,24 +296,24 @@ def test_another_node_in_the_leads_place_is_not_obeyed(reactor: Reactor, keys: K
             tls = tls_context(keys.of(2), server=True).wrap_socket(
                 sock, server_side=True, do_handshake_on_connect=False
             )
-            link = Link(reactor, tls, lambda link, node: None, lambda frame: None, lambda error: None)
+            link = Link(loop, tls, lambda link, node: None, lambda frame: None, lambda error: None)
             link.send({"s": 1, "a": 0, "m": {"do": "stop"}})
 
-        reactor.watch(listener, impostor)
-        run_until(reactor, lambda: follower.lost)
-        reactor.unwatch(listener)
+        loop.watch(listener, impostor)
+        run_until(loop, lambda: follower.lost)
+        loop.unwatch(listener)
         follower.lead.let_go()
     assert follower.orders == []
 
 
-def test_a_second_supervisor_of_a_node_takes_the_place_of_the_first_which_is_gone(reactor: Reactor, keys: Keys) -> None:
+def test_a_second_supervisor_of_a_node_takes_the_place_of_the_first_which_is_gone(loop: EventLoop, keys: Keys) -> None:
     """It comes before anybody has noticed. What the end of the first leads to is not for the second."""
-    leader = Lead(reactor, keys, on_trainer_loss="wait", whole=True)
-    begin(reactor, leader, keys).lead.let_go()
+    leader = Lead(loop, keys, on_trainer_loss="wait", whole=True)
+    begin(loop, leader, keys).lead.let_go()
     first = leader.lead._links[1]
-    second = Follower(reactor, keys.of(1), leader.port)
+    second = Follower(loop, keys.of(1), leader.port)
     second.lead.say({"do": "hello", "new": True})
-    run_until(reactor, second.ordered)
+    run_until(loop, second.ordered)
     assert leader.lead._links[1] is not first
     assert first.idle()
     assert [note["node"] for note in leader.noted("lost")] == [note["node"] for note in leader.noted("rejoined")] == [1]

@@ -10,7 +10,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
-from clusterctl.agent.event_loop import Reactor
+from clusterctl.agent.event_loop import EventLoop
 from clusterctl.agent.supervisor.child import Child
 from clusterctl.agent.supervisor.exits import system_error
 from clusterctl.common.run_spec import ProcessSpec
@@ -25,16 +25,16 @@ while True:
 
 
 def test_a_process_that_never_stops_talking_does_not_keep_its_supervisor_from_anything_else(tmp_path: Path) -> None:
-    reactor, said = Reactor(), list[dict[str, Any]]()
+    loop, said = EventLoop(), list[dict[str, Any]]()
     plan = ProcessSpec(role="trainer", rank=0, index=0, argv=(sys.executable, "-S", "-c", CHATTERS))
-    child = Child(plan, reactor, lambda child, message: said.append(message), lambda child, exc: None)
+    child = Child(plan, loop, lambda child, message: said.append(message), lambda child, exc: None)
     child.start(tmp_path, tmp_path, lambda fd: {**os.environ, "CONTROL": fd}, 0.0)
     assert child.pid is not None
     patience = threading.Timer(20, os.kill, (child.pid, signal.SIGKILL))
     patience.start()
-    reactor.after(0.5, reactor.stop)
+    loop.after(0.5, loop.stop)
     try:
-        reactor.run()
+        loop.run()
         assert not child.poll(), "it had to be killed"
         assert len(said) > 1000
     finally:
@@ -48,7 +48,7 @@ def test_a_process_that_never_stops_talking_does_not_keep_its_supervisor_from_an
 
 def test_last_lines_tell_which_of_them_the_program_did_not_write(tmp_path: Path) -> None:
     plan = ProcessSpec(role="trainer", rank=0, index=0, argv=("true",))
-    child = Child(plan, Reactor(), lambda child, message: None, lambda child, exc: None)
+    child = Child(plan, EventLoop(), lambda child, message: None, lambda child, exc: None)
     for line in ("of the program", "pass 3: done"):
         child._keep(f"{line}\n".encode())
     child.printed("pass 3: done")

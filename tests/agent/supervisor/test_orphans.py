@@ -15,25 +15,25 @@ from clusterctl.agent.supervisor.child import Child
 from clusterctl.agent.supervisor.orphans import Leftovers
 from clusterctl.common.paths import JobPaths
 from clusterctl.common.procfs import identify, is_alive
-from clusterctl.agent.event_loop import Reactor
+from clusterctl.agent.event_loop import EventLoop
 from clusterctl.agent.supervisor.orphans import adopt_orphans, reap_orphans
 from clusterctl.agent.supervisor.child import Child
 from clusterctl.agent.supervisor.orphans import Leftovers
 from clusterctl.common.paths import JobPaths
 from clusterctl.common.procfs import identify, is_alive
-from clusterctl.agent.event_loop import Reactor
+from clusterctl.agent.event_loop import EventLoop
 from clusterctl.agent.supervisor.orphans import adopt_orphans, reap_orphans
 from clusterctl.agent.supervisor.run_context import RunContext
 from clusterctl.common.run_spec import ProcessSpec, RunSpec, Timing
 
 place = Path(sys.argv[1])
-reactor, notes = Reactor(), []
+loop, notes = EventLoop(), []
 spec = RunSpec(job="JOB", run="0001", node=0, timing=Timing(grace_s=5.0))
 never = lambda *_: False
-context = RunContext(JobPaths(place).run("0001"), spec, reactor, notes.append, never, never, never)
+context = RunContext(JobPaths(place).run("0001"), spec, loop, notes.append, never, never, never)
 argv = (sys.executable, "-S", "-c", sys.argv[2])
 plans = [ProcessSpec(role="trainer", rank=rank, index=rank, argv=argv) for rank in (0, 1)]
-children = [Child(plan, reactor, lambda *_: None, lambda *_: None) for plan in plans]
+children = [Child(plan, loop, lambda *_: None, lambda *_: None) for plan in plans]
 adopt_orphans()
 for child in children:
     child.start(place, place, lambda fd: {"HELPER": str(place / child.name)}, 0.0)
@@ -41,19 +41,19 @@ for child in children:
 def helpers():
     files = [place / child.name for child in children]
     if not all(file.exists() and file.read_text().endswith(".") for file in files):
-        return reactor.after(0.02, helpers)
+        return loop.after(0.02, helpers)
     helpers.known = [identify(int(file.read_text()[:-1])) for file in files]
-    reactor.stop()
+    loop.stop()
 
 helpers()
-reactor.run()
+loop.run()
 os.kill(children[0].pid, signal.SIGKILL)
 while not children[0].poll():
     pass
-reactor._stopped = False
-reactor.every(0.02, lambda: reap_orphans({child.pid for child in children if child.pid}))
-Leftovers(context, never).clear(reactor.stop, children[:1])
-reactor.run()
+loop._stopped = False
+loop.every(0.02, lambda: reap_orphans({child.pid for child in children if child.pid}))
+Leftovers(context, never).clear(loop.stop, children[:1])
+loop.run()
 print([is_alive(who) for who in helpers.known], len(notes))
 for child in children:
     child.signal(signal.SIGKILL)

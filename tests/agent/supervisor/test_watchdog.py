@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from agent.specs import make_context, make_process
-from clusterctl.agent.event_loop import Reactor
+from clusterctl.agent.event_loop import EventLoop
 from clusterctl.agent.lead.process_table import name_of
 from clusterctl.agent.supervisor.watchdog import Stalls
 from clusterctl.common.procfs import Identity, identify
@@ -48,9 +48,9 @@ class Play:
         self.now, self.over = 1000.0, False
         self.events: list[dict[str, Any]] = []
         self.paces: list[tuple[str, str, str | None]] = []
-        self.reactor = Reactor(lambda: self.now)
+        self.loop = EventLoop(lambda: self.now)
         context = make_context(
-            loop=self.reactor,
+            loop=self.loop,
             record=lambda event, child: self.events.append({**event, "who": child.name if child else None}),
             send=lambda word: self.paces.append(
                 (name_of((word["role"], word["rank"])), word["pace"], word.get("message"))
@@ -74,9 +74,9 @@ class Play:
 
     def timers(self) -> None:
         """Everything that is due within the next second, but not the looks."""
-        self.reactor.after(1.1, self.reactor.stop)
+        self.loop.after(1.1, self.loop.stop)
         self.now += 1.2
-        self.reactor.run()
+        self.loop.run()
 
 
 @pytest.fixture
