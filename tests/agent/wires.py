@@ -11,7 +11,7 @@ from typing import Any
 from agent.specs import make_spec
 from clusterctl.agent.event_loop import EventLoop
 from clusterctl.agent.lead.client import LeadClient
-from clusterctl.agent.lead.connection import Link, tls_context
+from clusterctl.agent.lead.connection import Connection, tls_context
 from clusterctl.agent.lead.server import LeadServer
 from clusterctl.agent.node.ports import listen
 from clusterctl.common.paths import JobPaths, RunPaths
@@ -63,34 +63,34 @@ def run_until(loop: EventLoop, condition: Callable[[], object], limit_s: float =
 
 
 class Ends:
-    """Two TLS links to each other; what arrives, in order, and why they closed."""
+    """Two TLS connections to each other; what arrives, in order, and why they closed."""
 
     def __init__(self, loop: EventLoop, server: RunPaths, client: RunPaths) -> None:
         self.opened: dict[str, int] = {}
         self.frames: dict[str, list[Message]] = {"server": [], "client": []}
         self.closed: dict[str, list[OSError | None]] = {"server": [], "client": []}
         ours, theirs = socket.socketpair()
-        self.links = {
-            "server": self._link(loop, "server", ours, server),
-            "client": self._link(loop, "client", theirs, client),
+        self.connections = {
+            "server": self._connection(loop, "server", ours, server),
+            "client": self._connection(loop, "client", theirs, client),
         }
 
-    def _link(self, loop: EventLoop, name: str, sock: socket.socket, run: RunPaths) -> Link:
+    def _connection(self, loop: EventLoop, name: str, sock: socket.socket, run: RunPaths) -> Connection:
         sock.setblocking(False)
         is_server = name == "server"
         context = tls_context(run, server=is_server)
         tls = context.wrap_socket(sock, server_side=is_server, do_handshake_on_connect=False)
-        return Link(
+        return Connection(
             loop,
             tls,
-            lambda link, node: self.opened.__setitem__(name, node),
+            lambda connection, node: self.opened.__setitem__(name, node),
             self.frames[name].append,
             self.closed[name].append,
         )
 
     def close(self) -> None:
-        for link in self.links.values():
-            link.close()
+        for connection in self.connections.values():
+            connection.close()
 
 
 class Lead:

@@ -37,10 +37,10 @@ def test_a_lead_keeps_its_descriptors_whoever_connects_and_a_supervisor_still_ge
         run_until(loop, lambda: follower.ordered() == ["spawn"])
         taken = open_descriptors() - before - STRANGERS
         assert STRANGERS > taken > 0
-        assert taken < server.SPARE_LINKS + 10
+        assert taken < server.SPARE_CONNECTIONS + 10
     follower.lead.let_go()
-    for link in [*leader.lead._links.values(), *leader.lead._strangers]:
-        link.close()
+    for connection in [*leader.lead._connections.values(), *leader.lead._strangers]:
+        connection.close()
     leader.listener.close()
 
 

@@ -83,7 +83,7 @@ class Run:
 
     def is_heard(self) -> bool:
         """Whether the hostile node's words have arrived, or were the last."""
-        return self.hostile.lead._link is None or not self.hostile.lead._channel.repeat() or self.is_stopped()
+        return self.hostile.lead._connection is None or not self.hostile.lead._channel.repeat() or self.is_stopped()
 
     def is_stopped(self) -> bool:
         return "stop" in self.honest.ordered()
@@ -99,10 +99,10 @@ class Run:
     def close(self) -> None:
         for follower in (self.hostile, self.honest):
             follower.lead.let_go()
-            if follower.lead._link is not None:
-                follower.lead._link.close()
-        for link in list(self.leader.lead._links.values()):
-            link.close()
+            if follower.lead._connection is not None:
+                follower.lead._connection.close()
+        for connection in list(self.leader.lead._connections.values()):
+            connection.close()
         self.leader.listener.close()
 
 
@@ -158,9 +158,9 @@ def test_the_lead_outlives_every_frame_of_a_node(keys: Keys) -> None:
     for frame in FRAMES:
 
         def speak(run: Run, frame: Any = frame) -> None:
-            link = run.hostile.lead._link
-            assert link is not None
-            link._outgoing += frame + b"\n" if isinstance(frame, bytes) else json.dumps(frame).encode() + b"\n"
+            connection = run.hostile.lead._connection
+            assert connection is not None
+            connection._outgoing += frame + b"\n" if isinstance(frame, bytes) else json.dumps(frame).encode() + b"\n"
             run.hostile.lead.say({"do": "rejoin"})
 
         outlives(keys, speak, frame)

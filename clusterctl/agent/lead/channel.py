@@ -23,7 +23,7 @@ def parse_frame(line: bytes) -> Message:
 
 
 class Channel:
-    """Exactly-once, in-order messages over links that come and go. Pure: no clock, no socket.
+    """Exactly-once, in-order messages over connections that come and go. Pure: no clock, no socket.
 
     A side with a `name` puts it into every frame (`"i"`), so that the other can tell it from one before it.
     """
@@ -54,5 +54,5 @@ class Channel:
         return message
 
     def repeat(self) -> list[Message]:
-        """What a new link must carry first."""
+        """What a new connection must carry first."""
         return list(self._unacknowledged)

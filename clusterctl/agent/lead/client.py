@@ -1,4 +1,4 @@
-"""A supervisor's way to the lead on another node: one link after another, over which nothing is lost."""
+"""A supervisor's way to the lead on another node: one connection after another, over which nothing is lost."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any, Callable
 
 from clusterctl.agent.event_loop import EventLoop
 from clusterctl.agent.lead.channel import Channel
-from clusterctl.agent.lead.connection import DIAL_S, RETRY_S, Link, reach, tls_context
+from clusterctl.agent.lead.connection import DIAL_S, RETRY_S, Connection, reach, tls_context
 from clusterctl.agent.lead.failure_detector import suspect_s
 from clusterctl.common.paths import RunPaths
 from clusterctl.common.run_spec import LeadAddress, RunSpec
@@ -23,9 +23,9 @@ class LeadClient:
     """`on_order` gets the lead's orders; `on_lost(why, silent_s)` is called when it stays away, with the seconds of
     silence where that is the reason.
 
-    Where the run waits for lost nodes, this may be one: then `on_away(why)` is called, and it goes on dialling.
-    A link that has become silent is not trusted: after a cut of the network its kernel may not try it again for as
-    long as the cut lasted. So another is sought beside it; not at once, for the lead may only be busy with a thousand.
+    If the run waits for lost nodes, `on_away(why)` is called instead, and the client keeps dialling. A silent
+    connection is not trusted: after a network cut the kernel may not retry it for as long as the cut lasted. The client
+    then opens another one beside it, but not at once: the lead may be busy with a thousand nodes.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class LeadClient:
         self._channel = Channel(secrets.token_hex(8))
         self._patient = spec.failures.on_trainer_loss == "wait"
         self._away = False
-        self._link: Link | None = None
+        self._connection: Connection | None = None
         self._seeking = False
         self._heard = loop.now()
         self._refusals = 0
@@ -60,16 +60,16 @@ class LeadClient:
 
     def say(self, message: Message) -> None:
         frame = self._channel.wrap(message)
-        if self._link is not None:
-            self._link.send(frame)
+        if self._connection is not None:
+            self._connection.send(frame)
 
     def let_go(self) -> None:
         """The run is over: what happens to the connection from here on is of no interest."""
         self._over = True
 
     def _beat(self) -> None:
-        if self._link is not None:
-            self._link.send(self._channel.heartbeat())
+        if self._connection is not None:
+            self._connection.send(self._channel.heartbeat())
         silent_s = self._loop.now() - self._heard
         if silent_s > self._seek_s:
             self._seek()
@@ -105,8 +105,8 @@ class LeadClient:
         except OSError:
             tls = None
         if tls is not None and tls.fileno() >= 0:
-            link = Link(self._loop, tls, self._opened, self._frame)
-            link.on_closed = lambda error: self._closed(link, error)
+            connection = Connection(self._loop, tls, self._opened, self._frame)
+            connection.on_closed = lambda error: self._closed(connection, error)
             return
         sock.close()
         self._not_reached("connection refused" if error == errno.ECONNREFUSED else None)
@@ -118,18 +118,18 @@ class LeadClient:
             self._lose(f"its supervisor is gone ({refusal})")
         self._loop.after(RETRY_S, self._dial)
 
-    def _opened(self, link: Link, node: int) -> None:
+    def _opened(self, connection: Connection, node: int) -> None:
         if node != self._node:
-            link.close(OSError(f"node{node} answers in the lead's place"))
+            connection.close(OSError(f"node{node} answers in the lead's place"))
             return
-        old, self._link = self._link, link
+        old, self._connection = self._connection, connection
         if old is not None:
             old.on_closed = lambda error: None
             old.close()
         self._seeking, self._refusals, self._heard, self._away = False, 0, self._loop.now(), False
-        link.send(self._channel.heartbeat())
+        connection.send(self._channel.heartbeat())
         for frame in self._channel.repeat():
-            link.send(frame)
+            connection.send(frame)
 
     def _frame(self, frame: Message) -> None:
         self._heard = self._loop.now()
@@ -137,9 +137,9 @@ class LeadClient:
         if message is not None:
             self._on_order(message)
 
-    def _closed(self, link: Link, error: OSError | None) -> None:
-        if link is self._link:
-            self._link = None
+    def _closed(self, connection: Connection, error: OSError | None) -> None:
+        if connection is self._connection:
+            self._connection = None
             if self._seeking:
                 return
             self._seeking = True

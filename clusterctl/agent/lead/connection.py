@@ -1,7 +1,7 @@
-"""Supervisors talk to the lead: JSON lines over mutually authenticated TLS, and nothing lost when a connection breaks.
+"""Connections between supervisors and the lead: JSON lines over mutually authenticated TLS.
 
-`Link` is one TLS connection. `Channel` is what outlives it: it numbers messages, keeps them until the other side says
-that it has them, and repeats them over the next connection. Frames are `{"s": number, "a": acknowledged, "m": ...}`,
+A `Connection` is one TLS connection. A `Channel` outlives it: it numbers messages, keeps them until the other side
+acknowledges them, and repeats them over the next connection. Frames are `{"s": number, "a": acknowledged, "m": ...}`;
 heartbeats have no `s`.
 """
 
@@ -43,14 +43,14 @@ def peer_node(sock: ssl.SSLSocket) -> int:
     return int(str(names["commonName"])[len("node") :])
 
 
-class Link:
+class Connection:
     """One non-blocking TLS connection. `on_open(node)` comes first, `on_closed(error)` last and once."""
 
     def __init__(
         self,
         loop: EventLoop,
         sock: ssl.SSLSocket,
-        on_open: Callable[[Link, int], None],
+        on_open: Callable[[Connection, int], None],
         on_frame: Callable[[Message], None],
         on_closed: Callable[[OSError | None], None] = lambda error: None,
     ) -> None:
@@ -92,7 +92,7 @@ class Link:
             self.close(TimeoutError("no TLS handshake"))
 
     def _pump(self) -> None:
-        """Everything that the socket is ready for. Errors of the socket close the link, those of callbacks do not."""
+        """Do all the I/O the socket is ready for. Socket errors close the connection, errors of callbacks do not."""
         self._pumping, self._wants_write = True, False
         try:
             error = self._attempt(self._read)

@@ -13,15 +13,15 @@ from clusterctl.agent.event_loop import EventLoop
 from clusterctl.agent.lead.actions import Action, DropManifests, Finish, Note, Policy, Tell, WriteManifest
 from clusterctl.agent.lead.channel import Channel
 from clusterctl.agent.lead.checkpoints import Best, Known, Upkeep
-from clusterctl.agent.lead.connection import DIAL_S, RETRY_S, Link, reach, tls_context
+from clusterctl.agent.lead.connection import DIAL_S, RETRY_S, Connection, reach, tls_context
 from clusterctl.agent.lead.message_schema import check
 from clusterctl.agent.lead.state_machine import Lead
 from clusterctl.common.engines import ENGINES
 from clusterctl.common.paths import RunPaths
 from clusterctl.common.run_spec import RunSpec
 
-SPARE_LINKS = 64  # besides two of each node, that have not said yet who they are
-COMEBACK_S = 2.5  # more than a supervisor that lives needs for another link, once its node can be reached
+SPARE_CONNECTIONS = 64  # besides two of each node, that have not said yet who they are
+COMEBACK_S = 2.5  # more than a supervisor that lives needs for another connection, once its node can be reached
 Message = dict[str, Any]
 
 
@@ -68,9 +68,9 @@ class LeadServer:
         self._node = spec.node
         self._channels = {node: Channel() for node in spec.members if node != self._node}
         self._names: dict[int, str] = {}  # of the supervisors that we know
-        self._links: dict[int, Link] = {}
-        self._strangers: deque[Link] = deque()  # as yet
-        self._missed: dict[int, Link] = {}  # by which nodes were heard that have none now
+        self._connections: dict[int, Connection] = {}
+        self._strangers: deque[Connection] = deque()  # as yet
+        self._missed: dict[int, Connection] = {}  # by which nodes were heard that have none now
         self._port = spec.ports.port
         self._processes = [(process.role, process.rank, process.node) for process in spec.all_processes]
         self._lead = Lead(
@@ -96,13 +96,13 @@ class LeadServer:
 
     def quiet(self) -> bool:
         """Whether every supervisor has what it was told."""
-        return all(not channel.repeat() for node, channel in self._channels.items() if node in self._links)
+        return all(not channel.repeat() for node, channel in self._channels.items() if node in self._connections)
 
     def _beat(self) -> None:
         now = self._loop.now()
         self._do(self._lead.alive(self._node, now))
-        for node, link in list(self._links.items()):
-            link.send(self._channels[node].heartbeat())
+        for node, connection in list(self._connections.items()):
+            connection.send(self._channels[node].heartbeat())
         self._do(self._lead.tick(now))
 
     def _lose(self, node: int) -> None:
@@ -129,8 +129,8 @@ class LeadServer:
                 self._loop.after(0, lambda: self._on_order(action.message))
                 continue
             frame = self._channels[node].wrap(action.message)
-            if node in self._links:
-                self._links[node].send(frame)
+            if node in self._connections:
+                self._connections[node].send(frame)
 
     def _accept(self) -> None:
         try:
@@ -144,40 +144,40 @@ class LeadServer:
         except (OSError, ssl.SSLError):
             sock.close()
             return
-        opened = lambda link, node: self._opened(link, node, address[0])  # noqa: E731
-        self._strangers.append(Link(self._loop, tls, opened, lambda frame: None))
-        if len(self._strangers) > SPARE_LINKS + 2 * len(self._channels):  # else they take all descriptors
+        opened = lambda connection, node: self._opened(connection, node, address[0])  # noqa: E731
+        self._strangers.append(Connection(self._loop, tls, opened, lambda frame: None))
+        if len(self._strangers) > SPARE_CONNECTIONS + 2 * len(self._channels):  # else they take all descriptors
             self._strangers.popleft().close()
 
-    def _opened(self, link: Link, node: int, host: str) -> None:
+    def _opened(self, connection: Connection, node: int, host: str) -> None:
         with contextlib.suppress(ValueError):
-            self._strangers.remove(link)
+            self._strangers.remove(connection)
         if node not in self._channels:
-            link.close(OSError(f"node{node} is not of this run"))
+            connection.close(OSError(f"node{node} is not of this run"))
             return
-        old = self._links.pop(node, None)
+        old = self._connections.pop(node, None)
         if old is not None:
             old.close()
-        self._links[node] = link
+        self._connections[node] = connection
         self._missed.pop(node, None)
-        link.on_frame = lambda frame: self._first_frame(node, link, frame)
-        link.on_closed = lambda error: self._closed(node, link, host)
+        connection.on_frame = lambda frame: self._first_frame(node, connection, frame)
+        connection.on_closed = lambda error: self._closed(node, connection, host)
 
-    def _first_frame(self, node: int, link: Link, frame: Message) -> None:
+    def _first_frame(self, node: int, connection: Connection, frame: Message) -> None:
         """Of a connection: another supervisor than the one before knows nothing of what was said to that."""
         if frame.get("gone"):  # it is the guardian's
-            link.close()
+            connection.close()
             self._lose(node)
             return
         name = str(frame.get("i"))
         if self._names.setdefault(node, name) != name:
-            del self._links[node]
+            del self._connections[node]
             self._lose(node)  # it may be that nobody has noticed; what follows from that is not for the new one
-            self._links[node] = link
+            self._connections[node] = connection
             self._names[node], self._channels[node] = name, Channel()
-        link.on_frame = lambda frame: self._frame(node, frame)
+        connection.on_frame = lambda frame: self._frame(node, frame)
         for waiting in self._channels[node].repeat():
-            link.send(waiting)
+            connection.send(waiting)
         self._frame(node, frame)
 
     def _frame(self, node: int, frame: Message) -> None:
@@ -194,28 +194,28 @@ class LeadServer:
             words = f"its supervisor says what none of ours would: {exc}"
             return {"do": "failed", "message": words, "errno": None}
 
-    def _closed(self, node: int, link: Link, host: str) -> None:
-        if self._links.get(node) is link:
-            del self._links[node]
-            self._missed[node] = link
-            self._knock(node, link, host)
+    def _closed(self, node: int, connection: Connection, host: str) -> None:
+        if self._connections.get(node) is connection:
+            del self._connections[node]
+            self._missed[node] = connection
+            self._knock(node, connection, host)
 
-    def _knock(self, node: int, link: Link, host: str) -> None:
+    def _knock(self, node: int, connection: Connection, host: str) -> None:
         """Is it the supervisor that is gone, or the network? A node whose kernel answers, be it with a refusal, can be
         reached: a supervisor that lives there comes back at once. Silence is another matter."""
 
         def is_over() -> bool:
-            return self._missed.get(node) is not link
+            return self._missed.get(node) is not connection
 
         def answered(sock: socket.socket, error: int) -> None:
             sock.close()
             if error in (0, errno.ECONNREFUSED):
                 self._loop.after(COMEBACK_S, lambda: None if is_over() else self._lose(node))
             else:
-                self._loop.after(RETRY_S, lambda: self._knock(node, link, host))
+                self._loop.after(RETRY_S, lambda: self._knock(node, connection, host))
 
         if not is_over():
             try:
                 reach(self._loop, (host, self._port), DIAL_S, answered)
             except OSError:
-                self._loop.after(RETRY_S, lambda: self._knock(node, link, host))
+                self._loop.after(RETRY_S, lambda: self._knock(node, connection, host))

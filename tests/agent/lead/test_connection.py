@@ -15,7 +15,7 @@ from agent.wires import Ends, Keys, in_order, run_until
 from clusterctl.agent.event_loop import EventLoop
 from clusterctl.agent.lead import connection
 from clusterctl.agent.lead.channel import Channel
-from clusterctl.agent.lead.connection import Link, tls_context
+from clusterctl.agent.lead.connection import Connection, tls_context
 from clusterctl.agent.node.ports import listen
 
 
@@ -47,15 +47,17 @@ def test_what_was_acknowledged_is_not_repeated() -> None:
 
 
 @settings(max_examples=150, deadline=None)
-@given(seed=st.integers(0, 2**32), count=st.integers(0, 40), links=st.integers(1, 8))
-def test_over_links_that_break_anywhere_all_arrive_once_and_in_order(seed: int, count: int, links: int) -> None:
-    """Each link delivers a prefix of what it was given, either way; the last one delivers all."""
+@given(seed=st.integers(0, 2**32), count=st.integers(0, 40), connections=st.integers(1, 8))
+def test_over_connections_that_break_anywhere_all_arrive_once_and_in_order(
+    seed: int, count: int, connections: int
+) -> None:
+    """Each connection delivers a prefix of what it was given, either way; the last one delivers all."""
     lots = random.Random(seed)
     sides = Channel(), Channel()
     heard: tuple[list[int], list[int]] = ([], [])
     told = [0, 0]
-    for number in range(links):
-        last = number == links - 1
+    for number in range(connections):
+        last = number == connections - 1
         streams = [list(side.repeat()) for side in sides]
         for side in (0, 1):
             more = count - told[side] if last else lots.randint(0, count - told[side])
@@ -71,7 +73,7 @@ def test_over_links_that_break_anywhere_all_arrive_once_and_in_order(seed: int, 
     assert heard == (list(range(count)), list(range(count)))
 
 
-# Link: one TLS connection.
+# Connection: one TLS connection.
 
 
 def test_each_side_learns_the_others_node_from_its_certificate(loop: EventLoop, ends: Ends) -> None:
@@ -81,7 +83,7 @@ def test_each_side_learns_the_others_node_from_its_certificate(loop: EventLoop, 
 
 def test_what_was_said_before_the_handshake_arrives_after_it(loop: EventLoop, ends: Ends) -> None:
     for n in range(5):
-        ends.links["client"].send({"a": 0, "n": n})
+        ends.connections["client"].send({"a": 0, "n": n})
     run_until(loop, lambda: len(ends.frames["server"]) == 5)
     assert in_order(ends.frames["server"]) == [0, 1, 2, 3, 4]
 
@@ -89,19 +91,19 @@ def test_what_was_said_before_the_handshake_arrives_after_it(loop: EventLoop, en
 def test_megabytes_go_both_ways_at_once(loop: EventLoop, ends: Ends) -> None:
     text = "x" * 300_000
     for n in range(10):
-        for end in ends.links.values():
+        for end in ends.connections.values():
             end.send({"a": 0, "n": n, "text": text})
     run_until(loop, lambda: all(len(frames) == 10 for frames in ends.frames.values()))
     assert all(in_order(frames) == list(range(10)) for frames in ends.frames.values())
-    assert all(end.idle() for end in ends.links.values())
+    assert all(end.idle() for end in ends.connections.values())
 
 
 def test_the_other_side_is_told_of_a_close_once(loop: EventLoop, ends: Ends) -> None:
     run_until(loop, lambda: len(ends.opened) == 2)
-    ends.links["client"].close()
-    ends.links["client"].close()
+    ends.connections["client"].close()
+    ends.connections["client"].close()
     run_until(loop, lambda: ends.closed["server"])
-    ends.links["server"].send({"a": 0, "n": 1})
+    ends.connections["server"].send({"a": 0, "n": 1})
     assert ends.closed["client"] == [None]
     assert [type(error) for error in ends.closed["server"]] == [ConnectionResetError]
 
@@ -109,7 +111,7 @@ def test_the_other_side_is_told_of_a_close_once(loop: EventLoop, ends: Ends) -> 
 def test_frames_keep_their_order_when_an_answer_is_sent_between_them(loop: EventLoop, ends: Ends) -> None:
     """Another frame arrives while the first of two is being answered: it waits for its turn."""
     run_until(loop, lambda: len(ends.opened) == 2)
-    server, client = ends.links["server"], ends.links["client"]
+    server, client = ends.connections["server"], ends.connections["client"]
     heard: list[int] = []
 
     def answer(frame: dict[str, int]) -> None:
@@ -132,7 +134,7 @@ def test_a_certificate_of_another_authority_is_refused(
     """A client may think itself connected for a moment (TLS 1.3), but nothing it says is heard."""
     runs = {"server": keys.of(0), "client": keys.of(1), liar: other_keys.of(1)}
     ends = Ends(loop, runs["server"], runs["client"])
-    ends.links["client"].send({"a": 0, "n": 1})
+    ends.connections["client"].send({"a": 0, "n": 1})
     run_until(loop, lambda: ends.closed["server"] and ends.closed["client"])
     assert ends.frames == {"server": [], "client": []}
     assert "server" not in ends.opened
@@ -145,7 +147,7 @@ def test_a_stranger_on_the_port_is_shown_the_door(loop: EventLoop, keys: Keys, n
     closed: list[OSError | None] = []
     opened: list[int] = []
     tls = tls_context(keys.of(0), server=True).wrap_socket(ours, server_side=True, do_handshake_on_connect=False)
-    Link(loop, tls, lambda opened_link, node: opened.append(node), lambda frame: None, closed.append)
+    Connection(loop, tls, lambda opened_connection, node: opened.append(node), lambda frame: None, closed.append)
     with stranger:
         stranger.sendall(noise)
         stranger.shutdown(socket.SHUT_WR)
@@ -170,13 +172,13 @@ GARBAGE = [
 
 
 @pytest.mark.parametrize("garbage", GARBAGE, ids=lambda garbage: repr(garbage[:20]))
-def test_garbage_from_a_member_closes_its_link(
+def test_garbage_from_a_member_closes_its_connection(
     loop: EventLoop, ends: Ends, garbage: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(connection, "MAX_FRAME", 200_000)
     run_until(loop, lambda: len(ends.opened) == 2)
-    ends.links["client"]._outgoing += garbage
-    ends.links["client"]._pump()
+    ends.connections["client"]._outgoing += garbage
+    ends.connections["client"]._pump()
     run_until(loop, lambda: ends.closed["server"])
     assert ends.frames["server"] == []
 

@@ -15,7 +15,7 @@ from agent.specs import spec_json
 from agent.wires import Follower, Keys, Lead, Message, run_until
 from clusterctl.agent.event_loop import EventLoop
 from clusterctl.agent.lead import client, failure_detector, server
-from clusterctl.agent.lead.connection import Link, tls_context
+from clusterctl.agent.lead.connection import Connection, tls_context
 from clusterctl.agent.node.ports import listen
 from clusterctl.agent.supervisor import guardian
 from clusterctl.common.files import write_json
@@ -38,9 +38,9 @@ def leader(loop: EventLoop, keys: Keys) -> Iterator[Lead]:
 
 def close(leader: Lead) -> None:
     """As when its process dies: the kernel closes everything."""
-    for link in list(leader.lead._links.values()):
-        leader.lead._loop.unwatch(link._sock)
-        link._sock.close()
+    for connection in list(leader.lead._connections.values()):
+        leader.lead._loop.unwatch(connection._sock)
+        connection._sock.close()
     leader.lead._loop.unwatch(leader.listener)
     leader.listener.close()
 
@@ -55,10 +55,10 @@ def begin(loop: EventLoop, leader: Lead, keys: Keys, **options: float) -> Follow
 
 
 def breaks(follower: Follower) -> None:
-    link = follower.lead._link
-    assert link is not None
+    connection = follower.lead._connection
+    assert connection is not None
     with contextlib.suppress(OSError):
-        link._sock.shutdown(socket.SHUT_RDWR)
+        connection._sock.shutdown(socket.SHUT_RDWR)
 
 
 def test_a_whole_run_is_talked_through(loop: EventLoop, leader: Lead, keys: Keys) -> None:
@@ -93,7 +93,7 @@ def test_nothing_is_lost_when_the_connection_breaks_again_and_again(loop: EventL
         for n in range(20):
             follower.lead.say({"do": "failed" if tag == 2 and n == 19 else "rejoin", "message": "the last", "n": n})
         breaks(follower)
-        run_until(loop, lambda: follower.lead._link is not None and not follower.lead._channel.repeat())
+        run_until(loop, lambda: follower.lead._connection is not None and not follower.lead._channel.repeat())
     run_until(loop, lambda: follower.ordered() == ["spawn", "stop"])
     assert [order["do"] for order in leader.orders] == ["spawn", "stop"]
     assert leader.noted("phase")[-1]["cause"]["message"] == "the last"
@@ -103,7 +103,7 @@ def test_nothing_is_lost_when_the_connection_breaks_again_and_again(loop: EventL
 def test_orders_given_while_a_node_is_cut_off_reach_it_later(loop: EventLoop, leader: Lead, keys: Keys) -> None:
     follower = begin(loop, leader, keys)
     breaks(follower)
-    run_until(loop, lambda: 1 not in leader.lead._links)
+    run_until(loop, lambda: 1 not in leader.lead._connections)
     leader.lead.say({"do": "stop_wanted"})
     run_until(loop, lambda: "stop" in follower.ordered())
     assert leader.noted("lost") == []
@@ -122,7 +122,7 @@ def test_a_node_that_went_away_is_lost_within_seconds(loop: EventLoop, leader: L
 def test_a_node_that_cannot_be_reached_has_the_whole_grace(
     loop: EventLoop, leader: Lead, keys: Keys, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its link breaks, and then nothing answers there, not even a refusal."""
+    """Its connection breaks, and then nothing answers there, not even a refusal."""
     trials: list[int] = []
 
     def in_vain(loop: EventLoop, address: object, limit_s: float, done: Callable[[socket.socket, int], None]) -> None:
@@ -136,7 +136,7 @@ def test_a_node_that_cannot_be_reached_has_the_whole_grace(
     breaks(follower)
     run_until(loop, lambda: len(trials) == 5)
     assert leader.noted("lost") == []
-    run_until(loop, lambda: follower.lead._link is not None)
+    run_until(loop, lambda: follower.lead._connection is not None)
     follower.lead.say({"do": "stop_wanted"})
     run_until(loop, lambda: "stop" in follower.ordered())
     assert leader.noted("lost") == []
@@ -148,13 +148,13 @@ def test_a_link_that_became_silent_is_replaced_and_nothing_is_lost(
     """As after a cut of the network, when neither kernel knows that the other can be reached again."""
     monkeypatch.setattr(failure_detector, "SUSPECT_S", 0.5)  # before the follower is made
     follower = begin(loop, leader, keys, node_grace_s=3)
-    first = leader.lead._links[1]
+    first = leader.lead._connections[1]
     first._loop.unwatch(first._sock)
     monkeypatch.setattr(first, "_pump", lambda: None)
     follower.lead.say({"do": "failed", "message": "in time"})
     leader.orders.clear()
     run_until(loop, lambda: "stop" in follower.ordered())
-    assert leader.lead._links[1] is not first
+    assert leader.lead._connections[1] is not first
     assert leader.noted("phase")[-1]["cause"]["message"] == "in time"
     assert leader.noted("lost") == []
     assert follower.lost == []
@@ -263,7 +263,7 @@ def test_a_supervisor_does_not_follow_the_lead_of_another_run(loop: EventLoop, l
     follower = Follower(loop, other_keys.of(1), leader.port)
     run_until(loop, lambda: follower.lost)
     assert "another program has its port" in follower.lost[0]  # which is known long before the grace is over
-    assert leader.lead._links == {}
+    assert leader.lead._connections == {}
 
 
 def test_a_node_that_is_not_of_the_run_is_turned_away(
@@ -274,15 +274,15 @@ def test_a_node_that_is_not_of_the_run_is_turned_away(
     turned_away: list[OSError | None] = []
     closed = stranger.lead._closed
 
-    def count(link: Link, error: OSError | None) -> None:
+    def count(connection: Connection, error: OSError | None) -> None:
         turned_away.append(error)
-        closed(link, error)
+        closed(connection, error)
 
     monkeypatch.setattr(stranger.lead, "_closed", count)
     stranger.lead.say({"do": "stop_wanted"})
     run_until(loop, lambda: turned_away)
     begin(loop, leader, keys)
-    assert list(leader.lead._links) == [1]
+    assert list(leader.lead._connections) == [1]
     stranger.lead.let_go()
 
 
@@ -296,8 +296,8 @@ def test_another_node_in_the_leads_place_is_not_obeyed(loop: EventLoop, keys: Ke
             tls = tls_context(keys.of(2), server=True).wrap_socket(
                 sock, server_side=True, do_handshake_on_connect=False
             )
-            link = Link(loop, tls, lambda link, node: None, lambda frame: None, lambda error: None)
-            link.send({"s": 1, "a": 0, "m": {"do": "stop"}})
+            connection = Connection(loop, tls, lambda connection, node: None, lambda frame: None, lambda error: None)
+            connection.send({"s": 1, "a": 0, "m": {"do": "stop"}})
 
         loop.watch(listener, impostor)
         run_until(loop, lambda: follower.lost)
@@ -310,11 +310,11 @@ def test_a_second_supervisor_of_a_node_takes_the_place_of_the_first_which_is_gon
     """It comes before anybody has noticed. What the end of the first leads to is not for the second."""
     leader = Lead(loop, keys, on_trainer_loss="wait", whole=True)
     begin(loop, leader, keys).lead.let_go()
-    first = leader.lead._links[1]
+    first = leader.lead._connections[1]
     second = Follower(loop, keys.of(1), leader.port)
     second.lead.say({"do": "hello", "new": True})
     run_until(loop, second.ordered)
-    assert leader.lead._links[1] is not first
+    assert leader.lead._connections[1] is not first
     assert first.idle()
     assert [note["node"] for note in leader.noted("lost")] == [note["node"] for note in leader.noted("rejoined")] == [1]
     assert second.ordered() == ["again"]
