@@ -19,7 +19,7 @@ MOST_NAMED = 6
 Message = dict[str, Any]
 
 
-class Standstill:
+class DeadlockDetector:
     """Supervisors tell of a process's pace when it changes: it `moves`, it `waits` for too long, or it is `stalled`."""
 
     def __init__(self) -> None:

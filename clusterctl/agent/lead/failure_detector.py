@@ -12,7 +12,7 @@ def suspect_s(heartbeat_s: float) -> float:
     return max(SUSPECT_S, 3 * heartbeat_s)
 
 
-class Membership:
+class FailureDetector:
     """`here` have said hello; `idle` have no process; of the `lost` nothing is expected; the `awaited` may return."""
 
     def __init__(self, nodes: Iterable[int], now: float, suspect_s: float, grace_s: float) -> None:

@@ -10,7 +10,7 @@ from clusterctl.agent.lead.restart_policy import Key
 Message = dict[str, Any]
 
 
-class Roster:
+class ProcessTable:
     """`fresh` are to be started, `waiting` is this phase's news of; trainers that are `gone` nobody waits for, those
     that are `held` begin again when somebody says so."""
 

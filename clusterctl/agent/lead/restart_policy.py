@@ -13,7 +13,7 @@ LONGEST_DELAY_S = 30.0
 Key = tuple[str, int]  # role, rank
 
 
-class Restarts:
+class RestartPolicy:
     """`allowed` says, by role, how many restarts a process has within an hour."""
 
     def __init__(self, allowed: Mapping[str, int]) -> None:

@@ -16,10 +16,10 @@ from typing import Any
 
 from clusterctl.agent.lead.actions import Action, Finish, Note, Policy, Tell
 from clusterctl.agent.lead.checkpoints import Savings, Upkeep
-from clusterctl.agent.lead.deadlock import Standstill
-from clusterctl.agent.lead.failure_detector import Membership, suspect_s
-from clusterctl.agent.lead.process_table import Roster, name_of
-from clusterctl.agent.lead.restart_policy import Key, Restarts
+from clusterctl.agent.lead.deadlock import DeadlockDetector
+from clusterctl.agent.lead.failure_detector import FailureDetector, suspect_s
+from clusterctl.agent.lead.process_table import ProcessTable, name_of
+from clusterctl.agent.lead.restart_policy import Key, RestartPolicy
 
 STOP_MARGIN_S = 20.0
 MOST_ATTEMPTS = 4  # to find ports that nobody else takes
@@ -48,13 +48,13 @@ class Lead:
         self.phase = "gathering"
         self.epoch = 0
         self._policy = policy or Policy()
-        self._roster = Roster(processes)
-        self._members = Membership(members, now, suspect_s(heartbeat_s), node_grace_s)
+        self._table = ProcessTable(processes)
+        self._detector = FailureDetector(members, now, suspect_s(heartbeat_s), node_grace_s)
         self._gathered: set[int] = set()  # in this epoch
         self._pservers_leave = pservers_leave
-        self._restarts = Restarts(self._policy.restarts)
+        self._restart_policy = RestartPolicy(self._policy.restarts)
         self._port_trials = 1
-        self._standstill = Standstill()
+        self._deadlocks = DeadlockDetector()
         self._savings = Savings(upkeep or Upkeep(3))
         self._recover: Message = {}
         self._cause: Message | None = None
@@ -66,7 +66,7 @@ class Lead:
 
     def alive(self, node: int, now: float) -> list[Action]:
         """A sign of life of a node's supervisor."""
-        if self._members.hear(node, now) and self.phase != "ended":
+        if self._detector.hear(node, now) and self.phase != "ended":
             return [Note({"event": "rejoined", "node": node})]
         return []
 
@@ -82,12 +82,12 @@ class Lead:
         """Whether it is about processes, or from an epoch, of before."""
         if message.get("stopping") or message.get("new"):
             return False
-        return self._roster.is_old(message) or message.get("epoch", self.epoch) != self.epoch
+        return self._table.is_old(message) or message.get("epoch", self.epoch) != self.epoch
 
     def tick(self, now: float) -> list[Action]:
         """What the passing of time means."""
         actions: list[Action] = []
-        for node, silent_s, over in list(self._members.look(now)) if self.phase != "ended" else ():
+        for node, silent_s, over in list(self._detector.look(now)) if self.phase != "ended" else ():
             if over:
                 why = f"nothing heard of it for {silent_s:.0f} s"
                 actions += self.lose(node, why, now, silent_s=round(silent_s, 1))
@@ -105,76 +105,76 @@ class Lead:
 
     def _look_for_standstill(self, now: float) -> list[Action]:
         """Trainers that are held for a rejoin are waited for, which is no standstill."""
-        over = {("trainer", rank) for rank in {*self._roster.ended_well, *self._roster.gone}}
-        attempts = {key: attempt for key, attempt in self._roster.attempts.items() if key not in over}
-        actions = self._standstill.look({} if self._roster.held else attempts, now)
-        cause = self._standstill.cause(now) if self._policy.standstill_fails else None
+        over = {("trainer", rank) for rank in {*self._table.ended_well, *self._table.gone}}
+        attempts = {key: attempt for key, attempt in self._table.attempts.items() if key not in over}
+        actions = self._deadlocks.look({} if self._table.held else attempts, now)
+        cause = self._deadlocks.cause(now) if self._policy.standstill_fails else None
         return actions if cause is None else [*actions, *self._fail(cause, now)]
 
     def lose(self, node: int, why: str, now: float, silent_s: float | None = None) -> list[Action]:
         """A supervisor is gone for good, or for now where the run waits for it."""
-        if node in self._members.absent | self._members.idle or self.phase == "ended":
+        if node in self._detector.absent | self._detector.idle or self.phase == "ended":
             return []
         note = Note({"event": "lost", "node": node, "message": why, "why": why, "silent_s": silent_s})
         cause = {"kind": "node_lost", "node": node, "message": f"node{node} is lost: {why}", "why": why}
-        if self.phase not in ("stopping", "finishing") and node in self._members.here:
-            keys = self._roster.on(node)
+        if self.phase not in ("stopping", "finishing") and node in self._detector.here:
+            keys = self._table.on(node)
             serves = any(role != "trainer" for role, _ in keys)
             if self._policy.on_trainer_loss == "wait":
-                self._members.wait_for(node)
+                self._detector.wait_for(node)
                 return [Note({**note.event, "waits": True}), *self._begin_when_back(keys)]
             if self._policy.on_trainer_loss == "shrink" and not serves:
-                self._members.lost.add(node)
+                self._detector.lost.add(node)
                 return [note, *self._shrink(keys, cause, now)]
-        self._members.lost.add(node)
+        self._detector.lost.add(node)
         return [note, *self._fail(cause, now), *self._end_if_idle()]
 
     # What supervisors say.
 
     def _on_hello(self, node: int, message: Message, now: float) -> list[Action]:
-        self._members.here.add(node)
+        self._detector.here.add(node)
         if message.get("new"):
             return self._brief(node)
         self._gathered.add(node)
-        self._roster.endpoints.update(message.get("endpoints", {}))
+        self._table.endpoints.update(message.get("endpoints", {}))
         return self._spawn_if_all_are_here()
 
     def _spawn_if_all_are_here(self) -> list[Action]:
-        if self.phase != "gathering" or not self._gathered >= self._members.nodes - self._members.lost:
+        if self.phase != "gathering" or not self._gathered >= self._detector.nodes - self._detector.lost:
             return []
         return self._spawn("pserver")
 
     def _spawn(self, role: str) -> list[Action]:
         """Starts what is to be started of a role; of the next one if there is none."""
-        self._roster.waiting = self._roster.fresh & self._roster.of_role(role)
-        if not self._roster.waiting:
+        self._table.waiting = self._table.fresh & self._table.of_role(role)
+        if not self._table.waiting:
             return self._spawn("trainer") if role == "pserver" else self._run()
         self.phase = f"{role}s"
         return [
             self._phase_note(),
-            Tell({"do": "spawn", "epoch": self.epoch, "role": role, **self._roster.whereabouts()}),
+            Tell({"do": "spawn", "epoch": self.epoch, "role": role, **self._table.whereabouts()}),
         ]
 
     def _phase_note(self) -> Note:
         return Note({"event": "phase", "phase": self.phase})
 
     def _on_ready(self, node: int, message: Message, now: float) -> list[Action]:
-        self._roster.endpoints[f"pserver{message['rank']}"] = message["endpoint"]
-        self._roster.is_up(("pserver", message["rank"]))
-        if self.phase != "pservers" or self._roster.waiting:
+        self._table.endpoints[f"pserver{message['rank']}"] = message["endpoint"]
+        self._table.is_up(("pserver", message["rank"]))
+        if self.phase != "pservers" or self._table.waiting:
             return []
         return self._spawn("trainer")
 
     def _on_running(self, node: int, message: Message, now: float) -> list[Action]:
-        self._roster.is_up((message["role"], message["rank"]))
+        self._table.is_up((message["role"], message["rank"]))
         return self._run_if_all_do()
 
     def _run_if_all_do(self) -> list[Action]:
-        return self._run() if self.phase == "trainers" and not self._roster.waiting else []
+        return self._run() if self.phase == "trainers" and not self._table.waiting else []
 
     def _run(self) -> list[Action]:
         self.phase = "running"
-        self._roster.fresh.clear()
+        self._table.fresh.clear()
         return [self._phase_note(), *self._finish_if_trained()]
 
     def _on_exited(self, node: int, message: Message, now: float) -> list[Action]:
@@ -184,17 +184,17 @@ class Lead:
         if message.get("port_taken") and self._port_trials < MOST_ATTEMPTS:
             self._port_trials += 1
             why = f"{name_of(key)} found its port taken: all start again, with other ports"
-            return [_warning(node, why), *self._begin_again(self._roster.node_of)]
+            return [_warning(node, why), *self._begin_again(self._table.node_of)]
         well = message["exit_code"] == 0
         if well and key[0] == "trainer":
-            self._roster.ended_well[key[1]] = int(message.get("pushes") or 0)
+            self._table.ended_well[key[1]] = int(message.get("pushes") or 0)
             return self._finish_if_trained()
         if well and (self.phase == "finishing" or self._pservers_leave):
             return []
         return self._forgive(key, {"kind": "exit", **_without_order(message), "node": node}, now)
 
     def _finish_if_trained(self) -> list[Action]:
-        if self.phase != "running" or not self._roster.are_trained():
+        if self.phase != "running" or not self._table.are_trained():
             return []
         self.phase = "finishing"
         return [self._phase_note(), Tell({"do": "finish", "epoch": self.epoch})]
@@ -209,18 +209,18 @@ class Lead:
 
     def _on_rejoin(self, node: int, message: Message, now: float) -> list[Action]:
         """Somebody has mended a node: its trainers that were given up are started again."""
-        keys = {key for key in self._roster.held if self._roster.node_of[key] == node}
-        self._roster.held -= keys
+        keys = {key for key in self._table.held if self._table.node_of[key] == node}
+        self._table.held -= keys
         for key in keys:
-            self._restarts.forget(key)
+            self._restart_policy.forget(key)
         return [action for key in sorted(keys) for action in (self._back(key), self._respawn(key, 0.0))]
 
     def _back(self, key: Key) -> Note:
-        about = {"role": key[0], "rank": key[1], "node": self._roster.node_of[key]}
+        about = {"role": key[0], "rank": key[1], "node": self._table.node_of[key]}
         return Note({"event": "rejoined", **about})
 
     def _on_pace(self, node: int, message: Message, now: float) -> list[Action]:
-        self._standstill.hear((message["role"], message["rank"]), message)
+        self._deadlocks.hear((message["role"], message["rank"]), message)
         return []
 
     def _on_idle(self, node: int, message: Message, now: float) -> list[Action]:
@@ -228,12 +228,12 @@ class Lead:
         actions = []
         if message.get("stopping") and self.phase != "stopping":
             actions = self.lose(node, "it had taken the lead for lost", now)
-        if node not in self._members.awaited:
-            self._members.idle.add(node)
+        if node not in self._detector.awaited:
+            self._detector.idle.add(node)
         return [*actions, *self._end_if_idle()]
 
     def _on_saved(self, node: int, message: Message, now: float) -> list[Action]:
-        return self._savings.take(message, len(self._roster.of_role("pserver")))
+        return self._savings.take(message, len(self._table.of_role("pserver")))
 
     def _on_kept(self, node: int, message: Message, now: float) -> list[Action]:
         return self._savings.keep(message)
@@ -250,12 +250,12 @@ class Lead:
             return self._distrust(key, cause)
         if cause.get("hopeless"):  # ON_NAN = "fail"
             return self._fail(cause, now)
-        delay_s = None if self._is_hopeless(key, cause) else self._restarts.grant(key, now)
+        delay_s = None if self._is_hopeless(key, cause) else self._restart_policy.grant(key, now)
         if delay_s is None:
             return self._give_up(key, cause, now)
-        about = {"role": key[0], "rank": key[1], "node": cause["node"], "attempt": self._roster.attempts[key] + 1}
+        about = {"role": key[0], "rank": key[1], "node": cause["node"], "attempt": self._table.attempts[key] + 1}
         note = Note(
-            {"event": "restarting", **about, "in_s": delay_s, **_reason(cause), "count": self._restarts.told(key)}
+            {"event": "restarting", **about, "in_s": delay_s, **_reason(cause), "count": self._restart_policy.told(key)}
         )
         if key[0] == "trainer" and self.phase in ("trainers", "running") and not self._policy.whole:
             return [note, self._respawn(key, delay_s)]
@@ -263,7 +263,7 @@ class Lead:
 
     def _is_hopeless(self, key: Key, cause: Message) -> bool:
         """Whether a program has ended by itself before it said a word; those that never do get their chance."""
-        began = self._roster.attempts[key] > 1 or cause.get("worked", True) or self._policy.whole
+        began = self._table.attempts[key] > 1 or cause.get("worked", True) or self._policy.whole
         return not began and cause["exit_code"] > 0
 
     def _distrust(self, key: Key, cause: Message) -> list[Action]:
@@ -272,10 +272,10 @@ class Lead:
         self._savings.discard(tag)
         words = cause.get("tail") or [cause["message"]]
         note = _warning(cause["node"], f"checkpoint {tag} cannot be used by {name_of(key)}: {words[-1]}")
-        return [note, *self._begin_again(self._roster.node_of)]
+        return [note, *self._begin_again(self._table.node_of)]
 
     def _give_up(self, key: Key, cause: Message, now: float) -> list[Action]:
-        failures, within_s = self._restarts.spent(key, now)
+        failures, within_s = self._restart_policy.spent(key, now)
         if failures > 1:
             cause["message"] += f", failure {failures} within {within_s:.0f} s: RESTARTS are spent"
             cause["failures"] = failures
@@ -283,7 +283,7 @@ class Lead:
             if self._policy.on_trainer_loss == "shrink":
                 return self._shrink({key}, cause, now)
             if self._policy.on_trainer_loss == "wait":
-                self._roster.held.add(key)
+                self._table.held.add(key)
                 about = {"role": key[0], "rank": key[1], "node": cause["node"]}
                 return [
                     Note({"event": "held", **about, "message": f"{cause['message']}: the run waits for start --rejoin"})
@@ -292,14 +292,14 @@ class Lead:
 
     def _shrink(self, keys: Collection[Key], cause: Message, now: float) -> list[Action]:
         """The others go on without these trainers."""
-        self._roster.give_up(keys)
-        if not self._roster.of_role("trainer"):
+        self._table.give_up(keys)
+        if not self._table.of_role("trainer"):
             return self._fail(cause, now)
         about = {"event": "lost", "message": cause["message"]}
         notes = [
-            Note({**about, "role": role, "rank": n, "node": self._roster.node_of[role, n]}) for role, n in sorted(keys)
+            Note({**about, "role": role, "rank": n, "node": self._table.node_of[role, n]}) for role, n in sorted(keys)
         ]
-        tell = Tell({"do": "shrink", "ranks": sorted(self._roster.gone)})
+        tell = Tell({"do": "shrink", "ranks": sorted(self._table.gone)})
         return [*notes, tell, *self._spawn_if_all_are_here(), *self._run_if_all_do(), *self._finish_if_trained()]
 
     def _begin_when_back(self, keys: Collection[Key]) -> list[Action]:
@@ -310,14 +310,14 @@ class Lead:
 
     def _respawn_trainers(self, keys: Collection[Key]) -> list[Action]:
         """Those of `keys` that are not done, nor given up; there may be pservers among them."""
-        trainers = sorted(self._roster.of_role("trainer") & set(keys))
-        return [self._respawn(key, 0.0) for key in trainers if key[1] not in self._roster.ended_well]
+        trainers = sorted(self._table.of_role("trainer") & set(keys))
+        return [self._respawn(key, 0.0) for key in trainers if key[1] not in self._table.ended_well]
 
     def _respawn(self, key: Key, delay_s: float) -> Tell:
-        node = self._roster.node_of[key]
-        self._members.idle.discard(node)
-        about = {"role": key[0], "rank": key[1], "attempt": self._roster.again(key), "in_s": delay_s}
-        return Tell({"do": "respawn", **about, **self._roster.whereabouts()}, node)
+        node = self._table.node_of[key]
+        self._detector.idle.discard(node)
+        about = {"role": key[0], "rank": key[1], "attempt": self._table.again(key), "in_s": delay_s}
+        return Tell({"do": "respawn", **about, **self._table.whereabouts()}, node)
 
     @property
     def _begin_together(self) -> bool:
@@ -326,28 +326,28 @@ class Lead:
     def _with_others(self, keys: Collection[Key]) -> Collection[Key]:
         """Who begins again when these do: all, or the trainers and whoever is not up yet."""
         if self._begin_together:
-            return self._roster.node_of
-        return {*keys, *self._roster.fresh, *self._roster.of_role("trainer")}
+            return self._table.node_of
+        return {*keys, *self._table.fresh, *self._table.of_role("trainer")}
 
     def _begin_again(self, keys: Collection[Key], delay_s: float = 0.0) -> list[Action]:
         """A new epoch: these processes end, and begin again from the newest checkpoint."""
         self.epoch += 1
         self.phase = "gathering"
-        self._roster.begin_again(keys, but_done=not self._begin_together)
-        for known in (self._gathered, self._members.idle):
+        self._table.begin_again(keys, but_done=not self._begin_together)
+        for known in (self._gathered, self._detector.idle):
             known.clear()
-        self._recover = {**self._savings.go_back(forget_logs=self._policy.together), "left": self._roster.left()}
+        self._recover = {**self._savings.go_back(forget_logs=self._policy.together), "left": self._table.left()}
         return [self._phase_note(), self._rolled_back(), Tell(self._again(delay_s))]
 
     def _rolled_back(self) -> Note:
         tag, step = self._recover["tag"], self._recover["step"]
-        who = sorted(name_of(key) for key in self._roster.fresh)
-        whole = self._roster.fresh >= self._roster.of_role("pserver") | self._roster.of_role("trainer")
+        who = sorted(name_of(key) for key in self._table.fresh)
+        whole = self._table.fresh >= self._table.of_role("pserver") | self._table.of_role("trainer")
         about = {"epoch": self.epoch, "tag": tag, "step": step, "whole": whole}
         return Note({"event": "rolled_back", **about, "processes": who})
 
     def _again(self, delay_s: float) -> Message:
-        attempts = {name_of(key): self._roster.attempts[key] for key in sorted(self._roster.fresh)}
+        attempts = {name_of(key): self._table.attempts[key] for key in sorted(self._table.fresh)}
         return {"do": "again", "epoch": self.epoch, "attempts": attempts, "in_s": delay_s, "recover": self._recover}
 
     def _brief(self, node: int) -> list[Action]:
@@ -356,7 +356,7 @@ class Lead:
             return [Tell({"do": "stop", "cause": self._cause}, node)]
         if self.phase == "gathering":
             return [Tell(self._again(0.0), node)]
-        return self._respawn_trainers(self._roster.on(node))
+        return self._respawn_trainers(self._table.on(node))
 
     # Endings.
 
@@ -368,12 +368,12 @@ class Lead:
     def _stop(self, outcome: str, cause: Message, now: float) -> list[Action]:
         self.phase, self._outcome, self._cause = "stopping", outcome, cause
         self._stop_deadline = now + self._stop_limit_s
-        self._members.give_up_waiting()  # who comes yet is told to end
+        self._detector.give_up_waiting()  # who comes yet is told to end
         note = Note({"event": "phase", "phase": "stopping", "cause": cause})
         return [note, Tell({"do": "stop", "cause": cause}), *self._end_if_idle()]
 
     def _end_if_idle(self) -> list[Action]:
-        if self.phase not in ("stopping", "finishing") or not self._members.all_idle():
+        if self.phase not in ("stopping", "finishing") or not self._detector.all_idle():
             return []
         return self._end()
 
@@ -381,7 +381,7 @@ class Lead:
         if self.phase == "ended":
             return []
         self.phase, self._stop_deadline = "ended", None
-        missing = sorted(self._members.nodes - self._members.idle)
+        missing = sorted(self._detector.nodes - self._detector.idle)
         ended = {"event": "ended", "state": self._outcome, "cause": self._cause, "not_heard_of": missing}
         return [Note(ended), Tell({"do": "end", "state": self._outcome, "cause": self._cause}), Finish(self._outcome)]
 
