@@ -12,11 +12,11 @@ Message = dict[str, Any]
 MOST_LOGS = 1_000  # of a trainer: a cut is complete long before it has logged so much again
 
 
-class Savings:
-    """Models and checkpoints become whole when every pserver has written its piece; `upkeep` says which stay."""
+class CheckpointTracker:
+    """Models and checkpoints become whole when every pserver has written its piece; `retention` says which stay."""
 
-    def __init__(self, upkeep: Upkeep) -> None:
-        self._upkeep = upkeep
+    def __init__(self, retention: CheckpointRetention) -> None:
+        self._retention = retention
         self._receipts: dict[tuple[bool, str], dict[int, Message]] = {}
 
     def take(self, message: Message, pservers: int) -> list[Action]:
@@ -35,26 +35,26 @@ class Savings:
     def keep(self, message: Message) -> list[Action]:
         """The manifest of a checkpoint is in place: older ones may go."""
         tag = message["tag"]
-        stay = self._upkeep.add(Known(tag, message["step"], message["steps"]))
-        order = {"do": "keep", "tags": stay, "newest": stay[-1], "alone": self._upkeep.full}
+        stay = self._retention.add(Known(tag, message["step"], message["steps"]))
+        order = {"do": "keep", "tags": stay, "newest": stay[-1], "alone": self._retention.full}
         return [_note(message, checkpoint=True), DropManifests(stay, stay[-1]), Tell(order)]
 
     def log(self, message: Message) -> None:
         """A trainer logged what KEEP_BEST goes by."""
-        self._upkeep.log(message["rank"], Logged(message["step"], message["value"], message["weight"]))
+        self._retention.log(message["rank"], Logged(message["step"], message["value"], message["weight"]))
 
     def discard(self, tag: str) -> None:
         """A checkpoint turned out to be damaged."""
-        self._upkeep.discard(tag)
+        self._retention.discard(tag)
 
     def go_back(self, *, forget_logs: bool) -> Message:
         """Processes begin again, from the newest checkpoint (`tag`, `step`) or the beginning; pieces on the way are
         void, and with `forget_logs` what was logged since."""
         self._receipts.clear()
-        newest = self._upkeep.newest
+        newest = self._retention.newest
         step = newest.step if newest else 0
         if forget_logs:
-            self._upkeep.forget_after(step)
+            self._retention.forget_after(step)
         return {"tag": newest.tag if newest else None, "step": step}
 
 
@@ -83,7 +83,7 @@ class Known(NamedTuple):
     steps: Sequence[int] = ()
 
 
-class Upkeep:
+class CheckpointRetention:
     """`first` is the checkpoint from which the run was resumed: it stays until newer ones take its place."""
 
     def __init__(self, keep: int, best: Best | None = None, first: Known | None = None) -> None:

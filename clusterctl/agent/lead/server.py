@@ -12,7 +12,7 @@ from typing import Any, Callable
 from clusterctl.agent.event_loop import EventLoop
 from clusterctl.agent.lead.actions import Action, DropManifests, Finish, Note, Policy, Tell, WriteManifest
 from clusterctl.agent.lead.channel import Channel
-from clusterctl.agent.lead.checkpoints import Best, Known, Upkeep
+from clusterctl.agent.lead.checkpoints import Best, CheckpointRetention, Known
 from clusterctl.agent.lead.connection import DIAL_S, RETRY_S, Connection, reach, tls_context
 from clusterctl.agent.lead.message_schema import check
 from clusterctl.agent.lead.state_machine import Lead
@@ -25,11 +25,11 @@ COMEBACK_S = 2.5  # more than a supervisor that lives needs for another connecti
 Message = dict[str, Any]
 
 
-def upkeep_of(spec: RunSpec) -> Upkeep:
+def retention_of(spec: RunSpec) -> CheckpointRetention:
     """Which checkpoints a run keeps, by its spec."""
     best, resume = spec.saving.keep_best, spec.saving.resume
     first = Known(resume.tag, resume.step) if resume else None
-    return Upkeep(spec.saving.keep, Best(best.name, best.direction) if best else None, first)
+    return CheckpointRetention(spec.saving.keep, Best(best.name, best.direction) if best else None, first)
 
 
 def policy_of(spec: RunSpec) -> Policy:
@@ -81,7 +81,7 @@ class LeadServer:
             grace_s=spec.timing.grace_s,
             heartbeat_s=spec.timing.heartbeat_s,
             pservers_leave=ENGINES[spec.training.engine].leaves,
-            upkeep=upkeep_of(spec),
+            retention=retention_of(spec),
             policy=policy_of(spec),
         )
         loop.watch(listener, self._accept)

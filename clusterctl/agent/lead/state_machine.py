@@ -15,7 +15,7 @@ from collections.abc import Collection, Iterable
 from typing import Any
 
 from clusterctl.agent.lead.actions import Action, Finish, Note, Policy, Tell
-from clusterctl.agent.lead.checkpoints import Savings, Upkeep
+from clusterctl.agent.lead.checkpoints import CheckpointRetention, CheckpointTracker
 from clusterctl.agent.lead.deadlock import DeadlockDetector
 from clusterctl.agent.lead.failure_detector import FailureDetector, suspect_s
 from clusterctl.agent.lead.process_table import ProcessTable, name_of
@@ -42,7 +42,7 @@ class Lead:
         grace_s: float,
         heartbeat_s: float = 1.0,
         pservers_leave: bool = False,
-        upkeep: Upkeep | None = None,
+        retention: CheckpointRetention | None = None,
         policy: Policy | None = None,
     ) -> None:
         self.phase = "gathering"
@@ -55,7 +55,7 @@ class Lead:
         self._restart_policy = RestartPolicy(self._policy.restarts)
         self._port_trials = 1
         self._deadlocks = DeadlockDetector()
-        self._savings = Savings(upkeep or Upkeep(3))
+        self._tracker = CheckpointTracker(retention or CheckpointRetention(3))
         self._recover: Message = {}
         self._cause: Message | None = None
         self._outcome = "succeeded"
@@ -233,13 +233,13 @@ class Lead:
         return [*actions, *self._end_if_idle()]
 
     def _on_saved(self, node: int, message: Message, now: float) -> list[Action]:
-        return self._savings.take(message, len(self._table.of_role("pserver")))
+        return self._tracker.take(message, len(self._table.of_role("pserver")))
 
     def _on_kept(self, node: int, message: Message, now: float) -> list[Action]:
-        return self._savings.keep(message)
+        return self._tracker.keep(message)
 
     def _on_logged(self, node: int, message: Message, now: float) -> list[Action]:
-        self._savings.log(message)
+        self._tracker.log(message)
         return []
 
     # Failures that need not be the end.
@@ -269,7 +269,7 @@ class Lead:
     def _distrust(self, key: Key, cause: Message) -> list[Action]:
         """A pserver cannot begin from a checkpoint: the one before it is taken."""
         tag = self._recover["tag"]
-        self._savings.discard(tag)
+        self._tracker.discard(tag)
         words = cause.get("tail") or [cause["message"]]
         note = _warning(cause["node"], f"checkpoint {tag} cannot be used by {name_of(key)}: {words[-1]}")
         return [note, *self._begin_again(self._table.node_of)]
@@ -336,7 +336,7 @@ class Lead:
         self._table.begin_again(keys, but_done=not self._begin_together)
         for known in (self._gathered, self._detector.idle):
             known.clear()
-        self._recover = {**self._savings.go_back(forget_logs=self._policy.together), "left": self._table.left()}
+        self._recover = {**self._tracker.go_back(forget_logs=self._policy.together), "left": self._table.left()}
         return [self._phase_note(), self._rolled_back(), Tell(self._again(delay_s))]
 
     def _rolled_back(self) -> Note:

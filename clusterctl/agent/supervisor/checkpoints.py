@@ -17,7 +17,7 @@ from clusterctl.agent.supervisor.run_context import RunContext
 Message = dict[str, Any]
 
 
-class Saves:
+class CheckpointKeeper:
     """The saved models and checkpoints of one run on this node."""
 
     def __init__(self, context: RunContext) -> None:

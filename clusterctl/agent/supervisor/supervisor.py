@@ -23,7 +23,7 @@ from clusterctl.agent.lead.server import LeadServer
 from clusterctl.agent.node.jobs import need_spec
 from clusterctl.agent.node.ports import NoFreePortError, take_top
 from clusterctl.agent.supervisor import guardian
-from clusterctl.agent.supervisor.checkpoints import Saves
+from clusterctl.agent.supervisor.checkpoints import CheckpointKeeper
 from clusterctl.agent.supervisor.child import Child, who
 from clusterctl.agent.supervisor.event_log import SNAPSHOT_S, Chronicle
 from clusterctl.agent.supervisor.exits import Endings, describe_exit, found_port_taken, system_error
@@ -73,7 +73,7 @@ class Supervisor:
         context = RunContext(run, spec, loop, self._note, self._say, self._fail_node, lambda: self.stopping)
         self._context = context
         self._starter = Starter(context)
-        self._saves = Saves(context)
+        self._checkpoints = CheckpointKeeper(context)
         self._endings = Endings(context)
         self._stalls = Stalls(context, lambda: self.children)
         self._leftovers = Leftovers(context, self.chronicle.count_killed, self._is_guardian)
@@ -106,8 +106,8 @@ class Supervisor:
                 listener,
                 self._on_order,
                 self._note,
-                self._saves.write_manifest,
-                self._saves.drop_manifests,
+                self._checkpoints.write_manifest,
+                self._checkpoints.drop_manifests,
             )
         else:
             assert self.spec.lead is not None
@@ -139,7 +139,7 @@ class Supervisor:
         elif order == "finish":
             self._finish()
         elif order == "keep":
-            self._saves.keep(message)
+            self._checkpoints.keep(message)
         elif order == "stacks":
             self._stalls.show_stacks(message["message"])
         elif order == "stop":
@@ -276,7 +276,7 @@ class Supervisor:
         elif event == "log" and "values" in said:
             said["values"] = {str(name): value for name, value in dict(said["values"]).items() if is_number(value)}
             child.progress["values"] = said["values"]
-            self._saves.log(child, said)
+            self._checkpoints.log(child, said)
         elif event == "saved" and child.role == "pserver":
             order = {"do": "saved", **who(child), "node": self.spec.node}
             self.lead.say({**check_receipt(said, child.rank), **order})

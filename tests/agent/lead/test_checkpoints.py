@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from agent.plays import Play
 from clusterctl.agent.lead.actions import DropManifests, Tell
-from clusterctl.agent.lead.checkpoints import Best, Known, Logged, Upkeep
+from clusterctl.agent.lead.checkpoints import Best, CheckpointRetention, Known, Logged
 
 AUC = Best("auc", "max")
 
@@ -19,86 +19,86 @@ def tag(step: int) -> str:
     return f"step-{step:09d}"
 
 
-def add(upkeep: Upkeep, *steps: int) -> list[int]:
+def add(retention: CheckpointRetention, *steps: int) -> list[int]:
     """The steps of what stays after the last of these."""
     stay: list[str] = []
     for step in steps:
-        stay = upkeep.add(Known(tag(step), step))
+        stay = retention.add(Known(tag(step), step))
     return [int(name[5:]) for name in stay]
 
 
 def test_the_newest_few_stay() -> None:
-    upkeep = Upkeep(2)
-    assert add(upkeep, 10) == [10]
-    assert not upkeep.full
-    assert add(upkeep, 20) == [10, 20]
-    assert upkeep.full
-    assert add(upkeep, 30, 40) == [30, 40]
+    retention = CheckpointRetention(2)
+    assert add(retention, 10) == [10]
+    assert not retention.full
+    assert add(retention, 20) == [10, 20]
+    assert retention.full
+    assert add(retention, 30, 40) == [30, 40]
 
 
 def test_what_the_run_was_resumed_from_stays_until_enough_newer_ones_are_complete() -> None:
-    upkeep = Upkeep(1, first=Known(tag(500), 500))
-    assert add(upkeep, 600) == [600]
-    upkeep = Upkeep(2, first=Known(tag(500), 500))
-    assert add(upkeep, 600) == [500, 600]
-    assert add(upkeep, 700) == [600, 700]
+    retention = CheckpointRetention(1, first=Known(tag(500), 500))
+    assert add(retention, 600) == [600]
+    retention = CheckpointRetention(2, first=Known(tag(500), 500))
+    assert add(retention, 600) == [500, 600]
+    assert add(retention, 700) == [600, 700]
 
 
 def test_one_that_is_written_again_counts_once() -> None:
-    assert add(Upkeep(2), 10, 20, 20) == [10, 20]
+    assert add(CheckpointRetention(2), 10, 20, 20) == [10, 20]
 
 
 def test_the_best_stays_besides_and_of_equals_the_newest() -> None:
-    upkeep = Upkeep(1, AUC)
+    retention = CheckpointRetention(1, AUC)
     for step, value in ((10, 0.7), (20, 0.9), (30, 0.9), (40, 0.8)):
-        upkeep.log(0, Logged(step, value, 1.0))
-        stay = add(upkeep, step)
+        retention.log(0, Logged(step, value, 1.0))
+        stay = add(retention, step)
     assert stay == [30, 40]
-    assert not upkeep.full, "an older run may have a better one"
+    assert not retention.full, "an older run may have a better one"
 
 
 def test_only_what_was_logged_at_or_before_the_cut_counts_and_by_weight() -> None:
-    upkeep = Upkeep(1, Best("loss", "min"))
-    upkeep.log(0, Logged(9, 1.0, 3.0))
-    upkeep.log(1, Logged(10, 2.0, 1.0))  # the mean is 1.25
-    upkeep.log(1, Logged(11, 0.0, 1.0))
-    assert add(upkeep, 10) == [10]
-    upkeep.log(0, Logged(20, 1.3, 1.0))
-    upkeep.log(1, Logged(20, 1.3, 1.0))
-    assert add(upkeep, 20) == [10, 20]
-    upkeep.log(0, Logged(30, math.nan, 1.0))
-    assert add(upkeep, 30) == [10, 30], "what is not a number is no word at all"
+    retention = CheckpointRetention(1, Best("loss", "min"))
+    retention.log(0, Logged(9, 1.0, 3.0))
+    retention.log(1, Logged(10, 2.0, 1.0))  # the mean is 1.25
+    retention.log(1, Logged(11, 0.0, 1.0))
+    assert add(retention, 10) == [10]
+    retention.log(0, Logged(20, 1.3, 1.0))
+    retention.log(1, Logged(20, 1.3, 1.0))
+    assert add(retention, 20) == [10, 20]
+    retention.log(0, Logged(30, math.nan, 1.0))
+    assert add(retention, 30) == [10, 30], "what is not a number is no word at all"
 
 
 def test_a_word_that_comes_after_its_checkpoint_is_heard_when_the_next_is_complete() -> None:
-    upkeep = Upkeep(1, AUC)
-    assert add(upkeep, 10) == [10]
-    upkeep.log(0, Logged(10, 0.9, 1.0))
-    upkeep.log(0, Logged(20, 0.5, 1.0))
-    assert add(upkeep, 20) == [10, 20]
+    retention = CheckpointRetention(1, AUC)
+    assert add(retention, 10) == [10]
+    retention.log(0, Logged(10, 0.9, 1.0))
+    retention.log(0, Logged(20, 0.5, 1.0))
+    assert add(retention, 20) == [10, 20]
 
 
 def test_without_sync_each_trainer_is_at_a_step_of_its_own() -> None:
-    upkeep = Upkeep(1, AUC)
+    retention = CheckpointRetention(1, AUC)
     for step, value in ((5, 0.9), (8, 0.1)):
-        upkeep.log(0, Logged(step, value, 1.0))
-    upkeep.log(1, Logged(8, 0.9, 1.0))
-    assert upkeep.add(Known(tag(13), 13, (5, 8))) == [tag(13)]
-    upkeep.log(0, Logged(20, 0.8, 1.0))
-    upkeep.log(1, Logged(20, 0.8, 1.0))
-    assert upkeep.add(Known(tag(40), 40, (20, 20))) == [tag(13), tag(40)]
+        retention.log(0, Logged(step, value, 1.0))
+    retention.log(1, Logged(8, 0.9, 1.0))
+    assert retention.add(Known(tag(13), 13, (5, 8))) == [tag(13)]
+    retention.log(0, Logged(20, 0.8, 1.0))
+    retention.log(1, Logged(20, 0.8, 1.0))
+    assert retention.add(Known(tag(40), 40, (20, 20))) == [tag(13), tag(40)]
 
 
 @settings(max_examples=200, deadline=None)
 @given(st.integers(1, 4), st.sampled_from(["max", "min"]), st.lists(st.integers(0, 5), max_size=12))
 def test_what_stays_is_what_a_plain_search_over_all_finds(keep: int, direction: str, values: list[int]) -> None:
-    upkeep = Upkeep(keep, Best("auc", direction))
+    retention = CheckpointRetention(keep, Best("auc", direction))
     scores: dict[int, int] = {}
     stay: list[int] = []
     for step, value in enumerate(values):
-        upkeep.log(0, Logged(step, float(value), 1.0))
+        retention.log(0, Logged(step, float(value), 1.0))
         scores[step] = value
-        stay = add(upkeep, step)
+        stay = add(retention, step)
         sign = 1 if direction == "max" else -1
         best = max(scores, key=lambda one: (sign * scores[one], one))
         assert stay == sorted({*sorted(scores)[-keep:], best})

@@ -14,7 +14,7 @@ from agent.specs import make_context, make_spec
 from clusterctl.agent.lead.actions import WriteManifest
 from clusterctl.agent.node.checkpoint_files import carry_on, drop_manifests, remove_older, set_aside_later
 from clusterctl.agent.operations import start
-from clusterctl.agent.supervisor.checkpoints import Saves
+from clusterctl.agent.supervisor.checkpoints import CheckpointKeeper
 from clusterctl.common.files import write_json
 from clusterctl.common.manifest import piece_name, read_manifest, write_manifest
 from clusterctl.common.paths import JobPaths, RunPaths
@@ -206,7 +206,7 @@ def test_a_checkpoint_counts_only_when_its_manifest_is_written(
         failed.append(message)
         facts.append(about)
 
-    saves = Saves(make_context(run, send=said.append, fail=fail, job=JOB))
+    saves = CheckpointKeeper(make_context(run, send=said.append, fail=fail, job=JOB))
     saves.write_manifest(WriteManifest(tag(20), receipts(20), checkpoint=True))
     if trouble is None:
         manifest = read_manifest(run.checkpoints / tag(20))
@@ -225,7 +225,7 @@ def test_a_checkpoint_counts_only_when_its_manifest_is_written(
 def test_the_lead_hears_of_the_numbers_that_keep_best_goes_by_and_of_no_others(job: JobPaths) -> None:
     said: list[dict[str, Any]] = []
     best = {"name": "auc", "direction": "max"}
-    saves = Saves(make_context(job.run("0001"), send=said.append, keep_best=best))
+    saves = CheckpointKeeper(make_context(job.run("0001"), send=said.append, keep_best=best))
     child: Any = type("Child", (), {"role": "trainer", "rank": 3})
     for values in ({"auc": 0.5, "loss": 1.0}, {"loss": 1.0}):
         saves.log(child, {"event": "log", "step": 7, "values": values, "weight": 2})
