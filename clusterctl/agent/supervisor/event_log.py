@@ -43,7 +43,7 @@ class Reserve:
         return True
 
 
-class Chronicle:
+class EventLog:
     """Of one node's part of a run; `children` gives its processes as they are, `now` the loop's time."""
 
     def __init__(

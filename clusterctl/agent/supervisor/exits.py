@@ -1,4 +1,4 @@
-"""Limits of processes: set before a program begins, and recognised when it has died of one; endings in words.
+"""Limits of processes: set before a program begins, and recognised when it has died of one; classifier in words.
 
 MEMORY_LIMIT_MB is RLIMIT_AS, which counts address space, and OPEN_FILES is RLIMIT_NOFILE. What the kernel kills for
 want of memory it counts: for the control group, where that can be read, else for the whole machine.
@@ -55,7 +55,7 @@ def shortage(tail: Sequence[str], limits: Limits) -> Shortage | None:
     return None
 
 
-class Endings:
+class ExitClassifier:
     """Why processes that nobody meant to end have ended."""
 
     def __init__(self, context: RunContext) -> None:

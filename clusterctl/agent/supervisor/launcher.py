@@ -24,7 +24,7 @@ NOT_OURS = ("SSH_CONNECTION", "SSH_CLIENT", "SSH_TTY", "SSH_AUTH_SOCK", "PWD", "
 Message = dict[str, Any]
 
 
-class Starter:
+class Launcher:
     """Starts the processes of one node. Raises OSError when there are no ports."""
 
     def __init__(self, context: RunContext) -> None:

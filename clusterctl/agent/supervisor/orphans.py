@@ -19,7 +19,7 @@ Done = Callable[[], None]
 PR_SET_CHILD_SUBREAPER = 36  # prctl(2)
 
 
-class Leftovers:
+class OrphanCleaner:
     """TERM to all there are, also to those that come yet, KILL to those that outlive the grace.
 
     `count_killed` is called for each that needs KILL.

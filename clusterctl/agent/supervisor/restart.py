@@ -6,13 +6,13 @@ from collections.abc import Mapping, Sequence
 from typing import Callable
 
 from clusterctl.agent.supervisor.child import Child
-from clusterctl.agent.supervisor.orphans import Leftovers
+from clusterctl.agent.supervisor.orphans import OrphanCleaner
 from clusterctl.agent.supervisor.run_context import RunContext
 
 POLL_S = 0.05
 
 
-class Renewal:
+class Restart:
     """Of `old`, whose next attempts are `attempts`, by name, not before `in_s` are over.
 
     A later order for one of them, or `is_overtaken`, ends it without a word, as does the end of the run.
@@ -21,14 +21,14 @@ class Renewal:
     def __init__(
         self,
         context: RunContext,
-        leftovers: Leftovers,
+        orphans: OrphanCleaner,
         old: Sequence[Child],
         attempts: Mapping[str, int],
         in_s: float,
         is_overtaken: Callable[[], bool],
     ) -> None:
         self._context = context
-        self._leftovers = leftovers
+        self._orphans = orphans
         self._old = old
         self._attempts = attempts
         self._not_before = context.loop.now() + in_s
@@ -43,7 +43,7 @@ class Renewal:
         if any(child.alive for child in self._old):
             self._context.loop.after(POLL_S, lambda: self.begin(put))
         else:
-            self._leftovers.clear(lambda: self._wait(put), self._old)
+            self._orphans.clear(lambda: self._wait(put), self._old)
 
     def _wait(self, put: Callable[[Sequence[Child]], None]) -> None:
         rest_s = self._not_before - self._context.loop.now()

@@ -25,14 +25,14 @@ from clusterctl.agent.node.ports import NoFreePortError, take_top
 from clusterctl.agent.supervisor import guardian
 from clusterctl.agent.supervisor.checkpoints import CheckpointKeeper
 from clusterctl.agent.supervisor.child import Child, who
-from clusterctl.agent.supervisor.event_log import SNAPSHOT_S, Chronicle
-from clusterctl.agent.supervisor.exits import Endings, describe_exit, found_port_taken, system_error
-from clusterctl.agent.supervisor.launcher import Starter
+from clusterctl.agent.supervisor.event_log import SNAPSHOT_S, EventLog
+from clusterctl.agent.supervisor.exits import ExitClassifier, describe_exit, found_port_taken, system_error
+from clusterctl.agent.supervisor.launcher import Launcher
 from clusterctl.agent.supervisor.limits import allow_open_files
-from clusterctl.agent.supervisor.orphans import Leftovers, adopt_orphans, reap_orphans
-from clusterctl.agent.supervisor.restart import Renewal
+from clusterctl.agent.supervisor.orphans import OrphanCleaner, adopt_orphans, reap_orphans
+from clusterctl.agent.supervisor.restart import Restart
 from clusterctl.agent.supervisor.run_context import RunContext
-from clusterctl.agent.supervisor.watchdog import Stalls
+from clusterctl.agent.supervisor.watchdog import Watchdog
 from clusterctl.common.files import write_json
 from clusterctl.common.manifest import check_receipt
 from clusterctl.common.paths import JobPaths, RunPaths
@@ -68,20 +68,20 @@ class Supervisor:
         self._epoch = spec.epoch
         self._new = new
         self.children = self._new_children()
-        self.chronicle = Chronicle(run, spec.node, lambda: self.children, loop.now)
-        self._note = self.chronicle.note
+        self.event_log = EventLog(run, spec.node, lambda: self.children, loop.now)
+        self._note = self.event_log.note
         context = RunContext(run, spec, loop, self._note, self._say, self._fail_node, lambda: self.stopping)
         self._context = context
-        self._starter = Starter(context)
+        self._launcher = Launcher(context)
         self._checkpoints = CheckpointKeeper(context)
-        self._endings = Endings(context)
-        self._stalls = Stalls(context, lambda: self.children)
-        self._leftovers = Leftovers(context, self.chronicle.count_killed, self._is_guardian)
+        self._classifier = ExitClassifier(context)
+        self._watchdog = Watchdog(context, lambda: self.children)
+        self._orphans = OrphanCleaner(context, self.event_log.count_killed, self._is_guardian)
         self._guardian, self._lifeline = self._new_guardian()
         if new:
-            self.chronicle.take_over()
+            self.event_log.take_over()
         loop.on_signals(SIGNALS, self._on_signal)
-        loop.every(SNAPSHOT_S, self.chronicle.beat)
+        loop.every(SNAPSHOT_S, self.event_log.beat)
 
     def _new_children(self) -> list[Child]:
         return [self._new_child(plan, 1) for plan in self.spec.processes]
@@ -121,14 +121,14 @@ class Supervisor:
     def _say_hello(self) -> None:
         new = {"new": True} if self._new else {}
         self._new = False
-        self.lead.say({"do": "hello", "epoch": self._epoch, "endpoints": self._starter.endpoints(), **new})
+        self.lead.say({"do": "hello", "epoch": self._epoch, "endpoints": self._launcher.endpoints(), **new})
 
     # What the lead orders.
 
     def _on_order(self, message: Message) -> None:
         order = message["do"]
         if order == "spawn" and not self.stopping:
-            self._starter.learn(message)
+            self._launcher.learn(message)
             self._spawn(message["role"])
         elif order == "again" and not self.stopping:
             self._begin_again(message)
@@ -141,7 +141,7 @@ class Supervisor:
         elif order == "keep":
             self._checkpoints.keep(message)
         elif order == "stacks":
-            self._stalls.show_stacks(message["message"])
+            self._watchdog.show_stacks(message["message"])
         elif order == "stop":
             self.stop()
         elif order == "end":
@@ -150,7 +150,7 @@ class Supervisor:
     def _spawn(self, role: str) -> None:
         for child in self.children:
             if child.serves == (role != "trainer") and child.state == "waiting" and not self.stopping:
-                self._starter.start(child)
+                self._launcher.start(child)
 
     def _finish(self) -> None:
         """All trainers are done: our pservers are asked to end, others are ended, and that is success."""
@@ -202,11 +202,11 @@ class Supervisor:
         for child in self.children:
             if child.name not in order["attempts"]:
                 child.tell({"cmd": "epoch", "epoch": self._epoch})
-        self._renew(order["attempts"], order["in_s"], self._renewed)
+        self._restart(order["attempts"], order["in_s"], self._restarted)
 
-    def _renewed(self) -> None:
+    def _restarted(self) -> None:
         try:
-            self._starter.choose_ports_again(self._epoch)
+            self._launcher.choose_ports_again(self._epoch)
         except OSError as exc:
             self._fail_node(str(exc))
             return
@@ -214,14 +214,14 @@ class Supervisor:
 
     def _respawn(self, order: Message) -> None:
         """One process begins again; the others do not notice."""
-        self._starter.learn(order)
+        self._launcher.learn(order)
         name = name_of((order["role"], order["rank"]))
-        self._renew({name: order["attempt"]}, order["in_s"], lambda: self._starter.start(self._child(name)))
+        self._restart({name: order["attempt"]}, order["in_s"], lambda: self._launcher.start(self._child(name)))
 
     def _child(self, name: str) -> Child:
         return next(child for child in self.children if child.name == name)
 
-    def _renew(self, attempts: Mapping[str, int], in_s: float, then: Callable[[], None]) -> None:
+    def _restart(self, attempts: Mapping[str, int], in_s: float, then: Callable[[], None]) -> None:
         """Puts new processes in the places of these, and calls `then`."""
         self._idle = self._cleared = False
         old, epoch = [child for child in self.children if child.name in attempts], self._epoch
@@ -231,14 +231,14 @@ class Supervisor:
             self.children = [renewed.get(child.name, child) for child in self.children]
             then()
 
-        renewal = Renewal(self._context, self._leftovers, old, attempts, in_s, lambda: self._epoch != epoch)
+        restart = Restart(self._context, self._orphans, old, attempts, in_s, lambda: self._epoch != epoch)
         self._terminate(old)
-        renewal.begin(put)
+        restart.begin(put)
 
     def _kill(self, children: list[Child]) -> None:
         for child in children:
             if child.alive:
-                self.chronicle.count_killed()
+                self.event_log.count_killed()
                 self._note({"event": "log", "message": f"{child.name} ignored TERM: KILL"}, child)
                 child.signal(signal.SIGKILL)
 
@@ -246,8 +246,8 @@ class Supervisor:
 
     def _on_message(self, child: Child, message: Message) -> None:
         """What a process says is its own word: nothing that it says may end us, or pass for ours."""
-        self._stalls.hear(child, message)
-        self._endings.hear(child, message)
+        self._watchdog.hear(child, message)
+        self._classifier.hear(child, message)
         if message["event"] == "done" and isinstance(message.get("pushes"), int):
             child.pushes = message["pushes"]
         if message["event"] not in FROM_PROCESSES:
@@ -263,10 +263,10 @@ class Supervisor:
         if isinstance(said.get("line"), str):
             child.printed(said["line"])
         if child.role == "trainer":
-            self._starter.running(child)
+            self._launcher.running(child)
         if event == "ready":
             if child.role == "pserver" and child.state == "starting":
-                self._starter.ready(child, [int(port) for port in said["ports"]])
+                self._launcher.ready(child, [int(port) for port in said["ports"]])
             return
         child.worked = True
         if event in ("step", "pass"):
@@ -314,7 +314,7 @@ class Supervisor:
     def _ended(self, child: Child) -> None:
         assert child.exit_code is not None
         if child.role == "trainer" and child.exit_code == 0:
-            self._starter.running(child)
+            self._launcher.running(child)
         replaced = child.next_attempt > child.attempt
         expected = self.stopping or child.state == "stopped" or replaced
         ending = "failed" if child.exit_code else "succeeded"
@@ -328,8 +328,8 @@ class Supervisor:
             "pushes": child.pushes,
         }
         if child.exit_code and not expected:
-            news.update(self._endings.explain(child, news["tail"]))
-        if child.exit_code and not expected and self._starter.has_port(child) and found_port_taken(news["tail"]):
+            news.update(self._classifier.explain(child, news["tail"]))
+        if child.exit_code and not expected and self._launcher.has_port(child) and found_port_taken(news["tail"]):
             news["port_taken"] = True
         self._note({"event": "exited", **news}, child)
         self.lead.say({"do": "exited", **who(child), "t": time.time(), **news})
@@ -341,13 +341,13 @@ class Supervisor:
         waiting = any(child.alive or child.state in NOT_OVER for child in self.children)
         if not waiting and not self._idle:
             self._idle = True
-            self._leftovers.clear(self._clear)
+            self._orphans.clear(self._clear)
 
     def _clear(self) -> None:
         """Nothing of the run is left here that could be ended."""
         for child in self.children:
             child.close()
-        self._starter.let_ports_go()
+        self._launcher.let_ports_go()
         self._cleared = True
         attempts = {child.name: child.attempt for child in self.children}
         self.lead.say({"do": "idle", "epoch": self._epoch, "attempts": attempts, "stopping": self.stopping})
@@ -395,7 +395,7 @@ class Supervisor:
             self.loop.after(END_POLL_S, lambda: self._leave_when_quiet(deadline))
 
     def _leave(self) -> None:
-        self.chronicle.write_state()
+        self.event_log.write_state()
         shutil.rmtree(self.run.keys, ignore_errors=True)
         with contextlib.suppress(OSError):  # the guardian may have been killed this instant
             os.write(self._lifeline, guardian.GOODBYE)
@@ -429,7 +429,7 @@ def main(argv: list[str]) -> None:
         adopt_orphans()
         allow_open_files()
         supervisor = Supervisor(run, spec, int(lock_fd), loop, new=bool(new))
-        supervisor.chronicle.write_state()  # before anybody is told that there is a run to look at
+        supervisor.event_log.write_state()  # before anybody is told that there is a run to look at
         port = listener.getsockname()[1] if listener else None
         json.dump({"up": {"pid": os.getpid(), "port": port}}, report)
         report.close()

@@ -46,7 +46,7 @@ class Watch:
     pace: str = "moves"
 
 
-class Stalls:
+class Watchdog:
     """Finds processes that are stalled, among `children`.
 
     The lead is told the pace of a process: `pace` is "moves", "waits" or "stalled", and of one that waits `for_s` says

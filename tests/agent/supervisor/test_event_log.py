@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from clusterctl.agent.supervisor import event_log
-from clusterctl.agent.supervisor.event_log import PAUSED_S, SNAPSHOT_S, Chronicle
+from clusterctl.agent.supervisor.event_log import PAUSED_S, SNAPSHOT_S, EventLog
 from clusterctl.common.files import read_json
 from clusterctl.common.paths import JobPaths, RunPaths
 
@@ -21,8 +21,8 @@ def run(tmp_path: Path) -> RunPaths:
     return made
 
 
-def begin(run: RunPaths) -> Chronicle:
-    return Chronicle(run, 0, lambda: [], lambda: 0.0)
+def begin(run: RunPaths) -> EventLog:
+    return EventLog(run, 0, lambda: [], lambda: 0.0)
 
 
 def events(run: RunPaths) -> list[dict[str, Any]]:

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from agent.specs import make_context
-from clusterctl.agent.supervisor.exits import Endings, OomKills, Shortage, shortage
+from clusterctl.agent.supervisor.exits import ExitClassifier, OomKills, Shortage, shortage
 from clusterctl.agent.supervisor.limits import limiter
 from clusterctl.common.run_spec import Limits
 
@@ -148,18 +148,18 @@ def test_a_program_that_died_of_a_limit_is_told_as_such(
     ],
 )
 def test_what_the_message_of_an_end_says_is_in_fields_too(code: int, tail: list[str], facts: dict[str, Any]) -> None:
-    endings = Endings(make_context(memory_limit_mb=500))
+    classifier = ExitClassifier(make_context(memory_limit_mb=500))
     child: Any = type("Child", (), {"exit_code": code, "stalled": None, "hopeless": None, "peers": []})
-    told = endings.explain(child, tail)
+    told = classifier.explain(child, tail)
     assert {name: told[name] for name in facts} == facts
 
 
 def test_whom_a_trainer_waited_for_in_vain_is_told_until_it_goes_on() -> None:
-    endings = Endings(make_context())
+    classifier = ExitClassifier(make_context())
     child: Any = type("Child", (), {"exit_code": 1, "stalled": None, "hopeless": None, "peers": []})
     for pserver in (3, "evil", -1, True, *range(100)):
-        endings.hear(child, {"event": "unanswered", "pserver": pserver})
+        classifier.hear(child, {"event": "unanswered", "pserver": pserver})
     assert len(child.peers) <= 16
-    endings.hear(child, {"event": "step", "step": 1})
-    endings.hear(child, {"event": "unanswered", "pserver": 2})
-    assert endings.explain(child, [])["peers"] == ["pserver2"]
+    classifier.hear(child, {"event": "step", "step": 1})
+    classifier.hear(child, {"event": "unanswered", "pserver": 2})
+    assert classifier.explain(child, [])["peers"] == ["pserver2"]

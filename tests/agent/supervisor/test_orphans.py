@@ -12,13 +12,13 @@ import os, signal, sys
 from pathlib import Path
 from types import SimpleNamespace
 from clusterctl.agent.supervisor.child import Child
-from clusterctl.agent.supervisor.orphans import Leftovers
+from clusterctl.agent.supervisor.orphans import OrphanCleaner
 from clusterctl.common.paths import JobPaths
 from clusterctl.common.procfs import identify, is_alive
 from clusterctl.agent.event_loop import EventLoop
 from clusterctl.agent.supervisor.orphans import adopt_orphans, reap_orphans
 from clusterctl.agent.supervisor.child import Child
-from clusterctl.agent.supervisor.orphans import Leftovers
+from clusterctl.agent.supervisor.orphans import OrphanCleaner
 from clusterctl.common.paths import JobPaths
 from clusterctl.common.procfs import identify, is_alive
 from clusterctl.agent.event_loop import EventLoop
@@ -52,7 +52,7 @@ while not children[0].poll():
     pass
 loop._stopped = False
 loop.every(0.02, lambda: reap_orphans({child.pid for child in children if child.pid}))
-Leftovers(context, never).clear(loop.stop, children[:1])
+OrphanCleaner(context, never).clear(loop.stop, children[:1])
 loop.run()
 print([is_alive(who) for who in helpers.known], len(notes))
 for child in children:

@@ -14,7 +14,7 @@ import pytest
 from agent.specs import make_context, make_process
 from clusterctl.agent.event_loop import EventLoop
 from clusterctl.agent.lead.process_table import name_of
-from clusterctl.agent.supervisor.watchdog import Stalls
+from clusterctl.agent.supervisor.watchdog import Watchdog
 from clusterctl.common.procfs import Identity, identify
 
 STALL_S, NODE_GRACE_S = 60.0, 10.0
@@ -28,7 +28,7 @@ signal.pause()
 
 
 class Fake:
-    """A child as `Stalls` sees it."""
+    """A child as `Watchdog` sees it."""
 
     def __init__(self, role: str, identity: Identity | None = None) -> None:
         self.role, self.serves, self.name = role, role != "trainer", f"{role}0"
@@ -60,17 +60,17 @@ class Play:
             node_grace_s=NODE_GRACE_S,
             on_stall=on_stall,
         )
-        self.stalls = Stalls(context, lambda: children)  # type: ignore[arg-type,return-value]
+        self.watchdog = Watchdog(context, lambda: children)  # type: ignore[arg-type,return-value]
 
     def says(self, child: Fake, event: str, **more: Any) -> None:
-        self.stalls.hear(child, {"event": event, **more})  # type: ignore[arg-type]
+        self.watchdog.hear(child, {"event": event, **more})  # type: ignore[arg-type]
 
     def passes(self, seconds: float) -> None:
         """Time, in which the supervisor looks as it would."""
         end = self.now + seconds
         while self.now < end:
-            self.now += self.stalls.period_s
-            self.stalls.look()
+            self.now += self.watchdog.period_s
+            self.watchdog.look()
 
     def timers(self) -> None:
         """Everything that is due within the next second, but not the looks."""
@@ -138,7 +138,7 @@ def test_nobody_is_blamed_for_the_time_in_which_the_supervisor_itself_was_away()
     play.says(trainer, "step")
     play.passes(2)
     play.now += 10 * STALL_S
-    play.stalls.look()
+    play.watchdog.look()
     assert play.events == []
 
 
