@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from clusterctl.agent.lead.actions import Action, Finish, Note, Tell, WriteManifest
+from clusterctl.agent.lead.actions import Action, Finish, RecordEvent, SendOrder, WriteManifest
 from clusterctl.agent.lead.state_machine import Lead
 
 NODE_GRACE_S, GRACE_S = 30.0, 10.0
@@ -89,10 +89,10 @@ class Play:
     # What it did.
 
     def orders(self) -> list[str]:
-        return [str(action.message["do"]) for action in self.actions if isinstance(action, Tell)]
+        return [str(action.message["do"]) for action in self.actions if isinstance(action, SendOrder)]
 
     def noted(self, event: str) -> list[dict[str, Any]]:
-        return [a.event for a in self.actions if isinstance(a, Note) and a.event["event"] == event]
+        return [a.event for a in self.actions if isinstance(a, RecordEvent) and a.event["event"] == event]
 
     def phases(self) -> list[str]:
         return [note["phase"] for note in self.noted("phase")]
@@ -101,7 +101,7 @@ class Play:
         """The one end: said to all, noted, and told to the loop, in this order and as the last actions."""
         (ended,) = self.noted("ended")
         assert self.lead.phase == "ended"
-        assert [type(action) for action in self.actions[-3:]] == [Note, Tell, Finish]
+        assert [type(action) for action in self.actions[-3:]] == [RecordEvent, SendOrder, Finish]
         assert self.orders().count("end") == 1
         finish = self.actions[-1]
         assert isinstance(finish, Finish)

@@ -27,13 +27,13 @@ def open_descriptors() -> int:
 def test_a_lead_keeps_its_descriptors_whoever_connects_and_a_supervisor_still_gets_in(tmp_path: Path) -> None:
     keys, loop = Keys(tmp_path), EventLoop()
     leader = Lead(loop, keys)
-    leader.lead.say({"do": "hello"})
+    leader.lead.send({"do": "hello"})
     before = open_descriptors()
     with ExitStack() as crowd:
         for _ in range(STRANGERS):
             crowd.enter_context(socket.create_connection(("127.0.0.1", leader.port)))
         follower = Follower(loop, keys.of(1), leader.port)
-        follower.lead.say({"do": "hello"})
+        follower.lead.send({"do": "hello"})
         run_until(loop, lambda: follower.ordered() == ["spawn"])
         taken = open_descriptors() - before - STRANGERS
         assert STRANGERS > taken > 0

@@ -75,10 +75,10 @@ class Run:
             for node in MEMBERS[1:]
         )
         for rank, lead in enumerate((self.leader.lead, self.hostile.lead, self.honest.lead)):
-            lead.say({"do": "hello", "epoch": 0, "endpoints": {}})
+            lead.send({"do": "hello", "epoch": 0, "endpoints": {}})
             if rank == 1:
-                lead.say({"do": "ready", **PSERVER, "endpoint": "h:1"})
-            lead.say({"do": "running", "role": "trainer", "rank": rank, "attempt": 1})
+                lead.send({"do": "ready", **PSERVER, "endpoint": "h:1"})
+            lead.send({"do": "running", "role": "trainer", "rank": rank, "attempt": 1})
         run_until(self.loop, lambda: "running" in [note.get("phase") for note in self.leader.notes])
 
     def is_heard(self) -> bool:
@@ -91,9 +91,9 @@ class Run:
     def goes_on(self) -> None:
         """The lead hears of a failure on the honest node, and does something about it, unless the run is over."""
         news = {"exit_code": 1, "stopping": False, "message": "m", "tail": [], "worked": True, "t": 1.0}
-        self.honest.lead.say({"do": "exited", "role": "trainer", "rank": 2, "attempt": 1, **news})
+        self.honest.lead.send({"do": "exited", "role": "trainer", "rank": 2, "attempt": 1, **news})
         run_until(self.loop, lambda: {"respawn", "again", "stop"} & set(self.honest.ordered()))
-        self.honest.lead.say({"do": "stop_wanted"})
+        self.honest.lead.send({"do": "stop_wanted"})
         run_until(self.loop, self.is_stopped)
 
     def close(self) -> None:
@@ -151,7 +151,7 @@ def test_the_lead_outlives_every_word_of_a_node_and_orders_others_nothing_strang
     words = [*CLOSE, *changed()]
     assert len(words) > 60
     for word in words:
-        outlives(keys, lambda run, word=word: run.hostile.lead.say(word), word)
+        outlives(keys, lambda run, word=word: run.hostile.lead.send(word), word)
 
 
 def test_the_lead_outlives_every_frame_of_a_node(keys: Keys) -> None:
@@ -161,6 +161,6 @@ def test_the_lead_outlives_every_frame_of_a_node(keys: Keys) -> None:
             connection = run.hostile.lead._connection
             assert connection is not None
             connection._outgoing += frame + b"\n" if isinstance(frame, bytes) else json.dumps(frame).encode() + b"\n"
-            run.hostile.lead.say({"do": "rejoin"})
+            run.hostile.lead.send({"do": "rejoin"})
 
         outlives(keys, speak, frame)

@@ -26,14 +26,14 @@ class Policy(NamedTuple):
     standstill_fails: bool = False
 
 
-class Tell(NamedTuple):
+class SendOrder(NamedTuple):
     """Say `message` to a node's supervisor, or to all (None)."""
 
     message: Message
     node: Optional[int] = None  # noqa: UP045 - evaluated at run time on python 3.9
 
 
-class Note(NamedTuple):
+class RecordEvent(NamedTuple):
     """Record an event in the lead's log."""
 
     event: Message
@@ -60,4 +60,4 @@ class Finish(NamedTuple):
     state: str
 
 
-Action = Union[Tell, Note, WriteManifest, DropManifests, Finish]
+Action = Union[SendOrder, RecordEvent, WriteManifest, DropManifests, Finish]

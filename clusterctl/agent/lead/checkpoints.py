@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from clusterctl.agent.lead.actions import Action, DropManifests, Note, Tell, WriteManifest
+from clusterctl.agent.lead.actions import Action, DropManifests, RecordEvent, SendOrder, WriteManifest
 
 Message = dict[str, Any]
 MOST_LOGS = 1_000  # of a trainer: a cut is complete long before it has logged so much again
@@ -37,7 +37,7 @@ class CheckpointTracker:
         tag = message["tag"]
         stay = self._retention.add(Known(tag, message["step"], message["steps"]))
         order = {"do": "keep", "tags": stay, "newest": stay[-1], "alone": self._retention.full}
-        return [_note(message, checkpoint=True), DropManifests(stay, stay[-1]), Tell(order)]
+        return [_note(message, checkpoint=True), DropManifests(stay, stay[-1]), SendOrder(order)]
 
     def log(self, message: Message) -> None:
         """A trainer logged what KEEP_BEST goes by."""
@@ -58,8 +58,8 @@ class CheckpointTracker:
         return {"tag": newest.tag if newest else None, "step": step}
 
 
-def _note(message: Message, **more: bool) -> Note:
-    return Note({"event": "saved", "tag": message["tag"], "step": message.get("step"), "complete": True, **more})
+def _note(message: Message, **more: bool) -> RecordEvent:
+    return RecordEvent({"event": "saved", "tag": message["tag"], "step": message.get("step"), "complete": True, **more})
 
 
 class Best(NamedTuple):

@@ -58,7 +58,7 @@ class LeadClient:
         loop.every(spec.timing.heartbeat_s, self._beat)
         self._seek()
 
-    def say(self, message: Message) -> None:
+    def send(self, message: Message) -> None:
         frame = self._channel.wrap(message)
         if self._connection is not None:
             self._connection.send(frame)

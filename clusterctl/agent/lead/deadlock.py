@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from clusterctl.agent.lead.actions import Action, Note, Tell
+from clusterctl.agent.lead.actions import Action, RecordEvent, SendOrder
 from clusterctl.agent.lead.process_table import name_of
 from clusterctl.agent.lead.restart_policy import Key
 
@@ -28,7 +28,7 @@ class DeadlockDetector:
         self._told_at: float | None = None
         self._words = ""
 
-    def hear(self, key: Key, message: Message) -> None:
+    def receive(self, key: Key, message: Message) -> None:
         self._paces[key] = message
 
     def look(self, attempts: Mapping[Key, int], now: float) -> list[Action]:
@@ -37,14 +37,14 @@ class DeadlockDetector:
         self._since = None if not waiting else now if self._since is None else self._since
         if self._since is None and self._told_at is not None:
             self._told_at = None
-            return [Note({"event": "standstill", "over": True, "message": "the run no longer stands still"})]
+            return [RecordEvent({"event": "standstill", "over": True, "message": "the run no longer stands still"})]
         if self._since is None or self._told_at is not None or now - self._since < SURE_S:
             return []
         self._told_at = now
         stalled_s = min(float(message["for_s"]) for message in waiting.values()) + now - self._since
         self._words = _words(waiting, stalled_s)
         note = {"stalled_s": round(stalled_s, 1), "message": f"{self._words}; the stacks of all are in their logs"}
-        return [Note({"event": "standstill", **note}), Tell({"do": "stacks", "message": self._words})]
+        return [RecordEvent({"event": "standstill", **note}), SendOrder({"do": "stacks", "message": self._words})]
 
     def _waiting(self, attempts: Mapping[Key, int]) -> dict[Key, Message]:
         """What all trainers wait for; nothing as long as it may be for one of the processes."""

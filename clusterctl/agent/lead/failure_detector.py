@@ -34,7 +34,7 @@ class FailureDetector:
         """Who cannot be told anything now."""
         return self.lost | self.awaited
 
-    def hear(self, node: int, now: float) -> bool:
+    def receive(self, node: int, now: float) -> bool:
         """A sign of life; whether it had been missed."""
         self._heard[node] = now
         missed = node in self._suspect or node in self.awaited

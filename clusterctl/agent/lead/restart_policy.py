@@ -28,7 +28,7 @@ class RestartPolicy:
             return None
         return float(min(FIRST_DELAY_S * 2 ** len(recent), LONGEST_DELAY_S))
 
-    def told(self, key: Key) -> str:
+    def describe(self, key: Key) -> str:
         """Such as `restart 1 of 3`."""
         return f"restart {len(self._failures.get(key, []))} of {self._allowed.get(key[0], 0)}"
 

@@ -10,7 +10,7 @@ from collections import deque
 from typing import Any, Callable
 
 from clusterctl.agent.event_loop import EventLoop
-from clusterctl.agent.lead.actions import Action, DropManifests, Finish, Note, Policy, Tell, WriteManifest
+from clusterctl.agent.lead.actions import Action, DropManifests, Finish, Policy, RecordEvent, SendOrder, WriteManifest
 from clusterctl.agent.lead.channel import Channel
 from clusterctl.agent.lead.checkpoints import Best, CheckpointRetention, Known
 from clusterctl.agent.lead.connection import DIAL_S, RETRY_S, Connection, reach, tls_context
@@ -54,13 +54,13 @@ class LeadServer:
         spec: RunSpec,
         listener: socket.socket,
         on_order: Callable[[Message], None],
-        note: Callable[[Message], None],
+        record: Callable[[Message], None],
         write_manifest: Callable[[WriteManifest], None],
         drop_manifests: Callable[[DropManifests], None],
     ) -> None:
         self._loop = loop
         self._on_order = on_order
-        self._note = note
+        self._record = record
         self._write_manifest = write_manifest
         self._drop_manifests = drop_manifests
         self._listener = listener
@@ -87,7 +87,7 @@ class LeadServer:
         loop.watch(listener, self._accept)
         loop.every(spec.timing.heartbeat_s, self._beat)
 
-    def say(self, message: Message) -> None:
+    def send(self, message: Message) -> None:
         """This node's own supervisor says something; answered in a later turn of the loop."""
         self._loop.after(0, lambda: self._do(self._lead.handle(self._node, message, self._loop.now())))
 
@@ -111,10 +111,10 @@ class LeadServer:
 
     def _do(self, actions: list[Action]) -> None:
         for action in actions:
-            if isinstance(action, Tell):
-                self._tell(action)
-            elif isinstance(action, Note):
-                self._note(action.event)
+            if isinstance(action, SendOrder):
+                self._send_to(action)
+            elif isinstance(action, RecordEvent):
+                self._record(action.event)
             elif isinstance(action, WriteManifest):
                 self._write_manifest(action)
             elif isinstance(action, DropManifests):
@@ -122,7 +122,7 @@ class LeadServer:
             else:
                 assert isinstance(action, Finish)
 
-    def _tell(self, action: Tell) -> None:
+    def _send_to(self, action: SendOrder) -> None:
         targets = [action.node] if action.node is not None else [self._node, *self._channels]
         for node in targets:
             if node == self._node:
@@ -198,9 +198,9 @@ class LeadServer:
         if self._connections.get(node) is connection:
             del self._connections[node]
             self._missed[node] = connection
-            self._knock(node, connection, host)
+            self._probe(node, connection, host)
 
-    def _knock(self, node: int, connection: Connection, host: str) -> None:
+    def _probe(self, node: int, connection: Connection, host: str) -> None:
         """Is it the supervisor that is gone, or the network? A node whose kernel answers, be it with a refusal, can be
         reached: a supervisor that lives there comes back at once. Silence is another matter."""
 
@@ -212,10 +212,10 @@ class LeadServer:
             if error in (0, errno.ECONNREFUSED):
                 self._loop.after(COMEBACK_S, lambda: None if is_over() else self._lose(node))
             else:
-                self._loop.after(RETRY_S, lambda: self._knock(node, connection, host))
+                self._loop.after(RETRY_S, lambda: self._probe(node, connection, host))
 
         if not is_over():
             try:
                 reach(self._loop, (host, self._port), DIAL_S, answered)
             except OSError:
-                self._loop.after(RETRY_S, lambda: self._knock(node, connection, host))
+                self._loop.after(RETRY_S, lambda: self._probe(node, connection, host))

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from typing import Any
 
-from clusterctl.agent.lead.actions import Action, Finish, Note, Policy, Tell
+from clusterctl.agent.lead.actions import Action, Finish, Policy, RecordEvent, SendOrder
 from clusterctl.agent.lead.checkpoints import CheckpointRetention, CheckpointTracker
 from clusterctl.agent.lead.deadlock import DeadlockDetector
 from clusterctl.agent.lead.failure_detector import FailureDetector, suspect_s
@@ -66,8 +66,8 @@ class Lead:
 
     def alive(self, node: int, now: float) -> list[Action]:
         """A sign of life of a node's supervisor."""
-        if self._detector.hear(node, now) and self.phase != "ended":
-            return [Note({"event": "rejoined", "node": node})]
+        if self._detector.receive(node, now) and self.phase != "ended":
+            return [RecordEvent({"event": "rejoined", "node": node})]
         return []
 
     def handle(self, node: int, message: Message, now: float) -> list[Action]:
@@ -92,7 +92,7 @@ class Lead:
                 why = f"nothing heard of it for {silent_s:.0f} s"
                 actions += self.lose(node, why, now, silent_s=round(silent_s, 1))
             else:
-                actions.append(Note({"event": "suspect", "node": node, "silent_s": round(silent_s, 1)}))
+                actions.append(RecordEvent({"event": "suspect", "node": node, "silent_s": round(silent_s, 1)}))
         if self._time_limit is not None and now > self._time_limit:
             self._time_limit = None
             message = f"the time limit of {self._policy.time_limit_s:g} s is over"
@@ -115,14 +115,14 @@ class Lead:
         """A supervisor is gone for good, or for now where the run waits for it."""
         if node in self._detector.absent | self._detector.idle or self.phase == "ended":
             return []
-        note = Note({"event": "lost", "node": node, "message": why, "why": why, "silent_s": silent_s})
+        note = RecordEvent({"event": "lost", "node": node, "message": why, "why": why, "silent_s": silent_s})
         cause = {"kind": "node_lost", "node": node, "message": f"node{node} is lost: {why}", "why": why}
         if self.phase not in ("stopping", "finishing") and node in self._detector.here:
             keys = self._table.on(node)
             serves = any(role != "trainer" for role, _ in keys)
             if self._policy.on_trainer_loss == "wait":
                 self._detector.wait_for(node)
-                return [Note({**note.event, "waits": True}), *self._begin_when_back(keys)]
+                return [RecordEvent({**note.event, "waits": True}), *self._begin_when_back(keys)]
             if self._policy.on_trainer_loss == "shrink" and not serves:
                 self._detector.lost.add(node)
                 return [note, *self._shrink(keys, cause, now)]
@@ -152,11 +152,11 @@ class Lead:
         self.phase = f"{role}s"
         return [
             self._phase_note(),
-            Tell({"do": "spawn", "epoch": self.epoch, "role": role, **self._table.whereabouts()}),
+            SendOrder({"do": "spawn", "epoch": self.epoch, "role": role, **self._table.whereabouts()}),
         ]
 
-    def _phase_note(self) -> Note:
-        return Note({"event": "phase", "phase": self.phase})
+    def _phase_note(self) -> RecordEvent:
+        return RecordEvent({"event": "phase", "phase": self.phase})
 
     def _on_ready(self, node: int, message: Message, now: float) -> list[Action]:
         self._table.endpoints[f"pserver{message['rank']}"] = message["endpoint"]
@@ -197,7 +197,7 @@ class Lead:
         if self.phase != "running" or not self._table.are_trained():
             return []
         self.phase = "finishing"
-        return [self._phase_note(), Tell({"do": "finish", "epoch": self.epoch})]
+        return [self._phase_note(), SendOrder({"do": "finish", "epoch": self.epoch})]
 
     def _on_failed(self, node: int, message: Message, now: float) -> list[Action]:
         return self._fail({"kind": "node", **_without_order(message), "node": node}, now)
@@ -215,12 +215,12 @@ class Lead:
             self._restart_policy.forget(key)
         return [action for key in sorted(keys) for action in (self._back(key), self._respawn(key, 0.0))]
 
-    def _back(self, key: Key) -> Note:
+    def _back(self, key: Key) -> RecordEvent:
         about = {"role": key[0], "rank": key[1], "node": self._table.node_of[key]}
-        return Note({"event": "rejoined", **about})
+        return RecordEvent({"event": "rejoined", **about})
 
     def _on_pace(self, node: int, message: Message, now: float) -> list[Action]:
-        self._deadlocks.hear((message["role"], message["rank"]), message)
+        self._deadlocks.receive((message["role"], message["rank"]), message)
         return []
 
     def _on_idle(self, node: int, message: Message, now: float) -> list[Action]:
@@ -254,8 +254,14 @@ class Lead:
         if delay_s is None:
             return self._give_up(key, cause, now)
         about = {"role": key[0], "rank": key[1], "node": cause["node"], "attempt": self._table.attempts[key] + 1}
-        note = Note(
-            {"event": "restarting", **about, "in_s": delay_s, **_reason(cause), "count": self._restart_policy.told(key)}
+        note = RecordEvent(
+            {
+                "event": "restarting",
+                **about,
+                "in_s": delay_s,
+                **_reason(cause),
+                "count": self._restart_policy.describe(key),
+            }
         )
         if key[0] == "trainer" and self.phase in ("trainers", "running") and not self._policy.whole:
             return [note, self._respawn(key, delay_s)]
@@ -286,7 +292,9 @@ class Lead:
                 self._table.held.add(key)
                 about = {"role": key[0], "rank": key[1], "node": cause["node"]}
                 return [
-                    Note({"event": "held", **about, "message": f"{cause['message']}: the run waits for start --rejoin"})
+                    RecordEvent(
+                        {"event": "held", **about, "message": f"{cause['message']}: the run waits for start --rejoin"}
+                    )
                 ]
         return self._fail(cause, now)
 
@@ -297,9 +305,10 @@ class Lead:
             return self._fail(cause, now)
         about = {"event": "lost", "message": cause["message"]}
         notes = [
-            Note({**about, "role": role, "rank": n, "node": self._table.node_of[role, n]}) for role, n in sorted(keys)
+            RecordEvent({**about, "role": role, "rank": n, "node": self._table.node_of[role, n]})
+            for role, n in sorted(keys)
         ]
-        tell = Tell({"do": "shrink", "ranks": sorted(self._table.gone)})
+        tell = SendOrder({"do": "shrink", "ranks": sorted(self._table.gone)})
         return [*notes, tell, *self._spawn_if_all_are_here(), *self._run_if_all_do(), *self._finish_if_trained()]
 
     def _begin_when_back(self, keys: Collection[Key]) -> list[Action]:
@@ -313,11 +322,11 @@ class Lead:
         trainers = sorted(self._table.of_role("trainer") & set(keys))
         return [self._respawn(key, 0.0) for key in trainers if key[1] not in self._table.ended_well]
 
-    def _respawn(self, key: Key, delay_s: float) -> Tell:
+    def _respawn(self, key: Key, delay_s: float) -> SendOrder:
         node = self._table.node_of[key]
         self._detector.idle.discard(node)
         about = {"role": key[0], "rank": key[1], "attempt": self._table.again(key), "in_s": delay_s}
-        return Tell({"do": "respawn", **about, **self._table.whereabouts()}, node)
+        return SendOrder({"do": "respawn", **about, **self._table.whereabouts()}, node)
 
     @property
     def _begin_together(self) -> bool:
@@ -337,14 +346,14 @@ class Lead:
         for known in (self._gathered, self._detector.idle):
             known.clear()
         self._recover = {**self._tracker.go_back(forget_logs=self._policy.together), "left": self._table.left()}
-        return [self._phase_note(), self._rolled_back(), Tell(self._again(delay_s))]
+        return [self._phase_note(), self._rolled_back(), SendOrder(self._again(delay_s))]
 
-    def _rolled_back(self) -> Note:
+    def _rolled_back(self) -> RecordEvent:
         tag, step = self._recover["tag"], self._recover["step"]
         who = sorted(name_of(key) for key in self._table.fresh)
         whole = self._table.fresh >= self._table.of_role("pserver") | self._table.of_role("trainer")
         about = {"epoch": self.epoch, "tag": tag, "step": step, "whole": whole}
-        return Note({"event": "rolled_back", **about, "processes": who})
+        return RecordEvent({"event": "rolled_back", **about, "processes": who})
 
     def _again(self, delay_s: float) -> Message:
         attempts = {name_of(key): self._table.attempts[key] for key in sorted(self._table.fresh)}
@@ -353,9 +362,9 @@ class Lead:
     def _brief(self, node: int) -> list[Action]:
         """A supervisor that knows nothing takes the place of one that is gone: what it has to do."""
         if self.phase == "stopping":
-            return [Tell({"do": "stop", "cause": self._cause}, node)]
+            return [SendOrder({"do": "stop", "cause": self._cause}, node)]
         if self.phase == "gathering":
-            return [Tell(self._again(0.0), node)]
+            return [SendOrder(self._again(0.0), node)]
         return self._respawn_trainers(self._table.on(node))
 
     # Endings.
@@ -369,8 +378,8 @@ class Lead:
         self.phase, self._outcome, self._cause = "stopping", outcome, cause
         self._stop_deadline = now + self._stop_limit_s
         self._detector.give_up_waiting()  # who comes yet is told to end
-        note = Note({"event": "phase", "phase": "stopping", "cause": cause})
-        return [note, Tell({"do": "stop", "cause": cause}), *self._end_if_idle()]
+        note = RecordEvent({"event": "phase", "phase": "stopping", "cause": cause})
+        return [note, SendOrder({"do": "stop", "cause": cause}), *self._end_if_idle()]
 
     def _end_if_idle(self) -> list[Action]:
         if self.phase not in ("stopping", "finishing") or not self._detector.all_idle():
@@ -383,7 +392,11 @@ class Lead:
         self.phase, self._stop_deadline = "ended", None
         missing = sorted(self._detector.nodes - self._detector.idle)
         ended = {"event": "ended", "state": self._outcome, "cause": self._cause, "not_heard_of": missing}
-        return [Note(ended), Tell({"do": "end", "state": self._outcome, "cause": self._cause}), Finish(self._outcome)]
+        return [
+            RecordEvent(ended),
+            SendOrder({"do": "end", "state": self._outcome, "cause": self._cause}),
+            Finish(self._outcome),
+        ]
 
 
 def _without_order(message: Message) -> Message:
@@ -394,5 +407,5 @@ def _reason(cause: Message) -> Message:
     return {name: cause[name] for name in ("message", "exit_code") if name in cause}
 
 
-def _warning(node: int, message: str) -> Note:
-    return Note({"event": "log", "level": "warning", "subject": node, "message": message})
+def _warning(node: int, message: str) -> RecordEvent:
+    return RecordEvent({"event": "log", "level": "warning", "subject": node, "message": message})

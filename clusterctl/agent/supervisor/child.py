@@ -127,10 +127,10 @@ class Child:
         control.setblocking(False)
         os.set_blocking(output, False)
         self._control, self._output = control, output
-        self._loop.watch(control, self._hear)
+        self._loop.watch(control, self._receive)
         self._loop.watch(output, self._capture)
 
-    def _hear(self, reads: int = 2) -> None:
+    def _receive(self, reads: int = 2) -> None:
         """Takes what is there, so much a turn; an end of file only stops the listening, it is the exit that counts."""
         assert self._control is not None
         for _ in range(reads):
@@ -157,7 +157,7 @@ class Child:
         if message is not None:
             self._on_message(self, message)
 
-    def tell(self, message: Mapping[str, Any]) -> None:
+    def send(self, message: Mapping[str, Any]) -> None:
         """Says something on the control socket; a process that does not listen misses it."""
         if self._control is not None and self.alive:
             with contextlib.suppress(OSError):
@@ -217,7 +217,7 @@ class Child:
         if self._output >= 0:
             self._capture()
         if self._control is not None:
-            self._hear(READS_PER_TURN)
+            self._receive(READS_PER_TURN)
             self._loop.unwatch(self._control)
             self._control.close()
             self._control = None

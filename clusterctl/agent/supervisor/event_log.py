@@ -61,7 +61,7 @@ class EventLog:
         self._beat_t = _boot_s()
         self._told: Message = {"phase": None, "ended": None, "last_event": None, "killed": 0, "waits_for": []}
 
-    def note(self, event: Message, child: Child | None = None) -> None:
+    def record(self, event: Message, child: Child | None = None) -> None:
         """Appends to the event log."""
         self._notice_pause()
         self._seq += 1
@@ -70,7 +70,7 @@ class EventLog:
             whole.update(role=child.role, rank=child.rank, attempt=child.attempt)
         self._append(json.dumps(whole, separators=(",", ":")).encode() + b"\n", event["event"] not in CAN_BE_MISSED)
         if event["event"] != "step":
-            self._tell_state(whole)
+            self._update_state(whole)
 
     def _append(self, line: bytes, needed: bool) -> None:
         """Of a full disk the lead hears by other means; a line of which a part was written is made whole first."""
@@ -87,7 +87,7 @@ class EventLog:
             return data[self._events.write(data) or 0 :]
         return data
 
-    def _tell_state(self, event: Message) -> None:
+    def _update_state(self, event: Message) -> None:
         self._told["last_event"] = event
         self._told["waits_for"] = _waits_for(self._told["waits_for"], event)
         if event["event"] == "ended":
@@ -111,7 +111,7 @@ class EventLog:
             self._beat_t += paused_s
             why = "stopped by a signal, a machine that was suspended, or one that is overloaded"
             message = f"the supervisor did not run for {paused_s:.0f} s: {why}"
-            self.note({"event": "paused", "paused_s": round(paused_s, 1), "message": message})
+            self.record({"event": "paused", "paused_s": round(paused_s, 1), "message": message})
 
     def take_over(self) -> None:
         """Another supervisor of this run was here, and is gone: when it was last seen, and whether the node was too."""
@@ -119,7 +119,7 @@ class EventLog:
         who = Identity(*before["supervisor"]) if before.get("supervisor") else None
         message = "a new supervisor takes the place of one that is gone"
         rebooted = who is not None and who.boot != boot_id()
-        self.note({"event": "took_over", "seen": before.get("t"), "rebooted": rebooted, "message": message})
+        self.record({"event": "took_over", "seen": before.get("t"), "rebooted": rebooted, "message": message})
 
     def count_killed(self) -> None:
         """One more process that did not end by TERM."""

@@ -1,4 +1,4 @@
-"""Limits of processes: set before a program begins, and recognised when it has died of one; classifier in words.
+"""Limits of processes: set before a program begins, and recognised when it has died of one; exits in words.
 
 MEMORY_LIMIT_MB is RLIMIT_AS, which counts address space, and OPEN_FILES is RLIMIT_NOFILE. What the kernel kills for
 want of memory it counts: for the control group, where that can be read, else for the whole machine.
@@ -63,7 +63,7 @@ class ExitClassifier:
         self._kills = OomKills()
         context.loop.every(LOOK_S, self._kills.look)
 
-    def hear(self, child: Child, message: Message) -> None:
+    def receive(self, child: Child, message: Message) -> None:
         """A process said something: perhaps that it ends because of numbers that will be the same next time, or
         because a pserver has not answered."""
         if message["event"] == "nan" and message.get("action") == "failed":

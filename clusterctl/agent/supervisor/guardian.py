@@ -24,7 +24,7 @@ from clusterctl.common.run_spec import RunSpec
 
 WAIT = 'read -r word || exec "$0" "$@"'
 GOODBYE = b"bye\n"
-TELL_S = 5.0
+REPORT_S = 5.0
 
 
 def spawn(job_dir: Path, run: str, grace_s: float, lock_fd: int) -> tuple[subprocess.Popen[bytes], int]:
@@ -46,13 +46,13 @@ def spawn(job_dir: Path, run: str, grace_s: float, lock_fd: int) -> tuple[subpro
 def end_run(job_dir: str, run: str, grace_s: str) -> None:
     """TERM, the grace, KILL for every process of the run; the lead is told meanwhile."""
     place = JobPaths(Path(job_dir)).run(run)
-    telling = threading.Thread(target=tell_lead, args=(place,))
-    telling.start()
+    reporting = threading.Thread(target=report_death, args=(place,))
+    reporting.start()
     end_all(lambda: of_run(place), float(grace_s))
-    telling.join()
+    reporting.join()
 
 
-def tell_lead(run: RunPaths) -> None:
+def report_death(run: RunPaths) -> None:
     """Bears witness that this node's supervisor is dead, by the supervisor's own key: nobody need wait whether it is.
 
     A lead that cannot be reached finds out by itself.
@@ -62,7 +62,7 @@ def tell_lead(run: RunPaths) -> None:
         if spec.lead is not None:
             place = (spec.lead.host, spec.lead.port)
             with (
-                socket.create_connection(place, TELL_S) as sock,
+                socket.create_connection(place, REPORT_S) as sock,
                 tls_context(run, server=False).wrap_socket(sock) as tls,
             ):
                 if peer_node(tls) == spec.lead_node:

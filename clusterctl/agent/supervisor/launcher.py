@@ -62,7 +62,7 @@ class Launcher:
         host = self._spec.address
         return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
-    def learn(self, order: Message) -> None:
+    def update_endpoints(self, order: Message) -> None:
         """Where the processes of all nodes are."""
         self._pservers, self._endpoints = tuple(order["pservers"]), order["endpoints"]
 

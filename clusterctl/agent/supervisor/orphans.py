@@ -56,20 +56,20 @@ class OrphanCleaner:
         left = find()
         late = self._context.loop.now() - kill_at
         if left and not told:
-            self._note("ending processes left behind", left)
+            self._record("ending processes left behind", left)
         for who in left:
             if late > 0:
                 self._kill(who)
             elif who not in told:
                 send_signal(who, signal.SIGTERM)
         if late > LIMIT_S and left:  # stuck in the kernel; `stop` counts it
-            self._note("processes survive KILL", left, level="error")
+            self._record("processes survive KILL", left, level="error")
         if not left or late > LIMIT_S:
             then()
         else:
             self._context.loop.after(POLL_S, lambda: self._look(find, told | set(left), kill_at, then))
 
-    def _note(self, message: str, left: list[Identity], **more: str) -> None:
+    def _record(self, message: str, left: list[Identity], **more: str) -> None:
         self._context.record({"event": "log", **more, "message": message, "pids": [who.pid for who in left]})
 
     def _kill(self, who: Identity) -> None:

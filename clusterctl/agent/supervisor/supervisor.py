@@ -69,8 +69,8 @@ class Supervisor:
         self._new = new
         self.children = self._new_children()
         self.event_log = EventLog(run, spec.node, lambda: self.children, loop.now)
-        self._note = self.event_log.note
-        context = RunContext(run, spec, loop, self._note, self._say, self._fail_node, lambda: self.stopping)
+        self._record = self.event_log.record
+        context = RunContext(run, spec, loop, self._record, self._send, self._fail_node, lambda: self.stopping)
         self._context = context
         self._launcher = Launcher(context)
         self._checkpoints = CheckpointKeeper(context)
@@ -105,7 +105,7 @@ class Supervisor:
                 self.spec,
                 listener,
                 self._on_order,
-                self._note,
+                self._record,
                 self._checkpoints.write_manifest,
                 self._checkpoints.drop_manifests,
             )
@@ -113,29 +113,29 @@ class Supervisor:
             assert self.spec.lead is not None
             hooks = (self._on_order, self._on_lead_lost, self._on_lead_away)
             self.lead = LeadClient(self.loop, self.run, self.spec, self.spec.lead, *hooks)
-        self._say_hello()
+        self._send_hello()
 
-    def _say(self, word: Message) -> None:
-        self.lead.say(word)
+    def _send(self, word: Message) -> None:
+        self.lead.send(word)
 
-    def _say_hello(self) -> None:
+    def _send_hello(self) -> None:
         new = {"new": True} if self._new else {}
         self._new = False
-        self.lead.say({"do": "hello", "epoch": self._epoch, "endpoints": self._launcher.endpoints(), **new})
+        self.lead.send({"do": "hello", "epoch": self._epoch, "endpoints": self._launcher.endpoints(), **new})
 
     # What the lead orders.
 
     def _on_order(self, message: Message) -> None:
         order = message["do"]
         if order == "spawn" and not self.stopping:
-            self._launcher.learn(message)
+            self._launcher.update_endpoints(message)
             self._spawn(message["role"])
         elif order == "again" and not self.stopping:
             self._begin_again(message)
         elif order == "respawn" and not self.stopping:
             self._respawn(message)
         elif order == "shrink":
-            self._tell_pservers({"cmd": "lost", "ranks": message["ranks"]})
+            self._send_to_pservers({"cmd": "lost", "ranks": message["ranks"]})
         elif order == "finish":
             self._finish()
         elif order == "keep":
@@ -157,7 +157,7 @@ class Supervisor:
         for child in self.children:
             if child.serves and child.alive:
                 if child.plan.ours:
-                    child.tell({"cmd": "finish"})
+                    child.send({"cmd": "finish"})
                 else:
                     child.state = "stopped"
                     child.signal(signal.SIGTERM)
@@ -201,7 +201,7 @@ class Supervisor:
             return
         for child in self.children:
             if child.name not in order["attempts"]:
-                child.tell({"cmd": "epoch", "epoch": self._epoch})
+                child.send({"cmd": "epoch", "epoch": self._epoch})
         self._restart(order["attempts"], order["in_s"], self._restarted)
 
     def _restarted(self) -> None:
@@ -210,11 +210,11 @@ class Supervisor:
         except OSError as exc:
             self._fail_node(str(exc))
             return
-        self._say_hello()
+        self._send_hello()
 
     def _respawn(self, order: Message) -> None:
         """One process begins again; the others do not notice."""
-        self._launcher.learn(order)
+        self._launcher.update_endpoints(order)
         name = name_of((order["role"], order["rank"]))
         self._restart({name: order["attempt"]}, order["in_s"], lambda: self._launcher.start(self._child(name)))
 
@@ -239,15 +239,15 @@ class Supervisor:
         for child in children:
             if child.alive:
                 self.event_log.count_killed()
-                self._note({"event": "log", "message": f"{child.name} ignored TERM: KILL"}, child)
+                self._record({"event": "log", "message": f"{child.name} ignored TERM: KILL"}, child)
                 child.signal(signal.SIGKILL)
 
     # What processes do.
 
     def _on_message(self, child: Child, message: Message) -> None:
         """What a process says is its own word: nothing that it says may end us, or pass for ours."""
-        self._watchdog.hear(child, message)
-        self._classifier.hear(child, message)
+        self._watchdog.receive(child, message)
+        self._classifier.receive(child, message)
         if message["event"] == "done" and isinstance(message.get("pushes"), int):
             child.pushes = message["pushes"]
         if message["event"] not in FROM_PROCESSES:
@@ -256,7 +256,7 @@ class Supervisor:
         try:
             self._take(child, said)
         except (AttributeError, KeyError, IndexError, OverflowError, TypeError, ValueError) as exc:
-            self._note({"event": "log", "level": "error", "message": f"a malformed {said['event']}: {exc!r}"}, child)
+            self._record({"event": "log", "level": "error", "message": f"a malformed {said['event']}: {exc!r}"}, child)
 
     def _take(self, child: Child, said: Message) -> None:
         event = said["event"]
@@ -279,8 +279,8 @@ class Supervisor:
             self._checkpoints.log(child, said)
         elif event == "saved" and child.role == "pserver":
             order = {"do": "saved", **who(child), "node": self.spec.node}
-            self.lead.say({**check_receipt(said, child.rank), **order})
-        self._note(said, child)
+            self.lead.send({**check_receipt(said, child.rank), **order})
+        self._record(said, child)
 
     def _on_log_error(self, child: Child, exc: OSError) -> None:
         self._fail_node(f"cannot write its log: {exc.strerror}", child, system_error(exc))
@@ -289,16 +289,16 @@ class Supervisor:
         """Something other than a process's exit that ends the run. `about` has its facts: `errno` and such."""
         facts = {**system_error(None), **(about or {})}
         process = {**who(child), **child.last_lines()} if child else {}
-        self._note({"event": "log", "level": "error", "message": message, **facts}, child)
-        self.lead.say({"do": "failed", "message": message, "t": time.time(), **facts, **process})
+        self._record({"event": "log", "level": "error", "message": message, **facts}, child)
+        self.lead.send({"do": "failed", "message": message, "t": time.time(), **facts, **process})
 
     def _on_signal(self, number: int) -> None:
         if number == signal.SIGCHLD:
             self._reap()
         elif number == signal.SIGUSR1:
-            self.lead.say({"do": "rejoin"})
+            self.lead.send({"do": "rejoin"})
         elif number != signal.SIGHUP:
-            self.lead.say({"do": "stop_wanted"})
+            self.lead.send({"do": "stop_wanted"})
             self.stop()
 
     def _reap(self) -> None:
@@ -331,8 +331,8 @@ class Supervisor:
             news.update(self._classifier.explain(child, news["tail"]))
         if child.exit_code and not expected and self._launcher.has_port(child) and found_port_taken(news["tail"]):
             news["port_taken"] = True
-        self._note({"event": "exited", **news}, child)
-        self.lead.say({"do": "exited", **who(child), "t": time.time(), **news})
+        self._record({"event": "exited", **news}, child)
+        self.lead.send({"do": "exited", **who(child), "t": time.time(), **news})
 
     # Endings.
 
@@ -350,25 +350,25 @@ class Supervisor:
         self._launcher.let_ports_go()
         self._cleared = True
         attempts = {child.name: child.attempt for child in self.children}
-        self.lead.say({"do": "idle", "epoch": self._epoch, "attempts": attempts, "stopping": self.stopping})
+        self.lead.send({"do": "idle", "epoch": self._epoch, "attempts": attempts, "stopping": self.stopping})
 
-    def _tell_pservers(self, command: Message) -> None:
+    def _send_to_pservers(self, command: Message) -> None:
         for child in self.children:
             if child.role == "pserver":
-                child.tell(command)
+                child.send(command)
 
     def _on_lead_lost(self, why: str, silent_s: float | None) -> None:
         lead = self.spec.lead_node
         message = f"the lead on node{lead} is lost: {why}"
         cause = {"kind": "node_lost", "node": lead, "message": message, "why": why}
         about = {"lost_node": lead, "message": message, "why": why, "silent_s": silent_s}
-        self._note({"event": "lost", "node": self.spec.node, **about})
+        self._record({"event": "lost", "node": self.spec.node, **about})
         self.stop()
         self._end_when_idle({"do": "end", "state": "failed", "cause": cause})
 
     def _on_lead_away(self, why: str) -> None:
         """The run waits for nodes that are cut off: processes end, and orders will say what begins again."""
-        self._note({"event": "suspect", "node": self.spec.lead_node, "message": f"{why}: waiting for it"})
+        self._record({"event": "suspect", "node": self.spec.lead_node, "message": f"{why}: waiting for it"})
         for child in self.children:
             child.state = "stopped" if child.alive else child.state
         self._terminate(self.children)
@@ -384,7 +384,7 @@ class Supervisor:
         if isinstance(self.lead, LeadServer):  # which has noted the end itself, and waits until all have heard it
             self._leave_when_quiet(self.loop.now() + 3.0)
             return
-        self._note({"event": "ended", "state": message["state"], "cause": message["cause"]})
+        self._record({"event": "ended", "state": message["state"], "cause": message["cause"]})
         self.loop.after(END_POLL_S, self._leave)
 
     def _leave_when_quiet(self, deadline: float) -> None:

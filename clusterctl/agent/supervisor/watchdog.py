@@ -65,7 +65,7 @@ class Watchdog:
         self._looked = context.loop.now()
         context.loop.every(self.period_s, self.look)
 
-    def hear(self, child: Child, message: Message) -> None:
+    def receive(self, child: Child, message: Message) -> None:
         """A process said something."""
         now = self._context.loop.now()
         watch = self._watched.setdefault(child, Watch(now))
@@ -119,7 +119,7 @@ class Watchdog:
                 self._stalled(child, watch, silent_s)
             elif child.serves and watch.pinged is None:
                 watch.pinged = now
-                child.tell({"cmd": "ping"})
+                child.send({"cmd": "ping"})
 
     def _watch(self, child: Child, now: float) -> Watch | None:
         """Of those that live and speak to us; our pservers are asked."""

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agent.plays import Play
-from clusterctl.agent.lead.actions import DropManifests, Tell
+from clusterctl.agent.lead.actions import DropManifests, SendOrder
 from clusterctl.agent.lead.checkpoints import Best, CheckpointRetention, Known, Logged
 
 AUC = Best("auc", "max")
@@ -121,7 +121,7 @@ def test_older_checkpoints_go_when_the_manifest_of_a_newer_one_is_written_and_no
     assert note.event == {"event": "saved", "tag": tag(40), "step": 40, "complete": True, "checkpoint": True}
     stay = [tag(20), tag(30), tag(40)]
     assert drop == DropManifests(stay, tag(40))
-    assert tell == Tell({"do": "keep", "tags": stay, "newest": tag(40), "alone": True})
+    assert tell == SendOrder({"do": "keep", "tags": stay, "newest": tag(40), "alone": True})
 
 
 def test_a_model_and_a_checkpoint_of_one_tag_are_two_things() -> None:

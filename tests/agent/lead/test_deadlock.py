@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from agent.plays import Play
-from clusterctl.agent.lead.actions import Policy, Tell
+from clusterctl.agent.lead.actions import Policy, SendOrder
 from clusterctl.agent.lead.deadlock import STACKS_S, SURE_S
 
 PROCESSES = [("pserver", 0, 0), ("trainer", 0, 0), ("trainer", 1, 1)]
@@ -44,8 +44,8 @@ def test_when_all_trainers_wait_it_is_told_once_with_the_stacks_of_all_and_again
     who = "trainer0 for trainer1; trainer1 for trainer0"
     words = f"the run stands still: for 608 s all trainers have waited, and nobody is silent ({who})"
     assert (event["message"], event["stalled_s"]) == (f"{words}; the stacks of all are in their logs", 608.0)
-    stacks = [action for action in play.actions if isinstance(action, Tell) and action.message["do"] == "stacks"]
-    assert stacks == [Tell({"do": "stacks", "message": words})]
+    stacks = [action for action in play.actions if isinstance(action, SendOrder) and action.message["do"] == "stacks"]
+    assert stacks == [SendOrder({"do": "stacks", "message": words})]
     assert play.lead.phase == "running"
     pace(play, "moves", "trainer", 1)
     play.pass_time(SOON_S, alive=(0, 1))

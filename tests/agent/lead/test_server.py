@@ -48,8 +48,8 @@ def close(leader: Lead) -> None:
 def begin(loop: EventLoop, leader: Lead, keys: Keys, **options: float) -> Follower:
     """A supervisor on node 1 that has joined."""
     follower = Follower(loop, keys.of(1), leader.port, **options)
-    leader.lead.say({"do": "hello"})
-    follower.lead.say({"do": "hello"})
+    leader.lead.send({"do": "hello"})
+    follower.lead.send({"do": "hello"})
     run_until(loop, lambda: follower.ordered() == ["spawn"])
     return follower
 
@@ -63,11 +63,11 @@ def breaks(follower: Follower) -> None:
 
 def test_a_whole_run_is_talked_through(loop: EventLoop, leader: Lead, keys: Keys) -> None:
     follower = begin(loop, leader, keys)
-    for rank, say in ((0, leader.lead.say), (1, follower.lead.say)):
+    for rank, send in ((0, leader.lead.send), (1, follower.lead.send)):
         news = {"role": "trainer", "rank": rank}
-        say({"do": "running", **news})
-        say({"do": "exited", "exit_code": 0, "stopping": False, **news})
-        say({"do": "idle"})
+        send({"do": "running", **news})
+        send({"do": "exited", "exit_code": 0, "stopping": False, **news})
+        send({"do": "idle"})
     run_until(loop, lambda: "end" in follower.ordered() and leader.lead.quiet())
     assert follower.ordered() == [order["do"] for order in leader.orders] == ["spawn", "finish", "end"]
     assert leader.noted("ended")[0]["state"] == "succeeded"
@@ -78,8 +78,8 @@ def test_the_first_member_leads_whatever_its_number(loop: EventLoop, keys: Keys)
     leader = Lead(loop, keys, members=(1, 2))
     stranger = Follower(loop, keys.of(0), leader.port, members=(1, 2))
     follower = Follower(loop, keys.of(2), leader.port, members=(1, 2))
-    leader.lead.say({"do": "hello"})
-    follower.lead.say({"do": "hello"})
+    leader.lead.send({"do": "hello"})
+    follower.lead.send({"do": "hello"})
     run_until(loop, lambda: follower.ordered() == [order["do"] for order in leader.orders] == ["spawn"])
     assert stranger.ordered() == []
     stranger.lead.let_go()
@@ -91,7 +91,7 @@ def test_nothing_is_lost_when_the_connection_breaks_again_and_again(loop: EventL
     follower = begin(loop, leader, keys)
     for tag in range(3):
         for n in range(20):
-            follower.lead.say({"do": "failed" if tag == 2 and n == 19 else "rejoin", "message": "the last", "n": n})
+            follower.lead.send({"do": "failed" if tag == 2 and n == 19 else "rejoin", "message": "the last", "n": n})
         breaks(follower)
         run_until(loop, lambda: follower.lead._connection is not None and not follower.lead._channel.repeat())
     run_until(loop, lambda: follower.ordered() == ["spawn", "stop"])
@@ -104,7 +104,7 @@ def test_orders_given_while_a_node_is_cut_off_reach_it_later(loop: EventLoop, le
     follower = begin(loop, leader, keys)
     breaks(follower)
     run_until(loop, lambda: 1 not in leader.lead._connections)
-    leader.lead.say({"do": "stop_wanted"})
+    leader.lead.send({"do": "stop_wanted"})
     run_until(loop, lambda: "stop" in follower.ordered())
     assert leader.noted("lost") == []
 
@@ -137,7 +137,7 @@ def test_a_node_that_cannot_be_reached_has_the_whole_grace(
     run_until(loop, lambda: len(trials) == 5)
     assert leader.noted("lost") == []
     run_until(loop, lambda: follower.lead._connection is not None)
-    follower.lead.say({"do": "stop_wanted"})
+    follower.lead.send({"do": "stop_wanted"})
     run_until(loop, lambda: "stop" in follower.ordered())
     assert leader.noted("lost") == []
 
@@ -151,7 +151,7 @@ def test_a_link_that_became_silent_is_replaced_and_nothing_is_lost(
     first = leader.lead._connections[1]
     first._loop.unwatch(first._sock)
     monkeypatch.setattr(first, "_pump", lambda: None)
-    follower.lead.say({"do": "failed", "message": "in time"})
+    follower.lead.send({"do": "failed", "message": "in time"})
     leader.orders.clear()
     run_until(loop, lambda: "stop" in follower.ordered())
     assert leader.lead._connections[1] is not first
@@ -180,7 +180,7 @@ def test_a_supervisor_that_says_what_none_would_ends_the_run_in_its_own_name(
     loop: EventLoop, leader: Lead, keys: Keys, word: Message
 ) -> None:
     follower = begin(loop, leader, keys)
-    follower.lead.say(word)
+    follower.lead.send(word)
     run_until(loop, lambda: "stop" in follower.ordered())
     cause = leader.noted("phase")[-1]["cause"]
     assert (cause["kind"], cause["node"]) == ("node", 1)
@@ -190,7 +190,7 @@ def test_a_supervisor_that_says_what_none_would_ends_the_run_in_its_own_name(
 def bears_witness(run: RunPaths, port: int) -> threading.Thread:
     """What a guardian does that has survived its supervisor."""
     write_json(run.spec, spec_json(members=[0, 1], lead={"host": "127.0.0.1", "port": port}))
-    thread = threading.Thread(target=guardian.tell_lead, args=(run,))
+    thread = threading.Thread(target=guardian.report_death, args=(run,))
     thread.start()
     return thread
 
@@ -211,7 +211,7 @@ def test_a_guardian_of_another_run_is_not_believed(loop: EventLoop, leader: Lead
     follower = begin(loop, leader, keys)
     witness = bears_witness(other_keys.of(1), leader.port)
     run_until(loop, lambda: not witness.is_alive())
-    follower.lead.say({"do": "stop_wanted"})
+    follower.lead.send({"do": "stop_wanted"})
     run_until(loop, lambda: follower.ordered() == ["spawn", "stop"])
     assert leader.noted("lost") == []
     follower.lead.let_go()
@@ -251,7 +251,7 @@ def test_after_the_end_a_lost_lead_is_nobodys_business(loop: EventLoop, leader: 
 
 def test_a_supervisor_of_another_run_is_not_let_in(loop: EventLoop, leader: Lead, keys: Keys, other_keys: Keys) -> None:
     stranger = Follower(loop, other_keys.of(1), leader.port)
-    stranger.lead.say({"do": "stop_wanted"})
+    stranger.lead.send({"do": "stop_wanted"})
     follower = begin(loop, leader, keys)
     assert leader.noted("phase")[-1]["phase"] == "trainers"
     assert stranger.orders == []
@@ -279,7 +279,7 @@ def test_a_node_that_is_not_of_the_run_is_turned_away(
         closed(connection, error)
 
     monkeypatch.setattr(stranger.lead, "_closed", count)
-    stranger.lead.say({"do": "stop_wanted"})
+    stranger.lead.send({"do": "stop_wanted"})
     run_until(loop, lambda: turned_away)
     begin(loop, leader, keys)
     assert list(leader.lead._connections) == [1]
@@ -312,7 +312,7 @@ def test_a_second_supervisor_of_a_node_takes_the_place_of_the_first_which_is_gon
     begin(loop, leader, keys).lead.let_go()
     first = leader.lead._connections[1]
     second = Follower(loop, keys.of(1), leader.port)
-    second.lead.say({"do": "hello", "new": True})
+    second.lead.send({"do": "hello", "new": True})
     run_until(loop, second.ordered)
     assert leader.lead._connections[1] is not first
     assert first.idle()

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from agent.plays import GRACE_S, NODE_GRACE_S, PHASES, Play
-from clusterctl.agent.lead.actions import Tell
+from clusterctl.agent.lead.actions import SendOrder
 from clusterctl.agent.lead.failure_detector import SUSPECT_S
 from clusterctl.agent.lead.state_machine import MOST_ATTEMPTS, STOP_MARGIN_S
 
@@ -35,14 +35,14 @@ def test_trainers_start_only_when_every_pserver_is_ready_and_learn_their_address
     play.ready(0)
     assert play.lead.phase == "pservers"
     play.ready(1)
-    spawn = [action.message for action in play.actions if isinstance(action, Tell)][-1]
+    spawn = [action.message for action in play.actions if isinstance(action, SendOrder)][-1]
     hosts = ["host:7000", "host:7001", "host:7002"]
     endpoints = {f"pserver{rank}": host for rank, host in enumerate(hosts)}
     assert spawn == {"do": "spawn", "epoch": 0, "role": "trainer", "pservers": hosts, "endpoints": endpoints}
 
 
 def last_order(play: Play) -> dict[str, Any]:
-    return [action.message for action in play.actions if isinstance(action, Tell)][-1]
+    return [action.message for action in play.actions if isinstance(action, SendOrder)][-1]
 
 
 TORCH = [("trainer", 0, 0), ("trainer", 1, 1)]

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agent.plays import GRACE_S, NODE_GRACE_S, one_each
-from clusterctl.agent.lead.actions import Action, Finish, Note, Policy, Tell
+from clusterctl.agent.lead.actions import Action, Finish, Policy, RecordEvent, SendOrder
 from clusterctl.agent.lead.state_machine import STOP_MARGIN_S, Lead
 
 MOVES = (
@@ -33,9 +33,9 @@ class Supervisor:
         self.ends = 0
         self.epoch = 0
         self.attempts = dict.fromkeys(processes, 1)
-        self.say({"do": "hello", "new": True} if new else {"do": "hello"})
+        self.send({"do": "hello", "new": True} if new else {"do": "hello"})
 
-    def say(self, word: dict[str, Any], key: Key | None = None) -> None:
+    def send(self, word: dict[str, Any], key: Key | None = None) -> None:
         about = (
             {"epoch": self.epoch} if key is None else {"role": key[0], "rank": key[1], "attempt": self.attempts[key]}
         )
@@ -49,7 +49,7 @@ class Supervisor:
         elif order["do"] == "again" and not self.stopping:
             self.epoch = order["epoch"]
             self.renew({key: n for key in self.states if (n := order["attempts"].get(f"{key[0]}{key[1]}"))}, "waiting")
-            self.say({"do": "hello"})
+            self.send({"do": "hello"})
         elif order["do"] == "respawn" and not self.stopping:
             self.renew({(order["role"], order["rank"]): order["attempt"]}, "live")
         elif order["do"] == "stop":
@@ -78,7 +78,7 @@ class Supervisor:
         if not self.idle and all(state == "over" for state in self.states.values()):
             self.idle = True
             attempts = {f"{role}{rank}": n for (role, rank), n in self.attempts.items()}
-            self.say({"do": "idle", "stopping": self.stopping, "attempts": attempts})
+            self.send({"do": "idle", "stopping": self.stopping, "attempts": attempts})
 
     def term(self) -> None:
         self.words.append({"do": "stop_wanted"})
@@ -90,16 +90,16 @@ class Supervisor:
     def progress(self, key: Key) -> None:
         self.states[key] = "up"
         if key[0] == "pserver":
-            self.say({"do": "ready", "endpoint": f"h:{key[1]}"}, key)
+            self.send({"do": "ready", "endpoint": f"h:{key[1]}"}, key)
         else:
-            self.say({"do": "running"}, key)
+            self.send({"do": "running"}, key)
 
     def exit(self, key: Key, code: int, *, stopping: bool = False, port_taken: bool = False) -> None:
         if key[0] == "trainer" and code == 0 and self.states[key] == "live":
             self.progress(key)
         self.states[key] = "over"
         news = {"exit_code": code, "stopping": stopping or self.stopping, "port_taken": port_taken}
-        self.say({"do": "exited", "message": "", "tail": [], **news}, key)
+        self.send({"do": "exited", "message": "", "tail": [], **news}, key)
         self.settle()
 
 
@@ -118,7 +118,7 @@ class World:
     def do(self, actions: list[Action]) -> None:
         self.actions += actions
         for action in actions:
-            if isinstance(action, Tell):
+            if isinstance(action, SendOrder):
                 for supervisor in self.supervisors:
                     if action.node in (None, supervisor.node):
                         supervisor.orders.append(action.message)
@@ -244,11 +244,11 @@ def test_every_run_ends_once_and_nothing_starts_after_a_stop(nodes: int, policy:
     world.to_the_end()
 
     finishes = [action for action in world.actions if isinstance(action, Finish)]
-    ended = [a.event for a in world.actions if isinstance(a, Note) and a.event["event"] == "ended"]
+    ended = [a.event for a in world.actions if isinstance(a, RecordEvent) and a.event["event"] == "ended"]
     assert len(finishes) == len(ended) == 1, world.lead.phase
-    orders = [action.message["do"] for action in world.actions if isinstance(action, Tell)]
+    orders = [action.message["do"] for action in world.actions if isinstance(action, SendOrder)]
     assert orders[-1] == "end"
-    assert sum(a.message["do"] == "stop" and a.node is None for a in world.actions if isinstance(a, Tell)) <= 1
+    assert sum(a.message["do"] == "stop" and a.node is None for a in world.actions if isinstance(a, SendOrder)) <= 1
     starts = {"spawn", "respawn", "again"}
     assert not starts & set(orders[orders.index("stop") :]) if "stop" in orders else True
     assert orders.count("finish") <= 1 + orders.count("again")
@@ -281,6 +281,6 @@ def test_words_in_no_sensible_order_do_no_harm(words: list[tuple[int, str, bool,
     actions += lead.handle(0, {"do": "stop_wanted"}, 100.0)
     actions += lead.tick(100.0 + GRACE_S + STOP_MARGIN_S + 1)
     assert sum(isinstance(action, Finish) for action in actions) == 1
-    orders = [action.message["do"] for action in actions if isinstance(action, Tell)]
+    orders = [action.message["do"] for action in actions if isinstance(action, SendOrder)]
     assert orders.count("end") == 1
     assert "spawn" not in orders[orders.index("stop") :] if "stop" in orders else True

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from agent.plays import NODE_GRACE_S, Play
-from clusterctl.agent.lead.actions import Policy, Tell
+from clusterctl.agent.lead.actions import Policy, SendOrder
 from clusterctl.agent.lead.restart_policy import FORGIVEN_AFTER_S
 
 THRICE = {"pserver": 3, "trainer": 3}
@@ -15,7 +15,7 @@ APART = [("pserver", 0, 0), ("pserver", 1, 1), ("trainer", 0, 0), ("trainer", 1,
 
 
 def told(play: Play, do: str) -> list[dict[str, Any]]:
-    return [action.message for action in play.actions if isinstance(action, Tell) and action.message["do"] == do]
+    return [action.message for action in play.actions if isinstance(action, SendOrder) and action.message["do"] == do]
 
 
 def go(together: bool = True, loss: str = "fail", restarts: Any = THRICE, phase: str = "running", **more: Any) -> Play:

@@ -51,7 +51,7 @@ def test_a_pause_is_told_before_what_was_found_after_it(run: RunPaths, monkeypat
     monkeypatch.setattr(event_log, "_boot_s", lambda: clock[0])
     written = begin(run)
     clock[0] += 60.0
-    written.note({"event": "lost", "node": 3, "message": "gone"})
+    written.record({"event": "lost", "node": 3, "message": "gone"})
     written.beat()
     assert [event["event"] for event in events(run)] == ["paused", "lost"]
 
@@ -71,15 +71,15 @@ def test_a_supervisor_that_takes_over_tells_when_the_one_before_was_seen(run: Ru
 
 def test_whom_a_run_waits_for_stands_in_the_state_until_they_are_back(run: RunPaths) -> None:
     written = begin(run)
-    written.note({"event": "lost", "node": 3, "message": "gone"})
+    written.record({"event": "lost", "node": 3, "message": "gone"})
     assert waits_for(run) == []
-    written.note({"event": "lost", "node": 3, "message": "gone", "waits": True})
-    written.note({"event": "held", "role": "trainer", "rank": 1, "node": 2, "message": "failed"})
+    written.record({"event": "lost", "node": 3, "message": "gone", "waits": True})
+    written.record({"event": "held", "role": "trainer", "rank": 1, "node": 2, "message": "failed"})
     assert waits_for(run) == ["node3", "trainer1"]
-    written.note({"event": "rejoined", "node": 3})
+    written.record({"event": "rejoined", "node": 3})
     assert waits_for(run) == ["trainer1"]
-    written.note({"event": "rejoined", "role": "trainer", "rank": 1, "node": 2})
+    written.record({"event": "rejoined", "role": "trainer", "rank": 1, "node": 2})
     assert waits_for(run) == []
-    written.note({"event": "held", "role": "trainer", "rank": 1, "node": 2, "message": "failed"})
-    written.note({"event": "phase", "phase": "stopping", "cause": {}})
+    written.record({"event": "held", "role": "trainer", "rank": 1, "node": 2, "message": "failed"})
+    written.record({"event": "phase", "phase": "stopping", "cause": {}})
     assert waits_for(run) == []

@@ -158,8 +158,8 @@ def test_whom_a_trainer_waited_for_in_vain_is_told_until_it_goes_on() -> None:
     classifier = ExitClassifier(make_context())
     child: Any = type("Child", (), {"exit_code": 1, "stalled": None, "hopeless": None, "peers": []})
     for pserver in (3, "evil", -1, True, *range(100)):
-        classifier.hear(child, {"event": "unanswered", "pserver": pserver})
+        classifier.receive(child, {"event": "unanswered", "pserver": pserver})
     assert len(child.peers) <= 16
-    classifier.hear(child, {"event": "step", "step": 1})
-    classifier.hear(child, {"event": "unanswered", "pserver": 2})
+    classifier.receive(child, {"event": "step", "step": 1})
+    classifier.receive(child, {"event": "unanswered", "pserver": 2})
     assert classifier.explain(child, [])["peers"] == ["pserver2"]

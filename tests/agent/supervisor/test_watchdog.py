@@ -37,10 +37,10 @@ class Fake:
         self.state = "ready" if self.serves else "running"
         self.alive, self.identity = True, identity
         self.stalled: str | None = None
-        self.told: list[Any] = []
+        self.sent: list[Any] = []
         self.remarks: list[str] = []
         self.signals: list[int] = []
-        self.tell, self.remark, self.signal = self.told.append, self.remarks.append, self.signals.append
+        self.send, self.remark, self.signal = self.sent.append, self.remarks.append, self.signals.append
 
 
 class Play:
@@ -63,7 +63,7 @@ class Play:
         self.watchdog = Watchdog(context, lambda: children)  # type: ignore[arg-type,return-value]
 
     def says(self, child: Fake, event: str, **more: Any) -> None:
-        self.watchdog.hear(child, {"event": event, **more})  # type: ignore[arg-type]
+        self.watchdog.receive(child, {"event": event, **more})  # type: ignore[arg-type]
 
     def passes(self, seconds: float) -> None:
         """Time, in which the supervisor looks as it would."""
@@ -112,7 +112,7 @@ def test_a_program_that_never_speaks_is_never_stalled() -> None:
     server.plan = server.plan.replace(ours=False)
     play = Play(trainer, server)
     play.passes(10 * STALL_S)
-    assert (play.events, server.told) == ([], [])
+    assert (play.events, server.sent) == ([], [])
 
 
 def test_a_pserver_is_asked_again_only_when_it_has_answered_and_stalled_when_it_does_not() -> None:
@@ -122,10 +122,10 @@ def test_a_pserver_is_asked_again_only_when_it_has_answered_and_stalled_when_it_
         play.passes(2)
         play.says(server, "pong")
     assert play.events == []
-    asked = len(server.told)
+    asked = len(server.sent)
     play.says(server, "step")
     play.passes(NODE_GRACE_S + 5)
-    assert (server.state, len(server.told)) == ("stalled", asked + 1)
+    assert (server.state, len(server.sent)) == ("stalled", asked + 1)
     play.says(server, "step")
     assert server.state == "stalled", "one of its lanes does something; all have to answer"
     play.says(server, "pong")
