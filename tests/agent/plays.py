@@ -40,7 +40,7 @@ class Play:
     ) -> list[Action]:
         node = next(node for r, k, node in self.processes if (r, k) == (role, rank))
         words = {
-            "message": f"ended with exit code {code}",
+            "message": f"exited with code {code}",
             "tail": ["last words"] if code else [],
             "port_taken": port_taken,
         }

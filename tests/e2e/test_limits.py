@@ -41,7 +41,7 @@ def test_a_program_begins_within_the_limits_and_its_end_by_them_is_named(site: S
     assert "limits 500000000 100" in done.out + done.err
     assert "trainer0@node0" in done.err
     (ended,) = [event for event in events(site, job, 0) if event["event"] == "exited"]
-    assert ended["message"] == "ended with exit code 1 (out of memory: MEMORY_LIMIT_MB = 500)"
+    assert ended["message"] == "exited with code 1 (out of memory: MEMORY_LIMIT_MB = 500)"
     site.assert_nothing_left(job)
 
 
@@ -68,5 +68,5 @@ def test_on_nan_fail_ends_the_run_whatever_restarts_and_on_trainer_loss_say(site
     assert (told["action"], told["role"], told["rank"], told["step"]) == ("failed", "trainer", 1, 3)
     assert [event for event in events(site, job, 0) if event["event"] in ("restarting", "lost")] == []
     (ended,) = [e for e in events(site, job, 1) if e["event"] == "exited" and e["role"] == "trainer"]
-    assert (ended["message"], ended["hopeless"]) == (f"ended with exit code 1: {words}", True)
+    assert (ended["message"], ended["hopeless"]) == (f"exited with code 1: {words}", True)
     site.assert_nothing_left(job)

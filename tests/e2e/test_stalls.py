@@ -108,12 +108,12 @@ def test_a_run_whose_trainers_all_wait_while_nobody_is_silent_is_told_with_all_s
     job = site.dispatch(WAITS)
     done = site.run("start", "--job_workspace", job)
     assert done.code == 1
-    assert "the run stands still: for " in done.out
+    assert "the run is stalled: all trainers have been waiting for " in done.out
     assert "(trainer0 for trainer1; trainer1 for trainer0)" in done.out
-    assert "first cause: the run stands still: for " in done.err
+    assert "first cause: the run is stalled: all trainers have been waiting for " in done.err
     for role, place in (("trainer", "in for_what_never_comes"), ("pserver", "in _run_module_as_main")):
         words = site.ok("logs", job, "--role", role).out
-        assert words.count("nobody is silent") == words.count(place) == QUICK[f"{role.upper()}S"]
+        assert words.count("every process responds") == words.count(place) == QUICK[f"{role.upper()}S"]
     assert stalls(site, job) == [], "nobody is blamed"
     found = site.run("why", job, "--json").json()
     assert (found["cause"]["kind"], found["cause"]["role"]) == ("stalled", None)

@@ -62,7 +62,7 @@ def assert_it_goes_by_no_text(site: Site, job: str) -> None:
 def test_an_import_that_fails_on_one_node(site: Site) -> None:
     done = site.run("start", "--job_dispatch_package", str(site.workspace(ON_ONE_NODE + REGRESSION)))
     assert done.code == 1
-    assert "ended with exit code 1: import error: No module named 'nosuchmodule'\n  | Traceback" in done.err
+    assert "exited with code 1: import error: No module named 'nosuchmodule'\n  | Traceback" in done.err
     job = site.ok("jobs", "--json").json()["jobs"][0]["job"]
     found = why(site, job)
     cause = found["cause"]
@@ -92,7 +92,7 @@ def test_a_crash_of_a_pserver_while_trainers_run(site: Site) -> None:
     assert (found["cause"]["reason"], found["cause"]["signal"]) == ("segfault", "SIGSEGV")
     assert found["cause"]["exit_code"] == -signal.SIGSEGV
     said = site.ok("why", job).out
-    assert "was ended by signal 11 (segmentation fault)\n" in said
+    assert "crashed with signal 11 (segmentation fault)\n" in said
     if found["checkpoint"]:
         assert f"clusterctl start --job_workspace {job} --resume" in said
 

@@ -37,7 +37,7 @@ class DeadlockDetector:
         self._since = None if not waiting else now if self._since is None else self._since
         if self._since is None and self._told_at is not None:
             self._told_at = None
-            return [RecordEvent({"event": "standstill", "over": True, "message": "the run no longer stands still"})]
+            return [RecordEvent({"event": "standstill", "over": True, "message": "the run is making progress again"})]
         if self._since is None or self._told_at is not None or now - self._since < SURE_S:
             return []
         self._told_at = now
@@ -68,4 +68,5 @@ def _words(waiting: Mapping[Key, Message], stalled_s: float) -> str:
     said = [f"{name_of(key)} for {message['message']}" for key, message in waiting.items()]
     more = f", and {len(said) - MOST_NAMED} more" if len(said) > MOST_NAMED else ""
     who = "; ".join(said[:MOST_NAMED]) + more
-    return f"the run stands still: for {stalled_s:.0f} s all trainers have waited, and nobody is silent ({who})"
+    waited = f"all trainers have been waiting for {stalled_s:.0f} s, and every process responds"
+    return f"the run is stalled: {waited} ({who})"

@@ -32,10 +32,9 @@ class RestartPolicy:
         """Such as `restart 1 of 3`."""
         return f"restart {len(self._failures.get(key, []))} of {self._allowed.get(key[0], 0)}"
 
-    def spent(self, key: Key, now: float) -> tuple[int, float]:
-        """How often it failed, and within how many seconds, of what is not forgiven."""
-        failures = [t for t in self._failures.get(key, []) if now - t < FORGIVEN_AFTER_S]
-        return len(failures), now - failures[0] if failures else 0.0
+    def failures(self, key: Key, now: float) -> int:
+        """The number of failures of a process that are not forgiven yet."""
+        return sum(now - t < FORGIVEN_AFTER_S for t in self._failures.get(key, []))
 
     def forget(self, key: Key) -> None:
         """Somebody says that it is mended."""

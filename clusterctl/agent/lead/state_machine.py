@@ -95,7 +95,7 @@ class Lead:
                 actions.append(RecordEvent({"event": "suspect", "node": node, "silent_s": round(silent_s, 1)}))
         if self._time_limit is not None and now > self._time_limit:
             self._time_limit = None
-            message = f"the time limit of {self._policy.time_limit_s:g} s is over"
+            message = f"the time limit of {self._policy.time_limit_s:g} s was exceeded"
             actions += self._fail({"kind": "time_limit", "message": message}, now)
         if self.phase == "running":
             actions += self._look_for_standstill(now)
@@ -281,9 +281,10 @@ class Lead:
         return [note, *self._begin_again(self._table.node_of)]
 
     def _give_up(self, key: Key, cause: Message, now: float) -> list[Action]:
-        failures, within_s = self._restart_policy.spent(key, now)
+        failures = self._restart_policy.failures(key, now)
         if failures > 1:
-            cause["message"] += f", failure {failures} within {within_s:.0f} s: RESTARTS are spent"
+            times = "once" if failures == 2 else f"{failures - 1} times"
+            cause["message"] += f"; restarted {times}, the RESTARTS limit"
             cause["failures"] = failures
         if key[0] == "trainer" and self.phase in ("trainers", "running") and not self._policy.whole:
             if self._policy.on_trainer_loss == "shrink":
@@ -293,7 +294,11 @@ class Lead:
                 about = {"role": key[0], "rank": key[1], "node": cause["node"]}
                 return [
                     RecordEvent(
-                        {"event": "held", **about, "message": f"{cause['message']}: the run waits for start --rejoin"}
+                        {
+                            "event": "held",
+                            **about,
+                            "message": f"{cause['message']}; the run is waiting for start --rejoin",
+                        }
                     )
                 ]
         return self._fail(cause, now)

@@ -10,7 +10,7 @@ import errno
 import os
 import re
 import signal
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Callable, NamedTuple, Optional
 
@@ -26,6 +26,13 @@ SHORTAGES = (
     (NO_MEMORY, "out_of_memory", "out of memory", "MEMORY_LIMIT_MB"),
     (NO_FILES, "open_files", "too many open files", "OPEN_FILES"),
 )
+CRASHES: Mapping[int, str] = {
+    signal.SIGSEGV: "segmentation fault",
+    signal.SIGABRT: "aborted",
+    signal.SIGBUS: "bus error",
+    signal.SIGFPE: "arithmetic error",
+    signal.SIGILL: "illegal instruction",
+}
 SEGFAULT, OUT_OF_MEMORY = "segfault", "out_of_memory"
 MOST_PEERS = 16
 Message = dict[str, Any]
@@ -143,17 +150,18 @@ def _group_files() -> Iterator[Path]:
 
 
 def describe_exit(code: int, *, oom: bool = False) -> str:
-    """How a process ended, in words; `oom` says that the kernel killed it for want of memory."""
+    """The way a process ended, as a predicate; `oom` is true if the kernel killed it for lack of memory."""
     if oom:
         return "was killed by the kernel: out of memory"
     if code >= 0:
-        return f"ended with exit code {code}"
-    words = {signal.SIGKILL: "killed", signal.SIGSEGV: "segmentation fault", signal.SIGABRT: "aborted"}
+        return f"exited with code {code}"
+    if -code in CRASHES:
+        return f"crashed with signal {-code} ({CRASHES[-code]})"
     try:
-        number = signal.Signals(-code)
+        name = signal.Signals(-code).name
     except ValueError:
-        return f"was ended by signal {-code}"
-    return f"was ended by signal {-code} ({words.get(number, number.name)})"
+        name = ""
+    return f"was killed by signal {-code}" + (f" ({name})" if name and -code != signal.SIGKILL else "")
 
 
 def system_error(exc: BaseException | None) -> dict[str, Any]:

@@ -239,7 +239,7 @@ class Supervisor:
         for child in children:
             if child.alive:
                 self.event_log.count_killed()
-                self._record({"event": "log", "message": f"{child.name} ignored TERM: KILL"}, child)
+                self._record({"event": "log", "message": f"{child.name} ignored TERM; sending KILL"}, child)
                 child.signal(signal.SIGKILL)
 
     # What processes do.
@@ -368,7 +368,9 @@ class Supervisor:
 
     def _on_lead_away(self, why: str) -> None:
         """The run waits for nodes that are cut off: processes end, and orders will say what begins again."""
-        self._record({"event": "suspect", "node": self.spec.lead_node, "message": f"{why}: waiting for it"})
+        self._record(
+            {"event": "suspect", "node": self.spec.lead_node, "message": f"{why}; waiting for it to come back"}
+        )
         for child in self.children:
             child.state = "stopped" if child.alive else child.state
         self._terminate(self.children)

@@ -42,7 +42,7 @@ def test_when_all_trainers_wait_it_is_told_once_with_the_stacks_of_all_and_again
     play.pass_time(60, alive=(0, 1))
     (event,) = play.noted("standstill")
     who = "trainer0 for trainer1; trainer1 for trainer0"
-    words = f"the run stands still: for 608 s all trainers have waited, and nobody is silent ({who})"
+    words = f"the run is stalled: all trainers have been waiting for 608 s, and every process responds ({who})"
     assert (event["message"], event["stalled_s"]) == (f"{words}; the stacks of all are in their logs", 608.0)
     stacks = [action for action in play.actions if isinstance(action, SendOrder) and action.message["do"] == "stacks"]
     assert stacks == [SendOrder({"do": "stacks", "message": words})]
@@ -113,6 +113,6 @@ def test_where_it_is_to_fail_the_run_does_when_the_stacks_are_written_and_is_not
     play.pass_time(STACKS_S, alive=(0, 1))
     assert play.lead.phase == "stopping"
     cause = play.noted("phase")[-1]["cause"]
-    assert (cause["kind"], cause["message"][:22]) == ("stalled", "the run stands still: ")
+    assert (cause["kind"], cause["message"][:20]) == ("stalled", "the run is stalled: ")
     play.pass_time(5, alive=(0, 1))
     assert told(play) == [False], "a run that is ended does not go on"

@@ -57,7 +57,7 @@ def test_a_trainer_that_fails_is_started_again_alone_after_waits_that_double() -
     play.exits("trainer", 1, -9)
     assert play.lead.phase == "stopping"
     cause = play.noted("phase")[-1]["cause"]
-    assert cause["message"] == "ended with exit code -9, failure 4 within 20 s: RESTARTS are spent"
+    assert cause["message"] == "exited with code -9; restarted 3 times, the RESTARTS limit"
 
 
 def test_failures_of_an_hour_ago_are_forgiven() -> None:
@@ -255,7 +255,7 @@ def test_a_trainer_that_is_waited_for_starts_again_when_somebody_says_so() -> No
     play.exits("trainer", 1, 1)
     (held,) = play.noted("held")
     assert (held["role"], held["rank"]) == ("trainer", 1)
-    assert "the run waits for start --rejoin" in held["message"]
+    assert "the run is waiting for start --rejoin" in held["message"]
     assert play.says(0, "rejoin") == []
     play.says(1, "rejoin")
     assert (told(play, "respawn")[-1]["rank"], told(play, "respawn")[-1]["attempt"]) == (1, 2)
@@ -269,4 +269,4 @@ def test_a_run_ends_at_its_time_limit(phase: str) -> None:
     assert play.lead.phase == phase
     play.pass_time(1, alive=(0, 1, 2))
     assert play.lead.phase == "stopping"
-    assert play.noted("phase")[-1]["cause"] == {"kind": "time_limit", "message": "the time limit of 60 s is over"}
+    assert play.noted("phase")[-1]["cause"] == {"kind": "time_limit", "message": "the time limit of 60 s was exceeded"}
