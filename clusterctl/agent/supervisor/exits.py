@@ -70,7 +70,7 @@ class ExitClassifier:
         self._kills = OomKills()
         context.loop.every(LOOK_S, self._kills.look)
 
-    def receive(self, child: Child, message: Message) -> None:
+    def receive(self, child: Child, message: Mapping[str, Any]) -> None:
         """A process said something: perhaps that it ends because of numbers that will be the same next time, or
         because a pserver has not answered."""
         if message["event"] == "nan" and message.get("action") == "failed":

@@ -25,8 +25,9 @@ from clusterctl.agent.node.ports import NoFreePortError, take_top
 from clusterctl.agent.supervisor import guardian
 from clusterctl.agent.supervisor.checkpoints import CheckpointKeeper
 from clusterctl.agent.supervisor.child import Child, who
+from clusterctl.agent.supervisor.child_messages import ChildMessages
 from clusterctl.agent.supervisor.event_log import SNAPSHOT_S, EventLog
-from clusterctl.agent.supervisor.exits import ExitClassifier, describe_exit, found_port_taken, system_error
+from clusterctl.agent.supervisor.exits import ExitClassifier, system_error
 from clusterctl.agent.supervisor.launcher import Launcher
 from clusterctl.agent.supervisor.limits import allow_open_files
 from clusterctl.agent.supervisor.orphans import OrphanCleaner, adopt_orphans, reap_orphans
@@ -34,20 +35,14 @@ from clusterctl.agent.supervisor.restart import Restart
 from clusterctl.agent.supervisor.run_context import RunContext
 from clusterctl.agent.supervisor.watchdog import Watchdog
 from clusterctl.common.files import write_json
-from clusterctl.common.manifest import check_receipt
 from clusterctl.common.paths import JobPaths, RunPaths
 from clusterctl.common.procfs import LIVE_STATES
 from clusterctl.common.run_spec import ProcessSpec, Recovery, RunSpec
 
 FINISH_LIMIT_S = 300.0
 END_POLL_S = 0.05
-#: What pservers count: pushes by staleness, and of each sparse table rows, look-ups and so on.
-COUNTS = ("staleness", "tables", "lost")
 SIGNALS = (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)
 NOT_OVER = ("waiting", "restarting", *LIVE_STATES)
-WORKED_S = 60.0  # a program that lived so long has done something, even if it never spoke
-FROM_PROCESSES = ("ready", "step", "pass", "log", "saved", "nan")
-OURS_IN_EVENTS = ("v", "t", "node", "seq", "role", "rank", "attempt", "do", "complete")
 Message = dict[str, Any]
 
 
@@ -74,8 +69,10 @@ class Supervisor:
         self._context = context
         self._launcher = Launcher(context)
         self._checkpoints = CheckpointKeeper(context)
-        self._classifier = ExitClassifier(context)
         self._watchdog = Watchdog(context, lambda: self.children)
+        self._child_messages = ChildMessages(
+            context, self._launcher, self._checkpoints, ExitClassifier(context), self._watchdog
+        )
         self._orphans = OrphanCleaner(context, self.event_log.count_killed, self._is_guardian)
         self._guardian, self._lifeline = self._new_guardian()
         if new:
@@ -242,45 +239,10 @@ class Supervisor:
                 self._record({"event": "log", "message": f"{child.name} ignored TERM; sending KILL"}, child)
                 child.signal(signal.SIGKILL)
 
-    # What processes do.
+    # Messages, exits and signals.
 
     def _on_message(self, child: Child, message: Message) -> None:
-        """What a process says is its own word: nothing that it says may end us, or pass for ours."""
-        self._watchdog.receive(child, message)
-        self._classifier.receive(child, message)
-        if message["event"] == "done" and isinstance(message.get("pushes"), int):
-            child.pushes = message["pushes"]
-        if message["event"] not in FROM_PROCESSES:
-            return
-        said = {key: value for key, value in message.items() if key not in OURS_IN_EVENTS}
-        try:
-            self._take(child, said)
-        except (AttributeError, KeyError, IndexError, OverflowError, TypeError, ValueError) as exc:
-            self._record({"event": "log", "level": "error", "message": f"a malformed {said['event']}: {exc!r}"}, child)
-
-    def _take(self, child: Child, said: Message) -> None:
-        event = said["event"]
-        if isinstance(said.get("line"), str):
-            child.printed(said["line"])
-        if child.role == "trainer":
-            self._launcher.running(child)
-        if event == "ready":
-            if child.role == "pserver" and child.state == "starting":
-                self._launcher.ready(child, [int(port) for port in said["ports"]])
-            return
-        child.worked = True
-        if event in ("step", "pass"):
-            numbers = ("pass", "step", "loss", "samples_per_s", "compute", "wait", "wire")
-            said = {name: value for name, value in said.items() if name not in numbers or is_number(value)}
-            child.progress.update({name: said[name] for name in (*numbers, *COUNTS) if name in said})
-        elif event == "log" and "values" in said:
-            said["values"] = {str(name): value for name, value in dict(said["values"]).items() if is_number(value)}
-            child.progress["values"] = said["values"]
-            self._checkpoints.log(child, said)
-        elif event == "saved" and child.role == "pserver":
-            order = {"do": "saved", **who(child), "node": self.spec.node}
-            self.lead.send({**check_receipt(said, child.rank), **order})
-        self._record(said, child)
+        self._child_messages.receive(child, message)
 
     def _on_log_error(self, child: Child, exc: OSError) -> None:
         self._fail_node(f"cannot write its log: {exc.strerror}", child, system_error(exc))
@@ -307,32 +269,9 @@ class Supervisor:
             self._guardian, self._lifeline = self._new_guardian()
         for child in self.children:
             if child.poll():
-                self._ended(child)
+                self._child_messages.exited(child)
         reap_orphans({self._guardian.pid, *(child.pid for child in self.children if child.pid)})
         self._settle()
-
-    def _ended(self, child: Child) -> None:
-        assert child.exit_code is not None
-        if child.role == "trainer" and child.exit_code == 0:
-            self._launcher.running(child)
-        replaced = child.next_attempt > child.attempt
-        expected = self.stopping or child.state == "stopped" or replaced
-        ending = "failed" if child.exit_code else "succeeded"
-        child.state = child.state if replaced else "stopped" if expected else ending
-        news: Message = {
-            "exit_code": child.exit_code,
-            "stopping": expected,
-            "message": describe_exit(child.exit_code),
-            **(child.last_lines() if child.exit_code and not expected else {"tail": []}),
-            "worked": child.worked or child.lived_s(time.time()) > WORKED_S,
-            "pushes": child.pushes,
-        }
-        if child.exit_code and not expected:
-            news.update(self._classifier.explain(child, news["tail"]))
-        if child.exit_code and not expected and self._launcher.has_port(child) and found_port_taken(news["tail"]):
-            news["port_taken"] = True
-        self._record({"event": "exited", **news}, child)
-        self.lead.send({"do": "exited", **who(child), "t": time.time(), **news})
 
     # Endings.
 
@@ -407,10 +346,6 @@ class Supervisor:
 def kind_of(exc: BaseException) -> str:
     """The kind of AgentError that an error at the start of a supervisor becomes."""
     return "refused" if isinstance(exc, NoFreePortError) else "node"
-
-
-def is_number(value: object) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
 def main(argv: list[str]) -> None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import os
 import signal
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Callable
 
@@ -27,7 +27,6 @@ STACKS_S = 1.0  # to write them, before the process is killed
 MOST_NAMED = 4
 STOPPED, UNINTERRUPTIBLE = "T", "D"
 HOW_IT_IS = {STOPPED: " (it is stopped by a signal)", UNINTERRUPTIBLE: " (it waits for a disk or device)"}
-Message = dict[str, Any]
 
 
 @dataclass
@@ -65,7 +64,7 @@ class Watchdog:
         self._looked = context.loop.now()
         context.loop.every(self.period_s, self.look)
 
-    def receive(self, child: Child, message: Message) -> None:
+    def receive(self, child: Child, message: Mapping[str, Any]) -> None:
         """A process said something."""
         now = self._context.loop.now()
         watch = self._watched.setdefault(child, Watch(now))
@@ -81,14 +80,14 @@ class Watchdog:
             self._goes_on(child, watch)
         self._go(child, watch, "waits" if self._waits_long(message) else "moves", message)
 
-    def _waits_long(self, message: Message) -> bool:
+    def _waits_long(self, message: Mapping[str, Any]) -> bool:
         """Somewhat longer than others may be silent: those are found first."""
         for_s = message.get("for_s")
         if message["event"] != "waiting" or not isinstance(for_s, (int, float)):
             return False
         return self.stall_s + SLACK_S + 2 * self.period_s < for_s < math.inf
 
-    def _go(self, child: Child, watch: Watch, pace: str, message: Message) -> None:
+    def _go(self, child: Child, watch: Watch, pace: str, message: Mapping[str, Any]) -> None:
         """A change of pace is told."""
         if pace != watch.pace:
             watch.pace = pace
@@ -174,7 +173,7 @@ class Watchdog:
             child.signal(signal.SIGKILL)
 
 
-def _whom(message: Message, own_rank: int) -> str:
+def _whom(message: Mapping[str, Any], own_rank: int) -> str:
     """For whom a trainer waits, by its own word, which may be nonsense."""
     ranks, pserver = message.get("trainers"), message.get("pserver")
     named = [n for n in ranks if is_whole(n) and n != own_rank][:MOST_NAMED] if isinstance(ranks, list) else []
@@ -189,7 +188,7 @@ def _state_of(process: Identity | None) -> str:
     return fields[0] if fields else ""
 
 
-def _speaker(child: Child, message: Message) -> Identity | None:
+def _speaker(child: Child, message: Mapping[str, Any]) -> Identity | None:
     """Who says so, if it is of the process's own session; anything else we do not signal."""
     pid = message.get("pid")
     fields = stat_fields(pid) if isinstance(pid, int) and pid > 0 else None

@@ -1,0 +1,112 @@
+"""The messages and exits of this node's processes: checked, recorded, and passed on to the lead."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from clusterctl.agent.supervisor.checkpoints import CheckpointKeeper
+from clusterctl.agent.supervisor.child import Child, who
+from clusterctl.agent.supervisor.exits import ExitClassifier, describe_exit, found_port_taken
+from clusterctl.agent.supervisor.launcher import Launcher
+from clusterctl.agent.supervisor.run_context import RunContext
+from clusterctl.agent.supervisor.watchdog import Watchdog
+from clusterctl.common.manifest import check_receipt
+
+WORKED_S = 60.0  # a program that ran for so long has done something, even if it never sent a message
+FROM_PROCESSES = ("ready", "step", "pass", "log", "saved", "nan")
+OURS_IN_EVENTS = ("v", "t", "node", "seq", "role", "rank", "attempt", "do", "complete")
+FIGURES = ("pass", "step", "loss", "samples_per_s", "compute", "wait", "wire")
+#: Counts that pservers report: pushes by staleness, and for each sparse table rows, look-ups and so on.
+COUNTS = ("staleness", "tables", "lost")
+Message = dict[str, Any]
+
+
+class ChildMessages:
+    """A process's messages are untrusted: none can end the supervisor or pass for an event of clusterctl."""
+
+    def __init__(
+        self,
+        context: RunContext,
+        launcher: Launcher,
+        checkpoints: CheckpointKeeper,
+        classifier: ExitClassifier,
+        watchdog: Watchdog,
+    ) -> None:
+        self._context = context
+        self._launcher = launcher
+        self._checkpoints = checkpoints
+        self._classifier = classifier
+        self._watchdog = watchdog
+
+    def receive(self, child: Child, message: Mapping[str, Any]) -> None:
+        """Handle one message of a process."""
+        self._watchdog.receive(child, message)
+        self._classifier.receive(child, message)
+        if message["event"] == "done" and isinstance(message.get("pushes"), int):
+            child.pushes = message["pushes"]
+        if message["event"] not in FROM_PROCESSES:
+            return
+        event = {key: value for key, value in message.items() if key not in OURS_IN_EVENTS}
+        try:
+            self._take(child, event)
+        except (AttributeError, KeyError, IndexError, OverflowError, TypeError, ValueError) as exc:
+            problem = f"malformed {event['event']} event: {exc!r}"
+            self._context.record({"event": "log", "level": "error", "message": problem}, child)
+
+    def _take(self, child: Child, event: Message) -> None:
+        kind = event["event"]
+        if isinstance(event.get("line"), str):
+            child.printed(event["line"])
+        if child.role == "trainer":
+            self._launcher.running(child)
+        if kind == "ready":
+            if child.role == "pserver" and child.state == "starting":
+                self._launcher.ready(child, [int(port) for port in event["ports"]])
+            return
+        child.worked = True
+        if kind in ("step", "pass"):
+            event = {name: value for name, value in event.items() if name not in FIGURES or is_number(value)}
+            child.progress.update({name: event[name] for name in (*FIGURES, *COUNTS) if name in event})
+        elif kind == "log" and "values" in event:
+            event["values"] = {str(name): value for name, value in dict(event["values"]).items() if is_number(value)}
+            child.progress["values"] = event["values"]
+            self._checkpoints.log(child, event)
+        elif kind == "saved" and child.role == "pserver":
+            order = {"do": "saved", **who(child), "node": self._context.spec.node}
+            self._context.send({**check_receipt(event, child.rank), **order})
+        self._context.record(event, child)
+
+    def exited(self, child: Child) -> None:
+        """Record the exit of a process and report it to the lead."""
+        assert child.exit_code is not None
+        if child.role == "trainer" and child.exit_code == 0:
+            self._launcher.running(child)
+        replaced = child.next_attempt > child.attempt
+        expected = self._context.is_over() or child.state == "stopped" or replaced
+        ending = "failed" if child.exit_code else "succeeded"
+        child.state = child.state if replaced else "stopped" if expected else ending
+        news = self._describe(child, child.exit_code, expected)
+        self._context.record({"event": "exited", **news}, child)
+        self._context.send({"do": "exited", **who(child), "t": time.time(), **news})
+
+    def _describe(self, child: Child, exit_code: int, expected: bool) -> Message:
+        failed = exit_code != 0 and not expected
+        news: Message = {
+            "exit_code": exit_code,
+            "stopping": expected,
+            "message": describe_exit(exit_code),
+            **(child.last_lines() if failed else {"tail": []}),
+            "worked": child.worked or child.lived_s(time.time()) > WORKED_S,
+            "pushes": child.pushes,
+        }
+        if failed:
+            news.update(self._classifier.explain(child, news["tail"]))
+        if failed and self._launcher.has_port(child) and found_port_taken(news["tail"]):
+            news["port_taken"] = True
+        return news
+
+
+def is_number(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
