@@ -216,3 +216,20 @@ class RunSpec(Record):
     def leads(self) -> bool:
         """True if this node leads the run."""
         return self.node == self.lead_node
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunSummary(Record):
+    """The part of a spec that `status`, `jobs` and `stop` need.
+
+    They read no more than that: the list of all processes of 1,000 nodes takes 2 ms, and a value that only the
+    supervisor needs may be damaged.
+    """
+
+    node: int
+    members: tuple[int, ...] = ()
+    left_out: tuple[LeftOut, ...] = ()
+    training: Training = Training()
+    timing: Timing = Timing()
+    saving: Saving = Saving()
+    t: float | None = None

@@ -11,13 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.specs import make_spec, spec_json
-from clusterctl.agent.node.jobs import need_spec, read_spec
+from clusterctl.agent.node.jobs import need_spec, read_summary
 from clusterctl.agent.operations.start import _checked
 from clusterctl.common.errors import AgentError
 from clusterctl.common.files import read_json, write_json
 from clusterctl.common.paths import JobPaths
 from clusterctl.common.records import RecordError
-from clusterctl.common.run_spec import LeadAddress, LeftOut, Recovery, ResumePoint, RunSpec, Timing
+from clusterctl.common.run_spec import LeadAddress, LeftOut, Recovery, ResumePoint, RunSpec, RunSummary, Timing
 from clusterctl.config import from_values
 from clusterctl.inventory import build
 from clusterctl.launch import plan
@@ -186,13 +186,19 @@ def test_a_spec_that_is_sent_must_be_one() -> None:
 def test_a_spec_on_disk_is_read_or_missing_or_an_error_that_names_the_file(tmp_path: Path) -> None:
     run = JobPaths(tmp_path).run("0001")
     run.dir.mkdir(parents=True)
-    assert read_spec(run) is None
+    assert read_summary(run) is None
     run.spec.write_text("")  # as after a power cut
-    assert read_spec(run) is None
+    assert read_summary(run) is None
     with pytest.raises(AgentError, match="missing or damaged"):
         need_spec(run)
     write_json(run.spec, OLD)
-    assert read_spec(run) == need_spec(run) == RunSpec.from_json(read_json(run.spec))
+    assert need_spec(run) == RunSpec.from_json(read_json(run.spec))
+    assert read_summary(run) == RunSummary.from_json(read_json(run.spec))
     write_json(run.spec, {**OLD, "members": None})
     with pytest.raises(AgentError, match=r"spec\.json is not the spec of a run: `members` must be an array"):
-        read_spec(run)
+        need_spec(run)
+    assert read_summary(run) is None
+    write_json(run.spec, {**OLD, "port": "damaged"})
+    with pytest.raises(AgentError, match="`port` must be a whole number"):
+        need_spec(run)
+    assert read_summary(run) == RunSummary.from_json(read_json(run.spec))

@@ -10,12 +10,14 @@ from clusterctl.common.files import is_locked, read_json, write_json
 from clusterctl.common.paths import JobPaths, RunPaths, expand, find_jobs
 from clusterctl.common.procfs import LIVE_STATES, Identity, is_alive
 from clusterctl.common.records import RecordError
-from clusterctl.common.run_spec import RunSpec
+from clusterctl.common.run_spec import RunSpec, RunSummary
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from pathlib import Path
-    from typing import Any
+    from typing import Any, TypeVar
+
+    Spec = TypeVar("Spec", RunSpec, RunSummary)
 
 STARTING, RUNNING, LOST, DISPATCHED = "starting", "running", "lost", "dispatched"
 
@@ -49,21 +51,27 @@ def pick_run(job: JobPaths, run: str | None = None) -> RunPaths | None:
     return job.run(name) if name else None
 
 
-def read_spec(run: RunPaths) -> RunSpec | None:
-    """The spec of a run; None if there is no file that makes sense. Raises AgentError if a value in it is wrong."""
-    value = read_json(run.spec)
+def need_spec(run: RunPaths) -> RunSpec:
+    """Return the spec of a run. Raises AgentError if it is missing or damaged."""
+    return _read(run, RunSpec)
+
+
+def read_summary(run: RunPaths) -> RunSummary | None:
+    """Return the summary of a run's spec, or None if it is missing or damaged."""
     try:
-        return None if value is None else RunSpec.from_json(value)
+        return _read(run, RunSummary)
+    except AgentError:
+        return None
+
+
+def _read(run: RunPaths, kind: type[Spec]) -> Spec:
+    value = read_json(run.spec)
+    if value is None:
+        raise AgentError(f"{run.spec} is missing or damaged")
+    try:
+        return kind.from_json(value)
     except RecordError as exc:
         raise AgentError(f"{run.spec} is not the spec of a run: {exc}") from exc
-
-
-def need_spec(run: RunPaths) -> RunSpec:
-    """As `read_spec`, but raises AgentError if there is no spec."""
-    spec = read_spec(run)
-    if spec is None:
-        raise AgentError(f"{run.spec} is missing or damaged")
-    return spec
 
 
 def is_free(job: JobPaths) -> bool:
@@ -117,14 +125,14 @@ def describe(job: JobPaths, run_name: str | None = None) -> dict[str, Any]:
     run = pick_run(job, run_name)
     if run is None or not run.spec.is_file():
         return {**_about(job), "run": None, "state": DISPATCHED, "processes": []}
-    return describe_run(run, need_spec(run))
+    return describe_run(run, _read(run, RunSummary))
 
 
 def _about(job: JobPaths) -> dict[str, Any]:
     return {"job": job.dir.name, "dir": str(job.dir), "record": read_json(job.record)}
 
 
-def describe_run(run: RunPaths, spec: RunSpec) -> dict[str, Any]:
+def describe_run(run: RunPaths, spec: RunSpec | RunSummary) -> dict[str, Any]:
     """As `describe`, for a run whose spec has been read."""
     state = read_state(run)
     now = run_state(run, state)
@@ -146,13 +154,13 @@ def describe_run(run: RunPaths, spec: RunSpec) -> dict[str, Any]:
     }
 
 
-def membership(spec: RunSpec) -> dict[str, Any]:
+def membership(spec: RunSpec | RunSummary) -> dict[str, Any]:
     """When a run was started, on which nodes, and which were left out (`[{"node", "message"}, ...]`)."""
     left_out = [node.to_json() for node in spec.left_out]
     return {"started": spec.t, "members": list(spec.members) or None, "left_out": left_out}
 
 
-def resumed(spec: RunSpec) -> dict[str, Any] | None:
+def resumed(spec: RunSpec | RunSummary) -> dict[str, Any] | None:
     """The checkpoint from which a run went on: `run`, `tag`, `step`, `pass`."""
     resume = spec.saving.resume
     return {"run": resume.run, "tag": resume.tag, "step": resume.step, "pass": resume.pass_} if resume else None
@@ -169,13 +177,13 @@ def list_jobs(root: Path) -> list[dict[str, Any]]:
 
 
 def _describe_run(run: RunPaths) -> dict[str, Any]:
-    spec = read_spec(run)
+    spec = read_summary(run)
     return {"run": run.run, "state": run_state(run, read_state(run)), **(membership(spec) if spec else {})}
 
 
 def mark_ended(run: RunPaths, state: str, message: str) -> None:
     """Writes the final word on a run whose supervisor could not: a late one, which is no sign of its life."""
-    spec = read_spec(run)
+    spec = read_summary(run)
     event = {
         "v": 1,
         "t": time.time(),

@@ -20,7 +20,7 @@ from typing import Any
 from clusterctl.agent.node.addresses import find_address
 from clusterctl.agent.node.checkpoint_files import carry_on, set_aside_later
 from clusterctl.agent.node.facts import quick
-from clusterctl.agent.node.jobs import find_job, is_free, pick_run, read_spec, read_state, supervisor_of
+from clusterctl.agent.node.jobs import find_job, is_free, need_spec, pick_run, read_state, supervisor_of
 from clusterctl.agent.node.locks import JobLock
 from clusterctl.agent.node.ports import take_as_a_job
 from clusterctl.agent.node.reachability import Target, answering, try_all
@@ -153,9 +153,9 @@ def rejoin(root: Path, request: dict[str, Any], peer: Peer) -> dict[str, Any]:
     """Lets this node join a run that goes on without it, or start again what was given up here."""
     job = find_job(root, request["ref"])
     run = pick_run(job)
-    spec = read_spec(run) if run else None
-    if run is None or spec is None:
+    if run is None or not run.spec.is_file():
         raise AgentError(f"{job.dir.name} has never been started here", kind="usage")
+    spec = need_spec(run)
     state = read_state(run)
     who = supervisor_of(state)
     about = {"job": job.dir.name, "run": run.run}

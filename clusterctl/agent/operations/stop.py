@@ -15,8 +15,8 @@ from clusterctl.agent.node.jobs import (
     mark_ended,
     membership,
     pick_run,
-    read_spec,
     read_state,
+    read_summary,
     run_state,
 )
 from clusterctl.agent.peer import Peer
@@ -42,7 +42,7 @@ def stop(root: Path, request: dict[str, Any], peer: Peer) -> dict[str, Any]:
     end_all(lambda: agents_of(job.dir, SUPERVISOR, GUARDIAN), AGENTS_S)
     left = [*of_job(job.dir), *agents_of(job.dir, SUPERVISOR, GUARDIAN)]
     run = pick_run(job)
-    spec = read_spec(run) if run else None
+    spec = read_summary(run) if run else None
     if run is not None and run_state(run, read_state(run)) == "lost":
         mark_ended(run, "stopped", "stopped by the user after its supervisor was lost")
     busy = _busy_ports(job)
@@ -77,8 +77,8 @@ def _find(root: Path, ref: str | None) -> JobPaths:
 def _stop_supervisors(job: JobPaths, peer: Peer) -> tuple[float, str, int]:
     """(the run's grace in seconds, the state it was in, how many processes needed KILL)."""
     run = pick_run(job)
-    spec = read_spec(run) if run else None
-    known = run is not None and spec is not None
+    spec = read_summary(run) if run else None
+    known = run is not None and run.spec.is_file()
     state = read_state(run) if run is not None and known else {"processes": []}
     was = run_state(run, state) if run is not None and known else "dispatched"
     grace_s = spec.timing.grace_s if spec else Timing.grace_s

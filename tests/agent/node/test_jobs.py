@@ -135,3 +135,19 @@ def test_jobs_are_listed_with_their_runs(tmp_path: Path) -> None:
         (FIRST, [{"run": "0001", "state": "running", "started": 1.0, "members": None, "left_out": []}]),
     ]
     assert describe(find_job(tmp_path, SECOND))["state"] == "dispatched"
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"node": "first"}', '"spec"', '{"node": 0, "members": 3}'])
+def test_a_damaged_spec_concerns_its_own_run_only(tmp_path: Path, text: str) -> None:
+    run = begin(tmp_path, ended=ENDED)
+    newer = run.job.run("0002")
+    newer.dir.mkdir()
+    newer.spec.write_text(text)
+    write_json(newer.state, {"processes": [], "supervisor": GONE, "ended": None, "phase": None})
+    assert [(known["run"], known["state"]) for known in list_jobs(tmp_path)[0]["runs"]] == [
+        ("0001", "succeeded"),
+        ("0002", "lost"),
+    ]
+    assert describe(run.job, "0001")["state"] == "succeeded"
+    with pytest.raises(AgentError, match=r"0002/spec\.json is"):
+        describe(run.job)

@@ -14,12 +14,14 @@ import pytest
 from clusterctl.agent.node.jobs import is_free
 from clusterctl.agent.operations import stop
 from clusterctl.agent.peer import Peer
-from clusterctl.common.files import write_json
+from clusterctl.common.files import read_json, write_json
 from clusterctl.common.paths import JobPaths
+from clusterctl.common.procfs import run_environment
 
 HOLD = """
 import pathlib, sys, time
 from clusterctl.common.paths import JobPaths
+from clusterctl.common.procfs import run_environment
 from clusterctl.agent.operations.start import JobLock
 with JobLock(JobPaths(pathlib.Path(sys.argv[1]))):
     print("held", flush=True)
@@ -45,3 +47,23 @@ def test_a_start_that_holds_the_job_for_too_long_is_ended(tmp_path: Path, monkey
             holder.kill()
     assert (done["was"], done["survivors"]) == ("dispatched", 0)
     assert is_free(job)
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"node": 0, "grace_s": "long"}'])
+def test_a_job_with_a_damaged_spec_is_stopped(tmp_path: Path, text: str) -> None:
+    job = JobPaths(tmp_path / "JOB20261121-081530")
+    run = job.run("0001")
+    run.dir.mkdir(parents=True)
+    write_json(job.record, {"job": job.dir.name})
+    run.spec.write_text(text)
+    write_json(run.state, {"processes": [], "supervisor": (2**22 + 1, 1, "boot"), "ended": None, "phase": None})
+    environment = {**os.environ, **run_environment(job.dir, run.run)}
+    with subprocess.Popen(["sleep", "600"], env=environment) as process:
+        try:
+            with Path(os.devnull).open("wb") as nobody:
+                done = stop.stop(tmp_path, {"ref": job.dir.name}, Peer(BytesIO(), nobody.fileno()))
+            assert process.wait(timeout=10) == -signal.SIGTERM
+        finally:
+            process.kill()
+    assert (done["run"], done["was"], done["leftovers"], done["survivors"]) == ("0001", "lost", 1, 0)
+    assert read_json(run.state)["ended"]["state"] == "stopped"
