@@ -6,7 +6,7 @@ import os
 
 from clusterctl.agent.peer import Peer, standard_peer
 from clusterctl.common.errors import AgentError, Gone, describe_os_error
-from clusterctl.common.fastjson import Place, loads
+from clusterctl.common.fastjson import LightPath, loads
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ def _report(peer: Peer, exc: Exception) -> None:
 
 def _answer(root: str, request: dict[str, Any], peer: Peer) -> dict[str, Any]:
     operation = request["op"]
-    place: Any = Place(root)  # in place of a Path, as far as these need one
+    place: Any = LightPath(root)  # in place of a Path, as far as these need one
     if os.path.exists(f"{root}/.clusterctl/journal"):  # noqa: PTH110 - most often it does not, and this is all it costs
         from clusterctl.agent.dispatch.in_place import recover
 
@@ -75,6 +75,9 @@ def _answer(root: str, request: dict[str, Any], peer: Peer) -> dict[str, Any]:
         module, name = OPERATIONS[operation]
         function: Callable[..., dict[str, Any]] = getattr(import_module(f"clusterctl.agent.operations.{module}"), name)
         return function(Path(root), request, peer)
+    import gc
+
+    gc.disable()  # a collection frees nothing in so short a process, and takes 0.5 ms of `status` with 1,000 nodes
     from clusterctl.agent.node import jobs
 
     if operation == "status":

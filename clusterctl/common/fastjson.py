@@ -1,9 +1,8 @@
-"""JSON and paths without the imports of `json` and `pathlib`, which cost more than all else that `status` does.
+"""JSON and paths without importing `json` and `pathlib`, which would take longer than the rest of `status`.
 
-They bring `re`, `enum` and `functools`: 15 ms for every node that is asked, where Python itself takes 8. So what
-`status` needs imports neither these nor `typing`, `contextlib`, `signal`; and what only checkers of types read
-stands below `TYPE_CHECKING`, set here and there without an import, which they know. `dispatch` does without `json`
-and `pathlib`.
+They import `re`, `enum` and `functools`: 15 ms on every node, where Python itself takes 8. So the modules that `status`
+loads import neither these nor `typing`, `contextlib` or `signal`. Imports for type checkers are below `TYPE_CHECKING`,
+a constant that each module sets itself to avoid an import. `dispatch` does without `json` and `pathlib`.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class _Rules:
-    """What the scanner of `json` asks a decoder for."""
+    """The attributes of a decoder that the scanner of `json` reads."""
 
     strict = True
     object_hook = object_pairs_hook = None
@@ -25,7 +24,7 @@ class _Rules:
 
 
 def _refuse(value: object) -> None:
-    raise TypeError(f"{type(value).__name__} is no JSON")
+    raise TypeError(f"{type(value).__name__} cannot be JSON")
 
 
 try:
@@ -33,12 +32,12 @@ try:
 
     _scan: Any = make_scanner(_Rules)  # type: ignore[arg-type]
     _encode: Any = make_encoder(None, _refuse, encode_basestring_ascii, None, ":", ",", False, False, True)
-except (ImportError, TypeError):  # another Python, which has them elsewhere, or other ones
+except (ImportError, TypeError):  # another Python, without these functions or with other arguments
     _scan = _encode = None
 
 
 def loads(data: bytes | str) -> Any:
-    """As `json.loads`. Raises ValueError."""
+    """Parse JSON like `json.loads`. Raises ValueError."""
     text = (data if isinstance(data, str) else data.decode(errors="surrogatepass")).strip(" \t\n\r")
     if _scan is not None:
         try:
@@ -49,11 +48,11 @@ def loads(data: bytes | str) -> Any:
             pass
     import json
 
-    return json.loads(text)  # which says what is wrong
+    return json.loads(text)  # its error tells what is wrong
 
 
 def dumps(value: Any) -> bytes:
-    """As `json.dumps`, on one line without blanks."""
+    """Encode JSON like `json.dumps`, on one line without spaces."""
     if _encode is None:
         import json
 
@@ -61,23 +60,27 @@ def dumps(value: Any) -> bytes:
     return "".join(_encode(value, 0)).encode()
 
 
-class Place(str):
-    """The part of `pathlib.Path` that it takes to look at jobs, and to receive one."""
+class LightPath(str):
+    """The part of `pathlib.Path` that `status`, `jobs` and a dispatch use.
+
+    With pathlib in its place `status` takes 21.4 ms of CPU instead of 11.7, and a dispatch of a changed workspace 32.8
+    instead of 30.4 (least of 25, Python 3.11). An unchanged dispatch needs neither: seal.py alone answers it.
+    """
 
     __slots__ = ()
 
-    def __truediv__(self, name: str) -> Place:
-        return Place(f"{self}/{name}")
+    def __truediv__(self, name: str) -> LightPath:
+        return LightPath(f"{self}/{name}")
 
     @property
     def name(self) -> str:
         return self.rpartition("/")[2]
 
     @property
-    def parent(self) -> Place:
-        return Place(self.rpartition("/")[0])
+    def parent(self) -> LightPath:
+        return LightPath(self.rpartition("/")[0])
 
-    def with_name(self, name: str) -> Place:
+    def with_name(self, name: str) -> LightPath:
         return self.parent / name
 
     def is_file(self) -> bool:
@@ -92,7 +95,7 @@ class Place(str):
     def samefile(self, other: str | os.PathLike[str]) -> bool:
         return os.path.samefile(self, other)
 
-    def iterdir(self) -> list[Place]:
+    def iterdir(self) -> list[LightPath]:
         return [self / name for name in os.listdir(self)]
 
     def lstat(self) -> os.stat_result:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from pathlib import Path
     from typing import Any
 
-    from clusterctl.common.fastjson import Place
+    from clusterctl.common.fastjson import LightPath
 
 READ_BYTES = 1 << 20
 
@@ -29,7 +29,7 @@ def write_atomic(path: Path, data: bytes, mode: int = 0o600, *, durable: bool = 
             if durable:
                 f.flush()
                 os.fsync(f.fileno())
-        os.replace(beside, path)  # noqa: PTH105 - a Place is a str, which has a `replace` of its own
+        os.replace(beside, path)  # noqa: PTH105 - a LightPath is a str, which has a `replace` of its own
     except BaseException:
         beside.unlink(missing_ok=True)
         raise
@@ -41,7 +41,7 @@ def write_json(path: Path, value: dict[str, Any], mode: int = 0o600, *, durable:
     write_atomic(path, b"{\n" + b",\n".join(lines) + b"\n}\n", mode, durable=durable)
 
 
-def read_json(path: Path | Place) -> Any:
+def read_json(path: Path | LightPath) -> Any:
     """The parsed file, or None when there is none that makes sense (a power cut may leave it empty)."""
     try:
         return loads(path.read_bytes())
@@ -79,7 +79,7 @@ def is_locked(path: Path) -> bool:
     return False
 
 
-def delete(path: Path | Place, beat: Callable[[], None] = lambda: None) -> None:
+def delete(path: Path | LightPath, beat: Callable[[], None] = lambda: None) -> None:
     """Deletes a file or a tree, also one with read-only directories; follows no link. Raises OSError.
 
     `beat` is called now and then.

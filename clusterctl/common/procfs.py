@@ -9,14 +9,14 @@ from __future__ import annotations
 import os
 import time
 
-from clusterctl.common.fastjson import Place
+from clusterctl.common.fastjson import LightPath
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
     from pathlib import Path
 
-PROC = Place("/proc")
+PROC = LightPath("/proc")
 POLL_S = 0.02
 LOOKS = 4  # at a process without environment
 ROUNDS, QUIET_ROUNDS = 20, 2  # at those that have begun since the round before

@@ -29,15 +29,15 @@ def test_what_is_no_json_is_a_value_error(text: bytes) -> None:
         fastjson.loads(text)
 
 
-def test_a_place_looks_at_jobs_as_a_path_does(tmp_path: Path) -> None:
+def test_a_light_path_looks_at_jobs_as_a_path_does(tmp_path: Path) -> None:
     for name in ("JOB20261121-081530", "JOB20261121-081530-2", "JOB20261121", "JOB20261121-081530-x", "data"):
         (tmp_path / name / ".clusterctl").mkdir(parents=True)
         (tmp_path / name / ".clusterctl/job.json").write_text('{"files": 3}')
-    place, found = fastjson.Place(tmp_path), jobs.list_jobs(tmp_path)
+    light, found = fastjson.LightPath(tmp_path), jobs.list_jobs(tmp_path)
     assert [job["job"] for job in found] == ["JOB20261121-081530-2", "JOB20261121-081530"]
-    assert jobs.list_jobs(place) == found  # type: ignore[arg-type]
+    assert jobs.list_jobs(light) == found  # type: ignore[arg-type]
     for ref in (None, "JOB20261121-081530", str(tmp_path / "JOB20261121-081530")):
-        assert jobs.describe(jobs.find_job(place, ref)) == jobs.describe(jobs.find_job(tmp_path, ref))  # type: ignore[arg-type]
+        assert jobs.describe(jobs.find_job(light, ref)) == jobs.describe(jobs.find_job(tmp_path, ref))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from clusterctl.agent.dispatch.content import Row, read_manifest, stamp_of, write_manifest
 from clusterctl.agent.node.locks import dispatch_lock
 from clusterctl.common.errors import AgentError
-from clusterctl.common.fastjson import Place, dumps, loads
+from clusterctl.common.fastjson import LightPath, dumps, loads
 from clusterctl.common.files import delete, is_locked, read_json, write_atomic, write_json
 from clusterctl.common.paths import JobPaths, incoming_dir
 from clusterctl.common.tree import DIRECTORY, FILE, LINK, Entry, decode, owned_name
@@ -138,7 +138,7 @@ def _kind(path: Path) -> str:
     return DIRECTORY if stat.S_ISDIR(mode) else LINK if stat.S_ISLNK(mode) else FILE
 
 
-def _remove(path: Path | Place) -> None:
+def _remove(path: Path | LightPath) -> None:
     with contextlib.suppress(NotADirectoryError):
         delete(path)
 
@@ -153,7 +153,7 @@ def _place(tree: Path, staging: Path, base: dict[str, Row], number: int, entry: 
             os.mkdir(path, 0o700)  # noqa: PTH102
         return Row(entry, None)
     if entry.kind == LINK:
-        _remove(Place(path))
+        _remove(LightPath(path))
         make_link(path, entry)
         return Row(entry, None)
     with contextlib.suppress(FileNotFoundError):

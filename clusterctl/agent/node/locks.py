@@ -11,7 +11,7 @@ import time
 from typing import NamedTuple, Optional
 
 from clusterctl.common.errors import AgentError
-from clusterctl.common.fastjson import Place, dumps, loads
+from clusterctl.common.fastjson import LightPath, dumps, loads
 from clusterctl.common.files import is_locked, read_json
 from clusterctl.common.paths import META, JobPaths, incoming_dir
 
@@ -118,7 +118,7 @@ def _remove_dead(place: str) -> None:
     except OSError as exc:
         if exc.errno not in (errno.EAGAIN, errno.EACCES):
             raise
-        holder = read_json(Place(place)) or {}
+        holder = read_json(LightPath(place)) or {}
         who = holder.get("by", "somebody")
         raise AgentError(
             f"another dispatch, by {who}, is under way here",

@@ -66,7 +66,7 @@ def take_top(address: str, first: int) -> socket.socket:
     return listen(address, range(min(first + PORTS_TRIED, 65_536) - 1, first - 1, -1))
 
 
-class Held:
+class ReservedPorts:
     """Ports kept free for processes that will listen on them: one each, the first free ones from `first`.
 
     Each is bound and does not listen, so that nobody is given it by chance. When `shared`, it is bound with

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from clusterctl.agent.packages.wheel_install import Place, unpack
+from clusterctl.agent.packages.wheel_install import InstallTarget, unpack
 from clusterctl.common.errors import AgentError
 from clusterctl.common.files import read_json, write_json
 from clusterctl.common.paths import META
@@ -112,7 +112,7 @@ class Venvs:
             f"home = {home}\ninclude-system-site-packages = false\nversion = {version}\nexecutable = {self.base}\n"
         )
         for wheel in lock:
-            unpack(store.path(wheel), Place(top, site, python))
+            unpack(store.path(wheel), InstallTarget(top, site, python))
 
 
 def try_out(python: Path, lock: Sequence[Wheel]) -> None:

@@ -7,7 +7,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from clusterctl.agent.node.ports import Held, is_listening
+from clusterctl.agent.node.ports import ReservedPorts, is_listening
 from clusterctl.agent.supervisor.child import Child, who
 from clusterctl.agent.supervisor.exits import system_error
 from clusterctl.agent.supervisor.limits import limiter
@@ -36,10 +36,10 @@ class Launcher:
         self._endpoints: Endpoints = {}
         self._ports = self._choose_ports(context.spec.epoch)
 
-    def _choose_ports(self, epoch: int) -> Held:
+    def _choose_ports(self, epoch: int) -> ReservedPorts:
         engine = self._spec.training.engine
         names = [process.name for process in self._spec.processes if has_port(engine, process)]
-        return Held(self._spec.address, self._spec.ports.port, names, shared=epoch == 0)
+        return ReservedPorts(self._spec.address, self._spec.ports.port, names, shared=epoch == 0)
 
     def choose_ports_again(self, epoch: int) -> None:
         """When all processes begin again. Raises OSError when there are none."""

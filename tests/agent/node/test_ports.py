@@ -1,4 +1,4 @@
-"""Ports that are kept free for programs: shared with nobody but the program itself."""
+"""Ports that are reserved for programs: shared with no process but the program itself."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from agent.wires import free_ports
-from clusterctl.agent.node.ports import Held, NoFreePortError, is_listening, listen, take
+from clusterctl.agent.node.ports import NoFreePortError, ReservedPorts, is_listening, listen, take
 from clusterctl.agent.operations import start
 from clusterctl.agent.supervisor.supervisor import kind_of
 from clusterctl.common.errors import AgentError
@@ -26,8 +26,8 @@ def first() -> int:
 
 
 @pytest.fixture
-def held(first: int) -> Iterator[Held]:
-    with closing(Held(ADDRESS, first, ["a", "b"], shared=True)) as made:
+def held(first: int) -> Iterator[ReservedPorts]:
+    with closing(ReservedPorts(ADDRESS, first, ["a", "b"], shared=True)) as made:
         yield made
 
 
@@ -43,7 +43,9 @@ def server(port: int, *, shares: bool) -> socket.socket:
     return sock
 
 
-def test_a_program_that_shares_can_listen_on_a_held_port_and_another_only_when_it_is_released(held: Held) -> None:
+def test_a_program_that_shares_can_listen_on_a_reserved_port_another_only_after_release(
+    held: ReservedPorts,
+) -> None:
     port = held.ports["a"]
     assert not is_listening(port)
     with server(port, shares=True):
@@ -55,9 +57,9 @@ def test_a_program_that_shares_can_listen_on_a_held_port_and_another_only_when_i
 
 
 @pytest.mark.parametrize("shared", [True, False])
-def test_two_jobs_are_never_given_the_same_port_released_or_not(held: Held, first: int, shared: bool) -> None:
+def test_two_jobs_are_never_given_the_same_port_released_or_not(held: ReservedPorts, first: int, shared: bool) -> None:
     held.release("a")
-    with closing(Held(ADDRESS, first, ["a", "b"], shared=shared)) as other:
+    with closing(ReservedPorts(ADDRESS, first, ["a", "b"], shared=shared)) as other:
         assert not set(other.ports.values()) & set(held.ports.values())
     taken, busy = take(ADDRESS, first, 1)
     with taken[0]:
@@ -65,9 +67,9 @@ def test_two_jobs_are_never_given_the_same_port_released_or_not(held: Held, firs
     assert set(held.ports.values()) <= set(busy)
 
 
-def test_a_port_is_free_again_when_its_job_is_over(held: Held, first: int) -> None:
+def test_a_port_is_free_again_when_its_job_is_over(held: ReservedPorts, first: int) -> None:
     held.close()
-    with closing(Held(ADDRESS, first, ["a", "b"], shared=True)) as other:
+    with closing(ReservedPorts(ADDRESS, first, ["a", "b"], shared=True)) as other:
         assert other.ports == held.ports
 
 
@@ -77,20 +79,20 @@ def test_for_a_program_that_does_not_share_ports_with_lingering_connections_are_
         accepted.close()  # who closes first keeps the connection's remains, here on the server's port
         assert sock.recv(1) == b""
     for shared, same in ((True, True), (False, False)):
-        with closing(Held(ADDRESS, first, ["a"], shared=shared)) as made:
+        with closing(ReservedPorts(ADDRESS, first, ["a"], shared=shared)) as made:
             assert (made.ports["a"] == first) == same
 
 
 def test_when_all_ports_are_taken_it_is_said_and_nothing_is_kept() -> None:
     last = 65_535
-    with closing(Held(ADDRESS, last, ["a"], shared=True)):
+    with closing(ReservedPorts(ADDRESS, last, ["a"], shared=True)):
         with pytest.raises(OSError, match=f"no free port in {last}..{last}"):
-            Held(ADDRESS, last, ["a"], shared=True)
+            ReservedPorts(ADDRESS, last, ["a"], shared=True)
         with pytest.raises(OSError, match="no free port"):
             take(ADDRESS, last, 1)
     with pytest.raises(OSError, match="no free port"):
-        Held(ADDRESS, last, ["a", "b"], shared=True)
-    Held(ADDRESS, last, ["a"], shared=True).close()
+        ReservedPorts(ADDRESS, last, ["a", "b"], shared=True)
+    ReservedPorts(ADDRESS, last, ["a"], shared=True).close()
 
 
 SUPERVISOR = """

@@ -184,10 +184,10 @@ def test_a_first_node_that_cannot_store_a_wheel_says_why_and_passes_it_on(tmp_pa
 @pytest.mark.parametrize(
     ("files", "lie_about", "words"),
     [
-        ({"../../escaped.py": ""}, "", "leads out of it"),
-        ({"/escaped.py": ""}, "", "leads out of it"),
-        ({"tiny.py": "x = 1"}, "tiny.py", "not what its RECORD says"),
-        ({"entry_points.txt": "[console_scripts]\n../x = a:b\n"}, "", "no entry point"),
+        ({"../../escaped.py": ""}, "", "would be outside the environment"),
+        ({"/escaped.py": ""}, "", "would be outside the environment"),
+        ({"tiny.py": "x = 1"}, "tiny.py", "does not match its RECORD"),
+        ({"entry_points.txt": "[console_scripts]\n../x = a:b\n"}, "", "not an entry point"),
     ],
 )
 def test_a_wheel_that_is_not_sound_makes_no_environment(
