@@ -9,7 +9,7 @@ import pytest
 
 from agent.nodes import PYTHONS
 from clusterctl.cluster.bundle import Bundle
-from house.source import PACKAGE, ROOT, SHIPPED
+from house.source import PACKAGE, ROOT, SHIPPED, modules
 
 
 @pytest.mark.skipif("3.9" not in PYTHONS, reason="no python3.9 on this machine")
@@ -22,6 +22,16 @@ def test_what_goes_to_the_nodes_compiles_under_python_3_9() -> None:
     paths = [str(path) for part in SHIPPED for path in (PACKAGE / part).rglob("*.py")]
     paths.append(str(PACKAGE / "__init__.py"))
     done = subprocess.run([PYTHONS["3.9"], "-I", "-c", program, *paths], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.skipif("3.9" not in PYTHONS, reason="no python3.9 on this machine")
+def test_every_module_of_common_and_agent_is_imported_by_python_3_9() -> None:
+    names = [f"clusterctl.{name}" for name in modules() if name.partition(".")[0] in ("common", "agent")]
+    assert "clusterctl.agent.operations.start" in names
+    program = "import importlib, sys; sys.path.insert(0, sys.argv[1]); [*map(importlib.import_module, sys.argv[2:])]"
+    command = [PYTHONS["3.9"], "-I", "-S", "-c", program, str(PACKAGE.parent), *names]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
 
 

@@ -1,0 +1,42 @@
+"""The specs that a plan makes, compared to recorded ones."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from clusterctl.common.run_spec import LeadAddress, LeftOut, ResumePoint, RunSpec
+from clusterctl.config import from_values
+from clusterctl.inventory import build
+from clusterctl.launch import plan
+
+RECORDED = Path(__file__).parents[1] / "common" / "recorded" / "planned_specs.json"
+HOSTS = ["10.0.0.0", "10.0.0.1", "10.0.0.2"]
+ADDRESSES = {0: "10.1.0.0", 1: "10.1.0.1", 2: "10.1.0.2"}
+#: By its name a plan of three hosts, and the spec of its last node, as made before there was a `RunSpec`.
+PLANNED: dict[str, Any] = json.loads(RECORDED.read_text())
+
+
+def planned(case: dict[str, Any]) -> RunSpec:
+    settings = from_values({"HOSTS": HOSTS, **case["conf"]})
+    launch = plan(settings, build(settings), case.get("args", ()))
+    launch = launch.among(case["among"]) if "among" in case else launch
+    return launch.spec(
+        launch.nodes[-1],
+        job="JOB20261121-081530",
+        run="0002",
+        addresses=ADDRESSES,
+        lead=LeadAddress.from_json(case["lead"]) if "lead" in case else None,
+        left_out=[LeftOut.from_json(node) for node in case.get("left_out", ())],
+        resume=ResumePoint.from_json(case["resume"]) if "resume" in case else None,
+    )
+
+
+@pytest.mark.parametrize("case", PLANNED.values(), ids=PLANNED)
+def test_a_plan_makes_the_specs_that_it_made_before(case: dict[str, Any]) -> None:
+    spec = planned(case)
+    assert spec.to_json() == case["spec"]
+    assert RunSpec.from_json(case["spec"]) == spec
