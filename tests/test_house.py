@@ -43,7 +43,7 @@ MAY_IMPORT: Table = {
     "prune": ("cluster", "common", "errors", "inventory"),
     "fake": ("common", "errors", "templates"),
     "cli": (
-        *("check", "clock", "cluster", "collect", "common", "config", "dispatch", "errors", "fake", "inventory"),
+        *("check", "cluster", "collect", "common", "config", "dispatch", "errors", "fake", "inventory"),
         *("launch", "observe", "prune", "setup", "templates", "transport"),
     ),
     "__main__": ("cli",),
