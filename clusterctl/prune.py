@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any, TypedDict
 
-from clusterctl.cluster import Cluster, Message, NodeOutcome
+from clusterctl.cluster import Cluster, NodeOutcome
 from clusterctl.common.paths import job_key
 from clusterctl.errors import ClusterctlError, RefusedError
 from clusterctl.inventory import Node
@@ -14,6 +15,42 @@ from clusterctl.inventory import Node
 LOOK_S = 600.0  # many files on a slow disk
 LIVE, NEWEST, YOUNG = "runs", "newest", "young"
 KINDS = ("agent", "environment", "wheel", "leftover")  # environments are decided before the wheels that they need
+
+
+class JobOnNode(TypedDict):
+    """One job on one node. `runs` is their number; `live`: the job is running or in use."""
+
+    job: str
+    state: str
+    runs: int
+    live: bool
+    bytes: int
+    output_bytes: int
+    age_s: float
+
+
+class ContentOnNode(TypedDict):
+    """An agent, an environment, a wheel or a leftover on one node. `needed_by`: names of jobs or environments."""
+
+    kind: str
+    name: str
+    live: bool
+    needed_by: list[str]
+    bytes: int
+    age_s: float
+
+
+class PruneAnswer(TypedDict):
+    jobs: list[JobOnNode]
+    content: list[ContentOnNode]
+
+
+class KeptItem(TypedDict):
+    """Something that a node did not remove, and the reason."""
+
+    kind: str
+    name: str
+    why: str
 
 
 @dataclass(frozen=True)
@@ -53,24 +90,24 @@ class PrunePlan:
     def bytes(self) -> int:
         return sum(job.bytes for job in self.going) + sum(item.bytes for item in self.content)
 
-    def on(self, node: int) -> Message:
+    def on(self, node: int) -> dict[str, Any]:
         """Return the part of the plan for one node: the `remove` entry of its request."""
         jobs = [job.job for job in self.going if node in job.nodes]
         return {"jobs": jobs, "content": [[c.kind, c.name] for c in self.content if node in c.nodes]}
 
 
-def look(cluster: Cluster) -> list[NodeOutcome[Message]]:
+def look(cluster: Cluster) -> list[NodeOutcome[PruneAnswer]]:
     """Ask every node for its jobs and content."""
     return cluster.ask({"op": "prune"}, answer_s=LOOK_S)
 
 
-def choose(found: Mapping[int, Message], keep: int, older_than_s: float) -> PrunePlan:
+def choose(found: Mapping[int, PruneAnswer], keep: int, older_than_s: float) -> PrunePlan:
     """Select what can be removed. `found`: the nodes' answers by node id.
 
     A job can go if it is not running, not among the newest `keep`, and unused for `older_than_s`. Content can go if it
     is equally old and no process and no remaining job needs it.
     """
-    by_job: dict[str, dict[int, Message]] = {}
+    by_job: dict[str, dict[int, JobOnNode]] = {}
     for node, answer in found.items():
         for job in answer["jobs"]:
             by_job.setdefault(job["job"], {})[node] = job
@@ -81,7 +118,7 @@ def choose(found: Mapping[int, Message], keep: int, older_than_s: float) -> Prun
     return PrunePlan(jobs, _merged(unneeded))
 
 
-def _old_job(name: str, by_node: Mapping[int, Message], newest: bool, older_than_s: float) -> OldJob:
+def _old_job(name: str, by_node: Mapping[int, JobOnNode], newest: bool, older_than_s: float) -> OldJob:
     views = [view for _, view in sorted(by_node.items())]
     age_s = min(view["age_s"] for view in views)
     keep = None
@@ -104,7 +141,7 @@ def _old_job(name: str, by_node: Mapping[int, Message], newest: bool, older_than
     )
 
 
-def _unneeded(node: int, answer: Message, jobs_going: set[str], older_than_s: float) -> Iterable[Content]:
+def _unneeded(node: int, answer: PruneAnswer, jobs_going: set[str], older_than_s: float) -> Iterable[Content]:
     gone = set(jobs_going)
     for item in sorted(answer["content"], key=lambda item: KINDS.index(item["kind"])):
         if not item["live"] and item["age_s"] >= older_than_s and gone.issuperset(item["needed_by"]):
@@ -126,7 +163,7 @@ def remove(cluster: Cluster, plan: PrunePlan) -> list[ClusterctlError]:
     """Carry out the plan; return the errors of nodes that failed or where something was still in use."""
     nodes = [node for node in cluster.nodes if any(plan.on(node.id).values())]
 
-    def request(node: Node) -> Message:
+    def request(node: Node) -> dict[str, Any]:
         return {"op": "prune", "remove": plan.on(node.id)}
 
     errors: list[ClusterctlError] = []
@@ -134,13 +171,13 @@ def remove(cluster: Cluster, plan: PrunePlan) -> list[ClusterctlError]:
         if outcome.error is not None:
             errors.append(outcome.error)
             continue
-        kept = outcome.get()["kept"]
+        kept: list[KeptItem] = outcome.get()["kept"]
         if kept:
             errors.append(RefusedError(f"not removed: {describe_kept(kept)}", node=outcome.node.label))
     return errors
 
 
-def describe_kept(kept: Iterable[Message]) -> str:
+def describe_kept(kept: Iterable[KeptItem]) -> str:
     """Format items by reason: `JOB1 (it is running), 2 environments, 1 wheel (a setup is at work on this node)`."""
     by_reason: dict[str, Counter[str]] = {}
     for item in kept:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from clusterctl.check.findings import STOPS, Finding, on
+from clusterctl.check.findings import STOPS, Facts, Finding, on
 
 ALL_PAIRS_UP_TO = 32
 PEERS_EACH = 8
@@ -81,7 +81,7 @@ def peers(node: int, listening: Sequence[int]) -> list[int]:
     return sorted(chosen | set(random.Random(node).sample(rest, PEERS_EACH - len(chosen))))
 
 
-def targets(node: int, facts: Mapping[int, Mapping[str, Any]]) -> list[list[Any]]:
+def targets(node: int, facts: Facts) -> list[list[Any]]:
     """Return [node, address, port, token] for every port that `node` should try; `facts` hold the listening ports."""
     listening = [peer for peer, info in facts.items() if info["listening"]]
     return [

@@ -10,11 +10,10 @@ import ipaddress
 import statistics
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypedDict
 
+from clusterctl.cluster.answers import PortHolder
 from clusterctl.inventory import fold
-
-Facts = Mapping[int, Mapping[str, Any]]
 
 STOPS, WARNS = "stops", "warns"
 SKEW_S = 2.0
@@ -26,6 +25,74 @@ BASE_FILES = 64
 NODES_NAMED = 8
 AT_LOOPBACK = "was reached at a loopback address, which the other nodes cannot use"
 AT_LOOPBACK_HINT = "set its address in the cluster with Host(..., address=...) or NIC in conf.py"
+
+
+class Disk(TypedDict):
+    """The file system of ROOT_DIR, in bytes."""
+
+    free: int
+    total: int
+    inodes_free: int | None
+    read_only: bool
+
+
+class OpenFiles(TypedDict):
+    soft: int | None
+    hard: int | None
+
+
+class System(TypedDict):
+    """The properties that decide whether two nodes compute the same bits."""
+
+    machine: str
+    cpu: str | None
+    simd: list[str]
+    libc: str | None
+    kernel: str
+
+
+class Memory(TypedDict):
+    total: int
+    available: int
+
+
+class Problem(TypedDict):
+    """A problem that a node reports itself."""
+
+    check: str
+    message: str
+    hint: str | None
+
+
+class Leftover(TypedDict):
+    job: str
+    pids: list[int]
+    commands: list[str]
+
+
+class NodeFacts(TypedDict, total=False):
+    """The facts that a node reports about itself, to `check` and in part to `start`.
+
+    `listening`: port and token of each of its listeners.
+    """
+
+    clock: float
+    disk: Disk
+    open_files: OpenFiles
+    system: System
+    versions: dict[str, str]
+    address: str
+    listening: list[tuple[int, str]]
+    cores: int
+    memory: Memory
+    interface: str | None
+    problems: list[Problem]
+    busy: list[PortHolder]
+    leftovers: list[Leftover]
+    half_dispatched: list[str]
+
+
+Facts = Mapping[int, NodeFacts]
 
 
 @dataclass(frozen=True)
@@ -128,26 +195,30 @@ def limits(facts: Facts, members: int, open_files: int | None) -> Iterator[Findi
             yield Finding("open_files", WARNS, (node,), message, hint)
 
 
-def _version(name: str) -> Callable[[Mapping[str, Any]], str | None]:
+def _version(name: str) -> Callable[[NodeFacts], str | None]:
     return lambda info: info["versions"].get(name)
 
 
-def _system(name: str) -> Callable[[Mapping[str, Any]], str | None]:
-    return lambda info: info["system"].get(name)
+def _libc(info: NodeFacts) -> str | None:
+    return info["system"].get("libc")
 
 
-def _simd(info: Mapping[str, Any]) -> str:
+def _machine(info: NodeFacts) -> str | None:
+    return info["system"].get("machine")
+
+
+def _simd(info: NodeFacts) -> str:
     return "+".join(info["system"]["simd"]) or "none"
 
 
 SAME_SOFTWARE = "run clusterctl setup; results are bit-identical only with the same packages on all nodes"
 SAME_MACHINES = "results are bit-identical only if all nodes match in this"
-COMPARED: tuple[tuple[str, Callable[[Mapping[str, Any]], str | None], str], ...] = (
+COMPARED: tuple[tuple[str, Callable[[NodeFacts], str | None], str], ...] = (
     ("python", _version("python"), "set PYTHON in conf.py to a version that all nodes have"),
     ("numpy", _version("numpy"), SAME_SOFTWARE),
     ("pyzmq", _version("pyzmq"), SAME_SOFTWARE),
-    ("C library", _system("libc"), SAME_MACHINES),
-    ("machine", _system("machine"), SAME_MACHINES),
+    ("C library", _libc, SAME_MACHINES),
+    ("machine", _machine, SAME_MACHINES),
     ("CPU instruction set", _simd, SAME_MACHINES),
 )
 

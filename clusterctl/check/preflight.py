@@ -10,8 +10,8 @@ from typing import Any
 from clusterctl.check import connectivity as pairs
 from clusterctl.check import findings
 from clusterctl.check.connectivity import Pairs
-from clusterctl.check.findings import STOPS, Finding, Skew
-from clusterctl.cluster import AgentCall, Cluster, Message, NodeOutcome
+from clusterctl.check.findings import STOPS, Finding, NodeFacts, Skew
+from clusterctl.cluster import AgentCall, Cluster, NodeOutcome
 from clusterctl.errors import ClusterctlError
 from clusterctl.inventory import Node
 
@@ -24,7 +24,7 @@ LEAD = 0
 class Report:
     """The results. `facts` and `skews` by node id, for nodes that responded; `errors` for those that did not."""
 
-    facts: dict[int, Message]
+    facts: dict[int, NodeFacts]
     skews: dict[int, Skew]
     errors: dict[int, ClusterctlError]
     seconds: dict[int, float]
@@ -41,7 +41,7 @@ class _Preflight:
         self._cluster = cluster
         self._runtime = runtime
         self._calls: dict[int, AgentCall] = {}
-        self._facts: dict[int, Message] = {}
+        self._facts: dict[int, NodeFacts] = {}
         self._errors: dict[int, ClusterctlError] = {}
         self._skews: dict[int, Skew] = {}
 
@@ -61,7 +61,7 @@ class _Preflight:
         self._errors.update({o.node.id: o.error for o in outcomes if o.error is not None})
         return {o.node.id: o.get() for o in outcomes if o.ok}
 
-    def _inspect(self, node: Node) -> Message:
+    def _inspect(self, node: Node) -> NodeFacts:
         settings = self._cluster.settings
         request = {
             "op": "check",
@@ -74,7 +74,9 @@ class _Preflight:
             "lead": node.id == LEAD,
         }
         call = self._calls[node.id] = self._cluster.call(node, request)
-        return dict(call.receive(FACTS_S)["facts"])
+        answer: Any = dict(call.receive(FACTS_S)["facts"])
+        facts: NodeFacts = answer
+        return facts
 
     def _reach(self, node: Node) -> list[list[Any]]:
         call = self._calls[node.id]

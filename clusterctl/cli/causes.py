@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 LAST_WORD_S = 10.0  # to answer, for nodes that may be the cause
 
 if TYPE_CHECKING:
     from clusterctl.cluster import Cluster
+    from clusterctl.cluster.answers import Cause
     from clusterctl.inventory import Inventory
     from clusterctl.observe.why.evidence import Incident
     from clusterctl.observe.why.report import Why
 
 
-def cause_lines(inventory: Inventory, cause: dict[str, Any] | None) -> list[str]:
+def cause_lines(inventory: Inventory, cause: Cause | None) -> list[str]:
     """The first cause of a run's end: the process, its node, what happened, and its last lines."""
     if not cause:
         return []
@@ -45,7 +46,7 @@ def incident_line(report: Why, one: Incident) -> str:
     return text if not error or error in text or one.kind == "failure" else f"{text} ({error})"
 
 
-def first_cause_lines(cluster: Cluster, job: str, cause: dict[str, Any] | None) -> list[str]:
+def first_cause_lines(cluster: Cluster, job: str, cause: Cause | None) -> list[str]:
     """The first cause of a run that failed: from the events of all nodes, or else the cause as the lead saw it."""
     from clusterctl.errors import ClusterctlError
     from clusterctl.observe.why.report import why

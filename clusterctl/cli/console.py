@@ -8,7 +8,7 @@ import os
 import re
 import shutil
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TextIO
 
 from clusterctl.cli.arguments import GlobalOptions
@@ -59,7 +59,7 @@ class Console:
         """Print text for people even with `--quiet`. Escape sequences are made harmless."""
         print(clean(text, keep_newlines=True), file=sys.stderr, flush=True)
 
-    def document(self, value: dict[str, Any]) -> None:
+    def document(self, value: Mapping[str, Any]) -> None:
         """Print the JSON document of a command; nothing without `--json`."""
         if self.json:
             document = _finite({"schema": SCHEMA, **value})
@@ -70,7 +70,7 @@ class Console:
         """Switch `--json` to one line per event and a final line with the outcome."""
         self.streaming = True
 
-    def record(self, value: dict[str, Any]) -> None:
+    def record(self, value: Mapping[str, Any]) -> None:
         """Print one line of a JSON stream; nothing outside a stream."""
         if self.streaming:
             self.document(value)

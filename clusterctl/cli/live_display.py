@@ -12,7 +12,7 @@ from clusterctl.cli.chart import resample
 from clusterctl.cli.console import Console, clean, fitting, human_count, human_time, percent, plural
 from clusterctl.cluster import NONSENSE
 from clusterctl.observe.follow import is_passing
-from clusterctl.observe.run_view import PassNumbers, RunView
+from clusterctl.observe.run_view import Event, PassNumbers, RunView
 
 if TYPE_CHECKING:
     from rich.live import Live
@@ -85,7 +85,7 @@ class Display:
             self.say(f"{news.node.label} is back")
         self._tick()
 
-    def _event(self, event: dict[str, Any]) -> None:
+    def _event(self, event: Event) -> None:
         self._console.record(event)
         self._view.take(event)
         if event["event"] == "phase" and event["phase"] != "gathering":  # reported already, with the reason
@@ -108,10 +108,10 @@ class Display:
             self.say(f"{self._moment(event)} all trainers  {self._pass_line(numbers)}")
 
     @staticmethod
-    def _moment(event: dict[str, Any]) -> str:
+    def _moment(event: Event) -> str:
         return time.strftime("%H:%M:%S", time.localtime(event["t"]))
 
-    def _phase_text(self, event: dict[str, Any]) -> str:
+    def _phase_text(self, event: Event) -> str:
         has_pservers = any(process.role == "pserver" for process in self._view.processes.values())
         texts = {
             "pservers": "starting pservers",
@@ -207,7 +207,7 @@ class Display:
         return rows
 
 
-def _absence_text(event: dict[str, Any]) -> str:
+def _absence_text(event: Event) -> str:
     """Describe a node or process that fell silent or came back; a node's message about another one names that one."""
     message = event.get("message")
     if "role" in event:
@@ -220,7 +220,7 @@ def _absence_text(event: dict[str, Any]) -> str:
     return f"node{event['node']} {state}" + (f": {message}" if message else "")
 
 
-def _recovery_text(event: dict[str, Any]) -> str:
+def _recovery_text(event: Event) -> str:
     """Describe a restart or a rollback."""
     if event["event"] == "restarting":
         process = f"{event['role']}{event['rank']}@node{event['node']}"

@@ -4,14 +4,10 @@ May import `common`, `config`, `errors`, `inventory` and `transport`. The stages
 reading at `cluster.py`.
 """
 
-from typing import Any
-
 from clusterctl.cluster.agent_call import AGENT_ENDED, ANSWER_S, AgentCall
 from clusterctl.cluster.answers import NONSENSE, senseless
 from clusterctl.cluster.cluster import FIRST_LINE, Cluster, who_asks
 from clusterctl.cluster.outcomes import NodeOutcome, combined, failures, fold_errors, raise_failures
-
-Message = dict[str, Any]
 
 __all__ = [
     "AGENT_ENDED",
@@ -20,7 +16,6 @@ __all__ = [
     "NONSENSE",
     "AgentCall",
     "Cluster",
-    "Message",
     "NodeOutcome",
     "combined",
     "failures",

@@ -69,8 +69,8 @@ class AgentCall:
         while True:
             self.receive()  # skip to the last line, which is raised if it is an error
 
-    def receive(self, deadline_s: float | None = ANSWER_S) -> dict[str, Any]:
-        """Return the agent's next message. Raises the error it reports, or explains why it ended without one.
+    def receive(self, deadline_s: float | None = ANSWER_S) -> Any:
+        """Return the agent's next message, an object. Raises the error it reports, or the reason why it ended early.
 
         Every sign of life restarts the deadline.
         """
@@ -88,8 +88,8 @@ class AgentCall:
             raise self._error(message["error"])
         return message
 
-    def result(self, deadline_s: float | None = ANSWER_S) -> dict[str, Any]:
-        """Return the agent's final answer, skipping the messages before it."""
+    def result(self, deadline_s: float | None = ANSWER_S) -> Any:
+        """Return the agent's final answer, an object, skipping the messages before it."""
         for _ in range(MOST_LINES):
             message = self.receive(deadline_s)
             if "done" in message:

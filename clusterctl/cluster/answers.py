@@ -1,13 +1,15 @@
 """The schema of the nodes' answers. Answers are checked on arrival, so that no later code meets a malformed one.
 
-A shape is a predicate: it returns True if a value has that shape.
+A shape is a predicate: it returns True if a value has that shape. Shapes check ranges and lengths, because an answer
+may be hostile; the classes below declare the keys that our code reads, for type checkers. A stage declares the answers
+that only it reads.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, TypedDict
 
 from clusterctl.common.paths import is_job_id
 from clusterctl.common.safe_json import is_whole
@@ -24,6 +26,139 @@ MOST_DIGITS = 9
 MOST_WORDS = 4000  # characters of an error message from a node
 #: Errors that a malformed answer causes in code that reads it.
 NONSENSE = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
+
+
+class LeftOutNode(TypedDict):
+    """A node of conf.py that does not take part in a run, and the reason given at the start."""
+
+    node: int
+    message: str
+
+
+class Membership(TypedDict, total=False):
+    """The newest run as one node knows it: its name, when it started, and its nodes. Without a run these are None."""
+
+    run: str | None
+    started: float | None
+    members: list[int] | None
+    left_out: list[LeftOutNode] | None
+
+
+class Cause(TypedDict, total=False):
+    """The cause of a failure as the lead of a run sees it."""
+
+    kind: str | None
+    message: str | None
+    node: int | None
+    role: str | None
+    rank: int | None
+    tail: list[str] | None
+
+
+class RunEnd(TypedDict, total=False):
+    """The end of a run in the status of its lead."""
+
+    t: float
+    state: str
+    cause: Cause | None
+
+
+class Resumed(TypedDict):
+    run: str
+    step: int
+
+
+class StatusAnswer(Membership, total=False):
+    """One node's view of the newest run of a job.
+
+    `processes` also hold the fields that the processes report themselves: see OWN_WORDS.
+    """
+
+    job: str
+    dir: str
+    state: str
+    mode: str | None
+    now: float | None
+    resumed: Resumed | None
+    waits_for: list[str] | None
+    ended: RunEnd | None
+    processes: list[dict[str, Any]]
+    last_event: object
+
+
+class RunAnswer(Membership):
+    state: str
+
+
+class DispatchRecord(TypedDict):
+    workspace: str
+    content: str
+    files: int
+    bytes: int
+    t: float
+
+
+class JobAnswer(TypedDict):
+    """One job on one node, in the answer to `jobs`."""
+
+    job: str
+    runs: list[RunAnswer]
+    record: DispatchRecord
+
+
+class LeftProcess(TypedDict):
+    pid: int
+    command: str
+
+
+class PortHolder(TypedDict):
+    port: int
+    pid: int | None
+    uid: int | None
+    name: str | None
+
+
+class StopAnswer(Membership, total=False):
+    job: str
+    dir: str
+    was: str
+    killed: int
+    survivors: int
+    leftovers: int
+    left: list[LeftProcess]
+    ports_busy: list[int]
+    holders: list[PortHolder]
+
+
+class LogStream(TypedDict):
+    """The log of one process. `at`: the offset from which it is read."""
+
+    role: str
+    rank: int
+    at: int
+
+
+class LogNews(TypedDict, total=False):
+    """A message of `logs` or `follow`."""
+
+    run: str | None
+    streams: list[LogStream]
+    events: list[dict[str, Any]]
+    at: int
+    lines: list[list[Any]]
+    held: list[list[int]]
+    done: dict[str, Any]
+    alive: bool
+
+
+class FollowedNode(TypedDict):
+    state: str
+
+
+class FollowEnd(TypedDict):
+    """The final message of `follow`."""
+
+    node: FollowedNode
 
 
 def text(value: Any) -> bool:
@@ -217,18 +352,20 @@ def check(operation: str, answer: Mapping[str, Any]) -> None:
         raise ValueError(f"{operation}: {', '.join(wrong)}")
 
 
-def news(message: dict[str, Any]) -> dict[str, Any]:
+def news(message: Any) -> LogNews:
     """Return the message. Raises ValueError if it is not a message of `logs` or `follow`."""
     if not NEWS(message) or ("events" in message and "at" not in message):
         raise ValueError(f"malformed log message: {', '.join(message)}"[:200])
-    return message
+    checked: LogNews = message
+    return checked
 
 
-def followed(last: dict[str, Any]) -> dict[str, Any]:
+def followed(last: Any) -> FollowEnd:
     """Return the final message of `follow`. Raises ValueError if it is malformed."""
     if not FOLLOWED(last):
         raise ValueError("the final message has no state")
-    return last
+    checked: FollowEnd = last
+    return checked
 
 
 def own_word(name: str, value: Any) -> Any:

@@ -97,7 +97,7 @@ class Cluster:
     ) -> list[NodeOutcome[Any]]:
         """Send a request to every node, and return the outcomes in node order: answers of the shape in `answers.py`."""
 
-        def one(node: Node) -> dict[str, Any]:
+        def one(node: Node) -> Any:
             with self.call(node, request(node) if callable(request) else request, answer_s=answer_s) as call:
                 answer = call.result(answer_s)
             answers.check(str(call.op), answer)

@@ -4,10 +4,53 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from typing import TypedDict
 
-from clusterctl.cluster import Message
 from clusterctl.common.tree import owned_name
+from clusterctl.dispatch.relay_plan import RelayPart
 from clusterctl.errors import RefusedError
+
+
+class NewestJob(TypedDict):
+    """A node's newest job. `exact`: the job directory holds what was dispatched, unmodified."""
+
+    job: str
+    started: bool
+    exact: bool
+    tree: str
+    source: str
+    node: int
+    nodes: int
+
+
+class Answer(TypedDict, total=False):
+    """A node's answer to a dispatch request.
+
+    `holds`: the node has the job to complete. `missing`: ranges of rows of its tree. `gone`: paths that the tree no
+    longer has. `torn`: by digest, the bytes of files that a broken dispatch left. `dir`: the job directory of a node
+    that is unchanged, whose agent has ended.
+    """
+
+    jobs: list[str]
+    newest: NewestJob | None
+    holds: bool
+    missing: list[list[int]]
+    gone: list[str]
+    torn: dict[str, int]
+    dir: str
+
+
+class Instruction(TypedDict, total=False):
+    """The request to keep the newest job under the id `keep`, or to make the job `go`, replacing `supersede`.
+
+    `relay` and `resume` are set if the node takes part in a relay.
+    """
+
+    keep: str
+    go: str
+    supersede: str | None
+    relay: RelayPart
+    resume: dict[str, int]
 
 
 @dataclass(frozen=True)
@@ -23,20 +66,20 @@ class Wanted:
         """Return the owned name of a node's tree."""
         return owned_name(self.trees[id_], self.source, id_, self.nodes)
 
-    def is_ours(self, id_: int, newest: Message | None) -> bool:
+    def is_ours(self, id_: int, newest: NewestJob | None) -> bool:
         """Return True if a node's newest job has the same source, node id and number of nodes."""
         return newest is not None and owned_name("", newest["source"], newest["node"], newest["nodes"]) == owned_name(
             "", self.source, id_, self.nodes
         )
 
-    def is_same(self, id_: int, newest: Message | None) -> bool:
+    def is_same(self, id_: int, newest: NewestJob | None) -> bool:
         """Return True if the newest job has the desired tree, was never started and has not been modified."""
         return (
             newest is not None and self.is_ours(id_, newest) and newest["exact"] and newest["tree"] == self.trees[id_]
         )
 
 
-def decide(job: str, answers: Mapping[int, Message], wanted: Wanted) -> tuple[str, dict[int, Message]]:
+def decide(job: str, answers: Mapping[int, Answer], wanted: Wanted) -> tuple[str, dict[int, Instruction]]:
     """Return the job id for all nodes and an instruction for each node: keep the job it has under that id, or go.
 
     A new job gets the id `job`, with a suffix if that id is taken. Raises RefusedError if the job to complete is a
@@ -53,32 +96,36 @@ def decide(job: str, answers: Mapping[int, Message], wanted: Wanted) -> tuple[st
                 hint="dispatch to all nodes, without --only",
             )
     else:
-        same = {id_: a["newest"]["job"] for id_, a in answers.items() if wanted.is_same(id_, a["newest"])}
+        same = {
+            id_: newest["job"]
+            for id_, answer in answers.items()
+            if (newest := answer["newest"]) and wanted.is_same(id_, newest)
+        }
         target = max(same.values(), default="")
         kept = {id_ for id_, name in same.items() if name == target}
         if not target or any(target in answer["jobs"] for id_, answer in answers.items() if id_ not in kept):
             target, kept = _free_id(job, answers.values()), set()
-    instructions: dict[int, Message] = {}
+    instructions: dict[int, Instruction] = {}
     for id_, answer in answers.items():
-        go = {"go": target, "supersede": _replaceable(id_, answer, answers, wanted)}
-        instructions[id_] = {"keep": target} if id_ in kept else go
+        go = Instruction(go=target, supersede=_replaceable(id_, answer, answers, wanted))
+        instructions[id_] = Instruction(keep=target) if id_ in kept else go
     return target, instructions
 
 
-def _replaceable(id_: int, answer: Message, answers: Mapping[int, Message], wanted: Wanted) -> str | None:
+def _replaceable(id_: int, answer: Answer, answers: Mapping[int, Answer], wanted: Wanted) -> str | None:
     """Return the job on this node that the new one may replace: one that was never started on any node."""
     newest = answer["newest"]
-    if wanted.completing or not wanted.is_ours(id_, newest) or not newest["exact"]:
+    if wanted.completing or newest is None or not wanted.is_ours(id_, newest) or not newest["exact"]:
         return None  # when completing a dispatch, a node outside --only may have started the job
-    old: str = newest["job"]
+    old = newest["job"]
     for other in answers.values():
         its = other["newest"]
-        if old in other["jobs"] and (its["job"] != old or its["started"]):
+        if old in other["jobs"] and (its is None or its["job"] != old or its["started"]):
             return None
     return old
 
 
-def _free_id(job: str, answers: Collection[Message]) -> str:
+def _free_id(job: str, answers: Collection[Answer]) -> str:
     taken = {name for answer in answers for name in answer["jobs"]}
     number = 1
     name = job

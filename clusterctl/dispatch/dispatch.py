@@ -12,11 +12,11 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from clusterctl.cluster import AgentCall, Cluster, Message, NodeOutcome, combined, who_asks
+from clusterctl.cluster import AgentCall, Cluster, NodeOutcome, combined, who_asks
 from clusterctl.cluster.keepalive import Waiting
 from clusterctl.dispatch import last_dispatch, relay_plan
 from clusterctl.dispatch.blobs import Blobs, Shelf
-from clusterctl.dispatch.decision import Wanted, decide
+from clusterctl.dispatch.decision import Answer, Instruction, NewestJob, Wanted, decide
 from clusterctl.dispatch.node_trees import make_trees
 from clusterctl.dispatch.outcomes import Dispatched, NodeDispatch, Planned, Progress
 from clusterctl.dispatch.workspace import Workspace
@@ -149,7 +149,7 @@ class _Dispatch:
             for outcome in asked
         ]
 
-    def _planned(self, node: Node, instruction: Message, answer: Message) -> Planned:
+    def _planned(self, node: Node, instruction: Instruction, answer: Answer) -> Planned:
         if "keep" in instruction:
             return Planned(instruction["keep"], [], [])
         lacking = self._trees[node.id].rows(answer["missing"])
@@ -162,7 +162,7 @@ class _Dispatch:
 
     def _negotiate(
         self, job: str, *, plan: bool = False
-    ) -> tuple[list[NodeOutcome[Message]], dict[int, Message], str, dict[int, Message]]:
+    ) -> tuple[list[NodeOutcome[Answer]], dict[int, Answer], str, dict[int, Instruction]]:
         """Ask every node. Return the outcomes, the answers, the id for all, and an instruction per node that answered.
 
         The agent of an unchanged node has already ended. If the decision changes that node after all, ask it again.
@@ -179,7 +179,7 @@ class _Dispatch:
             target, instructions = decide(job, answers, self._wanted)
         return asked, answers, target, instructions
 
-    def _request(self, plan: bool) -> Message:
+    def _request(self, plan: bool) -> dict[str, Any]:
         return {
             "op": "dispatch",
             "nonce": os.urandom(8).hex(),
@@ -193,7 +193,7 @@ class _Dispatch:
             "plan": plan,
         }
 
-    def _ask_all(self, request: Message, nodes: Sequence[Node], *, expect: bool) -> list[NodeOutcome[Message]]:
+    def _ask_all(self, request: Mapping[str, Any], nodes: Sequence[Node], *, expect: bool) -> list[NodeOutcome[Answer]]:
         """Return every node's outcome. Raises if no node is reachable, or if one refuses or is busy."""
         asked = self._cluster.map(lambda node: self._ask(node, request, expect), nodes)
         errors = [outcome.error for outcome in asked if outcome.error]
@@ -204,7 +204,7 @@ class _Dispatch:
             raise combined(refused or errors, len(asked), "dispatch")
         return asked
 
-    def _ask(self, node: Node, request: Message, expect: bool) -> Message:
+    def _ask(self, node: Node, request: Mapping[str, Any], expect: bool) -> Answer:
         tree = self._trees[node.id]
         about = {
             "node": node.id,
@@ -222,20 +222,28 @@ class _Dispatch:
             call.close()
             return self._as_expected(node, call.untouched)
         call.write(tree.packed)
-        answer = call.receive(SILENCE_S)
-        if answer["missing"] is None:
+        first = call.receive(SILENCE_S)
+        if first["missing"] is None:
             whole = tree.whole()
             call.send({"manifest_bytes": len(whole)})
             call.write(whole)
-            answer.update(call.receive(SILENCE_S))
+            first.update(call.receive(SILENCE_S))
+        answer: Answer = first
         self._waiting.add(node.id, call)
         return answer
 
-    def _as_expected(self, node: Node, directory: str) -> Message:
+    def _as_expected(self, node: Node, directory: str) -> Answer:
         """Return the answer of a node whose agent ended early because nothing has changed."""
         assert self._last is not None
-        origin = {"tree": self._trees[node.id].id, "source": self._wanted.source, "nodes": self._wanted.nodes}
-        newest = {"job": self._last.job, "started": False, "exact": True, "node": node.id, **origin}
+        newest = NewestJob(
+            job=self._last.job,
+            started=False,
+            exact=True,
+            tree=self._trees[node.id].id,
+            source=self._wanted.source,
+            node=node.id,
+            nodes=self._wanted.nodes,
+        )
         return {"jobs": [self._last.job], "newest": newest, "holds": True, "missing": [], "gone": [], "dir": directory}
 
     def _explain_busy(self, error: ClusterctlError, nonce: str) -> None:
@@ -250,7 +258,7 @@ class _Dispatch:
             hint="give each node its own directory: Host(..., root_dir=...) in conf.py",
         )
 
-    def _plan_relay(self, answers: Mapping[int, Message], instructions: dict[int, Message]) -> None:
+    def _plan_relay(self, answers: Mapping[int, Answer], instructions: dict[int, Instruction]) -> None:
         """If a relay pays off, send every participating node its neighbours in the relay.
 
         This happens before any data is sent, because a node waits only a short time for its neighbours.
@@ -271,7 +279,7 @@ class _Dispatch:
         rows, resume = relay_plan.shared(lacking, torn)
         self._relayed = Blobs(self._workspace.directory, rows, resume)
         for id_, hop in relay_plan.words(endpoints, self._relayed.length).items():
-            instructions[id_].update(relay=hop, resume=resume)
+            instructions[id_]["relay"], instructions[id_]["resume"] = hop, resume
         for id_ in lacking:
             self._waiting.leave(id_)
         nodes = [node for node in self._cluster.nodes if node.id in lacking]
@@ -294,13 +302,13 @@ class _Dispatch:
         outcomes = self._cluster.map(listen, [node for node in self._cluster.nodes if node.id in ids])
         return {outcome.node.id: endpoint for outcome in outcomes if outcome.ok and (endpoint := outcome.get())}
 
-    def _transfer(self, node: Node, instruction: Message, answer: Message) -> NodeDispatch:
+    def _transfer(self, node: Node, instruction: Instruction, answer: Answer) -> NodeDispatch:
         started = time.monotonic()
         call = self._calls[node.id]
         self._waiting.leave(node.id)
         sent_bytes = 0
         if "dir" in answer:
-            done = {"dir": answer["dir"], "kept": True}
+            done: dict[str, Any] = {"dir": answer["dir"], "kept": True}
         elif "keep" in instruction:
             call.send(instruction)
             done = call.result(SILENCE_S)
@@ -317,7 +325,7 @@ class _Dispatch:
             seconds=time.monotonic() - started,
         )
 
-    def _send(self, call: AgentCall, instruction: Message, answer: Message) -> tuple[int, Message]:
+    def _send(self, call: AgentCall, instruction: Instruction, answer: Answer) -> tuple[int, dict[str, Any]]:
         """Send a node its missing files. Return the bytes that went over the wire, and the node's final answer.
 
         If there is a relay, its head gets the stream first. Then send files directly until none are missing.
@@ -326,14 +334,17 @@ class _Dispatch:
         if "relay" in instruction:
             if self._relayed and instruction["relay"]["upstream"] is None:
                 count = self._write(call, self._relayed)
-            answer, instruction = call.receive(SILENCE_S), {}
-        while "missing" in answer:
-            rows = self._trees[call.node.id].rows(answer["missing"])
-            blobs = self._shelf.blobs(rows, answer["torn"])
-            call.send({**instruction, "blobs": len(rows), "compressed": blobs.compressed, "resume": answer["torn"]})
+            last, instruction = call.receive(SILENCE_S), {}
+        else:
+            last = answer
+        while "missing" in last:
+            rows = self._trees[call.node.id].rows(last["missing"])
+            blobs = self._shelf.blobs(rows, last["torn"])
+            call.send({**instruction, "blobs": len(rows), "compressed": blobs.compressed, "resume": last["torn"]})
             count += self._write(call, blobs) if rows else 0
-            answer, instruction = call.receive(SILENCE_S), {}
-        return count, answer["done"]
+            last, instruction = call.receive(SILENCE_S), {}
+        done: dict[str, Any] = last["done"]
+        return count, done
 
     def _write(self, call: AgentCall, blobs: Blobs) -> int:
         return blobs.write(call.write, lambda done, total: self._progress.report(call.node, done, total))

@@ -4,16 +4,29 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TypedDict
 
 from clusterctl.common.tree import Entry
-
-Word = dict[str, Any]
 
 CHAIN = 16  # nodes; a longer chain starts more slowly and loses more when a node fails
 FEWEST = 2  # nodes for any relay
 FEWEST_NODES = 3  # nodes for RELAY = "auto"
 FEWEST_BYTES = 8 << 20  # in total for "auto"; less is sent before the nodes finish their handshakes
+
+
+class RelayPart(TypedDict):
+    """What one node needs for a relay. Holds secrets; never log it.
+
+    `own`: its key with certificate. `authority`: the one it trusts, both as PEM. `upstream`: the name of the node that
+    it receives the stream from; None for the head. `downstream`: address, port, name and number of nodes of each
+    branch. `length`: the bytes of the stream.
+    """
+
+    own: str
+    authority: str
+    upstream: str | None
+    downstream: list[tuple[str, int, str, int]]
+    length: int
 
 
 @dataclass(frozen=True)
@@ -72,8 +85,8 @@ def shared(
     return list(files.values()), {digest: size for digest, size in begun.items() if size}
 
 
-def words(where: Mapping[int, tuple[str, int]], length: int) -> dict[int, Word]:
-    """Return by node id what each node needs for the relay: its keys and its neighbours. Secrets; never log them.
+def words(where: Mapping[int, tuple[str, int]], length: int) -> dict[int, RelayPart]:
+    """Return by node id the part of each node in the relay: its keys and its neighbours. Secrets; never log them.
 
     `where`: the address and port on which each node listens, in the order of the chains. `length`: bytes of the stream.
     """

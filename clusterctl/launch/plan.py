@@ -94,10 +94,10 @@ class LaunchPlan:
         left_out: Sequence[LeftOut] = (),
         resume: ResumePoint | None = None,
     ) -> RunSpec:
-        """What the supervisor of `node` works from; `addresses` are the members' in the cluster, by node id.
+        """Return the spec that the supervisor of `node` works from.
 
-        `left_out` says which nodes do not take part and why, for those who ask later; `resume` is the checkpoint from
-        which the run goes on.
+        `addresses`: those of the members in the cluster, by node id. `left_out`: the nodes that do not take part, and
+        why, for later requests. `resume`: the checkpoint that the run resumes from.
         """
         return RunSpec(
             job=job,

@@ -10,9 +10,9 @@ import contextlib
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypedDict
 
-from clusterctl.cluster import AgentCall, Cluster, Message, combined, raise_failures
+from clusterctl.cluster import AgentCall, Cluster, combined, raise_failures
 from clusterctl.common.manifest import is_piece_name, is_tag
 from clusterctl.common.paths import META
 from clusterctl.common.run_spec import ResumePoint
@@ -26,13 +26,52 @@ ON_DISK_S = 600.0  # for a received piece to reach the disk
 ANEW = "to start over, run start without --resume"
 
 
+class Piece(TypedDict, total=False):
+    """One file of a checkpoint. `node` is missing from old manifests."""
+
+    file: str
+    pserver: int
+    bytes: int
+    sha256: str
+    node: int
+
+
+#: The manifest of a checkpoint, described in common/manifest.py; only the keys that are read here.
+Manifest = TypedDict(
+    "Manifest",
+    {
+        "tag": str,
+        "pass": int,
+        "step": int,
+        "mode": str,
+        "seed": int,
+        "pservers": int,
+        "checkpoint": bool,
+        "trainers": int,
+        "lanes": list[int],
+        "arguments": list[str],
+        "files": list[Piece],
+    },
+    total=False,
+)
+
+
+class CheckpointRow(TypedDict):
+    """A checkpoint on one node. `reason`: why its manifest cannot be read, if so."""
+
+    run: str
+    tag: str
+    manifest: Manifest | None
+    reason: str | None
+
+
 @dataclass(frozen=True)
 class Found:
     """A checkpoint on the nodes: complete if it has a `manifest`; otherwise `reason` says why it is unusable."""
 
     run: str
     tag: str
-    manifest: Message | None
+    manifest: Manifest | None
     reason: str = ""
 
     @property
@@ -52,17 +91,17 @@ class Resume:
     """
 
     run: str
-    manifest: Message
+    manifest: Manifest
     holders: Mapping[str, frozenset[int]]
     warnings: tuple[str, ...] = field(default=())
 
     @property
     def tag(self) -> str:
-        return str(self.manifest["tag"])
+        return self.manifest["tag"]
 
-    def to_json(self) -> Message:
+    def to_json(self) -> dict[str, Any]:
         """The form used in JSON documents and in specs."""
-        return {"run": self.run, **{name: self.manifest[name] for name in ("tag", "step", "pass")}}
+        return {"run": self.run, "tag": self.tag, "step": self.manifest["step"], "pass": self.manifest["pass"]}
 
     def __str__(self) -> str:
         pass_, step = self.manifest["pass"], self.manifest["step"]
@@ -74,7 +113,7 @@ class Resume:
         directory = f"{META}/runs/{run}/checkpoints/{self.tag}"
         return ResumePoint(run=self.run, tag=self.tag, step=step, pass_=pass_, dir=directory)
 
-    def word(self, launch: LaunchPlan, node: Node) -> Message:
+    def word(self, launch: LaunchPlan, node: Node) -> dict[str, Any]:
         """The message for one node that accompanies its spec."""
         return {"run": self.run, "tag": self.tag, "files": self.needed(launch, node), "manifest": self.manifest}
 
@@ -127,7 +166,7 @@ def _find(cluster: Cluster, job: str, nodes: Sequence[Node]) -> list[Found]:
     return sorted(found.values(), key=lambda one: one.order, reverse=True)
 
 
-def _is_of(manifest: Message, tag: str) -> bool:
+def _is_of(manifest: Manifest, tag: str) -> bool:
     """True if it is a checkpoint's manifest and lists valid piece names, which become paths on all nodes."""
     numbers = all(isinstance(manifest.get(name), int) for name in ("step", "pass", "seed", "pservers"))
     files = manifest.get("files")
@@ -143,7 +182,7 @@ def _is_listed(file: Any) -> bool:
     return is_piece_name(file["file"]) and isinstance(file["pserver"], int) and isinstance(size, int) and size >= 0
 
 
-def _is_sound(row: Message) -> bool:
+def _is_sound(row: CheckpointRow) -> bool:
     return str(row["run"]).isdigit() and is_tag(row["tag"]) and isinstance(row["manifest"], dict | None)
 
 
@@ -166,11 +205,11 @@ def _verify(
     return holders, None
 
 
-def _was_on(file: Message) -> str:
+def _was_on(file: Piece) -> str:
     return f" (written by node{file['node']})" if "node" in file else ""
 
 
-def _refuse_another_seed(found: Found, manifest: Message, settings: Settings) -> None:
+def _refuse_another_seed(found: Found, manifest: Manifest, settings: Settings) -> None:
     if manifest["seed"] != settings.seed:
         raise RefusedError(
             f"{found.name} was made with SEED = {manifest['seed']}, but conf.py sets {settings.seed}",
@@ -178,7 +217,7 @@ def _refuse_another_seed(found: Found, manifest: Message, settings: Settings) ->
         )
 
 
-def _differences(manifest: Message, launch: LaunchPlan) -> list[str]:
+def _differences(manifest: Manifest, launch: LaunchPlan) -> list[str]:
     """Describe what differs from the run that wrote the checkpoint."""
     before, mode = manifest["mode"], str(launch.settings.mode)
     trainers, now = manifest.get("trainers"), launch.count("trainer")
@@ -208,9 +247,10 @@ def bring(cluster: Cluster, job: str, resume: Resume, launch: LaunchPlan) -> Non
             _move(cluster, job, resume, file, lacking)
 
 
-def _move(cluster: Cluster, job: str, resume: Resume, file: Message, targets: Sequence[Node]) -> None:
+def _move(cluster: Cluster, job: str, resume: Resume, file: Piece, targets: Sequence[Node]) -> None:
     """Copy one piece from a node that has it to all that lack it. Raises with the errors of all nodes that failed."""
-    about = {"ref": job, "run": resume.run, "tag": resume.tag, **{k: file[k] for k in ("file", "bytes", "sha256")}}
+    about: dict[str, Any] = {"ref": job, "run": resume.run, "tag": resume.tag, "file": file["file"]}
+    about |= {"bytes": file["bytes"], "sha256": file["sha256"]}
     source = next(node for node in cluster.nodes if node.id in resume.holders[file["file"]])
     with contextlib.ExitStack() as stack:
         sending = stack.enter_context(cluster.call(source, {"op": "send_piece", **about}))

@@ -12,8 +12,18 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from clusterctl.check import connectivity
-from clusterctl.check.findings import AT_LOOPBACK, AT_LOOPBACK_HINT, STOPS, Finding, Skew, is_loopback, on, quick
-from clusterctl.cluster import AgentCall, Cluster, Message, NodeOutcome, combined, failures, raise_failures
+from clusterctl.check.findings import (
+    AT_LOOPBACK,
+    AT_LOOPBACK_HINT,
+    STOPS,
+    Finding,
+    NodeFacts,
+    Skew,
+    is_loopback,
+    on,
+    quick,
+)
+from clusterctl.cluster import AgentCall, Cluster, NodeOutcome, combined, failures, raise_failures
 from clusterctl.cluster.keepalive import Waiting
 from clusterctl.common.run_spec import LeadAddress, LeftOut, RunSpec
 from clusterctl.errors import ClusterctlError, NodeError, RefusedError
@@ -24,6 +34,15 @@ from clusterctl.launch.resume import Resume, bring, choose
 
 LAUNCH_S = 60.0
 REACH_S = 120.0
+
+
+class ReadyNode(NodeFacts, total=False):
+    """The answer of a node that is ready to start. `environment`: the one that `setup` made for the job, if any."""
+
+    job: str
+    dir: str
+    newest_run: str
+    environment: str | None
 
 
 @dataclass(frozen=True)
@@ -54,7 +73,7 @@ class Run:
         """As the nodes' specs have it."""
         return [LeftOut(node=node, message=error.message) for node, error in sorted(self.left_out.items())]
 
-    def left_out_json(self) -> list[Message]:
+    def left_out_json(self) -> list[dict[str, Any]]:
         """The form used in JSON documents and in specs."""
         return [node.to_json() for node in self.left_out_specs()]
 
@@ -88,11 +107,12 @@ def start(
     calls: dict[int, AgentCall] = {}
     skews: dict[int, Skew] = {}
 
-    def look(node: Node) -> Message:
+    def look(node: Node) -> ReadyNode:
         asked = time.time()
         own = {"node": node.id, "address": node.address, "count": 1, "lead": node.id == launch.nodes[0].id}
         call = calls[node.id] = cluster.call(node, {**request, **own})
-        facts = dict(call.receive()["ready"])
+        ready: Any = dict(call.receive()["ready"])
+        facts: ReadyNode = ready
         skews[node.id] = Skew.measure(asked, facts["clock"], time.time())
         waiting.add(node.id, call)
         return facts
@@ -119,7 +139,7 @@ def start(
 
 def _select_nodes(
     launch: LaunchPlan,
-    outcomes: Sequence[NodeOutcome[Message]],
+    outcomes: Sequence[NodeOutcome[ReadyNode]],
     failed: Mapping[int, ClusterctlError],
     allow_partial: bool,
 ) -> tuple[LaunchPlan, dict[int, ClusterctlError]]:
@@ -144,7 +164,10 @@ def _select_nodes(
 
 
 def _make_run(
-    launch: LaunchPlan, looks: Mapping[int, Message], skews: Mapping[int, Skew], left_out: Mapping[int, ClusterctlError]
+    launch: LaunchPlan,
+    looks: Mapping[int, ReadyNode],
+    skews: Mapping[int, Skew],
+    left_out: Mapping[int, ClusterctlError],
 ) -> Run:
     """Return the run that the nodes agree on; raise RefusedError if they disagree."""
     job = _same_job(looks)
@@ -159,7 +182,7 @@ def _make_run(
 
 
 def _check_routes(
-    cluster: Cluster, calls: dict[int, AgentCall], looks: Mapping[int, Message], run: Run, waiting: Waiting
+    cluster: Cluster, calls: dict[int, AgentCall], looks: Mapping[int, ReadyNode], run: Run, waiting: Waiting
 ) -> None:
     """Let the nodes try to reach each other on the job's ports. Raises NodeError with every pair that cannot."""
 
@@ -188,7 +211,7 @@ def _raise_for(findings: Sequence[Finding], headline: str) -> None:
         )
 
 
-def _same_job(looks: Mapping[int, Message]) -> str:
+def _same_job(looks: Mapping[int, ReadyNode]) -> str:
     jobs = {facts["job"] for facts in looks.values()}
     if len(jobs) > 1:
         by_node = ", ".join(f"node{node}: {facts['job']}" for node, facts in looks.items())
@@ -199,7 +222,7 @@ def _same_job(looks: Mapping[int, Message]) -> str:
     return str(jobs.pop())
 
 
-def _check_addresses(looks: Mapping[int, Message]) -> None:
+def _check_addresses(looks: Mapping[int, ReadyNode]) -> None:
     """Refuse a mix of loopback and other addresses: nodes cannot reach another machine's loopback address."""
     local = {f"node{node}": is_loopback(facts["address"]) for node, facts in looks.items()}
     if len(set(local.values())) > 1:
@@ -207,7 +230,7 @@ def _check_addresses(looks: Mapping[int, Message]) -> None:
         raise RefusedError(AT_LOOPBACK, node=isolated, hint=AT_LOOPBACK_HINT)
 
 
-def _check_environments(looks: Mapping[int, Message]) -> None:
+def _check_environments(looks: Mapping[int, ReadyNode]) -> None:
     """Refuse a mix of nodes with and without a `setup` environment: they would train with different packages."""
     without = [node for node, facts in looks.items() if facts["environment"] is None]
     if without and len(without) < len(looks):
@@ -221,19 +244,20 @@ def _go(
     cluster: Cluster,
     launch: LaunchPlan,
     calls: dict[int, AgentCall],
-    looks: Mapping[int, Message],
+    looks: Mapping[int, ReadyNode],
     run: Run,
     waiting: Waiting,
 ) -> None:
     keys = make_keys(launch)
     addresses = {node: facts["address"] for node, facts in looks.items()}
 
-    def launch_one(node: Node, lead: LeadAddress | None) -> Message:
+    def launch_one(node: Node, lead: LeadAddress | None) -> dict[str, Any]:
         waiting.leave(node.id)
         resume = {"resume": run.resume.word(launch, node)} if run.resume else {}
         spec = _spec_for(node, launch, addresses, run, lead)
         calls[node.id].send({"spec": spec.to_json(), "keys": keys[node.id], **resume})
-        return calls[node.id].result(LAUNCH_S)
+        answer: dict[str, Any] = calls[node.id].result(LAUNCH_S)
+        return answer
 
     try:
         port = launch_one(run.lead, None)["port"]
@@ -258,7 +282,7 @@ def _spec_for(node: Node, launch: LaunchPlan, addresses: dict[int, str], run: Ru
     )
 
 
-def _undo(cluster: Cluster, run: Run, outcomes: list[NodeOutcome[Message]]) -> None:
+def _undo(cluster: Cluster, run: Run, outcomes: list[NodeOutcome[dict[str, Any]]]) -> None:
     """Stop the nodes that started, then raise the errors of those that did not."""
     cluster.ask({"op": "stop", "ref": run.job}, run.nodes)
     errors = [outcome.error for outcome in failures(outcomes) if outcome.error]

@@ -9,11 +9,12 @@ from __future__ import annotations
 import queue
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from clusterctl.cluster import AGENT_ENDED, NONSENSE, Cluster, Message, answers, senseless
+from clusterctl.cluster import AGENT_ENDED, NONSENSE, Cluster, answers, senseless
+from clusterctl.cluster.answers import FollowEnd, LogNews, LogStream
 from clusterctl.errors import ClusterctlError, UnreachableError
 from clusterctl.inventory import Node
 
@@ -46,10 +47,10 @@ class News:
     """
 
     node: Node
-    events: tuple[Message, ...] = ()
+    events: tuple[Mapping[str, Any], ...] = ()
     lines: tuple[LogLine, ...] = ()
     held: tuple[tuple[str, int, int], ...] = ()
-    ended: Message | None = None
+    ended: FollowEnd | None = None
     final: bool = True
     error: ClusterctlError | None = None
     back: bool = False
@@ -63,7 +64,7 @@ class _Cursor:
     at: int = 0
     offsets: dict[str, int] = field(default_factory=dict)
     away: bool = False  # reported as unreachable
-    lost: Message | None = None  # the reported end of a lost run, which another supervisor may take over
+    lost: FollowEnd | None = None  # the reported end of a lost run, which another supervisor may take over
 
 
 @dataclass
@@ -157,7 +158,7 @@ class Follower:
                 return
             self._all_reported.wait(REJOIN_S)
 
-    def _is_end(self, node: Node, cursor: _Cursor, ended: Message, final: bool) -> bool:
+    def _is_end(self, node: Node, cursor: _Cursor, ended: FollowEnd, final: bool) -> bool:
         """Report the end; return True if it is final. Another supervisor may take over a lost run, so look again."""
         final = final or ended["node"]["state"] != "lost"
         if final or cursor.lost is None:
@@ -165,13 +166,13 @@ class Follower:
         cursor.lost, cursor.away = ended, True
         return final
 
-    def _receive_checked(self, node: Node, cursor: _Cursor) -> Message | None:
+    def _receive_checked(self, node: Node, cursor: _Cursor) -> FollowEnd | None:
         try:
             return self._receive(node, cursor)
         except NONSENSE as exc:
             raise senseless(node, exc) from exc
 
-    def _receive(self, node: Node, cursor: _Cursor) -> Message | None:
+    def _receive(self, node: Node, cursor: _Cursor) -> FollowEnd | None:
         request = {**self._request, "run": cursor.run, "at": cursor.at, "offsets": cursor.offsets}
         with self._cluster.call(node, request, answer_s=SILENCE_S) as call:
             streams = self._begin(answers.news(call.receive()), cursor)
@@ -186,14 +187,14 @@ class Follower:
         return None
 
     @staticmethod
-    def _begin(announced: Message, cursor: _Cursor) -> list[Message]:
+    def _begin(announced: LogNews, cursor: _Cursor) -> list[LogStream]:
         """Return the streams; pin the run and the offsets, so that a retry continues here even after a newer start."""
         cursor.run = announced["run"]
         for stream in announced["streams"]:
             cursor.offsets[_name(stream)] = stream["at"]
         return list(announced["streams"])
 
-    def _take(self, node: Node, message: Message, streams: list[Message], cursor: _Cursor) -> None:
+    def _take(self, node: Node, message: LogNews, streams: list[LogStream], cursor: _Cursor) -> None:
         if "events" in message:
             self._put(News(node, events=tuple(message["events"])))
             cursor.at = message["at"]
@@ -221,11 +222,11 @@ def is_passing(error: ClusterctlError) -> bool:
     return isinstance(error, UnreachableError) or error.details.get("reason") in PASSING
 
 
-def _name(stream: Message) -> str:
+def _name(stream: LogStream) -> str:
     return f"{stream['role']}{stream['rank']}"
 
 
-def lines_of(node: Node, streams: list[Message], rows: list[list[Any]]) -> tuple[LogLine, ...]:
+def lines_of(node: Node, streams: Sequence[LogStream], rows: list[list[Any]]) -> tuple[LogLine, ...]:
     return tuple(
         LogLine(t, node, streams[stream]["role"], streams[stream]["rank"], text) for t, stream, text, _ in rows
     )

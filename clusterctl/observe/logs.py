@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from clusterctl.cluster import NONSENSE, AgentCall, Cluster, answers, combined, failures, senseless
+from clusterctl.cluster.answers import LogStream
 from clusterctl.errors import ClusterctlError
 from clusterctl.inventory import Node
 from clusterctl.observe.follow import LogLine, lines_of
@@ -20,7 +21,7 @@ def read_logs(cluster: Cluster, nodes: Sequence[Node], job: str | None, **wanted
     """
     calls: dict[int, AgentCall] = {}
 
-    def begin(node: Node) -> tuple[Node, AgentCall, list[dict[str, Any]]]:
+    def begin(node: Node) -> tuple[Node, AgentCall, list[LogStream]]:
         call = calls[node.id] = cluster.call(node, {"op": "logs", "ref": job, **wanted})
         return node, call, answers.news(call.receive())["streams"]
 
@@ -37,7 +38,7 @@ def read_logs(cluster: Cluster, nodes: Sequence[Node], job: str | None, **wanted
 
 
 def _lines_of(
-    node: Node, call: AgentCall, streams: list[dict[str, Any]], errors: list[ClusterctlError]
+    node: Node, call: AgentCall, streams: list[LogStream], errors: list[ClusterctlError]
 ) -> Iterator[LogLine]:
     """Yield one node's lines; a failure of the node goes to `errors` and does not end the other nodes' lines."""
     try:

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
-from clusterctl.cluster import Message, NodeOutcome
+from clusterctl.cluster import NodeOutcome
+from clusterctl.cluster.answers import LeftOutNode, Membership
 from clusterctl.errors import ClusterctlError, NodeError
 from clusterctl.inventory import Inventory, Node, among
 
@@ -20,7 +22,7 @@ class Members:
 
     run: str | None
     nodes: tuple[Node, ...]
-    left_out: tuple[Message, ...]
+    left_out: tuple[LeftOutNode, ...]
 
     @cached_property
     def by_id(self) -> dict[int, Node]:
@@ -33,11 +35,11 @@ class Members:
     def __contains__(self, node: Node) -> bool:
         return node.id in self.by_id
 
-    def to_json(self) -> Message:
+    def to_json(self) -> dict[str, Any]:
         """The form used in JSON documents."""
         return {"members": list(self.by_id), "left_out": list(self.left_out)}
 
-    def errors(self, outcomes: Iterable[NodeOutcome[Message]]) -> list[ClusterctlError]:
+    def errors(self, outcomes: Iterable[NodeOutcome[Any]]) -> list[ClusterctlError]:
         """Return the errors that matter: a node that is not in the run may be unreachable or lack the job."""
         return [
             outcome.error
@@ -46,17 +48,17 @@ class Members:
         ]
 
 
-def members_of(inventory: Inventory, answers: Sequence[Message]) -> Members:
+def members_of(inventory: Inventory, answers: Sequence[Membership]) -> Members:
     """Return the members of the newest run in any answer; if separated nodes reused a name, the latest such run."""
     started = [answer for answer in answers if answer.get("run") and answer.get("started")]
     if not started:
         return Members(None, inventory.nodes, ())
-    newest = max(started, key=lambda answer: (int(answer["run"]), answer["started"]))
-    ids = newest["members"]
+    newest = max(started, key=lambda answer: (int(answer["run"] or 0), answer["started"] or 0))
+    ids = newest["members"] or []
     nodes = among(inventory, ids) if ids else ()
     if not nodes:
         return Members(newest["run"], inventory.nodes, ())
-    reasons = {row["node"]: row["message"] for row in newest["left_out"]}
+    reasons = {row["node"]: row["message"] for row in newest["left_out"] or ()}
     absent = [node.id for node in inventory.nodes if node.id not in ids]
-    left_out = tuple({"node": node, "message": reasons.get(node, "not in conf.py at the time")} for node in absent)
+    left_out = tuple(LeftOutNode(node=node, message=reasons.get(node, "not in conf.py at the time")) for node in absent)
     return Members(newest["run"], nodes, left_out)

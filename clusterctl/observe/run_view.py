@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypedDict
 
-from clusterctl.cluster import NONSENSE, Message
-from clusterctl.cluster.answers import CAUSE, ENDED, own_word
+from clusterctl.cluster import NONSENSE
+from clusterctl.cluster.answers import CAUSE, ENDED, Cause, own_word
 from clusterctl.inventory import Node
 
 PROGRESS = ("pass", "step", "loss", "samples_per_s", "compute", "wait", "wire")
 CURVE_POINTS = 4000
+#: An event of a run: `event`, `t`, `node`, and the fields of its kind.
+Event = Mapping[str, Any]
 MOST_PASSES = 1000  # kept until every trainer has logged its numbers
 
 
@@ -28,6 +30,13 @@ class ProcessView:
     @property
     def name(self) -> str:
         return f"{self.role}{self.rank}"
+
+
+class LoggedPass(TypedDict):
+    """The numbers that one trainer logged in a pass."""
+
+    values: dict[str, float]
+    weight: float
 
 
 @dataclass(frozen=True)
@@ -49,9 +58,9 @@ class RunView:
         self._lead = nodes[0].id
         self._nodes = {node.id: node for node in nodes}
         self.phase = "gathering"
-        self.ended: Message | None = None
-        self.causes: list[Message] = []
-        self.failures: list[Message] = []
+        self.ended: Event | None = None
+        self.causes: list[Cause] = []
+        self.failures: list[Event] = []
         self.doubts: list[str] = []
         self._finite = True
         self.curve: list[tuple[int, float]] = []
@@ -62,7 +71,7 @@ class RunView:
             for node in nodes:
                 for rank in node.pserver_ranks if role == "pserver" else node.trainer_ranks:
                     self.processes[role, rank] = ProcessView(node, role, rank)
-        self._logged: dict[int, dict[int, Message]] = {}
+        self._logged: dict[int, dict[int, LoggedPass]] = {}
         self._reported_passes: set[int] = set()
 
     @property
@@ -86,16 +95,16 @@ class RunView:
     def pass_(self) -> int:
         return max((t.numbers.get("pass") or 0 for t in self.trainers), default=0)
 
-    def take(self, event: Message) -> None:
+    def take(self, event: Event) -> None:
         handler = getattr(self, f"_on_{event['event']}", None)
         if handler is not None:
             with contextlib.suppress(*NONSENSE):  # a process or a node may send malformed events
                 handler(event)
 
-    def _process(self, event: Message) -> ProcessView | None:
+    def _process(self, event: Event) -> ProcessView | None:
         return self.processes.get((str(event.get("role")), int(event.get("rank", -1))))
 
-    def _on_phase(self, event: Message) -> None:
+    def _on_phase(self, event: Event) -> None:
         self.phase = str(event["phase"])
         if event.get("cause") and CAUSE(event["cause"]):
             self.causes.append(event["cause"])
@@ -104,24 +113,24 @@ class RunView:
                 if process.state == "starting":
                     process.state = "running"
 
-    def _on_spawned(self, event: Message) -> None:
+    def _on_spawned(self, event: Event) -> None:
         """Handle also a scheduler, for which no node has ranks, and a process that had ended."""
         key = (str(event["role"]), int(event["rank"]))
         process = self.processes.setdefault(key, ProcessView(self._nodes[event["node"]], *key))
         process.state, process.exit_code = "starting", None
 
-    def _on_ready(self, event: Message) -> None:
+    def _on_ready(self, event: Event) -> None:
         self._set_state(event, "ready")
 
-    def _on_stalled(self, event: Message) -> None:
+    def _on_stalled(self, event: Event) -> None:
         self._set_state(event, event.get("state", "stalled"))
 
-    def _set_state(self, event: Message, state: str) -> None:
+    def _set_state(self, event: Event, state: str) -> None:
         process = self._process(event)
         if process is not None and process.exit_code is None:
             process.state = state
 
-    def _on_step(self, event: Message) -> None:
+    def _on_step(self, event: Event) -> None:
         process = self._process(event)
         if process is None:
             return
@@ -134,7 +143,7 @@ class RunView:
             if len(self.curve) > CURVE_POINTS:
                 del self.curve[::2]
 
-    def _on_exited(self, event: Message) -> None:
+    def _on_exited(self, event: Event) -> None:
         process = self._process(event)
         if process is None:
             return
@@ -143,43 +152,43 @@ class RunView:
         if process.state == "failed" and not event.get("port_taken"):
             self.failures.append(event)
 
-    def _on_nan(self, event: Message) -> None:
+    def _on_nan(self, event: Event) -> None:
         """Record the first one only."""
         if self._finite:
             self.doubts.append(f"{event['message']} (first occurrence)")
             self._finite = False
 
-    def _on_lost(self, event: Message) -> None:
+    def _on_lost(self, event: Event) -> None:
         if "role" in event:
             self.doubts.append(f"{event['role']}{int(event['rank'])} was left out: {event['message']}")
 
-    def _on_restarting(self, event: Message) -> None:
+    def _on_restarting(self, event: Event) -> None:
         process = self._process(event)
         if process is not None:
             process.state, process.exit_code = "restarting", None
         key = (event["role"], event["rank"])
         self.failures = [failure for failure in self.failures if (failure["role"], failure["rank"]) != key]
 
-    def _on_rolled_back(self, event: Message) -> None:
+    def _on_rolled_back(self, event: Event) -> None:
         if event["whole"]:
             self.curve = [(step, loss) for step, loss in self.curve if step <= event["step"]]
             self._logged.clear()
 
-    def _on_saved(self, event: Message) -> None:
+    def _on_saved(self, event: Event) -> None:
         if event.get("complete"):
             (self.checkpoints if event.get("checkpoint") else self.saved).append(str(event["tag"]))
 
-    def _on_log(self, event: Message) -> None:
+    def _on_log(self, event: Event) -> None:
         values, pass_ = own_word("values", event.get("values")), own_word("pass", event.get("pass"))
         if values is not None and pass_ is not None:
-            logged = {"values": values, "weight": float(event.get("weight") or 1)}
+            logged = LoggedPass(values=values, weight=float(event.get("weight") or 1))
             if not logged["weight"] > 0:
                 raise ValueError("a weight must be positive")
             self._logged.setdefault(pass_, {})[int(event["rank"])] = logged
             if len(self._logged) > MOST_PASSES:
                 del self._logged[min(self._logged)]
 
-    def _on_ended(self, event: Message) -> None:
+    def _on_ended(self, event: Event) -> None:
         if ENDED(event) and ("not_heard_of" in event or event.get("node") == self._lead):
             self.ended = event
 
@@ -194,7 +203,7 @@ class RunView:
         return [_average(number, list(self._logged[number].values())) for number in sorted(complete)]
 
 
-def _average(number: int, events: list[Message]) -> PassNumbers:
+def _average(number: int, events: list[LoggedPass]) -> PassNumbers:
     sums: dict[str, float] = {}
     weights: dict[str, float] = {}
     for event in events:

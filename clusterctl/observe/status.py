@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from clusterctl.cluster import ANSWER_S, Cluster, Message, NodeOutcome, combined, failures, raise_failures
-from clusterctl.cluster.answers import STATES, own_word
+from clusterctl.cluster import ANSWER_S, Cluster, NodeOutcome, combined, failures, raise_failures
+from clusterctl.cluster.answers import STATES, JobAnswer, StatusAnswer, own_word
 from clusterctl.common.paths import job_key
 from clusterctl.errors import ClusterctlError, UsageError
 from clusterctl.inventory import Inventory, Node
@@ -22,15 +22,18 @@ SHOWN = (*_NUMBERS, "values", "started", "staleness", "tables", "lost")
 
 @dataclass(frozen=True)
 class JobStatus:
-    """One job as seen from all nodes. `errors`: of nodes that should have answered but did not."""
+    """One job as seen from all nodes; `processes` and `nodes` have the form of `status --json`.
+
+    `errors`: of nodes that should have answered but did not.
+    """
 
     job: str
     members: Members
     state: str
-    processes: list[Message]
-    nodes: list[Message]
+    processes: list[dict[str, Any]]
+    nodes: list[dict[str, Any]]
     errors: list[ClusterctlError]
-    lead: Message | None
+    lead: StatusAnswer | None
 
     @property
     def run(self) -> str | None:
@@ -39,7 +42,7 @@ class JobStatus:
 
 def status(cluster: Cluster, ref: str | None, *, answer_s: float = ANSWER_S) -> JobStatus:
     """Return the newest run of job `ref` (None: the newest job of all nodes). Raises if no node has the job."""
-    outcomes = newest_everywhere(cluster, {"op": "status"}, ref, answer_s)
+    outcomes: list[NodeOutcome[StatusAnswer]] = newest_everywhere(cluster, {"op": "status"}, ref, answer_s)
     answers = {outcome.node.id: outcome.get() for outcome in outcomes if outcome.ok}
     members = members_of(cluster.inventory, list(answers.values()))
     lead = answers.get(members.lead)
@@ -55,8 +58,8 @@ def status(cluster: Cluster, ref: str | None, *, answer_s: float = ANSWER_S) -> 
 
 
 def newest_everywhere(
-    cluster: Cluster, request: Message, ref: str | None, answer_s: float = ANSWER_S
-) -> list[NodeOutcome[Message]]:
+    cluster: Cluster, request: Mapping[str, Any], ref: str | None, answer_s: float = ANSWER_S
+) -> list[NodeOutcome[Any]]:
     """Return every node's answer about the same job: if the newest job differs, the other nodes are asked again."""
     outcomes = cluster.ask({**request, "ref": ref}, answer_s=answer_s)
     answered = [outcome for outcome in outcomes if outcome.ok]
@@ -75,17 +78,17 @@ def newest_everywhere(
 
 def find(cluster: Cluster, ref: str | None) -> tuple[str, Members]:
     """Return the id of job `ref`, the same for all nodes, and its members. Raises if no node has the job."""
-    outcomes = newest_everywhere(cluster, {"op": "status"}, ref)
+    outcomes: list[NodeOutcome[StatusAnswer]] = newest_everywhere(cluster, {"op": "status"}, ref)
     answers = [outcome.get() for outcome in outcomes if outcome.ok]
-    return str(answers[0]["job"]), members_of(cluster.inventory, answers)
+    return answers[0]["job"], members_of(cluster.inventory, answers)
 
 
-def merge_states(outcomes: Sequence[NodeOutcome[Message]], members: Members) -> str:
+def merge_states(outcomes: Sequence[NodeOutcome[StatusAnswer]], members: Members) -> str:
     """Return the lead's state if its node answers, otherwise the worst state of all members."""
     ours = [outcome for outcome in outcomes if outcome.node in members]
     lead = next((outcome for outcome in ours if outcome.node.id == members.lead and outcome.ok), None)
     if lead is not None and lead.get()["run"] == members.run is not None:
-        return str(lead.get()["state"])
+        return lead.get()["state"]
     return worst(outcome.get()["state"] if outcome.ok else UNKNOWN for outcome in ours)
 
 
@@ -93,7 +96,7 @@ def worst(states: Iterable[str]) -> str:
     return min(states, key=WORST_FIRST.index)
 
 
-def _rows(outcome: NodeOutcome[Message], members: Members) -> list[Message]:
+def _rows(outcome: NodeOutcome[StatusAnswer], members: Members) -> list[dict[str, Any]]:
     node = members.by_id[outcome.node.id]
     if not outcome.ok:
         ranks = [("pserver", rank) for rank in node.pserver_ranks] + [("trainer", rank) for rank in node.trainer_ranks]
@@ -102,7 +105,7 @@ def _rows(outcome: NodeOutcome[Message], members: Members) -> list[Message]:
     return [row(node, process) for process in answer["processes"] if answer["run"] == members.run]
 
 
-def row(node: Node, process: Message) -> Message:
+def row(node: Node, process: Mapping[str, Any]) -> dict[str, Any]:
     """Return one process as `status --json` shows it."""
     return {
         "node": node.id,
@@ -117,7 +120,7 @@ def row(node: Node, process: Message) -> Message:
     }
 
 
-def _node_view(outcome: NodeOutcome[Message], members: Members) -> Message:
+def _node_view(outcome: NodeOutcome[StatusAnswer], members: Members) -> dict[str, Any]:
     """Return one node as `status --json` shows it; `state` is None for a node that is not in the run."""
     view: dict[str, Any] = {"node": outcome.node.id, "host": outcome.node.where, "ok": outcome.ok}
     is_member = outcome.node in members
@@ -129,12 +132,12 @@ def _node_view(outcome: NodeOutcome[Message], members: Members) -> Message:
     return {**view, "state": UNKNOWN if is_member else None, "error": error}
 
 
-def jobs(cluster: Cluster) -> tuple[list[Message], list[ClusterctlError]]:
+def jobs(cluster: Cluster) -> tuple[list[dict[str, Any]], list[ClusterctlError]]:
     """Return all jobs of all nodes, newest first, with their merged runs, and the errors of nodes that failed."""
     outcomes = cluster.ask({"op": "jobs"})
     if not any(outcome.ok for outcome in outcomes):
         raise_failures(outcomes, "jobs")
-    by_job: dict[str, dict[int, Message]] = {}
+    by_job: dict[str, dict[int, JobAnswer]] = {}
     for outcome in outcomes:
         for job in outcome.get()["jobs"] if outcome.ok else ():
             by_job.setdefault(job["job"], {})[outcome.node.id] = job
@@ -144,9 +147,9 @@ def jobs(cluster: Cluster) -> tuple[list[Message], list[ClusterctlError]]:
     return [_job_view(name, by_job[name], silent, cluster.inventory) for name in names], errors
 
 
-def _job_view(name: str, by_node: dict[int, Message], silent: set[int], inventory: Inventory) -> Message:
+def _job_view(name: str, by_node: Mapping[int, JobAnswer], silent: set[int], inventory: Inventory) -> dict[str, Any]:
     record = next(iter(by_node.values()))["record"]
-    run_names = sorted({run["run"] for job in by_node.values() for run in job["runs"]}, key=int)
+    run_names = sorted({str(run["run"]) for job in by_node.values() for run in job["runs"]}, key=int)
     runs = [{"run": run, "state": _run_state(run, by_node, silent, inventory)} for run in run_names]
     return {
         "job": name,
@@ -161,7 +164,7 @@ def _job_view(name: str, by_node: dict[int, Message], silent: set[int], inventor
     }
 
 
-def _run_state(run: str, by_node: dict[int, Message], silent: set[int], inventory: Inventory) -> str:
+def _run_state(run: str, by_node: Mapping[int, JobAnswer], silent: set[int], inventory: Inventory) -> str:
     views = {node: view for node, job in by_node.items() for view in job["runs"] if view["run"] == run}
     members = members_of(inventory, list(views.values()))
     states = {node: view["state"] for node, view in views.items() if node in members.by_id}

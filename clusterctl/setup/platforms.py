@@ -3,15 +3,31 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypedDict
 
 OLDEST_MANYLINUX = 5
 NEWEST_GLIBC = 1000  # for the major and the minor number
 WORD = re.compile(r"[A-Za-z0-9_.]{1,40}")
 ALIASES = {5: "manylinux1", 12: "manylinux2010", 17: "manylinux2014"}
 MUSL = ("musllinux_1_2", "musllinux_1_1")
+
+
+class SetupFacts(TypedDict):
+    """The facts that a node reports about itself for a setup.
+
+    `glibc`: major and minor version; None for another C library. `pip`: the tool, if there is one. `environment`: the
+    one built for these requirements, if any, and `lock`: its wheels.
+    """
+
+    implementation: str
+    python: str
+    machine: str
+    glibc: list[int] | None
+    pip: str | None
+    environment: str | None
+    lock: list[list[Any]] | None
 
 
 class Kind(NamedTuple):
@@ -47,7 +63,7 @@ class Platform:
         return [*tags, f"linux_{machine}"]
 
 
-def kind_of(facts: Mapping[str, Any]) -> Kind:
+def kind_of(facts: SetupFacts) -> Kind:
     """Return the kind of a node. Raises ValueError for malformed facts, which would become arguments of pip."""
     minor = ".".join(facts["python"].split(".")[:2])
     kind = Kind(facts["implementation"], minor, facts["machine"], facts["glibc"] is not None)
@@ -56,7 +72,7 @@ def kind_of(facts: Mapping[str, Any]) -> Kind:
     return kind
 
 
-def platform_of(all_facts: Iterable[Mapping[str, Any]]) -> Platform:
+def platform_of(all_facts: Iterable[SetupFacts]) -> Platform:
     """Return the platform that nodes of one kind have in common."""
     facts = list(all_facts)
     glibc = [(one["glibc"][0], one["glibc"][1]) for one in facts if one["glibc"]]

@@ -8,14 +8,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
-from clusterctl.cluster import AgentCall, Cluster, Message, NodeOutcome
+from clusterctl.cluster import AgentCall, Cluster, NodeOutcome
 from clusterctl.common.errors import AgentError
 from clusterctl.common.requirements import normal
 from clusterctl.common.wheels import Wheel, WheelStore, decode_lock
 from clusterctl.errors import ClusterctlError, ConfigError, NodeError
 from clusterctl.inventory import Node, nodeset
 from clusterctl.setup.downloads import Downloads, explain
-from clusterctl.setup.platforms import Kind, Platform, kind_of, platform_of
+from clusterctl.setup.platforms import Kind, Platform, SetupFacts, kind_of, platform_of
 from clusterctl.setup.requirements import Requirements
 from clusterctl.setup.transfer import WheelRelay, fetch_files, send_files
 from clusterctl.transport import Outcome
@@ -102,7 +102,7 @@ class _Setup:
         self._wishes = wishes
         self._report = report
         self._downloads = downloads
-        self._facts: dict[int, Message] = {}
+        self._facts: dict[int, SetupFacts] = {}
         self._missing: dict[int, list[Wheel]] = {}
         self._sent: dict[int, int] = {}  # through the relay
         self._errors: dict[int, ClusterctlError] = {}
@@ -144,7 +144,7 @@ class _Setup:
 
     def _inspect(self, node: Node) -> None:
         call = self.calls[node.id] = self._cluster.call(node, {"op": "setup", "requirements": self._requirements})
-        facts = call.receive()["facts"]
+        facts: SetupFacts = call.receive()["facts"]
         _decode(node, facts["lock"] or ())
         kind_of(facts)
         self._facts[node.id] = facts
@@ -192,7 +192,7 @@ class _Setup:
         locks = [self._facts[node.id]["lock"] for node in group.nodes if self._facts[node.id]["lock"]]
         if self._wishes.upgrade or not locks or any(lock != locks[0] for lock in locks):
             return None
-        return [Wheel(*row) for row in locks[0]]
+        return [Wheel(*row) for row in locks[0] or ()]
 
     def _resolver(self, group: Group) -> Node | None:
         """Return the node with pip and the oldest C library: wheels that run there run on the others."""
@@ -218,7 +218,7 @@ class _Setup:
         return None
 
     def _is_ready(self, node: Node, lock: Sequence[Wheel]) -> bool:
-        return bool(self._facts[node.id]["lock"] == [list(wheel) for wheel in lock])
+        return self._facts[node.id]["lock"] == [list(wheel) for wheel in lock]
 
     def _offer(self, node: Node, group: Group) -> None:
         """Let a node with pip fetch what it can; record the rest as missing."""

@@ -62,7 +62,7 @@ class WheelRelay:
         self._missing = missing
         self._store = store
         self._where: dict[int, tuple[str, int]] = {}
-        self._words: Mapping[int, relay_plan.Word] = {}
+        self._words: Mapping[int, relay_plan.RelayPart] = {}
         self._blobs = Blobs(store.directory, ())
 
     def is_worth_it(self, nodes: Sequence[Node]) -> bool:

@@ -9,7 +9,7 @@ from clusterctl.cli.console import human_bytes, plural
 from clusterctl.cli.invocation import Invocation
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
     from clusterctl.check import Finding, Report
     from clusterctl.cluster import Cluster
@@ -157,7 +157,8 @@ def _node(node: Any, report: Report) -> dict[str, Any]:
     if error is not None:
         view["error"] = error.to_json()
     if facts is not None:
-        view.update({name: facts[name] for name in SHOWN})
+        by_name: Mapping[str, object] = facts
+        view.update({name: by_name[name] for name in SHOWN})
         view["half_dispatched"] = len(facts["half_dispatched"])
     if skew is not None:
         view.update(clock_ahead_s=round(skew.ahead_s, 3), clock_error_s=round(skew.error_s, 3))

@@ -18,6 +18,7 @@ from clusterctl.cli.resume import check_job, tell_resume, would_resume
 
 if TYPE_CHECKING:
     from clusterctl.cluster import Cluster
+    from clusterctl.cluster.answers import Cause
     from clusterctl.errors import ClusterctlError
     from clusterctl.launch import LaunchPlan, Resume, Run
     from clusterctl.observe.follow import News
@@ -235,8 +236,9 @@ def _ask_how_it_ended(cluster: Cluster, run: Run, view: RunView) -> None:
 
     if view.ended is None:
         answer = status(cluster, run.job, answer_s=LAST_WORD_S)
-        if answer.run == run.run and answer.lead and answer.lead.get("ended"):
-            view.take(answer.lead["ended"])
+        ended = answer.lead.get("ended") if answer.lead else None
+        if answer.run == run.run and ended:
+            view.take(ended)
 
 
 def _watch(follower: Iterable[News | None], display: Display, view: RunView, pressed: Callable[[], str | None]) -> None:
@@ -278,7 +280,8 @@ def raise_failed(invocation: Invocation, cluster: Cluster, run: Run, view: RunVi
     from clusterctl.inventory import nodeset
 
     ended = view.ended or {"state": "lost", "cause": None}
-    state, cause = ended["state"], ended["cause"] or (view.causes[0] if view.causes else {})
+    state = ended["state"]
+    cause: Cause = ended["cause"] or (view.causes[0] if view.causes else {})
     lines = [f"{state} after {human_time(seconds)}{_progress(view)}"]
     lines += first_cause_lines(cluster, run.job, cause)
     if state == "lost":

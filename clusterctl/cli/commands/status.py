@@ -13,6 +13,7 @@ from clusterctl.cli.pserver_counts import count_lines
 
 if TYPE_CHECKING:
     from clusterctl.cluster import Cluster
+    from clusterctl.cluster.answers import StatusAnswer
     from clusterctl.errors import ClusterctlError
     from clusterctl.observe.members import Members
     from clusterctl.observe.status import JobStatus
@@ -100,15 +101,17 @@ def headline(current: JobStatus) -> str:
     if current.run:
         parts = [f"{current.job} run {int(current.run)}"]
         roles = [process["role"] for process in current.processes]
-        parts += [current.lead["mode"]] if current.lead else []
+        mode = current.lead["mode"] if current.lead else None
+        parts += [mode] if mode else []
         parts.append(f"{roles.count('pserver')} pservers, {roles.count('trainer')} trainers")
     parts.append(current.state)
-    lead = current.lead or {}
+    lead: StatusAnswer = current.lead or {}
     resumed = lead.get("resumed")
     parts += [f"resumed from step {resumed['step']:,} of run {int(resumed['run'])}"] if resumed else []
-    if lead.get("started"):
-        until = lead["ended"]["t"] if lead.get("ended") else lead["now"]
-        parts.append(human_time(max(0.0, until - lead["started"])))
+    if started := lead.get("started"):
+        ended = lead.get("ended")
+        until = ended["t"] if ended else lead["now"] or 0.0
+        parts.append(human_time(max(0.0, until - started)))
     return " · ".join(parts)
 
 

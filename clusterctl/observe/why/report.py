@@ -6,8 +6,9 @@ import shlex
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from clusterctl.cluster import ANSWER_S, Cluster, Message, NodeOutcome, answers
+from clusterctl.cluster import ANSWER_S, Cluster, NodeOutcome, answers
 from clusterctl.errors import ClusterctlError
 from clusterctl.inventory import Node
 from clusterctl.observe.members import Members
@@ -93,13 +94,13 @@ def _silent(members: Members, stories: Sequence[Story], errors: Sequence[Cluster
     return {node.id: reasons.get(node.label, "not asked") for node in members.nodes if node.id not in answered}
 
 
-def to_json(report: Why) -> Message:
+def to_json(report: Why) -> dict[str, Any]:
     """The document of `why --json`."""
     known = report.explanation
     by_id = report.members.by_id
     last = known.checkpoint
 
-    def incident(one: Incident) -> Message:
+    def incident(one: Incident) -> dict[str, Any]:
         return _incident(one, by_id[one.node].where if one.node in by_id else None)
 
     return {
@@ -137,7 +138,7 @@ def advice(report: Why) -> str | None:
     return cause.diagnosis.advice.replace("{node}", where).replace("{subject}", subject)
 
 
-def _incident(one: Incident, host: str | None) -> Message:
+def _incident(one: Incident, host: str | None) -> dict[str, Any]:
     diagnosis = one.diagnosis
     return {
         "kind": one.kind,
