@@ -170,7 +170,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "ids that descend": ({"kind": wire.IDS, "array": IDS[::-1]}, "do not ascend"),
     "ids beyond the table": ({"kind": wire.IDS, "array": IDS + 961}, "outside 0..999"),
     "negative ids": ({"kind": wire.IDS, "array": IDS - 1}, "outside 0..999"),
-    "an unknown table": ({"kind": wire.DENSE, "table": 1}, "never made"),
+    "an unknown table": ({"kind": wire.DENSE, "table": 1}, "names an unknown table"),
     "a gradient that is shorter": ({"kind": wire.DENSE, "array": np.ones(149, "f4")}, "theirs.w"),
     "a gradient that begins elsewhere": ({"kind": wire.DENSE, "offset": 3}, "theirs.w"),
     "a gradient of another table's shape": ({"kind": wire.DENSE, "table": table_key("good.w")}, "good.w"),

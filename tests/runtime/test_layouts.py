@@ -126,7 +126,7 @@ def test_a_key_cache_that_forgets_costs_a_repeat_and_no_bits(
 
     def forget(self: KeyCache, rank: int, table: int, digest: bytes) -> Any:
         asked.append(digest)
-        raise ForgottenError("a list of ids is not known here")
+        raise ForgottenError("a list of ids is not in the cache")
 
     monkeypatch.setattr(KeyCache, "recall", forget)
     with thread_cluster(tmp_path, 1, 2, key_cache=True) as cluster:

@@ -88,7 +88,7 @@ def test_in_a_new_epoch_what_was_said_in_the_one_before_is_refused(tmp_path: Pat
         with cluster.session(0) as ps:
             w = ps.dense("w", shape=8, rule=SGD(1.0))
             cluster.pservers[0].handle_command({"cmd": "epoch", "epoch": 1})
-            with pytest.raises(RefusedError, match="speaks in epoch 0, the job is in epoch 1"):
+            with pytest.raises(RefusedError, match="sent a message of epoch 0, the job is in epoch 1"):
                 pull_for_ever(w)
             ps._client._epoch = 1  # so that it can say goodbye
         with cluster.session(0, attempt=2) as ps:

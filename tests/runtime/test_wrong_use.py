@@ -159,7 +159,7 @@ def test_rules_and_initial_values_take_sane_numbers_only(make: Any) -> None:
 
 @pytest.mark.parametrize("name", ["", "__metadata__", "a\nb", "x" * 300, "a/", "/a"])
 def test_table_names_that_files_cannot_carry_are_refused(ps: Session, name: str) -> None:
-    with pytest.raises(UseError, match="is not usable"):
+    with pytest.raises(UseError, match="is invalid"):
         ps.dense(name, 3, SGD(0.1))
 
 
@@ -183,7 +183,7 @@ def test_trainers_that_disagree_about_a_table_are_told_the_difference(tmp_path: 
         thread_cluster(tmp_path, 1, 2) as cluster,
         pytest.raises(
             TableError,
-            match=r"table 'w' differs from what trainer . declares \(shape: .* rule: .*declare it alike",
+            match=r"table 'w' differs from what trainer . declares \(shape: .* rule: .*declare it the same way",
         ),
     ):
         cluster.train(program)

@@ -12,12 +12,12 @@ from clusterctl.runtime.pserver.process import serve
 
 
 def main() -> int:
-    """Runs a pserver to its end; returns the exit status."""
+    """Run a pserver until it ends; return the exit status."""
     signal.signal(signal.SIGTERM, _terminate)
     try:
         env = read_environment()
         if env.role != "pserver":
-            raise ProcessError("CLUSTERCTL_ROLE is not pserver", remedy="pservers are started by clusterctl")
+            raise ProcessError("CLUSTERCTL_ROLE is not pserver", remedy="let clusterctl start pservers")
         serve(env)
     except RuntimeFailure as failure:
         sys.stderr.write(f"pserver: {failure}\n")

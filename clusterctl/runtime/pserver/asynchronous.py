@@ -1,4 +1,4 @@
-"""Async, ssp and geo: each push is applied by itself, on arrival."""
+"""Async, ssp and geo: each push is applied on arrival."""
 
 from __future__ import annotations
 
@@ -17,10 +17,11 @@ from clusterctl.runtime.wire import messages as wire
 
 
 class AsyncUpdates(UpdatePolicy):
-    """Pushes of a trainer come in order; one that is out of turn is not answered, and what got lost comes again.
+    """Applies each push on arrival.
 
-    How many pushes of others came in between is counted: the staleness. In ssp, values are given only while the
-    trainer is not too far ahead of the slowest.
+    A trainer's pushes are applied in order: one that comes too early is not answered, and the trainer sends it again
+    after the lost one. The staleness of a push is the number of pushes that other trainers made since its values were
+    current. In ssp, a trainer gets values only while it is not too far ahead of the slowest.
     """
 
     def __init__(self, lane: LaneState, saver: Saver, answer_pull: AnswerPull) -> None:
@@ -73,7 +74,7 @@ class AsyncUpdates(UpdatePolicy):
         trainer.declared = True
 
     def catch_up(self, rank: int, pushes: int, cursor: tuple[int, int]) -> None:
-        """Of a pserver that began again, pushes that it does not know are lost: they went to the one before it."""
+        """Skip a trainer's pushes that this lane does not know. After a restart they are lost with the old process."""
         trainer = self.lane.trainers[rank]
         missing = max(0, pushes - trainer.pushed)
         if missing:
@@ -106,10 +107,8 @@ class AsyncUpdates(UpdatePolicy):
         self.cuts_made = max(message.cut for message in requests.values())
         self._cut_requests = {}
         out: list[Output] = [self._reply(message, []) for message in requests.values()]
-        before, self._saved_at = (
-            self._saved_at,
-            max(self._saved_at, *(message.version for message in requests.values())),
-        )
+        before = self._saved_at
+        self._saved_at = max(before, *(message.version for message in requests.values()))
         return out if self._saved_at == before else [self.saver.checkpoint(self._saved_at), *out]
 
     def _open(self, message: wire.Message) -> list[Output]:
@@ -119,7 +118,7 @@ class AsyncUpdates(UpdatePolicy):
             push.later, push.sparse, push.dense = {}, {}, {}
         if trainer.push is None:
             self._apply_opening(push)
-        else:  # what of it is applied stays; a successor says what else will come
+        else:  # applied pieces stay applied; a successor announces which others will come
             push.applied = {piece for piece in trainer.push.applied if piece[0] in push.later}
         push.sparse, push.dense = {}, {}
         trainer.push = push
@@ -137,7 +136,7 @@ class AsyncUpdates(UpdatePolicy):
     def _piece(self, message: wire.Message) -> list[Output]:
         push = self.lane.trainers[message.rank].push
         if push is None:
-            return []  # its opening got lost: the trainer will ask, and send both again
+            return []  # its opening was lost: the trainer will probe, and send both again
         key, number, grad = self.lane.validator.piece(message, push)
         if (key, number) in push.applied:
             return [self._reply(message, self._piece_values(message.rank, key, number), wire.REPEATED)]
@@ -151,7 +150,7 @@ class AsyncUpdates(UpdatePolicy):
         table.apply(number, [(np.float32(1), grad)], 1, self.lane.step + 1, table.spec.rule, in_place=True)
 
     def _piece_values(self, rank: int, key: int, number: int) -> list[wire.Part]:
-        """New values for a piece's reply; in ssp they come when the trainer may have them."""
+        """Return the new values for the reply to a piece. In ssp they come with the reply to the opening instead."""
         table = self.lane.tables[key]
         assert isinstance(table, DenseTable)
         if self.lane.mode.name == "ssp":
@@ -169,24 +168,24 @@ class AsyncUpdates(UpdatePolicy):
         return self._release()
 
     def _release(self) -> list[Output]:
-        """Answers pushes and pulls of trainers that are not too far ahead, or not any more."""
+        """Answer the pushes and pulls of trainers that are not, or no longer, too far ahead."""
         out: list[Output] = []
         for rank in [rank for rank in self._ahead if not self._is_ahead(rank)]:
             push = self._ahead.pop(rank)
-            brought = () if self.lane.mode.name == "ssp" else push.later
-            keys = [key for key in sorted(self.lane.tables) if key not in brought]
+            sent = () if self.lane.mode.name == "ssp" else push.later
+            keys = [key for key in sorted(self.lane.tables) if key not in sent]
             out.append(self._reply(push.message, self.lane.newest(rank, keys)))
         return [*out, *self._answer_held()]
 
     def _again(self, message: wire.Message) -> list[Output]:
-        """A push that is applied: answered with what is newest, or when the trainer may have it."""
+        """Answer a repeat of an applied push with the newest values, or keep it until the trainer may have them."""
         waiting = self._ahead.get(message.rank)
         if waiting is not None and waiting.message.step == message.step and message.piece == 0:
             waiting.message.request = message.request
             return []
         if self.lane.mode.name != "ssp":
             return [self._repeated(message)]
-        keys = [] if message.piece else sorted(self.lane.tables)  # there pieces bring nothing
+        keys = [] if message.piece else sorted(self.lane.tables)  # in ssp replies to pieces have no values
         return [self._reply(message, self.lane.newest(message.rank, keys), wire.REPEATED)]
 
     def _is_ahead(self, rank: int) -> bool:

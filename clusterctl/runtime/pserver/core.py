@@ -1,8 +1,8 @@
 """A lane of a parameter server without sockets, deadlines, files or environment: messages in, replies and saves out.
 
-The ZeroMQ process and local mode drive this very class. A lane owns disjoint pieces of the tables, and shares nothing
-with other lanes. Not thread-safe: one thread calls it. How pushes become updates is in `updates`: all trainers' pushes
-of a step at once (sync), or each on arrival (async, ssp, geo).
+The pserver process and local mode both run this class. A lane owns disjoint pieces of the tables, and shares nothing
+with other lanes. Not thread-safe: one thread calls it. The update policy turns pushes into updates: all trainers'
+pushes of a step at once (sync), or each on arrival (async, ssp, geo).
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from clusterctl.runtime.wire import messages as wire
 
 
 class ServerCore:
-    """What follows from each message to a lane; `state` is what the lane knows.
+    """Handles the messages to one lane.
 
-    `greeting` goes into every reply to a hello. `gone` are trainers without which the run goes on, by rank, with the
-    pushes that they are known to have made.
+    `greeting` is added to every reply to a hello. `gone` are trainers that left the run for good, by rank, with the
+    number of pushes they are known to have made.
     """
 
     def __init__(
@@ -54,10 +54,10 @@ class ServerCore:
         if restored is not None:
             self.trainers.restore(restored.cursors, restored.step)
             self.policy.restore(restored.step)
-        self.gone_from: dict[int, int] = {}  # by rank, the first pass in which others take over what it would have read
+        self.gone_from: dict[int, int] = {}  # by rank, the first pass in which the others read its share
         for rank, pushes in (gone or {}).items():
             self.policy.catch_up(rank, pushes, self.trainers[rank].cursor)
-            self._go_on_without(rank)
+            self._redistribute(rank)
             self.trainers[rank].left = True
         self._handlers: dict[int, Callable[[wire.Message], list[Output]]] = {
             wire.HELLO: self._hello,
@@ -71,17 +71,17 @@ class ServerCore:
         }
 
     def handle(self, rank: int, message: wire.Message) -> list[Output]:
-        """What follows from a message of the trainer whose key says `rank`. A trainer's errors are answered."""
+        """Handle a message from the connection whose key belongs to trainer `rank`. Its errors become error replies."""
         try:
             self._admit(rank, message)
             if message.kind == wire.PULL:
-                self._distrust_places(message)
+                self._drop_stale_positions(message)
             return self._handlers[message.kind](message)
         except RuntimeFailure as failure:
             return [Reply(rank, error_reply(message, failure))]
 
     def _pull_again(self, pull: wire.Message) -> list[Output]:
-        """As `handle`, for a pull that came before and had to wait; nobody waits for that of a trainer that died."""
+        """Handle a pull that had to wait. One of an attempt that was replaced is dropped."""
         if pull.attempt < self.trainers[pull.rank].attempt:
             return []
         try:
@@ -90,29 +90,29 @@ class ServerCore:
             return [Reply(pull.rank, error_reply(pull, failure))]
 
     def saved(self, tag: str) -> list[Output]:
-        """The file of `tag` is in place: answers who waited for it."""
+        """Answer the requests that waited for the file of `tag`, which is in place."""
         return [Reply(m.rank, m.answer(wire.OK)) for m in self._book.finish(tag)]
 
     def begin_epoch(self, epoch: int) -> list[Output]:
-        """Others begin again: what was said before is refused from now on."""
+        """Start a new epoch, as other processes restart: messages of earlier epochs are refused from now on."""
         self.state.epoch = epoch
         return []
 
     def drop(self, ranks: Iterable[int]) -> list[Output]:
-        """The run goes on without these trainers."""
+        """Continue the run without these trainers."""
         out: list[Output] = []
         for rank in ranks:
             if rank in self.trainers.by_rank and not self.trainers[rank].left:
-                self._go_on_without(rank)
+                self._redistribute(rank)
                 out += self._leave(self.trainers[rank])
         return out
 
-    def _go_on_without(self, rank: int) -> None:
-        """Whoever begins the pass after the one that may have begun has heard of it before."""
+    def _redistribute(self, rank: int) -> None:
+        """Let the others read a trainer's share from the next pass that no trainer can have started."""
         self.gone_from[rank] = self.trainers.most_passes + 1
 
     def request_cut(self) -> None:
-        """A checkpoint is due by the clock: trainers hear of it with the next replies."""
+        """Announce a checkpoint, due by the clock, with the next replies."""
         self.policy.announce()
 
     @property
@@ -123,20 +123,20 @@ class ServerCore:
     def _admit(self, rank: int, message: wire.Message) -> None:
         trainer = self.trainers.by_rank.get(rank)
         if trainer is None or message.rank != rank:
-            raise RefusedError(f"a message says it is of trainer {message.rank}, its key belongs to trainer {rank}")
+            raise RefusedError(f"a message claims to be from trainer {message.rank}; its key belongs to trainer {rank}")
         if message.kind not in self._handlers:
             raise RefusedError(f"trainer {rank} sent a message of kind {message.kind}, which is not a request")
         if message.kind != wire.HELLO and message.epoch != self.state.epoch:
             raise RefusedError(
-                f"trainer {rank} speaks in epoch {message.epoch}, the job is in epoch {self.state.epoch}"
+                f"trainer {rank} sent a message of epoch {message.epoch}, the job is in epoch {self.state.epoch}"
             )
         if message.attempt < trainer.attempt:
             raise RefusedError(f"attempt {message.attempt} of trainer {rank} was replaced by attempt {trainer.attempt}")
         if message.attempt > trainer.attempt and message.kind not in (wire.HELLO, wire.PROBE):
-            raise RefusedError(f"attempt {message.attempt} of trainer {rank} has not said hello")
+            raise RefusedError(f"attempt {message.attempt} of trainer {rank} has not sent a hello")
 
-    def _distrust_places(self, pull: wire.Message) -> None:
-        """A copy of an earlier pull may come late, when the memory that it was lent has another use: it gets none."""
+    def _drop_stale_positions(self, pull: wire.Message) -> None:
+        """Ignore the memory offered by a late copy of an earlier pull: it may be in use for something else by now."""
         trainer = self.trainers[pull.rank]
         if pull.request <= trainer.newest_pull:
             pull.parts = [part._replace(position=None) for part in pull.parts]
@@ -208,13 +208,13 @@ class ServerCore:
                 out.append(self._rows_part(message.rank, part, rows))
         return out
 
-    def _rows_part(self, rank: int, asked: wire.Part, rows: Floats) -> wire.Part:
-        if self.state.lender is not None and asked.position is not None:
-            room = self.state.lender.room(rank, asked.position, rows.nbytes)
+    def _rows_part(self, rank: int, request: wire.Part, rows: Floats) -> wire.Part:
+        if self.state.lender is not None and request.position is not None:
+            room = self.state.lender.room(rank, request.position, rows.nbytes)
             if room is not None:
                 room[:] = rows.reshape(-1).view(np.uint8)
-                return wire.Part(wire.ROWS, rows, asked.table, 0, asked.position)
-        return wire.Part(wire.ROWS16 if self.state.half else wire.ROWS, rows, asked.table)
+                return wire.Part(wire.ROWS, rows, request.table, 0, request.position)
+        return wire.Part(wire.ROWS16 if self.state.half else wire.ROWS, rows, request.table)
 
     def _save(self, message: wire.Message) -> list[Output]:
         tag, at_pass_end = str(message.json().get("tag", "")), bool(message.flags & wire.END_OF_PASS)
@@ -239,7 +239,7 @@ class ServerCore:
         return [*out, Reply(message.rank, message.answer(wire.OK))]
 
     def _leave(self, trainer: TrainerState) -> list[Output]:
-        """Nothing more comes of a trainer; what only the last one knew of is saved."""
+        """Record that a trainer left; when the last one leaves, save what is not saved yet."""
         trainer.left, trainer.push = True, None
         out = self.policy.trainers_changed()
         out += self._saver.due(force=False)

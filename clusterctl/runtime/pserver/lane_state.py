@@ -1,4 +1,4 @@
-"""What one lane knows, shared by its core, its update policy and its saver; and what a lane gives out."""
+"""The state of one lane, shared by its core, its update policy and its saver; and the outputs of a lane."""
 
 from __future__ import annotations
 
@@ -21,6 +21,8 @@ from clusterctl.runtime.wire.key_cache import KeyCache
 
 
 class Reply(NamedTuple):
+    """A reply to the trainer `rank`."""
+
     rank: int
     message: wire.Message
 
@@ -30,7 +32,10 @@ Output = Union[Reply, Save]
 
 @dataclass
 class LaneState:
-    """`lane` is one of `layout.lanes`; `step` counts steps applied (sync), or pushes of all trainers (other modes)."""
+    """The settings and state of one lane.
+
+    `lane` is one of `layout.lanes`; `step` counts steps applied (sync), or pushes of all trainers (other modes).
+    """
 
     lane: int
     layout: Layout
@@ -54,7 +59,7 @@ class LaneState:
         )
 
     def part(self, rank: int, table: DenseTable, number: int, run: Floats) -> wire.Part:
-        """A part of `run`, the lane's run of a table, for a trainer: where it is in shared memory, or what it holds."""
+        """Return a part of `run`, the lane's run of a table: for a trainer that shares memory, only its position."""
         start, stop = table.bounds(number)
         key, values, offset = table.spec.key, run[start:stop], table.start + start
         position = None if self.lender is None else self.lender.position(rank, self.lane, key, values)
@@ -62,16 +67,16 @@ class LaneState:
             return wire.Part(wire.DENSE, values, key, offset, position)
         if self.half:
             return wire.Part(wire.DENSE16, values.astype(np.float16), key, offset)
-        if self.mode.name != "sync":  # there values change in place, perhaps before these have left
+        if self.mode.name != "sync":  # values change in place, perhaps before these are sent
             values = values.copy()
         return wire.Part(wire.DENSE, values, key, offset)
 
     def parts(self, rank: int, table: DenseTable, run: Floats) -> list[wire.Part]:
-        """All of `run`, the lane's run of a table, as the parts of a reply."""
+        """Return all of `run`, the lane's run of a table, as parts."""
         return [self.part(rank, table, number, run) for number in range(table.parts)]
 
     def newest(self, rank: int, keys: Iterable[int]) -> list[wire.Part]:
-        """The newest values of dense tables, as far as this lane has them."""
+        """Return the newest values of those of the tables `keys` that are dense."""
         parts: list[wire.Part] = []
         for key in keys:
             table = self.tables.get(key)

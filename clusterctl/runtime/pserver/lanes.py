@@ -1,7 +1,7 @@
-"""A pserver around its lanes: a socket and a thread for each lane, and one thread that writes files.
+"""The threads of a pserver: one with a socket for each lane, and one that writes files.
 
-A lane's thread waits in one place, its ROUTER socket. Other threads wake it by a message over inproc, which nobody
-outside of the process can do more with than wake it.
+A lane's thread waits in one place, its ROUTER socket. Other threads wake it by an empty message over inproc; such a
+message from outside the process could do no more than wake it.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ from clusterctl.runtime.wire.auth import rank_of
 from clusterctl.runtime.wire.sockets import receive_frames, send_frames
 
 _WAKE = b""
-#: How many saves may wait for the one that is being written, before lanes wait too.
+#: Saves that may wait for the one being written before lanes wait too.
 _SAVES_WAITING = 1
 _ROUTES_KNOWN = 4_096
-_ARRIVALS_KNOWN = 65_536  # requests that wait for others; of more than that nobody hears how long they waited
-_ENDING_S = 2.0  # for what a lane does at the moment when all must end
+_ARRIVALS_KNOWN = 65_536  # waiting requests whose time of arrival is kept
+_ENDING_S = 2.0  # time for a lane to finish its current work when the process must end
 
 
 class Lane:
-    """Handles the messages of one lane until `finish`. All but `finish`, `saved` and `submit` belongs to its thread.
+    """Handles the messages of one lane until `finish`. Only `finish`, `saved` and `submit` are thread-safe.
 
-    `on_save(lane, save)` takes copies of the lane's tables; it may block. `shm` reads what is in shared memory.
-    `on_second` is called about once a second, as long as messages come.
+    `on_save(lane, save)` receives copies of the lane's tables; it may block. `shm` reads arrays in shared memory.
+    `on_second` is called about once a second while messages come.
     """
 
     def __init__(
@@ -78,21 +78,21 @@ class Lane:
         self._waker.connect(address)
 
     def finish(self) -> None:
-        """Lets `run` return. From any thread."""
+        """Let `run` return. Thread-safe."""
         self._finishing = True
         self._wake()
 
     def saved(self, tag: str) -> None:
-        """The file of `tag` is in place. From any thread."""
+        """Report that the file of `tag` is in place. Thread-safe."""
         self.submit(lambda core: core.saved(tag))
 
     def submit(self, task: Callable[[ServerCore], list[Output]]) -> None:
-        """Lets the lane's thread do something with its core. From any thread."""
+        """Run `task` with the core in the lane's thread. Thread-safe."""
         self._tasks.put(task)
         self._wake()
 
     def run(self) -> None:
-        with np.errstate(all="ignore"):  # what is not finite stays so, and trainers tell
+        with np.errstate(all="ignore"):  # numbers that are not finite stay so, and trainers report them
             while not self._finishing:
                 self._receive(receive_frames(self.router))
 
@@ -120,7 +120,7 @@ class Lane:
         self._handle(route, rank, message)
 
     def _rank(self, route: bytes, frames: Sequence[zmq.Frame]) -> int:
-        """The trainer whose key opened this connection; what it says itself where there are no keys."""
+        """Return the trainer whose key opened this connection; without keys, the rank that the message claims."""
         known = self._ranks.get(route)
         if known is not None:
             return known
@@ -129,14 +129,14 @@ class Lane:
             rank = rank_of(_user(frames[1])) if self._secure else wire.rank_of(frames[1].buffer)
         if rank < 0:
             raise WireError("a sender that is not a trainer")
-        chosen_by_libzmq = route[:1] == b"\0"  # then it stands for one connection
+        chosen_by_libzmq = route[:1] == b"\0"  # then it identifies one connection
         if self._secure and chosen_by_libzmq and len(self._ranks) < _ROUTES_KNOWN:
             self._ranks[route] = rank
         return rank
 
     def _handle(self, route: bytes, rank: int, message: wire.Message) -> None:
         if message.rank != rank:
-            self._refuse(f"trainer {rank} spoke as trainer {message.rank}")
+            self._refuse(f"a message of trainer {rank} as trainer {message.rank}")
         now = self._clock()
         if now - self._second_s >= 1.0:
             self._tick(now)
@@ -153,7 +153,7 @@ class Lane:
         self._send(outputs)
 
     def _tick(self, now: float) -> None:
-        """What is done about once a second, as long as messages come."""
+        """Do the work of every second."""
         self._second_s = now
         if self._cut_every_s and now - self._cut_s >= self._cut_every_s:
             self._cut_s = now
@@ -174,7 +174,7 @@ class Lane:
         try:
             send_frames(self.router, [route, *wire.encode(message)])
         except zmq.ZMQError:
-            return  # the peer is gone or slow: it asks again
+            return  # the peer is gone or slow; it will send the request again
 
     def _refuse(self, reason: str) -> None:
         self.refused[reason] += 1
@@ -183,9 +183,9 @@ class Lane:
 
 
 class Server:
-    """Runs the lanes of one pserver until `finish` is called, from any thread.
+    """Runs the lanes of one pserver until `finish` is called.
 
-    `write(save)` writes the tables of all lanes, and may raise; then so does `run`.
+    `write(save)` writes the tables of all lanes. If it raises, so does `run`.
     """
 
     def __init__(self, lanes: Sequence[Lane], write: Callable[[Save], None]) -> None:
@@ -199,7 +199,7 @@ class Server:
         self._is_used = False
 
     def finish(self) -> None:
-        """Lets `run` return once nothing is being written."""
+        """Let `run` return once nothing is being written. Thread-safe."""
         self._over.set()
 
     def run(self) -> None:
@@ -224,14 +224,14 @@ class Server:
         writer.join()
 
     def close(self) -> bool:
-        """Closes the sockets, unless a thread still uses them; then False, and they go with the process."""
+        """Close the sockets and return True, or return False if a thread still uses them."""
         if not self._is_used:
             for lane in self.lanes:
                 lane.close()
         return not self._is_used
 
     def take(self, lane: Lane, save: Save) -> None:
-        """A lane's part of a save; when all lanes that have tables have given theirs, the file is written."""
+        """Take a lane's part of a save; queue the file when all lanes that have tables have given theirs."""
         with self._lock:
             parts = self._parts.setdefault(save.tag, {})
             parts[lane.core.state.lane] = save
@@ -248,7 +248,7 @@ class Server:
     def _run_lane(self, lane: Lane) -> None:
         try:
             lane.run()
-        except BaseException as failure:  # noqa: BLE001 - handed to the main thread, which raises it
+        except BaseException as failure:  # noqa: BLE001 - the main thread raises it
             self._fail(failure)
 
     def _write_all(self) -> None:
@@ -266,7 +266,7 @@ class Server:
 
 
 def _user(frame: zmq.Frame) -> str:
-    """The ZAP user id that libzmq attached to a frame (not to the route before it); empty when there is none."""
+    """Return the ZAP user id that libzmq attached to a frame (not to the route before it), or an empty string."""
     try:
         return str(frame.get("User-Id") or "")
     except zmq.ZMQError:

@@ -1,7 +1,8 @@
 """The generic pserver process: `python -m clusterctl.runtime.pserver`, configured by its environment alone.
 
-It binds a port for each of its lanes, says `ready`, serves until the supervisor says `finish`, and ends with 0; with 1
-and one clear line on standard error when something is wrong, and at once when the supervisor is gone or SIGTERM comes.
+It binds a port for each of its lanes, sends `ready`, serves until the supervisor sends `finish`, and exits with 0. On
+an error it prints one line to standard error and exits with 1. On SIGTERM, or if the supervisor is gone, it exits
+at once.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ from clusterctl.runtime.wire.sockets import bind_first_free, open_context, open_
 
 
 def serve(env: Environment) -> None:
-    """Serves one pserver of a run, from bind to `finish`."""
+    """Serve one pserver of a run, from bind to `finish`."""
     supervisor: list[SupervisorSocket] = []
     pserver = PServer(env, lambda event, facts: supervisor[0].send(event, **facts))
     try:
@@ -52,7 +53,7 @@ def serve(env: Environment) -> None:
 class PServer:
     """A pserver of the run that `env` describes, with its sockets bound.
 
-    `send(event, facts)` hears of `saved` files, with their receipts, and of a `step` about once a second, with counts.
+    `send(event, facts)` is called with `saved` files and their receipts, and about once a second with `step` counts.
     """
 
     def __init__(self, env: Environment, send: Callable[[str, dict[str, Any]], None]) -> None:
@@ -83,7 +84,7 @@ class PServer:
         self.server.finish()
 
     def handle_command(self, command: Command) -> None:
-        """What the supervisor says, in a thread of its own."""
+        """Handle a command of the supervisor; called in the thread of the supervisor socket."""
         name = command.get("cmd")
         if name == "finish":
             self.finish()
@@ -95,7 +96,7 @@ class PServer:
             self._submit(lambda core: self._drop(core, command["ranks"]))
 
     def _send_pong(self) -> None:
-        """Tells that we live, when every lane does; those that have ended need not."""
+        """Send a pong when every lane has responded; at once if the lanes are finishing."""
         answers, lanes = itertools.count(1), len(self.server.lanes)
 
         def answer(core: ServerCore) -> list[Output]:
@@ -129,7 +130,7 @@ class PServer:
             self._context.term()
 
     def report(self) -> None:
-        """Says what is worth knowing when all is over."""
+        """Send the last counts, and print a summary."""
         self._reported_s = 0.0
         self._report_step()
         staleness = self._staleness()
@@ -143,7 +144,7 @@ class PServer:
             print_line(f"pserver {self._env.rank}: refused {refused} messages")
 
     def _staleness(self) -> Counter[int]:
-        """How many pushes were how stale. Other threads count on meanwhile: `dict` takes a copy at once."""
+        """Return the number of pushes by staleness. Other threads keep counting; `dict` copies atomically."""
         return sum((Counter(dict(lane.core.policy.staleness)) for lane in self.server.lanes), Counter())
 
     def _lost(self) -> int:
@@ -206,7 +207,7 @@ def _save_every(saving: Saving) -> Every | None:
 
 def _restored(env: Environment) -> CheckpointSource | None:
     resume, recover = env.spec.saving.resume, env.spec.recover
-    if recover:  # in this very run
+    if recover:  # from a checkpoint of this same run
         return None if recover.tag is None else open_checkpoint(env.checkpoint_dir / recover.tag)
     return None if resume is None else open_checkpoint(env.job_dir / resume.dir)
 

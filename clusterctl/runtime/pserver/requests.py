@@ -1,4 +1,4 @@
-"""Reading the parts of a request against the tables: what a lane accepts from a trainer."""
+"""Validation of the parts of a request against the tables of a lane."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ _ONE = np.float32(1)
 
 @dataclass
 class Push:
-    """A checked push: its opening without parts, gradients by table key, and the pieces that came.
+    """A checked push: its opening without parts, gradients by table key, and the pieces that arrived.
 
-    `dense` has the parts of each table that are there and not applied yet, by number; `later` how many parts of a
-    table come in pieces of their own; `asked` the request to answer for each of those; `applied` (outside of sync
-    mode) the pieces that are applied.
+    `dense` has the parts of each table that arrived and are not applied yet, by number; `later` the number of parts of
+    a table that come as separate pieces; `asked` the request to answer for each of those; `applied` (not in sync mode)
+    the pieces that are applied.
     """
 
     message: wire.Message
@@ -42,21 +42,21 @@ class Push:
         return self.message.samples
 
     def announces(self) -> tuple[object, ...]:
-        """What of it must be the same when a trainer's successor pushes the step again."""
+        """Return the facts that must match when a trainer's successor pushes the step again."""
         return self.message.samples, sorted(self.later.items())
 
 
 class RequestValidator:
-    """Checks every part of a message. Raises WireError or TableError, and then has changed nothing."""
+    """Checks every part of a message. If it raises WireError or TableError, nothing has changed."""
 
     def __init__(self, tables: Tables, keys: KeyCache, place: tuple[int, int], weighted: bool) -> None:
         self._tables = tables
         self._keys = keys
-        self._place = place  # of sparse tables
+        self._place = place  # (place, places) of this lane for sparse tables
         self._weighted = weighted
 
     def opening(self, message: wire.Message) -> Push:
-        """Piece 0 of a push."""
+        """Return the push that piece 0 opens."""
         if message.samples > _MAX_SAMPLES:
             raise WireError(f"trainer {message.rank} claims {message.samples} samples at step {message.step}")
         parts, message.parts = message.parts, []
@@ -74,7 +74,7 @@ class RequestValidator:
         return push
 
     def piece(self, message: wire.Message, push: Push) -> tuple[int, int, Floats]:
-        """A later piece of `push`: the table's key, the number of the part, and its gradient."""
+        """Return a later piece of `push`: the table's key, the number of the part, and its gradient."""
         if len(message.parts) != 1 or message.parts[0].table not in push.later:
             raise WireError(f"piece {message.piece} of step {message.step} was not announced")
         key = message.parts[0].table
@@ -84,7 +84,7 @@ class RequestValidator:
         return key, number, grad
 
     def repeated(self, message: wire.Message) -> tuple[DenseTable, int]:
-        """The table, and the number of the part, that a piece of an earlier push is about."""
+        """Return the table and the number of the part of a piece of an earlier push."""
         table = self.table(message.parts[0].table) if message.parts else None
         if not isinstance(table, DenseTable):
             raise WireError(f"piece {message.piece} of step {message.step} is not of a dense table")
@@ -94,16 +94,16 @@ class RequestValidator:
     def table(self, key: int) -> Table:
         table = self._tables.get(key)
         if table is None:
-            raise TableError(f"a message names a table that was never made (key {key:#x})")
+            raise TableError(f"a message names an unknown table (key {key:#x})")
         return table
 
     def ids(self, table: SparseTable, part: wire.Part, rank: int) -> Ids:
-        """The ids of a part, in full or by the digest of a list that this trainer has sent before."""
+        """Return the ids of a part, given in full or by the digest of a list that this trainer sent before."""
         if part.kind == wire.SAME:
             return self._keys.recall(rank, table.spec.key, part.array.tobytes())
         ids: Ids = part.array
         if part.kind != wire.IDS:
-            raise WireError(f"a part for table {table.spec.name!r} is of the wrong kind")
+            raise WireError(f"a part for table {table.spec.name!r} has the wrong kind")
         check_ids(table.spec, ids, self._place)
         self._keys.remember(rank, table.spec.key, ids)
         return ids
@@ -137,7 +137,7 @@ class RequestValidator:
 
 
 def check_ids(spec: TableSpec, ids: Ids, place: tuple[int, int]) -> None:
-    """Ids must ascend strictly, be within the table's bound, and belong to this place of `places`."""
+    """Raise unless ids ascend strictly, are within the table's bound, and belong to `place`, (place, places)."""
     if len(ids) == 0:
         return
     if not bool((ids[1:] > ids[:-1]).all()):
@@ -145,7 +145,7 @@ def check_ids(spec: TableSpec, ids: Ids, place: tuple[int, int]) -> None:
     if spec.rows is not None and not (ids[0] >= 0 and ids[-1] < spec.rows):
         raise TableError(f"ids for table {spec.name!r} are outside 0..{spec.rows - 1}")
     if place[1] > 1 and not bool((owners_of(ids, spec.rows, place[1]) == place[0]).all()):
-        raise WireError(f"ids for table {spec.name!r} came to the wrong lane, {place[0]} of {place[1]}")
+        raise WireError(f"ids for table {spec.name!r} were sent to the wrong lane, {place[0]} of {place[1]}")
 
 
 def _by_table(parts: list[wire.Part]) -> dict[int, list[wire.Part]]:

@@ -1,4 +1,4 @@
-"""The saves of one lane: which were asked for, by whom, which are done; and the copies of its tables that they take."""
+"""The saves of one lane: which were requested, by which trainers, and which are done; and copies of its tables."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from clusterctl.runtime.wire import messages as wire
 
 @dataclass
 class SaveBook:
-    """A tag is saved once: at the end of a pass when all trainers have asked, otherwise at the first call.
+    """The requested saves, by tag: first requested, then `writing`, then done.
 
-    A tag is asked for, then `writing`, then done.
+    A tag is saved once: at the end of a pass when all trainers have requested it, otherwise at the first request.
     """
 
     writing: list[str] = field(default_factory=list)
@@ -26,7 +26,7 @@ class SaveBook:
     _waiters: dict[str, list[wire.Message]] = field(default_factory=dict)
 
     def ask(self, tag: str, message: wire.Message, at_pass_end: bool) -> bool:
-        """Notes that a trainer asks for `tag`; True when it is saved already."""
+        """Record that a trainer requested `tag`; return True if it is saved already."""
         if check_tag(tag) in self._done:
             return True
         if tag not in self.writing:
@@ -37,33 +37,33 @@ class SaveBook:
 
     @property
     def has_requests(self) -> bool:
-        """Whether a tag is asked for and not `writing` yet."""
+        """True if a tag is requested and not `writing` yet."""
         return bool(self._asked)
 
     def ask_for_all(self, tag: str) -> None:
-        """Nobody is there to ask for `tag`, which is to be saved all the same."""
+        """Request `tag` on behalf of all trainers, none of which is left."""
         if tag not in self._done and tag not in self.writing:
             self._asked.setdefault(tag, set())
             self._at_once.add(tag)
 
     def due(self, active: set[int], force: bool) -> list[tuple[str, bool]]:
-        """The tags to write now, which are `writing` until `finish`, and whether all trainers ended a pass with it.
+        """Return the tags to write now, each with True if all trainers ended a pass with it; they are `writing` now.
 
-        With `force` also what only some asked for.
+        With `force` also the tags that only some trainers requested.
         """
-        found = [
+        due = [
             (tag, tag not in self._at_once)
             for tag, ranks in self._asked.items()
             if force or tag in self._at_once or active <= ranks
         ]
-        for tag, _ in found:
+        for tag, _ in due:
             del self._asked[tag]
             self._at_once.discard(tag)
             self.writing.append(tag)
-        return found
+        return due
 
     def wait(self, tag: str, message: wire.Message) -> None:
-        """`message` is answered when `tag` is saved; a repeat of it replaces the earlier one."""
+        """Keep `message` to be answered when `tag` is saved; it replaces an earlier one of the same trainer."""
         others = [m for m in self._waiters.get(tag, []) if m.rank != message.rank]
         self._waiters[tag] = [*others, message]
 
@@ -71,12 +71,12 @@ class SaveBook:
         return [message for messages in self._waiters.values() for message in messages]
 
     def unfinished_pass(self, passes: int) -> str:
-        """The tag for what is not saved yet when everyone has left after `passes` whole passes."""
+        """Return the tag for unsaved values when all trainers have left after `passes` whole passes."""
         last, partial = f"pass-{max(0, passes - 1):05d}", f"pass-{passes:05d}"
         return partial if last in self._done or last in self.writing else last
 
     def finish(self, tag: str) -> list[wire.Message]:
-        """Marks `tag` as saved; returns who waited for it."""
+        """Mark `tag` as saved; return the requests that waited for it."""
         if tag in self.writing:
             self.writing.remove(tag)
         self._done.add(tag)
@@ -84,14 +84,14 @@ class SaveBook:
 
 
 class Saver:
-    """Takes the saves of a lane that are due; `book` knows which are."""
+    """Makes the saves of a lane that are due according to `book`."""
 
     def __init__(self, lane: LaneState) -> None:
         self.book = SaveBook()
         self._lane = lane
 
     def due(self, force: bool) -> list[Output]:
-        """The saves that trainers asked for and that are due now; with `force` also what only some asked for."""
+        """Return the requested saves that are due now; with `force` also those that only some trainers requested."""
         lane = self._lane
         out: list[Output] = []
         due = self.book.due(lane.trainers.active(), force) if self.book.has_requests else []
@@ -106,18 +106,18 @@ class Saver:
         return out
 
     def checkpoint(self, step: int, moment: Save | None = None) -> Save:
-        """A checkpoint of this moment, with the trainers' cursors; `moment` has copies made just now."""
+        """Return a checkpoint of this moment, with the trainers' cursors; `moment` has copies that were just made."""
         trainers = self._lane.trainers
         made = replace(moment or self._moment(), tag=f"step-{step:09d}", step=step, pass_=trainers.passes)
         return replace(made, checkpoint=True, cursors=trainers.cursors())
 
     def _moment(self) -> Save:
-        """Copies of all tables as they are now, for saves of any tag."""
+        """Copy all tables, for saves of any tag."""
         began = time.perf_counter()
         tables = tuple(table.frozen() for _, table in sorted(self._lane.tables.items()))
         return Save("", self._lane.step, 0, tables, pause_s=time.perf_counter() - began)
 
     def _is_checkpoint(self, passes: int) -> bool:
-        """Whether the save at the end of a pass is a checkpoint too: only where trainers end passes together."""
+        """Return True if the save of a pass is also a checkpoint; only in sync mode do trainers end passes together."""
         every = self._lane.save_every
         return self._lane.mode.name == "sync" and every is not None and every.is_pass(passes)

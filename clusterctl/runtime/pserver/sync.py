@@ -1,4 +1,4 @@
-"""Sync mode: a step is one update, of all trainers' pushes."""
+"""Sync mode: a step is one update from all trainers' pushes."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from clusterctl.runtime.wire import messages as wire
 
 
 class Step:
-    """The step that is being applied: `pushes` of all trainers, by rank, and the parts that are left to apply.
+    """The step being applied: `pushes` of all trainers, by rank, and the parts still to apply.
 
-    `concerned` are the pushes that bring a gradient of a dense table, and `left_over` the numbers of its parts that
-    are not applied yet.
+    By dense table, `concerned` has the pushes with a gradient of it, and `left_over` the numbers of its parts that are
+    not applied yet.
     """
 
     def __init__(self, pushes: list[Push], tables: Tables) -> None:
@@ -38,16 +38,16 @@ class Step:
                 self.left_over[key] = set(range(table.parts))
 
     def continue_with(self, pushes: list[Push]) -> None:
-        """Goes on with these of its pushes: the trainers of the others have left."""
+        """Continue with these pushes only: the trainers of the others have left."""
         self.pushes = pushes
         self.concerned = {key: [p for p in concerned if p in pushes] for key, concerned in self.concerned.items()}
 
 
 class SyncUpdates(UpdatePolicy):
-    """Sync: step `t` is applied when every trainer that has not left has pushed it.
+    """Applies step `t` when every trainer that has not left has pushed it.
 
-    Gradients are merged by ascending rank, weighted by samples. A part whose gradients have come from all who push
-    the table is applied at once; the step is done when all parts are.
+    Gradients are merged by ascending rank, weighted by samples. A part is applied as soon as its gradients have arrived
+    from all trainers that push the table; the step is done when all parts are.
     """
 
     def __init__(self, lane: LaneState, saver: Saver, answer_pull: AnswerPull) -> None:
@@ -55,7 +55,7 @@ class SyncUpdates(UpdatePolicy):
         self._due_cuts: set[int] = set()
         self._missing: TrainerState | None = None
         self._expect_all()
-        self._now: Step | None = None  # from the moment when all trainers' pushes have opened
+        self._now: Step | None = None  # once all trainers' pushes have opened
 
     def push(self, message: wire.Message) -> list[Output]:
         trainer = self.lane.trainers[message.rank]
@@ -63,7 +63,7 @@ class SyncUpdates(UpdatePolicy):
             return [self._repeated(message)]
         if message.step > self.lane.step or trainer.left:
             raise RefusedError(
-                f"trainer {message.rank} pushes step {message.step}, pserver {self.lane.pserver} is at {self.lane.step}"
+                f"trainer {message.rank} pushed step {message.step}, pserver {self.lane.pserver} is at {self.lane.step}"
             )
         if message.piece:
             return self._piece(message)
@@ -77,7 +77,7 @@ class SyncUpdates(UpdatePolicy):
             return None
         if pull.version < self.lane.step - 1:
             raise RefusedError(
-                f"trainer {pull.rank} pulls version {pull.version}, pserver {self.lane.pserver} is at {self.lane.step}"
+                f"trainer {pull.rank} pulled version {pull.version}, pserver {self.lane.pserver} is at {self.lane.step}"
             )
         return pull.version
 
@@ -92,11 +92,11 @@ class SyncUpdates(UpdatePolicy):
             self.lane.step = max(self.lane.step, message.step)
 
     def announce(self) -> None:
-        """Trainers hear of it at the end of this step, and tell all lanes with their next push."""
+        """Announce the checkpoint with the replies of this step; trainers send it to all lanes with their next push."""
         self.cuts = self.lane.step + 2
 
     def trainers_changed(self) -> list[Output]:
-        """What was to come of a trainer that left comes no more; what came of it before is applied."""
+        """Apply what waited for a trainer that left; its pushes that arrived whole count."""
         now = self._now
         if now is None:
             return self._advance()

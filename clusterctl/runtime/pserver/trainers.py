@@ -1,4 +1,4 @@
-"""What a lane knows of each trainer."""
+"""The state that a lane keeps of each trainer."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from clusterctl.runtime.wire import messages as wire
 
 @dataclass
 class TrainerState:
-    """What a lane knows of one trainer. `push` is the one that is not applied, or not wholly applied, yet.
+    """The state that a lane keeps of one trainer. `push` is the push that is not, or not entirely, applied yet.
 
-    `declared` says whether it has made a table here, and so pushes to this lane. `samples` are those of the open pass,
-    `pass_samples` those of the last whole one; `sharded` says that it takes its part of what every trainer reads.
+    `declared` means that it made a table on this lane, and so pushes to it. `samples` are those of the open pass,
+    `pass_samples` those of the last complete one; `sharded` means that it takes its share of what all trainers read.
     """
 
     attempt: int = 0
@@ -31,11 +31,11 @@ class TrainerState:
 
     @property
     def is_awaited(self) -> bool:
-        """Whether its push of the current step has not come."""
+        """True if its push of the current step has not arrived."""
         return self.push is None and not self.left
 
     def record(self, push: wire.Message) -> None:
-        """Counts a push that was applied."""
+        """Count a push that was applied."""
         self.push = None
         self.pushed += 1
         self.cursor = (push.pass_, push.batch + 1)
@@ -47,16 +47,16 @@ class TrainerState:
             self.samples, self.pass_samples = 0, self.samples
 
     def describe_loss(self, rank: int, pass_: int) -> str:
-        """What the run does without, when it goes on without this trainer in the open pass."""
+        """Return a message about the samples that are lost when the run continues without this trainer."""
         of = f" of {self.pass_samples:,}" if self.pass_samples else ""
         done = f"the run goes on without trainer {rank}, which gave {self.samples:,}{of} samples of pass {pass_}"
         if self.sharded:
-            return f"{done}: the rest of its share of this pass is left out, later passes are shared by the others"
+            return f"{done}: the rest of its share of this pass is lost; the others share later passes"
         a_pass = f"{self.pass_samples:,} samples a pass" if self.pass_samples else "its samples"
-        return f"{done}: the rest, and {a_pass} from then on, were on its node alone and are left out"
+        return f"{done}: the rest, and {a_pass} from then on, are lost, since they were on its node only"
 
     def to_json(self, rank: int) -> dict[str, Any]:
-        """The trainer's cursor, as checkpoints have it."""
+        """Return the trainer's cursor for checkpoints."""
         pass_, batch = self.cursor
         at = {"rank": rank, "step": self.pushed, "pass": pass_, "batch": batch}
         return {**at, "passes": self.passes, "left": self.left}
@@ -76,7 +76,7 @@ class TrainerStates:
 
     @property
     def passes(self) -> int:
-        """Passes that all trainers still here have ended."""
+        """Passes ended by all trainers that have not left."""
         here = [m.passes for m in self.by_rank.values() if not m.left]
         return min(here) if here else self.most_passes
 
@@ -86,9 +86,9 @@ class TrainerStates:
 
     @property
     def slowest(self) -> int:
-        """The fewest pushes of any trainer still here; one that has not come yet counts as 0.
+        """The fewest pushes of any trainer that has not left; one that has not connected yet counts as 0.
 
-        When all have left, the most of any: one of them that begins again at its very end is ahead of nobody.
+        When all have left, the most of any, so that a trainer that restarts at its very end is not too far ahead.
         """
         here = [m.pushed for m in self.by_rank.values() if not m.left]
         return min(here) if here else max((m.pushed for m in self.by_rank.values()), default=0)
@@ -97,7 +97,7 @@ class TrainerStates:
         return tuple(trainer.to_json(rank) for rank, trainer in sorted(self.by_rank.items()))
 
     def restore(self, cursors: list[dict[str, Any]], step: int) -> None:
-        """Goes on from a checkpoint's cursors; with another number of trainers the interrupted pass starts again."""
+        """Continue from a checkpoint's cursors; with another number of trainers the interrupted pass restarts."""
         same = len(cursors) == len(self.by_rank)
         pass_ = min((int(c["pass"]) for c in cursors), default=0)
         for rank, trainer in self.by_rank.items():

@@ -1,6 +1,6 @@
-"""How pushes become updates: what all modes have in common. Sync mode is in `sync`, the others are in `asynchronous`.
+"""The update policy: how pushes become updates. Sync mode is in `sync`, the other modes are in `asynchronous`.
 
-A push may come in pieces; a part of a table is applied as soon as it is complete, while the next ones are on the wire.
+A push may come in pieces. A part of a table is applied as soon as it is complete, while the next are on the wire.
 """
 
 from __future__ import annotations
@@ -13,24 +13,24 @@ from clusterctl.runtime.pserver.lane_state import LaneState, Output, Reply
 from clusterctl.runtime.pserver.saves import Saver
 from clusterctl.runtime.wire import messages as wire
 
-#: Answers a pull that had to wait.
+#: Handles a pull that had to wait.
 AnswerPull = Callable[[wire.Message], list[Output]]
 
-#: Of each trainer; it has one for each embedding whose rows it asks for ahead.
+#: Per trainer, which has one for each embedding whose rows it prefetches.
 _PULLS_HELD = 4_096
 
 
 class UpdatePolicy:
-    """What both ways have in common: pulls that wait, saves that are announced.
+    """The part common to both policies: pulls that wait, checkpoints that are announced.
 
-    `answer_pull` answers a pull that had to wait.
+    `answer_pull` handles a pull that had to wait.
     """
 
     def __init__(self, lane: LaneState, saver: Saver, answer_pull: AnswerPull) -> None:
         self.lane = lane
         self.saver = saver
         self._answer_pull = answer_pull
-        #: What replies tell of checkpoints: in sync the step at which the next one is made, else how many were due.
+        #: Announced in replies: in sync mode the step of the next checkpoint, else the number of checkpoints so far.
         self.cuts = 0
         self.cuts_made = 0
         self.lost = 0
@@ -41,11 +41,11 @@ class UpdatePolicy:
         raise NotImplementedError
 
     def cut(self, message: wire.Message) -> list[Output]:
-        """A trainer has stopped for checkpoint number `message.cut`."""
+        """Handle a trainer's stop for checkpoint number `message.cut`."""
         raise NotImplementedError
 
     def defers(self, pull: wire.Message) -> bool:
-        """Holds a pull that must wait, until others have pushed; False for one that may be answered now."""
+        """Hold a pull that must wait for other trainers and return True; return False if it may be answered now."""
         if not self._must_wait(pull):
             return False
         others = [m for m in self._pulls if (m.rank, m.request) != (pull.rank, pull.request)]
@@ -55,36 +55,36 @@ class UpdatePolicy:
         return True
 
     def version(self, pull: wire.Message) -> int | None:
-        """The version that a pull is answered with, None for the newest."""
+        """Return the version that answers a pull, None for the newest."""
         return None
 
     def held(self, rank: int) -> list[wire.Message]:
-        """The requests of a trainer that are here and wait for something."""
+        """Return the held requests of a trainer."""
         push = self.lane.trainers[rank].push
         return [*self._pulls, *([push.message, *push.asked.values()] if push else [])]
 
     def waited_for(self) -> list[int]:
-        """Trainers for whom others wait."""
+        """Return the trainers that others wait for."""
         raise NotImplementedError
 
     def progress_of(self, rank: int) -> tuple[bool, int]:
-        """Whether the cursor that this lane has of a trainer means anything; and the step that the trainer is at."""
+        """Return True if this lane's cursor of a trainer is valid, and the step of the trainer."""
         raise NotImplementedError
 
     def restore(self, step: int) -> None:
         self.lane.step = step
 
     def join(self, message: wire.Message) -> None:
-        """A trainer makes a table: it, or the run, may have taken steps elsewhere before this lane had any."""
+        """Handle a trainer that makes a table; the run may have made steps before this lane had any table."""
 
     def catch_up(self, rank: int, pushes: int, cursor: tuple[int, int]) -> None:
-        """A trainer has made so many pushes, and is at `cursor`, whether that is known here or not."""
+        """Record that a trainer has made `pushes` pushes and is at `cursor`, even if this lane missed some."""
 
     def announce(self) -> None:
-        """Makes a checkpoint due, by the clock."""
+        """Announce a checkpoint, due by the clock."""
 
     def trainers_changed(self) -> list[Output]:
-        """A trainer has made a table, or has left: others may have waited for it."""
+        """Continue what waited for a trainer that has made a table or has left."""
         raise NotImplementedError
 
     def _must_wait(self, pull: wire.Message) -> bool:
@@ -100,13 +100,13 @@ class UpdatePolicy:
         return self._reply_in(self.lane.trainers.passes, request, parts, flags)
 
     def _reply_in(self, passes: int, request: wire.Message, parts: list[wire.Part], flags: int = 0) -> Reply:
-        """Where many are answered at once: `passes` is the same for all of them."""
+        """Reply with `passes` given, for many replies at once."""
         r, after = request, (0, self.cuts, 0, flags, 1, parts)
         about = (r.rank, r.request, r.epoch, r.attempt, r.piece, passes, 0, r.step, self.lane.step)
         return Reply(r.rank, wire.Message(wire.OK, *about, *after))
 
     def _repeated(self, message: wire.Message) -> Reply:
-        """The answer to what is applied already: a piece brings its part, an opening all that no piece brings."""
+        """Answer a push that is applied already: a piece with its part, an opening with all that no piece brings."""
         if message.piece:
             table, number = self.lane.validator.repeated(message)
             parts = [self.lane.part(message.rank, table, number, table.current)]

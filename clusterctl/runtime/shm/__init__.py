@@ -1,4 +1,4 @@
-"""Memory shared between processes of one host: memfd regions, passed over a unix socket.
+"""Memory shared between processes on one host: memfd regions, passed over a unix socket.
 
 May import `wire`. Start reading at `region.py`.
 """

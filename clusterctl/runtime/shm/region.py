@@ -1,7 +1,7 @@
-"""Memory that two processes of one host share: memfd, passed over a unix socket, gone with the last that has it.
+"""Memory regions shared by two processes of one host: a memfd, passed over a unix socket, freed with its last user.
 
-A region is sealed against shrinking, so that whoever maps it cannot be killed by its end coming nearer, and never
-larger or smaller than it was made. Linux only; elsewhere `is_available()` is False and everything goes over TCP.
+A region is sealed against resizing, so that a process that maps it cannot be killed by SIGBUS. Linux only; elsewhere
+`is_available()` is False and everything goes over TCP.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ _SEAL_SEAL, _SEAL_SHRINK, _SEAL_GROW, _SEAL_FUTURE_WRITE = 1, 2, 4, 16
 _RIGHTS = (socket.SOL_SOCKET, socket.SCM_RIGHTS)
 _MOST_BYTES = 4_096
 
-#: A position in a message: the region's number above, the offset in it below.
+#: A position in a message: the region's number in the high bits, the offset in it in the low bits.
 REGION_SHIFT = 40
 MOST_REGIONS = 4_096
-#: Smaller runs travel inside of messages.
+#: Smaller arrays are sent in messages.
 LEAST_BYTES = 65_536 * 4
 
 Bytes = npt.NDArray[np.uint8]
@@ -38,9 +38,9 @@ def is_available() -> bool:
 
 
 def make_region(size: int, only_mine: bool = False) -> tuple[int, Bytes]:
-    """A new region: its descriptor, which the caller closes, and its bytes, from zero and writable.
+    """Make a region. Return its descriptor, which the caller must close, and its bytes, zero and writable.
 
-    With `only_mine` others who get the descriptor can only read (from Linux 5.1 on).
+    With `only_mine`, other processes that get the descriptor can only read it (since Linux 5.1).
     """
     fd = os.memfd_create("clusterctl", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
@@ -57,28 +57,28 @@ def make_region(size: int, only_mine: bool = False) -> tuple[int, Bytes]:
 
 
 def map_region(fd: int, size: int, writable: bool) -> Bytes:
-    """The bytes of a region that another process made. Raises OSError or ValueError when it is not as it should be."""
+    """Map a region that another process made. Raises OSError or ValueError if its size or seals are wrong."""
     if os.fstat(fd).st_size != size or not fcntl.fcntl(fd, _GET_SEALS) & _SEAL_SHRINK:
-        raise ValueError("a region of shared memory has another size than said, or could shrink")
+        raise ValueError("a region of shared memory has the wrong size, or could shrink")
     access = mmap.ACCESS_WRITE if writable else mmap.ACCESS_READ
     return np.frombuffer(mmap.mmap(fd, size, access=access), np.uint8)
 
 
 def is_of_our_user(sock: socket.socket) -> bool:
-    """Whether a process of this account is, or has begun to listen, at the other end of a unix socket."""
+    """Return True if the process at the other end of a unix socket runs as this user."""
     _, uid, _ = struct.unpack("3i", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
     return bool(uid == os.geteuid())
 
 
 def send(sock: socket.socket, message: dict[str, Any], fd: int | None = None) -> None:
-    """One message, of less than 4 KB, with a descriptor perhaps."""
+    """Send one message, of less than 4 KB, optionally with a descriptor."""
     data = json.dumps(message).encode()
     fds = [] if fd is None else [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [fd]))]
     sock.sendmsg([len(data).to_bytes(2, "little") + data], fds)
 
 
 def receive(sock: socket.socket) -> tuple[dict[str, Any], int | None]:
-    """The other end's next message and descriptor, which the caller closes. Raises OSError or ValueError."""
+    """Receive the next message and descriptor, which the caller must close. Raises OSError or ValueError."""
     head, ancillary, _, _ = sock.recvmsg(2, socket.CMSG_LEN(4 * 4), socket.MSG_WAITALL)
     fds = [fd for level, kind, data in ancillary if (level, kind) == _RIGHTS for fd in _numbers(data)]
     try:

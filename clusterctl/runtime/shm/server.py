@@ -1,12 +1,12 @@
-"""Shared memory from the pserver's side: it lends the values of its dense tables, and maps what trainers lend.
+"""The pserver's end of shared memory: shares the values of its dense tables, and maps the regions of trainers.
 
-A trainer of the same host finds the pserver's unix socket, in the abstract namespace of their network, by the name in
-the answer to its hello, and shows the token from there, which is of its rank; another user is turned away. What a
-trainer may read are whole tables; what it writes are regions of its own, numbered by it.
+A trainer on the same host finds the pserver's unix socket, in the abstract namespace of their network, by the name in
+the reply to its hello, and sends the token in that reply, which is for its rank; other users are refused. A trainer can
+read whole tables, and writes to regions of its own, numbered by it.
 
-What is seen: in sync mode a step's values stay as they are until every trainer has pushed the step after next, so
-nobody reads a torn step. In the other modes values change in place while they are read: each number is whole, but
-those of one table may be from before and after a push of another trainer.
+Consistency: in sync mode the values of a step stay unchanged until every trainer has pushed the step after next, so no
+trainer reads a torn step. In the other modes values change in place while they are read: each number is whole, but the
+numbers of one table may be from before and after another trainer's push.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _RETRY_S = 0.1
 
 
 class ShmServer:
-    """The unix socket of one pserver and all that is shared over it. Its threads end with the process or `close`."""
+    """The unix socket of one pserver and the memory shared over it. Its threads end with the process or `close`."""
 
     def __init__(self) -> None:
         self._secret = secrets.token_bytes(32)
@@ -51,14 +51,14 @@ class ShmServer:
         threading.Thread(target=self._accept, name="clusterctl-sharing", daemon=True).start()
 
     def greeting(self, rank: int) -> dict[str, Any]:
-        """What a trainer needs to take part, for its eyes only."""
+        """Return what a trainer needs to connect; it must reach that trainer only."""
         return {"name": self.name, "token": self._token(rank)}
 
     def _token(self, rank: int) -> str:
         return hmac.digest(self._secret, str(rank).encode(), "sha256").hex()
 
     def allocate(self, lane: int, key: int, count: int) -> tuple[Floats, Floats]:
-        """Two float32 buffers for the values of a table: in one region, if they are not small."""
+        """Return two float32 buffers for the values of a table, in one shared region unless they are small."""
         if 4 * count < LEAST_BYTES:
             return np.empty(count, np.float32), np.empty(count, np.float32)
         stride = -(-count * 4 // _PAGE) * _PAGE
@@ -68,25 +68,25 @@ class ShmServer:
         return first, second
 
     def position(self, rank: int, lane: int, key: int, values: Floats) -> int | None:
-        """Where trainer `rank` finds `values`, which are of a table's buffers; None when it cannot see them."""
+        """Return the position of `values`, a view of a table's buffers; None if trainer `rank` has not mapped them."""
         if (lane, key) not in self._seen.get(rank, ()):
             return None
         return _address(values) - _address(self._tables[lane, key][1])
 
     def view_of(self, rank: int) -> wire.Shared:
-        """How positions in the messages of a trainer are read: `number << 40 | offset` of its own regions."""
+        """Return the function that reads positions in a trainer's messages: `number << 40 | offset` of its regions."""
         regions = self._regions.setdefault(rank, {})
 
         def find(table: int, position: int, size: int) -> memoryview:
             region, offset = regions.get(position >> REGION_SHIFT), position & _OFFSET
             if region is None or offset % 8 or offset + size > len(region):
-                raise WireError("a part is said to be at a place of shared memory that is not there")
+                raise WireError("a part has a position in shared memory that does not exist")
             return region[offset : offset + size].data
 
         return find
 
     def room(self, rank: int, position: int, size: int) -> Bytes | None:
-        """Writable bytes in a region of a trainer, for rows that it asked to be put there."""
+        """Return writable bytes in a region of a trainer, for rows that it requested there; None if there are none."""
         region, offset = self._regions.get(rank, {}).get(position >> REGION_SHIFT), position & _OFFSET
         if region is None or offset % 8 or offset + size > len(region):
             return None
@@ -130,7 +130,7 @@ class ShmServer:
                     self._forget(rank)
 
     def _forget(self, rank: int) -> None:
-        """What a trainer lent and sees is over; gradients that still wait keep the memory that they are in."""
+        """Forget a trainer's regions and mappings; gradients that still wait keep the memory that they are in."""
         self._regions.setdefault(rank, {}).clear()
         self._seen[rank] = set()
 
@@ -151,13 +151,13 @@ class ShmServer:
             regions[int(request["region"])] = memory.map_region(fd, int(request["size"]), writable=True)
             memory.send(sock, {"ok": True})
             return
-        place = (int(request["lane"]), int(request["table"]))
-        found = self._tables.get(place)
-        if found is None:
+        key = (int(request["lane"]), int(request["table"]))
+        shared = self._tables.get(key)
+        if shared is None:
             memory.send(sock, {"size": 0})
         else:
-            memory.send(sock, {"size": len(found[1])}, found[0])
-            self._seen[rank].add(place)
+            memory.send(sock, {"size": len(shared[1])}, shared[0])
+            self._seen[rank].add(key)
 
 
 def _address(array: Any) -> int:

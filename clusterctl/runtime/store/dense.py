@@ -1,10 +1,10 @@
-"""A lane's part of a dense table: values, rule state, and what the last step replaced.
+"""A lane's part of a dense table: values, rule state, and the values before the last step.
 
-A gradient is merged and applied part by part, each in cache-sized chunks. Every operation is elementwise, so neither
-parts nor chunks nor the number of lanes show in the bits.
+A gradient is merged and applied part by part, each in cache-sized chunks. Every operation is elementwise, so the bits
+depend neither on parts nor on chunks nor on the number of lanes.
 
-In sync mode a step writes into a second buffer, and `finish` swaps the two: `previous` then holds what step t
-replaced, until the first part of t+1 is applied. A pull that names the older version gets it. In the other modes
+In sync mode a step writes to a second buffer, and `finish` swaps the two: `previous` then holds the values that step t
+replaced, until the first part of t+1 is applied. A pull that names the older version gets them. In the other modes
 values change in place.
 """
 
@@ -30,9 +30,9 @@ _ZERO = np.float32(0)
 
 
 class DenseTable:
-    """The run of a dense table's elements that one lane owns (perhaps none).
+    """The run of a dense table's elements that one lane owns (perhaps empty).
 
-    `allocate(count)` makes the buffers of the values; both are written before they are read.
+    `allocate(count)` makes the two buffers of the values; both are written before they are read.
     """
 
     def __init__(
@@ -57,14 +57,14 @@ class DenseTable:
             self.current[a:b] = spec.init.dense(key, self.start + a, b - a)
 
     def bounds(self, part: int) -> tuple[int, int]:
-        """Where a part lies in the lane's run."""
+        """Return the start and stop of a part in the lane's run."""
         return part * PART_ELEMENTS, min((part + 1) * PART_ELEMENTS, self.count)
 
     def apply(self, part: int, grads: Sequence[Weighted], total: int, t: int, rule: Rule, in_place: bool) -> Floats:
-        """Merges and applies a part of step `t` (from 1); `grads` by ascending rank. Returns the part's new values.
+        """Merge and apply a part of step `t` (from 1); `grads` by ascending rank. Return the part's new values, a view.
 
         The mean is `sum of weight * gradient from +0.0, divided by total`. Values go to the second buffer unless
-        `in_place`. The result is a view.
+        `in_place`.
         """
         start, stop = self.bounds(part)
         source, target = self.current, self.current if in_place else self.previous
@@ -75,17 +75,17 @@ class DenseTable:
         return target[start:stop]
 
     def keep(self, part: int) -> None:
-        """The step leaves a part as it is."""
+        """Keep a part unchanged in this step."""
         start, stop = self.bounds(part)
         self.previous[start:stop] = self.current[start:stop]
 
     def finish(self, step: int) -> None:
-        """All parts of `step` were applied to the second buffer: it is the current one from now on."""
+        """Make the second buffer current, after all parts of `step` were applied to it."""
         self.current, self.previous = self.previous, self.current
         self.changed_by = step
 
     def at(self, version: int | None) -> Floats:
-        """The run after `version` steps, which is the newest (or None) or the one before."""
+        """Return the run after `version` steps: the newest (or None) or the one before."""
         return self.previous if version is not None and version <= self.changed_by else self.current
 
     def frozen(self) -> FrozenDense:
@@ -93,7 +93,7 @@ class DenseTable:
 
 
 class FrozenDense:
-    """A copy of a dense table, for a thread that writes it while training goes on."""
+    """A copy of a dense table, for a thread that writes it while training continues."""
 
     def __init__(self, table: DenseTable) -> None:
         self.spec = table.spec
@@ -103,28 +103,28 @@ class FrozenDense:
 
 
 def merge(merged: Floats, scratch: Floats, grads: Sequence[Weighted], total: int) -> None:
-    """`merged = (0 + w0 * g0 + w1 * g1 + ...) / total`, each operation rounded to float32."""
-    is_left_out, divisor = _common_weight(grads, total)
-    weight, first = grads[0]
-    if is_left_out:
+    """Compute `merged = (0 + w0 * g0 + w1 * g1 + ...) / total`, each operation rounded to float32."""
+    is_omitted, divisor = _common_weight(grads, total)
+    first_weight, first = grads[0]
+    if is_omitted:
         np.add(first, _ZERO, out=merged)
     else:
-        np.multiply(first, weight, out=merged)
-        merged += _ZERO  # the sum starts from +0.0, which turns a -0.0 round
-    for each, grad in grads[1:]:
-        if is_left_out:
+        np.multiply(first, first_weight, out=merged)
+        merged += _ZERO  # the sum starts from +0.0, so that -0.0 becomes +0.0
+    for weight, grad in grads[1:]:
+        if is_omitted:
             merged += grad
         else:
-            np.multiply(grad, each, out=scratch)
+            np.multiply(grad, weight, out=scratch)
             merged += scratch
     if divisor != 1:
         merged /= np.float32(divisor)
 
 
 def _common_weight(grads: Sequence[Weighted], total: int) -> tuple[bool, float]:
-    """Whether one power of two weighs all gradients, so that it is left out, and what remains to divide by.
+    """Return True if all gradients have the same power of two as weight, so that it is omitted; and the divisor left.
 
-    To multiply by a power of two changes no bit of a mantissa, so it may as well be left out on both sides.
+    Multiplying by a power of two changes no bit of a mantissa, so it may be omitted on both sides.
     """
     weight = float(grads[0][0])
     is_power = weight >= 1 and math.frexp(weight)[0] == 0.5 and total % weight == 0

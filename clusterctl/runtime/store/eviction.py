@@ -1,6 +1,6 @@
-"""Carries out a `Retention` on the rows of one lane: who is admitted, and who goes after a step.
+"""Enforce a `Retention` on the rows of one lane: admission of ids, and removal of rows after a step.
 
-Every decision is made for an id or a slot by itself, so that it is the same however slots are spread over lanes.
+Every decision depends on one id or one slot only, so it is the same however slots are distributed over lanes.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from clusterctl.runtime.store.rows import Column, RowStore
 from clusterctl.runtime.table.retention import Age, Fraction, Retention, Score, Sightings
 from clusterctl.runtime.table.sharding import SLOTS, mix64, slots_of
 
-#: Above this many ids of one slot that wait for admission, a sweep halves their counts and forgets those at zero.
+#: If more ids of one slot wait for admission, a sweep halves their counts and drops those at zero.
 CANDIDATES_PER_SLOT = 4_096
 _CHUNK = 2**20
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
@@ -22,7 +22,7 @@ _POWERS = 4_096
 
 
 def columns_of(retention: Retention | None) -> list[Column]:
-    """What rows carry for their retention: `seen`, the step of the last push, and `score` as of then."""
+    """Return the columns that a retention needs: `seen`, the step of the last push, and `score` as of that step."""
     if retention is None or (retention.expire is None and retention.max_rows is None):
         return []
     seen = Column("seen", "I64")
@@ -30,7 +30,7 @@ def columns_of(retention: Retention | None) -> list[Column]:
 
 
 class RetentionEnforcer:
-    """The retention of one lane's rows in `store`, whose table is bounded by `rows` or not. Not thread-safe."""
+    """Enforces the retention of one lane's rows in `store`. `rows` bounds the table, or is None. Not thread-safe."""
 
     def __init__(self, retention: Retention, rows: int | None, store: RowStore) -> None:
         self._retention = retention
@@ -45,7 +45,7 @@ class RetentionEnforcer:
         self.expired = self.evicted = 0
 
     def admitted(self, ids: Ids, sightings: Ids) -> Array:
-        """Which of these ids, distinct and without a row, get one in this step: bool of (len(ids),)."""
+        """Return the ids, of these distinct ones without a row, that get a row in this step: bool of (len(ids),)."""
         admit = self._retention.admit
         if isinstance(admit, Sightings):
             return self.candidates.seen(ids, sightings, admit.count)
@@ -56,7 +56,7 @@ class RetentionEnforcer:
         return np.ones(len(ids), bool)
 
     def made(self, positions: Ids) -> None:
-        """Rows were made, as if pushed once by an unknown step."""
+        """Record that rows were made, as if pushed once at an unknown step."""
         self._held += self._by_slot(positions)
         data = self._store.data
         if "seen" in data:
@@ -65,20 +65,20 @@ class RetentionEnforcer:
             data["score"][positions] = 1
 
     def restored(self) -> None:
-        """Columns of rows that were made already may have other contents now."""
+        """Record that columns of existing rows may have changed."""
         self._is_restored = True
         if self._lru is not None:
             self._lru.forget()
 
     def begin(self, step: int) -> None:
-        """Rows of which no push is known, since they were loaded, count as pushed just before `step`."""
+        """Begin a step. Rows that were loaded, so that no push of them is known, count as pushed just before `step`."""
         if self._is_restored and "seen" in self._store.data:
             seen = self._store.data["seen"][: self._store.used]
             seen[seen == UNKNOWN] = step - 1
         self._is_restored = False
 
     def pushed(self, positions: Ids, sightings: Ids, fresh: Ids, step: int) -> None:
-        """Rows at `positions` were named by so many pushes of `step`; those at `fresh` have just been made."""
+        """Record the number of pushes of `step` that named the rows at `positions`; those at `fresh` are new."""
         data = self._store.data
         if self._powers is not None:
             data["score"][fresh] = 0
@@ -88,7 +88,7 @@ class RetentionEnforcer:
             data["seen"][positions] = step
 
     def leaving(self, step: int) -> Ids:
-        """The positions of the rows that go after `step`; the caller must remove them."""
+        """Return the positions of the rows to remove after `step`; the caller must remove them."""
         expired = evicted = np.empty(0, np.int64)
         if (step + 1) % self._retention.sweep_every == 0:
             self.candidates.trim(self._rows)
@@ -125,20 +125,20 @@ class RetentionEnforcer:
 
 
 class DecayPowers:
-    """`decay ** n` in float32 from products alone, whose bits are the same on every CPU; `pow` has none to promise."""
+    """`decay ** n` in float32 by multiplication only: unlike with `pow`, the bits are the same on every CPU."""
 
     def __init__(self, decay: float) -> None:
         self._low = np.cumprod(np.r_[1.0, np.full(_POWERS - 1, decay)])
         self._high = np.cumprod(np.r_[1.0, np.full(_POWERS - 1, self._low[-1] * decay)])
 
     def of(self, exponents: Ids) -> Array:
-        """Of exponents, int64: those below 0 count as 0, those above 16 million as 16 million."""
+        """Return the powers of int64 exponents, which are clipped to 0 .. 16 million."""
         exponents = exponents.clip(0, _POWERS * _POWERS - 1)
         return (self._low.take(exponents % _POWERS) * self._high.take(exponents // _POWERS)).astype(np.float32)
 
 
 class Candidates:
-    """How often ids were pushed that have no row yet."""
+    """The number of pushes of ids that have no row yet."""
 
     def __init__(self) -> None:
         self._store = RowStore([Column("count", "I64")], HashIndex())
@@ -151,7 +151,7 @@ class Candidates:
         return self._store.bytes
 
     def seen(self, ids: Ids, sightings: Ids, enough: int) -> Array:
-        """Counts sightings of distinct ids; which of them have had enough, bool, are no candidates any more."""
+        """Count sightings of distinct ids. Return those that had `enough`, bool, which stop being candidates."""
         positions = self._store.find(ids)
         known = np.flatnonzero(positions >= 0)
         counts = sightings.copy()
@@ -164,7 +164,7 @@ class Candidates:
         return admitted
 
     def trim(self, rows: int | None) -> None:
-        """Bounds the candidates of each slot, see CANDIDATES_PER_SLOT."""
+        """Bound the candidates of each slot, see CANDIDATES_PER_SLOT."""
         if len(self) <= CANDIDATES_PER_SLOT:
             return
         live = self._store.live()
@@ -176,14 +176,14 @@ class Candidates:
         self._store.remove(crowded[counts == 0])
 
     def to_arrays(self) -> tuple[Ids, Ids]:
-        """Their ids, ascending, and counts."""
+        """Return the ids, ascending, and their counts."""
         live = self._store.live()
         ids = self._store.ids.take(live)
         order = np.argsort(ids)
         return ids.take(order), self._store.data["count"].take(live.take(order))
 
     def restore(self, ids: Ids, counts: Ids) -> None:
-        """Sets the counts of distinct ids."""
+        """Set the counts of distinct ids."""
         positions = self._store.find(ids)
         absent = np.flatnonzero(positions < 0)
         positions[absent] = self._store.make(ids[absent])

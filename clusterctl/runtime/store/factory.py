@@ -1,4 +1,4 @@
-"""A lane's tables as they begin: from their initial values, from a saved model, or from the checkpoint of the run."""
+"""Make a lane's tables from their initial values, from a saved model, or from the checkpoint of the run."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class ModelSource(Protocol):
 
 
 class CheckpointSource(Protocol):
-    """A checkpoint that a run goes on from: what was saved, with the state of rules and the trainers' cursors."""
+    """A checkpoint that a run resumes from: values, the state of rules and the trainers' cursors."""
 
     step: int
     mode: str
@@ -44,27 +44,27 @@ class CheckpointSource(Protocol):
 
 
 class Lender(Protocol):
-    """Memory that this lane shares with trainers of the same host."""
+    """Memory that this lane shares with trainers on the same host."""
 
     def greeting(self, rank: int) -> dict[str, Any]:
-        """How a trainer finds it."""
+        """Return the facts that a trainer needs to connect."""
         ...
 
     def allocate(self, lane: int, key: int, count: int) -> tuple[Floats, Floats]:
-        """The two buffers of a dense table's values."""
+        """Return the two buffers of a dense table's values."""
         ...
 
     def position(self, rank: int, lane: int, key: int, values: Floats) -> int | None:
-        """Where a trainer finds `values`, a view of such a buffer; None when it cannot see them."""
+        """Return the position of `values`, a view of such a buffer, for a trainer; None if it has not mapped them."""
         ...
 
     def room(self, rank: int, position: int, size: int) -> npt.NDArray[np.uint8] | None:
-        """Where a trainer wants bytes to be put, if it may."""
+        """Return the memory of a trainer at `position`, to write bytes to; None if there is none."""
         ...
 
 
 class TableMaker:
-    """Makes the tables of one lane. `initial` has the keys of those that their saved model does not have."""
+    """Makes the tables of one lane. `initial` has the keys of the tables that their saved model lacks."""
 
     def __init__(
         self,
@@ -88,7 +88,7 @@ class TableMaker:
         self._models: dict[str, ModelSource] = {}
 
     def make(self, declared: TableSpec) -> Table:
-        """A table of initial values, or of those in the checkpoint or saved model that it starts from."""
+        """Return a table with its initial values, or those of the checkpoint or saved model that it starts from."""
         spec = replace(declared, rule=Delta()) if self._mode.name == "geo" else declared
         self._require_room(spec)
         try:
@@ -103,7 +103,7 @@ class TableMaker:
         return table
 
     def _require_room(self, spec: TableSpec) -> None:
-        """Of memory that is only reserved the kernel gives more than there is, and ends somebody when it is used."""
+        """Raise TableError if a table exceeds the machine's memory; the kernel would overcommit and kill later."""
         if spec.kind == "dense":
             start, stop = owned_elements(spec.elements, spec.key, *self._layout.place_of(self._lane, "dense"))
             needed, there = 4 * (stop - start) * (2 + spec.rule.states), memory_bytes()
@@ -120,7 +120,7 @@ class TableMaker:
         return DenseTable(spec, *self._layout.place_of(self._lane, "dense"), self._seed, lend)
 
     def _restore(self, table: Table) -> bool:
-        """Fills a table from the checkpoint of this run; False when there is none, or it does not have the table."""
+        """Fill a table from the checkpoint of this run; return False if there is none, or it lacks the table."""
         source = self._restored
         if source is None:
             return False
@@ -141,7 +141,7 @@ class TableMaker:
         return True
 
     def _load(self, table: Table, path: str) -> bool:
-        """Fills a table from the saved model at `path`; False when the model does not have it."""
+        """Fill a table from the saved model at `path`; return False if the model lacks it."""
         if self._open_model is None:
             raise ModelError(f"pserver {self._pserver} cannot load {path}")
         try:
@@ -162,5 +162,5 @@ class TableMaker:
 
 
 def memory_bytes() -> int:
-    """The machine's memory."""
+    """Return the size of the machine's memory."""
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

@@ -1,8 +1,8 @@
-"""Arrays that grow in place: a table of gigabytes never needs its old and its new copy at one time.
+"""Arrays that grow in place: a table of gigabytes never needs its old and its new copy at the same time.
 
 On Linux the memory is an anonymous private mapping that mremap(2) enlarges by moving page tables, not bytes, and pages
-that were never written cost nothing. Where that is missing (macOS), or while somebody still looks at the old memory,
-the array is copied.
+that were never written cost nothing. Where that is not available (macOS), or while a view of the old memory exists, the
+array is copied.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from clusterctl.runtime.arrays import Array
 _LEAST_BYTES = 64 * 1024
 #: A mapping of this size or more asks for huge pages, as numpy does for its own arrays.
 _HUGE_BYTES = 4 * 2**20
-#: Linux puts a mapping of whole huge pages at the start of one, so that they stay whole when the mapping is moved.
+#: Linux aligns a mapping of whole huge pages to huge pages, so that they stay whole when the mapping is moved.
 _HUGE_PAGE = 2 * 2**20
 
 
 class GrowableArray:
-    """`array`, of shape (room,) or (room, width), is zero where it was never written. Not thread-safe.
+    """An array of shape (room,) or (room, width), zero where it was never written. Not thread-safe.
 
-    `reserve` gives another `array`. A view of the earlier one stays valid, keeps what it saw, and costs a copy.
+    `reserve` replaces `array`. A view of the old one stays valid and keeps its contents, but costs a copy.
     """
 
     def __init__(self, dtype: npt.DTypeLike, width: int | None = None) -> None:
@@ -35,11 +35,11 @@ class GrowableArray:
         self.array = self._view()
 
     def reserve(self, count: int) -> None:
-        """Makes room for `count` rows; raises MemoryError when there is none."""
+        """Make room for `count` rows. Raises MemoryError."""
         if count <= len(self.array):
             return
         size = max(count * self._row_bytes, len(self._map) * 3 // 2)
-        del self.array  # a mapping that is looked at cannot be moved
+        del self.array  # a mapping with views cannot be moved
         try:
             page = mmap.PAGESIZE if size < _HUGE_BYTES else _HUGE_PAGE
             self._map = _resized(self._map, -(-size // page) * page)
@@ -64,7 +64,7 @@ def _mapped(size: int) -> mmap.mmap:
 def _resized(memory: mmap.mmap, size: int) -> mmap.mmap:
     try:
         memory.resize(size)
-    except (BufferError, SystemError):  # somebody looks at it; this system cannot
+    except (BufferError, SystemError):  # there are views of it; this system has no mremap
         fresh = _mapped(size)
         np.copyto(np.frombuffer(fresh, np.uint8, len(memory)), np.frombuffer(memory, np.uint8))
         return fresh
@@ -80,4 +80,4 @@ def _ask_for_huge_pages(memory: mmap.mmap) -> None:
         try:
             memory.madvise(advice)
         except OSError:
-            return  # a kernel without them: smaller pages serve as well
+            return  # a kernel without huge pages

@@ -1,8 +1,8 @@
-"""From int64 ids to row positions, vectorised with numpy alone.
+"""The index from int64 ids to row positions, vectorised with numpy alone.
 
-`HashIndex` serves any ids: open addressing with linear probing (Knuth, The Art of Computer Programming 3, 6.4), where
-a cell holds a position only and the ids stand beside the rows (`keys`, at their positions). `DirectIndex` serves a
-table whose `rows` are known: one cell for each id that may come, in memory that costs nothing until it is touched.
+`HashIndex` takes any ids: open addressing with linear probing (Knuth, The Art of Computer Programming 3, 6.4), where
+a cell holds a position only and the ids are stored beside the rows (`keys`, at their positions). `DirectIndex` is for a
+table with a known number of `rows`: one cell per possible id, in memory that costs nothing until it is touched.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Cells = npt.NDArray[np.int32]
 MAX_POSITIONS = 2**31 - 2
 _FILL, _FILL_AFTER_GROWTH = 0.5, 0.4
 _LEAST_CELLS = 1_024
-#: A bounded table with more rows than this is hashed: few rows spread over many pages would cost a page each.
+#: A bounded table with more rows than this is hashed: a few rows scattered over many pages would cost a page each.
 _DIRECT_ROWS = 2**25
 _CHUNK = 2**18
 _SLOT_BITS, _SLOT_MASK = np.int64(SLOTS.bit_length() - 1), np.int64(SLOTS - 1)
@@ -34,28 +34,28 @@ class Index(Protocol):
     def bytes(self) -> int: ...
 
     def find(self, ids: Ids, keys: Ids) -> Ids:
-        """The position of each id, -1 where it is absent; `keys` must not be empty."""
+        """Return the position of each id, -1 if it is absent; `keys` must not be empty."""
 
     def add(self, ids: Ids, positions: Ids, keys: Ids) -> None:
-        """Adds ids, distinct and absent; `keys` has them already."""
+        """Add ids, distinct and absent; `keys` has them already."""
 
     def remove(self, ids: Ids, positions: Ids) -> None:
-        """Removes ids that are present at `positions`."""
+        """Remove ids that are present at `positions`."""
 
 
 def make_index(rows: int | None, lane: int, lanes: int) -> Index:
-    """The index of a lane (one of `lanes`) of a table that is bounded by `rows`, or unbounded when None."""
+    """Make the index of a lane (one of `lanes`) of a table bounded by `rows`, or unbounded if None."""
     if rows is not None and rows // lanes <= _DIRECT_ROWS:
         return DirectIndex(rows, lane, lanes)
     return HashIndex()
 
 
 class DirectIndex:
-    """A cell per id of the lane: ids of slots lane, lane + lanes, ... Ids of other lanes must not be asked for."""
+    """One cell per id of the lane: ids of slots lane, lane + lanes, ... Ids of other lanes are not allowed."""
 
     def __init__(self, rows: int, lane: int, lanes: int) -> None:
         self._lanes = np.int64(lanes)
-        self._per_round = np.int64(-(-(SLOTS - lane) // lanes))  # ids of this lane among any SLOTS successive ones
+        self._per_round = np.int64(-(-(SLOTS - lane) // lanes))  # ids of this lane among any SLOTS consecutive ones
         self._cells: Cells = np.zeros(-(-rows // SLOTS) * int(self._per_round), np.int32)
 
     @property
@@ -123,7 +123,7 @@ class HashIndex:
         self._cells[probe] = _REMOVED
 
     def _rebuild(self, keys: Ids) -> None:
-        """Makes room, and empties the removed cells; in chunks, so that a great table needs no great scratch."""
+        """Make room and clear removed cells; in chunks, so that a large table needs little scratch memory."""
         old = self._cells
         size = len(old)
         while self._live > _FILL_AFTER_GROWTH * size:
@@ -135,13 +135,13 @@ class HashIndex:
             self._place(keys.take(positions), positions)
 
     def _make(self, size: int) -> None:
-        self._filled = 0  # cells that are not empty: a removed one still leads on to others
+        self._filled = 0  # cells that are not empty: probing continues past removed ones
         self._cells: Cells = np.zeros(size, np.int32)
         self._mask = np.int64(size - 1)
         self._shift = np.uint64(64 - (size.bit_length() - 1))
 
     def _home(self, ids: Ids) -> Ids:
-        # The high bits: the low ones choose the slot, so in one lane they hardly vary.
+        # The high bits: the low bits choose the slot, so they hardly vary within one lane.
         hashed: Bits = mix64(ids.view(np.uint64)) >> self._shift
         return hashed.view(np.int64)
 
@@ -153,7 +153,7 @@ class HashIndex:
             before = self._cells.take(at)
             free = before <= _EMPTY
             claim, cell = todo[free], at[free]
-            self._cells[cell] = cells.take(claim)  # of several claims on one cell the last stays
+            self._cells[cell] = cells.take(claim)  # the last of several claims on one cell wins
             won = self._cells.take(cell) == cells.take(claim)
             self._filled += int(np.count_nonzero(won & (before[free] == _EMPTY)))
             todo = np.concatenate((todo[~free], claim[~won]))

@@ -1,8 +1,8 @@
-"""The rows of each slot that were pushed longest ago, exactly, at little cost for each that goes.
+"""The exact least recently pushed rows of each slot, at a low cost per evicted row.
 
-A queue holds the rows as they stood when it was made, by slot, last push and id. A row that was pushed since stands
-wrong in it and is passed over; but every row that stands right was pushed before all that do not. So the queue is made
-anew, by sorting, only when one of its slots has run out (lazy deletion, as in a heap with stale entries).
+A queue holds the rows at the time it was built, by slot, last push and id. The entry of a row that was pushed since is
+stale and skipped; every row with a valid entry was pushed before all rows with stale ones. So the queue is rebuilt, by
+sorting, only when the entries of a slot are used up (lazy deletion, as in a heap with stale entries).
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from clusterctl.runtime.arrays import Array, Ids
 from clusterctl.runtime.store.rows import RowStore
 from clusterctl.runtime.table.sharding import SLOTS, slots_of
 
-#: What column "seen" holds where there is no row, and where it is not known when the row was pushed.
+#: Values of column "seen" where there is no row, and where the step of the last push is unknown.
 GONE, UNKNOWN = -2, -3
 
 
 class LruQueue:
-    """Works on column `seen` of `store`, the step of each row's last push; GONE where a row went."""
+    """The queue over column `seen` of `store`, the step of each row's last push; GONE where a row was removed."""
 
     def __init__(self, store: RowStore, rows: int | None) -> None:
         self._store = store
@@ -26,12 +26,12 @@ class LruQueue:
         self.forget()
 
     def forget(self) -> None:
-        """Makes the queue anew when it is next needed: `seen` was changed by others than pushes."""
+        """Discard the queue, because `seen` changed other than by pushes; it is rebuilt when next needed."""
         self._positions = self._seen = np.empty(0, np.int64)
         self._next = self._end = np.zeros(SLOTS, np.int64)
 
     def pick(self, excess: Ids) -> Ids:
-        """The positions of the `excess[slot]` rows of each slot that go first; marks them as GONE."""
+        """Return the positions of the `excess[slot]` least recently pushed rows of each slot; mark them as GONE."""
         excess, picked = excess.copy(), [np.empty(0, np.int64)]
         while excess.any():
             if (self._next >= self._end)[excess > 0].any():
@@ -40,15 +40,15 @@ class LruQueue:
         return np.concatenate(picked)
 
     def _advance(self, excess: Ids) -> Ids:
-        """Takes as many entries of the queue as are missing; lowers `excess` by those that stand right."""
+        """Take up to `excess` entries from the queue; lower `excess` by the valid ones and return their positions."""
         count = np.minimum(excess, self._end - self._next)
         slots = np.repeat(np.arange(SLOTS), count)
         entries = np.arange(count.sum()) + np.repeat(self._next - np.cumsum(count) + count, count)
         self._next = self._next + count
         positions = self._positions.take(entries)
-        right = self._store.data["seen"].take(positions) == self._seen.take(entries)
-        excess -= np.bincount(slots[right], minlength=SLOTS)
-        picked: Ids = positions[right]
+        valid = self._store.data["seen"].take(positions) == self._seen.take(entries)
+        excess -= np.bincount(slots[valid], minlength=SLOTS)
+        picked: Ids = positions[valid]
         self._store.data["seen"][picked] = GONE
         return picked
 
@@ -67,7 +67,7 @@ class LruQueue:
 
 
 def _narrow(numbers: Ids) -> Array:
-    """The same order in 16 bits where they suffice, which numpy sorts by radix: three times as fast as `np.lexsort`."""
+    """Return numbers of the same order, in 16 bits if possible: numpy sorts these by radix, 3 times faster."""
     if not len(numbers):
         return numbers
     above: Ids = numbers - numbers.min()

@@ -1,4 +1,4 @@
-"""Rows by id: where a row stands, what it consists of, and which places are free."""
+"""Row storage by id: columns, positions and free positions."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _DTYPES: dict[str, npt.DTypeLike] = {"F32": np.float32, "I64": np.int64}
 
 @dataclass(frozen=True)
 class Column:
-    """What every row has: `width` numbers of `dtype` "F32" or "I64", or a single one when `width` is None."""
+    """A column of rows: `width` numbers of `dtype` "F32" or "I64" per row, or one number if `width` is None."""
 
     name: str
     dtype: str
@@ -25,7 +25,7 @@ class Column:
 
 
 class Rows:
-    """Rows to read: `used` positions were ever taken, those in `free` hold no row."""
+    """Rows for reading: the first `used` positions were ever taken; those in `free` hold no row."""
 
     def __init__(self, columns: Sequence[Column], ids: Ids, data: dict[str, Array], used: int, free: Ids) -> None:
         self.columns = list(columns)
@@ -38,7 +38,7 @@ class Rows:
         return self.used - len(self.free)
 
     def live(self) -> Ids:
-        """The positions of all rows, ascending."""
+        """Return the positions of all rows, ascending."""
         if not len(self.free):
             return np.arange(self.used, dtype=np.int64)
         taken = np.ones(self.used, bool)
@@ -46,37 +46,37 @@ class Rows:
         return np.flatnonzero(taken)
 
     def copy(self) -> Rows:
-        """Another one that nothing changes: one copy of each array."""
+        """Return a copy of the rows, one copy of each array."""
         data = {name: array[: self.used].copy() for name, array in self.data.items()}
         return Rows(self.columns, self.ids[: self.used].copy(), data, self.used, self.free)
 
 
 class RowStore(Rows):
-    """Rows that come and go. `data[name]` is the array of a column, valid until the next `make`. Not thread-safe."""
+    """Rows that can be added and removed. `data[name]` is a column, valid until the next `make`. Not thread-safe."""
 
     def __init__(self, columns: Sequence[Column], index: Index) -> None:
         super().__init__(columns, np.empty(0, np.int64), {}, 0, np.empty(0, np.int64))
         self._index = index
         self._growing_ids = GrowableArray(np.int64)
         self._growing = {c.name: GrowableArray(_DTYPES[c.dtype], c.width) for c in columns}
-        self._look()
+        self._refresh_views()
 
     @property
     def bytes(self) -> int:
-        """What the rows and their index take, without room to grow."""
+        """The size of the rows and their index, without room to grow."""
         per_row = self.ids.itemsize + sum(array.nbytes // len(array) for array in self.data.values())
         return self.used * per_row + self._index.bytes
 
     def find(self, ids: Ids) -> Ids:
-        """The position of each id, -1 where there is none."""
+        """Return the position of each id, -1 if it has none."""
         return self._index.find(ids, self.ids)
 
     def make(self, ids: Ids) -> Ids:
-        """Positions for ids, distinct and absent. What the columns hold there is the caller's to set."""
+        """Return positions for new ids, distinct and absent. The caller must set their columns."""
         reused = min(len(ids), len(self.free))
         fresh = len(ids) - reused
         if self.used + fresh > MAX_POSITIONS:
-            raise MemoryError(f"one lane holds at most {MAX_POSITIONS} rows")
+            raise MemoryError(f"one lane can hold at most {MAX_POSITIONS} rows")
         self._reserve(self.used + fresh)
         rest, again = np.split(self.free, [len(self.free) - reused])
         positions = np.concatenate((again, np.arange(self.used, self.used + fresh, dtype=np.int64)))
@@ -86,7 +86,7 @@ class RowStore(Rows):
         return positions
 
     def remove(self, positions: Ids) -> None:
-        """Ends rows, at distinct positions. What stood there remains until the places are taken again."""
+        """Remove rows at distinct positions. Their data stays until the positions are reused."""
         self._index.remove(self.ids.take(positions), positions)
         self.free = np.concatenate((self.free, positions))
 
@@ -99,9 +99,9 @@ class RowStore(Rows):
             for growing in (self._growing_ids, *self._growing.values()):
                 growing.reserve(count)
         finally:
-            self._look()
+            self._refresh_views()
 
-    def _look(self) -> None:
+    def _refresh_views(self) -> None:
         self.ids = self._growing_ids.array
         self.data.update({name: growing.array for name, growing in self._growing.items()})
         self._room = min(len(array) for array in (self.ids, *self.data.values()))

@@ -1,4 +1,4 @@
-"""The rows of an embedding that one lane holds: values, rule state, and what the last step replaced."""
+"""The rows of an embedding that one lane holds: values, rule state, and the values before the last step."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class SparseGrad:
 
 
 class SparseReader:
-    """What a file takes of a table. Rows stand at positions, in no order, which hold until the next step."""
+    """The rows of a table for writing to a file. Their positions, in no order, are valid until the next step."""
 
     def __init__(self, spec: TableSpec, rows: Rows, candidates: tuple[Ids, Ids] | None) -> None:
         self.spec = spec
@@ -38,7 +38,7 @@ class SparseReader:
         return len(self._read)
 
     def live(self) -> Ids:
-        """The positions of all rows, int64."""
+        """Return the positions of all rows, int64."""
         return self._read.live()
 
     @property
@@ -53,22 +53,23 @@ class SparseReader:
         return self.read("rows", positions)
 
     def columns(self) -> list[Column]:
-        """What there is of each row: "rows", "state/0" and on, then what its retention needs, "seen" and "score"."""
+        """Return the columns: "rows", "state/0" and so on, then "seen" and "score" if the retention needs them."""
         return list(self._read.columns)
 
     def read(self, name: str, positions: Ids) -> Array:
-        """A column of rows, (len(positions), width) or (len(positions),), a new array."""
+        """Return a column of rows, (len(positions), width) or (len(positions),), a new array."""
         out: Array = self._read.data[name].take(positions, axis=0)
         return out
 
     def candidates(self) -> tuple[Ids, Ids]:
-        """The ids that were pushed but not admitted yet, ascending, and in how many pushes."""
+        """Return the ids that were pushed but not admitted yet, ascending, and the number of their pushes."""
         return self._candidates or (np.empty(0, np.int64), np.empty(0, np.int64))
 
 
 class SparseTable(SparseReader):
-    """The rows of one of all `lanes` that serve the table. A row is made by its first gradient, or as the table's
-    retention says; until then it has its initial value. Not thread-safe.
+    """The rows of one of the `lanes` that serve the table. Not thread-safe.
+
+    A row is made by its first gradient, or when the table's retention admits it; until then it has its initial value.
     """
 
     def __init__(self, spec: TableSpec, seed: int, lane: int = 0, lanes: int = 1) -> None:
@@ -88,7 +89,7 @@ class SparseTable(SparseReader):
         self.changed_by = -1
 
     def pull(self, ids: Ids, version: int | None) -> Floats:
-        """Rows of `ids`, (len(ids), dim), after `version` steps (None: the newest). Makes no row."""
+        """Return the rows of `ids`, (len(ids), dim), after `version` steps (None: the newest). Makes no row."""
         found = self._store.find(ids)
         out: Floats = self._store.data["rows"].take(found, axis=0, mode="clip")
         absent = np.flatnonzero(found < 0)
@@ -103,10 +104,10 @@ class SparseTable(SparseReader):
         return out
 
     def restore(self, ids: Ids, columns: Mapping[str, Array]) -> None:
-        """Sets distinct ids to what `columns` holds of each, by name; a column that is missing begins as in a new row.
+        """Set the columns of distinct ids, by name; a missing column starts as in a new row.
 
-        Without "seen" a row counts as pushed once, just before the step that comes next. Columns of another retention
-        than this table has are left out.
+        Without "seen" a row counts as pushed once, just before the next step. Columns that this table's retention does
+        not need are ignored.
         """
         positions = self._store.find(ids)
         absent = np.flatnonzero(positions < 0)
@@ -117,14 +118,14 @@ class SparseTable(SparseReader):
             self._enforcer.restored()
 
     def restore_candidates(self, ids: Ids, counts: Ids) -> None:
-        """Sets in how many pushes distinct ids without a row were named."""
+        """Set the number of pushes of distinct ids without a row."""
         if self._enforcer is not None:
             self._enforcer.candidates.restore(ids, counts)
 
     def apply(self, grads: Sequence[SparseGrad], total: np.float32, step: int) -> None:
-        """Merges and applies the gradients of `step`, by ascending rank, then lets go what the retention says.
+        """Merge and apply the gradients of `step`, by ascending rank, then remove the rows that the retention evicts.
 
-        A table with a retention must be told of every step, also of one without gradients: rows expire by steps.
+        With a retention it must be called for every step, even one without gradients: rows expire by steps.
         """
         if self._enforcer is not None:
             self._enforcer.begin(step)
@@ -141,12 +142,12 @@ class SparseTable(SparseReader):
         return self._enforcer.candidates.to_arrays() if self._enforcer is not None else super().candidates()
 
     def frozen(self) -> SparseReader:
-        """The table as it is now, for another thread to read: one copy of each array."""
+        """Return a copy of the table for another thread to read: one copy of each array."""
         return SparseReader(self.spec, self._store.copy(), self.candidates())
 
     def counters(self) -> dict[str, int]:
-        """Rows and their bytes (with index and candidates) now; and since the start, in ids: `looked_up` and `hits`
-        (that had a row) of pulls, `admitted` and `refused` of steps, `expired` and `evicted`.
+        """Return `rows` and their `bytes` (with index and candidates) now; and numbers of ids since the start:
+        `looked_up` and `hits` (with a row) in pulls, `admitted` and `refused` in steps, `expired` and `evicted`.
         """
         enforcer = self._enforcer
         more = {"expired": enforcer.expired, "evicted": enforcer.evicted} if enforcer else {"expired": 0, "evicted": 0}
@@ -171,7 +172,7 @@ class SparseTable(SparseReader):
             self.changed_by = step
 
     def _apply_rows(self, arrays: list[Array], positions: Ids, old: Floats, grad: Floats, step: int) -> None:
-        np.take(arrays[0], positions, axis=0, out=old, mode="clip")  # any other mode would buffer
+        np.take(arrays[0], positions, axis=0, out=old, mode="clip")  # any other mode buffers the output
         state = [array.take(positions, axis=0) for array in arrays[1:]]
         new = np.empty_like(old)
         self.spec.rule.update(old, state, grad, new, step + 1)
@@ -179,7 +180,7 @@ class SparseTable(SparseReader):
             scatter(array, positions, changed)
 
     def _positions(self, ids: Ids, places: Sequence[Ids], step: int) -> tuple[Ids, Ids]:
-        """The positions of the ids that are admitted, rows made where they lack, and the places of these in `ids`."""
+        """Return the positions of the admitted ids, making missing rows, and the places of these ids in `ids`."""
         positions = self._store.find(ids)
         absent = np.flatnonzero(positions < 0)
         if self._enforcer is None:
@@ -214,7 +215,7 @@ class SparseTable(SparseReader):
         return self.spec.init.rows(self._key, ids, self.spec.dim)
 
     def _remember(self, ids: Ids, rows: Floats, step: int) -> None:
-        """Adds rows to those that this step replaced. Of one that is there already the older value stays the first."""
+        """Add rows to those that this step replaced. A row that is there already keeps its older value first."""
         if self.changed_by != step:
             self._replaced_ids, self._replaced = self._replaced_ids[:0], self._replaced[:0]
         every = np.concatenate((self._replaced_ids, ids))
@@ -225,7 +226,7 @@ class SparseTable(SparseReader):
 
 
 def _union(grads: Sequence[SparseGrad]) -> tuple[Ids, list[Ids]]:
-    """The distinct ids of all gradients, ascending, and each gradient's places among them."""
+    """Return the distinct ids of all gradients, ascending, and each gradient's places among them."""
     if len(grads) == 1:
         return np.array(grads[0].ids), [np.arange(len(grads[0].ids), dtype=np.int64)]
     every = np.concatenate([grad.ids for grad in grads])
@@ -239,10 +240,10 @@ def _union(grads: Sequence[SparseGrad]) -> tuple[Ids, list[Ids]]:
 
 
 def _merged(grads: Sequence[SparseGrad], places: Sequence[Ids], total: np.float32, a: int, b: int) -> Floats:
-    """The mean gradient of the rows a to b of the union: from +0.0, by ascending rank, absent ones as zero."""
+    """Return the mean gradient of rows a to b of the union: from +0.0, by ascending rank, missing rows as zero."""
     if len(grads) == 1:
         merged: Floats = grads[0].rows[a:b] * grads[0].weight
-        merged += np.float32(0)  # the sum starts from +0.0, which turns a -0.0 round
+        merged += np.float32(0)  # the sum starts from +0.0, so that -0.0 becomes +0.0
     else:
         merged = np.zeros((b - a, grads[0].rows.shape[1]), np.float32)
         for grad, place in zip(grads, places):

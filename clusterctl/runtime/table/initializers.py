@@ -1,9 +1,9 @@
-"""Initial values from a counter-based generator, so that they do not depend on who asks first.
+"""Initial values from a counter-based generator, so that they do not depend on the order of requests.
 
 Element `i` of a dense table draws from `mix64(key + (i + 1) * GOLDEN)` and column `j` of row `id` from
 `mix64(mix64(key ^ mix64(id)) + (j + 1) * GOLDEN)`, where `key` hashes (seed, table). That is splitmix64 read at
 a counter (Steele, Lea, Flood 2014). Only integer operations and one or two float32 roundings follow, so the bits are
-equal on every CPU; `normal` is a centred sum of twelve 16-bit uniforms (Irwin-Hall), never log or cos.
+the same on every CPU; `normal` is a centred sum of twelve 16-bit uniforms (Irwin-Hall), without log or cos.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _IRWIN_HALL_STD = math.sqrt(65_536.0**2 - 1)
 
 @dataclass(frozen=True)
 class Initial:
-    """How a table's values begin. Made by `uniform`, `normal`, `zeros` or `constant`; `a` and `b` are its numbers."""
+    """Initial values, made by `uniform`, `normal`, `zeros` or `constant`; `a` and `b` are their parameters."""
 
     kind: str
     a: float = 0.0
@@ -38,20 +38,20 @@ class Initial:
         if self.kind not in ("uniform", "normal", "constant"):
             raise UseError(f"unknown initial values {self.kind!r}", remedy="use uniform, normal, zeros or constant")
         if not all(isinstance(n, (int, float)) and math.isfinite(n) for n in numbers):
-            raise UseError(f"{self.kind}{numbers} is not made of finite numbers")
+            raise UseError(f"{self.kind}{numbers} has parameters that are not finite numbers")
 
     def to_json(self) -> dict[str, Any]:
         return {"kind": self.kind, "a": float(self.a), "b": float(self.b)}
 
     def dense(self, key: int, start: int, count: int) -> Floats:
-        """Elements `start` to `start + count` of a flattened table, float32."""
+        """Return elements `start` to `start + count` of a flattened table, float32."""
         per = self._draws()
         counters = np.arange(start * per, (start + count) * per, dtype=np.uint64).reshape(count, per)
         base = np.full((1, 1), key, np.uint64)
         return self._shape(_bits(base, counters)).reshape(count)
 
     def rows(self, key: int, ids: Ids, dim: int) -> Floats:
-        """The rows of `ids`, float32 of shape (len(ids), dim)."""
+        """Return the rows of `ids`, float32 of shape (len(ids), dim)."""
         per = self._draws()
         base = mix64(mix64(ids.view(np.uint64)) ^ np.uint64(key))
         counters = np.arange(dim * per, dtype=np.uint64).reshape(1, dim * per)
@@ -81,27 +81,27 @@ def _bits(base: Bits, counters: Bits) -> Bits:
 
 
 def stream_key(seed: int, table: int) -> int:
-    """The generator's 64-bit key for a table (`placement.table_key`) under a job's seed."""
+    """Return the generator's 64-bit key for a table (`sharding.table_key`) under a job's seed."""
     packed = struct.pack("<QQ", seed & (2**64 - 1), table)
     return int.from_bytes(hashlib.blake2b(packed, digest_size=8).digest(), "little")
 
 
 def initial_from_json(data: dict[str, Any]) -> Initial:
-    """The inverse of `Initial.to_json`; raises UseError on anything else."""
+    """Return the initial values in JSON of `Initial.to_json`. Raises UseError for anything else."""
     try:
         return Initial(str(data["kind"]), float(data["a"]), float(data["b"]))
     except (KeyError, TypeError, ValueError) as exc:
-        raise UseError(f"initial values {data!r} are not understood") from exc
+        raise UseError(f"initial values {data!r} are malformed") from exc
 
 
 def uniform(low: float, high: float = math.nan) -> Initial:
-    """Even in [low, high); `uniform(scale)` is even in [-scale, scale)."""
+    """Uniform in [low, high); `uniform(scale)` is uniform in [-scale, scale)."""
     bounds: tuple[float, float] = (-low, low) if math.isnan(high) else (low, high)
     return Initial("uniform", *bounds)
 
 
 def normal(std: float, mean: float = 0.0) -> Initial:
-    """Close to normal: a sum of twelve uniforms, with this standard deviation and mean, within 6 deviations."""
+    """Approximately normal: a sum of twelve uniforms, with this standard deviation and mean, within 6 deviations."""
     return Initial("normal", mean, std)
 
 

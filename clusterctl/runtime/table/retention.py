@@ -1,7 +1,7 @@
-"""Which rows of an embedding are made, and which go again: a value that a table's definition carries.
+"""The retention of an embedding: which ids get a row, and which rows are removed. Part of a table's definition.
 
-All of it follows from ids, pushes and steps, never from chance, the clock, or the number of pservers and lanes: whether
-a row is there is as reproducible as what it holds. `store.eviction` carries it out.
+It depends on ids, pushes and steps only, never on chance, the clock, or the number of pservers and lanes: the presence
+of a row is as reproducible as its values. `store.eviction` enforces it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _MOST = 2**62
 
 @dataclass(frozen=True)
 class Sightings:
-    """A row is made in the step that brings its id to `count` pushes (several trainers may name it in one step)."""
+    """Admission of an id in the step of its `count`-th push (several trainers may push it in one step)."""
 
     count: int
 
@@ -32,7 +32,7 @@ class Sightings:
 
 @dataclass(frozen=True)
 class Fraction:
-    """Rows are made for this share of all ids, chosen by a hash of the id."""
+    """Admission of this share of all ids, chosen by a hash of the id."""
 
     share: float
 
@@ -42,7 +42,7 @@ class Fraction:
 
 @dataclass(frozen=True)
 class Age:
-    """A row goes when none of the last `steps` steps pushed it."""
+    """Expiry of a row that was not pushed in the last `steps` steps."""
 
     steps: int
 
@@ -52,7 +52,7 @@ class Age:
 
 @dataclass(frozen=True)
 class Score:
-    """A row goes when its score is below `limit`: pushes that named it, each worth `decay` less with every step."""
+    """Expiry of a row whose score is below `limit`: the number of its pushes, multiplied by `decay` in every step."""
 
     limit: float
     decay: float
@@ -66,13 +66,13 @@ class Score:
 
 @dataclass(frozen=True)
 class Retention:
-    """What an embedding admits and forgets; each part may be left out.
+    """The ids that an embedding admits and the rows that it removes; each part is optional.
 
     `admit`: `after_sightings(n)` or `fraction(p)`; until a row is made its gradients are dropped, and it has its
-    initial value. `expire`: `older_than(steps)` or `score_below(limit, decay)`, looked at after every `sweep_every`-th
-    step. `max_rows`: a cap for the whole table, kept after every step: each of the SLOTS slots has its share of it, and
-    above it the rows that were pushed longest ago go, of equal ones those of smaller ids first. A row that went has its
-    initial value again, and no state. Raises UseError for numbers that mean nothing.
+    initial value. `expire`: `older_than(steps)` or `score_below(limit, decay)`, checked after every `sweep_every`-th
+    step. `max_rows`: a cap on the whole table, enforced after every step: each of the SLOTS slots has its share, above
+    which the least recently pushed rows are removed, among equals those with smaller ids first. A removed row has its
+    initial value again, and no state. Raises UseError for invalid numbers.
     """
 
     admit: Sightings | Fraction | None = None
@@ -82,10 +82,10 @@ class Retention:
 
     def __post_init__(self) -> None:
         if self.admit is not None and not isinstance(self.admit, (Sightings, Fraction)):
-            raise UseError(f"admit={self.admit!r} is not known", remedy="use after_sightings(n) or fraction(p)")
+            raise UseError(f"admit={self.admit!r} is unknown", remedy="use after_sightings(n) or fraction(p)")
         if self.expire is not None and not isinstance(self.expire, (Age, Score)):
             raise UseError(
-                f"expire={self.expire!r} is not known", remedy="use older_than(steps) or score_below(limit, decay)"
+                f"expire={self.expire!r} is unknown", remedy="use older_than(steps) or score_below(limit, decay)"
             )
         if self.max_rows is not None:
             _whole("max_rows", self.max_rows, SLOTS)
@@ -100,29 +100,29 @@ class Retention:
         }
 
     def slot_shares(self) -> Ids:
-        """The most rows of each slot, (SLOTS,) int64, which add up to `max_rows`."""
+        """Return the maximum number of rows of each slot, (SLOTS,) int64; they add up to `max_rows`."""
         cuts = [slot * (self.max_rows or 0) // SLOTS for slot in range(SLOTS + 1)]
         shares: Ids = np.array(cuts[1:], np.int64) - np.array(cuts[:-1], np.int64)
         return shares
 
 
 def after_sightings(count: int) -> Sightings:
-    """Admits an id at its `count`-th push."""
+    """Admit an id at its `count`-th push."""
     return Sightings(count)
 
 
 def fraction(share: float) -> Fraction:
-    """Admits this share of all ids, above 0 and at most 1: always the same ones."""
+    """Admit this share of all ids, above 0 and at most 1; always the same ids."""
     return Fraction(share)
 
 
 def older_than(steps: int) -> Age:
-    """Lets a row go that none of the last `steps` steps pushed."""
+    """Remove rows that were not pushed in the last `steps` steps."""
     return Age(steps)
 
 
 def score_below(limit: float, decay: float) -> Score:
-    """Lets a row go whose pushes, each worth `decay ** (steps since)`, add up to less than `limit`."""
+    """Remove rows whose pushes, each worth `decay ** (steps since)`, add up to less than `limit`."""
     return Score(limit, decay)
 
 
@@ -142,7 +142,7 @@ def _part_to_json(part: Any) -> dict[str, Any] | None:
 
 
 def retention_from_json(data: Any) -> Retention | None:
-    """The inverse of `Retention.to_json`, None for None; raises UseError on anything else."""
+    """Return the retention in JSON of `Retention.to_json`, None for None. Raises UseError for anything else."""
     if data is None:
         return None
     try:
@@ -152,7 +152,7 @@ def retention_from_json(data: Any) -> Retention | None:
         parts = {name: _part_from_json(data[name]) for name in ("admit", "expire")}
         return Retention(**parts, max_rows=data["max_rows"], sweep_every=data["sweep_every"])
     except (AttributeError, KeyError, TypeError, ValueError) as exc:
-        raise UseError(f"retention {data!r} is not understood") from exc
+        raise UseError(f"retention {data!r} is malformed") from exc
 
 
 def _part_from_json(data: dict[str, Any] | None) -> Any:
@@ -163,7 +163,7 @@ def _part_from_json(data: dict[str, Any] | None) -> Any:
 
 def _whole(what: str, number: Any, least: int) -> None:
     if isinstance(number, bool) or not isinstance(number, int) or not least <= number <= _MOST:
-        raise UseError(f"{what}={number!r} must be a whole number, at least {least}")
+        raise UseError(f"{what}={number!r} must be an integer >= {least}")
 
 
 def _number(what: str, number: Any, above: float, most: float) -> None:

@@ -1,12 +1,12 @@
-"""Server-side optimizers. A rule knows numbers only: no tables, no steps of its own, no transport.
+"""Server-side optimizers. A rule works on arrays only: it has no tables, no step counter, no transport.
 
 `update(value, state, grad, out, t)` takes float32 arrays of one shape. It writes the new value to `out` (which may be
-`value` itself), updates each array of `state` in place, and uses `grad` up. `t` counts global steps from 1. All
-operations are elementwise, so the result does not depend on how a table is cut.
+`value` itself), updates each array of `state` in place, and destroys `grad`. `t` counts global steps from 1. All
+operations are elementwise, so the result does not depend on how a table is partitioned.
 
 `lr` is a number or a schedule of `schedules`, whose rate at t is computed in float64. Penalties are
-part of the gradient, `g += l2 * w + l1 * sign(w)`, save for Ftrl, whose formula has its own. In the formulas w is the
-value, g the gradient, and all else state from zero.
+part of the gradient, `g += l2 * w + l1 * sign(w)`, except in Ftrl, whose formula includes them. In the formulas w is
+the value, g the gradient, and all else state that starts at zero.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from clusterctl.runtime.table.schedules import Schedule, schedule_from_json
 Rate = Union[float, Schedule]
 
 _LARGEST = float(np.finfo(np.float32).max)
-#: Where a rule divides by the rate: what is below, as the end of a schedule, moves nothing.
+#: For rules that divide by the rate: a lower rate, as at the end of a schedule, changes nothing.
 _NO_RATE = 1e-30
 
 
@@ -37,9 +37,9 @@ class Rule:
     l1: float
     l2: float
 
-    #: Arrays of the value's shape that a rule keeps beside it, from zero.
+    #: The number of arrays of state, each of the value's shape and starting at zero.
     states: ClassVar[int] = 0
-    #: Numbers that must not be zero in float32, and those that must be below 1.
+    #: Parameters that must not be zero in float32, and those that must be below 1.
     _above_zero: ClassVar[tuple[str, ...]] = ("lr",)
     _below_one: ClassVar[tuple[str, ...]] = ()
 
@@ -48,7 +48,7 @@ class Rule:
         return {"rule": type(self).__name__, **vars(self), "lr": lr}
 
     def update(self, value: Floats, state: Sequence[Floats], grad: Floats, out: Floats, t: int) -> None:
-        """One step, as the module says; raises nothing, and makes NaN of NaN."""
+        """Apply one step, see the module. It raises nothing, and NaN stays NaN."""
         self._penalise(value, grad)
         self._move(value, state, grad, out, t)
 
@@ -170,7 +170,7 @@ class RMSProp(Rule):
 
 @dataclass(frozen=True, init=False)
 class Adam(Rule):
-    """Algorithm 1 of Kingma and Ba 2015, with `t` the job's global step, also for rows first seen late.
+    """Algorithm 1 of Kingma and Ba 2015, with `t` the job's global step, even for rows first seen late.
 
     `m = b1*m + (1-b1)*g; v = b2*v + (1-b2)*g*g; w -= lr/(1-b1^t) * m / (sqrt(v)/sqrt(1-b2^t) + eps)`
     """
@@ -216,10 +216,10 @@ class Ftrl(Rule):
 
     `n += g*g; d = (beta + sqrt(n)) / lr + l2; u = c + g - w*d; c = clip(u, -l1, l1); w = (c - u) / d`
 
-    The paper keeps `z = c - w*d` in place of c, and makes w of z and n alone. The values are the same when they begin
-    at zero; kept this way, one that was initialized, loaded, or changed from elsewhere is gone on from: w minimizes the
-    sum of `g_i*w + s_i*(w - w_i)^2 / 2` over all steps, `(beta/lr + l2) * (w - w_0)^2 / 2` and `l1*|w|`, with s_i what
-    step i added to d.
+    The paper keeps `z = c - w*d` instead of c, and computes w from z and n alone. The values are the same if they start
+    at zero; this form also continues from a value that was initialized, loaded or changed elsewhere: w minimizes the
+    sum of `g_i*w + s_i*(w - w_i)^2 / 2` over all steps, `(beta/lr + l2) * (w - w_0)^2 / 2` and `l1*|w|`, where s_i is
+    the amount that step i added to d.
     """
 
     beta: float
@@ -230,7 +230,7 @@ class Ftrl(Rule):
         self._set(lr, beta=beta, l1=l1, l2=l2)
 
     def _penalise(self, value: Floats, grad: Floats) -> None:
-        """Penalties are part of the formula."""
+        """Do nothing: the formula includes the penalties."""
 
     def _move(self, value: Floats, state: Sequence[Floats], grad: Floats, out: Floats, t: int) -> None:
         rate = self._rate(t)
@@ -249,14 +249,14 @@ class Ftrl(Rule):
             np.clip(grad, np.float32(-self.l1), np.float32(self.l1), out=kept)
             np.subtract(kept, grad, out=grad)
             np.divide(grad, divisor, out=out)
-        else:  # the same, where c is zero
+        else:  # the same with c = 0
             grad /= divisor
             np.subtract(value, grad, out=out)
 
 
 @dataclass(frozen=True, init=False)
 class Delta(Rule):
-    """What a lane does in geo mode: trainers send what they changed, and the lane adds it."""
+    """The rule of lanes in geo mode: trainers send their changes, and the lane adds them."""
 
     def __init__(self) -> None:
         self._set(1.0, l1=0.0, l2=0.0)
@@ -271,7 +271,7 @@ RULES: dict[str, type[Rule]] = {cls.__name__: cls for cls in (SGD, Momentum, Ada
 def _divide_by_root(
     value: Floats, squares: Floats, grad: Floats, scratch: Floats, out: Floats, rate: float, eps: float
 ) -> None:
-    """`out = value - rate * grad / (sqrt(squares) + eps)`; uses up `grad` and `scratch`."""
+    """Compute `out = value - rate * grad / (sqrt(squares) + eps)`; destroys `grad` and `scratch`."""
     np.sqrt(squares, out=scratch)
     scratch += np.float32(eps)
     grad *= np.float32(rate)
@@ -280,12 +280,12 @@ def _divide_by_root(
 
 
 def rule_from_json(data: dict[str, Any]) -> Rule:
-    """The inverse of `Rule.to_json`; raises UseError on anything else."""
+    """Return the rule in JSON of `Rule.to_json`. Raises UseError for anything else."""
     try:
         numbers = {str(name): _number_from_json(value) for name, value in data.items() if name != "rule"}
         return RULES[str(data["rule"])](**numbers)
     except (AttributeError, KeyError, TypeError, ValueError) as exc:
-        raise UseError(f"rule {data!r} is not understood", remedy=f"known are {', '.join(RULES)}") from exc
+        raise UseError(f"rule {data!r} is malformed", remedy=f"known rules: {', '.join(RULES)}") from exc
 
 
 def _number_from_json(value: Any) -> Rate:

@@ -1,21 +1,21 @@
-"""The learning rate as a function of the global step, `t` from 1: what a rule takes in place of a number for `lr`.
+"""Learning-rate schedules: the rate as a function of the global step, `t` from 1. Accepted as the `lr` of a rule.
 
-With `warmup=W` the first W steps climb evenly, `rate * t / (W + 1)`, and step W + 1 is the first at the full rate. From
-there a curve falls with `n = t - 1 - W`, the steps done since:
+With `warmup=W` the rate climbs linearly in the first W steps, `rate * t / (W + 1)`; step W + 1 is the first at the full
+rate. Then it follows a curve of `n = t - 1 - W`, the number of steps since:
 
 | made by                                | rate at n                                                             |
 |----------------------------------------|-----------------------------------------------------------------------|
 | `constant_rate(rate)`                  | `rate`                                                                |
 | `step_decay(rate, every, factor)`      | `rate * factor ** floor(n / every)`                                   |
 | `exponential(rate, every, factor)`     | `rate * factor ** (n / every)`                                        |
-| `polynomial(rate, steps, to, power)`   | `to + (rate - to) * (1 - n / N) ** power`, from n = N on `to`         |
-| `cosine(rate, steps, to)`              | `to + (rate - to) * (1 + cos(pi * n / N)) / 2`, from n = N on `to`    |
+| `polynomial(rate, steps, to, power)`   | `to + (rate - to) * (1 - n / N) ** power`, and `to` from n = N on     |
+| `cosine(rate, steps, to)`              | `to + (rate - to) * (1 + cos(pi * n / N)) / 2`, and `to` from n = N on |
 
 where `N = steps - W`: `steps` counts from the job's first step. Linear warm-up: Goyal et al. 2017; cosine: Loshchilov
 and Hutter 2017, without restarts; the others as in Keras and torch.
 
-Rates are float64 of the same bits on every machine: only IEEE `+ - * /` and the decimal module, whose ln and exp are
-correctly rounded, are used; not the C library's pow and cos, whose last bit differs between libraries.
+Rates are float64 with the same bits on every machine: they use IEEE `+ - * /` and the decimal module, whose ln and exp
+are correctly rounded, but not the C library's pow and cos, whose last bit differs between libraries.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _COSINE = tuple((-1) ** k / math.factorial(2 * k) for k in reversed(range(12)))
 
 @dataclass(frozen=True, repr=False)
 class Schedule:
-    """Made by the functions of this module, which say what the numbers mean; `kind` is the name of that function."""
+    """A schedule, made by a function of this module; `kind` is the name of that function."""
 
     kind: str
     rate: float
@@ -47,7 +47,7 @@ class Schedule:
 
     def __post_init__(self) -> None:
         if self.kind not in _CURVES:
-            raise UseError(f"schedule {self.kind!r} is not known", remedy=f"known are {', '.join(_CURVES)}")
+            raise UseError(f"schedule {self.kind!r} is unknown", remedy=f"known schedules: {', '.join(_CURVES)}")
         for name in ("rate", "factor", "to", "power"):
             self._require_number(name)
         self._require(self.rate > 0, "rate", "must be positive")
@@ -57,10 +57,10 @@ class Schedule:
         for name, least in (("warmup", 0), ("every", 1), ("steps", 1)):
             self._require_whole(name, least)
         if "steps" in _OPTIONS[self.kind]:
-            self._require(self.steps > self.warmup, "steps", f"must be above warmup={self.warmup}, which it includes")
+            self._require(self.steps > self.warmup, "steps", f"must be above warmup={self.warmup}, which is part of it")
 
     def at(self, t: int) -> float:
-        """The rate of global step `t`, from 1."""
+        """Return the rate of global step `t`, from 1."""
         done = t - 1 - self.warmup
         if done < 0:
             return self.rate * (t / (self.warmup + 1))
@@ -92,11 +92,11 @@ class Schedule:
             whole = operator.index(number)
         except TypeError:
             whole = least - 1
-        self._require(whole >= least and not isinstance(number, bool), name, f"is not a whole number from {least} up")
+        self._require(whole >= least and not isinstance(number, bool), name, f"is not an integer >= {least}")
         object.__setattr__(self, name, whole)
 
     def _left(self, done: int) -> float:
-        """What is left of the curve's way, from 1 down to 0."""
+        """Return the remaining fraction of the curve, from 1 down to 0."""
         steps = self.steps - self.warmup
         return max(0, steps - done) / steps
 
@@ -105,41 +105,41 @@ class Schedule:
 
 
 def constant_rate(rate: float, *, warmup: int = 0) -> Schedule:
-    """`rate` throughout, which a plain number is too; here after a warm-up of so many steps."""
+    """Stay at `rate`, as a plain number does, after a warm-up of `warmup` steps."""
     return Schedule("constant_rate", rate, warmup)
 
 
 def step_decay(rate: float, *, every: int, factor: float, warmup: int = 0) -> Schedule:
-    """Times `factor` (above 0, at most 1) at once after each `every` steps."""
+    """Multiply the rate by `factor` (above 0, at most 1) after each `every` steps."""
     return Schedule("step_decay", rate, warmup, every=every, factor=factor)
 
 
 def exponential(rate: float, *, every: int, factor: float, warmup: int = 0) -> Schedule:
-    """Times `factor` (above 0, at most 1) over each `every` steps, a little at every step."""
+    """Multiply the rate by `factor` (above 0, at most 1) over each `every` steps, gradually."""
     return Schedule("exponential", rate, warmup, every=every, factor=factor)
 
 
 def polynomial(rate: float, *, steps: int, to: float = 0.0, power: float = 1.0, warmup: int = 0) -> Schedule:
-    """From `rate` to `to`, reached after `steps` steps of which `warmup` are the first; power 1 is a straight line."""
+    """Go from `rate` to `to`, reached after `steps` steps including `warmup`; power 1 is linear."""
     return Schedule("polynomial", rate, warmup, steps=steps, to=to, power=power)
 
 
 def cosine(rate: float, *, steps: int, to: float = 0.0, warmup: int = 0) -> Schedule:
-    """From `rate` to `to` along half a cosine wave, reached after `steps` steps of which `warmup` are the first."""
+    """Go from `rate` to `to` along half a cosine wave, reached after `steps` steps including `warmup`."""
     return Schedule("cosine", rate, warmup, steps=steps, to=to)
 
 
 def schedule_from_json(data: dict[str, Any]) -> Schedule:
-    """The inverse of `Schedule.to_json`; raises UseError on anything else."""
+    """Return the schedule in JSON of `Schedule.to_json`. Raises UseError for anything else."""
     try:
         return Schedule(**data)
     except TypeError as exc:
-        raise UseError(f"schedule {data!r} is not understood") from exc
+        raise UseError(f"schedule {data!r} is malformed") from exc
 
 
 @functools.lru_cache(maxsize=1_024)
 def _power(base: float, exponent: float) -> float:
-    """`base ** exponent` for a base in 0..1 and an exponent from 0 up, from 25 decimal digits."""
+    """Return `base ** exponent` for a base in 0..1 and an exponent >= 0, from 25 decimal digits."""
     if exponent == 0 or base == 1:
         return 1.0
     if base == 0 or exponent == 1:
@@ -152,7 +152,7 @@ def _power(base: float, exponent: float) -> float:
 
 @functools.lru_cache(maxsize=1_024)
 def _cosine_share(left: float) -> float:
-    """`(1 + cos(pi * (1 - left))) / 2`, as the squared cosine of half the angle."""
+    """Return `(1 + cos(pi * (1 - left))) / 2`, as the squared cosine of half the angle."""
     x = math.pi / 2 * (1 - left)
     square, total = x * x, 0.0
     for coefficient in _COSINE:

@@ -1,11 +1,11 @@
-"""Where a piece of a table lives.
+"""Sharding: which lane owns which piece of a table.
 
 A dense table is flattened in C order and cut into blocks of `BLOCK_ELEMENTS` elements; a sparse table's ids fall
-into `SLOTS` slots. Both are fixed for ever by the table alone (the file format names them); only the map from
-blocks and slots to pservers knows how many pservers there are, so any model loads onto any number of them.
+into `SLOTS` slots. Both depend on the table only and never change (the file format names them); only the map from
+blocks and slots to pservers depends on the number of pservers, so any model loads onto any number of them.
 
-A lane owns one contiguous run of a dense table's blocks, so that a gradient leaves the trainer as a view and
-needs no gathering. Small tables start at a lane chosen by their name, so that they do not all crowd on the first.
+A lane owns one contiguous run of a dense table's blocks, so that a trainer sends a gradient as a view, without
+copying. Small tables start at a lane chosen by their name, so that they do not all go to the first.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from clusterctl.runtime.arrays import Bits, Ids
 BLOCK_ELEMENTS = 65_536
 SLOTS = 1_024
 
-#: A dense part on the wire is at most this long, and cut at its multiples from the start of the lane's run.
+#: The maximum length of a dense part on the wire. Runs are cut at its multiples from their start.
 PART_ELEMENTS = 262_144
 
 _MIX_1 = np.uint64(0xBF58476D1CE4E5B9)
@@ -30,12 +30,12 @@ _SHIFT_1, _SHIFT_2, _SHIFT_3 = np.uint64(30), np.uint64(27), np.uint64(31)
 
 
 def table_key(name: str) -> int:
-    """The 64-bit number that stands for table `name` on the wire and in the generators."""
+    """Return the 64-bit number of table `name` on the wire and in the generators."""
     return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest(), "little")
 
 
 def mix64(values: Bits) -> Bits:
-    """The finalizer of splitmix64 (Steele, Lea, Flood 2014), a bijection of 64 bits, elementwise; a new array."""
+    """Apply the finalizer of splitmix64 (Steele, Lea, Flood 2014), a bijection of 64 bits, elementwise; a new array."""
     out: Bits = values ^ (values >> _SHIFT_1)
     out *= _MIX_1
     out ^= out >> _SHIFT_2
@@ -46,10 +46,10 @@ def mix64(values: Bits) -> Bits:
 
 @dataclass(frozen=True)
 class Layout:
-    """The lanes of a run: each pserver has `dense` of them for dense tables, then `sparse` for sparse tables.
+    """The lanes of a run: each pserver has `dense` lanes for dense tables, then `sparse` lanes for sparse tables.
 
-    Lanes are numbered through all pservers. With `sparse` 0 the rows share the dense lanes. A table is cut among the
-    lanes of its kind, which are its *places* 0, 1, ... in the order of the lanes.
+    Lanes are numbered through all pservers. With `sparse` 0 the rows share the dense lanes. A table is partitioned over
+    the lanes of its kind, which are its *places* 0, 1, ... in the order of the lanes.
     """
 
     pservers: int
@@ -65,16 +65,16 @@ class Layout:
         return self.pservers * self.per_pserver
 
     def places(self, kind: str) -> list[int]:
-        """The lane of each place of tables of a kind, "dense" or "sparse"."""
+        """Return the lane of each place of tables of a kind, "dense" or "sparse"."""
         return [lane for lane in range(self.lanes) if self._serves(lane, kind)]
 
     def place(self, lane: int, kind: str) -> tuple[int, int] | None:
-        """`(place, places)` of a lane for tables of a kind, None when it has none of them."""
+        """Return `(place, places)` of a lane for tables of a kind, None if it does not serve that kind."""
         places = self.places(kind)
         return (places.index(lane), len(places)) if lane in places else None
 
     def place_of(self, lane: int, kind: str) -> tuple[int, int]:
-        """As `place`; (0, 1) for a lane that has no tables of the kind."""
+        """Return `place`, or (0, 1) for a lane that does not serve that kind."""
         return self.place(lane, kind) or (0, 1)
 
     def _serves(self, lane: int, kind: str) -> bool:
@@ -83,7 +83,7 @@ class Layout:
 
 
 def layout_of(ports: Ports, pservers: int) -> Layout:
-    """The lanes that spec.json says, for so many pservers."""
+    """Return the layout that spec.json sets for this number of pservers."""
     return Layout(pservers, ports.ports_num, ports.ports_num_for_sparse)
 
 
@@ -92,7 +92,7 @@ def block_count(elements: int) -> int:
 
 
 def owned_elements(elements: int, key: int, place: int, places: int) -> tuple[int, int]:
-    """`(start, stop)` of the flattened table's elements that live at `place`; empty when start == stop."""
+    """Return `(start, stop)` of the flattened table's elements at `place`; empty if start == stop."""
     blocks = block_count(elements)
     at = (place - key) % places
     first, last = at * blocks // places, (at + 1) * blocks // places
@@ -100,7 +100,7 @@ def owned_elements(elements: int, key: int, place: int, places: int) -> tuple[in
 
 
 def slots_of(ids: Ids, rows: int | None) -> Ids:
-    """The slot of each id: by hash in an unbounded table, by remainder in one whose `rows` are known."""
+    """Return the slot of each id: by hash in an unbounded table, by remainder in one bounded by `rows`."""
     if rows is None:
         hashed: Bits = mix64(ids.view(np.uint64)) & np.uint64(SLOTS - 1)
         return hashed.view(np.int64)
@@ -109,7 +109,7 @@ def slots_of(ids: Ids, rows: int | None) -> Ids:
 
 
 def owners_of(ids: Ids, rows: int | None, places: int) -> Ids:
-    """The place that holds each id: slot modulo the number of places."""
+    """Return the place that owns each id: slot modulo the number of places."""
     owner_of_slot = np.arange(SLOTS, dtype=np.int64) % np.int64(places)
     owners: Ids = owner_of_slot.take(slots_of(ids, rows))
     return owners

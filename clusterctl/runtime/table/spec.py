@@ -1,4 +1,4 @@
-"""What a table is: the value that trainers declare, that pservers compare, and that files carry."""
+"""The definition of a table, which trainers declare, pservers compare and files carry."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _RESERVED = ("__metadata__",)
 
 @dataclass(frozen=True)
 class TableSpec:
-    """`kind` is "dense" (`shape` is the table's) or "sparse" (`shape` is `(dim,)`, `rows` the bound of ids or None)."""
+    """A table. `kind` is "dense" (of `shape`) or "sparse" (`shape` is `(dim,)`, `rows` bounds the ids or is None)."""
 
     name: str
     kind: str
@@ -33,26 +33,26 @@ class TableSpec:
 
     def __post_init__(self) -> None:
         if not _NAME.fullmatch(self.name) or self.name in _RESERVED or self.name.endswith("/"):
-            raise UseError(f"table name {self.name!r} is not usable", remedy="use letters, digits and ._:+-/")
+            raise UseError(f"table name {self.name!r} is invalid", remedy="use letters, digits and ._:+-/")
         if self.kind not in ("dense", "sparse"):
-            raise UseError(f"table {self.name!r}: kind {self.kind!r} is not known")
+            raise UseError(f"table {self.name!r}: kind {self.kind!r} is unknown")
         if self.kind == "sparse" and len(self.shape) != 1:
             raise UseError(f"table {self.name!r}: a sparse table has one width, not {self.shape}")
         if any(n < 1 for n in self.shape) or self.elements > _MAX_ELEMENTS:
-            raise UseError(f"table {self.name!r}: shape {self.shape} is not usable", remedy="each size is at least 1")
+            raise UseError(f"table {self.name!r}: shape {self.shape} is invalid", remedy="make each size at least 1")
         if self.rows is not None and not 1 <= self.rows <= 2**62:
-            raise UseError(f"table {self.name!r}: rows={self.rows} is not usable", remedy="rows=None is unbounded")
+            raise UseError(f"table {self.name!r}: rows={self.rows} is invalid", remedy="use rows=None for no bound")
         if self.retention is not None and not isinstance(self.retention, Retention):
             raise UseError(
                 f"table {self.name!r}: retention={self.retention!r}",
-                remedy="give such as Retention(max_rows=1_000_000)",
+                remedy="pass for example Retention(max_rows=1_000_000)",
             )
         if self.kind == "dense" and self.retention is not None:
-            raise UseError(f"table {self.name!r}: a dense table forgets nothing, retention is for embeddings")
+            raise UseError(f"table {self.name!r}: retention is for embeddings, not for dense tables")
 
     @property
     def elements(self) -> int:
-        """Elements of a dense table; of one row in a sparse one."""
+        """The number of elements of a dense table, or of one row of a sparse table."""
         count = 1
         for n in self.shape:
             count *= n
@@ -79,18 +79,18 @@ class TableSpec:
         }
 
     def require_same(self, other: TableSpec, rank: int) -> None:
-        """Raises TableError that names each difference between this spec and the one that trainer `rank` declares."""
+        """Raise TableError naming each difference between this spec and the one that trainer `rank` declares."""
         mine, theirs = self.to_json(), other.to_json()
         differing = [f"{k}: {mine[k]} here, {theirs[k]} there" for k in mine if mine[k] != theirs[k]]
         if differing:
             raise TableError(
                 f"table {self.name!r} differs from what trainer {rank} declares ({'; '.join(differing)})",
-                remedy="declare it alike in every trainer",
+                remedy="declare it the same way in every trainer",
             )
 
 
 def spec_from_json(data: dict[str, Any]) -> TableSpec:
-    """The inverse of `TableSpec.to_json`; raises UseError on anything else."""
+    """Return the table in JSON of `TableSpec.to_json`. Raises UseError for anything else."""
     try:
         rows, load = data["rows"], data["load"]
         return TableSpec(
@@ -104,4 +104,4 @@ def spec_from_json(data: dict[str, Any]) -> TableSpec:
             retention=retention_from_json(data.get("retention")),
         )
     except (KeyError, TypeError, ValueError, OverflowError) as exc:
-        raise UseError(f"table definition {data!r} is not understood") from exc
+        raise UseError(f"table definition {data!r} is malformed") from exc

@@ -1,7 +1,7 @@
-"""Who may talk to a pserver: the ZAP handler (RFC 27) that checks CURVE keys against the run's list.
+"""Authentication of trainers: the ZAP handler (RFC 27) that checks CURVE keys against the run's list.
 
-An allowed key gets the name that the list gives it, such as `trainer-0`, as the ZAP user id of all its messages.
-Any other key is refused in the handshake: libzmq drops the connection, and no message of it is ever delivered.
+An allowed key's name in the list, such as `trainer-0`, becomes the ZAP user id of all its messages. Any other key is
+refused in the handshake: libzmq drops the connection, and none of its messages is ever delivered.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ ENDPOINT = "inproc://zeromq.zap.01"
 
 
 class CurveAuthenticator:
-    """Answers libzmq's questions in a thread, from before the first connection until the context is terminated."""
+    """Answers libzmq's ZAP requests in a thread, from before the first connection until the context is terminated."""
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], allow: Mapping[str, str]) -> None:
         self._names = {z85.decode(key.encode()): name.encode() for key, name in allow.items()}
@@ -34,7 +34,7 @@ class CurveAuthenticator:
             self._socket.close()
 
     def answer(self, request: list[bytes]) -> list[bytes]:
-        """The ZAP reply to a ZAP request."""
+        """Return the ZAP reply to a ZAP request."""
         number = request[1] if len(request) > 1 else b""
         name = None
         if len(request) == 7 and request[0] == b"1.0" and request[5] == b"CURVE":
@@ -45,6 +45,6 @@ class CurveAuthenticator:
 
 
 def rank_of(user: str) -> int:
-    """The trainer's rank that a ZAP user id names, -1 if it is not a trainer's."""
+    """Return the trainer's rank that a ZAP user id names, -1 if it is not a trainer's."""
     role, _, number = user.partition("-")
     return int(number) if role == "trainer" and number.isdigit() else -1

@@ -1,7 +1,7 @@
-"""Lists of ids that a lane has seen, so that a list that comes again need not travel again.
+"""A cache of lists of ids, so that a list that a lane has is not sent again.
 
-Both sides know a list by its digest. The lane keeps the newest lists of each trainer up to a bound; one that it has
-forgotten is asked for by an error that the trainer answers with the list in full.
+Both sides identify a list by its digest. The lane keeps the newest lists of each trainer up to a bound. It requests an
+evicted list by an error, which the trainer answers with the list in full.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def digest_of(ids: Ids) -> bytes:
 
 
 class KeyCache:
-    """The newest lists of each trainer, at most `BYTES_PER_TRAINER` of each; remembers nothing unless `enabled`."""
+    """The newest lists of each trainer, at most `BYTES_PER_TRAINER` per trainer; stores nothing unless `enabled`."""
 
     def __init__(self, enabled: bool) -> None:
         self._enabled = enabled
@@ -44,10 +44,10 @@ class KeyCache:
             self._bytes[rank] -= dropped.nbytes
 
     def recall(self, rank: int, table: int, digest: bytes) -> Ids:
-        """Raises ForgottenError when the list is not here (any more)."""
+        """Return a list. Raises ForgottenError if it is not, or no longer, in the cache."""
         lists = self._lists.get(rank, OrderedDict())
         ids = lists.get((table, digest))
         if ids is None:
-            raise ForgottenError("a list of ids is not known here")
+            raise ForgottenError("a list of ids is not in the cache")
         lists.move_to_end((table, digest))
         return ids

@@ -1,29 +1,29 @@
-"""The messages between trainers and pservers, and their frames. The only place that knows the bytes.
+"""The messages between trainers and pservers, and their frames. The only module that knows the format.
 
 A message is one ZeroMQ multipart message, all little-endian. Its first frame holds, one after the other,
 
-| bytes       | holds                                                                                |
-|-------------|--------------------------------------------------------------------------------------|
-| 88          | the header, `HEADER` below: magic `CCPS`, version, kind, flags, numbers                |
-| 40 per part | the directory: table key, offset, count, position, width, kind, place (`ENTRY`)         |
-| as said     | the arrays whose place is `INLINE`, each padded to a multiple of 8 bytes               |
+| bytes       | contents                                                                         |
+|-------------|----------------------------------------------------------------------------------|
+| 88          | the header, `HEADER` below: magic `CCPS`, version, kind, flags, numbers          |
+| 40 per part | the directory: table key, offset, count, position, width, kind, place (`ENTRY`)  |
+| the rest    | the arrays whose place is `INLINE`, each padded to a multiple of 8 bytes         |
 
-and each array whose place is `FRAME` follows as a frame of its own: exactly count * width * item size raw bytes. The
-bytes of an array whose place is `SHARED` are at `position` of the memory that the two processes share (`shared`).
+and each array whose place is `FRAME` follows as a separate frame: exactly count * width * item size raw bytes. The
+bytes of an array whose place is `SHARED` are at `position` in the memory that the two processes share.
 
 Header fields in order: magic, version, kind, flags, rank, piece, epoch, attempt, pass, batch, request, step,
 version of the values, samples, cut, held microseconds, parts, pieces. A request and its reply carry the same
 `request`. `rank` must be the rank that the sender's key belongs to. A push is identified by (rank, step, piece, epoch);
-`attempt` says which incarnation of the trainer speaks. Piece 0 opens a push: it carries the cursor (pass, batch), the
-samples, and says by `LATER` parts which tables' gradients follow in pieces 1 to `pieces` - 1.
+`attempt` is the number of starts of the trainer. Piece 0 opens a push: it has the cursor (pass, batch), the samples,
+and `LATER` parts for the tables whose gradients follow in pieces 1 to `pieces` - 1.
 
 Parts: `DENSE` (float32[count] at `offset` of the flattened table), `IDS` (int64[count], strictly ascending), `SAME`
-(the digest of a list of ids that the pserver remembers), each followed in a push or a reply by `ROWS`
+(the digest of a list of ids that the pserver has cached), each followed in a push or a reply by `ROWS`
 (float32[count][width]); `DENSE16` and `ROWS16` are the same in float16; `LATER` (no bytes; `offset` pieces follow),
-`JSON` (bytes). In a pull a DENSE part of count 0 asks for all that the lane owns.
+`JSON` (bytes). In a pull a DENSE part of count 0 requests all that the lane owns.
 
-Nothing is ever unpickled, and nothing is allocated by a size that a message only claims: a frame is looked at after it
-arrived whole, and one above `MAX_FRAME_BYTES` is refused before (ZMQ_MAXMSGSIZE).
+Nothing is unpickled, and no memory is allocated for a size that a message merely claims: a frame is read after it has
+arrived whole, and libzmq refuses frames above `MAX_FRAME_BYTES` (ZMQ_MAXMSGSIZE).
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ ENTRY = struct.Struct("<QQQQIBB2x")
 MAX_FRAME_BYTES = 64 * 2**20
 MAX_PARTS = 65_536
 MAX_JSON_BYTES = 1 << 20
-#: Longer arrays have a frame of their own: a frame costs more than to copy this much.
+#: Longer arrays get a separate frame; a frame costs more than copying this much.
 INLINE_BYTES = 16_384
 
 # Kinds of a trainer's requests, and of the replies.
@@ -59,11 +59,11 @@ _KINDS = REQUESTS | REPLIES
 DENSE, IDS, ROWS, JSON, LATER, DENSE16, ROWS16, SAME = 1, 2, 3, 4, 5, 6, 7, 8
 INLINE, FRAME, SHARED = 0, 1, 2
 
-# Flags: of a push, "my last of this pass"; of a save, "at the end of a pass, when all trainers ask"; of a reply to a
-# push, "had been applied before"; of a push, "from my part of batches that all trainers read".
+# Flags. LAST_OF_PASS: the trainer's last push of this pass. END_OF_PASS: a save at the end of a pass, when all trainers
+# request it. REPEATED: a reply to a push that was applied before. SHARDED: a push of a share of what all trainers read.
 LAST_OF_PASS, END_OF_PASS, REPEATED, SHARDED = 1, 2, 4, 8
 
-#: The version that a pull names when it takes whatever is newest.
+#: The version of a pull that takes the newest values.
 NEWEST = 2**64 - 1
 
 _DTYPES: dict[int, np.dtype[Any]] = {
@@ -78,19 +78,19 @@ _DTYPES: dict[int, np.dtype[Any]] = {
 }
 _WIDE = frozenset((ROWS, ROWS16))
 _NOTHING = np.empty(0, np.uint8)
-#: What may lie in shared memory. Never ids: they are checked first and used afterwards.
+#: The kinds that may be in shared memory. Never ids, which could change between their check and their use.
 _SHAREABLE = frozenset((DENSE, ROWS, DENSE16, ROWS16))
 
 Buffer = Union[bytes, memoryview]
-#: (table, position, bytes) -> those bytes of shared memory; raises WireError for what is not there.
+#: (table, position, bytes) -> those bytes of shared memory; raises WireError if they do not exist.
 Shared = Callable[[int, int, int], memoryview]
 
 
 class Part(NamedTuple):
     """One array of a message; `array` has shape (count,), or (count, width) for rows.
 
-    `position` is where in shared memory the receiver finds the bytes, None when they travel with the message. Of ids
-    in a pull it says where the pserver may put the rows.
+    `position` is where the receiver finds the bytes in shared memory, None if they are in the message. For ids in a
+    pull it is where the pserver may put the rows.
     """
 
     kind: int
@@ -120,7 +120,7 @@ class Message:
     parts: list[Part] = field(default_factory=list)
 
     def json(self) -> dict[str, Any]:
-        """The object in the message's JSON part; raises WireError when there is none."""
+        """Return the object in the message's JSON part. Raises WireError if there is none."""
         for part in self.parts:
             if part.kind == JSON:
                 try:
@@ -132,7 +132,7 @@ class Message:
         raise WireError("a message lacks its JSON object")
 
     def answer(self, kind: int, **fields: Any) -> Message:
-        """A reply to this request: same rank, request, epoch, attempt, step and piece."""
+        """Return a reply to this request: same rank, request, epoch, attempt, step and piece."""
         known = {"epoch": self.epoch, "attempt": self.attempt, "piece": self.piece, "step": self.step}
         return Message(kind, self.rank, self.request, **{**known, **fields})
 
@@ -142,12 +142,12 @@ def json_part(value: dict[str, Any]) -> Part:
 
 
 def later_part(table: int, pieces: int) -> Part:
-    """Says that the gradient of `table` follows in so many pieces."""
+    """Return a part that announces that the gradient of `table` follows in `pieces` pieces."""
     return Part(LATER, _NOTHING, table, pieces)
 
 
 def encode(message: Message) -> list[Any]:
-    """The frames of `message`; array frames are views of its arrays, which must not change until they are sent."""
+    """Return the frames of `message`; long arrays are sent as views, and must not change until they are sent."""
     m = message
     head = [
         HEADER.pack(
@@ -190,9 +190,9 @@ def encode(message: Message) -> list[Any]:
 
 
 def decode(frames: Sequence[Buffer], shared: Shared | None = None) -> Message:
-    """The message in `frames`, its arrays read-only views of them; raises WireError for anything but a message.
+    """Return the message in `frames`, its arrays read-only views of them. Raises WireError for a malformed message.
 
-    `shared` finds the arrays that are in shared memory; without it such a message is refused.
+    `shared` finds the arrays that are in shared memory; without it a message with such arrays is refused.
     """
     first = frames[0] if frames else b""
     if len(first) < HEADER.size:
@@ -202,7 +202,7 @@ def decode(frames: Sequence[Buffer], shared: Shared | None = None) -> Message:
     if magic != MAGIC or version != VERSION or kind not in _KINDS:
         raise WireError(f"not a message of version {VERSION}, or of an unknown kind")
     if count > MAX_PARTS or HEADER.size + count * ENTRY.size > len(first):
-        raise WireError(f"a message says {count} parts, its directory is shorter")
+        raise WireError(f"a message claims {count} parts, its directory is shorter")
     parts = _parts(first, count, frames, shared) if count else _no_more(first, frames)
     return Message(
         kind,
@@ -225,7 +225,7 @@ def decode(frames: Sequence[Buffer], shared: Shared | None = None) -> Message:
 
 
 def rank_of(first: Buffer) -> int:
-    """The rank that a message says it is of, -1 when it is too short to say."""
+    """Return the rank that a message claims, -1 if the message is too short."""
     return int(HEADER.unpack_from(first)[4]) if len(first) >= HEADER.size else -1
 
 
@@ -238,7 +238,7 @@ def _no_more(first: Buffer, frames: Sequence[Buffer]) -> list[Part]:
 def _dtype(kind: int, items: int, width: int, place: int) -> np.dtype[Any]:
     dtype = _DTYPES.get(kind)
     if dtype is None or width < 1 or (width != 1 and kind not in _WIDE) or place > SHARED:
-        raise WireError(f"a part of kind {kind}, width {width} and place {place} is not known")
+        raise WireError(f"a part has an unknown kind {kind}, width {width} or place {place}")
     if kind == JSON and items > MAX_JSON_BYTES:
         raise WireError(f"a part of {items} bytes of JSON is too long")
     return dtype
@@ -255,23 +255,23 @@ def _parts(first: Buffer, count: int, frames: Sequence[Buffer], shared: Shared |
             array = np.empty(0, dtype)
         elif place == INLINE:
             if size > INLINE_BYTES or at + size > len(first):
-                raise WireError(f"a part of {items} x {width} values is not all there")
+                raise WireError(f"a part of {items} x {width} values is incomplete")
             array = np.frombuffer(first, dtype, items * width, at)
             at += size + -size % 8
         elif place == FRAME:
             if used == len(frames) or len(frames[used]) != size:
-                raise WireError(f"a part of {items} x {width} values came without its bytes, or with others")
+                raise WireError(f"the frame of a part of {items} x {width} values is missing or has another size")
             array = np.frombuffer(frames[used], dtype)
             used += 1
         elif shared is None or kind not in _SHAREABLE:
-            raise WireError("a part is said to be in shared memory, where it cannot be")
+            raise WireError("a part claims to be in shared memory, where it cannot be")
         else:
             array = np.frombuffer(shared(table, position, size), dtype)
-        if not array.flags.aligned:  # libzmq hands out small frames at any offset of its receive buffer
+        if not array.flags.aligned:  # libzmq returns small frames at any offset of its receive buffer
             array = array.copy()
         if kind in _WIDE:
             array = array.reshape(items, width)
         parts.append(Part(kind, array, table, offset, position or None))
     if at != len(first) or used != len(frames):
-        raise WireError("a message is longer than its directory says")
+        raise WireError("a message is longer than its directory")
     return parts

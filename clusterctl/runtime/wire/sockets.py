@@ -1,4 +1,4 @@
-"""ZeroMQ sockets as both sides open them: bounded queues, bounded frames, keys, finite closing."""
+"""The ZeroMQ sockets of both sides: bounded queues and frames, keys, bounded time to close."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from clusterctl.runtime.wire import messages as wire
 PORTS_TRIED = 1_000
 
 _CLOSE_MS = 2_000
-#: A stranger who connects and proves nothing is rid of by then.
+#: A connection that has not authenticated by then is closed.
 _HANDSHAKE_MS = 10_000
 _MOST_IO_THREADS = 4
-#: Messages that may wait for a trainer before further ones are dropped; it never has as many on their way.
+#: Messages queued for a trainer before further ones are dropped; it never has as many in flight.
 _TO_A_TRAINER = 512
 
-# As plain numbers: to combine members of an enumeration takes longer than to send a small frame.
+# Plain numbers: combining enumeration members takes longer than sending a small frame.
 _AT_ONCE = int(zmq.NOBLOCK)
 _AND_MORE = int(zmq.NOBLOCK | zmq.SNDMORE)
 
@@ -31,7 +31,7 @@ def open_context(lanes: int = 1) -> zmq.Context[zmq.Socket[bytes]]:
 
 
 def open_router(context: zmq.Context[zmq.Socket[bytes]], keys: Mapping[str, Any] | None) -> zmq.Socket[bytes]:
-    """A pserver's socket; with keys it speaks CURVE only, and needs a `CurveAuthenticator` in the same context."""
+    """Open a pserver's socket. With keys it accepts CURVE only, and needs a `CurveAuthenticator` in its context."""
     socket = context.socket(zmq.ROUTER)
     _bound(socket)
     socket.setsockopt(zmq.HANDSHAKE_IVL, _HANDSHAKE_MS)
@@ -47,7 +47,7 @@ def open_router(context: zmq.Context[zmq.Socket[bytes]], keys: Mapping[str, Any]
 def open_dealer(
     context: zmq.Context[zmq.Socket[bytes]], address: str, keys: Mapping[str, Any] | None, server_key: str
 ) -> zmq.Socket[bytes]:
-    """A trainer's socket to one pserver at `host:port`."""
+    """Open a trainer's socket to one pserver at `host:port`."""
     socket = context.socket(zmq.DEALER)
     _bound(socket)
     socket.setsockopt(zmq.IPV6, 1)
@@ -63,9 +63,9 @@ def open_dealer(
 
 
 def bind_first_free(socket: zmq.Socket[bytes], port: int, address: str = "") -> int:
-    """Binds the first free port from `port` on all addresses, IPv6 ones too when this process's `address` is one.
+    """Bind the first free port from `port` on all addresses, on IPv6 too if this process's `address` is IPv6.
 
-    Raises ProcessError when none is free.
+    Raises ProcessError if no port is free.
     """
     everywhere = "0.0.0.0"
     if ":" in address:
@@ -89,14 +89,14 @@ def bind_first_free(socket: zmq.Socket[bytes], port: int, address: str = "") -> 
 
 
 def send_frames(socket: zmq.Socket[bytes], frames: Sequence[Any]) -> None:
-    """As `send_multipart(frames, NOBLOCK, copy=False)`, at half of its cost for small messages."""
+    """Send like `send_multipart(frames, NOBLOCK, copy=False)`, at half its cost for small messages."""
     for frame in frames[:-1]:
         socket.send(frame, _AND_MORE, copy=False)
     socket.send(frames[-1], _AT_ONCE, copy=False)
 
 
 def receive_frames(socket: zmq.Socket[bytes], flags: int = 0) -> list[zmq.Frame]:
-    """As `recv_multipart(flags, copy=False)`, at half of its cost: a frame knows whether others follow."""
+    """Receive like `recv_multipart(flags, copy=False)`, at half its cost, since a frame knows if more follow."""
     frames = [socket.recv(flags, copy=False)]
     while frames[-1].more:
         frames.append(socket.recv(flags, copy=False))

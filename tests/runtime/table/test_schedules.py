@@ -121,7 +121,7 @@ def test_a_schedule_is_shown_as_it_is_written() -> None:
         (lambda: exponential(0.1, every=2, factor=1.5), r"factor=1.5\) must be above 0 and at most 1"),
         (lambda: exponential(0.1, every=2, factor=0), r"factor=0.0\) must be above 0"),
         (lambda: polynomial(0.1, steps=10, power=0), r"power=0.0\) must be positive"),
-        (lambda: Schedule("square", 0.1), "schedule 'square' is not known; known are constant_rate"),
+        (lambda: Schedule("square", 0.1), "schedule 'square' is unknown; known schedules: constant_rate"),
     ],
 )
 def test_numbers_that_cannot_work_are_named(make: Any, message: str) -> None:
