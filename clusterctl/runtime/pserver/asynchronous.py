@@ -27,7 +27,7 @@ class AsyncUpdates(UpdatePolicy):
     def __init__(self, lane: LaneState, saver: Saver, answer_pull: AnswerPull) -> None:
         super().__init__(lane, saver, answer_pull)
         self._window = WINDOWS[lane.mode.name]
-        self._ahead: dict[int, Push] = {}  # ssp: applied, and answered when the trainer may go on
+        self._ahead: dict[int, Push] = {}  # ssp: applied, and answered when the trainer may continue
         self._cut_requests: dict[int, wire.Message] = {}
         self._saved_at = -1
         self._announced_at = 0.0

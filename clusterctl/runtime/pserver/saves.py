@@ -41,7 +41,7 @@ class SaveBook:
         return bool(self._asked)
 
     def ask_for_all(self, tag: str) -> None:
-        """Request `tag` on behalf of all trainers, none of which is left."""
+        """Request `tag` on behalf of all trainers, which have left."""
         if tag not in self._done and tag not in self.writing:
             self._asked.setdefault(tag, set())
             self._at_once.add(tag)

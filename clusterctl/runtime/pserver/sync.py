@@ -110,7 +110,7 @@ class SyncUpdates(UpdatePolicy):
     def _open(self, trainer: TrainerState, message: wire.Message) -> list[Output]:
         push = self.lane.validator.opening(message)
         if trainer.push is not None and not self._replaces(trainer.push, push):
-            trainer.push.message.request = message.request  # the first one counts, the newest is answered
+            trainer.push.message.request = message.request  # the first push counts, the newest request is answered
             return []
         trainer.push = push
         if message.cut > self.lane.step:
@@ -118,22 +118,22 @@ class SyncUpdates(UpdatePolicy):
         return self._advance()
 
     def _replaces(self, earlier: Push, push: Push) -> bool:
-        """Whether a successor's push stands in for that of a trainer that died; not once parts of it are applied."""
+        """Return True if a successor's push replaces that of a trainer that died; False once the step has begun."""
         if earlier.message.attempt == push.message.attempt:
             return False
         if self._now is None:
             return True
         if earlier.announces() != push.announces():
             raise RefusedError(
-                f"attempt {push.message.attempt} of trainer {push.message.rank} pushes other things in step "
-                f"{self.lane.step} than attempt {earlier.message.attempt} did: the program does not repeat itself"
+                f"attempt {push.message.attempt} of trainer {push.message.rank} pushed something else in step "
+                f"{self.lane.step} than attempt {earlier.message.attempt}: the program is not deterministic"
             )
         return False
 
     def _piece(self, message: wire.Message) -> list[Output]:
         push = self.lane.trainers[message.rank].push
         if push is None:
-            return []  # its opening got lost: the trainer will ask, and send both again
+            return []  # its opening was lost: the trainer will probe, and send both again
         key, number, grad = self.lane.validator.piece(message, push)
         if push.samples == 0:
             return [self._reply(message, [])]
@@ -148,7 +148,7 @@ class SyncUpdates(UpdatePolicy):
         return [] if now is None else self._apply(now, key, number) + self._finish_if_done(now)
 
     def _advance(self) -> list[Output]:
-        """Begins the step once all trainers' pushes have opened."""
+        """Begin the step once all trainers' pushes have opened."""
         pushes = [] if self._is_incomplete() else self._pushes()
         if not pushes:
             return []
@@ -165,13 +165,13 @@ class SyncUpdates(UpdatePolicy):
         return out + self._finish_if_done(now)
 
     def _is_incomplete(self) -> bool:
-        """Whether a push is missing. Every push asks, so no trainer is looked at again once it is not awaited."""
+        """Return True if a push is missing. It is called for every push, so it checks each trainer once per step."""
         while self._missing is not None and not self._missing.is_awaited:
             self._missing = next(self._not_looked_at, None)
         return self._missing is not None
 
     def _expect_all(self) -> None:
-        """A step begins: everyone's push is missing."""
+        """Begin a step, in which the push of every trainer is missing."""
         self._not_looked_at = iter(self.lane.trainers.by_rank.values())
         self._missing = next(self._not_looked_at, None)
 
@@ -179,7 +179,7 @@ class SyncUpdates(UpdatePolicy):
         return [m.push for m in self.lane.trainers.by_rank.values() if m.push is not None]
 
     def _apply(self, now: Step, key: int, number: int) -> list[Output]:
-        """Applies a part if all gradients of it are there; answers the pieces that brought them."""
+        """Apply a part if all its gradients have arrived; answer the pieces that brought them."""
         concerned = now.concerned[key]
         grads: list[Weighted] = []
         for push in concerned:

@@ -242,7 +242,12 @@ class Client:
         others = [lane for lane in range(self.layout.lanes) if lane not in first]
         more = self.ask(wire.HELLO, others, **about)
         facts.update({lane: reply.json() for lane, reply in more.items()})
-        self.facts = facts
+        self._epoch = next(iter(replies.values())).epoch
+        self._continue_from(facts, first)
+        self.memory = LaneMemory(link=self._link, facts=facts, rank=self.rank, half=self.half)
+
+    def _continue_from(self, facts: dict[int, dict[str, Any]], first: list[int]) -> None:
+        """Continue where the lanes are: take over their settings, and this trainer's step and position in the data."""
         self.used = first
         used = {lane: own for lane, own in facts.items() if own["used"]}
         known = used or {lane: own for lane, own in facts.items() if own["restored"] or lane in first}
@@ -258,8 +263,6 @@ class Client:
         self._versions = {lane: int(own["version"]) for lane, own in facts.items()}
         self._cut = max(int(own["cut"]) for own in facts.values())
         self._cuts_taken = max(int(own["cuts_made"]) for own in facts.values())  # the others may have stopped for one
-        self._epoch = next(iter(replies.values())).epoch
-        self.memory = LaneMemory(link=self._link, facts=facts, rank=self.rank, half=self.half)
 
     def end_pass(self, tag: str) -> None:
         """Request the save at the end of a pass; the replies name the trainers that are gone for good."""

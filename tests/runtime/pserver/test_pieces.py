@@ -166,7 +166,7 @@ def test_a_successor_that_pushes_other_things_in_a_step_that_has_begun_is_refuse
     join(core, 1, attempt=2)
     [reply] = send(core, push(1, 0, values, samples=9, attempt=2)[:1])
     assert reply.kind == wire.ERROR
-    assert "attempt 2 of trainer 1 pushes other things in step 0 than attempt 1 did" in reply.json()["message"]
+    assert "attempt 2 of trainer 1 pushed something else in step 0 than attempt 1:" in reply.json()["message"]
 
 
 def test_a_successors_push_takes_the_place_of_one_that_still_waits() -> None:
