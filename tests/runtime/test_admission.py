@@ -70,7 +70,7 @@ def test_a_rank_that_is_not_the_keys_is_refused(tmp_path: Path) -> None:
         link = RemoteLink(env)
         request = wire.Message(wire.HELLO, 0, 1, parts=[wire.json_part({"trainers": 2})])
         try:
-            with pytest.raises(RefusedError, match="of trainer 0, its key belongs to trainer 1"):
+            with pytest.raises(RefusedError, match="from trainer 0; its key belongs to trainer 1"):
                 ask(link, request)
         finally:
             link.close()
