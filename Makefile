@@ -4,20 +4,16 @@
 # make docker   build and test the images of docker/; needs a Docker daemon
 # make faults   inject faults into machines made of kernel namespaces; needs root
 # make soak     inject random faults for SECONDS (60), drawn from SEED; a failure prints how to repeat it; needs root
+# make upgrade  upgrade a machine on which jobs of the version before run; needs the git history
 # make engines  run the examples of other engines and compare our rules with torch's; downloads packages
-# make demo   everything from a fresh clone to a trained model
-# make test   everything from a fresh clone to tested
-# make check  lint, types, tests
-# make docker images and tests of docker/; needs a Docker daemon
-# make faults  machines out of namespaces, and what goes wrong between them; needs root
-# make upgrade  jobs of an earlier version are watched, stopped and resumed by this one; needs the git history
-# make soak    random faults for SECONDS (60), drawn from SEED; a failure says how to repeat it; needs root
-# make engines  the examples of other engines, our rules beside torch's; takes their packages from an index
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
 SECONDS := 60
+# More workers than CPUs: many tests wait for a grace period to pass.
+WORKERS := 3
+SEPARATE := slow or docker or engines or faults or upgrade
 
 # Tests start thousands of Python processes. Without bytecode on disk each of them would compile every module again.
 unexport PYTHONDONTWRITEBYTECODE
@@ -46,10 +42,10 @@ demo: $(VENV)/demo.stamp
 	$(BIN)/clusterctl demo
 
 test: $(VENV)/dev.stamp
-	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m "not slow and not docker and not engines and not faults and not upgrade"
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder -m "not ($(SEPARATE))"
 
 slow: $(VENV)/dev.stamp
-	$(BIN)/python -m pytest -m "slow and not docker and not engines"
+	$(BIN)/python -m pytest -m "slow and not docker and not engines and not upgrade"
 	CLUSTERCTL_HOSTILE_INPUTS=60000 $(BIN)/python -m pytest -q tests/runtime/test_hostile.py
 
 docker: $(VENV)/docker.stamp

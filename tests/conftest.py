@@ -1,0 +1,20 @@
+"""The order of the files: those that take long begin first, so that no worker is left alone with one at the end."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+TESTS = Path(__file__).parent
+LONGEST_FIRST = ("docs/test_examples.py", "e2e", "examples", "fake", "security", "dispatch", "template", "transport")
+
+
+@pytest.hookimpl(trylast=True)  # after the order in which fixtures with parameters are shared
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    def place(item: pytest.Item) -> int:
+        path = item.path.relative_to(TESTS).as_posix()
+        found = (number for number, name in enumerate(LONGEST_FIRST) if path == name or path.startswith(f"{name}/"))
+        return next(found, len(LONGEST_FIRST))
+
+    items.sort(key=place)
