@@ -1,0 +1,46 @@
+"""The drawing of the architecture is up to date, and every path that the pages for developers name exists."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from pathlib import Path
+
+import pytest
+
+from docs.pages import REPOSITORY
+
+DEVELOPER_PAGES = [REPOSITORY / "docs" / "architecture.md", REPOSITORY / "CONTRIBUTING.md"]
+NAMED = re.compile(r"`([\w./-]+(?:\.(?:py|md|svg|toml|example)|/))`")  # `agent/lead/`, `docs/why.md`
+SYMBOL = re.compile(r"`([A-Z_]{4,}|_?[A-Z]\w+)` in `([\w./-]+\.py)`")  # `OPERATIONS` in `agent/main.py`
+
+
+def test_the_drawing_shows_the_import_tables() -> None:
+    path = REPOSITORY / "docs" / "make_architecture.py"
+    spec = importlib.util.spec_from_file_location("make_architecture", path)
+    assert spec is not None
+    assert spec.loader is not None
+    script = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(script)
+    assert script.PICTURE.read_text(encoding="utf-8") == script.draw(), "run: python docs/make_architecture.py"
+
+
+@pytest.mark.parametrize("page", DEVELOPER_PAGES, ids=lambda page: page.name)
+def test_every_path_that_a_page_names_exists(page: Path) -> None:
+    named = set(NAMED.findall(page.read_text(encoding="utf-8")))
+    assert len(named) > 20
+    assert [path for path in sorted(named) if not located(path)] == []
+
+
+@pytest.mark.parametrize("page", DEVELOPER_PAGES, ids=lambda page: page.name)
+def test_every_name_that_a_page_locates_is_there(page: Path) -> None:
+    named = SYMBOL.findall(page.read_text(encoding="utf-8"))
+    assert [
+        one for one in named if not any(one[0] in path.read_text(encoding="utf-8") for path in located(one[1]))
+    ] == []
+
+
+def located(path: str) -> list[Path]:
+    """The file or directory, relative to the repository or to the package."""
+    places = [REPOSITORY / path, REPOSITORY / "clusterctl" / path]
+    return [place for place in places if place.exists()]
