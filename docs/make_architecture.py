@@ -79,7 +79,6 @@ BOXES = {
         "fake": Box(100, 604),
         "config": Box(320, 604),
         "templates": Box(100, 716),
-        "clock": Box(194, 716, 74),
         "errors": Box(320, 716),
     },
     "agent": {
