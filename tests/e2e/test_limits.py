@@ -51,7 +51,7 @@ def test_with_more_open_files_than_a_node_allows_nothing_is_started(site: Site) 
     done = site.run("start", "--job_workspace", job)
     assert done.code == 3
     assert "nothing was started" in done.err
-    assert "nodes 0,1 OPEN_FILES = 1,000,000,000, and only" in done.err
+    assert "nodes 0,1 OPEN_FILES = 1,000,000,000 is more than the limit of" in done.err
     assert site.status(job)["state"] == "dispatched"
     site.assert_nothing_left(job)
 

@@ -123,7 +123,7 @@ def test_the_others_go_on_without_a_trainer_that_is_given_up_and_share_its_batch
     site.assert_nothing_left(job)
     assert "trainer2@node2 was killed by signal 9; restarting in 1 s (restart 1 of 1)" in done.out
     assert "was killed by signal 9; restarted once, the RESTARTS limit" in done.out
-    assert re.search(r"goes on without trainer 2, which gave \d+ samples of pass 0: the rest of its share", done.out)
+    assert re.search(r"continues without trainer 2, which gave \d+ samples of pass 0: the rest of its share", done.out)
     passes = re.findall(r"trainer0@node0  pass (\d): (\d+) steps", done.out)
     assert [steps for _, steps in passes] in (["7", "10", "10"], ["7", "7", "10"])
     states = {(p["role"], p["rank"]): p["state"] for p in site.status(job)["processes"]}

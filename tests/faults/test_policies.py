@@ -27,7 +27,7 @@ def test_a_run_that_may_shrink_goes_on_without_a_node_of_trainers_and_says_what_
     assert run.event("ended", node=0)["state"] == "succeeded"
     lab.boot()
     told = lab.ok("logs", run.job, "--role", "pserver").out
-    assert re.search(r"goes on without trainer 2, which gave [\d,]+ samples of pass 0: the rest", told), told
+    assert re.search(r"continues without trainer 2, which gave [\d,]+ samples of pass 0: the rest", told), told
     np.testing.assert_allclose(model_of(lab, run.job)["w"], expected["w"], atol=0.1)  # it has learnt the same
     lab.assert_nothing_remains()
 

@@ -25,15 +25,15 @@ class Push:
     """A checked push: its opening without parts, gradients by table key, and the pieces that arrived.
 
     `dense` has the parts of each table that arrived and are not applied yet, by number; `later` the number of parts of
-    a table that come as separate pieces; `asked` the request to answer for each of those; `applied` (not in sync mode)
-    the pieces that are applied.
+    a table that come as separate pieces; `requests` the request to answer for each of these; `applied` the pieces that
+    are applied, except in sync mode.
     """
 
     message: wire.Message
     dense: dict[int, dict[int, Floats]] = field(default_factory=dict)
     sparse: dict[int, SparseGrad] = field(default_factory=dict)
     later: dict[int, int] = field(default_factory=dict)
-    asked: dict[tuple[int, int], wire.Message] = field(default_factory=dict)
+    requests: dict[tuple[int, int], wire.Message] = field(default_factory=dict)
     applied: set[tuple[int, int]] = field(default_factory=set)
     weight: np.float32 = _ONE
 

@@ -143,7 +143,7 @@ class SyncUpdates(UpdatePolicy):
         if now is not None and number not in now.left_over.get(key, ()):
             return [self._reply(message, [self.lane.part(message.rank, table, number, table.previous)], wire.REPEATED)]
         message.parts = []
-        push.asked[key, number] = message
+        push.requests[key, number] = message
         push.dense.setdefault(key, {})[number] = grad
         return [] if now is None else self._apply(now, key, number) + self._finish_if_done(now)
 
@@ -197,7 +197,7 @@ class SyncUpdates(UpdatePolicy):
         out: list[Output] = []
         for push in concerned:
             del push.dense[key][number]
-            request = push.asked.pop((key, number), None)
+            request = push.requests.pop((key, number), None)
             if request is not None:
                 fresh = self.lane.part(request.rank, table, number, table.previous)  # `finish` makes it the current one
                 out.append(self._reply(request, [fresh]))

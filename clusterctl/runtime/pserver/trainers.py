@@ -49,7 +49,7 @@ class TrainerState:
     def describe_loss(self, rank: int, pass_: int) -> str:
         """Return a message about the samples that are lost when the run continues without this trainer."""
         of = f" of {self.pass_samples:,}" if self.pass_samples else ""
-        done = f"the run goes on without trainer {rank}, which gave {self.samples:,}{of} samples of pass {pass_}"
+        done = f"the run continues without trainer {rank}, which gave {self.samples:,}{of} samples of pass {pass_}"
         if self.sharded:
             return f"{done}: the rest of its share of this pass is lost; the others share later passes"
         a_pass = f"{self.pass_samples:,} samples a pass" if self.pass_samples else "its samples"

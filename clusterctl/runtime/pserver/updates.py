@@ -61,7 +61,7 @@ class UpdatePolicy:
     def held(self, rank: int) -> list[wire.Message]:
         """Return the held requests of a trainer."""
         push = self.lane.trainers[rank].push
-        return [*self._pulls, *([push.message, *push.asked.values()] if push else [])]
+        return [*self._pulls, *([push.message, *push.requests.values()] if push else [])]
 
     def waited_for(self) -> list[int]:
         """Return the trainers that others wait for."""
