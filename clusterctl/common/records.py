@@ -13,18 +13,33 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from dataclasses import dataclass
-    from typing import Any, Callable, ClassVar, TypeVar
+    from typing import Any, Callable, ClassVar, TypedDict, TypeVar
 
     Reader = Callable[[Any], Any]
     R = TypeVar("R", bound="Record")
+    T = TypeVar("T")
 else:
 
     def dataclass(**_):
         """Complete a subclass of `Record`. All are frozen and take keywords, whatever the arguments."""
         return _complete
 
+    class TypedDict(dict):
+        """A dict whose declaration is kept for `declared_readers`; made without the imports of `typing`."""
 
-__all__ = ["Group", "Record", "RecordError", "dataclass"]
+        def __init_subclass__(cls, total=True):
+            above = [base for base in cls.__bases__ if base is not TypedDict]
+            cls._kinds = {name: kind for base in (*above, cls) for name, kind in _kinds_of(base, cls).items()}
+            own = cls.__annotations__ if total else ()
+            cls._needed = frozenset().union(own, *(base._needed for base in above))
+
+    def _kinds_of(base, cls):
+        module = sys.modules[cls.__module__]
+        own = {name: (kind, module) for name, kind in cls.__annotations__.items()}
+        return own if base is cls else base._kinds
+
+
+__all__ = ["Group", "Record", "RecordError", "TypedDict", "dataclass", "declared_readers", "required_keys", "typed"]
 
 SHOWN_CHARS = 60
 SCALARS = {
@@ -142,6 +157,27 @@ def _complete(cls: type[R]) -> type[R]:
     return cls
 
 
+def declared_readers(kind: Callable[..., object]) -> dict[str, Reader]:
+    """For each key that a TypedDict declares, the function that checks its value and raises RecordError.
+
+    Keys of type Any and Literal have none: any value will do, or the caller checks it.
+    """
+    kinds: dict[str, tuple[str, Any]] = vars(kind)["_kinds"]
+    checked = {key: pair for key, pair in kinds.items() if not pair[0].startswith(("Any", "Literal["))}
+    return {key: _reader(declared, vars(module)) for key, (declared, module) in checked.items()}
+
+
+def typed(kind: Callable[..., T], value: Mapping[str, Any]) -> T:
+    """JSON as the TypedDict that it is known to be."""
+    return kind(value)
+
+
+def required_keys(kind: Callable[..., object]) -> frozenset[str]:
+    """The keys that a TypedDict must have."""
+    keys: frozenset[str] = vars(kind)["_needed"]
+    return keys
+
+
 def _expected(kind: str, value: object) -> RecordError:
     shown = repr(value)
     shown = shown if len(shown) <= SHOWN_CHARS else f"{shown[:SHOWN_CHARS]}..."
@@ -159,6 +195,8 @@ def _reader(kind: str, module: Mapping[str, Any]) -> Reader:
         return lambda value: None if value is None else read(value)
     if kind.startswith("tuple["):
         return _array_of(_reader(kind[len("tuple[") : -len(", ...]")], module))
+    if kind.startswith("Sequence["):
+        return _array_of(_reader(kind[len("Sequence[") : -1], module))
     if kind.startswith("Mapping[str, "):
         return _mapping_of(_reader(kind[len("Mapping[str, ") : -1], module))
     if kind in SCALARS:

@@ -8,7 +8,7 @@ from typing import Any
 
 from clusterctl.agent.event_loop import EventLoop
 from clusterctl.agent.supervisor.child import Child
-from clusterctl.agent.supervisor.run_context import Message, RunContext
+from clusterctl.agent.supervisor.run_context import RunContext
 from clusterctl.common.paths import JobPaths, RunPaths
 from clusterctl.common.run_spec import ProcessSpec, RunSpec
 
@@ -31,9 +31,9 @@ def make_context(
     run: RunPaths | None = None,
     *,
     loop: EventLoop | None = None,
-    record: Callable[[Message, Child | None], None] = lambda event, child: None,
-    send: Callable[[Message], None] = lambda message: None,
-    fail: Callable[[str, Child | None, Message], None] = lambda message, child, about: None,
+    record: Callable[[Any, Child | None], None] = lambda event, child: None,
+    send: Callable[[Any], None] = lambda message: None,
+    fail: Callable[[str, Child | None, Any], None] = lambda message, child, facts: None,
     is_over: Callable[[], bool] = lambda: False,
     **values: Any,
 ) -> RunContext:
@@ -43,7 +43,8 @@ def make_context(
         make_spec(**values),
         loop or EventLoop(),
         lambda event, child=None: record(event, child),
+        record,
         send,
-        lambda message, child=None, about=None: fail(message, child, about or {}),
+        lambda message, child=None, facts=None: fail(message, child, facts or {}),
         is_over,
     )

@@ -1,21 +1,24 @@
-"""What the lead goes by and what it decides: values only, between `lead`, which thinks, and `leading`, which acts."""
+"""The lead's settings and decisions. Values only: `state_machine` makes them, `server` carries them out."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, NamedTuple, Optional, Union
+from typing import TYPE_CHECKING, NamedTuple, Optional, Union
 
-Message = dict[str, Any]
+from clusterctl.agent.lead.messages import Order, Saved
+
+if TYPE_CHECKING:
+    from clusterctl.common.events import Event
 
 
 class Policy(NamedTuple):
-    """What is done about failures.
+    """The response to failures.
 
-    `restarts` within an hour, by role; `on_trainer_loss`, when those of a trainer are spent or its node is lost, is
-    "fail", "shrink" or "wait". `together` says that pushes are applied together, so that all go back when a pserver is
-    lost; `whole` that processes can only begin again all at once. `time_limit_s` is for the whole run. With
-    `standstill_fails` a run in which all wait for each other fails.
+    `restarts` is the limit within an hour, by role. `on_trainer_loss` ("fail", "shrink" or "wait") applies when a
+    trainer has reached it, or its node is lost. With `together`, pushes are applied together, so all processes roll
+    back when a pserver is lost. With `whole`, processes can only restart all at once. `time_limit_s` is for the whole
+    run. With `standstill_fails`, a run whose processes all wait for each other fails.
     """
 
     restarts: Mapping[str, int] = MappingProxyType({})
@@ -27,30 +30,30 @@ class Policy(NamedTuple):
 
 
 class SendOrder(NamedTuple):
-    """Say `message` to a node's supervisor, or to all (None)."""
+    """Send an order to a node's supervisor, or to all (None)."""
 
-    message: Message
+    message: Order
     node: Optional[int] = None  # noqa: UP045 - evaluated at run time on python 3.9
 
 
 class RecordEvent(NamedTuple):
     """Record an event in the lead's log."""
 
-    event: Message
+    event: Event
 
 
 class WriteManifest(NamedTuple):
-    """Every pserver has written its pieces of `tag`: make it a whole. Of a checkpoint, say `kept` then."""
+    """Every pserver has written its piece of `tag`: write the manifest. For a checkpoint, report `kept` then."""
 
     tag: str
-    receipts: list[Message]
+    receipts: Sequence[Saved]
     checkpoint: bool = False
 
 
 class DropManifests(NamedTuple):
-    """Checkpoints before `newest` are none any more, those that `stay` excepted: nodes will be told to remove them."""
+    """Delete the manifests of checkpoints before `newest`, except those that `stay`. Nodes then remove the pieces."""
 
-    stay: list[str]
+    stay: Sequence[str]
     newest: str
 
 
@@ -61,3 +64,8 @@ class Finish(NamedTuple):
 
 
 Action = Union[SendOrder, RecordEvent, WriteManifest, DropManifests, Finish]
+
+
+def warning(node: int, message: str) -> RecordEvent:
+    """A warning about a node."""
+    return RecordEvent({"event": "log", "level": "warning", "subject": node, "message": message})

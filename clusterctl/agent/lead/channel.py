@@ -3,56 +3,62 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Mapping
 from typing import Any
 
+from clusterctl.agent.lead.messages import Frame
+from clusterctl.common.records import typed
 from clusterctl.common.safe_json import is_whole, parse
-
-Message = dict[str, Any]
 
 MAX_FRAME = 16 << 20
 
 
-def parse_frame(line: bytes) -> Message:
-    """Raises ValueError for what is no frame. What its message says is not looked at."""
+def parse_frame(line: bytes) -> Frame:
+    """Return the frame in a line; raises ValueError if it is malformed. Its message is not checked."""
     frame = parse(line)
     if not isinstance(frame, dict) or not is_whole(frame.get("a")):
-        raise ValueError("a frame says how much has arrived")
+        raise ValueError("a frame without the number of received messages")
     if "s" in frame and not (is_whole(frame["s"]) and isinstance(frame.get("m"), dict)):
-        raise ValueError("a numbered frame has a message")
-    return frame
+        raise ValueError("a numbered frame without a message")
+    return typed(Frame, frame)
 
 
 class Channel:
     """Exactly-once, in-order messages over connections that come and go. Pure: no clock, no socket.
 
-    A side with a `name` puts it into every frame (`"i"`), so that the other can tell it from one before it.
+    A side with a `name` puts it into every frame (`"i"`), so that the other side can tell it from its predecessor.
     """
 
     def __init__(self, name: str | None = None) -> None:
-        self._name = {} if name is None else {"i": name}
+        self._name = name
         self._sent = 0
         self._received = 0
-        self._unacknowledged: deque[Message] = deque()
+        self._unacknowledged: deque[Frame] = deque()
 
-    def wrap(self, message: Message) -> Message:
+    def wrap(self, message: Mapping[str, Any]) -> Frame:
+        """Number a message and keep it until it is acknowledged."""
         self._sent += 1
-        frame = {"s": self._sent, "a": self._received, "m": message, **self._name}
+        frame = self._signed({"s": self._sent, "a": self._received, "m": message})
         self._unacknowledged.append(frame)
         return frame
 
-    def heartbeat(self) -> Message:
-        return {"a": self._received, **self._name}
+    def heartbeat(self) -> Frame:
+        return self._signed({"a": self._received})
 
-    def accept(self, frame: Message) -> Message | None:
-        """The message of a frame, or None for a heartbeat or a repetition."""
+    def _signed(self, frame: Frame) -> Frame:
+        if self._name is not None:
+            frame["i"] = self._name
+        return frame
+
+    def accept(self, frame: Frame) -> Mapping[str, Any] | None:
+        """The message of a frame, or None for a heartbeat or a repeated message."""
         while self._unacknowledged and self._unacknowledged[0]["s"] <= frame["a"]:
             self._unacknowledged.popleft()
         if "s" not in frame or frame["s"] != self._received + 1:
             return None
         self._received += 1
-        message: Message = frame["m"]
-        return message
+        return frame["m"]
 
-    def repeat(self) -> list[Message]:
-        """What a new connection must carry first."""
+    def repeat(self) -> list[Frame]:
+        """The frames that a new connection must carry first."""
         return list(self._unacknowledged)

@@ -1,26 +1,27 @@
-"""What a run has saved, as its lead knows it: pieces that are still missing, checkpoints that stay. Pure."""
+"""The lead's view of models and checkpoints: which pieces are missing, which checkpoints stay. Pure."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from clusterctl.agent.lead.actions import Action, DropManifests, RecordEvent, SendOrder, WriteManifest
+from clusterctl.agent.lead.messages import Keep, Kept, Logged, Recovery, Saved
+from clusterctl.common import events
 
-Message = dict[str, Any]
-MOST_LOGS = 1_000  # of a trainer: a cut is complete long before it has logged so much again
+MOST_LOGS = 1_000  # of a trainer: a cut is complete long before it logs this often
 
 
 class CheckpointTracker:
-    """Models and checkpoints become whole when every pserver has written its piece; `retention` says which stay."""
+    """A model or checkpoint is complete when every pserver has written its piece; `retention` decides which stay."""
 
     def __init__(self, retention: CheckpointRetention) -> None:
         self._retention = retention
-        self._receipts: dict[tuple[bool, str], dict[int, Message]] = {}
+        self._receipts: dict[tuple[bool, str], dict[int, Saved]] = {}
 
-    def take(self, message: Message, pservers: int) -> list[Action]:
-        """A pserver has written its piece."""
+    def take(self, message: Saved, pservers: int) -> list[Action]:
+        """Handle a receipt: a pserver has written its piece."""
         tag, checkpoint = message["tag"], bool(message.get("checkpoint"))
         receipts = self._receipts.setdefault((checkpoint, tag), {})
         receipts[message["rank"]] = message
@@ -30,36 +31,43 @@ class CheckpointTracker:
         del self._receipts[checkpoint, tag]
         if checkpoint:
             return [WriteManifest(tag, whole, checkpoint)]
-        return [WriteManifest(tag, whole), _note(message)]
+        return [
+            WriteManifest(tag, whole),
+            RecordEvent({"event": "saved", "tag": tag, "step": message.get("step"), "complete": True}),
+        ]
 
-    def keep(self, message: Message) -> list[Action]:
-        """The manifest of a checkpoint is in place: older ones may go."""
+    def keep(self, message: Kept) -> list[Action]:
+        """The manifest of a checkpoint is in place, so older checkpoints may go."""
         tag = message["tag"]
         stay = self._retention.add(Known(tag, message["step"], message["steps"]))
-        order = {"do": "keep", "tags": stay, "newest": stay[-1], "alone": self._retention.full}
-        return [_note(message, checkpoint=True), DropManifests(stay, stay[-1]), SendOrder(order)]
+        event: events.Saved = {
+            "event": "saved",
+            "tag": tag,
+            "step": message["step"],
+            "complete": True,
+            "checkpoint": True,
+        }
+        order: Keep = {"do": "keep", "tags": stay, "newest": stay[-1], "alone": self._retention.full}
+        return [RecordEvent(event), DropManifests(stay, stay[-1]), SendOrder(order)]
 
-    def log(self, message: Message) -> None:
-        """A trainer logged what KEEP_BEST goes by."""
-        self._retention.log(message["rank"], Logged(message["step"], message["value"], message["weight"]))
+    def log(self, message: Logged) -> None:
+        """A trainer logged the metric of KEEP_BEST."""
+        self._retention.log(message["rank"], LoggedValue(message["step"], message["value"], message["weight"]))
 
     def discard(self, tag: str) -> None:
         """A checkpoint turned out to be damaged."""
         self._retention.discard(tag)
 
-    def go_back(self, *, forget_logs: bool) -> Message:
-        """Processes begin again, from the newest checkpoint (`tag`, `step`) or the beginning; pieces on the way are
-        void, and with `forget_logs` what was logged since."""
+    def go_back(self, *, forget_logs: bool) -> Recovery:
+        """Roll back to the newest checkpoint (`tag`, `step`) or the beginning. Pieces of incomplete ones are void, and
+        with `forget_logs` the values logged since.
+        """
         self._receipts.clear()
         newest = self._retention.newest
         step = newest.step if newest else 0
         if forget_logs:
             self._retention.forget_after(step)
         return {"tag": newest.tag if newest else None, "step": step}
-
-
-def _note(message: Message, **more: bool) -> RecordEvent:
-    return RecordEvent({"event": "saved", "tag": message["tag"], "step": message.get("step"), "complete": True, **more})
 
 
 class Best(NamedTuple):
@@ -69,14 +77,14 @@ class Best(NamedTuple):
     direction: str
 
 
-class Logged(NamedTuple):
+class LoggedValue(NamedTuple):
     step: int
     value: float
     weight: float
 
 
 class Known(NamedTuple):
-    """A complete checkpoint; `steps` are those of the trainers by rank, where they have steps of their own."""
+    """A complete checkpoint; `steps` are those of the trainers by rank, if each has its own."""
 
     tag: str
     step: int
@@ -84,17 +92,17 @@ class Known(NamedTuple):
 
 
 class CheckpointRetention:
-    """`first` is the checkpoint from which the run was resumed: it stays until newer ones take its place."""
+    """`first` is the checkpoint from which the run was resumed: it stays until newer ones replace it."""
 
     def __init__(self, keep: int, best: Best | None = None, first: Known | None = None) -> None:
         self._keep = keep
         self._best = best
         self._known: list[Known] = [first] if first else []
         self._scores: dict[str, float | None] = {}
-        self._logs: dict[int, list[Logged]] = {}
+        self._logs: dict[int, list[LoggedValue]] = {}
 
-    def log(self, rank: int, logged: Logged) -> None:
-        """What a trainer logged of the metric; in the order in which it did."""
+    def log(self, rank: int, logged: LoggedValue) -> None:
+        """Add a value of the metric, in the order in which the trainer logged them."""
         if self._best is not None and math.isfinite(logged.value) and logged.weight > 0:
             logs = self._logs.setdefault(rank, [])
             logs.append(logged)
@@ -104,7 +112,7 @@ class CheckpointRetention:
         """A checkpoint is complete: the tags that stay, the newest last."""
         self._known = sorted([*(k for k in self._known if k.tag != new.tag), new], key=lambda known: known.step)
         if self._best is not None:
-            self._settle(self._known[-2:])  # the one before again: a word about it may have come after it
+            self._settle(self._known[-2:])  # the one before, too: a value for it may have arrived later
         stay = self._known[-self._keep :]
         best = self._find_best()
         self._known = [k for k in self._known if k in stay or k.tag == best]
@@ -112,7 +120,7 @@ class CheckpointRetention:
 
     @property
     def newest(self) -> Known | None:
-        """From where a run goes on when it must go back."""
+        """The checkpoint from which a run continues if it rolls back."""
         return self._known[-1] if self._known else None
 
     def discard(self, tag: str) -> None:
@@ -120,12 +128,12 @@ class CheckpointRetention:
         self._known = [known for known in self._known if known.tag != tag]
 
     def forget_after(self, step: int) -> None:
-        """What was logged after a step will be logged again."""
+        """Forget values logged after a step: they will be logged again."""
         self._logs = {rank: [at for at in logs if at.step <= step] for rank, logs in self._logs.items()}
 
     @property
     def full(self) -> bool:
-        """Whether as many are here as should be, and none of an older run is needed."""
+        """True if there are enough checkpoints that none of an older run is needed."""
         return len(self._known) >= self._keep and self._best is None
 
     def _settle(self, newest: Sequence[Known]) -> None:
@@ -148,7 +156,7 @@ class CheckpointRetention:
         return max((at for at, logged in enumerate(self._logs[rank]) if logged.step <= step), default=None)
 
     def _find_best(self) -> str | None:
-        """Of equals the newest."""
+        """The tag of the best checkpoint, the newest among equals."""
         scored = [(self._scores[k.tag], k) for k in self._known if self._scores.get(k.tag) is not None]
         if self._best is None or not scored:
             return None

@@ -1,4 +1,4 @@
-"""A supervisor's way to the lead on another node: one connection after another, over which nothing is lost."""
+"""A supervisor's side of the channel to the lead on another node: reconnects until the run is over."""
 
 from __future__ import annotations
 
@@ -6,22 +6,22 @@ import errno
 import secrets
 import socket
 import ssl
-from typing import Any, Callable
+from typing import Callable
 
 from clusterctl.agent.event_loop import EventLoop
 from clusterctl.agent.lead.channel import Channel
 from clusterctl.agent.lead.connection import DIAL_S, RETRY_S, Connection, reach, tls_context
 from clusterctl.agent.lead.failure_detector import suspect_s
+from clusterctl.agent.lead.messages import Frame, Order, Report, order_of
 from clusterctl.common.paths import RunPaths
 from clusterctl.common.run_spec import LeadAddress, RunSpec
 
-REFUSALS = 4  # in a row: the node answers, and the lead is not behind its port
-Message = dict[str, Any]
+REFUSALS = 4  # in a row: the node responds, but the lead is not listening there
 
 
 class LeadClient:
-    """`on_order` gets the lead's orders; `on_lost(why, silent_s)` is called when it stays away, with the seconds of
-    silence where that is the reason.
+    """`on_order` gets the lead's orders. `on_lost(why, silent_s)` is called if the lead stays away, with the seconds of
+    silence if that is the reason.
 
     If the run waits for lost nodes, `on_away(why)` is called instead, and the client keeps dialling. A silent
     connection is not trusted: after a network cut the kernel may not retry it for as long as the cut lasted. The client
@@ -34,7 +34,7 @@ class LeadClient:
         run: RunPaths,
         spec: RunSpec,
         lead: LeadAddress,
-        on_order: Callable[[Message], None],
+        on_order: Callable[[Order], None],
         on_lost: Callable[[str, float | None], None],
         on_away: Callable[[str], None],
     ) -> None:
@@ -58,13 +58,13 @@ class LeadClient:
         loop.every(spec.timing.heartbeat_s, self._beat)
         self._seek()
 
-    def send(self, message: Message) -> None:
+    def send(self, message: Report) -> None:
         frame = self._channel.wrap(message)
         if self._connection is not None:
             self._connection.send(frame)
 
     def let_go(self) -> None:
-        """The run is over: what happens to the connection from here on is of no interest."""
+        """Stop reporting problems of the connection: the run is over."""
         self._over = True
 
     def _beat(self) -> None:
@@ -74,7 +74,7 @@ class LeadClient:
         if silent_s > self._seek_s:
             self._seek()
         if silent_s > self._node_grace_s:
-            why = f"nothing heard of the lead for {silent_s:.0f} s"
+            why = f"no message from the lead for {silent_s:.0f} s"
             if not self._patient:
                 self._lose(why, round(silent_s, 1))
             elif not self._away:
@@ -131,11 +131,12 @@ class LeadClient:
         for frame in self._channel.repeat():
             connection.send(frame)
 
-    def _frame(self, frame: Message) -> None:
+    def _frame(self, frame: Frame) -> None:
         self._heard = self._loop.now()
         message = self._channel.accept(frame)
-        if message is not None:
-            self._on_order(message)
+        order = order_of(message) if message is not None else None
+        if order is not None:
+            self._on_order(order)
 
     def _closed(self, connection: Connection, error: OSError | None) -> None:
         if connection is self._connection:
@@ -143,5 +144,7 @@ class LeadClient:
             if self._seeking:
                 return
             self._seeking = True
-        stranger = isinstance(error, ssl.SSLCertVerificationError)  # such as the lead of a run that began meanwhile
+        stranger = isinstance(
+            error, ssl.SSLCertVerificationError
+        )  # such as the lead of a run that started in the meantime
         self._not_reached("another program has its port" if stranger else None)

@@ -11,22 +11,22 @@ import errno
 import json
 import socket
 import ssl
-from typing import Any, Callable
+from typing import Callable
 
 from clusterctl.agent.event_loop import READ, WRITE, EventLoop
 from clusterctl.agent.lead.channel import MAX_FRAME, parse_frame
+from clusterctl.agent.lead.messages import Frame
 from clusterctl.common.paths import RunPaths
 
 RETRY_S = 0.5
-DIAL_S = 2.0  # rather once more than longer: the kernel asks less and less often
+DIAL_S = 2.0  # better to retry than to wait longer: the kernel backs off
 HANDSHAKE_S = 10.0
-Message = dict[str, Any]
-#: A frame in which a node's guardian says that its supervisor is dead.
-GONE: Message = {"a": 0, "gone": True}
+#: The frame with which a node's guardian reports that its supervisor is dead.
+GONE: Frame = {"a": 0, "gone": True}
 
 
 def tls_context(run: RunPaths, *, server: bool) -> ssl.SSLContext:
-    """Both sides show a certificate of this run's own authority; names are checked by `peer_node`."""
+    """The TLS context of either side: both need a certificate of this run's authority. `peer_node` checks names."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER if server else ssl.PROTOCOL_TLS_CLIENT)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.check_hostname = False
@@ -51,7 +51,7 @@ class Connection:
         loop: EventLoop,
         sock: ssl.SSLSocket,
         on_open: Callable[[Connection, int], None],
-        on_frame: Callable[[Message], None],
+        on_frame: Callable[[Frame], None],
         on_closed: Callable[[OSError | None], None] = lambda error: None,
     ) -> None:
         self._loop = loop
@@ -69,14 +69,14 @@ class Connection:
         loop.watch(sock, self._pump, READ | WRITE)
         loop.after(HANDSHAKE_S, self._give_up_handshake)
 
-    def send(self, frame: Message) -> None:
+    def send(self, frame: Frame) -> None:
         if not self._closed:
             self._outgoing += json.dumps(frame, separators=(",", ":")).encode() + b"\n"
-            if not self._pumping:  # else it is an answer, given while frames are delivered: it is written after them
+            if not self._pumping:  # else this is an answer to a frame being delivered; it is written afterwards
                 self._pump()
 
     def idle(self) -> bool:
-        """Whether everything has been handed to the kernel."""
+        """Return True if all frames have been handed to the kernel."""
         return self._closed or not self._outgoing
 
     def close(self, error: OSError | None = None) -> None:
@@ -115,7 +115,7 @@ class Connection:
         except OSError as exc:
             return exc
         except (ValueError, KeyError) as exc:
-            return OSError(f"not one of ours: {exc}")
+            return OSError(f"not a supervisor of this run: {exc}")
         return None
 
     def _read(self) -> None:
@@ -143,7 +143,7 @@ class Connection:
             try:
                 frame = parse_frame(line)
             except ValueError as exc:
-                self.close(OSError(f"not one of ours: {exc}"))
+                self.close(OSError(f"not a supervisor of this run: {exc}"))
                 return
             self.on_frame(frame)
 
@@ -156,9 +156,9 @@ class Connection:
 def reach(
     loop: EventLoop, address: tuple[str, int], limit_s: float, done: Callable[[socket.socket, int], None]
 ) -> None:
-    """Connects: `done(socket, error number)` is called once, with 0 when it did, and has to close the socket.
+    """Connect, and call `done(socket, error number)` once, with 0 on success. `done` has to close the socket.
 
-    Raises OSError where there is no address or no descriptor to be had.
+    Raises OSError if no address or no descriptor is available.
     """
     sock = socket.socket(socket.AF_INET6 if ":" in address[0] else socket.AF_INET, socket.SOCK_STREAM)
     try:

@@ -1,4 +1,4 @@
-"""Which nodes are here, silent, lost or waited for. Pure: signs of life and the time go in."""
+"""Tracks which nodes are here, silent, lost or awaited. Pure: heartbeats and the time go in."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ SUSPECT_S = 3.0
 
 
 def suspect_s(heartbeat_s: float) -> float:
-    """After how much silence something seems to be wrong."""
+    """Seconds of silence after which a node is suspect."""
     return max(SUSPECT_S, 3 * heartbeat_s)
 
 
 class FailureDetector:
-    """`here` have said hello; `idle` have no process; of the `lost` nothing is expected; the `awaited` may return."""
+    """The nodes `here` have joined; `idle` nodes have no process; `lost` nodes are given up; `awaited` may return."""
 
     def __init__(self, nodes: Iterable[int], now: float, suspect_s: float, grace_s: float) -> None:
         self.here: set[int] = set()
@@ -31,11 +31,11 @@ class FailureDetector:
 
     @property
     def absent(self) -> set[int]:
-        """Who cannot be told anything now."""
+        """The nodes that cannot be reached now."""
         return self.lost | self.awaited
 
     def receive(self, node: int, now: float) -> bool:
-        """A sign of life; whether it had been missed."""
+        """Note a sign of life. Return True if the node was suspect or awaited, and is not lost."""
         self._heard[node] = now
         missed = node in self._suspect or node in self.awaited
         self._suspect.discard(node)
@@ -43,7 +43,7 @@ class FailureDetector:
         return missed and node not in self.lost
 
     def look(self, now: float) -> Iterator[tuple[int, float, bool]]:
-        """(node, seconds of silence, whether it is over) of those whose silence means something new."""
+        """Yield (node, seconds of silence, True if it is lost) for nodes whose silence has reached a limit."""
         for node, heard in self._heard.items():
             silent_s = now - heard
             if node in self.absent or node in self.idle:
@@ -59,7 +59,7 @@ class FailureDetector:
         self.idle.discard(node)
 
     def give_up_waiting(self) -> None:
-        """Nobody is waited for any more, and nothing was started where nobody said hello."""
+        """Give up the awaited nodes, and those that never joined: nothing was started there."""
         self.lost |= self.awaited | (self.nodes - self.here)
         self.awaited.clear()
 

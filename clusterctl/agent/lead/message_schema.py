@@ -1,112 +1,94 @@
-"""What supervisors may say to the lead: the shape of every word, and whose processes it may be about.
+"""The check of what supervisors report to the lead: the shape of each message, and the processes it is about.
 
-Nodes are known by their keys, and not believed for it: a word of another shape would end the lead's supervisor, and
-the run with it, in nobody's name.
+Nodes are identified by their keys, but not trusted: without the check, a malformed message would end the lead's
+supervisor, and with it the run, and nothing would show which node sent it.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection, Mapping
 from typing import Any, Callable
 
+from clusterctl.agent.lead.messages import (
+    Exited,
+    Failed,
+    Hello,
+    Idle,
+    Logged,
+    Pace,
+    Ready,
+    Rejoin,
+    Report,
+    Running,
+    Saved,
+    StopWanted,
+)
 from clusterctl.agent.lead.process_table import name_of
 from clusterctl.agent.lead.restart_policy import Key
 from clusterctl.common.manifest import check_receipt
-from clusterctl.common.safe_json import is_whole
+from clusterctl.common.records import RecordError, declared_readers, required_keys
 
-PLACE = re.compile(r"[\w.:%\[\]-]{1,255}:\d{1,5}", re.ASCII)
-Message = dict[str, Any]
-
-
-def _is_text(value: Any) -> bool:
-    return isinstance(value, str)
-
-
-def _is_truth(value: Any) -> bool:
-    return isinstance(value, bool)
-
-
-def _is_count(value: Any) -> bool:
-    return is_whole(value) and value >= 0
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, float) or is_whole(value)  # a larger one is none that can be counted with
-
-
-def _is_place(value: Any) -> bool:
-    """Other nodes put it into the environment of their processes."""
-    return isinstance(value, str) and PLACE.fullmatch(value) is not None
-
-
-def _are_texts(value: Any) -> bool:
-    return isinstance(value, list) and all(isinstance(line, str) for line in value)
-
-
-def _by_name(is_right: Callable[[Any], bool]) -> Callable[[Any], bool]:
-    return lambda value: isinstance(value, dict) and all(is_right(inside) for inside in value.values())
-
-
-#: What each word cannot do without. `kept` only the lead's own supervisor says.
-NEEDED: Mapping[str, Collection[str]] = {
-    "hello": (),
-    "ready": ("role", "rank", "endpoint"),
-    "running": ("role", "rank"),
-    "exited": ("role", "rank", "exit_code", "stopping"),
-    "failed": ("message",),
-    "stop_wanted": (),
-    "rejoin": (),
-    "idle": (),
-    "saved": ("role", "rank"),  # and a receipt
-    "logged": ("rank", "step", "value", "weight"),
-    "pace": ("role", "rank", "attempt", "pace"),
+#: All that a node may report. `kept` is missing: only the lead's own supervisor sends it.
+REPORTS: Mapping[str, Callable[..., Report]] = {
+    "hello": Hello,
+    "ready": Ready,
+    "running": Running,
+    "exited": Exited,
+    "failed": Failed,
+    "stop_wanted": StopWanted,
+    "rejoin": Rejoin,
+    "idle": Idle,
+    "saved": Saved,
+    "logged": Logged,
+    "pace": Pace,
 }
-FIELDS: Mapping[str, Callable[[Any], bool]] = {
-    **dict.fromkeys(("role", "message", "pace", "command", "path"), _is_text),
-    **dict.fromkeys(("errno", "reason", "limit"), lambda value: value is None or _is_text(value)),
-    **dict.fromkeys(("new", "stopping", "worked", "port_taken", "hopeless", "oom", "stalled"), _is_truth),
-    **dict.fromkeys(("rank", "attempt", "epoch"), _is_count),
-    **dict.fromkeys(("t", "value", "weight", "for_s"), _is_number),
-    "exit_code": is_whole,
-    "pushes": lambda value: value is None or _is_count(value),
-    "step": lambda value: value is None or _is_count(value),
-    **dict.fromkeys(("tail", "peers"), _are_texts),
-    "ours": lambda value: isinstance(value, list) and all(map(_is_count, value)),
-    "endpoint": _is_place,
-    "endpoints": _by_name(_is_place),
-    "attempts": _by_name(_is_count),
-}
+NEEDED = {do: required_keys(kind) - {"do"} for do, kind in REPORTS.items()}
+READERS = {do: declared_readers(kind) for do, kind in REPORTS.items()}
+#: A field has its type in every report, also in one that does not declare it.
+FIELDS = {name: read for readers in READERS.values() for name, read in readers.items()}
 
 
-def check(said: Mapping[str, Any], node: int, processes: Collection[Key]) -> Message:
-    """What the supervisor of `node`, which has these processes, says; raises ValueError when none would say that."""
-    word = said.get("do")
-    needed = NEEDED.get(word) if isinstance(word, str) else None
-    if needed is None:
-        raise ValueError(f"there is no word {word!r:.40}")
-    who = ("role", "rank") if "role" in said or "attempt" in said else ()
-    wait = ("for_s", "message") if said.get("pace") == "waits" else ()
-    missing = [name for name in (*needed, *who, *wait) if name not in said]
-    wrong = [name for name, is_right in FIELDS.items() if name in said and not is_right(said[name])]
-    if missing or wrong:
-        raise ValueError(f"{word!r} with no {missing[0]}" if missing else f"{word!r} with a strange {wrong[0]}")
-    _check_whose(said, processes)
-    return {**said, **_receipt(said, node)} if word == "saved" else dict(said)
+def check(message: Mapping[str, Any], node: int, processes: Collection[Key]) -> Report:
+    """Return a message of the supervisor of `node`, which has these processes.
+
+    Raises ValueError for one that no supervisor of ours would send.
+    """
+    do = message.get("do")
+    if not isinstance(do, str) or do not in REPORTS:
+        raise ValueError(f"unknown message {do!r:.40}")
+    needed = {*NEEDED[do]}
+    if "role" in message or "attempt" in message:
+        needed |= {"role", "rank"}
+    if message.get("pace") == "waits":
+        needed |= {"for_s", "message"}
+    if missing := sorted(needed - message.keys()):
+        raise ValueError(f"{do!r} without {missing[0]}")
+    for name, read in {**FIELDS, **READERS[do]}.items():
+        if name in message:
+            _check_field(do, name, read, message[name])
+    _check_processes(message, processes)
+    return REPORTS[do]({**message, **_receipt(message, node)} if do == "saved" else message)
 
 
-def _check_whose(said: Mapping[str, Any], processes: Collection[Key]) -> None:
-    """It may speak of its own processes only."""
-    own = {name_of(key) for key in processes}
-    named = {*said.get("endpoints", ()), *said.get("attempts", ())}
-    if "rank" in said:
-        named.add(name_of((said.get("role", "trainer"), said["rank"])))
-    if not named <= own:
-        raise ValueError(f"{said['do']!r} about {min(named - own)!r:.40}, which is not there")
-
-
-def _receipt(said: Mapping[str, Any], node: int) -> Message:
+def _check_field(do: str, name: str, read: Callable[[Any], Any], value: Any) -> None:
     try:
-        return {**check_receipt(said, said["rank"]), "node": node}
+        read(value)
+    except RecordError as exc:
+        raise ValueError(f"{do!r} with an invalid {name}: {exc!s:.80}") from None
+
+
+def _check_processes(message: Mapping[str, Any], processes: Collection[Key]) -> None:
+    """A supervisor may report on its own processes only."""
+    own = {name_of(key) for key in processes}
+    named = {*message.get("endpoints", ()), *message.get("attempts", ())}
+    if "rank" in message:
+        named.add(name_of((message.get("role", "trainer"), message["rank"])))
+    if not named <= own:
+        raise ValueError(f"{message['do']!r} about {min(named - own)!r:.40}, which is not a process of this node")
+
+
+def _receipt(message: Mapping[str, Any], node: int) -> dict[str, Any]:
+    try:
+        return {**check_receipt(message, message["rank"]), "node": node}
     except (AttributeError, KeyError, TypeError) as exc:
-        raise ValueError(f"no receipt: {exc!r:.80}") from None
+        raise ValueError(f"malformed receipt: {exc!r:.80}") from None

@@ -1,18 +1,19 @@
-"""The processes of a run, as the lead knows them: attempts, where they listen, who is to come, who is done or gone."""
+"""The lead's view of all processes of a run: attempts, endpoints, and which are pending, done or gone."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
+from clusterctl.agent.lead.messages import Respawn, Whereabouts
 from clusterctl.agent.lead.restart_policy import Key
-
-Message = dict[str, Any]
+from clusterctl.common.events import Lost, ProcessOnNode
 
 
 class ProcessTable:
-    """`fresh` are to be started, `waiting` is this phase's news of; trainers that are `gone` nobody waits for, those
-    that are `held` begin again when somebody says so."""
+    """The `fresh` processes are to be started; this phase ends when none is `waiting` any more. The run continues
+    without the trainers that are `gone`; those that are `held` restart when their node rejoins.
+    """
 
     def __init__(self, processes: Iterable[tuple[str, int, int]]) -> None:
         self.node_of: dict[Key, int] = {(role, rank): node for role, rank, node in processes}
@@ -21,43 +22,55 @@ class ProcessTable:
         self.waiting = set(self.node_of)
         self.gone: set[int] = set()
         self.held: set[Key] = set()
-        self.ended_well: dict[int, int] = {}  # trainers, and how many pushes they made
+        self.ended_well: dict[int, int] = {}  # trainers, with the number of their pushes
         self.endpoints: dict[str, str] = {}
 
     def of_role(self, role: str) -> set[Key]:
         return {key for key in self.node_of if key[0] == role and not (role == "trainer" and key[1] in self.gone)}
 
     def on(self, node: int) -> set[Key]:
-        return {key for key, where in self.node_of.items() if where == node}
+        return {key for key, home in self.node_of.items() if home == node}
 
     def is_up(self, key: Key) -> None:
         self.waiting.discard(key)
         self.fresh.discard(key)
 
     def are_trained(self) -> bool:
-        """Whether every trainer has come to its end."""
+        """Return True if every trainer has finished."""
         return all(rank in self.ended_well for _, rank in self.of_role("trainer"))
 
-    def whereabouts(self) -> Message:
-        """What processes that are started are told of the others."""
+    def whereabouts(self) -> Whereabouts:
+        """The endpoints that started processes are given."""
         names = [name_of(key) for key in sorted(self.of_role("pserver"))]
         pservers = [self.endpoints[name] for name in names if name in self.endpoints]
         return {"pservers": pservers, "endpoints": dict(self.endpoints)}
 
-    def is_old(self, message: Message) -> bool:
-        """Whether a supervisor speaks of an attempt that is over."""
-        if "attempt" in message and message["attempt"] != self.attempts.get((message["role"], message["rank"])):
+    def is_old(self, report: Mapping[str, Any]) -> bool:
+        """Return True if a report, whichever it is, is about an attempt that is over."""
+        if "attempt" in report and report["attempt"] != self.attempts.get((report["role"], report["rank"])):
             return True
-        named: Mapping[str, int] = message.get("attempts", {})
+        named: Mapping[str, int] = report.get("attempts", {})
         return any(attempt < self.attempts.get(key_of(name), attempt) for name, attempt in named.items())
 
     def again(self, key: Key) -> int:
-        """The number of its next attempt, which is the one that counts from now on."""
+        """Advance a process to its next attempt, and return its number."""
         self.attempts[key] += 1
         return self.attempts[key]
 
+    def respawn(self, key: Key, in_s: float) -> Respawn:
+        """The order to restart one process, in its next attempt."""
+        attempt = self.again(key)
+        about = self.whereabouts()
+        return {"do": "respawn", "role": key[0], "rank": key[1], "attempt": attempt, "in_s": in_s, **about}
+
+    def on_node(self, key: Key) -> ProcessOnNode:
+        return {"role": key[0], "rank": key[1], "node": self.node_of[key]}
+
+    def lost(self, key: Key, message: str) -> Lost:
+        return {"event": "lost", "message": message, "role": key[0], "rank": key[1], "node": self.node_of[key]}
+
     def begin_again(self, keys: Collection[Key], *, but_done: bool) -> None:
-        """These are to be started once more, but trainers that are gone and, with `but_done`, that are done."""
+        """Mark processes to be restarted, except trainers that are gone and, with `but_done`, those that are done."""
         if not but_done:
             self.ended_well.clear()
         over = {*self.gone, *self.ended_well}
@@ -68,13 +81,13 @@ class ProcessTable:
         self.held.clear()
 
     def give_up(self, keys: Collection[Key]) -> None:
-        """The others go on without these trainers."""
+        """Let the run continue without these trainers."""
         self.gone |= {rank for _, rank in keys}
         self.waiting -= set(keys)
         self.fresh -= set(keys)
 
     def left(self) -> dict[str, int]:
-        """Trainers that pservers need not wait for, by rank, with the pushes that they are known to have made."""
+        """The trainers that pservers need not wait for, by rank, with the number of their pushes as far as known."""
         steps = {**dict.fromkeys(self.gone, 0), **self.ended_well}
         return {str(rank): step for rank, step in sorted(steps.items())}
 

@@ -1,6 +1,6 @@
-"""Whether a process that failed is started once more, and when. Pure: failures and the time go in.
+"""Decides if and when a failed process restarts. Pure: failures and the time go in.
 
-Failures are forgiven after an hour: a job of a weekend may lose a process now and then, a crash loop may not go on.
+Failures are forgiven after an hour: a weekend-long job may lose a process now and then, but a crash loop must end.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ Key = tuple[str, int]  # role, rank
 
 
 class RestartPolicy:
-    """`allowed` says, by role, how many restarts a process has within an hour."""
+    """`allowed` is the limit of restarts within an hour, by role."""
 
     def __init__(self, allowed: Mapping[str, int]) -> None:
         self._allowed = allowed
         self._failures: dict[Key, list[float]] = {}
 
     def grant(self, key: Key, now: float) -> float | None:
-        """A process failed: seconds until it is started again, each time twice as many; None: not again."""
+        """Count a failure, and return the seconds until the restart, which double each time; None if there is none."""
         recent = [t for t in self._failures.get(key, []) if now - t < FORGIVEN_AFTER_S]
         self._failures[key] = [*recent, now]
         if len(recent) >= self._allowed.get(key[0], 0):
@@ -29,7 +29,7 @@ class RestartPolicy:
         return float(min(FIRST_DELAY_S * 2 ** len(recent), LONGEST_DELAY_S))
 
     def describe(self, key: Key) -> str:
-        """Such as `restart 1 of 3`."""
+        """A phrase such as `restart 1 of 3`."""
         return f"restart {len(self._failures.get(key, []))} of {self._allowed.get(key[0], 0)}"
 
     def failures(self, key: Key, now: float) -> int:
@@ -37,5 +37,5 @@ class RestartPolicy:
         return sum(now - t < FORGIVEN_AFTER_S for t in self._failures.get(key, []))
 
     def forget(self, key: Key) -> None:
-        """Somebody says that it is mended."""
+        """Forgive all failures of a process: the user has fixed it."""
         self._failures.pop(key, None)

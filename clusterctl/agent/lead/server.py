@@ -1,4 +1,4 @@
-"""The lead's supervisor: what the others say over TLS goes to the `Lead`, and what it decides is carried out."""
+"""The lead's side of the connections: reports go to the state machine, and its actions are carried out."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ import errno
 import socket
 import ssl
 from collections import deque
-from typing import Any, Callable
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Callable
 
 from clusterctl.agent.event_loop import EventLoop
 from clusterctl.agent.lead.actions import Action, DropManifests, Finish, Policy, RecordEvent, SendOrder, WriteManifest
@@ -15,25 +16,28 @@ from clusterctl.agent.lead.channel import Channel
 from clusterctl.agent.lead.checkpoints import Best, CheckpointRetention, Known
 from clusterctl.agent.lead.connection import DIAL_S, RETRY_S, Connection, reach, tls_context
 from clusterctl.agent.lead.message_schema import check
+from clusterctl.agent.lead.messages import Frame, Order, Report
 from clusterctl.agent.lead.state_machine import Lead
 from clusterctl.common.engines import ENGINES
 from clusterctl.common.paths import RunPaths
 from clusterctl.common.run_spec import RunSpec
 
-SPARE_CONNECTIONS = 64  # besides two of each node, that have not said yet who they are
-COMEBACK_S = 2.5  # more than a supervisor that lives needs for another connection, once its node can be reached
-Message = dict[str, Any]
+if TYPE_CHECKING:
+    from clusterctl.common.events import Event
+
+SPARE_CONNECTIONS = 64  # besides two of each node, whose TLS handshake is not complete
+COMEBACK_S = 2.5  # more than a live supervisor needs to reconnect once its node is reachable
 
 
 def retention_of(spec: RunSpec) -> CheckpointRetention:
-    """Which checkpoints a run keeps, by its spec."""
+    """The checkpoint retention that a spec asks for."""
     best, resume = spec.saving.keep_best, spec.saving.resume
     first = Known(resume.tag, resume.step) if resume else None
     return CheckpointRetention(spec.saving.keep, Best(best.name, best.direction) if best else None, first)
 
 
 def policy_of(spec: RunSpec) -> Policy:
-    """What a run does about failures, by its spec."""
+    """The failure policy that a spec asks for."""
     return Policy(
         restarts=spec.failures.restarts,
         on_trainer_loss=spec.failures.on_trainer_loss,
@@ -45,7 +49,7 @@ def policy_of(spec: RunSpec) -> Policy:
 
 
 class LeadServer:
-    """This node leads. Carries out what the `Lead` decides."""
+    """The lead on this node: carries out the actions of the state machine."""
 
     def __init__(
         self,
@@ -53,8 +57,8 @@ class LeadServer:
         run: RunPaths,
         spec: RunSpec,
         listener: socket.socket,
-        on_order: Callable[[Message], None],
-        record: Callable[[Message], None],
+        on_order: Callable[[Order], None],
+        record: Callable[[Event], None],
         write_manifest: Callable[[WriteManifest], None],
         drop_manifests: Callable[[DropManifests], None],
     ) -> None:
@@ -67,10 +71,10 @@ class LeadServer:
         self._context = tls_context(run, server=True)
         self._node = spec.node
         self._channels = {node: Channel() for node in spec.members if node != self._node}
-        self._names: dict[int, str] = {}  # of the supervisors that we know
+        self._names: dict[int, str] = {}  # of the supervisors that have connected
         self._connections: dict[int, Connection] = {}
-        self._strangers: deque[Connection] = deque()  # as yet
-        self._missed: dict[int, Connection] = {}  # by which nodes were heard that have none now
+        self._strangers: deque[Connection] = deque()  # whose handshake is not complete
+        self._missed: dict[int, Connection] = {}  # the last one of each node that has none now
         self._port = spec.ports.port
         self._processes = [(process.role, process.rank, process.node) for process in spec.all_processes]
         self._lead = Lead(
@@ -87,15 +91,15 @@ class LeadServer:
         loop.watch(listener, self._accept)
         loop.every(spec.timing.heartbeat_s, self._beat)
 
-    def send(self, message: Message) -> None:
-        """This node's own supervisor says something; answered in a later turn of the loop."""
+    def send(self, message: Report) -> None:
+        """Handle a report of this node's own supervisor, in a later turn of the loop."""
         self._loop.after(0, lambda: self._do(self._lead.handle(self._node, message, self._loop.now())))
 
     def let_go(self) -> None:
-        """Nothing to do: the lead ends the run itself."""
+        """Do nothing: the lead ends the run itself."""
 
     def quiet(self) -> bool:
-        """Whether every supervisor has what it was told."""
+        """Return True if every connected supervisor has acknowledged all messages."""
         return all(not channel.repeat() for node, channel in self._channels.items() if node in self._connections)
 
     def _beat(self) -> None:
@@ -146,7 +150,9 @@ class LeadServer:
             return
         opened = lambda connection, node: self._opened(connection, node, address[0])  # noqa: E731
         self._strangers.append(Connection(self._loop, tls, opened, lambda frame: None))
-        if len(self._strangers) > SPARE_CONNECTIONS + 2 * len(self._channels):  # else they take all descriptors
+        if len(self._strangers) > SPARE_CONNECTIONS + 2 * len(
+            self._channels
+        ):  # otherwise they would use up all descriptors
             self._strangers.popleft().close()
 
     def _opened(self, connection: Connection, node: int, host: str) -> None:
@@ -163,16 +169,16 @@ class LeadServer:
         connection.on_frame = lambda frame: self._first_frame(node, connection, frame)
         connection.on_closed = lambda error: self._closed(node, connection, host)
 
-    def _first_frame(self, node: int, connection: Connection, frame: Message) -> None:
-        """Of a connection: another supervisor than the one before knows nothing of what was said to that."""
-        if frame.get("gone"):  # it is the guardian's
+    def _first_frame(self, node: int, connection: Connection, frame: Frame) -> None:
+        """Handle the first frame of a connection: it shows if a new supervisor has replaced the last one."""
+        if frame.get("gone"):  # from the guardian
             connection.close()
             self._lose(node)
             return
         name = str(frame.get("i"))
         if self._names.setdefault(node, name) != name:
             del self._connections[node]
-            self._lose(node)  # it may be that nobody has noticed; what follows from that is not for the new one
+            self._lose(node)  # the loss may be news; the actions that follow are not for the new one
             self._connections[node] = connection
             self._names[node], self._channels[node] = name, Channel()
         connection.on_frame = lambda frame: self._frame(node, frame)
@@ -180,19 +186,18 @@ class LeadServer:
             connection.send(waiting)
         self._frame(node, frame)
 
-    def _frame(self, node: int, frame: Message) -> None:
+    def _frame(self, node: int, frame: Frame) -> None:
         now = self._loop.now()
         self._do(self._lead.alive(node, now))
         message = self._channels[node].accept(frame)
         if message is not None:
             self._do(self._lead.handle(node, self._checked(node, message), now))
 
-    def _checked(self, node: int, message: Message) -> Message:
+    def _checked(self, node: int, message: Mapping[str, Any]) -> Report:
         try:
-            return check(message, node, [(role, rank) for role, rank, where in self._processes if where == node])
+            return check(message, node, [(role, rank) for role, rank, home in self._processes if home == node])
         except ValueError as exc:
-            words = f"its supervisor says what none of ours would: {exc}"
-            return {"do": "failed", "message": words, "errno": None}
+            return {"do": "failed", "message": f"its supervisor sent a malformed message: {exc}", "errno": None}
 
     def _closed(self, node: int, connection: Connection, host: str) -> None:
         if self._connections.get(node) is connection:
@@ -201,8 +206,9 @@ class LeadServer:
             self._probe(node, connection, host)
 
     def _probe(self, node: int, connection: Connection, host: str) -> None:
-        """Is it the supervisor that is gone, or the network? A node whose kernel answers, be it with a refusal, can be
-        reached: a supervisor that lives there comes back at once. Silence is another matter."""
+        """Find out if the supervisor is gone or the network. If the node's kernel answers, even with a refusal, the
+        node is reachable, and a live supervisor would reconnect at once. Silence proves nothing.
+        """
 
         def is_over() -> bool:
             return self._missed.get(node) is not connection

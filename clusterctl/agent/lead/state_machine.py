@@ -12,18 +12,18 @@ The first failure that is not forgiven stops everybody; a process that ends beca
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
-from typing import Any
 
-from clusterctl.agent.lead.actions import Action, Finish, Policy, RecordEvent, SendOrder
+from clusterctl.agent.lead import messages
+from clusterctl.agent.lead.actions import Action, Finish, Policy, RecordEvent, SendOrder, warning
 from clusterctl.agent.lead.checkpoints import CheckpointRetention, CheckpointTracker
 from clusterctl.agent.lead.deadlock import DeadlockDetector
 from clusterctl.agent.lead.failure_detector import FailureDetector, suspect_s
 from clusterctl.agent.lead.process_table import ProcessTable, name_of
 from clusterctl.agent.lead.restart_policy import Key, RestartPolicy
+from clusterctl.common.events import Cause, Ended, Lost, Restarting, RolledBack
 
 STOP_MARGIN_S = 20.0
 MOST_ATTEMPTS = 4  # to find ports that nobody else takes
-Message = dict[str, Any]
 
 
 class Lead:
@@ -56,8 +56,8 @@ class Lead:
         self._port_trials = 1
         self._deadlocks = DeadlockDetector()
         self._tracker = CheckpointTracker(retention or CheckpointRetention(3))
-        self._recover: Message = {}
-        self._cause: Message | None = None
+        self._recover: messages.Recovery = {"tag": None, "step": 0}
+        self._cause: Cause | None = None
         self._outcome = "succeeded"
         self._stop_limit_s = grace_s + STOP_MARGIN_S
         self._stop_deadline: float | None = None
@@ -70,16 +70,16 @@ class Lead:
             return [RecordEvent({"event": "rejoined", "node": node})]
         return []
 
-    def handle(self, node: int, message: Message, now: float) -> list[Action]:
-        """What a supervisor said."""
+    def handle(self, node: int, message: messages.Report, now: float) -> list[Action]:
+        """Handle a report of a supervisor."""
         handler = getattr(self, f"_on_{message['do']}", None)
         if handler is None or self.phase == "ended" or self._is_late(message):
             return []
         actions: list[Action] = handler(node, message, now)
         return actions
 
-    def _is_late(self, message: Message) -> bool:
-        """Whether it is about processes, or from an epoch, of before."""
+    def _is_late(self, message: messages.Report) -> bool:
+        """Return True if a report is from an earlier epoch or about an earlier attempt."""
         if message.get("stopping") or message.get("new"):
             return False
         return self._table.is_old(message) or message.get("epoch", self.epoch) != self.epoch
@@ -115,14 +115,15 @@ class Lead:
         """A supervisor is gone for good, or for now where the run waits for it."""
         if node in self._detector.absent | self._detector.idle or self.phase == "ended":
             return []
-        note = RecordEvent({"event": "lost", "node": node, "message": why, "why": why, "silent_s": silent_s})
-        cause = {"kind": "node_lost", "node": node, "message": f"node{node} is lost: {why}", "why": why}
+        event: Lost = {"event": "lost", "node": node, "message": why, "why": why, "silent_s": silent_s}
+        note = RecordEvent(event)
+        cause: Cause = {"kind": "node_lost", "node": node, "message": f"node{node} is lost: {why}", "why": why}
         if self.phase not in ("stopping", "finishing") and node in self._detector.here:
             keys = self._table.on(node)
             serves = any(role != "trainer" for role, _ in keys)
             if self._policy.on_trainer_loss == "wait":
                 self._detector.wait_for(node)
-                return [RecordEvent({**note.event, "waits": True}), *self._begin_when_back(keys)]
+                return [RecordEvent({**event, "waits": True}), *self._begin_when_back(keys)]
             if self._policy.on_trainer_loss == "shrink" and not serves:
                 self._detector.lost.add(node)
                 return [note, *self._shrink(keys, cause, now)]
@@ -131,7 +132,7 @@ class Lead:
 
     # What supervisors say.
 
-    def _on_hello(self, node: int, message: Message, now: float) -> list[Action]:
+    def _on_hello(self, node: int, message: messages.Hello, now: float) -> list[Action]:
         self._detector.here.add(node)
         if message.get("new"):
             return self._brief(node)
@@ -158,14 +159,14 @@ class Lead:
     def _phase_note(self) -> RecordEvent:
         return RecordEvent({"event": "phase", "phase": self.phase})
 
-    def _on_ready(self, node: int, message: Message, now: float) -> list[Action]:
+    def _on_ready(self, node: int, message: messages.Ready, now: float) -> list[Action]:
         self._table.endpoints[f"pserver{message['rank']}"] = message["endpoint"]
         self._table.is_up(("pserver", message["rank"]))
         if self.phase != "pservers" or self._table.waiting:
             return []
         return self._spawn("trainer")
 
-    def _on_running(self, node: int, message: Message, now: float) -> list[Action]:
+    def _on_running(self, node: int, message: messages.Running, now: float) -> list[Action]:
         self._table.is_up((message["role"], message["rank"]))
         return self._run_if_all_do()
 
@@ -177,21 +178,21 @@ class Lead:
         self._table.fresh.clear()
         return [self._phase_note(), *self._finish_if_trained()]
 
-    def _on_exited(self, node: int, message: Message, now: float) -> list[Action]:
+    def _on_exited(self, node: int, message: messages.Exited, now: float) -> list[Action]:
         key = (message["role"], message["rank"])
         if self.phase in ("stopping", "ended") or message["stopping"]:
             return []
         if message.get("port_taken") and self._port_trials < MOST_ATTEMPTS:
             self._port_trials += 1
             why = f"{name_of(key)} found its port taken: all start again, with other ports"
-            return [_warning(node, why), *self._begin_again(self._table.node_of)]
+            return [warning(node, why), *self._begin_again(self._table.node_of)]
         well = message["exit_code"] == 0
         if well and key[0] == "trainer":
             self._table.ended_well[key[1]] = int(message.get("pushes") or 0)
             return self._finish_if_trained()
         if well and (self.phase == "finishing" or self._pservers_leave):
             return []
-        return self._forgive(key, {"kind": "exit", **_without_order(message), "node": node}, now)
+        return self._forgive(key, messages.cause_of(message, "exit", node), now)
 
     def _finish_if_trained(self) -> list[Action]:
         if self.phase != "running" or not self._table.are_trained():
@@ -199,15 +200,15 @@ class Lead:
         self.phase = "finishing"
         return [self._phase_note(), SendOrder({"do": "finish", "epoch": self.epoch})]
 
-    def _on_failed(self, node: int, message: Message, now: float) -> list[Action]:
-        return self._fail({"kind": "node", **_without_order(message), "node": node}, now)
+    def _on_failed(self, node: int, message: messages.Failed, now: float) -> list[Action]:
+        return self._fail(messages.cause_of(message, "node", node), now)
 
-    def _on_stop_wanted(self, node: int, message: Message, now: float) -> list[Action]:
+    def _on_stop_wanted(self, node: int, message: messages.StopWanted, now: float) -> list[Action]:
         if self.phase == "stopping":
             return []
         return self._stop("stopped", {"kind": "stopped", "message": "stopped by the user"}, now)
 
-    def _on_rejoin(self, node: int, message: Message, now: float) -> list[Action]:
+    def _on_rejoin(self, node: int, message: messages.Rejoin, now: float) -> list[Action]:
         """Somebody has mended a node: its trainers that were given up are started again."""
         keys = {key for key in self._table.held if self._table.node_of[key] == node}
         self._table.held -= keys
@@ -216,14 +217,13 @@ class Lead:
         return [action for key in sorted(keys) for action in (self._back(key), self._respawn(key, 0.0))]
 
     def _back(self, key: Key) -> RecordEvent:
-        about = {"role": key[0], "rank": key[1], "node": self._table.node_of[key]}
-        return RecordEvent({"event": "rejoined", **about})
+        return RecordEvent({"event": "rejoined", **self._table.on_node(key)})
 
-    def _on_pace(self, node: int, message: Message, now: float) -> list[Action]:
+    def _on_pace(self, node: int, message: messages.Pace, now: float) -> list[Action]:
         self._deadlocks.receive((message["role"], message["rank"]), message)
         return []
 
-    def _on_idle(self, node: int, message: Message, now: float) -> list[Action]:
+    def _on_idle(self, node: int, message: messages.Idle, now: float) -> list[Action]:
         """Nothing of the run is left on a node; one that stopped though nobody said so has taken us for lost."""
         actions = []
         if message.get("stopping") and self.phase != "stopping":
@@ -232,19 +232,19 @@ class Lead:
             self._detector.idle.add(node)
         return [*actions, *self._end_if_idle()]
 
-    def _on_saved(self, node: int, message: Message, now: float) -> list[Action]:
+    def _on_saved(self, node: int, message: messages.Saved, now: float) -> list[Action]:
         return self._tracker.take(message, len(self._table.of_role("pserver")))
 
-    def _on_kept(self, node: int, message: Message, now: float) -> list[Action]:
+    def _on_kept(self, node: int, message: messages.Kept, now: float) -> list[Action]:
         return self._tracker.keep(message)
 
-    def _on_logged(self, node: int, message: Message, now: float) -> list[Action]:
+    def _on_logged(self, node: int, message: messages.Logged, now: float) -> list[Action]:
         self._tracker.log(message)
         return []
 
     # Failures that need not be the end.
 
-    def _forgive(self, key: Key, cause: Message, now: float) -> list[Action]:
+    def _forgive(self, key: Key, cause: Cause, now: float) -> list[Action]:
         """Starts a process that failed again, if it may; a program that never did anything is not worth a try."""
         if key[0] == "pserver" and self.phase == "pservers" and self._recover.get("tag") and cause["exit_code"] > 0:
             return self._distrust(key, cause)
@@ -253,34 +253,35 @@ class Lead:
         delay_s = None if self._is_hopeless(key, cause) else self._restart_policy.grant(key, now)
         if delay_s is None:
             return self._give_up(key, cause, now)
-        about = {"role": key[0], "rank": key[1], "node": cause["node"], "attempt": self._table.attempts[key] + 1}
-        note = RecordEvent(
-            {
-                "event": "restarting",
-                **about,
-                "in_s": delay_s,
-                **_reason(cause),
-                "count": self._restart_policy.describe(key),
-            }
-        )
+        event: Restarting = {
+            "event": "restarting",
+            **self._table.on_node(key),
+            "attempt": self._table.attempts[key] + 1,
+            "in_s": delay_s,
+            "message": cause["message"],
+            "exit_code": cause["exit_code"],
+            "count": self._restart_policy.describe(key),
+        }
+        note = RecordEvent(event)
         if key[0] == "trainer" and self.phase in ("trainers", "running") and not self._policy.whole:
             return [note, self._respawn(key, delay_s)]
         return [note, *self._begin_again(self._with_others({key}), delay_s)]
 
-    def _is_hopeless(self, key: Key, cause: Message) -> bool:
+    def _is_hopeless(self, key: Key, cause: Cause) -> bool:
         """Whether a program has ended by itself before it said a word; those that never do get their chance."""
         began = self._table.attempts[key] > 1 or cause.get("worked", True) or self._policy.whole
         return not began and cause["exit_code"] > 0
 
-    def _distrust(self, key: Key, cause: Message) -> list[Action]:
+    def _distrust(self, key: Key, cause: Cause) -> list[Action]:
         """A pserver cannot begin from a checkpoint: the one before it is taken."""
         tag = self._recover["tag"]
-        self._tracker.discard(tag)
+        if tag is not None:
+            self._tracker.discard(tag)
         words = cause.get("tail") or [cause["message"]]
-        note = _warning(cause["node"], f"checkpoint {tag} cannot be used by {name_of(key)}: {words[-1]}")
+        note = warning(cause["node"], f"checkpoint {tag} cannot be used by {name_of(key)}: {words[-1]}")
         return [note, *self._begin_again(self._table.node_of)]
 
-    def _give_up(self, key: Key, cause: Message, now: float) -> list[Action]:
+    def _give_up(self, key: Key, cause: Cause, now: float) -> list[Action]:
         failures = self._restart_policy.failures(key, now)
         if failures > 1:
             times = "once" if failures == 2 else f"{failures - 1} times"
@@ -291,30 +292,18 @@ class Lead:
                 return self._shrink({key}, cause, now)
             if self._policy.on_trainer_loss == "wait":
                 self._table.held.add(key)
-                about = {"role": key[0], "rank": key[1], "node": cause["node"]}
-                return [
-                    RecordEvent(
-                        {
-                            "event": "held",
-                            **about,
-                            "message": f"{cause['message']}; the run is waiting for start --rejoin",
-                        }
-                    )
-                ]
+                message = f"{cause['message']}; the run is waiting for start --rejoin"
+                return [RecordEvent({"event": "held", **self._table.on_node(key), "message": message})]
         return self._fail(cause, now)
 
-    def _shrink(self, keys: Collection[Key], cause: Message, now: float) -> list[Action]:
+    def _shrink(self, keys: Collection[Key], cause: Cause, now: float) -> list[Action]:
         """The others go on without these trainers."""
         self._table.give_up(keys)
         if not self._table.of_role("trainer"):
             return self._fail(cause, now)
-        about = {"event": "lost", "message": cause["message"]}
-        notes = [
-            RecordEvent({**about, "role": role, "rank": n, "node": self._table.node_of[role, n]})
-            for role, n in sorted(keys)
-        ]
-        tell = SendOrder({"do": "shrink", "ranks": sorted(self._table.gone)})
-        return [*notes, tell, *self._spawn_if_all_are_here(), *self._run_if_all_do(), *self._finish_if_trained()]
+        losses = [RecordEvent(self._table.lost(key, cause["message"])) for key in sorted(keys)]
+        order = SendOrder({"do": "shrink", "ranks": sorted(self._table.gone)})
+        return [*losses, order, *self._spawn_if_all_are_here(), *self._run_if_all_do(), *self._finish_if_trained()]
 
     def _begin_when_back(self, keys: Collection[Key]) -> list[Action]:
         """A node is lost, and the run waits: orders wait for it too."""
@@ -330,8 +319,7 @@ class Lead:
     def _respawn(self, key: Key, delay_s: float) -> SendOrder:
         node = self._table.node_of[key]
         self._detector.idle.discard(node)
-        about = {"role": key[0], "rank": key[1], "attempt": self._table.again(key), "in_s": delay_s}
-        return SendOrder({"do": "respawn", **about, **self._table.whereabouts()}, node)
+        return SendOrder(self._table.respawn(key, delay_s), node)
 
     @property
     def _begin_together(self) -> bool:
@@ -354,13 +342,17 @@ class Lead:
         return [self._phase_note(), self._rolled_back(), SendOrder(self._again(delay_s))]
 
     def _rolled_back(self) -> RecordEvent:
-        tag, step = self._recover["tag"], self._recover["step"]
-        who = sorted(name_of(key) for key in self._table.fresh)
-        whole = self._table.fresh >= self._table.of_role("pserver") | self._table.of_role("trainer")
-        about = {"epoch": self.epoch, "tag": tag, "step": step, "whole": whole}
-        return RecordEvent({"event": "rolled_back", **about, "processes": who})
+        event: RolledBack = {
+            "event": "rolled_back",
+            "epoch": self.epoch,
+            "tag": self._recover["tag"],
+            "step": self._recover["step"],
+            "whole": self._table.fresh >= self._table.of_role("pserver") | self._table.of_role("trainer"),
+            "processes": sorted(name_of(key) for key in self._table.fresh),
+        }
+        return RecordEvent(event)
 
-    def _again(self, delay_s: float) -> Message:
+    def _again(self, delay_s: float) -> messages.Again:
         attempts = {name_of(key): self._table.attempts[key] for key in sorted(self._table.fresh)}
         return {"do": "again", "epoch": self.epoch, "attempts": attempts, "in_s": delay_s, "recover": self._recover}
 
@@ -374,12 +366,12 @@ class Lead:
 
     # Endings.
 
-    def _fail(self, cause: Message, now: float) -> list[Action]:
+    def _fail(self, cause: Cause, now: float) -> list[Action]:
         if self.phase in ("stopping", "ended"):
             return []
         return self._stop("failed", cause, now)
 
-    def _stop(self, outcome: str, cause: Message, now: float) -> list[Action]:
+    def _stop(self, outcome: str, cause: Cause, now: float) -> list[Action]:
         self.phase, self._outcome, self._cause = "stopping", outcome, cause
         self._stop_deadline = now + self._stop_limit_s
         self._detector.give_up_waiting()  # who comes yet is told to end
@@ -396,21 +388,9 @@ class Lead:
             return []
         self.phase, self._stop_deadline = "ended", None
         missing = sorted(self._detector.nodes - self._detector.idle)
-        ended = {"event": "ended", "state": self._outcome, "cause": self._cause, "not_heard_of": missing}
+        ended: Ended = {"event": "ended", "state": self._outcome, "cause": self._cause, "not_heard_of": missing}
         return [
             RecordEvent(ended),
             SendOrder({"do": "end", "state": self._outcome, "cause": self._cause}),
             Finish(self._outcome),
         ]
-
-
-def _without_order(message: Message) -> Message:
-    return {key: value for key, value in message.items() if key != "do"}
-
-
-def _reason(cause: Message) -> Message:
-    return {name: cause[name] for name in ("message", "exit_code") if name in cause}
-
-
-def _warning(node: int, message: str) -> RecordEvent:
-    return RecordEvent({"event": "log", "level": "warning", "subject": node, "message": message})

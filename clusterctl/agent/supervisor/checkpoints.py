@@ -1,20 +1,19 @@
-"""What a supervisor does about saved models and checkpoints: manifests, where it leads, and their removal."""
+"""Saved models and checkpoints on a node: manifests on the lead's node, and the removal of old ones."""
 
 from __future__ import annotations
 
 import contextlib
 import errno
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from clusterctl.agent.lead.actions import DropManifests, WriteManifest
+from clusterctl.agent.lead.messages import Keep, Logged
 from clusterctl.agent.node.checkpoint_files import drop_manifests, remove_older
 from clusterctl.agent.supervisor.child import Child
 from clusterctl.agent.supervisor.exits import system_error
 from clusterctl.agent.supervisor.run_context import RunContext
-
-Message = dict[str, Any]
 
 
 class CheckpointKeeper:
@@ -26,19 +25,22 @@ class CheckpointKeeper:
         self._spec = context.spec
 
     def write_manifest(self, whole: WriteManifest) -> None:
-        """Writes the manifest of what all pservers have saved; of a checkpoint, tells the lead then."""
+        """Write the manifest of a complete save; report a checkpoint to the lead."""
         tag, first = whole.tag, whole.receipts[0]
         try:
             self._write_manifest(whole)
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as exc:  # of a receipt that a node made up
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as exc:  # of a receipt that a node forged
             is_full = getattr(exc, "errno", 0) in (errno.ENOSPC, errno.EDQUOT)
             path = getattr(exc, "filename", None)
-            about = {**system_error(exc), **({"path": str(path)} if path else {})}
+            facts = system_error(exc)
+            if path:
+                facts["path"] = str(path)
             hint = "; free space there" if is_full else ""
-            self._context.fail(f"cannot write the manifest of {tag}: {exc}{hint}", None, about)
+            self._context.fail(f"cannot write the manifest of {tag}: {exc}{hint}", None, facts)
             return
         if whole.checkpoint:
-            self._context.send({"do": "kept", "tag": tag, "step": int(first["step"]), "steps": first.get("steps", [])})
+            step = first.get("step") or 0
+            self._context.send({"do": "kept", "tag": tag, "step": step, "steps": first.get("steps", [])})
 
     def _write_manifest(self, whole: WriteManifest) -> None:
         from clusterctl.common.manifest import build_manifest, write_manifest
@@ -54,26 +56,31 @@ class CheckpointKeeper:
             write_manifest(directory, {**manifest, **about})
 
     def drop_manifests(self, action: DropManifests) -> None:
-        with self._trouble_is_a_warning():
+        with self._warn_on_error():
             drop_manifests(self._run, action.stay, action.newest)
 
-    def keep(self, order: Message) -> None:
-        """Removes the checkpoints that the lead does without."""
-        with self._trouble_is_a_warning():
+    def keep(self, order: Keep) -> None:
+        """Remove the checkpoints that are no longer kept."""
+        with self._warn_on_error():
             remove_older(self._run, order["tags"], order["newest"], alone=order["alone"])
 
     @contextlib.contextmanager
-    def _trouble_is_a_warning(self) -> Iterator[None]:
+    def _warn_on_error(self) -> Iterator[None]:
         try:
             yield
         except OSError as exc:
-            message = f"an older checkpoint cannot be removed: {exc}"
+            message = f"cannot remove an older checkpoint: {exc}"
             self._context.record({"event": "log", "level": "warning", "message": message})
 
-    def log(self, child: Child, said: Message) -> None:
-        """Tells the lead what a trainer logged, if KEEP_BEST goes by it. Raises ValueError where it is malformed."""
+    def log(self, child: Child, event: Mapping[str, Any]) -> None:
+        """Report the metric of KEEP_BEST to the lead if a trainer logged it. Raises ValueError if it is malformed."""
         best = self._spec.saving.keep_best
-        if best and best.name in said["values"] and child.role == "trainer":
-            numbers = {"step": int(said["step"]), "weight": float(said.get("weight", 1))}
-            value = float(said["values"][best.name])
-            self._context.send({"do": "logged", "rank": child.rank, "value": value, **numbers})
+        if best and best.name in event["values"] and child.role == "trainer":
+            report: Logged = {
+                "do": "logged",
+                "rank": child.rank,
+                "value": float(event["values"][best.name]),
+                "step": int(event["step"]),
+                "weight": float(event.get("weight", 1)),
+            }
+            self._context.send(report)

@@ -1,4 +1,4 @@
-"""One process of a run on this node: started, its output captured, its words heard, its end told."""
+"""One process of a run on this node: starts it, captures its output, receives its messages and its exit."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Callable
 
 from clusterctl.agent.event_loop import EventLoop
+from clusterctl.agent.lead.messages import LastLines, ProcessName
 from clusterctl.agent.node.log_files import LONGEST_LINE, READ_BYTES, LogWriter
 from clusterctl.common.paths import log_stem
 from clusterctl.common.procfs import Identity, cpu_and_memory, identify, send_signal
@@ -24,11 +25,11 @@ TAIL_LINES = 20
 TAIL_BYTES = 4096
 REMARK = "clusterctl: "  # begins the lines that a supervisor writes into a process's log
 USAGE_EVERY_S = 0.5
-READS_PER_TURN = 16  # of one pipe, before the others get theirs
+READS_PER_TURN = 16  # of one pipe, before the others get their turn
 
 
 class Child:
-    """`on_message(child, message)` gets what the process says on its control socket; `on_log_error` disk trouble."""
+    """`on_message(child, message)` gets the messages on its control socket, `on_log_error` errors of its log."""
 
     def __init__(
         self,
@@ -41,9 +42,9 @@ class Child:
         self.attempt = self.next_attempt = attempt
         self.worked = False
         self.pushes = 0
-        self.stalled: str | None = None  # why we have killed it
-        self.hopeless: str | None = None  # why it would only fail again
-        self.peers: list[str] = []  # the processes that it waited for in vain
+        self.stalled: str | None = None  # why the supervisor killed it
+        self.hopeless: str | None = None  # why a restart would fail, too
+        self.peers: list[str] = []  # the processes that did not answer it
         self.role = plan.role
         self.rank = plan.rank
         self.plan = plan
@@ -71,7 +72,7 @@ class Child:
 
     @property
     def serves(self) -> bool:
-        """Whether it is there for the trainers, and has no end of its own."""
+        """True if it serves the trainers, and does not end on its own."""
         return self.role != "trainer"
 
     @property
@@ -80,7 +81,7 @@ class Child:
 
     @property
     def pid(self) -> int | None:
-        """While nobody has taken its end."""
+        """Its pid until its exit is reaped, else None."""
         return self._popen.pid if self._popen is not None and self.exit_code is None else None
 
     def start(
@@ -91,7 +92,7 @@ class Child:
         t: float,
         limit: Callable[[], None] | None = None,
     ) -> None:
-        """Raises OSError when the command cannot be started; `make_env` is given the control descriptor.
+        """Start the command; raises OSError if that fails. `make_env` is called with the control descriptor.
 
         `limit` is called in the new process before it becomes the command's.
         """
@@ -114,7 +115,7 @@ class Child:
             os.close(read_end)
             ours.close()
             if isinstance(exc, subprocess.SubprocessError):
-                raise OSError(0, "its limits leave no room for it to begin") from exc
+                raise OSError(0, "its limits are too low for it to start") from exc
             raise
         finally:
             os.close(write_end)
@@ -131,7 +132,7 @@ class Child:
         self._loop.watch(output, self._capture)
 
     def _receive(self, reads: int = 2) -> None:
-        """Takes what is there, so much a turn; an end of file only stops the listening, it is the exit that counts."""
+        """Read the control socket, a limited number of times a turn. End of file only stops the reading."""
         assert self._control is not None
         for _ in range(reads):
             try:
@@ -150,21 +151,21 @@ class Child:
         if len(self._control_rest) > LONGEST_LINE * 16:
             self._control_rest = b""
         for line in lines:
-            self._said(line)
+            self._handle_line(line)
 
-    def _said(self, line: bytes) -> None:
+    def _handle_line(self, line: bytes) -> None:
         message = parse_event(line)
         if message is not None:
             self._on_message(self, message)
 
     def send(self, message: Mapping[str, Any]) -> None:
-        """Says something on the control socket; a process that does not listen misses it."""
+        """Send a message on the control socket. A process that does not read it misses it."""
         if self._control is not None and self.alive:
             with contextlib.suppress(OSError):
                 self._control.send(json.dumps(message).encode() + b"\n")
 
     def _capture(self) -> None:
-        """Takes what is there, at most some megabytes: more than a pipe holds, less than starves the others."""
+        """Read the output, at most some megabytes: more than a pipe holds, but not so much that others starve."""
         for _ in range(READS_PER_TURN):
             try:
                 data = os.read(self._output, READ_BYTES)
@@ -185,7 +186,7 @@ class Child:
                 self._on_log_error(self, exc)
 
     def remark(self, text: str) -> None:
-        """A line of ours in its log."""
+        """Write a line of clusterctl into its log."""
         begin = b"" if not self._tail or self._tail.endswith(b"\n") else b"\n"
         self.printed(f"{REMARK}{text}")
         self._keep(begin + f"{REMARK}{text}\n".encode())
@@ -204,13 +205,13 @@ class Child:
         """The last lines of its output."""
         return self._tail.decode(errors="replace").splitlines()[-TAIL_LINES:]
 
-    def last_lines(self) -> dict[str, Any]:
-        """`tail`, and `ours`: the indexes in it of the lines that clusterctl wrote, for events and messages."""
+    def last_lines(self) -> LastLines:
+        """The last lines of its output, for events and messages."""
         tail = self.tail()
         return {"tail": tail, "ours": [at for at, line in enumerate(tail) if line in self._printed]}
 
     def poll(self) -> bool:
-        """Whether it has ended since the last call; what it wrote until then is in the log."""
+        """Return True if it has ended since the last call. All its output is in the log then."""
         if not self.alive or self._popen is None or self._popen.poll() is None:
             return False
         self.exit_code = self._popen.returncode
@@ -224,7 +225,7 @@ class Child:
         return True
 
     def signal(self, number: int) -> None:
-        """Signals its process group; those that are stopped are woken to hear it."""
+        """Signal its process group. Stopped processes are resumed, so that they get the signal."""
         if self.alive and self.identity is not None:
             try:
                 os.killpg(self.identity.pid, number)
@@ -235,7 +236,7 @@ class Child:
                 pass
 
     def close(self) -> None:
-        """Takes what is left in the pipe and lets go of it."""
+        """Read the rest of the pipe and close it."""
         if self._output >= 0:
             self._capture()
         self._close_output()
@@ -243,11 +244,11 @@ class Child:
             self._log.close()
 
     def lived_s(self, t: float) -> float:
-        """Seconds since it was started; `t` is the time of day."""
+        """Seconds since its start; `t` is the time of day."""
         return t - self.started_t if self.started_t is not None else 0.0
 
     def snapshot(self, now: float) -> dict[str, Any]:
-        """What `status` shows of it."""
+        """The facts that `status` shows."""
         return {
             "role": self.role,
             "rank": self.rank,
@@ -263,7 +264,7 @@ class Child:
         }
 
     def _usage(self, now: float) -> dict[str, Any]:
-        """CPU since the last look, in cores, and resident bytes; looked at no more often than ticks can tell."""
+        """CPU since the last call, in cores, and resident bytes. Measured no more often than clock ticks allow."""
         used = cpu_and_memory(self.identity.pid) if self.alive and self.identity else None
         if used is None:
             return {"cpu": None, "memory": None}
@@ -274,6 +275,6 @@ class Child:
         return {"cpu": self._share, "memory": used[1]}
 
 
-def who(child: Child) -> dict[str, Any]:
-    """Which process, and which attempt at it: what words and events about it say."""
+def process_of(child: Child) -> ProcessName:
+    """The name and the attempt of a process, for messages about it."""
     return {"role": child.role, "rank": child.rank, "attempt": child.attempt}

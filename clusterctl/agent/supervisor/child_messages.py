@@ -6,13 +6,16 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
+from clusterctl.agent.lead.messages import Saved
 from clusterctl.agent.supervisor.checkpoints import CheckpointKeeper
-from clusterctl.agent.supervisor.child import Child, who
+from clusterctl.agent.supervisor.child import Child, process_of
 from clusterctl.agent.supervisor.exits import ExitClassifier, describe_exit, found_port_taken
 from clusterctl.agent.supervisor.launcher import Launcher
 from clusterctl.agent.supervisor.run_context import RunContext
 from clusterctl.agent.supervisor.watchdog import Watchdog
+from clusterctl.common.events import Exit
 from clusterctl.common.manifest import check_receipt
+from clusterctl.common.records import typed
 
 WORKED_S = 60.0  # a program that ran for so long has done something, even if it never sent a message
 FROM_PROCESSES = ("ready", "step", "pass", "log", "saved", "nan")
@@ -20,7 +23,6 @@ OURS_IN_EVENTS = ("v", "t", "node", "seq", "role", "rank", "attempt", "do", "com
 FIGURES = ("pass", "step", "loss", "samples_per_s", "compute", "wait", "wire")
 #: Counts that pservers report: pushes by staleness, and for each sparse table rows, look-ups and so on.
 COUNTS = ("staleness", "tables", "lost")
-Message = dict[str, Any]
 
 
 class ChildMessages:
@@ -55,7 +57,7 @@ class ChildMessages:
             problem = f"malformed {event['event']} event: {exc!r}"
             self._context.record({"event": "log", "level": "error", "message": problem}, child)
 
-    def _take(self, child: Child, event: Message) -> None:
+    def _take(self, child: Child, event: dict[str, Any]) -> None:
         kind = event["event"]
         if isinstance(event.get("line"), str):
             child.printed(event["line"])
@@ -74,9 +76,9 @@ class ChildMessages:
             child.progress["values"] = event["values"]
             self._checkpoints.log(child, event)
         elif kind == "saved" and child.role == "pserver":
-            order = {"do": "saved", **who(child), "node": self._context.spec.node}
-            self._context.send({**check_receipt(event, child.rank), **order})
-        self._context.record(event, child)
+            about = {"do": "saved", **process_of(child), "node": self._context.spec.node}
+            self._context.send(typed(Saved, {**check_receipt(event, child.rank), **about}))
+        self._context.forward(event, child)
 
     def exited(self, child: Child) -> None:
         """Record the exit of a process and report it to the lead."""
@@ -89,20 +91,21 @@ class ChildMessages:
         child.state = child.state if replaced else "stopped" if expected else ending
         news = self._describe(child, child.exit_code, expected)
         self._context.record({"event": "exited", **news}, child)
-        self._context.send({"do": "exited", **who(child), "t": time.time(), **news})
+        self._context.send({"do": "exited", **process_of(child), "t": time.time(), **news})
 
-    def _describe(self, child: Child, exit_code: int, expected: bool) -> Message:
+    def _describe(self, child: Child, exit_code: int, expected: bool) -> Exit:
         failed = exit_code != 0 and not expected
-        news: Message = {
+        news: Exit = {
             "exit_code": exit_code,
             "stopping": expected,
             "message": describe_exit(exit_code),
-            **(child.last_lines() if failed else {"tail": []}),
+            "tail": [],
             "worked": child.worked or child.lived_s(time.time()) > WORKED_S,
             "pushes": child.pushes,
         }
         if failed:
-            news.update(self._classifier.explain(child, news["tail"]))
+            lines = child.last_lines()
+            news = typed(Exit, {**news, **lines, **self._classifier.explain(child, lines["tail"])})
         if failed and self._launcher.has_port(child) and found_port_taken(news["tail"]):
             news["port_taken"] = True
         return news

@@ -1,4 +1,4 @@
-"""What a supervisor writes for others to read: its event log, which only grows, and its state, which is always anew."""
+"""The files that a supervisor writes for others: its event log, which only grows, and its state, which is rewritten."""
 
 from __future__ import annotations
 
@@ -6,28 +6,30 @@ import contextlib
 import json
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from clusterctl.agent.supervisor.child import Child
+from clusterctl.agent.supervisor.child import Child, process_of
 from clusterctl.common.files import read_json, write_json
 from clusterctl.common.paths import RunPaths
 from clusterctl.common.procfs import Identity, boot_id, identify
 
+if TYPE_CHECKING:
+    from clusterctl.common.events import Event
+
 RESERVE_BYTES = 1 << 16
 SNAPSHOT_S = 1.0
-PAUSED_S = 3.0  # after which the others suspect something
-CAN_BE_MISSED = ("step", "pass", "saved")  # on a full disk, for the sake of what comes after
-Message = dict[str, Any]
+PAUSED_S = 3.0  # after which the others become suspicious
+CAN_BE_MISSED = ("step", "pass", "saved")  # on a full disk, to leave room for later events
 
 
 class Reserve:
-    """Space on the disk that is kept for a run's last words."""
+    """Disk space that is reserved for the last events of a run."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        with contextlib.suppress(OSError):  # then there is none
+        with contextlib.suppress(OSError):  # there is no reserve then
             fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, 0o600)
             try:
                 os.posix_fallocate(fd, 0, RESERVE_BYTES)
@@ -35,7 +37,7 @@ class Reserve:
                 os.close(fd)
 
     def release(self) -> bool:
-        """Whether there is more space now than before."""
+        """Free the space. Return True if there was any."""
         try:
             self._path.unlink()
         except OSError:
@@ -44,7 +46,7 @@ class Reserve:
 
 
 class EventLog:
-    """Of one node's part of a run; `children` gives its processes as they are, `now` the loop's time."""
+    """The log and state of one node's part of a run. `children` returns its processes, `now` the loop's time."""
 
     def __init__(
         self, run: RunPaths, node: int, children: Callable[[], Sequence[Child]], now: Callable[[], float]
@@ -59,21 +61,28 @@ class EventLog:
         self._reserve = Reserve(run.dir / "reserve")
         self._me = identify(os.getpid())
         self._beat_t = _boot_s()
-        self._told: Message = {"phase": None, "ended": None, "last_event": None, "killed": 0, "waits_for": []}
+        self._state: dict[str, Any] = {"phase": None, "ended": None, "last_event": None, "killed": 0, "waits_for": []}
 
-    def record(self, event: Message, child: Child | None = None) -> None:
-        """Appends to the event log."""
+    def record(self, event: Event, child: Child | None = None) -> None:
+        """Append an event of ours, about the node or a process."""
+        self._write_event(event, child)
+
+    def forward(self, event: Mapping[str, Any], child: Child) -> None:
+        """Append an event that a process reported, once it is checked."""
+        self._write_event(event, child)
+
+    def _write_event(self, event: Mapping[str, Any], child: Child | None) -> None:
         self._notice_pause()
         self._seq += 1
-        whole: Message = {"v": 1, "t": time.time(), "node": self._node, "seq": self._seq, **event}
+        line = {"v": 1, "t": time.time(), "node": self._node, "seq": self._seq, **event}
         if child is not None:
-            whole.update(role=child.role, rank=child.rank, attempt=child.attempt)
-        self._append(json.dumps(whole, separators=(",", ":")).encode() + b"\n", event["event"] not in CAN_BE_MISSED)
+            line.update(process_of(child))
+        self._append(json.dumps(line, separators=(",", ":")).encode() + b"\n", event["event"] not in CAN_BE_MISSED)
         if event["event"] != "step":
-            self._update_state(whole)
+            self._update_state(line)
 
     def _append(self, line: bytes, needed: bool) -> None:
-        """Of a full disk the lead hears by other means; a line of which a part was written is made whole first."""
+        """Append a line; a partly written one is completed first. The lead is informed of a full disk in other ways."""
         data = self._torn + line
         left = self._write(data)
         if left and needed and self._reserve.release():
@@ -82,30 +91,30 @@ class EventLog:
             self._torn = left
 
     def _write(self, data: bytes) -> bytes:
-        """What could not be written."""
+        """Write to the log. Return the part that could not be written."""
         with contextlib.suppress(OSError):
             return data[self._events.write(data) or 0 :]
         return data
 
-    def _update_state(self, event: Message) -> None:
-        self._told["last_event"] = event
-        self._told["waits_for"] = _waits_for(self._told["waits_for"], event)
+    def _update_state(self, event: Mapping[str, Any]) -> None:
+        self._state["last_event"] = event
+        self._state["waits_for"] = _waits_for(self._state["waits_for"], event)
         if event["event"] == "ended":
-            self._told["ended"] = event
+            self._state["ended"] = event
         elif event["event"] == "phase":
-            self._told["phase"] = event["phase"]
+            self._state["phase"] = event["phase"]
         self.write_state(needed=event["event"] not in CAN_BE_MISSED)
         if event["event"] == "ended":
             self._reserve.release()
 
     def beat(self) -> None:
-        """To be called every SNAPSHOT_S: the state anew, and whether we have slept ourselves."""
+        """Rewrite the state and notice pauses; to be called every SNAPSHOT_S."""
         self._notice_pause()
         self._beat_t = _boot_s()
         self.write_state()
 
     def _notice_pause(self) -> None:
-        """Before anything is told of what was found after it."""
+        """Record a pause of this process before any event that follows it."""
         paused_s = _boot_s() - self._beat_t - SNAPSHOT_S
         if paused_s > PAUSED_S:
             self._beat_t += paused_s
@@ -114,25 +123,25 @@ class EventLog:
             self.record({"event": "paused", "paused_s": round(paused_s, 1), "message": message})
 
     def take_over(self) -> None:
-        """Another supervisor of this run was here, and is gone: when it was last seen, and whether the node was too."""
+        """Record that this supervisor replaces one that is gone, when that was last seen, and if the node rebooted."""
         before = read_json(self._run.state) or {}
-        who = Identity(*before["supervisor"]) if before.get("supervisor") else None
+        replaced = Identity(*before["supervisor"]) if before.get("supervisor") else None
         message = "a new supervisor takes the place of one that is gone"
-        rebooted = who is not None and who.boot != boot_id()
+        rebooted = replaced is not None and replaced.boot != boot_id()
         self.record({"event": "took_over", "seen": before.get("t"), "rebooted": rebooted, "message": message})
 
     def count_killed(self) -> None:
-        """One more process that did not end by TERM."""
-        self._told["killed"] += 1
+        """Count a process that did not end on TERM."""
+        self._state["killed"] += 1
 
     def write_state(self, *, needed: bool = False) -> None:
-        """Rewrites state.json, which is what `status` reads; when it is `needed`, with the space kept for that."""
+        """Rewrite state.json, which `status` reads. If it is `needed`, use the reserved space."""
         now = self._now()
         state = {
             "v": 1,
             "t": time.time(),
             "supervisor": self._me,
-            **self._told,
+            **self._state,
             "processes": [child.snapshot(now) for child in self._children()],
         }
         with contextlib.suppress(OSError):
@@ -144,26 +153,26 @@ class EventLog:
                 write_json(self._run.state, state, durable=False)
 
 
-def _waits_for(names: list[str], event: Message) -> list[str]:
-    """Nodes and trainers that the run waits for, as the lead tells of them; they are mended by hand."""
+def _waits_for(names: list[str], event: Mapping[str, Any]) -> list[str]:
+    """The nodes and trainers that the run waits for after an event; the user has to fix them."""
     kind = event["event"]
     name = f"{event['role']}{event['rank']}" if "role" in event else f"node{event.get('node')}"
     if kind == "held" or (kind == "lost" and event.get("waits")):
         return [*(other for other in names if other != name), name]
     if kind == "rejoined":
         return [other for other in names if other != name]
-    if kind == "rolled_back":  # all begin again, those that were given up too
+    if kind == "rolled_back":  # all restart, including those that were given up
         return [other for other in names if other.startswith("node")]
     return [] if kind == "ended" or event.get("phase") == "stopping" else names
 
 
 def _boot_s() -> float:
-    """A clock that goes on while the machine is suspended, and is set by nobody."""
+    """A clock that runs while the machine is suspended, and is never set."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 def _last_number(run: RunPaths) -> int:
-    """The number of the last event that a supervisor before this one has written."""
+    """The number of the last event that an earlier supervisor wrote."""
     try:
         return len(run.events.read_bytes().splitlines())
     except OSError:

@@ -1,7 +1,7 @@
-"""Limits of processes: set before a program begins, and recognised when it has died of one; exits in words.
+"""Explains why processes ended: exit codes, signals, exceeded limits, kills by the kernel.
 
-MEMORY_LIMIT_MB is RLIMIT_AS, which counts address space, and OPEN_FILES is RLIMIT_NOFILE. What the kernel kills for
-want of memory it counts: for the control group, where that can be read, else for the whole machine.
+MEMORY_LIMIT_MB is RLIMIT_AS, which counts address space, and OPEN_FILES is RLIMIT_NOFILE. The kernel counts the
+processes that it kills for lack of memory: for the control group if that is readable, else for the whole machine.
 """
 
 from __future__ import annotations
@@ -16,10 +16,11 @@ from typing import Any, Callable, NamedTuple, Optional
 
 from clusterctl.agent.supervisor.child import Child
 from clusterctl.agent.supervisor.run_context import RunContext
+from clusterctl.common.events import ExitFacts, FailureFacts
 from clusterctl.common.run_spec import Limits
 from clusterctl.common.safe_json import is_whole
 
-LOOK_S = 10.0  # a large process may take seconds to end
+LOOK_S = 10.0  # a large process may take seconds to exit
 NO_MEMORY = re.compile(r"^(\w+\.)*_?(Array)?MemoryError\b|\[Errno 12\]|std::bad_alloc")
 NO_FILES = re.compile(r"\[Errno 24\]|\bToo many open files\b")
 SHORTAGES = (
@@ -35,7 +36,6 @@ CRASHES: Mapping[int, str] = {
 }
 SEGFAULT, OUT_OF_MEMORY = "segfault", "out_of_memory"
 MOST_PEERS = 16
-Message = dict[str, Any]
 PORT_TAKEN = re.compile(r"address (is )?already in use|EADDRINUSE|errno\W+98\b", re.IGNORECASE)
 
 
@@ -45,9 +45,6 @@ class Shortage(NamedTuple):
     reason: str
     limit: Optional[str]  # noqa: UP045 - evaluated at run time on python 3.9
     message: str
-
-    def facts(self) -> Message:
-        return {"reason": self.reason, "limit": self.limit}
 
 
 def shortage(tail: Sequence[str], limits: Limits) -> Shortage | None:
@@ -62,8 +59,14 @@ def shortage(tail: Sequence[str], limits: Limits) -> Shortage | None:
     return None
 
 
+class Explanation(ExitFacts):
+    """Of an exit, for people and for programs."""
+
+    message: str
+
+
 class ExitClassifier:
-    """Why processes that nobody meant to end have ended."""
+    """Explains exits that were not requested."""
 
     def __init__(self, context: RunContext) -> None:
         self._limits = context.spec.limits
@@ -71,8 +74,7 @@ class ExitClassifier:
         context.loop.every(LOOK_S, self._kills.look)
 
     def receive(self, child: Child, message: Mapping[str, Any]) -> None:
-        """A process said something: perhaps that it ends because of numbers that will be the same next time, or
-        because a pserver has not answered."""
+        """Note a message that explains a later exit: NaNs, which a restart would repeat, or a pserver's silence."""
         if message["event"] == "nan" and message.get("action") == "failed":
             child.hopeless = str(message.get("message"))
         elif message["event"] == "unanswered" and is_whole(message.get("pserver")) and message["pserver"] >= 0:
@@ -80,40 +82,38 @@ class ExitClassifier:
         elif message["event"] == "step":
             child.peers = []
 
-    def explain(self, child: Child, tail: Sequence[str]) -> Message:
-        """`message`, and the facts in it for programs to read.
-
-        `oom`, `stalled` and `hopeless` are there where they hold. `reason` is the reason that the message gives, as
-        `clusterctl why` names it, `limit` the setting that was exceeded, `peers` the processes that did not answer.
-        """
-        facts: Message = {"reason": None, "limit": None, "peers": child.peers}
+    def explain(self, child: Child, tail: Sequence[str]) -> Explanation:
+        """The message about an exit, and its facts. `oom`, `stalled` and `hopeless` are present only if true."""
         code = child.exit_code or 0
         if child.stalled is not None:
-            return {**facts, "message": child.stalled, "stalled": True}
+            return {"message": child.stalled, "stalled": True, "reason": None, "limit": None, "peers": child.peers}
         if self._kills.claim(code):
-            return {**facts, "message": describe_exit(code, oom=True), "oom": True, "reason": OUT_OF_MEMORY}
-        facts["reason"] = SEGFAULT if code == -signal.SIGSEGV else None
+            message = describe_exit(code, oom=True)
+            return {"message": message, "oom": True, "reason": OUT_OF_MEMORY, "limit": None, "peers": child.peers}
+        reason, message = SEGFAULT if code == -signal.SIGSEGV else None, describe_exit(code)
         if child.hopeless is not None:
-            return {**facts, "message": f"{describe_exit(code)}: {child.hopeless}", "hopeless": True}
+            message = f"{message}: {child.hopeless}"
+            return {"message": message, "hopeless": True, "reason": reason, "limit": None, "peers": child.peers}
         short = shortage(tail, self._limits)
         if short is None:
-            return {**facts, "message": describe_exit(code)}
-        return {**facts, "message": f"{describe_exit(code)} ({short.message})", **short.facts()}
+            return {"message": message, "reason": reason, "limit": None, "peers": child.peers}
+        message = f"{message} ({short.message})"
+        return {"message": message, "reason": short.reason, "limit": short.limit, "peers": child.peers}
 
 
 class OomKills:
-    """Kills of the kernel for want of memory; each is claimed by one process that ended by SIGKILL."""
+    """Out-of-memory kills by the kernel. Each is attributed to one process that was killed by SIGKILL."""
 
     def __init__(self, read: Callable[[], int] | None = None) -> None:
         self._read = read or count_oom_kills
         self._before = self._last = self._read()
 
     def look(self) -> None:
-        """To be called every LOOK_S: what nobody has claimed for so long was of others."""
+        """Forget kills that no process claimed; to be called every LOOK_S."""
         self._before, self._last = self._last, self._read()
 
     def claim(self, exit_code: int) -> bool:
-        """Whether the end of a process, by no kill of ours, is such a kill."""
+        """Return True if a process that we did not kill ended by such a kill."""
         if exit_code != -signal.SIGKILL or self._read() <= self._before:
             return False
         self._before += 1
@@ -122,7 +122,7 @@ class OomKills:
 
 
 def count_oom_kills() -> int:
-    """How many there were, as far as the kernel tells us."""
+    """The number of such kills, as far as the kernel reports it."""
     for path in (*_group_files(), Path("/proc/vmstat")):
         try:
             words = path.read_text().split()
@@ -134,7 +134,7 @@ def count_oom_kills() -> int:
 
 
 def _group_files() -> Iterator[Path]:
-    """Where the control group of this process counts: version 1 and 2; in a container it is at the root."""
+    """The files with the count of this process's control group, version 1 or 2; at the root in a container."""
     top = Path("/sys/fs/cgroup")
     try:
         lines = Path("/proc/self/cgroup").read_text().splitlines()
@@ -164,13 +164,13 @@ def describe_exit(code: int, *, oom: bool = False) -> str:
     return f"was killed by signal {-code}" + (f" ({name})" if name and -code != signal.SIGKILL else "")
 
 
-def system_error(exc: BaseException | None) -> dict[str, Any]:
-    """`errno`, by name, of an error of the system; None for every other error."""
+def system_error(exc: BaseException | None) -> FailureFacts:
+    """`errno`, by name, of a system error; None for every other error."""
     if not isinstance(exc, OSError) or not exc.errno or exc.strerror != os.strerror(exc.errno):
         return {"errno": None}
     return {"errno": errno.errorcode.get(exc.errno)}
 
 
 def found_port_taken(tail: Iterable[str]) -> bool:
-    """Whether the last words of a program are that it could not bind its port."""
+    """Return True if the last lines of a program say that it could not bind its port."""
     return any(PORT_TAKEN.search(line) for line in tail)

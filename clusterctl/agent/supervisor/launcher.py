@@ -1,31 +1,31 @@
-"""How processes begin on a node: their ports, their environment, and how one finds that they are up."""
+"""Starts the processes of a node: their ports, their environment, and the check that they are up."""
 
 from __future__ import annotations
 
 import os
 import time
 from collections.abc import Sequence
-from typing import Any
 
+from clusterctl.agent.lead.messages import Whereabouts
 from clusterctl.agent.node.ports import ReservedPorts, is_listening
-from clusterctl.agent.supervisor.child import Child, who
+from clusterctl.agent.supervisor.child import Child, process_of
 from clusterctl.agent.supervisor.exits import system_error
 from clusterctl.agent.supervisor.limits import limiter
 from clusterctl.agent.supervisor.run_context import RunContext
 from clusterctl.common.engines import ENGINES, Endpoints, has_port
+from clusterctl.common.events import FailureFacts
 from clusterctl.common.paths import PACKAGE_ROOT
 from clusterctl.common.process_environment import NodeFacts, environment
 
-RUNNING_AFTER_S = 1.0  # a program that never speaks to us counts as running when it has lived this long
+RUNNING_AFTER_S = 1.0  # a program that never sends a message counts as running after this time
 READY_LIMIT_S = 60.0
-LISTENS_LIMIT_S = 180.0  # programs of others may take long to load
+LISTENS_LIMIT_S = 180.0  # foreign programs may take long to load
 LISTEN_POLL_S = 0.1
 NOT_OURS = ("SSH_CONNECTION", "SSH_CLIENT", "SSH_TTY", "SSH_AUTH_SOCK", "PWD", "OLDPWD", "SHLVL", "_")
-Message = dict[str, Any]
 
 
 class Launcher:
-    """Starts the processes of one node. Raises OSError when there are no ports."""
+    """Starts the processes of one node. Raises OSError if no port is free."""
 
     def __init__(self, context: RunContext) -> None:
         self._context = context
@@ -42,32 +42,32 @@ class Launcher:
         return ReservedPorts(self._spec.address, self._spec.ports.port, names, shared=epoch == 0)
 
     def choose_ports_again(self, epoch: int) -> None:
-        """When all processes begin again. Raises OSError when there are none."""
+        """Choose new ports before all processes restart. Raises OSError if no port is free."""
         if self._ports.ports:
             self._ports.close()
             self._ports = self._choose_ports(epoch)
 
-    def let_ports_go(self) -> None:
+    def release_ports(self) -> None:
         self._ports.close()
 
     def has_port(self, child: Child) -> bool:
-        """Whether the program was told to listen on a port that we chose."""
+        """Return True if the program should listen on a port that we chose."""
         return child.name in self._ports.ports
 
     def endpoints(self) -> Endpoints:
-        """Where the programs of this node will listen, by process."""
+        """The endpoints where the programs of this node will listen, by process."""
         return {name: self._endpoint(port) for name, port in self._ports.ports.items()}
 
     def _endpoint(self, port: int) -> str:
         host = self._spec.address
         return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
-    def update_endpoints(self, order: Message) -> None:
-        """Where the processes of all nodes are."""
-        self._pservers, self._endpoints = tuple(order["pservers"]), order["endpoints"]
+    def update_endpoints(self, known: Whereabouts) -> None:
+        """Take over where the processes of all nodes listen."""
+        self._pservers, self._endpoints = tuple(known["pservers"]), known["endpoints"]
 
     def start(self, child: Child) -> None:
-        if child.attempt > 1:  # it seems that the program does not share the port with us
+        if child.attempt > 1:  # the program does not seem to share the port with us
             self._ports.release(child.name)
         try:
             child.start(
@@ -80,8 +80,8 @@ class Launcher:
         except OSError as exc:
             child.state = "failed"
             command = child.plan.argv[0]
-            about = {**system_error(exc), "command": command}
-            self._context.fail(f"cannot start {command!r}: {exc.strerror or exc}", child, about)
+            facts: FailureFacts = {**system_error(exc), "command": command}
+            self._context.fail(f"cannot start {command!r}: {exc.strerror or exc}", child, facts)
             return
         self._context.record({"event": "spawned", "pid": child.identity.pid if child.identity else None}, child)
         if child.role == "pserver" and child.plan.ours:
@@ -112,7 +112,7 @@ class Launcher:
             self._context.fail(f"did not become ready within {READY_LIMIT_S:.0f} s", child)
 
     def _await_listening(self, child: Child, deadline: float) -> None:
-        """A program that does not speak to us is ready when it listens."""
+        """A program that sends no messages is ready when it listens."""
         port = self._ports.ports[child.name]
         if child.state != "starting" or not child.alive or self._context.is_over():
             return
@@ -128,9 +128,9 @@ class Launcher:
         child.state, child.worked = "ready", True
         child.progress["ports"] = list(ports)
         self._context.record({"event": "ready", "endpoint": endpoint}, child)
-        self._context.send({"do": "ready", **who(child), "endpoint": endpoint})
+        self._context.send({"do": "ready", **process_of(child), "endpoint": endpoint})
 
     def running(self, child: Child) -> None:
         if child.state == "starting" and child.exit_code in (None, 0):
             child.state = "running"
-            self._context.send({"do": "running", **who(child)})
+            self._context.send({"do": "running", **process_of(child)})

@@ -1,4 +1,4 @@
-"""What the processes of a run leave behind on a node: found by their environment or by descent, and ended."""
+"""Ends the leftover processes of a run on a node, found by their environment or by descent."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import Callable
 from clusterctl.agent.node.job_processes import descendants
 from clusterctl.agent.supervisor.child import Child
 from clusterctl.agent.supervisor.run_context import RunContext
+from clusterctl.common.events import Log
 from clusterctl.common.procfs import Identity, find_by_environments, run_environment, send_signal
 
 POLL_S = 0.05
@@ -20,7 +21,7 @@ PR_SET_CHILD_SUBREAPER = 36  # prctl(2)
 
 
 class OrphanCleaner:
-    """TERM to all there are, also to those that come yet, KILL to those that outlive the grace.
+    """Sends TERM to all leftover processes, including new ones, and KILL to those that outlive the grace.
 
     `count_killed` is called for each that needs KILL.
     """
@@ -38,45 +39,46 @@ class OrphanCleaner:
         self._killed: set[Identity] = set()
 
     def clear(self, then: Done, of: Sequence[Child] | None = None) -> None:
-        """Calls `then` when nothing is left that could be ended: of these processes, or of the whole run."""
+        """Call `then` when no leftover process remains, of these processes or of the whole run."""
         find = self._whole if of is None else lambda: self._of(of)
         self._look(find, set(), self._context.loop.now() + self._context.spec.timing.grace_s, then)
 
     def _whole(self) -> list[Identity]:
-        """Also descendants that cleared their environment; all others below us have ended by then."""
+        """Also descendants that cleared their environment; no others are left below us by then."""
         return list({*find_by_environments([self._run]), *descendants(self._spared)})
 
     def _of(self, children: Sequence[Child]) -> list[Identity]:
-        """Also what cleared its environment and stayed in the session."""
+        """Processes of these children, including those that cleared their environment and stayed in the session."""
         sessions = {child.identity.pid for child in children if child.identity}
-        below = [who for who, session in descendants(self._spared).items() if session in sessions]
+        below = [process for process, session in descendants(self._spared).items() if session in sessions]
         return list({*find_by_environments([{**self._run, **_marks(child)} for child in children]), *below})
 
-    def _look(self, find: Callable[[], list[Identity]], told: set[Identity], kill_at: float, then: Done) -> None:
+    def _look(self, find: Callable[[], list[Identity]], signalled: set[Identity], kill_at: float, then: Done) -> None:
         left = find()
         late = self._context.loop.now() - kill_at
-        if left and not told:
-            self._record("ending processes left behind", left)
-        for who in left:
+        if left and not signalled:
+            self._record({"event": "log", "message": "ending leftover processes"}, left)
+        for process in left:
             if late > 0:
-                self._kill(who)
-            elif who not in told:
-                send_signal(who, signal.SIGTERM)
+                self._kill(process)
+            elif process not in signalled:
+                send_signal(process, signal.SIGTERM)
         if late > LIMIT_S and left:  # stuck in the kernel; `stop` counts it
-            self._record("processes survive KILL", left, level="error")
+            self._record({"event": "log", "level": "error", "message": "processes survive KILL"}, left)
         if not left or late > LIMIT_S:
             then()
         else:
-            self._context.loop.after(POLL_S, lambda: self._look(find, told | set(left), kill_at, then))
+            self._context.loop.after(POLL_S, lambda: self._look(find, signalled | set(left), kill_at, then))
 
-    def _record(self, message: str, left: list[Identity], **more: str) -> None:
-        self._context.record({"event": "log", **more, "message": message, "pids": [who.pid for who in left]})
+    def _record(self, event: Log, left: list[Identity]) -> None:
+        event["pids"] = [process.pid for process in left]
+        self._context.record(event)
 
-    def _kill(self, who: Identity) -> None:
-        if who not in self._killed:
-            self._killed.add(who)
+    def _kill(self, process: Identity) -> None:
+        if process not in self._killed:
+            self._killed.add(process)
             self._count_killed()
-        send_signal(who, signal.SIGKILL)
+        send_signal(process, signal.SIGKILL)
 
 
 def _marks(child: Child) -> dict[str, str]:
@@ -88,7 +90,7 @@ def _marks(child: Child) -> dict[str, str]:
 
 
 def adopt_orphans() -> bool:
-    """From now on; whether this system knows of such a thing (Linux since 3.4)."""
+    """Become the parent of orphaned descendants. Return False if the system does not support it."""
     try:
         return bool(ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) == 0)
     except (OSError, AttributeError):
@@ -96,12 +98,12 @@ def adopt_orphans() -> bool:
 
 
 def reap_orphans(ours: Collection[int]) -> None:
-    """Takes the ends of those that fell to us. `ours` are the pids of children that somebody else waits for."""
+    """Reap adopted orphans. `ours` are the pids of children that are reaped elsewhere."""
     while True:
         try:
             ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
         except ChildProcessError:
             return
-        if ended is None or ended.si_pid in ours:  # one of these has ended just now: we shall be called again
+        if ended is None or ended.si_pid in ours:  # one of these has just ended: we will be called again
             return
         os.waitpid(ended.si_pid, os.WNOHANG)

@@ -1,4 +1,4 @@
-"""Processes that begin again: old ones end, what they leave behind is seen to, and then new ones take their places."""
+"""Restarts processes: the old ones end, their leftovers are cleaned up, then new ones take their places."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ POLL_S = 0.05
 
 
 class Restart:
-    """Of `old`, whose next attempts are `attempts`, by name, not before `in_s` are over.
+    """The restart of `old`, whose next attempts are `attempts`, by name, after at least `in_s`.
 
-    A later order for one of them, or `is_overtaken`, ends it without a word, as does the end of the run.
+    A later order for one of them, `is_overtaken`, or the end of the run cancels it silently.
     """
 
     def __init__(
@@ -37,7 +37,7 @@ class Restart:
             child.next_attempt, child.state = attempts[child.name], "restarting"
 
     def begin(self, put: Callable[[Sequence[Child]], None]) -> None:
-        """Calls `put(old)` when nothing is left of them; somebody has told them to end."""
+        """Call `put(old)` when the old processes, which are being ended, and their leftovers are gone."""
         if self._is_over():
             return
         if any(child.alive for child in self._old):

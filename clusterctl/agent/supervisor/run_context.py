@@ -2,38 +2,44 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Callable, Protocol
+from typing import TYPE_CHECKING, Any, Callable, Protocol
 
 from clusterctl.agent.event_loop import EventLoop
+from clusterctl.agent.lead.messages import Report
 from clusterctl.agent.supervisor.child import Child
+from clusterctl.common.events import FailureFacts
 from clusterctl.common.paths import RunPaths
 from clusterctl.common.run_spec import RunSpec
 
-Message = dict[str, Any]
+if TYPE_CHECKING:
+    from clusterctl.common.events import Event
 
 
 class Record(Protocol):
-    def __call__(self, event: Message, child: Child | None = None, /) -> None: ...
+    def __call__(self, event: Event, child: Child | None = None, /) -> None: ...
 
 
 class Fail(Protocol):
-    def __call__(self, message: str, child: Child | None = None, about: Message | None = None, /) -> None: ...
+    def __call__(self, message: str, child: Child | None = None, facts: FailureFacts | None = None, /) -> None: ...
 
 
 @dataclass(frozen=True)
 class RunContext:
     """One run on this node: its files, its spec, the supervisor's event loop, and ways to report.
 
-    `record` appends to the event log, of the node or of a process; `send` sends a message to the lead; `fail` tells
-    the lead that the run has to end, and why. `is_over` is true once all processes are being ended. `spec` is the one
-    that the supervisor was started with: its epoch and recovery may be older than those of the run.
+    `record` appends to the event log, about the node or a process; `forward` appends an event that a process reported.
+    `send` sends a report to the lead; `fail` reports a failure that ends the run. `is_over` is true once all processes
+    are being ended. `spec` is the one that the supervisor was started with: its epoch and recovery may be older than
+    those of the run.
     """
 
     run: RunPaths
     spec: RunSpec
     loop: EventLoop
     record: Record
-    send: Callable[[Message], None]
+    forward: Callable[[Mapping[str, Any], Child], None]
+    send: Callable[[Report], None]
     fail: Fail
     is_over: Callable[[], bool]

@@ -18,13 +18,14 @@ from typing import Any, Callable
 
 from clusterctl.agent.event_loop import EventLoop
 from clusterctl.agent.lead.client import LeadClient
+from clusterctl.agent.lead.messages import Again, End, Failed, Hello, Order, Report, Respawn
 from clusterctl.agent.lead.process_table import name_of
 from clusterctl.agent.lead.server import LeadServer
 from clusterctl.agent.node.jobs import need_spec
 from clusterctl.agent.node.ports import NoFreePortError, take_top
 from clusterctl.agent.supervisor import guardian
 from clusterctl.agent.supervisor.checkpoints import CheckpointKeeper
-from clusterctl.agent.supervisor.child import Child, who
+from clusterctl.agent.supervisor.child import Child, process_of
 from clusterctl.agent.supervisor.child_messages import ChildMessages
 from clusterctl.agent.supervisor.event_log import SNAPSHOT_S, EventLog
 from clusterctl.agent.supervisor.exits import ExitClassifier, system_error
@@ -34,16 +35,17 @@ from clusterctl.agent.supervisor.orphans import OrphanCleaner, adopt_orphans, re
 from clusterctl.agent.supervisor.restart import Restart
 from clusterctl.agent.supervisor.run_context import RunContext
 from clusterctl.agent.supervisor.watchdog import Watchdog
+from clusterctl.common.events import Cause, FailureFacts, Lost
 from clusterctl.common.files import write_json
 from clusterctl.common.paths import JobPaths, RunPaths
 from clusterctl.common.procfs import LIVE_STATES
+from clusterctl.common.records import typed
 from clusterctl.common.run_spec import ProcessSpec, Recovery, RunSpec
 
 FINISH_LIMIT_S = 300.0
 END_POLL_S = 0.05
 SIGNALS = (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)
 NOT_OVER = ("waiting", "restarting", *LIVE_STATES)
-Message = dict[str, Any]
 
 
 class Supervisor:
@@ -65,7 +67,8 @@ class Supervisor:
         self.children = self._new_children()
         self.event_log = EventLog(run, spec.node, lambda: self.children, loop.now)
         self._record = self.event_log.record
-        context = RunContext(run, spec, loop, self._record, self._send, self._fail_node, lambda: self.stopping)
+        forward = self.event_log.forward
+        context = RunContext(run, spec, loop, self._record, forward, self._send, self._fail_node, lambda: self.stopping)
         self._context = context
         self._launcher = Launcher(context)
         self._checkpoints = CheckpointKeeper(context)
@@ -112,37 +115,38 @@ class Supervisor:
             self.lead = LeadClient(self.loop, self.run, self.spec, self.spec.lead, *hooks)
         self._send_hello()
 
-    def _send(self, word: Message) -> None:
-        self.lead.send(word)
+    def _send(self, report: Report) -> None:
+        self.lead.send(report)
 
     def _send_hello(self) -> None:
-        new = {"new": True} if self._new else {}
+        hello: Hello = {"do": "hello", "epoch": self._epoch, "endpoints": self._launcher.endpoints()}
+        if self._new:
+            hello["new"] = True
         self._new = False
-        self.lead.send({"do": "hello", "epoch": self._epoch, "endpoints": self._launcher.endpoints(), **new})
+        self.lead.send(hello)
 
     # What the lead orders.
 
-    def _on_order(self, message: Message) -> None:
-        order = message["do"]
-        if order == "spawn" and not self.stopping:
-            self._launcher.update_endpoints(message)
-            self._spawn(message["role"])
-        elif order == "again" and not self.stopping:
-            self._begin_again(message)
-        elif order == "respawn" and not self.stopping:
-            self._respawn(message)
-        elif order == "shrink":
-            self._send_to_pservers({"cmd": "lost", "ranks": message["ranks"]})
-        elif order == "finish":
+    def _on_order(self, order: Order) -> None:
+        if order["do"] == "spawn" and not self.stopping:
+            self._launcher.update_endpoints(order)
+            self._spawn(order["role"])
+        elif order["do"] == "again" and not self.stopping:
+            self._begin_again(order)
+        elif order["do"] == "respawn" and not self.stopping:
+            self._respawn(order)
+        elif order["do"] == "shrink":
+            self._send_to_pservers({"cmd": "lost", "ranks": order["ranks"]})
+        elif order["do"] == "finish":
             self._finish()
-        elif order == "keep":
-            self._checkpoints.keep(message)
-        elif order == "stacks":
-            self._watchdog.show_stacks(message["message"])
-        elif order == "stop":
+        elif order["do"] == "keep":
+            self._checkpoints.keep(order)
+        elif order["do"] == "stacks":
+            self._watchdog.show_stacks(order["message"])
+        elif order["do"] == "stop":
             self.stop()
-        elif order == "end":
-            self._end(message)
+        elif order["do"] == "end":
+            self._end(order)
 
     def _spawn(self, role: str) -> None:
         for child in self.children:
@@ -186,7 +190,7 @@ class Supervisor:
 
     # Beginning again.
 
-    def _begin_again(self, order: Message) -> None:
+    def _begin_again(self, order: Again) -> None:
         """A new epoch: some processes end here, and begin again when every node is ready for it."""
         self._epoch = order["epoch"]
         self._idle = self._cleared = False
@@ -194,7 +198,7 @@ class Supervisor:
         try:
             write_json(self.run.spec, self.spec.to_json())
         except OSError as exc:
-            self._fail_node(f"cannot write {self.run.spec}: {exc.strerror}", about=system_error(exc))
+            self._fail_node(f"cannot write {self.run.spec}: {exc.strerror}", facts=system_error(exc))
             return
         for child in self.children:
             if child.name not in order["attempts"]:
@@ -209,7 +213,7 @@ class Supervisor:
             return
         self._send_hello()
 
-    def _respawn(self, order: Message) -> None:
+    def _respawn(self, order: Respawn) -> None:
         """One process begins again; the others do not notice."""
         self._launcher.update_endpoints(order)
         name = name_of((order["role"], order["rank"]))
@@ -241,18 +245,18 @@ class Supervisor:
 
     # Messages, exits and signals.
 
-    def _on_message(self, child: Child, message: Message) -> None:
+    def _on_message(self, child: Child, message: dict[str, Any]) -> None:
         self._child_messages.receive(child, message)
 
     def _on_log_error(self, child: Child, exc: OSError) -> None:
         self._fail_node(f"cannot write its log: {exc.strerror}", child, system_error(exc))
 
-    def _fail_node(self, message: str, child: Child | None = None, about: Message | None = None) -> None:
-        """Something other than a process's exit that ends the run. `about` has its facts: `errno` and such."""
-        facts = {**system_error(None), **(about or {})}
-        process = {**who(child), **child.last_lines()} if child else {}
+    def _fail_node(self, message: str, child: Child | None = None, facts: FailureFacts | None = None) -> None:
+        """Report a failure other than a process's exit; it ends the run."""
+        facts = facts or system_error(None)
         self._record({"event": "log", "level": "error", "message": message, **facts}, child)
-        self.lead.send({"do": "failed", "message": message, "t": time.time(), **facts, **process})
+        process = {**process_of(child), **child.last_lines()} if child else {}
+        self.lead.send(typed(Failed, {"do": "failed", "message": message, "t": time.time(), **facts, **process}))
 
     def _on_signal(self, number: int) -> None:
         if number == signal.SIGCHLD:
@@ -286,12 +290,12 @@ class Supervisor:
         """Nothing of the run is left here that could be ended."""
         for child in self.children:
             child.close()
-        self._launcher.let_ports_go()
+        self._launcher.release_ports()
         self._cleared = True
         attempts = {child.name: child.attempt for child in self.children}
         self.lead.send({"do": "idle", "epoch": self._epoch, "attempts": attempts, "stopping": self.stopping})
 
-    def _send_to_pservers(self, command: Message) -> None:
+    def _send_to_pservers(self, command: Mapping[str, Any]) -> None:
         for child in self.children:
             if child.role == "pserver":
                 child.send(command)
@@ -299,9 +303,10 @@ class Supervisor:
     def _on_lead_lost(self, why: str, silent_s: float | None) -> None:
         lead = self.spec.lead_node
         message = f"the lead on node{lead} is lost: {why}"
-        cause = {"kind": "node_lost", "node": lead, "message": message, "why": why}
-        about = {"lost_node": lead, "message": message, "why": why, "silent_s": silent_s}
-        self._record({"event": "lost", "node": self.spec.node, **about})
+        cause: Cause = {"kind": "node_lost", "node": lead, "message": message, "why": why}
+        event: Lost = {"event": "lost", "node": self.spec.node, "message": message, "why": why, "silent_s": silent_s}
+        event["lost_node"] = lead
+        self._record(event)
         self.stop()
         self._end_when_idle({"do": "end", "state": "failed", "cause": cause})
 
@@ -314,13 +319,13 @@ class Supervisor:
             child.state = "stopped" if child.alive else child.state
         self._terminate(self.children)
 
-    def _end_when_idle(self, message: Message) -> None:
+    def _end_when_idle(self, message: End) -> None:
         if self._cleared:
             self._end(message)
         else:
             self.loop.after(END_POLL_S, lambda: self._end_when_idle(message))
 
-    def _end(self, message: Message) -> None:
+    def _end(self, message: End) -> None:
         self.lead.let_go()
         if isinstance(self.lead, LeadServer):  # which has noted the end itself, and waits until all have heard it
             self._leave_when_quiet(self.loop.now() + 3.0)

@@ -15,8 +15,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Callable
 
-from clusterctl.agent.supervisor.child import Child, who
+from clusterctl.agent.lead.messages import Pace
+from clusterctl.agent.supervisor.child import Child
 from clusterctl.agent.supervisor.run_context import RunContext
+from clusterctl.common.events import Stalled
 from clusterctl.common.procfs import Identity, identify, is_alive, stat_fields
 from clusterctl.common.safe_json import is_whole
 
@@ -91,8 +93,16 @@ class Watchdog:
         """A change of pace is told."""
         if pace != watch.pace:
             watch.pace = pace
-            about = {"for_s": message["for_s"], "message": _whom(message, child.rank)} if pace == "waits" else {}
-            self._context.send({"do": "pace", "pace": pace, **about, **who(child)})
+            report: Pace = {
+                "do": "pace",
+                "pace": pace,
+                "role": child.role,
+                "rank": child.rank,
+                "attempt": child.attempt,
+            }
+            if pace == "waits":
+                report["for_s"], report["message"] = message["for_s"], _awaited(message, child.rank)
+            self._context.send(report)
 
     def show_stacks(self, words: str) -> None:
         """Those of all that can write them, and why into their logs."""
@@ -144,8 +154,13 @@ class Watchdog:
         state = _state_of(watch.speaker or child.identity)
         how = HOW_IT_IS.get(state, "")
         words = f"{lack} for {limit_s:g} s: stalled{how}"
-        about = {"stalled_s": round(silent_s, 1), "halted": state == STOPPED}
-        self._context.record({"event": "stalled", **about, "message": words}, child)
+        event: Stalled = {
+            "event": "stalled",
+            "stalled_s": round(silent_s, 1),
+            "halted": state == STOPPED,
+            "message": words,
+        }
+        self._context.record(event, child)
         has_stacks = self._ask_for_stacks(child, watch, f"{child.name} {words}")
         if self._fails:
             child.stalled = f"stalled for {limit_s:g} s{how}"
@@ -173,8 +188,8 @@ class Watchdog:
             child.signal(signal.SIGKILL)
 
 
-def _whom(message: Mapping[str, Any], own_rank: int) -> str:
-    """For whom a trainer waits, by its own word, which may be nonsense."""
+def _awaited(message: Mapping[str, Any], own_rank: int) -> str:
+    """The processes that a trainer waits for, as it reports them; its message may be malformed."""
     ranks, pserver = message.get("trainers"), message.get("pserver")
     named = [n for n in ranks if is_whole(n) and n != own_rank][:MOST_NAMED] if isinstance(ranks, list) else []
     if named:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from agent.plays import Play
 from clusterctl.agent.lead.actions import DropManifests, SendOrder
-from clusterctl.agent.lead.checkpoints import Best, CheckpointRetention, Known, Logged
+from clusterctl.agent.lead.checkpoints import Best, CheckpointRetention, Known, LoggedValue
 
 AUC = Best("auc", "max")
 
@@ -51,7 +51,7 @@ def test_one_that_is_written_again_counts_once() -> None:
 def test_the_best_stays_besides_and_of_equals_the_newest() -> None:
     retention = CheckpointRetention(1, AUC)
     for step, value in ((10, 0.7), (20, 0.9), (30, 0.9), (40, 0.8)):
-        retention.log(0, Logged(step, value, 1.0))
+        retention.log(0, LoggedValue(step, value, 1.0))
         stay = add(retention, step)
     assert stay == [30, 40]
     assert not retention.full, "an older run may have a better one"
@@ -59,33 +59,33 @@ def test_the_best_stays_besides_and_of_equals_the_newest() -> None:
 
 def test_only_what_was_logged_at_or_before_the_cut_counts_and_by_weight() -> None:
     retention = CheckpointRetention(1, Best("loss", "min"))
-    retention.log(0, Logged(9, 1.0, 3.0))
-    retention.log(1, Logged(10, 2.0, 1.0))  # the mean is 1.25
-    retention.log(1, Logged(11, 0.0, 1.0))
+    retention.log(0, LoggedValue(9, 1.0, 3.0))
+    retention.log(1, LoggedValue(10, 2.0, 1.0))  # the mean is 1.25
+    retention.log(1, LoggedValue(11, 0.0, 1.0))
     assert add(retention, 10) == [10]
-    retention.log(0, Logged(20, 1.3, 1.0))
-    retention.log(1, Logged(20, 1.3, 1.0))
+    retention.log(0, LoggedValue(20, 1.3, 1.0))
+    retention.log(1, LoggedValue(20, 1.3, 1.0))
     assert add(retention, 20) == [10, 20]
-    retention.log(0, Logged(30, math.nan, 1.0))
+    retention.log(0, LoggedValue(30, math.nan, 1.0))
     assert add(retention, 30) == [10, 30], "what is not a number is no word at all"
 
 
 def test_a_word_that_comes_after_its_checkpoint_is_heard_when_the_next_is_complete() -> None:
     retention = CheckpointRetention(1, AUC)
     assert add(retention, 10) == [10]
-    retention.log(0, Logged(10, 0.9, 1.0))
-    retention.log(0, Logged(20, 0.5, 1.0))
+    retention.log(0, LoggedValue(10, 0.9, 1.0))
+    retention.log(0, LoggedValue(20, 0.5, 1.0))
     assert add(retention, 20) == [10, 20]
 
 
 def test_without_sync_each_trainer_is_at_a_step_of_its_own() -> None:
     retention = CheckpointRetention(1, AUC)
     for step, value in ((5, 0.9), (8, 0.1)):
-        retention.log(0, Logged(step, value, 1.0))
-    retention.log(1, Logged(8, 0.9, 1.0))
+        retention.log(0, LoggedValue(step, value, 1.0))
+    retention.log(1, LoggedValue(8, 0.9, 1.0))
     assert retention.add(Known(tag(13), 13, (5, 8))) == [tag(13)]
-    retention.log(0, Logged(20, 0.8, 1.0))
-    retention.log(1, Logged(20, 0.8, 1.0))
+    retention.log(0, LoggedValue(20, 0.8, 1.0))
+    retention.log(1, LoggedValue(20, 0.8, 1.0))
     assert retention.add(Known(tag(40), 40, (20, 20))) == [tag(13), tag(40)]
 
 
@@ -96,7 +96,7 @@ def test_what_stays_is_what_a_plain_search_over_all_finds(keep: int, direction: 
     scores: dict[int, int] = {}
     stay: list[int] = []
     for step, value in enumerate(values):
-        retention.log(0, Logged(step, float(value), 1.0))
+        retention.log(0, LoggedValue(step, float(value), 1.0))
         scores[step] = value
         stay = add(retention, step)
         sign = 1 if direction == "max" else -1

@@ -76,3 +76,31 @@ def test_a_supervisor_speaks_of_its_own_processes_only() -> None:
         assert check({**word, "rank": 1}, 1, OF_NODE_1)["rank"] == 1
         with pytest.raises(ValueError, match="trainer0"):
             check({**word, "rank": 0}, 1, OF_NODE_1)
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        {"do": "hello"},
+        {"do": "exited", "role": "trainer", "rank": 1, "exit_code": 1, "stopping": False},
+        {"do": "failed", "message": "it failed"},
+        {"do": "running", "role": "trainer", "rank": 1, "of_a_newer_version": {"a": [1]}},
+    ],
+)
+def test_messages_of_older_and_newer_versions_are_accepted_as_they_are(message: dict[str, Any]) -> None:
+    assert check(message, 1, OF_NODE_1) == message
+
+
+@pytest.mark.parametrize(
+    ("message", "problem"),
+    [
+        ({"do": "kept", "tag": "step-1", "step": 1, "steps": []}, "unknown message"),
+        ({"do": "pace", "role": "trainer", "rank": 1, "attempt": 1, "pace": "waits"}, "without for_s"),
+        ({"do": "stop_wanted", "rank": 1, "attempt": 1}, "without role"),
+        ({"do": "rejoin", "tail": [1]}, "invalid tail"),
+        ({"do": "logged", "rank": 1, "step": None, "value": 1.0, "weight": 1.0}, "invalid step"),
+    ],
+)
+def test_a_field_has_its_type_in_every_message(message: dict[str, Any], problem: str) -> None:
+    with pytest.raises(ValueError, match=problem):
+        check(message, 1, OF_NODE_1)

@@ -184,7 +184,7 @@ def test_a_supervisor_that_says_what_none_would_ends_the_run_in_its_own_name(
     run_until(loop, lambda: "stop" in follower.ordered())
     cause = leader.noted("phase")[-1]["cause"]
     assert (cause["kind"], cause["node"]) == ("node", 1)
-    assert "none of ours would" in cause["message"]
+    assert "sent a malformed message" in cause["message"]
 
 
 def bears_witness(run: RunPaths, port: int) -> threading.Thread:

@@ -30,7 +30,7 @@ place = Path(sys.argv[1])
 loop, notes = EventLoop(), []
 spec = RunSpec(job="JOB", run="0001", node=0, timing=Timing(grace_s=5.0))
 never = lambda *_: False
-context = RunContext(JobPaths(place).run("0001"), spec, loop, notes.append, never, never, never)
+context = RunContext(JobPaths(place).run("0001"), spec, loop, notes.append, never, never, never, never)
 argv = (sys.executable, "-S", "-c", sys.argv[2])
 plans = [ProcessSpec(role="trainer", rank=rank, index=rank, argv=argv) for rank in (0, 1)]
 children = [Child(plan, loop, lambda *_: None, lambda *_: None) for plan in plans]

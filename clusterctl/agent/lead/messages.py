@@ -1,0 +1,341 @@
+"""The messages between supervisors and the lead: the name (`do`) and the fields of each.
+
+They are a contract between versions: `start --rejoin` puts a new supervisor under an old lead. A message of another
+version may lack optional fields and may have further ones. Reports, which go to the lead, are checked against these
+declarations, see message_schema.py. Orders come from the lead, which is trusted.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Callable, Literal, Union
+
+from clusterctl.common.events import Cause
+from clusterctl.common.records import RecordError, TypedDict, typed
+from clusterctl.common.safe_json import is_whole
+
+PLACE = re.compile(r"[\w.:%\[\]-]{1,255}:\d{1,5}", re.ASCII)
+
+if TYPE_CHECKING:
+    Whole = int
+    Count = int
+    Number = float
+    Place = str
+else:
+
+    class Kind:
+        """A type of JSON values that is narrower than those of `records`."""
+
+        def __init__(self, words: str, is_right: Callable[[Any], bool]) -> None:
+            self._words = words
+            self._is_right = is_right
+
+        def from_json(self, value: Any) -> Any:
+            if not self._is_right(value):
+                raise RecordError(f"must be {self._words}")
+            return value
+
+    Whole = Kind("a whole number of 64 bits", is_whole)
+    Count = Kind("a count", lambda value: is_whole(value) and value >= 0)
+    Number = Kind("a number", lambda value: isinstance(value, float) or is_whole(value))
+    #: Other nodes put it into the environment of their processes.
+    Place = Kind("HOST:PORT", lambda value: isinstance(value, str) and PLACE.fullmatch(value) is not None)
+
+
+# Fields that reports share.
+
+
+class ProcessName(TypedDict):
+    """A process, and the attempt at it."""
+
+    role: str
+    rank: Count
+    attempt: Count
+
+
+class LastLines(TypedDict):
+    """The last lines of a process's output. `ours` are the indexes of those that clusterctl wrote."""
+
+    tail: Sequence[str]
+    ours: Sequence[Count]
+
+
+class _HelloFacts(TypedDict, total=False):
+    epoch: Count
+    endpoints: Mapping[str, Place]
+    new: bool
+
+
+class _IdleFacts(TypedDict, total=False):
+    epoch: Count
+    attempts: Mapping[str, Count]
+    stopping: bool
+
+
+class _OfProcess(TypedDict, total=False):
+    attempt: Count
+
+
+class _ExitFacts(_OfProcess, total=False):
+    """See `events.ExitFacts`."""
+
+    t: Number
+    message: str
+    tail: Sequence[str]
+    ours: Sequence[Count]
+    worked: bool
+    pushes: Count | None
+    reason: str | None
+    limit: str | None
+    peers: Sequence[str]
+    oom: bool
+    stalled: bool
+    hopeless: bool
+    port_taken: bool
+
+
+class _FailureFacts(_OfProcess, total=False):
+    """See `events.FailureFacts`; of a process if it has a name."""
+
+    t: Number
+    errno: str | None
+    command: str
+    path: str
+    role: str
+    rank: Count
+    tail: Sequence[str]
+    ours: Sequence[Count]
+
+
+class _PaceFacts(TypedDict, total=False):
+    for_s: Number
+    message: str
+
+
+class _SaveFacts(_OfProcess, total=False):
+    """Of a receipt, see `manifest.check_receipt`."""
+
+    tag: str
+    step: Count | None
+    steps: Any
+    checkpoint: Any
+    node: Any
+
+
+# Reports.
+
+
+class Hello(_HelloFacts):
+    """A supervisor joins an epoch; `new` if it takes the place of one that is gone."""
+
+    do: Literal["hello"]
+
+
+class Ready(_OfProcess):
+    do: Literal["ready"]
+    role: str
+    rank: Count
+    endpoint: Place
+
+
+class Running(_OfProcess):
+    do: Literal["running"]
+    role: str
+    rank: Count
+
+
+class Exited(_ExitFacts):
+    do: Literal["exited"]
+    role: str
+    rank: Count
+    exit_code: Whole
+    stopping: bool
+
+
+class Failed(_FailureFacts):
+    """Something other than the exit of a process ends the run."""
+
+    do: Literal["failed"]
+    message: str
+
+
+class StopWanted(TypedDict):
+    do: Literal["stop_wanted"]
+
+
+class Rejoin(TypedDict):
+    """The user has fixed this node; its trainers that were given up may restart."""
+
+    do: Literal["rejoin"]
+
+
+class Idle(_IdleFacts):
+    """Nothing of the run is left on a node."""
+
+    do: Literal["idle"]
+
+
+class Saved(_SaveFacts):
+    """A pserver has written its piece."""
+
+    do: Literal["saved"]
+    role: str
+    rank: Count
+
+
+class Kept(TypedDict):
+    """The manifest of a checkpoint is in place. The lead's own supervisor alone sends it."""
+
+    do: Literal["kept"]
+    tag: str
+    step: int
+    steps: Sequence[int]
+
+
+class Logged(TypedDict):
+    """A trainer logged the metric of KEEP_BEST."""
+
+    do: Literal["logged"]
+    rank: Count
+    step: Count
+    value: Number
+    weight: Number
+
+
+class Pace(_PaceFacts):
+    """`pace` is "moves", "waits" or "stalled". One that waits has done so for `for_s`, and `message` says for what."""
+
+    do: Literal["pace"]
+    role: str
+    rank: Count
+    attempt: Count
+    pace: str
+
+
+Report = Union[Hello, Ready, Running, Exited, Failed, StopWanted, Rejoin, Idle, Saved, Kept, Logged, Pace]
+
+
+# Orders.
+
+
+class Whereabouts(TypedDict):
+    """The endpoints of the pservers by rank, and of all programs that listen, by the name of the process."""
+
+    pservers: Sequence[str]
+    endpoints: Mapping[str, str]
+
+
+class Spawn(Whereabouts):
+    do: Literal["spawn"]
+    epoch: int
+    role: str
+
+
+class _Recovery(TypedDict, total=False):
+    left: Mapping[str, int]
+
+
+class Recovery(_Recovery):
+    """JSON of `run_spec.Recovery`."""
+
+    tag: str | None
+    step: int
+
+
+class Again(TypedDict):
+    """A new epoch: processes of these attempts restart."""
+
+    do: Literal["again"]
+    epoch: int
+    attempts: Mapping[str, int]
+    in_s: float
+    recover: Recovery
+
+
+class Respawn(Whereabouts):
+    do: Literal["respawn"]
+    role: str
+    rank: int
+    attempt: int
+    in_s: float
+
+
+class Shrink(TypedDict):
+    do: Literal["shrink"]
+    ranks: Sequence[int]
+
+
+class FinishPservers(TypedDict):
+    do: Literal["finish"]
+    epoch: int
+
+
+class Keep(TypedDict):
+    """Remove the checkpoints but `tags`; `alone` if those of older runs may go too."""
+
+    do: Literal["keep"]
+    tags: Sequence[str]
+    newest: str
+    alone: bool
+
+
+class Stacks(TypedDict):
+    do: Literal["stacks"]
+    message: str
+
+
+class Stop(TypedDict):
+    do: Literal["stop"]
+    cause: Cause | None
+
+
+class End(TypedDict):
+    do: Literal["end"]
+    state: str
+    cause: Cause | None
+
+
+Order = Union[Spawn, Again, Respawn, Shrink, FinishPservers, Keep, Stacks, Stop, End]
+ORDERS: Mapping[str, Callable[..., Order]] = {
+    "spawn": Spawn,
+    "again": Again,
+    "respawn": Respawn,
+    "shrink": Shrink,
+    "finish": FinishPservers,
+    "keep": Keep,
+    "stacks": Stacks,
+    "stop": Stop,
+    "end": End,
+}
+
+
+def order_of(message: Mapping[str, Any]) -> Order | None:
+    """The order in a message of the lead; None if it is one of a newer version."""
+    kind = ORDERS.get(message["do"])
+    return kind(message) if kind else None
+
+
+def cause_of(report: Exited | Failed, kind: str, node: int) -> Cause:
+    """The cause of the end of a run, made from a report: its fields, but not its name."""
+    fields = {key: value for key, value in report.items() if key != "do"}
+    return typed(Cause, {"message": "failed", **fields, "kind": kind, "node": node})
+
+
+# Frames.
+
+
+class _FrameFields(TypedDict, total=False):
+    s: int
+    m: Mapping[str, Any]
+    i: str
+    gone: bool
+
+
+class Frame(_FrameFields):
+    """One line on a connection: message `m` with number `s`, or a heartbeat.
+
+    All messages up to number `a` have arrived. `i` names the supervisor; `gone` is its guardian's.
+    """
+
+    a: int

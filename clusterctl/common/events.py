@@ -1,0 +1,292 @@
+"""The events that supervisors and the lead write to events.jsonl: the name and the fields of each.
+
+Every line also has `v`, `t`, `seq` and `node`, and if it is about a process `role`, `rank` and `attempt`; see
+`EventLog.record`. Names and fields are a contract: the control machine reads the logs of older and newer versions. A
+reader accepts unknown fields and missing ones. Processes report further events (`step`, `pass`, `log`, `saved`, `nan`),
+which are recorded as they come once their figures are checked.
+"""
+
+from __future__ import annotations
+
+from clusterctl.common.records import TypedDict
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from typing import Literal, Union
+
+
+class ExitFacts(TypedDict, total=False):
+    """Facts about an exit, beside its code. `ours` are the indexes of the lines in `tail` that clusterctl wrote.
+
+    `reason` is the reason that the message gives, as `clusterctl why` names it, `limit` the setting that was exceeded,
+    `peers` the processes that did not answer.
+    """
+
+    tail: Sequence[str]
+    ours: Sequence[int]
+    worked: bool
+    pushes: int | None
+    reason: str | None
+    limit: str | None
+    peers: Sequence[str]
+    oom: bool
+    stalled: bool
+    hopeless: bool
+    port_taken: bool
+
+
+class FailureFacts(TypedDict, total=False):
+    """Facts about a failure other than an exit: the name of a system error, and the command or path it is about."""
+
+    errno: str | None
+    command: str
+    path: str
+
+
+class _CauseFacts(ExitFacts, FailureFacts, total=False):
+    node: int
+    why: str
+    role: str
+    rank: int
+    attempt: int
+    t: float
+    exit_code: int
+    stopping: bool
+    failures: int
+
+
+class Cause(_CauseFacts):
+    """The reason why a run ends.
+
+    `kind` is "exit" (of a process), "node" (a supervisor could not do its part), "node_lost", "stalled", "time_limit"
+    or "stopped" (by the user). `failures` counts those of a process that exceeded RESTARTS.
+    """
+
+    kind: str
+    message: str
+
+
+class ProcessOnNode(TypedDict):
+    role: str
+    rank: int
+    node: int
+
+
+# Of a process, recorded by the supervisor of its node.
+
+
+class Spawned(TypedDict):
+    event: Literal["spawned"]
+    pid: int | None
+
+
+class Ready(TypedDict):
+    event: Literal["ready"]
+    endpoint: str
+
+
+class Exit(ExitFacts):
+    """`stopping` if the process was meant to end."""
+
+    exit_code: int
+    stopping: bool
+    message: str
+
+
+class Exited(Exit):
+    event: Literal["exited"]
+
+
+class _StallFacts(TypedDict, total=False):
+    stalled_s: float
+    halted: bool
+    over: bool
+    state: str
+
+
+class Stalled(_StallFacts):
+    """`halted` by a signal; `over` when the process responds again, in `state`."""
+
+    event: Literal["stalled"]
+    message: str
+
+
+# Of a supervisor.
+
+
+class _LogFacts(TypedDict, total=False):
+    level: str
+    subject: int
+    pids: Sequence[int]
+
+
+class Log(_LogFacts):
+    """`level` is "warning" or "error", or missing; `subject` is the node that it is about."""
+
+    event: Literal["log"]
+    message: str
+
+
+class LogFailure(FailureFacts):
+    """Something that a supervisor could not do, which ends the run."""
+
+    event: Literal["log"]
+    level: str
+    message: str
+
+
+class Paused(TypedDict):
+    event: Literal["paused"]
+    paused_s: float
+    message: str
+
+
+class TookOver(TypedDict):
+    """`seen` is when the supervisor before this one last wrote its state."""
+
+    event: Literal["took_over"]
+    seen: float | None
+    rebooted: bool
+    message: str
+
+
+# Of the run, recorded by the lead.
+
+
+class _PhaseFacts(TypedDict, total=False):
+    cause: Cause
+
+
+class Phase(_PhaseFacts):
+    event: Literal["phase"]
+    phase: str
+
+
+class _SuspectFacts(TypedDict, total=False):
+    silent_s: float
+    message: str
+
+
+class Suspect(_SuspectFacts):
+    event: Literal["suspect"]
+    node: int | None
+
+
+class _LossFacts(TypedDict, total=False):
+    why: str
+    silent_s: float | None
+    waits: bool
+    lost_node: int | None
+    role: str
+    rank: int
+
+
+class Lost(_LossFacts):
+    """A node, or a trainer that the others continue without. `waits` if the run waits for the node.
+
+    A node that has lost the lead records itself as `node` and the lead's as `lost_node`.
+    """
+
+    event: Literal["lost"]
+    node: int
+    message: str
+
+
+class _RejoinFacts(TypedDict, total=False):
+    role: str
+    rank: int
+
+
+class Rejoined(_RejoinFacts):
+    """A node that was silent, or a process that was held."""
+
+    event: Literal["rejoined"]
+    node: int
+
+
+class Restarting(ProcessOnNode):
+    """`count` such as "restart 1 of 3"."""
+
+    event: Literal["restarting"]
+    attempt: int
+    in_s: float
+    message: str
+    exit_code: int
+    count: str
+
+
+class Held(ProcessOnNode):
+    """A trainer that exceeded RESTARTS, and waits for `start --rejoin`."""
+
+    event: Literal["held"]
+    message: str
+
+
+class RolledBack(TypedDict):
+    """`processes` restart from checkpoint `tag`, or from the beginning; `whole` if these are all processes."""
+
+    event: Literal["rolled_back"]
+    epoch: int
+    tag: str | None
+    step: int
+    whole: bool
+    processes: Sequence[str]
+
+
+class _StandstillFacts(TypedDict, total=False):
+    stalled_s: float
+    over: bool
+
+
+class Standstill(_StandstillFacts):
+    event: Literal["standstill"]
+    message: str
+
+
+class _SaveFacts(TypedDict, total=False):
+    checkpoint: bool
+
+
+class Saved(_SaveFacts):
+    """All pservers have written their pieces."""
+
+    event: Literal["saved"]
+    tag: str
+    step: int | None
+    complete: bool
+
+
+class _EndFacts(TypedDict, total=False):
+    not_heard_of: Sequence[int]
+
+
+class Ended(_EndFacts):
+    """`not_heard_of` are the nodes that did not report that their processes have ended."""
+
+    event: Literal["ended"]
+    state: str
+    cause: Cause | None
+
+
+if TYPE_CHECKING:
+    Event = Union[
+        Ended,
+        Exited,
+        Held,
+        Log,
+        LogFailure,
+        Lost,
+        Paused,
+        Phase,
+        Ready,
+        Rejoined,
+        Restarting,
+        RolledBack,
+        Saved,
+        Spawned,
+        Stalled,
+        Standstill,
+        Suspect,
+        TookOver,
+    ]
