@@ -40,6 +40,13 @@ def test_every_name_that_a_page_locates_is_there(page: Path) -> None:
     ] == []
 
 
+def test_every_mark_is_described() -> None:
+    markers = re.findall(r'^  "(\w+)[(:]', (REPOSITORY / "pyproject.toml").read_text(encoding="utf-8"), re.MULTILINE)
+    assert "slow" in markers
+    page = DEVELOPER_PAGES[1].read_text(encoding="utf-8")
+    assert [mark for mark in markers if f"| `{mark}` |" not in page and f"pytest.mark.{mark}(" not in page] == []
+
+
 def located(path: str) -> list[Path]:
     """The file or directory, relative to the repository or to the package."""
     places = [REPOSITORY / path, REPOSITORY / "clusterctl" / path]
