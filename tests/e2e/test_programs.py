@@ -42,7 +42,7 @@ def newest_job(site: Site) -> str:
 def test_a_program_that_raises_fails_the_run_and_its_last_lines_are_shown(any_site: Site) -> None:
     result = start_and_fail(any_site, ONLY_RANK_1 + "raise ValueError('bad shard')")
     assert "first cause: trainer1@node1" in result.err
-    assert "exit code 1" in result.err
+    assert "exited with code 1" in result.err
     assert "ValueError: bad shard" in result.err
     assert "nothing is left running on 2/2 nodes" in result.err
 
@@ -52,7 +52,7 @@ def test_a_program_that_exits_3_at_once_fails_the_start(site: Site, options: tup
     site.conf(ENGINE="none")
     result = start_and_fail(site, ONLY_RANK_1 + "print('no licence'); sys.exit(3)", *options)
     assert "trainer1@node1" in result.err
-    assert "exit code 3" in result.err
+    assert "exited with code 3" in result.err
     assert "no licence" in result.err
 
 

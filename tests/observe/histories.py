@@ -11,11 +11,12 @@ from dataclasses import replace
 from typing import Any
 
 from clusterctl.observe.why.first_cause import Explanation, explain
-from clusterctl.observe.why.node_report import Story
+from clusterctl.observe.why.node_report import NodeReport
 from observe.rewording import as_written_now, assert_wording_does_not_matter
 
 START_T = 1795314000.0
 UP_S = 2.0  # until all processes run
+
 Message = dict[str, Any]
 
 
@@ -127,7 +128,7 @@ class History:
         """What `why` concludes; of the run as it is, and of the same run with all of our texts reworded."""
         silent = silent or {}
         stories = [
-            Story(node, -self.measured_s.get(node, 0.0), 0.001, self.answers[node])
+            NodeReport(node, -self.measured_s.get(node, 0.0), 0.001, self.answers[node])
             for node in self.nodes
             if node not in silent
         ]

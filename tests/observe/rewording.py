@@ -11,10 +11,9 @@ from typing import Any
 
 from clusterctl.observe.why.evidence import Incident
 from clusterctl.observe.why.first_cause import Explanation, explain
-from clusterctl.observe.why.node_report import Story
+from clusterctl.observe.why.node_report import NodeReport
 from clusterctl.observe.why.older_versions import complete, ours_in
 
-Message = dict[str, Any]
 Reword = Callable[[str], str]
 TEXTS = ("message", "why", "what", "count", "line")  # fields of events and causes that are for people to read
 #: An error of the runtime is ours too; its class is not a text.
@@ -29,6 +28,8 @@ WAYS: Mapping[str, Reword] = {
     "nothing": lambda text: "",
     "never the same": lambda text: f"gobbledygook {next(_numbers)}",
 }
+
+Message = dict[str, Any]
 
 
 def as_written_now(answer: Message) -> Message:
@@ -91,7 +92,7 @@ def _conclusion(one: Incident) -> Message:
 
 
 def assert_wording_does_not_matter(
-    stories: Sequence[Story], lead: int, silent: Mapping[int, str], state: str, found: Explanation
+    stories: Sequence[NodeReport], lead: int, silent: Mapping[int, str], state: str, found: Explanation
 ) -> None:
     """`found` is what these stories explain, which have all fields; so do those of the same run with other texts."""
     expected = conclusion(found)

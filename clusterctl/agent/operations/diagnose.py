@@ -28,10 +28,9 @@ PROBE_S = 10.0
 FREQUENT = ("step", "pass")
 PRINTING = ("pass", "saved")  # events whose processes print a line about it
 QUIET = ("running", "starting", "succeeded")
-Message = dict[str, Any]
 
 
-def story(root: Path, request: Message, peer: Peer) -> Message:
+def story(root: Path, request: dict[str, Any], peer: Peer) -> dict[str, Any]:
     """All of it, of the run asked for or of the newest."""
     while "now" in peer.next_word():
         peer.send({"now": time.time()})
@@ -63,7 +62,7 @@ class Printed:
         self._lines: dict[tuple[Any, ...], set[str]] = {}
         self._unknown: set[tuple[Any, ...]] = set()  # of a version whose events do not report lines
 
-    def take(self, event: Message) -> None:
+    def take(self, event: dict[str, Any]) -> None:
         if event.get("event") not in PRINTING or "role" not in event:
             return
         process = (event["role"], event.get("rank"))
@@ -73,7 +72,7 @@ class Printed:
         else:
             self._unknown.add(process)
 
-    def ours(self, role: str, rank: int, lines: Sequence[Sequence[Any]]) -> Message:
+    def ours(self, role: str, rank: int, lines: Sequence[Sequence[Any]]) -> dict[str, Any]:
         """`ours`: the indexes of such lines among (time, line) of a process; nothing where that is not known."""
         if (role, rank) in self._unknown:
             return {}
@@ -81,9 +80,9 @@ class Printed:
         return {"ours": [at for at, (_, line) in enumerate(lines) if line in printed or line.startswith(REMARK)]}
 
 
-def _telling(reader: EventReader, printed: Printed) -> Iterator[Message]:
+def _telling(reader: EventReader, printed: Printed) -> Iterator[dict[str, Any]]:
     """The events; of those that come all the time only each process's last, where it stood at the end."""
-    last: dict[tuple[Any, ...], Message] = {}
+    last: dict[tuple[Any, ...], dict[str, Any]] = {}
     while events := reader.read():
         for event in events:
             printed.take(event)
@@ -95,8 +94,8 @@ def _telling(reader: EventReader, printed: Printed) -> Iterator[Message]:
 
 
 def _outputs(
-    run: RunPaths, spec: RunSpec, events: Iterable[Message], about: Message, printed: Printed
-) -> Iterator[Message]:
+    run: RunPaths, spec: RunSpec, events: Iterable[dict[str, Any]], about: dict[str, Any], printed: Printed
+) -> Iterator[dict[str, Any]]:
     """The last lines of attempts that failed, and of processes that stand still or are gone without a word."""
     plans = {(process.role, process.rank): process for process in spec.processes}
     began: dict[tuple[Any, ...], float] = {}
@@ -131,7 +130,7 @@ def _last_lines(directory: Path, stem: str, since: float, until: float) -> list[
     return [[line.t, line.text[:LINE_CHARS].decode(errors="replace")] for line in lines[-LINES:]]
 
 
-def _booted_since(state: Message) -> float | None:
+def _booted_since(state: dict[str, Any]) -> float | None:
     """When the node was started, if that was after its supervisor."""
     who = supervisor_of(state)
     if who is None or who.boot == boot_id():
@@ -140,7 +139,7 @@ def _booted_since(state: Message) -> float | None:
     return next((float(line.split()[1]) for line in lines if line.startswith("btime ")), None)
 
 
-def _is_halted(state: Message) -> bool:
+def _is_halted(state: dict[str, Any]) -> bool:
     """Whether the supervisor is there, and stopped by a signal."""
     who = supervisor_of(state)
     fields = stat_fields(who.pid) if is_alive(who) and who is not None else None

@@ -5,9 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from clusterctl.observe.why.errno_and_signals import Diagnosis
-from clusterctl.observe.why.node_report import Message, Story
+from clusterctl.observe.why.node_report import NodeReport
 
 PROCESS = re.compile(r"\b(pserver|trainer|scheduler) ?(\d+)\b")  # as programs name them
 Line = tuple[float, str]
@@ -57,7 +58,7 @@ class Evidence:
     do not answer now, with the reason.
     """
 
-    def __init__(self, stories: Sequence[Story], lead: int, silent: Mapping[int, str]) -> None:
+    def __init__(self, stories: Sequence[NodeReport], lead: int, silent: Mapping[int, str]) -> None:
         self.stories = {story.node: story for story in stories}
         self.lead_node = lead
         self.lead = self.stories.get(lead)
@@ -73,7 +74,7 @@ class Evidence:
         }
 
     @property
-    def stop(self) -> Message | None:
+    def stop(self) -> dict[str, Any] | None:
         """The lead's order to stop, with the cause as the lead saw it."""
         return self.lead.first("phase", phase="stopping") if self.lead else None
 
@@ -82,7 +83,7 @@ class Evidence:
         return self.lead.at(self.stop["t"]) if self.lead and self.stop else None
 
     @property
-    def cause(self) -> Message:
+    def cause(self) -> dict[str, Any]:
         """The cause as the lead saw it, from any node that has it; empty if no node does."""
         if self.stop:
             return dict(self.stop.get("cause") or {})

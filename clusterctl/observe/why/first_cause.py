@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from clusterctl.observe.why.evidence import Evidence, Incident
 from clusterctl.observe.why.incidents import incidents
-from clusterctl.observe.why.node_report import Message, Story, in_order
+from clusterctl.observe.why.node_report import NodeReport, in_order
 
 STOPS_WITHIN_S = 3.0  # if the lead went on for longer after an incident, the run survived it
 CLEARLY_S = 1.0  # a process that lived longer by this got past the point of failure
@@ -50,13 +50,13 @@ class Explanation:
     notes: tuple[str, ...] = ()
     stopped: int = 0
     not_heard_of: tuple[int, ...] | None = None
-    checkpoint: Message | None = None
+    checkpoint: dict[str, Any] | None = None
     pass_: int | None = None
     step: int | None = None
     ended_t: float | None = None
 
 
-def explain(stories: Sequence[Story], lead: int, silent: Mapping[int, str], state: str) -> Explanation:
+def explain(stories: Sequence[NodeReport], lead: int, silent: Mapping[int, str], state: str) -> Explanation:
     """Explain how the run came to `state`. `silent` are the nodes that did not answer, with the reason."""
     evidence = Evidence(in_order(stories, lead), lead, silent)
     known = [replace(one, forgiven=one.forgiven or _survived(evidence, one)) for one in incidents(evidence)]
@@ -115,7 +115,7 @@ def _survived(evidence: Evidence, one: Incident) -> bool:
     return evidence.stop_t - one.t > STOPS_WITHIN_S
 
 
-def _process(cause: Message) -> str | None:
+def _process(cause: dict[str, Any]) -> str | None:
     return f"{cause['role']}{cause['rank']}" if cause.get("role") else None
 
 
@@ -220,7 +220,7 @@ class Life(NamedTuple):
     worked: bool
 
 
-def _lives(story: Story) -> Iterator[Life]:
+def _lives(story: NodeReport) -> Iterator[Life]:
     for event in story.find("exited"):
         about = {name: event.get(name) for name in ("role", "rank", "attempt")}
         began = story.first("spawned", **about)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from typing import Any
 
 from clusterctl.observe.why.errno_and_signals import SHELL_CODES, Diagnosis, of_name
 from clusterctl.observe.why.evidence import Evidence, Incident
 from clusterctl.observe.why.exits import MEMORY_LIMIT, WAIT_FOR_EACH_OTHER, diagnose
 from clusterctl.observe.why.lost_nodes import lost_nodes
-from clusterctl.observe.why.node_report import Message, Output, Story
+from clusterctl.observe.why.node_report import NodeReport, Output
 from clusterctl.observe.why.symptoms import has_left, leaving, nan, stall, standstill
 from clusterctl.observe.why.tracebacks import excerpt
 
@@ -27,7 +28,7 @@ def incidents(evidence: Evidence) -> list[Incident]:
     return sorted(known, key=lambda one: (one.onset, one.t))
 
 
-def _of_node(evidence: Evidence, story: Story) -> Iterator[Incident]:
+def _of_node(evidence: Evidence, story: NodeReport) -> Iterator[Incident]:
     for event in story.events:
         name = event.get("event")
         if name == "exited" and _went_wrong(evidence, event):
@@ -42,7 +43,7 @@ def _of_node(evidence: Evidence, story: Story) -> Iterator[Incident]:
             yield nan(story, event)
 
 
-def _went_wrong(evidence: Evidence, event: Message) -> bool:
+def _went_wrong(evidence: Evidence, event: dict[str, Any]) -> bool:
     if event.get("stopping"):
         return False
     if event["exit_code"]:
@@ -51,12 +52,12 @@ def _went_wrong(evidence: Evidence, event: Message) -> bool:
     return (serves and _granted(evidence, event)) or _names(evidence.cause, event)
 
 
-def _names(cause: Message, event: Message) -> bool:
+def _names(cause: dict[str, Any], event: dict[str, Any]) -> bool:
     keys = ("role", "rank", "attempt")
     return cause.get("kind") == "exit" and all(cause.get(key) == event.get(key) for key in keys)
 
 
-def _granted(evidence: Evidence, event: Message) -> bool:
+def _granted(evidence: Evidence, event: dict[str, Any]) -> bool:
     """Return True if it was restarted, or was going to be, or the others went on without it."""
     key = {"role": event.get("role"), "rank": event.get("rank")}
     attempt = int(event.get("attempt") or 1)
@@ -68,7 +69,7 @@ def _granted(evidence: Evidence, event: Message) -> bool:
     )
 
 
-def of_exit(evidence: Evidence, story: Story | None, event: Message, t: float | None = None) -> Incident:
+def of_exit(evidence: Evidence, story: NodeReport | None, event: dict[str, Any], t: float | None = None) -> Incident:
     """The end of a process. Without a `story` of its node, `event` is the lead's account of it."""
     role, rank, attempt = event["role"], event["rank"], int(event.get("attempt") or 1)
     t = story.at(event["t"]) if story and t is None else t or 0.0
@@ -100,12 +101,12 @@ def of_exit(evidence: Evidence, story: Story | None, event: Message, t: float | 
     )
 
 
-def _tail(event: Message, t: float) -> Output:
+def _tail(event: dict[str, Any], t: float) -> Output:
     """The last lines of a process that an event or a cause carries."""
     return Output([(t, line) for line in event.get("tail") or ()], event.get("ours") or ())
 
 
-def _is_held(evidence: Evidence, event: Message) -> bool:
+def _is_held(evidence: Evidence, event: dict[str, Any]) -> bool:
     """Return True if the run is waiting until somebody fixes it."""
     key = {"role": event.get("role"), "rank": event.get("rank")}
     held = [one["t"] for one in evidence.lead.find("held", **key)] if evidence.lead else []
@@ -113,7 +114,7 @@ def _is_held(evidence: Evidence, event: Message) -> bool:
     return bool(held) and held[-1] > max(back, default=0.0) and not _granted(evidence, event)
 
 
-def _its_last_step(story: Story | None, event: Message) -> float:
+def _its_last_step(story: NodeReport | None, event: dict[str, Any]) -> float:
     """The time of its last step. Whatever it wrote before that did not end it."""
     keys = {name: event.get(name) for name in ("role", "rank", "attempt")}
     steps = [story.at(step["t"]) for step in story.find("step", **keys)] if story else []
@@ -135,11 +136,11 @@ def _of_lead(evidence: Evidence, known: Sequence[Incident]) -> Iterator[Incident
         yield Incident("failure", t, t, None, str(cause.get("message")), Diagnosis(kind, "", WAIT_FOR_EACH_OTHER))
 
 
-def _key(one: Incident) -> Message:
+def _key(one: Incident) -> dict[str, Any]:
     return {"role": one.role, "rank": one.rank, "attempt": one.attempt}
 
 
-def _of_failure(evidence: Evidence, cause: Message, t: float) -> Incident:
+def _of_failure(evidence: Evidence, cause: dict[str, Any], t: float) -> Incident:
     """An operation that failed in a supervisor."""
     message = str(cause.get("message"))
     story = evidence.stories.get(cause.get("node", -1))

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from typing import Any
 
 from clusterctl.observe.why.errno_and_signals import Diagnosis
 from clusterctl.observe.why.evidence import Evidence, Incident
-from clusterctl.observe.why.node_report import Departure, Message, Story
+from clusterctl.observe.why.node_report import Departure, NodeReport
 
 GONE_QUIETLY_S = 1.5  # a supervisor records every second that it is alive
 REBOOT = "{node} crashed, lost power or was rebooted: see last -x and journalctl -b -1 there"
@@ -19,7 +20,7 @@ SILENT = "check its load, memory and swap at that time; NODE_GRACE_S is the sile
 
 def lost_nodes(evidence: Evidence) -> Iterator[Incident]:
     """Yield the nodes that others lost, and those that were gone when no node was left to notice."""
-    reported: dict[int, tuple[Story, Message]] = {}
+    reported: dict[int, tuple[NodeReport, dict[str, Any]]] = {}
     for story in evidence.stories.values():
         for event in story.find("lost", role=None):
             reported.setdefault(_lost_node(event), (story, event))
@@ -33,7 +34,7 @@ def lost_nodes(evidence: Evidence) -> Iterator[Incident]:
         yield _lost_by_cause(evidence, cause)
 
 
-def _took_part_to_the_end(evidence: Evidence, own: Story) -> bool:
+def _took_part_to_the_end(evidence: Evidence, own: NodeReport) -> bool:
     """Return True if a node that looks lost took part in the end of the run. A full disk leaves its state stale."""
     lead = evidence.stories.get(evidence.lead_node)
     ended = lead.first("ended") if lead is not None else None
@@ -47,7 +48,7 @@ def _lead_announced_the_end(evidence: Evidence) -> bool:
     return any(cause.get("kind") != "node_lost" or cause.get("node") != evidence.lead_node for cause in causes)
 
 
-def _mirrored(evidence: Evidence, reported: Mapping[int, tuple[Story, Message]]) -> set[int]:
+def _mirrored(evidence: Evidence, reported: Mapping[int, tuple[NodeReport, dict[str, Any]]]) -> set[int]:
     """The nodes to leave out where the lead and other nodes lost each other.
 
     The lead is to blame if all others lost it, otherwise the others are.
@@ -67,11 +68,11 @@ def _has_lost(evidence: Evidence, node: int, other: int) -> bool:
     return own is not None and any(_lost_node(event) == other for event in own.find("lost", role=None))
 
 
-def _lost_node(event: Message) -> int:
+def _lost_node(event: dict[str, Any]) -> int:
     return int(event["lost_node"] if "lost_node" in event else event["node"])
 
 
-def _lost(evidence: Evidence, node: int, story: Story, event: Message) -> Incident:
+def _lost(evidence: Evidence, node: int, story: NodeReport, event: dict[str, Any]) -> Incident:
     """The loss that `story` reports in `event`. It began when the node was last heard from."""
     t = story.at(event["t"])
     diagnosis, seen = _why_lost(evidence, node, story, t)
@@ -85,7 +86,7 @@ def _lost(evidence: Evidence, node: int, story: Story, event: Message) -> Incide
     return Incident("node_lost", min(begins), t, node, message, diagnosis, forgiven=back, awaited=awaited)
 
 
-def _why_lost(evidence: Evidence, node: int, by: Story, t: float) -> tuple[Diagnosis, float | None]:
+def _why_lost(evidence: Evidence, node: int, by: NodeReport, t: float) -> tuple[Diagnosis, float | None]:
     """The reason why node `by` lost a node at `t`, and when the node was last seen alive, if known."""
     own = evidence.stories.get(node)
     if own is None:
@@ -107,7 +108,7 @@ def _why_lost(evidence: Evidence, node: int, by: Story, t: float) -> tuple[Diagn
     return Diagnosis("node_silent", words, SILENT), None
 
 
-def _pause(own: Story, event: Message) -> float:
+def _pause(own: NodeReport, event: dict[str, Any]) -> float:
     """When a supervisor stopped running for a while, by our clock."""
     return own.at(event["t"] - float(event.get("paused_s") or 0.0))
 
@@ -118,14 +119,14 @@ def _why_gone(end: Departure) -> Diagnosis:
     return Diagnosis("supervisor_killed", KILLED, KILLER)
 
 
-def _vanished(own: Story) -> Incident:
+def _vanished(own: NodeReport) -> Incident:
     """A supervisor that was gone when no node was left to notice."""
     end = Departure(own.answer.get("seen"), bool(own.answer.get("booted")))
     t = own.at(float(end.seen or max((event["t"] for event in own.events), default=own.answer.get("now", 0.0))))
     return Incident("node_lost", t, t + GONE_QUIETLY_S, own.node, "its supervisor is gone", _why_gone(end))
 
 
-def _lost_by_cause(evidence: Evidence, cause: Message) -> Incident:
+def _lost_by_cause(evidence: Evidence, cause: dict[str, Any]) -> Incident:
     """A node that the cause of the run's end names as lost, reported by a node that does not answer."""
     node, t = int(cause["node"]), evidence.ended_t
     by = next(iter(evidence.stories.values()))

@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 from clusterctl.cluster.answers import Shape, count, list_of, maybe, misfits, moment, names_process, number, text
 from clusterctl.observe.why.older_versions import complete, ours_in
 
-Message = dict[str, Any]
 #: (phase, event, role): events on every node that follow an order of the lead, and events that precede one.
 AFTER = (("pservers", "spawned", "pserver"), ("trainers", "spawned", "trainer"))
 BEFORE = (("trainers", "ready", "pserver"),)
@@ -67,7 +66,7 @@ class Output:
 
 
 @dataclass(frozen=True)
-class Story:
+class NodeReport:
     """One node's account of a run, from its agent's `answer`. `offset_s` is our clock minus the node's, +-`margin_s`.
 
     Times of events and lines are by the node's clock; `at` converts them to ours.
@@ -76,7 +75,7 @@ class Story:
     node: int
     offset_s: float
     margin_s: float
-    answer: Message = field(repr=False)
+    answer: dict[str, Any] = field(repr=False)
 
     def at(self, t: float) -> float:
         """Convert a time of this node's clock to ours."""
@@ -87,7 +86,7 @@ class Story:
         return str(self.answer.get("state"))
 
     @cached_property
-    def events(self) -> list[Message]:
+    def events(self) -> list[dict[str, Any]]:
         """The events in order of time, without those that were written on behalf of a supervisor that was gone."""
         sound = (event for event in self.answer.get("events", ()) if _is_sound(event) and not event.get("late"))
         return sorted(map(complete, sound), key=lambda event: float(event["t"]))
@@ -106,12 +105,12 @@ class Story:
             return Departure(self.answer.get("seen"), bool(self.answer.get("booted")))
         return None
 
-    def find(self, name: str, **wanted: Any) -> Iterator[Message]:
+    def find(self, name: str, **wanted: Any) -> Iterator[dict[str, Any]]:
         for event in self.events:
             if event.get("event") == name and all(event.get(key) == value for key, value in wanted.items()):
                 yield event
 
-    def first(self, name: str, **wanted: Any) -> Message | None:
+    def first(self, name: str, **wanted: Any) -> dict[str, Any] | None:
         return next(self.find(name, **wanted), None)
 
     def output(self, role: str, rank: int, attempt: int) -> Output:
@@ -124,7 +123,7 @@ class Story:
         return Output()
 
 
-def _is_sound(event: Message) -> bool:
+def _is_sound(event: dict[str, Any]) -> bool:
     """Return True if an event has its required fields in the right shapes. A log may be damaged; a node may lie."""
     cause = event.get("cause") or {}
     if misfits(SHAPES, event) or not isinstance(cause, dict) or misfits(SHAPES, cause):
@@ -135,7 +134,7 @@ def _is_sound(event: Message) -> bool:
     return _has(event, needed) and _has(cause, CAUSES_NEED.get(cause.get("kind") or "", ()))
 
 
-def _has(value: Message, names: Sequence[str]) -> bool:
+def _has(value: dict[str, Any], names: Sequence[str]) -> bool:
     return all(value.get(name) is not None for name in names)
 
 
@@ -148,7 +147,7 @@ def clock_offset(readings: Sequence[tuple[float, float, float]]) -> tuple[float,
     return (asked + answered) / 2 - theirs, (answered - asked) / 2
 
 
-def in_order(stories: Sequence[Story], lead: int) -> list[Story]:
+def in_order(stories: Sequence[NodeReport], lead: int) -> list[NodeReport]:
     """The stories, with the offset corrected of every clock that contradicts the order of cause and effect.
 
     A clock that was set after the run has a different offset now than it had then. With today's offset, processes
@@ -160,7 +159,7 @@ def in_order(stories: Sequence[Story], lead: int) -> list[Story]:
     return [_moved(story, leading) for story in stories]
 
 
-def _moved(story: Story, lead: Story) -> Story:
+def _moved(story: NodeReport, lead: NodeReport) -> NodeReport:
     if story.node == lead.node:
         return story
     least, most = float("-inf"), float("inf")
@@ -183,5 +182,5 @@ def _moved(story: Story, lead: Story) -> Story:
     return replace(story, offset_s=most) if story.offset_s > most + slack else story
 
 
-def _is(event: Message, cause: Message) -> bool:
+def _is(event: dict[str, Any], cause: dict[str, Any]) -> bool:
     return all(event.get(name) == cause.get(name) for name in ("role", "rank", "attempt"))

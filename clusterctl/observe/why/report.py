@@ -15,7 +15,7 @@ from clusterctl.observe.members import Members
 from clusterctl.observe.status import DISPATCHED, status
 from clusterctl.observe.why.evidence import Incident
 from clusterctl.observe.why.first_cause import Explanation, explain
-from clusterctl.observe.why.node_report import Story, clock_offset
+from clusterctl.observe.why.node_report import NodeReport, clock_offset
 
 READINGS = 3  # of each node's clock
 STORY_S = 120.0
@@ -29,7 +29,7 @@ class Why:
     members: Members
     state: str
     explanation: Explanation
-    stories: tuple[Story, ...]
+    stories: tuple[NodeReport, ...]
     errors: list[ClusterctlError]
     started_t: float | None
 
@@ -67,10 +67,10 @@ def why(cluster: Cluster, ref: str | None, *, answer_s: float = ANSWER_S) -> Why
     )
 
 
-def ask(cluster: Cluster, nodes: Sequence[Node], job: str, run: str) -> list[NodeOutcome[Story]]:
+def ask(cluster: Cluster, nodes: Sequence[Node], job: str, run: str) -> list[NodeOutcome[NodeReport]]:
     """Ask each node for its story, and measure the offset of its clock."""
 
-    def one(node: Node) -> Story:
+    def one(node: Node) -> NodeReport:
         with cluster.call(node, {"op": "story", "ref": job, "run": run}) as call:
             readings = []
             for _ in range(READINGS):
@@ -83,12 +83,12 @@ def ask(cluster: Cluster, nodes: Sequence[Node], job: str, run: str) -> list[Nod
             call.send({"tell": True})
             answer = call.result(STORY_S)
         answers.check("story", answer)
-        return Story(node.id, *clock_offset(readings), answer)
+        return NodeReport(node.id, *clock_offset(readings), answer)
 
     return cluster.map(one, nodes)
 
 
-def _silent(members: Members, stories: Sequence[Story], errors: Sequence[ClusterctlError]) -> dict[int, str]:
+def _silent(members: Members, stories: Sequence[NodeReport], errors: Sequence[ClusterctlError]) -> dict[int, str]:
     answered = {story.node for story in stories}
     reasons = {error.node: error.message for error in errors}
     return {node.id: reasons.get(node.label, "not asked") for node in members.nodes if node.id not in answered}

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from clusterctl.observe.why.errno_and_signals import NUMBERS, Diagnosis
 from clusterctl.observe.why.evidence import Evidence, Incident
 from clusterctl.observe.why.exceptions import of_chain
 from clusterctl.observe.why.exits import HALTED, LEFT, STALLED, WAIT_FOR_EACH_OTHER
-from clusterctl.observe.why.node_report import Message, Story
+from clusterctl.observe.why.node_report import NodeReport
 from clusterctl.observe.why.tracebacks import excerpt, raised
 
 ALONE_S = 3.0  # without progress of any other trainer
 
 
-def stall(story: Story, event: Message) -> Incident:
+def stall(story: NodeReport, event: dict[str, Any]) -> Incident:
     """A process that gave no sign of life, with the last exception in its output: of a thread, or one it handled."""
     key = {"role": event["role"], "rank": event["rank"]}
     attempt = int(event.get("attempt") or 1)
@@ -37,7 +39,7 @@ def stall(story: Story, event: Message) -> Incident:
     )
 
 
-def standstill(story: Story, event: Message) -> Incident:
+def standstill(story: NodeReport, event: dict[str, Any]) -> Incident:
     """A run in which all trainers wait for each other, as the lead reports it."""
     over = any(one["t"] > event["t"] and one.get("over") for one in story.find("standstill"))
     t = story.at(event["t"])
@@ -47,7 +49,7 @@ def standstill(story: Story, event: Message) -> Incident:
     return Incident("stalled", onset, t, None, message, diagnosis, forgiven=over)
 
 
-def has_left(evidence: Evidence, story: Story, event: Message) -> bool:
+def has_left(evidence: Evidence, story: NodeReport, event: dict[str, Any]) -> bool:
     """Return True if a trainer exited with code 0 between steps without leaving the run, and the others stalled."""
     about = {name: event.get(name) for name in ("role", "rank", "attempt")}
     between_steps = event.get("role") == "trainer" and not event.get("pushes") and story.first("step", **about)
@@ -61,7 +63,7 @@ def has_left(evidence: Evidence, story: Story, event: Message) -> bool:
     return until - t > ALONE_S and max(steps) < t + ALONE_S / 2 and bool(begun - done)
 
 
-def leaving(story: Story, event: Message) -> Incident:
+def leaving(story: NodeReport, event: dict[str, Any]) -> Incident:
     t = story.at(event["t"])
     attempt = int(event.get("attempt") or 1)
     return Incident(
@@ -79,7 +81,7 @@ def leaving(story: Story, event: Message) -> Incident:
     )
 
 
-def nan(story: Story, event: Message) -> Incident:
+def nan(story: NodeReport, event: dict[str, Any]) -> Incident:
     t = story.at(event["t"])
     at = f" (pass {event['pass']}, step {event['step']:,})" if event.get("step") is not None else ""
     message = f"{event['what']} is not finite" if event.get("what") else event.get("message") or "NaN or infinity"

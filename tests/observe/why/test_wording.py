@@ -16,7 +16,7 @@ from clusterctl.observe.why.evidence import Evidence
 from clusterctl.observe.why.exits import HALTED, MEMORY_LIMIT
 from clusterctl.observe.why.first_cause import Explanation, explain
 from clusterctl.observe.why.incidents import of_exit
-from clusterctl.observe.why.node_report import Story
+from clusterctl.observe.why.node_report import NodeReport
 from clusterctl.observe.why.older_versions import complete, ours_in
 from observe.histories import START_T, History, traceback
 from observe.rewording import WAYS, conclusion, reworded
@@ -122,7 +122,7 @@ def reworded_as_it_is(history: History, way: str) -> Explanation:
     for event in (event for answer in answers.values() for event in answer["events"]):
         tail = event.get("tail") or []
         event.update({"tail": [WAYS[way](line) if at in ours_in(tail) else line for at, line in enumerate(tail)]})
-    return explain([Story(node, 0.0, 0.001, answers[node]) for node in history.nodes], 0, {}, history.state)
+    return explain([NodeReport(node, 0.0, 0.001, answers[node]) for node in history.nodes], 0, {}, history.state)
 
 
 def quoted(found: Explanation) -> str:
@@ -159,4 +159,4 @@ def test_fields_that_are_there_are_believed_against_the_text() -> None:
     assert complete({"event": "step"}) == {"event": "step"}
     nested = complete({"event": "ended", "cause": {"kind": "node_lost", "node": 0, "message": "node0 is lost: gone"}})
     assert nested["cause"]["why"] == "gone"
-    assert replace(Story(0, 0.0, 0.0, {"events": []})).events == []
+    assert replace(NodeReport(0, 0.0, 0.0, {"events": []})).events == []
