@@ -1,4 +1,4 @@
-"""What runs on a node between SSH commands: `entry.py supervisor JOB_DIR RUN FDS`; `entry.py guardian ...` at need."""
+"""The program that runs on a node between SSH commands: `entry.py supervisor ...` or `entry.py guardian ...`."""
 
 import sys
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""One thread's event loop: descriptors, timers and signals. The supervisor is small because this is all it needs."""
+"""A single-threaded event loop for descriptors, timers and signals: all that a supervisor needs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ READ, WRITE = selectors.EVENT_READ, selectors.EVENT_WRITE
 
 
 class Timer:
-    """A call to come, which can be cancelled."""
+    """A scheduled call that can be cancelled."""
 
     def __init__(self, call: Callable[[], None]) -> None:
         self.call: Callable[[], None] | None = call
@@ -34,7 +34,7 @@ class EventLoop:
         self._stopped = False
 
     def watch(self, source: Any, call: Callable[[], None], events: int = READ) -> None:
-        """Calls `call` while `source` is ready for `events`; again to change what is watched for."""
+        """Call `call` whenever `source` is ready for `events`. A second `watch` of a source replaces the first."""
         try:
             self._selector.modify(source, events, call)
         except KeyError:
@@ -57,7 +57,7 @@ class EventLoop:
         self.after(period_s, again)
 
     def on_signals(self, numbers: Iterable[int], call: Callable[[int], None]) -> None:
-        """Calls `call(number)` in the loop, never in the middle of other work."""
+        """Call `call(number)` from the loop for each signal, never in the middle of other work."""
         read_end, write_end = os.pipe()
         for end in (read_end, write_end):
             os.set_blocking(end, False)
@@ -72,7 +72,7 @@ class EventLoop:
         self.watch(read_end, arrived)
 
     def _is_watched(self, key: selectors.SelectorKey) -> bool:
-        """Not what an earlier call of this turn has unwatched; a closed socket has no descriptor to look up."""
+        """True unless an earlier call of this turn has unwatched it. A closed socket has no descriptor to look up."""
         with contextlib.suppress(KeyError, ValueError):
             return self._selector.get_map()[key.fileobj].fileobj == key.fileobj
         return False
@@ -81,7 +81,7 @@ class EventLoop:
         self._stopped = True
 
     def run(self) -> None:
-        """Until `stop`."""
+        """Run until `stop`."""
         while not self._stopped:
             timeout = max(0.0, self._timers[0][0] - self.now()) if self._timers else None
             for key, _ in self._selector.select(timeout):

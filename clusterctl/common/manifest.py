@@ -1,4 +1,4 @@
-"""`manifest.json`: what says that a saved directory is whole. Standard library only, so that agents can import it.
+"""`manifest.json`, which marks a saved directory as complete. Standard library only, so that agents can import it.
 
 Schema, version 1::
 
@@ -7,14 +7,13 @@ Schema, version 1::
      "tables": {NAME: {"kind": "dense" | "sparse", "shape": [...], "rows": null | n, "held": elements or rows saved}},
      "files": [{"file": "pserver-00000.safetensors", "pserver": 0, "bytes": n, "sha256": hex, "node": 0}, ...]}
 
-A checkpoint's has besides `"checkpoint": true`, `"trainers": n`, `"lanes": [dense, sparse]`, those of a pserver, and
-outside sync mode `"steps": [...]`, those of the trainers by rank. `step` counts all pushes then. That of a job has
-`"arguments": [...]`, what the training program was given.
-`node` is the node that wrote the file, where there are nodes.
+The manifest of a checkpoint also has `"checkpoint": true`, `"trainers": n`, the `"lanes": [dense, sparse]` of a pserver
+and, outside sync mode, the trainers' `"steps": [...]` by rank; `step` counts all pushes then. In a job it has the
+`"arguments": [...]` of the training program. `node` is the node that wrote the file, if there are nodes.
 
-It is built from the receipts of all pservers, each the fields of a `saved` event:
-`tag, pass, step, mode, seed, pserver, pservers, file, bytes, sha256, tables`, and those that are said above. It is
-written last, when every file is in place; files are listed by pserver.
+It is built from the receipts of all pservers. A receipt is the fields of a `saved` event: `tag, pass, step, mode, seed,
+pserver, pservers, file, bytes, sha256, tables`, and those above. The manifest is written last, when every file is in
+place; files are listed by pserver.
 """
 
 from __future__ import annotations
@@ -46,7 +45,7 @@ def piece_name(pserver: int) -> str:
 def build_manifest(job: str, run: str, receipts: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
     """The manifest of one tag, or None while receipts of some pservers are missing.
 
-    Raises ValueError when the receipts are not of one cut (their tag, step or number of pservers differ; see `is_cut`).
+    Raises ValueError if the receipts are not of one cut (their tag, step or number of pservers differ; see `is_cut`).
     `pass` and `step` are the latest.
     """
     by_pserver = {int(r["pserver"]): r for r in receipts}
@@ -54,70 +53,68 @@ def build_manifest(job: str, run: str, receipts: Sequence[Mapping[str, Any]]) ->
         return None
     ordered = [by_pserver[p] for p in sorted(by_pserver)]
     first = ordered[0]
-    alike = [*_COMMON, *(key for key in _OF_CHECKPOINTS if key in first)]
-    exact = [key for key in alike if key not in _MOMENT or is_cut(first)]
+    equal = [*_COMMON, *(key for key in _OF_CHECKPOINTS if key in first)]
+    exact = [key for key in equal if key not in _MOMENT or is_cut(first)]
     for key in exact:
-        said = [receipt.get(key) for receipt in ordered]
-        if any(value != first[key] for value in said):
-            raise ValueError(f"receipts of tag {first['tag']!r} are not of one cut: {key} is {said}")
+        values = [receipt.get(key) for receipt in ordered]
+        if any(value != first[key] for value in values):
+            raise ValueError(f"receipts of tag {first['tag']!r} are not of one cut: {key} is {values}")
     tables: dict[str, Any] = {}
     for receipt in ordered:
         for name, table in receipt["tables"].items():
             total = tables.setdefault(name, {**table, "held": 0})
             total["held"] += table["held"]
     files = [{key: r[key] for key in ("file", "pserver", "bytes", "sha256", "node") if key in r} for r in ordered]
-    common = {key: max(r[key] for r in ordered) if key in _MOMENT else first[key] for key in alike}
+    common = {key: max(r[key] for r in ordered) if key in _MOMENT else first[key] for key in equal}
     return {"v": VERSION, "job": job, "run": run, **common, "tables": tables, "files": files}
 
 
-def check_receipt(said: Mapping[str, Any], pserver: int) -> dict[str, Any]:
-    """The fields of a receipt in what pserver number `pserver` says that it saved, and nothing else.
+def check_receipt(receipt: Mapping[str, Any], pserver: int) -> dict[str, Any]:
+    """Return the fields of a receipt of pserver number `pserver`, without any others.
 
-    Raises ValueError where it is none: what it names is joined to paths and counted with, on other nodes too.
+    Raises ValueError if it is malformed: its names become parts of paths and its numbers are computed with, also on
+    other nodes.
     """
-    tag = said.get("tag")
-    if not is_tag(tag) or said.get("file") != piece_name(pserver):
-        raise ValueError(f"no receipt of pserver {pserver}: tag {tag!r}, file {said.get('file')!r}")
-    wholes = [said.get(name) for name in ("pass", "step", "seed", "pserver", "pservers", "bytes", *_optional(said))]
-    wholes += [number for name in ("lanes", "steps") for number in said.get(name, ())]
-    for table in said["tables"].values():
+    tag = receipt.get("tag")
+    if not is_tag(tag) or receipt.get("file") != piece_name(pserver):
+        raise ValueError(f"malformed receipt of pserver {pserver}: tag {tag!r}, file {receipt.get('file')!r}")
+    optional = ("trainers",) if "trainers" in receipt else ()
+    wholes = [receipt.get(name) for name in ("pass", "step", "seed", "pserver", "pservers", "bytes", *optional)]
+    wholes += [number for name in ("lanes", "steps") for number in receipt.get(name, ())]
+    for table in receipt["tables"].values():
         wholes += [table["held"], *table["shape"], *([table["rows"]] if table.get("rows") is not None else [])]
-    if not all(isinstance(n, int) and abs(n) < _MOST for n in wholes) or said["pserver"] != pserver:
-        raise ValueError(f"no receipt of pserver {pserver}: a number in it is none")
-    return {name: said[name] for name in (*_COMMON, *_OF_CHECKPOINTS, *_OF_A_PIECE) if name in said}
+    if not all(isinstance(n, int) and abs(n) < _MOST for n in wholes) or receipt["pserver"] != pserver:
+        raise ValueError(f"malformed receipt of pserver {pserver}: an invalid number")
+    return {name: receipt[name] for name in (*_COMMON, *_OF_CHECKPOINTS, *_OF_A_PIECE) if name in receipt}
 
 
-def _optional(said: Mapping[str, Any]) -> list[str]:
-    return [name for name in ("trainers",) if name in said]
+def is_cut(metadata: Mapping[str, Any]) -> bool:
+    """Return True if all pieces are of one step, given a receipt or a file's metadata.
 
-
-def is_cut(said: Mapping[str, Any]) -> bool:
-    """Whether all pieces are of one step: of a receipt or a file's metadata.
-
-    Outside sync mode nobody waits for a model to be saved, and its pieces may be some pushes apart.
+    Outside sync mode no process waits for a model to be saved, and its pieces may be some pushes apart.
     """
-    return said.get("mode") == "sync" or "cursors" in said or bool(said.get("checkpoint"))
+    return metadata.get("mode") == "sync" or "cursors" in metadata or bool(metadata.get("checkpoint"))
 
 
 def write_manifest(directory: Path, manifest: Mapping[str, Any]) -> Path:
-    """Writes `manifest.json` beside its place, syncs and renames it; a reader never sees half of one."""
+    """Write `manifest.json` to a temporary file, sync and rename it, so that a reader never sees half of it."""
     path = directory / NAME
-    handle, beside = tempfile.mkstemp(dir=directory, prefix=".manifest-")
+    handle, temporary = tempfile.mkstemp(dir=directory, prefix=".manifest-")
     try:
         with os.fdopen(handle, "w", encoding="utf-8") as file:
             json.dump(manifest, file, indent=1, sort_keys=True)
             file.flush()
             os.fsync(file.fileno())
-        Path(beside).replace(path)
+        Path(temporary).replace(path)
     except BaseException:
-        Path(beside).unlink(missing_ok=True)
+        Path(temporary).unlink(missing_ok=True)
         raise
     sync_directory(directory)
     return path
 
 
 def read_manifest(directory: Path) -> dict[str, Any] | None:
-    """The manifest in `directory`, None if there is none. Raises ValueError when it is not one of this version."""
+    """The manifest in `directory`, or None. Raises ValueError if it is not of this version."""
     try:
         data = json.loads((directory / NAME).read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -135,12 +132,12 @@ def is_piece_name(name: object) -> bool:
 
 
 def is_tag(name: object) -> bool:
-    """Whether it can be the name of a directory of pieces, and no more than a name."""
+    """Return True if it can name a directory of pieces, and is not a path."""
     return isinstance(name, str) and _TAG.fullmatch(name) is not None
 
 
 def sync_directory(directory: Path) -> None:
-    """Makes a rename in `directory` survive a power cut."""
+    """Make a rename in `directory` survive a power cut."""
     handle = os.open(directory, os.O_RDONLY)
     try:
         os.fsync(handle)

@@ -1,12 +1,12 @@
-"""The lead decides for the whole run. A pure state machine: what supervisors say and the time go in, actions come out.
+"""The lead's decisions for the whole run. A pure state machine: reports and the time go in, actions come out.
 
     gathering -> pservers -> trainers -> running -> finishing -> ended
          any of them -> stopping -> ended
-         any of them -> gathering, in a new epoch: some or all processes end and begin again
+         any of them -> gathering, in a new epoch: some or all processes restart
 
-A failure that RESTARTS forgives begins processes again: a trainer alone, whose step waits for it; a pserver together
-with everybody, from the newest checkpoint, where pushes are applied together (sync), else together with the trainers.
-The first failure that is not forgiven stops everybody; a process that ends because of that is no cause of its own.
+Failures within the RESTARTS limit lead to restarts. A trainer restarts alone, and its step waits for it. A pserver
+restarts with all processes, from the newest checkpoint, if pushes are applied together (sync), else with the trainers.
+The first failure beyond the limit stops all processes; processes that end because of that are not causes.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from clusterctl.agent.lead.restart_policy import Key, RestartPolicy
 from clusterctl.common.events import Cause, Ended, Lost, Restarting, RolledBack
 
 STOP_MARGIN_S = 20.0
-MOST_ATTEMPTS = 4  # to find ports that nobody else takes
+MOST_ATTEMPTS = 4  # to find ports that no other program takes
 
 
 class Lead:
     """`processes` are all (role, rank, node) of the run, `members` the ids of all its nodes.
 
-    `pservers_leave` says that pservers end by themselves when the trainers do.
+    `pservers_leave` is true if pservers exit on their own when the trainers do.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class Lead:
         self._time_limit = None if limit_s is None else now + limit_s
 
     def alive(self, node: int, now: float) -> list[Action]:
-        """A sign of life of a node's supervisor."""
+        """Note a sign of life of a node's supervisor."""
         if self._detector.receive(node, now) and self.phase != "ended":
             return [RecordEvent({"event": "rejoined", "node": node})]
         return []
@@ -85,11 +85,11 @@ class Lead:
         return self._table.is_old(message) or message.get("epoch", self.epoch) != self.epoch
 
     def tick(self, now: float) -> list[Action]:
-        """What the passing of time means."""
+        """Handle the passing of time: silence, limits, deadlocks."""
         actions: list[Action] = []
         for node, silent_s, over in list(self._detector.look(now)) if self.phase != "ended" else ():
             if over:
-                why = f"nothing heard of it for {silent_s:.0f} s"
+                why = f"no message from it for {silent_s:.0f} s"
                 actions += self.lose(node, why, now, silent_s=round(silent_s, 1))
             else:
                 actions.append(RecordEvent({"event": "suspect", "node": node, "silent_s": round(silent_s, 1)}))
@@ -98,13 +98,13 @@ class Lead:
             message = f"the time limit of {self._policy.time_limit_s:g} s was exceeded"
             actions += self._fail({"kind": "time_limit", "message": message}, now)
         if self.phase == "running":
-            actions += self._look_for_standstill(now)
+            actions += self._detect_deadlock(now)
         if self._stop_deadline is not None and now > self._stop_deadline:
             actions += self._end()
         return actions
 
-    def _look_for_standstill(self, now: float) -> list[Action]:
-        """Trainers that are held for a rejoin are waited for, which is no standstill."""
+    def _detect_deadlock(self, now: float) -> list[Action]:
+        """Detect a deadlock. Waiting for trainers that are held for a rejoin is not one."""
         over = {("trainer", rank) for rank in {*self._table.ended_well, *self._table.gone}}
         attempts = {key: attempt for key, attempt in self._table.attempts.items() if key not in over}
         actions = self._deadlocks.look({} if self._table.held else attempts, now)
@@ -112,7 +112,7 @@ class Lead:
         return actions if cause is None else [*actions, *self._fail(cause, now)]
 
     def lose(self, node: int, why: str, now: float, silent_s: float | None = None) -> list[Action]:
-        """A supervisor is gone for good, or for now where the run waits for it."""
+        """A supervisor is gone for good, or for now if the run waits for it."""
         if node in self._detector.absent | self._detector.idle or self.phase == "ended":
             return []
         event: Lost = {"event": "lost", "node": node, "message": why, "why": why, "silent_s": silent_s}
@@ -130,7 +130,7 @@ class Lead:
         self._detector.lost.add(node)
         return [note, *self._fail(cause, now), *self._end_if_idle()]
 
-    # What supervisors say.
+    # Reports of supervisors.
 
     def _on_hello(self, node: int, message: messages.Hello, now: float) -> list[Action]:
         self._detector.here.add(node)
@@ -146,7 +146,7 @@ class Lead:
         return self._spawn("pserver")
 
     def _spawn(self, role: str) -> list[Action]:
-        """Starts what is to be started of a role; of the next one if there is none."""
+        """Start the fresh processes of a role, or of the next one if there are none."""
         self._table.waiting = self._table.fresh & self._table.of_role(role)
         if not self._table.waiting:
             return self._spawn("trainer") if role == "pserver" else self._run()
@@ -184,7 +184,7 @@ class Lead:
             return []
         if message.get("port_taken") and self._port_trials < MOST_ATTEMPTS:
             self._port_trials += 1
-            why = f"{name_of(key)} found its port taken: all start again, with other ports"
+            why = f"{name_of(key)} found its port taken; restarting all processes with other ports"
             return [warning(node, why), *self._begin_again(self._table.node_of)]
         well = message["exit_code"] == 0
         if well and key[0] == "trainer":
@@ -209,7 +209,7 @@ class Lead:
         return self._stop("stopped", {"kind": "stopped", "message": "stopped by the user"}, now)
 
     def _on_rejoin(self, node: int, message: messages.Rejoin, now: float) -> list[Action]:
-        """Somebody has mended a node: its trainers that were given up are started again."""
+        """Restart the trainers of a node that were given up: the user has fixed it."""
         keys = {key for key in self._table.held if self._table.node_of[key] == node}
         self._table.held -= keys
         for key in keys:
@@ -224,10 +224,10 @@ class Lead:
         return []
 
     def _on_idle(self, node: int, message: messages.Idle, now: float) -> list[Action]:
-        """Nothing of the run is left on a node; one that stopped though nobody said so has taken us for lost."""
+        """No process is left on a node. If it stopped without an order, it had lost contact with the lead."""
         actions = []
         if message.get("stopping") and self.phase != "stopping":
-            actions = self.lose(node, "it had taken the lead for lost", now)
+            actions = self.lose(node, "it had lost contact with the lead", now)
         if node not in self._detector.awaited:
             self._detector.idle.add(node)
         return [*actions, *self._end_if_idle()]
@@ -242,10 +242,10 @@ class Lead:
         self._tracker.log(message)
         return []
 
-    # Failures that need not be the end.
+    # Failures that a restart may fix.
 
     def _forgive(self, key: Key, cause: Cause, now: float) -> list[Action]:
-        """Starts a process that failed again, if it may; a program that never did anything is not worth a try."""
+        """Restart a failed process if RESTARTS allows it and the program has ever worked."""
         if key[0] == "pserver" and self.phase == "pservers" and self._recover.get("tag") and cause["exit_code"] > 0:
             return self._distrust(key, cause)
         if cause.get("hopeless"):  # ON_NAN = "fail"
@@ -268,12 +268,12 @@ class Lead:
         return [note, *self._begin_again(self._with_others({key}), delay_s)]
 
     def _is_hopeless(self, key: Key, cause: Cause) -> bool:
-        """Whether a program has ended by itself before it said a word; those that never do get their chance."""
+        """True if a program exited on its first attempt before it did anything."""
         began = self._table.attempts[key] > 1 or cause.get("worked", True) or self._policy.whole
         return not began and cause["exit_code"] > 0
 
     def _distrust(self, key: Key, cause: Cause) -> list[Action]:
-        """A pserver cannot begin from a checkpoint: the one before it is taken."""
+        """Discard a checkpoint that a pserver cannot load, and restart from the one before."""
         tag = self._recover["tag"]
         if tag is not None:
             self._tracker.discard(tag)
@@ -297,7 +297,7 @@ class Lead:
         return self._fail(cause, now)
 
     def _shrink(self, keys: Collection[Key], cause: Cause, now: float) -> list[Action]:
-        """The others go on without these trainers."""
+        """Continue without these trainers."""
         self._table.give_up(keys)
         if not self._table.of_role("trainer"):
             return self._fail(cause, now)
@@ -306,13 +306,13 @@ class Lead:
         return [*losses, order, *self._spawn_if_all_are_here(), *self._run_if_all_do(), *self._finish_if_trained()]
 
     def _begin_when_back(self, keys: Collection[Key]) -> list[Action]:
-        """A node is lost, and the run waits: orders wait for it too."""
+        """Restart the processes of a lost node when it returns; the orders are kept for it."""
         if self._policy.whole or self.phase != "running" or any(role != "trainer" for role, _ in keys):
             return self._begin_again(self._with_others(keys))
         return self._respawn_trainers(keys)
 
     def _respawn_trainers(self, keys: Collection[Key]) -> list[Action]:
-        """Those of `keys` that are not done, nor given up; there may be pservers among them."""
+        """Restart the trainers among `keys` that are neither done nor given up."""
         trainers = sorted(self._table.of_role("trainer") & set(keys))
         return [self._respawn(key, 0.0) for key in trainers if key[1] not in self._table.ended_well]
 
@@ -326,13 +326,13 @@ class Lead:
         return self._policy.together or self._policy.whole
 
     def _with_others(self, keys: Collection[Key]) -> Collection[Key]:
-        """Who begins again when these do: all, or the trainers and whoever is not up yet."""
+        """The processes to restart with these: all, or the trainers and those that are not up yet."""
         if self._begin_together:
             return self._table.node_of
         return {*keys, *self._table.fresh, *self._table.of_role("trainer")}
 
     def _begin_again(self, keys: Collection[Key], delay_s: float = 0.0) -> list[Action]:
-        """A new epoch: these processes end, and begin again from the newest checkpoint."""
+        """Enter a new epoch: restart these processes from the newest checkpoint."""
         self.epoch += 1
         self.phase = "gathering"
         self._table.begin_again(keys, but_done=not self._begin_together)
@@ -357,7 +357,7 @@ class Lead:
         return {"do": "again", "epoch": self.epoch, "attempts": attempts, "in_s": delay_s, "recover": self._recover}
 
     def _brief(self, node: int) -> list[Action]:
-        """A supervisor that knows nothing takes the place of one that is gone: what it has to do."""
+        """Give a supervisor that replaces one its orders."""
         if self.phase == "stopping":
             return [SendOrder({"do": "stop", "cause": self._cause}, node)]
         if self.phase == "gathering":
@@ -374,7 +374,7 @@ class Lead:
     def _stop(self, outcome: str, cause: Cause, now: float) -> list[Action]:
         self.phase, self._outcome, self._cause = "stopping", outcome, cause
         self._stop_deadline = now + self._stop_limit_s
-        self._detector.give_up_waiting()  # who comes yet is told to end
+        self._detector.give_up_waiting()  # nodes that join later are ordered to stop
         note = RecordEvent({"event": "phase", "phase": "stopping", "cause": cause})
         return [note, SendOrder({"do": "stop", "cause": cause}), *self._end_if_idle()]
 

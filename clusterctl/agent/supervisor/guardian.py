@@ -1,8 +1,8 @@
 """The lifeline: ends every process of a run when its supervisor dies, even by kill -9.
 
-One guardian per supervisor, in a session of its own. It waits on a pipe whose other end only the supervisor holds: as a
-shell, which takes a tenth of what Python would. A supervisor that ends by itself says so first (one line); end of file
-without it means that it died, and the shell becomes a Python that ends the run, and tells the lead.
+Each supervisor has one guardian, in a separate session. It waits on a pipe whose other end only the supervisor holds,
+as a shell, which needs a tenth of the memory of Python. A supervisor that exits normally writes one line first. End of
+file without it means that it died; then the shell becomes a Python that ends the run and reports to the lead.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ REPORT_S = 5.0
 
 
 def spawn(job_dir: Path, run: str, grace_s: float, lock_fd: int) -> tuple[subprocess.Popen[bytes], int]:
-    """Starts a guardian: (its process, the supervisor's end of the lifeline).
+    """Start a guardian. Return its process and the supervisor's end of the lifeline.
 
-    It holds the job's lock too, so that a new run cannot begin before the old one's processes are gone.
+    It holds the job's lock, too, so that a new run cannot start before the old one's processes are gone.
     """
     read_end, write_end = os.pipe()
     act = [sys.executable, "-I", "-S", ENTRY, "guardian", str(job_dir), run, str(grace_s)]
@@ -44,30 +44,30 @@ def spawn(job_dir: Path, run: str, grace_s: float, lock_fd: int) -> tuple[subpro
 
 
 def end_run(job_dir: str, run: str, grace_s: str) -> None:
-    """TERM, the grace, KILL for every process of the run; the lead is told meanwhile."""
-    place = JobPaths(Path(job_dir)).run(run)
-    reporting = threading.Thread(target=report_death, args=(place,))
+    """Send TERM to every process of the run, and KILL after the grace; report to the lead meanwhile."""
+    paths = JobPaths(Path(job_dir)).run(run)
+    reporting = threading.Thread(target=report_death, args=(paths,))
     reporting.start()
-    end_all(lambda: of_run(place), float(grace_s))
+    end_all(lambda: of_run(paths), float(grace_s))
     reporting.join()
 
 
 def report_death(run: RunPaths) -> None:
-    """Bears witness that this node's supervisor is dead, by the supervisor's own key: nobody need wait whether it is.
+    """Report to the lead, with the supervisor's key, that this node's supervisor is dead, so that it need not wait.
 
-    A lead that cannot be reached finds out by itself.
+    A lead that cannot be reached detects it on its own.
     """
     try:
         spec = RunSpec.from_json(read_json(run.spec))
         if spec.lead is not None:
-            place = (spec.lead.host, spec.lead.port)
+            address = (spec.lead.host, spec.lead.port)
             with (
-                socket.create_connection(place, REPORT_S) as sock,
+                socket.create_connection(address, REPORT_S) as sock,
                 tls_context(run, server=False).wrap_socket(sock) as tls,
             ):
                 if peer_node(tls) == spec.lead_node:
                     tls.sendall(json.dumps(GONE).encode() + b"\n")
-                    while tls.recv(1 << 16):  # it hangs up when it has heard; before that, an end would be a reset
+                    while tls.recv(1 << 16):  # the lead closes the connection; closing it first could reset it
                         pass
-    except (OSError, ValueError, KeyError):  # its files or its keys may be gone with it
+    except (OSError, ValueError, KeyError):  # its files or keys may be gone, too
         return

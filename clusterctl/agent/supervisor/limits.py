@@ -10,13 +10,13 @@ from typing import Callable
 from clusterctl.common.run_spec import Limits
 
 MEGABYTE = 1_000_000
-MOST_FILES = 65_536  # programs that look at every descriptor that they might have exist
+MOST_FILES = 65_536  # some programs try every descriptor up to the limit
 
 
 def allow_open_files() -> None:
-    """As many as this account may have, within reason, here and in processes to come.
+    """Raise the limit of open files to what this account may have, within reason, for this process and its children.
 
-    The usual 1,024 are few where a node has a connection to each of a thousand, and where strangers may connect.
+    The usual 1,024 are too few for a lead of a thousand nodes, to which strangers may connect, too.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = _at_most(resource.RLIMIT_NOFILE, MOST_FILES)
@@ -25,7 +25,7 @@ def allow_open_files() -> None:
 
 
 def limiter(limits: Limits) -> Callable[[], None] | None:
-    """What a process does to itself between fork and exec; None when it has nothing to do.
+    """The function that sets these limits in a new process between fork and exec; None if there are none.
 
     Raises OSError for more open files than this node allows.
     """

@@ -1,6 +1,6 @@
-"""The supervisor: owns one node's processes of one run, from the lead's first word to the last process's end.
+"""The supervisor: owns one node's processes of one run, from the lead's first order to the last process's exit.
 
-It is a session of its own and needs nobody: not the SSH command that started it, not the control machine.
+It runs in a separate session and depends on neither the SSH command that started it nor the control machine.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ NOT_OVER = ("waiting", "restarting", *LIVE_STATES)
 class Supervisor:
     """`spec` is the contents of runs/RUN/spec.json; `lock_fd` holds the lock of the job directory.
 
-    `new` says that it takes the place of a supervisor that is gone, while the run goes on.
+    `new` is true if it replaces a supervisor that is gone, in a run that continues.
     """
 
     def __init__(self, run: RunPaths, spec: RunSpec, lock_fd: int, loop: EventLoop, *, new: bool = False) -> None:
@@ -96,7 +96,7 @@ class Supervisor:
         return bool(self._guardian.pid == pid)
 
     def begin(self, listener: socket.socket | None) -> None:
-        """Joins the run. The lead's node gives its listening socket."""
+        """Join the run. On the lead's node, `listener` is the listening socket."""
         self.lead: LeadServer | LeadClient
         if listener is not None:
             self.lead = LeadServer(
@@ -125,7 +125,7 @@ class Supervisor:
         self._new = False
         self.lead.send(hello)
 
-    # What the lead orders.
+    # Orders of the lead.
 
     def _on_order(self, order: Order) -> None:
         if order["do"] == "spawn" and not self.stopping:
@@ -154,7 +154,7 @@ class Supervisor:
                 self._launcher.start(child)
 
     def _finish(self) -> None:
-        """All trainers are done: our pservers are asked to end, others are ended, and that is success."""
+        """All trainers have finished: ask our pservers to exit and end foreign ones, which counts as success."""
         for child in self.children:
             if child.serves and child.alive:
                 if child.plan.ours:
@@ -172,7 +172,7 @@ class Supervisor:
                 self._fail_node(f"did not end within {FINISH_LIMIT_S:.0f} s after the last trainer", child)
 
     def stop(self) -> None:
-        """TERM to everything, KILL after the grace."""
+        """Send TERM to all processes, and KILL after the grace."""
         if self.stopping:
             return
         self.stopping = True
@@ -188,10 +188,10 @@ class Supervisor:
                 child.state = "stopped" if self.stopping else child.state
         self.loop.after(self.spec.timing.grace_s, lambda: self._kill(children))
 
-    # Beginning again.
+    # Restarts.
 
     def _begin_again(self, order: Again) -> None:
-        """A new epoch: some processes end here, and begin again when every node is ready for it."""
+        """Enter a new epoch: some processes end here, and restart when every node is ready."""
         self._epoch = order["epoch"]
         self._idle = self._cleared = False
         self.spec = self.spec.replace(epoch=self._epoch, recover=Recovery.from_json(order["recover"]))
@@ -214,7 +214,7 @@ class Supervisor:
         self._send_hello()
 
     def _respawn(self, order: Respawn) -> None:
-        """One process begins again; the others do not notice."""
+        """Restart one process; the others do not notice."""
         self._launcher.update_endpoints(order)
         name = name_of((order["role"], order["rank"]))
         self._restart({name: order["attempt"]}, order["in_s"], lambda: self._launcher.start(self._child(name)))
@@ -223,7 +223,7 @@ class Supervisor:
         return next(child for child in self.children if child.name == name)
 
     def _restart(self, attempts: Mapping[str, int], in_s: float, then: Callable[[], None]) -> None:
-        """Puts new processes in the places of these, and calls `then`."""
+        """Replace these processes by new ones, and call `then`."""
         self._idle = self._cleared = False
         old, epoch = [child for child in self.children if child.name in attempts], self._epoch
 
@@ -280,14 +280,14 @@ class Supervisor:
     # Endings.
 
     def _settle(self) -> None:
-        """When the last process has ended, see to what it may have left behind."""
+        """When the last process has ended, clean up its leftover processes."""
         waiting = any(child.alive or child.state in NOT_OVER for child in self.children)
         if not waiting and not self._idle:
             self._idle = True
             self._orphans.clear(self._clear)
 
     def _clear(self) -> None:
-        """Nothing of the run is left here that could be ended."""
+        """Report that no process of the run is left on this node."""
         for child in self.children:
             child.close()
         self._launcher.release_ports()
@@ -311,7 +311,7 @@ class Supervisor:
         self._end_when_idle({"do": "end", "state": "failed", "cause": cause})
 
     def _on_lead_away(self, why: str) -> None:
-        """The run waits for nodes that are cut off: processes end, and orders will say what begins again."""
+        """End all processes: the run waits for nodes that are cut off, and the lead will order restarts."""
         self._record(
             {"event": "suspect", "node": self.spec.lead_node, "message": f"{why}; waiting for it to come back"}
         )
@@ -327,7 +327,9 @@ class Supervisor:
 
     def _end(self, message: End) -> None:
         self.lead.let_go()
-        if isinstance(self.lead, LeadServer):  # which has noted the end itself, and waits until all have heard it
+        if isinstance(
+            self.lead, LeadServer
+        ):  # which has recorded the end itself, and waits until all nodes have received it
             self._leave_when_quiet(self.loop.now() + 3.0)
             return
         self._record({"event": "ended", "state": message["state"], "cause": message["cause"]})
@@ -343,21 +345,20 @@ class Supervisor:
     def _leave(self) -> None:
         self.event_log.write_state()
         shutil.rmtree(self.run.keys, ignore_errors=True)
-        with contextlib.suppress(OSError):  # the guardian may have been killed this instant
+        with contextlib.suppress(OSError):  # the guardian may just have been killed
             os.write(self._lifeline, guardian.GOODBYE)
         self.loop.stop()
 
 
 def kind_of(exc: BaseException) -> str:
-    """The kind of AgentError that an error at the start of a supervisor becomes."""
+    """The kind of AgentError for an error at the start of a supervisor."""
     return "refused" if isinstance(exc, NoFreePortError) else "node"
 
 
 def main(argv: list[str]) -> None:
-    """`JOB_DIR RUN LOCK_FD REPORT_FD`: reports `{"up": {...}}` or `{"error": ..., "kind": ...}` and lives until the
-    run ends.
+    """Run a supervisor until the run ends. Arguments: `JOB_DIR RUN LOCK_FD REPORT_FD`, and `new` to join a live run.
 
-    A fifth argument, `new`, says that it joins a run that goes on.
+    It reports `{"up": {...}}` or `{"error": ..., "kind": ...}`.
     """
     job_dir, run_name, lock_fd, report_fd, *new = argv
     run = JobPaths(Path(job_dir)).run(run_name)
@@ -371,7 +372,7 @@ def main(argv: list[str]) -> None:
         adopt_orphans()
         allow_open_files()
         supervisor = Supervisor(run, spec, int(lock_fd), loop, new=bool(new))
-        supervisor.event_log.write_state()  # before anybody is told that there is a run to look at
+        supervisor.event_log.write_state()  # before the run is reported as started
         port = listener.getsockname()[1] if listener else None
         json.dump({"up": {"pid": os.getpid(), "port": port}}, report)
         report.close()

@@ -1,9 +1,9 @@
-"""Processes that neither end nor get on: which they are, since when, and what is done about it.
+"""Detects processes that neither end nor make progress, and acts on them.
 
-Only those that speak to us are watched. A trainer gives a sign of life with every word: steps at most a second apart,
-and, while it waits for others, that it waits; so the one that they wait for is the one that is silent. A pserver has
-to answer a ping, in which all of its lanes take part. One that is stopped by a signal gives no sign either. Whether
-all trainers of the run wait, so that nobody is silent and nothing goes on, only the lead can know: it is told who does.
+Only processes that send messages are watched. Every message of a trainer is a sign of life: it reports steps at most a
+second apart, and while it waits for others, that it waits. So the silent one is the one that the others wait for. A
+pserver has to answer a ping, in which all of its lanes take part. A process that is stopped by a signal is silent, too.
+Only the lead can see that all trainers of the run wait for each other; the pace of each process is reported to it.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ from clusterctl.common.events import Stalled
 from clusterctl.common.procfs import Identity, identify, is_alive, stat_fields
 from clusterctl.common.safe_json import is_whole
 
-TURNS = 4  # looks within the time after which a process is stalled
+TURNS = 4  # checks within the time after which a process is stalled
 LONGEST_PERIOD_S = 5.0
-SLACK_S = 1.0  # trainers tell of steps once a second
+SLACK_S = 1.0  # trainers report steps once a second
 STACKS_S = 1.0  # to write them, before the process is killed
 MOST_NAMED = 4
 STOPPED, UNINTERRUPTIBLE = "T", "D"
-HOW_IT_IS = {STOPPED: " (it is stopped by a signal)", UNINTERRUPTIBLE: " (it waits for a disk or device)"}
+HOW_IT_IS = {STOPPED: " (it is stopped by a signal)", UNINTERRUPTIBLE: " (it is waiting for a disk or device)"}
 
 
 @dataclass
 class Watch:
-    """What is known of one process: its last sign of life, the ping that it has not answered, the state before.
+    """The signs of life of one process: the last one, the ping that it has not answered, the state before it stalled.
 
-    `speaker` takes the signal for its stacks; it may be a process below the one that we have started. `pace` is what
-    the lead knows.
+    `speaker` handles the signal for its stacks; it may be a descendant of the process that we started. `pace` is the
+    one last reported to the lead.
     """
 
     heard: float
@@ -48,16 +48,14 @@ class Watch:
 
 
 class Watchdog:
-    """Finds processes that are stalled, among `children`.
-
-    The lead is told the pace of a process: `pace` is "moves", "waits" or "stalled", and of one that waits `for_s` says
-    how long, `message` for whom.
-    """
+    """Finds stalled processes among `children`, and reports changes of their pace to the lead, see `messages.Pace`."""
 
     def __init__(self, context: RunContext, children: Callable[[], Sequence[Child]]) -> None:
         spec = context.spec
         self.stall_s = spec.failures.stall_s
-        self.ping_s = min(self.stall_s, spec.timing.node_grace_s)  # nor do trainers wait much longer for an answer
+        self.ping_s = min(
+            self.stall_s, spec.timing.node_grace_s
+        )  # trainers do not wait much longer for an answer either
         self.period_s = min(LONGEST_PERIOD_S, self.ping_s / TURNS)
         self._fails = spec.failures.on_stall == "fail"
         self._context = context
@@ -67,7 +65,7 @@ class Watchdog:
         context.loop.every(self.period_s, self.look)
 
     def receive(self, child: Child, message: Mapping[str, Any]) -> None:
-        """A process said something."""
+        """Note a message of a process as a sign of life."""
         now = self._context.loop.now()
         watch = self._watched.setdefault(child, Watch(now))
         event = message["event"]
@@ -79,18 +77,18 @@ class Watchdog:
             return
         watch.heard = now
         if child.state == "stalled":
-            self._goes_on(child, watch)
-        self._go(child, watch, "waits" if self._waits_long(message) else "moves", message)
+            self._recovered(child, watch)
+        self._set_pace(child, watch, "waits" if self._waits_long(message) else "moves", message)
 
     def _waits_long(self, message: Mapping[str, Any]) -> bool:
-        """Somewhat longer than others may be silent: those are found first."""
+        """True if it has waited somewhat longer than others may be silent: silent processes are found first."""
         for_s = message.get("for_s")
         if message["event"] != "waiting" or not isinstance(for_s, (int, float)):
             return False
         return self.stall_s + SLACK_S + 2 * self.period_s < for_s < math.inf
 
-    def _go(self, child: Child, watch: Watch, pace: str, message: Mapping[str, Any]) -> None:
-        """A change of pace is told."""
+    def _set_pace(self, child: Child, watch: Watch, pace: str, message: Mapping[str, Any]) -> None:
+        """Report the pace of a process to the lead if it has changed."""
         if pace != watch.pace:
             watch.pace = pace
             report: Pace = {
@@ -105,14 +103,14 @@ class Watchdog:
             self._context.send(report)
 
     def show_stacks(self, words: str) -> None:
-        """Those of all that can write them, and why into their logs."""
+        """Ask all processes that can to write their stacks, and write the reason into their logs."""
         for child in self._children():
             watch = self._watched.get(child)
             if watch is not None and child.alive:
                 self._ask_for_stacks(child, watch, words)
 
     def look(self) -> None:
-        """Who is silent? Nobody is to blame for the time in which we did not listen ourselves."""
+        """Find silent processes. Time in which the supervisor itself did not run does not count."""
         now, looked = self._context.loop.now(), self._looked
         self._looked = now
         self._watched = {child: watch for child, watch in self._watched.items() if child.alive}
@@ -131,7 +129,7 @@ class Watchdog:
                 child.send({"cmd": "ping"})
 
     def _watch(self, child: Child, now: float) -> Watch | None:
-        """Of those that live and speak to us; our pservers are asked."""
+        """The watch of a live process that sends messages; clusterctl's pservers are always watched."""
         if not child.alive:
             return None
         if child.role == "pserver" and child.plan.ours and child.state == "ready":
@@ -139,7 +137,7 @@ class Watchdog:
         return self._watched.get(child)
 
     def _silent_s(self, child: Child, watch: Watch, now: float) -> float:
-        """For how long it has given no sign of life, where that is too long, else 0."""
+        """Seconds without a sign of life if these are too many, else 0."""
         if child.serves:
             silent_s = 0.0 if watch.pinged is None else now - watch.pinged
             return silent_s if silent_s > self.ping_s else 0.0
@@ -148,7 +146,7 @@ class Watchdog:
 
     def _stalled(self, child: Child, watch: Watch, silent_s: float) -> None:
         watch.before, child.state = child.state, "stalled"
-        self._go(child, watch, "stalled", {})
+        self._set_pace(child, watch, "stalled", {})
         limit_s = self.ping_s if child.serves else self.stall_s
         lack = "has not answered" if child.serves else "has made no step"
         state = _state_of(watch.speaker or child.identity)
@@ -167,7 +165,7 @@ class Watchdog:
             self._context.loop.after(STACKS_S if has_stacks else 0.0, lambda: self._kill(child))
 
     def _ask_for_stacks(self, child: Child, watch: Watch, words: str) -> bool:
-        """Only of a process that told us the signal: another would die of it."""
+        """Ask for stacks if the process has reported a signal for that; the signal would kill any other process."""
         if watch.speaker is None or not watch.signal or not is_alive(watch.speaker):
             return False
         child.remark(f"{words}; the stacks of its threads follow")
@@ -177,13 +175,13 @@ class Watchdog:
             return False
         return True
 
-    def _goes_on(self, child: Child, watch: Watch) -> None:
+    def _recovered(self, child: Child, watch: Watch) -> None:
         child.state, child.stalled = watch.before, None
         words = "answers again" if child.serves else "goes on"
         self._context.record({"event": "stalled", "over": True, "state": child.state, "message": words}, child)
 
     def _kill(self, child: Child) -> None:
-        """Also what its group holds. It counts as a failure of its own."""
+        """Kill its process group. It counts as a failure of the process."""
         if child.state == "stalled" and not self._context.is_over():
             child.signal(signal.SIGKILL)
 
@@ -198,13 +196,13 @@ def _awaited(message: Mapping[str, Any], own_rank: int) -> str:
 
 
 def _state_of(process: Identity | None) -> str:
-    """The letter that /proc has for the state of a process; "" when it is gone."""
+    """The letter of a process's state in /proc; "" if it is gone."""
     fields = stat_fields(process.pid) if process is not None else None
     return fields[0] if fields else ""
 
 
 def _speaker(child: Child, message: Mapping[str, Any]) -> Identity | None:
-    """Who says so, if it is of the process's own session; anything else we do not signal."""
+    """The process that sent a message, if it is in the child's session; others are not signalled."""
     pid = message.get("pid")
     fields = stat_fields(pid) if isinstance(pid, int) and pid > 0 else None
     if fields is None or child.identity is None or int(fields[3]) != child.identity.pid:
@@ -213,7 +211,7 @@ def _speaker(child: Child, message: Mapping[str, Any]) -> Identity | None:
 
 
 def _signal_number(value: object) -> int:
-    """0 for what is no signal that a program may handle."""
+    """The number of a signal that a program can handle, else 0."""
     if not isinstance(value, int) or value in (signal.SIGKILL, signal.SIGSTOP):
         return 0
     return value if 0 < value < signal.NSIG else 0

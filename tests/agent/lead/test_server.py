@@ -235,7 +235,7 @@ def test_a_lead_that_is_silent_is_lost_after_the_grace(loop: EventLoop, keys: Ke
         follower = Follower(loop, keys.of(1), deaf.getsockname()[1], node_grace_s=0.5)
         run_until(loop, lambda: follower.lost)
         follower.lead.let_go()
-    assert "no message from the lead for" in follower.lost[0]
+    assert "no message from the lead" in follower.lost[0]
     assert follower.silent_s is not None
     assert 0.5 <= follower.silent_s < 5
 

@@ -236,7 +236,7 @@ def test_a_node_that_took_the_lead_for_lost_is_lost_for_the_lead(phase: str) -> 
         play.lose(node)
     (stopping,) = [note for note in play.noted("phase") if note["phase"] == "stopping"]
     assert (stopping["cause"]["kind"], stopping["cause"]["node"]) == ("node_lost", 1)
-    assert "taken the lead for lost" in stopping["cause"]["message"]
+    assert "lost contact with the lead" in stopping["cause"]["message"]
     play.says(0, "idle")
     assert play.ended()["not_heard_of"] == []
 
