@@ -22,7 +22,6 @@ from clusterctl.launch import plan
 from clusterctl.launch.keys import make_keys
 
 LIMIT_S = 20.0
-Message = dict[str, Any]
 
 
 class Keys:
@@ -67,7 +66,7 @@ class Ends:
 
     def __init__(self, loop: EventLoop, server: RunPaths, client: RunPaths) -> None:
         self.opened: dict[str, int] = {}
-        self.frames: dict[str, list[Message]] = {"server": [], "client": []}
+        self.frames: dict[str, list[dict[str, Any]]] = {"server": [], "client": []}
         self.closed: dict[str, list[OSError | None]] = {"server": [], "client": []}
         ours, theirs = socket.socketpair()
         self.connections = {
@@ -99,8 +98,8 @@ class Lead:
     def __init__(
         self, loop: EventLoop, keys: Keys, *, members: Sequence[int] = (0, 1), heartbeat_s: float = 0.05, **spec: Any
     ) -> None:
-        self.notes: list[Message] = []
-        self.orders: list[Message] = []
+        self.notes: list[dict[str, Any]] = []
+        self.orders: list[dict[str, Any]] = []
         self.manifests: list[str] = []
         self.listener = listen("127.0.0.1", free_ports())
         self.port = self.listener.getsockname()[1]
@@ -126,7 +125,7 @@ class Lead:
             lambda action: None,
         )
 
-    def noted(self, event: str) -> list[Message]:
+    def noted(self, event: str) -> list[dict[str, Any]]:
         return [note for note in self.notes if note["event"] == event]
 
 
@@ -143,7 +142,7 @@ class Follower:
         heartbeat_s: float = 0.05,
         node_grace_s: float = 30,
     ) -> None:
-        self.orders: list[Message] = []
+        self.orders: list[dict[str, Any]] = []
         self.lost: list[str] = []
         self.away: list[str] = []
         self.silent_s: float | None = None
@@ -168,5 +167,5 @@ def free_ports() -> range:
     return range(first, min(first + 50, 65536))
 
 
-def in_order(frames: Iterable[Message]) -> list[int]:
+def in_order(frames: Iterable[dict[str, Any]]) -> list[int]:
     return [frame["n"] for frame in frames if "n" in frame]

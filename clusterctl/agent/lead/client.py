@@ -112,7 +112,7 @@ class LeadClient:
         self._not_reached("connection refused" if error == errno.ECONNREFUSED else None)
 
     def _not_reached(self, refusal: str | None) -> None:
-        """Tries again soon; `refusal` tells in which way the node says that the lead is not there."""
+        """Retry soon. `refusal` is the sign from the node, if any, that the lead is not there."""
         self._refusals = self._refusals + 1 if refusal else 0
         if self._refusals >= REFUSALS:
             self._lose(f"its supervisor is gone ({refusal})")
@@ -120,7 +120,7 @@ class LeadClient:
 
     def _opened(self, connection: Connection, node: int) -> None:
         if node != self._node:
-            connection.close(OSError(f"node{node} answers in the lead's place"))
+            connection.close(OSError(f"node{node} answered instead of the lead"))
             return
         old, self._connection = self._connection, connection
         if old is not None:

@@ -44,8 +44,8 @@ REPORTS: Mapping[str, Callable[..., Report]] = {
 }
 NEEDED = {do: required_keys(kind) - {"do"} for do, kind in REPORTS.items()}
 READERS = {do: declared_readers(kind) for do, kind in REPORTS.items()}
-#: A field has its type in every report, also in one that does not declare it.
-FIELDS = {name: read for readers in READERS.values() for name, read in readers.items()}
+#: A field has its type in every report, also in one that does not declare it; the first declaration counts there.
+FIELDS = {name: read for readers in reversed(list(READERS.values())) for name, read in readers.items()}
 
 
 def check(message: Mapping[str, Any], node: int, processes: Collection[Key]) -> Report:

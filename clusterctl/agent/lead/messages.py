@@ -114,7 +114,7 @@ class _PaceFacts(TypedDict, total=False):
 
 
 class _SaveFacts(_OfProcess, total=False):
-    """Of a receipt, see `manifest.check_receipt`."""
+    """Some fields of a receipt; `manifest.check_receipt` checks all."""
 
     tag: str
     step: Count | None
@@ -127,7 +127,7 @@ class _SaveFacts(_OfProcess, total=False):
 
 
 class Hello(_HelloFacts):
-    """A supervisor joins an epoch; `new` if it takes the place of one that is gone."""
+    """A supervisor joins an epoch; `new` if it replaces one that is gone."""
 
     do: Literal["hello"]
 

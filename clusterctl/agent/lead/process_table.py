@@ -69,7 +69,7 @@ class ProcessTable:
     def lost(self, key: Key, message: str) -> Lost:
         return {"event": "lost", "message": message, "role": key[0], "rank": key[1], "node": self.node_of[key]}
 
-    def begin_again(self, keys: Collection[Key], *, but_done: bool) -> None:
+    def roll_back(self, keys: Collection[Key], *, but_done: bool) -> None:
         """Mark processes to be restarted, except trainers that are gone and, with `but_done`, those that are done."""
         if not but_done:
             self.ended_well.clear()

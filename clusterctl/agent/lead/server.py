@@ -148,11 +148,10 @@ class LeadServer:
         except (OSError, ssl.SSLError):
             sock.close()
             return
+        most = SPARE_CONNECTIONS + 2 * len(self._channels)  # more would use up all descriptors
         opened = lambda connection, node: self._opened(connection, node, address[0])  # noqa: E731
         self._strangers.append(Connection(self._loop, tls, opened, lambda frame: None))
-        if len(self._strangers) > SPARE_CONNECTIONS + 2 * len(
-            self._channels
-        ):  # otherwise they would use up all descriptors
+        if len(self._strangers) > most:
             self._strangers.popleft().close()
 
     def _opened(self, connection: Connection, node: int, host: str) -> None:

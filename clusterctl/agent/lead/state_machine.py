@@ -123,7 +123,7 @@ class Lead:
             serves = any(role != "trainer" for role, _ in keys)
             if self._policy.on_trainer_loss == "wait":
                 self._detector.wait_for(node)
-                return [RecordEvent({**event, "waits": True}), *self._begin_when_back(keys)]
+                return [RecordEvent({**event, "waits": True}), *self._restart_when_back(keys)]
             if self._policy.on_trainer_loss == "shrink" and not serves:
                 self._detector.lost.add(node)
                 return [note, *self._shrink(keys, cause, now)]
@@ -185,7 +185,7 @@ class Lead:
         if message.get("port_taken") and self._port_trials < MOST_ATTEMPTS:
             self._port_trials += 1
             why = f"{name_of(key)} found its port taken; restarting all processes with other ports"
-            return [warning(node, why), *self._begin_again(self._table.node_of)]
+            return [warning(node, why), *self._roll_back(self._table.node_of)]
         well = message["exit_code"] == 0
         if well and key[0] == "trainer":
             self._table.ended_well[key[1]] = int(message.get("pushes") or 0)
@@ -265,7 +265,7 @@ class Lead:
         note = RecordEvent(event)
         if key[0] == "trainer" and self.phase in ("trainers", "running") and not self._policy.whole:
             return [note, self._respawn(key, delay_s)]
-        return [note, *self._begin_again(self._with_others({key}), delay_s)]
+        return [note, *self._roll_back(self._with_others({key}), delay_s)]
 
     def _is_hopeless(self, key: Key, cause: Cause) -> bool:
         """True if a program exited on its first attempt before it did anything."""
@@ -279,7 +279,7 @@ class Lead:
             self._tracker.discard(tag)
         words = cause.get("tail") or [cause["message"]]
         note = warning(cause["node"], f"checkpoint {tag} cannot be used by {name_of(key)}: {words[-1]}")
-        return [note, *self._begin_again(self._table.node_of)]
+        return [note, *self._roll_back(self._table.node_of)]
 
     def _give_up(self, key: Key, cause: Cause, now: float) -> list[Action]:
         failures = self._restart_policy.failures(key, now)
@@ -305,10 +305,10 @@ class Lead:
         order = SendOrder({"do": "shrink", "ranks": sorted(self._table.gone)})
         return [*losses, order, *self._spawn_if_all_are_here(), *self._run_if_all_do(), *self._finish_if_trained()]
 
-    def _begin_when_back(self, keys: Collection[Key]) -> list[Action]:
+    def _restart_when_back(self, keys: Collection[Key]) -> list[Action]:
         """Restart the processes of a lost node when it returns; the orders are kept for it."""
         if self._policy.whole or self.phase != "running" or any(role != "trainer" for role, _ in keys):
-            return self._begin_again(self._with_others(keys))
+            return self._roll_back(self._with_others(keys))
         return self._respawn_trainers(keys)
 
     def _respawn_trainers(self, keys: Collection[Key]) -> list[Action]:
@@ -322,20 +322,20 @@ class Lead:
         return SendOrder(self._table.respawn(key, delay_s), node)
 
     @property
-    def _begin_together(self) -> bool:
+    def _restart_together(self) -> bool:
         return self._policy.together or self._policy.whole
 
     def _with_others(self, keys: Collection[Key]) -> Collection[Key]:
         """The processes to restart with these: all, or the trainers and those that are not up yet."""
-        if self._begin_together:
+        if self._restart_together:
             return self._table.node_of
         return {*keys, *self._table.fresh, *self._table.of_role("trainer")}
 
-    def _begin_again(self, keys: Collection[Key], delay_s: float = 0.0) -> list[Action]:
+    def _roll_back(self, keys: Collection[Key], delay_s: float = 0.0) -> list[Action]:
         """Enter a new epoch: restart these processes from the newest checkpoint."""
         self.epoch += 1
         self.phase = "gathering"
-        self._table.begin_again(keys, but_done=not self._begin_together)
+        self._table.roll_back(keys, but_done=not self._restart_together)
         for known in (self._gathered, self._detector.idle):
             known.clear()
         self._recover = {**self._tracker.go_back(forget_logs=self._policy.together), "left": self._table.left()}

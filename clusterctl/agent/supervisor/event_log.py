@@ -126,7 +126,7 @@ class EventLog:
         """Record that this supervisor replaces one that is gone, when that was last seen, and if the node rebooted."""
         before = read_json(self._run.state) or {}
         replaced = Identity(*before["supervisor"]) if before.get("supervisor") else None
-        message = "a new supervisor takes the place of one that is gone"
+        message = "a new supervisor replaces one that is gone"
         rebooted = replaced is not None and replaced.boot != boot_id()
         self.record({"event": "took_over", "seen": before.get("t"), "rebooted": rebooted, "message": message})
 

@@ -60,7 +60,7 @@ def shortage(tail: Sequence[str], limits: Limits) -> Shortage | None:
 
 
 class Explanation(ExitFacts):
-    """Of an exit, for people and for programs."""
+    """The message about an exit, and its facts."""
 
     message: str
 

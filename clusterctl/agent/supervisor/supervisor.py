@@ -132,7 +132,7 @@ class Supervisor:
             self._launcher.update_endpoints(order)
             self._spawn(order["role"])
         elif order["do"] == "again" and not self.stopping:
-            self._begin_again(order)
+            self._roll_back(order)
         elif order["do"] == "respawn" and not self.stopping:
             self._respawn(order)
         elif order["do"] == "shrink":
@@ -190,7 +190,7 @@ class Supervisor:
 
     # Restarts.
 
-    def _begin_again(self, order: Again) -> None:
+    def _roll_back(self, order: Again) -> None:
         """Enter a new epoch: some processes end here, and restart when every node is ready."""
         self._epoch = order["epoch"]
         self._idle = self._cleared = False

@@ -83,6 +83,7 @@ def test_a_supervisor_speaks_of_its_own_processes_only() -> None:
     [
         {"do": "hello"},
         {"do": "exited", "role": "trainer", "rank": 1, "exit_code": 1, "stopping": False},
+        {"do": "exited", "role": "trainer", "rank": 1, "exit_code": 1, "stopping": False, "step": None},
         {"do": "failed", "message": "it failed"},
         {"do": "running", "role": "trainer", "rank": 1, "of_a_newer_version": {"a": [1]}},
     ],

@@ -8,11 +8,12 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 
 from agent.specs import spec_json
-from agent.wires import Follower, Keys, Lead, Message, run_until
+from agent.wires import Follower, Keys, Lead, run_until
 from clusterctl.agent.event_loop import EventLoop
 from clusterctl.agent.lead import client, failure_detector, server
 from clusterctl.agent.lead.connection import Connection, tls_context
@@ -160,7 +161,7 @@ def test_a_link_that_became_silent_is_replaced_and_nothing_is_lost(
     assert follower.lost == []
 
 
-NONSENSE: list[Message] = [
+NONSENSE: list[dict[str, Any]] = [
     {},
     {"do": ["hello"]},
     {"do": "handle"},
@@ -177,7 +178,7 @@ NONSENSE: list[Message] = [
 
 @pytest.mark.parametrize("word", NONSENSE, ids=str)
 def test_a_supervisor_that_says_what_none_would_ends_the_run_in_its_own_name(
-    loop: EventLoop, leader: Lead, keys: Keys, word: Message
+    loop: EventLoop, leader: Lead, keys: Keys, word: dict[str, Any]
 ) -> None:
     follower = begin(loop, leader, keys)
     follower.lead.send(word)
