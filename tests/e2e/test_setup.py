@@ -102,7 +102,7 @@ def test_a_node_that_cannot_be_reached_does_not_keep_the_others_from_being_ready
     site.conf(ENGINE="none")
     refused = site.run("start", "--job_dispatch_package", str(directory))
     assert refused.code == 4
-    assert "node3 has no environment" in refused.err
+    assert "no environment for requirements.txt on node3" in refused.err
     assert "clusterctl setup" in refused.err
 
 

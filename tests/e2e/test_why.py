@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-import clusterctl.observe.why as module
+import clusterctl.observe.why.report as module
 from clusterctl.cluster import Cluster
 from clusterctl.config import load
 from clusterctl.inventory import build
