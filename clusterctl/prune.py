@@ -178,7 +178,7 @@ def remove(cluster: Cluster, plan: PrunePlan) -> list[ClusterctlError]:
 
 
 def describe_kept(kept: Iterable[KeptItem]) -> str:
-    """Format items by reason: `JOB1 (it is running), 2 environments, 1 wheel (a setup is at work on this node)`."""
+    """Format items by reason: `JOB1 (it is running), 2 environments, 1 wheel (a setup is running on this node)`."""
     by_reason: dict[str, Counter[str]] = {}
     for item in kept:
         label = item["name"] if item["kind"] == "job" else item["kind"]

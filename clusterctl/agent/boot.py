@@ -1,8 +1,8 @@
-"""Runs first, from standard input, on a node where nothing may be installed yet.
+"""The first program of every agent call, sent on standard input to a node where nothing may be installed yet.
 
-`python3 -I -S -c "...exec..." DIGEST ROOT_DIR`. The request comes before the bundle, so that a node that has the bundle
-costs no further round trip: it says `{"have": DIGEST}` and answers. One that lacks it says `{"need": DIGEST}` and reads
-`SIZE`, a newline, and the bundle. With `JOB TREE` as further words, and that job untouched, it says no more than
+`python3 -I -S -c "...exec..." DIGEST ROOT_DIR`. The request comes before the bundle, so that a node with the bundle
+needs no further round trip: it sends `{"have": DIGEST}` and the answer. A node without it sends `{"need": DIGEST}` and
+reads `SIZE`, a newline, and the bundle. With `JOB TREE` as further arguments, and that job untouched, it only sends
 `{"untouched": DIRECTORY}`.
 """
 
@@ -21,37 +21,37 @@ def install(lib, digest, source):
     if hashlib.sha256(whole).hexdigest()[: len(digest)] != digest:
         raise OSError("the agent arrived damaged")
     beside = "%s.%d" % (lib, os.getpid())
-    place = 0
-    while place < len(whole):
-        name, size = whole[place : place + 1000].split(b"\0", 2)[:2]
-        place += len(name) + len(size) + 2
+    offset = 0
+    while offset < len(whole):
+        name, size = whole[offset : offset + 1000].split(b"\0", 2)[:2]
+        offset += len(name) + len(size) + 2
         path = os.path.join(beside, name.decode())
         os.makedirs(os.path.dirname(path), 0o700, exist_ok=True)
         with open(path, "wb") as f:
-            f.write(whole[place : place + int(size)])
-        place += int(size)
+            f.write(whole[offset : offset + int(size)])
+        offset += int(size)
     try:
         os.rename(beside, lib)
     except OSError:
         import shutil
 
         shutil.rmtree(beside, ignore_errors=True)
-        if not os.path.isdir(lib):  # else another agent was quicker, with the same bytes
+        if not os.path.isdir(lib):  # else another agent has just installed the same bytes
             raise
 
 
 def check_owner(root, lib):
-    """Code is run only from directories that nobody else can write to."""
-    place = lib
-    while len(place) >= len(root):
-        if os.path.lexists(place):
-            found = os.lstat(place)
-            theirs = found.st_uid not in ((0, os.getuid()) if place == root else (os.getuid(),))
-            shared = found.st_mode & 0o022 and not (place == root and found.st_mode & stat.S_ISVTX)
-            link = stat.S_ISLNK(found.st_mode) and place != root
+    """Refuse to run code from directories that others can write to."""
+    path = lib
+    while len(path) >= len(root):
+        if os.path.lexists(path):
+            status = os.lstat(path)
+            theirs = status.st_uid not in ((0, os.getuid()) if path == root else (os.getuid(),))
+            shared = status.st_mode & 0o022 and not (path == root and status.st_mode & stat.S_ISVTX)
+            link = stat.S_ISLNK(status.st_mode) and path != root
             if theirs or shared or link:
-                raise OSError(place + " can be written by others: it must be this account's own directory")
-        place = os.path.dirname(place)
+                raise OSError(path + " can be written by others: it must be this account's own directory")
+        path = os.path.dirname(path)
 
 
 def refuse(message, hint):
@@ -64,9 +64,9 @@ def refuse(message, hint):
 def boot(digest, root, *expected):
     source = sys.stdin.buffer
     if sys.version_info < (3, 9):
-        refuse("python is %d.%d" % sys.version_info[:2], "set PYTHON in conf.py to a python3 from 3.9")
+        refuse("python is %d.%d" % sys.version_info[:2], "set PYTHON in conf.py to a python3 of version 3.9 or later")
     root = os.path.abspath(os.path.expanduser(root))
-    os.umask(0o077)  # what we and the job make is this account's own business
+    os.umask(0o077)  # files of the agent and the job are private to this account
     request = source.readline()
     lib = os.path.join(root, ".clusterctl", "lib", digest)
     try:
@@ -75,8 +75,8 @@ def boot(digest, root, *expected):
         if not have:
             print('{"need": "%s"}' % digest, flush=True)
             install(lib, digest, source)
-    except Exception as exc:  # noqa: BLE001 - what is damaged has errors of many kinds
-        refuse("cannot install the agent: " + str(exc), "can this account write to ROOT_DIR (" + root + ")?")
+    except Exception as exc:  # noqa: BLE001 - damaged data raises errors of many kinds
+        refuse("cannot install the agent: " + str(exc), "check that this account can write to ROOT_DIR (" + root + ")")
     sys.path.insert(0, lib)
     if have and expected:
         from clusterctl.common.seal import untouched_job

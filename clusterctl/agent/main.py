@@ -31,14 +31,14 @@ OPERATIONS = {
 
 
 def main(root: str, request: bytes) -> None:
-    """Serves one request, more of which may come on standard input; `root` is ROOT_DIR, absolute."""
+    """Serve one request, whose rest may be on standard input. `root` is ROOT_DIR, absolute."""
     peer = standard_peer()
     code = 0
     try:
         peer.send({"done": _answer(root, loads(request), peer)})
     except Gone:
         code = 1
-    except Exception as exc:  # noqa: BLE001 - whatever it is, the control machine must hear of it
+    except Exception as exc:  # noqa: BLE001 - any error is reported to the control machine
         code = 1
         _report(peer, exc)
     os._exit(code)  # nothing is buffered; interpreter shutdown costs a node 10 ms
@@ -46,7 +46,7 @@ def main(root: str, request: bytes) -> None:
 
 def _report(peer: Peer, exc: Exception) -> None:
     if isinstance(exc, OSError):
-        exc = describe_os_error(exc, "the agent could not go on")
+        exc = describe_os_error(exc, "the agent could not continue")
     if not isinstance(exc, AgentError):
         import traceback
 
@@ -59,15 +59,15 @@ def _report(peer: Peer, exc: Exception) -> None:
 
 def _answer(root: str, request: dict[str, Any], peer: Peer) -> dict[str, Any]:
     operation = request["op"]
-    place: Any = LightPath(root)  # in place of a Path, as far as these need one
-    if os.path.exists(f"{root}/.clusterctl/journal"):  # noqa: PTH110 - most often it does not, and this is all it costs
+    path: Any = LightPath(root)
+    if os.path.exists(f"{root}/.clusterctl/journal"):  # noqa: PTH110 - it is rarely there, and this check is cheap
         from clusterctl.agent.dispatch.in_place import recover
 
-        recover(place)
+        recover(path)
     if operation == "dispatch":
         from clusterctl.agent.dispatch.receive import receive
 
-        return receive(place, request, peer)
+        return receive(path, request, peer)
     if operation in OPERATIONS:
         from importlib import import_module
         from pathlib import Path
@@ -81,7 +81,7 @@ def _answer(root: str, request: dict[str, Any], peer: Peer) -> dict[str, Any]:
     from clusterctl.agent.node import jobs
 
     if operation == "status":
-        return jobs.describe(jobs.find_job(place, request["ref"]), request.get("run"))
+        return jobs.describe(jobs.find_job(path, request["ref"]), request.get("run"))
     if operation == "jobs":
-        return {"jobs": jobs.list_jobs(place)}
+        return {"jobs": jobs.list_jobs(path)}
     raise AgentError(f"the agent does not know {operation!r}", kind="usage")

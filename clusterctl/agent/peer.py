@@ -1,4 +1,4 @@
-"""How the control machine and the agent talk: JSON lines over one SSH command's stdin and stdout.
+"""The protocol between control machine and agent: JSON lines over one SSH command's stdin and stdout.
 
 The agent reads one request `{"op": ..., ...}` and answers with JSON lines. Bulk data follows the line that announces
 it, as raw bytes. The last line is `{"done": {...}}` or `{"error": {"kind", "message", "hint"}}`.
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 MAX_LINE = 64 << 20
 BEAT_S = 5.0
-GO_S = 90.0  # a control machine that vanished says nothing, not even goodbye
+GO_S = 90.0  # a control machine that vanished does not close the connection
 
 
 class Peer:
@@ -32,7 +32,7 @@ class Peer:
         self._has_alarm = False
 
     def receive(self, limit_s: float | None = None) -> dict[str, Any]:
-        """The next JSON line; raises `Gone` at end of file, and when none comes within the limit."""
+        """Return the next JSON line. Raises `Gone` at end of file, and if no line comes within the limit."""
         line = self._read_line(limit_s)
         if not line.endswith(b"\n"):
             raise Gone
@@ -41,11 +41,11 @@ class Peer:
             raise AgentError("a request must be a JSON object", kind="usage")
         return value
 
-    def next_word(self) -> dict[str, Any]:
-        """What the control machine says when it is this node's turn: others may come first, which it says as well."""
-        while "wait" in (word := self.receive(GO_S)):
+    def next_message(self) -> dict[str, Any]:
+        """Return the control machine's next message for this node. Skip `wait`: it is serving other nodes first."""
+        while "wait" in (message := self.receive(GO_S)):
             pass
-        return word
+        return message
 
     def _read_line(self, limit_s: float | None) -> bytes:
         if limit_s is None:
@@ -53,11 +53,11 @@ class Peer:
         return self._within(limit_s, lambda: self.incoming.readline(MAX_LINE))
 
     def read_some(self, count: int) -> bytes:
-        """At most `count` bytes of bulk data, none at the end of file; raises `Gone` when none come for long."""
+        """Return at most `count` bytes of bulk data, b"" at end of file. Raises `Gone` if none come for GO_S."""
         return self._within(GO_S, lambda: self.incoming.read1(count))  # type: ignore[attr-defined]
 
     def _within(self, limit_s: float, read: Callable[[], bytes]) -> bytes:
-        """By a signal, since what is buffered already cannot be selected for; so only in the main thread."""
+        """Limit a read by a signal, because select() does not see buffered data. Main thread only."""
         import signal
 
         def gone(*_: object) -> None:
@@ -73,7 +73,7 @@ class Peer:
             signal.setitimer(signal.ITIMER_REAL, 0)
 
     def send(self, value: dict[str, Any]) -> None:
-        """Raises `Gone` when nobody listens any more."""
+        """Send a JSON line. Raises `Gone` if the control machine has left."""
         self.send_bytes(dumps(value) + b"\n")
 
     def is_gone(self) -> bool:
@@ -83,7 +83,7 @@ class Peer:
         return bool(select.select([self.incoming], [], [], 0)[0])
 
     def beat(self) -> None:
-        """Says now and then that work goes on; who waits for an answer passes it over."""
+        """Send a heartbeat every BEAT_S during long work. Clients that wait for an answer skip it."""
         if time.monotonic() - self._spoke > BEAT_S:
             self.send({"alive": True})
 

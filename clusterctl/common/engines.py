@@ -1,4 +1,4 @@
-"""What programs written for other engines find in their environment, and which of their processes get a port.
+"""The environment variables of programs written for other engines, and which of their processes get a port.
 
 The names are those of the engines' own launchers: `paddle.distributed.launch`, torchrun, Open MPI's `mpirun`, the DMLC
 tracker of ps-lite, and TensorFlow's TF_CONFIG.
@@ -16,12 +16,12 @@ Endpoints = Mapping[str, str]  # "host:port" by process, such as "trainer0"
 
 
 class Engine(NamedTuple):
-    """`variables(spec, process, endpoints)` are what a process finds in addition.
+    """`variables(spec, process, endpoints)` returns a process's additional variables.
 
-    `serves` says that pservers run the trainers' program unless PSERVER_COMMAND names another; `scheduled` that the
-    first node runs it once more, as the scheduler; `listens` that pservers are ready when they listen on their port;
-    `leaves` that pservers end by themselves, just before or after the trainers. `ports` says which trainers are told a
-    port of their own: "all", the "first" one, or "none".
+    If `serves`, pservers run the trainers' program unless PSERVER_COMMAND names another; if `scheduled`, the first node
+    runs it once more, as the scheduler; if `listens`, pservers are ready when they listen on their port; if `leaves`,
+    pservers exit on their own, just before or after the trainers. `ports` tells which trainers get a port: "all", the
+    "first" one, or "none".
     """
 
     variables: Callable[[RunSpec, ProcessSpec, Endpoints], dict[str, str]]
@@ -33,7 +33,7 @@ class Engine(NamedTuple):
 
 
 def has_port(engine: str, process: ProcessSpec) -> bool:
-    """Whether the node chooses a port for a process before it is started; our own pservers choose by themselves."""
+    """Return True if the node chooses a port for a process before it is started; our own pservers choose theirs."""
     if process.role == "trainer":
         ports = ENGINES[engine].ports
         return ports == "all" or (ports == "first" and process.rank == 0)
@@ -45,7 +45,7 @@ def _all(role: str, count: int, endpoints: Endpoints) -> list[str]:
 
 
 def _local_size(spec: RunSpec) -> str:
-    """How many trainers this node has."""
+    """Return the number of trainers on this node."""
     return str(sum(process.role == "trainer" for process in spec.processes))
 
 

@@ -1,4 +1,4 @@
-"""Errors that a node reports to the control machine, with the remedy where there is one."""
+"""Errors that a node reports to the control machine, with a remedy if there is one."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ if TYPE_CHECKING:
 
 
 class AgentError(Exception):
-    """Something the user must read. `kind` is one of the kinds of `clusterctl.errors`."""
+    """An error for the user. `kind` is one of the kinds of `clusterctl.errors`."""
 
     def __init__(self, message: str, *, kind: str = "node", hint: str | None = None, **details: Any) -> None:
         super().__init__(message)
@@ -25,16 +25,16 @@ class Gone(Exception):  # noqa: N818 - an ordinary end, not an error
 
 
 def describe_os_error(exc: OSError, doing: str) -> AgentError:
-    """An operating system error as the user should read it, with the remedy where there is one."""
+    """Return an operating system error as an error for the user, with a remedy if there is one."""
     import errno
 
     remedies = {
         errno.ENOSPC: "free some space on that file system, or set ROOT_DIR to a larger one",
-        errno.EDQUOT: "the quota is used up: free some space, or set ROOT_DIR elsewhere",
+        errno.EDQUOT: "the quota is used up: free some space, or set ROOT_DIR to another file system",
         errno.EACCES: "this account may not write there: set ROOT_DIR to a directory it owns",
         errno.EPERM: "this account may not do that: set ROOT_DIR to a directory it owns",
-        errno.EROFS: "the file system is read-only: set ROOT_DIR elsewhere",
-        errno.ENOTDIR: "a file is in the way: remove it, or set ROOT_DIR elsewhere",
+        errno.EROFS: "the file system is read-only: set ROOT_DIR to another one",
+        errno.ENOTDIR: "a file is in the way: remove it, or set ROOT_DIR to another directory",
     }
     where = f" {exc.filename}" if exc.filename else ""
     message = f"{doing}: {exc.strerror or exc}{where}"

@@ -1,4 +1,4 @@
-"""Files: whole for whoever reads them; and what is often done with them."""
+"""Common operations on files: atomic writes, locks, digests, deletion."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ READ_BYTES = 1 << 20
 
 
 def write_atomic(path: Path, data: bytes, mode: int = 0o600, *, durable: bool = True) -> None:
-    """Writes beside `path` and renames; with `durable` the bytes are on the disk before the name is."""
+    """Write beside `path` and rename. With `durable` the bytes are on the disk before the rename."""
     beside = path.with_name(f".{path.name}.{os.getpid()}")
     fd = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, mode)
     try:
@@ -36,13 +36,13 @@ def write_atomic(path: Path, data: bytes, mode: int = 0o600, *, durable: bool = 
 
 
 def write_json(path: Path, value: dict[str, Any], mode: int = 0o600, *, durable: bool = True) -> None:
-    """One key on a line."""
+    """Write a JSON object with one key per line."""
     lines = (dumps(key) + b": " + dumps(value[key]) for key in value)
     write_atomic(path, b"{\n" + b",\n".join(lines) + b"\n}\n", mode, durable=durable)
 
 
 def read_json(path: Path | LightPath) -> Any:
-    """The parsed file, or None when there is none that makes sense (a power cut may leave it empty)."""
+    """Return the parsed file, or None if it is missing or not JSON (a power cut may leave it empty)."""
     try:
         return loads(path.read_bytes())
     except (FileNotFoundError, ValueError):
@@ -56,7 +56,7 @@ def write_all(fd: int, data: bytes | memoryview) -> None:
 
 
 def digest_of(path: str | Path, beat: Callable[[], None] = lambda: None) -> str:
-    """The sha256 of a file's bytes, as hex digits; `beat` is called now and then."""
+    """Return the sha256 of a file as hex digits. `beat` is called now and then."""
     import hashlib
 
     digest = hashlib.sha256()
@@ -68,7 +68,7 @@ def digest_of(path: str | Path, beat: Callable[[], None] = lambda: None) -> str:
 
 
 def is_locked(path: Path) -> bool:
-    """Whether anybody holds the lock of this file; one that is not there has none."""
+    """Return True if a process holds the lock of this file; a missing file is not locked."""
     try:
         with path.open() as lock:
             fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -80,7 +80,7 @@ def is_locked(path: Path) -> bool:
 
 
 def delete(path: Path | LightPath, beat: Callable[[], None] = lambda: None) -> None:
-    """Deletes a file or a tree, also one with read-only directories; follows no link. Raises OSError.
+    """Delete a file or a tree, even one with read-only directories. Does not follow links. Raises OSError.
 
     `beat` is called now and then.
     """
@@ -93,7 +93,7 @@ def delete(path: Path | LightPath, beat: Callable[[], None] = lambda: None) -> N
         return
     if stat.S_IMODE(status.st_mode) & 0o700 != 0o700:
         path.chmod(0o700)
-    for name in os.listdir(path):  # noqa: PTH208 - a Path gives them one after the other
+    for name in os.listdir(path):  # noqa: PTH208 - Path.iterdir would be lazy
         delete(path / name, beat)
     path.rmdir()
     beat()

@@ -43,7 +43,7 @@ def piece_name(pserver: int) -> str:
 
 
 def build_manifest(job: str, run: str, receipts: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
-    """The manifest of one tag, or None while receipts of some pservers are missing.
+    """Return the manifest of one tag, or None while receipts of some pservers are missing.
 
     Raises ValueError if the receipts are not of one cut (their tag, step or number of pservers differ; see `is_cut`).
     `pass` and `step` are the latest.

@@ -3,11 +3,11 @@
 ROOT_DIR/
   .clusterctl/lib/DIGEST/        agent and runtime, content-addressed
   .clusterctl/venvs/DIGEST/      environments that `setup` made; venvs/for/ says for which requirements
-  .clusterctl/wheels/DIGEST/     what they were made from
-  .clusterctl/interpreter.json   what the interpreter of the newest start has
-  .clusterctl/incoming/NONCE/    a dispatch under way, renamed to ROOT_DIR/JOB when it is verified
+  .clusterctl/wheels/DIGEST/     the wheels they were made from
+  .clusterctl/interpreter.json   the versions in the interpreter of the newest start
+  .clusterctl/incoming/NONCE/    a dispatch in progress, renamed to ROOT_DIR/JOB when it is verified
   JOB/                           the job directory: the user's files, nodefile, log/, output/
-    .clusterctl/job.json         what was dispatched; `manifest`: its files, `seal`: how to tell that none was touched
+    .clusterctl/job.json         the dispatch; `manifest` lists its files, `seal` shows that none was touched
     .clusterctl/lock             locked while a run is alive
     .clusterctl/runs/0001/       spec.json, events.jsonl, state.json, keys/, checkpoints/; older runs' log/, output/
 """
@@ -24,13 +24,13 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 PACKAGE_ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))  # for sys.path
-ENTRY = f"{PACKAGE_ROOT}/clusterctl/agent/entry.py"  # /proc is searched for the end of it: it stays
+ENTRY = f"{PACKAGE_ROOT}/clusterctl/agent/entry.py"  # /proc is searched for its end: do not move it
 META, RESERVED = seal.META, seal.RESERVED
 LOG_STEMS = {"pserver": "server", "trainer": "train", "scheduler": "scheduler"}
 
 
 def expand(path: str) -> Path:
-    """The absolute path on this node of `path`, in which a leading `~` is this account's home."""
+    """Return the absolute path on this node; a leading `~` is this account's home."""
     from pathlib import Path
 
     return Path(os.path.abspath(os.path.expanduser(path)))  # resolve() follows links
@@ -45,20 +45,20 @@ def interpreter_record(root: Path) -> Path:
 
 
 def is_job_id(name: str) -> bool:
-    """Whether it is JOB, a date, a time, and perhaps a suffix: `JOB20261121-081530-2`."""
+    """Return True if it is JOB, a date, a time, and perhaps a suffix: `JOB20261121-081530-2`."""
     numbers = name[3:].split("-")
     plain = name.startswith("JOB") and name.isascii() and all(number.isdigit() for number in numbers)
     return plain and [len(number) for number in numbers[:2]] == [8, 6] and len(numbers) < 4
 
 
 def job_key(job: str) -> tuple[str, int]:
-    """Sorts job ids by time, then by suffix."""
+    """Return a key that sorts job ids by time, then by suffix."""
     parts = job.split("-")
     return "-".join(parts[:2]), int(parts[2]) if len(parts) > 2 else 0
 
 
 def log_stem(role: str, index: int) -> str:
-    """`train`, `train.1`, `server`, `server.1`: the log's name without its ending; `index` counts on the node."""
+    """Return `train`, `train.1`, `server`...: a log's name without its suffix. `index` counts a role on the node."""
     stem = LOG_STEMS[role]
     return f"{stem}.{index}" if index else stem
 
@@ -101,13 +101,13 @@ class RunPaths:
 
     @property
     def log(self) -> Path:
-        """Logs of the newest run are in the job directory, of an older one beside its events."""
+        """The directory of the run's logs: in the job directory for the newest run, else beside the run's events."""
         older = self.dir / "log"
         return older if older.is_dir() else self.job.log
 
 
 def find_jobs(root: Path) -> Iterator[JobPaths]:
-    """The job directories below `root`, newest first."""
+    """Yield the job directories below `root`, newest first."""
     if not root.is_dir():
         return
     names = [p.name for p in root.iterdir() if is_job_id(p.name)]

@@ -1,4 +1,4 @@
-"""pip at work for this node's interpreter: its own, or one that uv lends it, which needs neither venv nor ensurepip."""
+"""Run pip for this node's interpreter: its own, or the one that uv provides without venv or ensurepip."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from clusterctl.common.wheels import Wheel, WheelStore, pinned
 
 LOOK_S = 0.2
 OPTIONS = ("--disable-pip-version-check", "--no-input", "--no-color")
-UV_PLACES = ("~/.local/bin/uv", "~/.cargo/bin/uv")  # its installers', which are not in the PATH of an SSH command
+UV_PLACES = ("~/.local/bin/uv", "~/.cargo/bin/uv")  # where its installers put it: not in the PATH of an SSH command
 UV_RUNS = ("tool", "run", "--isolated", "--no-python-downloads", "--no-progress", "--color=never", "--python")
-UV_VARIABLES = {  # not on the command line: an address may hold a password
+UV_VARIABLES = {  # not on the command line: a URL may hold a password
     "--index-url": "UV_DEFAULT_INDEX",
     "--extra-index-url": "UV_INDEX",
     "--find-links": "UV_FIND_LINKS",
@@ -29,15 +29,15 @@ BETWEEN = {"UV_INDEX": " ", "UV_FIND_LINKS": ","}
 
 
 class Pip(NamedTuple):
-    """`tool` says where it comes from, pip or uv; `argv` runs it."""
+    """A pip to run. `tool` is its source, "pip" or "uv"; `argv` runs it."""
 
     tool: str
     argv: tuple[str, ...]
 
     def resolve(self, requirements: Sequence[str], store: WheelStore, is_gone: Callable[[], bool]) -> list[Wheel] | str:
-        """Chooses versions for this very python, downloads wheels, and builds those that there are not.
+        """Choose versions for this python, download their wheels, and build those that have none.
 
-        The wheels, now in the store; or what it says when it fails.
+        Return the wheels, now in the store; or pip's output if it failed.
         """
         with store.workplace() as workplace:
             listed = Path(workplace, "requirements.txt")
@@ -51,7 +51,7 @@ class Pip(NamedTuple):
     def download(
         self, missing: Sequence[Wheel], options: Sequence[str], store: WheelStore, is_gone: Callable[[], bool]
     ) -> None:
-        """What the index has with the very hash; what it has not is missing still."""
+        """Download the wheels that the index has with exactly this hash; the others stay missing."""
         with store.workplace() as workplace:
             listed = Path(workplace, "requirements.txt")
             listed.write_text("\n".join([*options, *pinned(missing)]) + "\n")
@@ -61,19 +61,19 @@ class Pip(NamedTuple):
                 store.adopt(path)
 
     def environment(self, requirements: Iterable[str]) -> dict[str, str] | None:
-        """What it is run with, for requirements with options among them; None: what this process has."""
+        """Return the environment to run pip with, given the options among the requirements; None to inherit."""
         return {**os.environ, **uv_variables(requirements)} if self.tool == "uv" else None
 
     def _run(self, arguments: Sequence[str], requirements: Sequence[str], is_gone: Callable[[], bool]) -> str | None:
         """Run it, and kill it when `is_gone` (the control machine left). Return its output if it failed."""
-        with tempfile.TemporaryFile() as said:
+        with tempfile.TemporaryFile() as output:
             process = subprocess.Popen(
                 [*self.argv, *OPTIONS, *arguments],
                 cwd="/",  # -m puts it on the path
                 env=self.environment(requirements),
                 stdin=subprocess.DEVNULL,
-                stdout=said,
-                stderr=said,
+                stdout=output,
+                stderr=output,
                 start_new_session=True,
             )
             try:
@@ -84,38 +84,38 @@ class Pip(NamedTuple):
                 if process.poll() is None:
                     os.killpg(process.pid, signal.SIGKILL)
                     process.wait()
-            said.seek(0)
-            text = said.read().decode(errors="replace")[-20_000:].strip()
-        return (text or f"it ended with code {process.returncode}") if process.returncode else None
+            output.seek(0)
+            text = output.read().decode(errors="replace")[-20_000:].strip()
+        return (text or f"exit code {process.returncode}") if process.returncode else None
 
 
 def find_pip() -> Pip | None:
-    """The pip of the interpreter that runs this agent, or the one that uv can give it."""
+    """Return the pip of the interpreter that runs this agent, or the one that uv provides for it."""
     if _has_pip():
         return Pip("pip", (sys.executable, "-m", "pip"))
-    places = (shutil.which("uv"), *(os.path.expanduser(place) for place in UV_PLACES))  # noqa: PTH111
-    uv = next((place for place in places if place and os.access(place, os.X_OK)), None)
+    paths = (shutil.which("uv"), *(os.path.expanduser(path) for path in UV_PLACES))  # noqa: PTH111
+    uv = next((path for path in paths if path and os.access(path, os.X_OK)), None)
     return lent_by(uv) if uv else None
 
 
 def lent_by(uv: str) -> Pip:
-    """The pip that uv runs with this interpreter; uv fetches it when it is not in its cache."""
+    """Return the pip that uv runs with this interpreter. uv fetches it if it is not in its cache."""
     return Pip("uv", (uv, *UV_RUNS, sys.executable, "pip"))
 
 
 def uv_variables(requirements: Iterable[str]) -> dict[str, str]:
-    """What uv must know of the options among these lines, to find pip itself where pip will find the rest."""
-    found: dict[str, str] = {}
+    """Return the options among these lines as variables of uv, so that it finds pip where pip finds the rest."""
+    variables: dict[str, str] = {}
     words = [word for line in requirements if line.startswith("--") for word in _words(line)]
     for option, value in zip(words, [*words[1:], ""]):
         name = UV_VARIABLES.get(option)
         if name == "UV_NO_INDEX":
-            found[name] = "1"
-        elif name in BETWEEN and name in found:
-            found[name] += BETWEEN[name] + value
+            variables[name] = "1"
+        elif name in BETWEEN and name in variables:
+            variables[name] += BETWEEN[name] + value
         elif name:
-            found[name] = value
-    return found
+            variables[name] = value
+    return variables
 
 
 def _words(line: str) -> Iterator[str]:
@@ -124,7 +124,7 @@ def _words(line: str) -> Iterator[str]:
 
 
 def _has_pip() -> bool:
-    """The agent itself runs without site-packages, so another process looks."""
+    """Look for pip in another process: the agent itself runs without site-packages."""
     code = "import sys, importlib.util as u; sys.exit(u.find_spec('pip') is None)"
     command = [sys.executable, "-c", code]
     done = subprocess.run(command, cwd="/", stdin=subprocess.DEVNULL, capture_output=True, check=False)

@@ -1,8 +1,8 @@
-"""Ports that jobs of this machine have chosen: so that two of them never choose the same one.
+"""Claims of ports by the jobs of this machine, so that two of them never choose the same one.
 
-To bind a port says little. Servers bind with SO_REUSEADDR, so that they can come back at once, and then share a port
-with whoever has bound it and does not listen yet. A name in Linux's abstract namespace belongs to one process, and goes
-with it.
+Binding a port is not enough. Servers bind with SO_REUSEADDR to restart quickly, and may then share a port with another
+process that has bound it but does not listen yet. A name in Linux's abstract namespace belongs to one process, and is
+freed when the process exits.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import socket
 
 
 def claim(port: int) -> socket.socket | None:
-    """What holds the claim as long as it is open; None when another process has it."""
+    """Return a socket that holds the claim while it is open; None if another process holds it."""
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         sock.bind(f"\0clusterctl-port-{port}")
@@ -22,7 +22,7 @@ def claim(port: int) -> socket.socket | None:
 
 
 def is_claimed(port: int) -> bool:
-    """Whether a process has the claim now."""
+    """Return True if a process holds the claim now."""
     claimed = claim(port)
     if claimed is not None:
         claimed.close()

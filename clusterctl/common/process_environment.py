@@ -1,6 +1,6 @@
-"""The environment that a started process gets (design section 6), as a pure function.
+"""The environment of a started process (design section 6), as a pure function.
 
-The control machine calls it for `start --plan`, with words in place of what only the node knows.
+The control machine calls it for `start --plan`, with placeholders for facts that only the node knows.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from clusterctl.common.run_spec import ProcessSpec, RunSpec
 
 
 class NodeFacts(NamedTuple):
-    """What the node adds to the plan.
+    """The facts that the node adds to the plan.
 
-    `pservers` lacks our own while they are being started; `endpoints` are of the processes for which a port was chosen.
+    `pservers` is incomplete while our own pservers start. `endpoints` has the processes for which a port was chosen.
     """
 
     job_dir: str
@@ -30,7 +30,7 @@ class NodeFacts(NamedTuple):
 
 
 def environment(spec: RunSpec, process: ProcessSpec, facts: NodeFacts) -> dict[str, str]:
-    """Everything the process of `spec` finds in its environment; conf.py's ENV wins over what was inherited."""
+    """Return the environment of a process of `spec`. ENV of conf.py overrides inherited variables."""
     values = {**facts.inherited, **_threads(spec, facts), **spec.env}
     if spec.ld_library_path:
         values["LD_LIBRARY_PATH"] = spec.ld_library_path
@@ -42,7 +42,7 @@ def environment(spec: RunSpec, process: ProcessSpec, facts: NodeFacts) -> dict[s
 
 
 def _activated(spec: RunSpec, values: Mapping[str, str]) -> dict[str, str]:
-    """What `activate` of a virtual environment does, where `setup` has made one."""
+    """Return the variables that `activate` of a virtual environment sets, if `setup` has made one."""
     if not spec.venv:
         return {}
     return {"VIRTUAL_ENV": spec.venv, "PATH": f"{spec.venv}/bin:{values.get('PATH', '/usr/bin:/bin')}"}

@@ -1,7 +1,7 @@
-"""Processes of this node: who they are beyond a number, and how they are ended.
+"""Processes of this node: identify, find and end them.
 
-A pid alone names nobody: it is used again. A process is named by (pid, start ticks, boot id), and what belongs to a
-run is found by this account's uid and by the environment that every process of a run carries.
+A pid alone does not identify a process: it is reused. A process is identified by (pid, start ticks, boot id). The
+processes of a run are found by this account's uid and by the environment that every process of a run has.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
 PROC = LightPath("/proc")
 POLL_S = 0.02
-LOOKS = 4  # at a process without environment
-ROUNDS, QUIET_ROUNDS = 20, 2  # at those that have begun since the round before
+LOOKS = 4  # at a process without an environment
+ROUNDS, QUIET_ROUNDS = 20, 2  # of looking at processes started since the round before
 NO_ENVIRONMENT = {b""}
 KERNEL_THREAD = 0x00200000  # PF_KTHREAD among the flags of /proc/PID/stat
 _boot: list[str] = []
@@ -27,7 +27,7 @@ LIVE_STATES = ("starting", "ready", "running", "stalled")  # of a process of a r
 
 
 class Identity(tuple):  # type: ignore[type-arg]  # python 3.9 has no generic base here
-    """One process, for good: `ticks` is its start time in clock ticks since boot. A named tuple, made without one."""
+    """The identity of one process. `ticks` is its start time in clock ticks since boot. A handmade named tuple."""
 
     __slots__ = ()
     _fields = ("pid", "ticks", "boot")
@@ -52,14 +52,14 @@ class Identity(tuple):  # type: ignore[type-arg]  # python 3.9 has no generic ba
 
 
 def boot_id() -> str:
-    """Of this boot; read once, since it cannot change under us."""
+    """Return the id of this boot. It is read once."""
     if not _boot:
         _boot.append((PROC / "sys/kernel/random/boot_id").read_text().strip())
     return _boot[0]
 
 
 def stat_fields(pid: int) -> list[str] | None:
-    """The fields of /proc/PID/stat from the state on, or None when there is no such process."""
+    """Return the fields of /proc/PID/stat from the state on, or None if there is no such process."""
     try:
         text = (PROC / str(pid) / "stat").read_text(errors="replace")
     except OSError:
@@ -68,23 +68,23 @@ def stat_fields(pid: int) -> list[str] | None:
 
 
 def identify(pid: int) -> Identity | None:
-    """Who `pid` is now; None for nobody, and for a zombie, which runs no more."""
+    """Return the identity of the process that has `pid` now; None if there is none, or it is a zombie."""
     return named_by(pid, stat_fields(pid))
 
 
 def named_by(pid: int, fields: list[str] | None) -> Identity | None:
-    """Who it is whose /proc/PID/stat holds `fields`."""
+    """Return the identity of the process whose /proc/PID/stat holds `fields`."""
     if fields is None or fields[0] in "ZX":
         return None
     return Identity(pid, int(fields[19]), boot_id())
 
 
-def is_alive(who: Identity | None) -> bool:
-    return who is not None and identify(who.pid) == who
+def is_alive(process: Identity | None) -> bool:
+    return process is not None and identify(process.pid) == process
 
 
 def cpu_and_memory(pid: int) -> tuple[float, int] | None:
-    """(CPU seconds used so far, resident bytes) of a process, or None."""
+    """Return (CPU seconds used so far, resident bytes) of a process, or None."""
     fields = stat_fields(pid)
     if fields is None:
         return None
@@ -93,7 +93,7 @@ def cpu_and_memory(pid: int) -> tuple[float, int] | None:
 
 
 def environment_of(pid: int) -> set[bytes]:
-    """The `NAME=value` entries that a process was started with; empty if it is gone or not ours to see."""
+    """Return the `NAME=value` entries that a process was started with; empty if it is gone or not readable."""
     try:
         return set((PROC / str(pid) / "environ").read_bytes().split(b"\0"))
     except OSError:
@@ -101,15 +101,15 @@ def environment_of(pid: int) -> set[bytes]:
 
 
 def find_by_environment(wanted: Mapping[str, str]) -> list[Identity]:
-    """Every live process of this account whose environment holds all of `wanted`, but us and our ancestors.
+    """Return every live process of this account whose environment has all of `wanted`, but this one and its ancestors.
 
-    Where there seems to be none a second look tells: one that ended under the first may have started another meanwhile.
+    If there is none, look again: a process that exited during the first look may have started another.
     """
     return find_by_environments([wanted])
 
 
 def find_by_environments(wanted: Sequence[Mapping[str, str]]) -> list[Identity]:
-    """The same, for any of several environments."""
+    """Do the same for any of several environments."""
     return _find_by_environments(wanted) or _find_by_environments(wanted)
 
 
@@ -119,19 +119,19 @@ def _find_by_environments(wanted: Sequence[Mapping[str, str]]) -> list[Identity]
 
 
 def own_environments(is_wanted: Callable[[set[bytes]], bool]) -> dict[Identity, set[bytes]]:
-    """What processes of this account, but us and our ancestors, were started with, of those where it is wanted.
+    """Return the wanted environments of this account's processes, except this process and its ancestors.
 
-    Looks also at those that begin meanwhile: of a process that starts another and ends at once, again and again, none
-    would ever be seen.
+    It also looks at processes that start in the meantime. Otherwise a process that keeps starting its successor and
+    exiting would never be seen.
     """
-    found: dict[Identity, set[bytes]] = {}
+    matches: dict[Identity, set[bytes]] = {}
     seen, unclear, quiet = set[int](), set[int](), 0
     for _ in range(ROUNDS):
         new = own_pids(seen)
         seen.update(new)
         for pid in new:
-            _take(pid, is_wanted, found, unclear)
-        quiet = 0 if new else quiet + 1  # one may have begun behind our back as another ended before it
+            _match(pid, is_wanted, matches, unclear)
+        quiet = 0 if new else quiet + 1  # one may have started unseen, with a pid that was already passed
         if quiet == QUIET_ROUNDS:
             break
     for _ in range(LOOKS - 1):
@@ -140,40 +140,41 @@ def own_environments(is_wanted: Callable[[set[bytes]], bool]) -> dict[Identity, 
             break
         time.sleep(POLL_S)
         for pid in again:
-            _take(pid, is_wanted, found, unclear)
-    return found
+            _match(pid, is_wanted, matches, unclear)
+    return matches
 
 
-def _take(
-    pid: int, is_wanted: Callable[[set[bytes]], bool], found: dict[Identity, set[bytes]], unclear: set[int]
+def _match(
+    pid: int, is_wanted: Callable[[set[bytes]], bool], matches: dict[Identity, set[bytes]], unclear: set[int]
 ) -> None:
-    """Of what is wanted only what is surely that process's, and not another's, which had or got its number."""
+    """Add a process to `matches` if the wanted environment is certainly its own, not that of another with its pid."""
     environment = environment_of(pid)
     if is_wanted(environment):
-        who, environment = identify(pid), environment_of(pid)
-        if who is not None and is_wanted(environment) and is_alive(who):
-            found[who] = environment
+        process, environment = identify(pid), environment_of(pid)
+        if process is not None and is_wanted(environment) and is_alive(process):
+            matches[process] = environment
     if environment == NO_ENVIRONMENT:
         unclear.add(pid)
 
 
 def own_processes() -> dict[Identity, list[str]]:
-    """The fields of /proc/PID/stat of every live process of this account, but us and our ancestors."""
-    found = ((pid, stat_fields(pid)) for pid in own_pids())
-    return {who: fields for pid, fields in found if fields is not None and (who := named_by(pid, fields)) is not None}
+    """Return the fields of /proc/PID/stat of this account's live processes, except this process and its ancestors."""
+    stats = {pid: stat_fields(pid) for pid in own_pids()}
+    processes = ((named_by(pid, fields), fields) for pid, fields in stats.items())
+    return {process: fields for process, fields in processes if process is not None and fields is not None}
 
 
 def _may_be_in_exec(pid: int) -> bool:
-    """Whether it is a program, though none with an environment: it may be about to become another one.
+    """Return True if a process without an environment may be within exec.
 
-    Between the two it has none. On a busy machine that lasts; some have none for good.
+    During exec it has none. On a busy machine that takes a while; some processes never have one.
     """
     fields = stat_fields(pid)
     return fields is not None and fields[0] not in "ZX" and not int(fields[6]) & KERNEL_THREAD
 
 
 def own_pids(known: Collection[int] = ()) -> list[int]:
-    """Every process of this account, but us, our ancestors and the `known`."""
+    """Return every process of this account, except this process, its ancestors and the `known`."""
     others = {*known, *_ancestors()}
     entries = (entry for entry in os.scandir(PROC) if entry.name.isdigit() and int(entry.name) not in others)
     return [int(entry.name) for entry in entries if _is_mine(entry)]
@@ -196,18 +197,18 @@ def _ancestors() -> set[int]:
     return chain
 
 
-def send_signal(who: Identity, number: int) -> None:
-    """Signals this very process, never another that got its number; one that is stopped is woken to hear it."""
+def send_signal(process: Identity, number: int) -> None:
+    """Signal exactly this process, never another with its pid. A stopped process is continued to receive the signal."""
     import signal
 
-    handle = _open(who.pid)
+    handle = _open(process.pid)
     try:
-        for each in (number, signal.SIGCONT) if is_alive(who) else ():
+        for each in (number, signal.SIGCONT) if is_alive(process) else ():
             if handle is None:
-                os.kill(who.pid, each)
+                os.kill(process.pid, each)
             else:
                 signal.pidfd_send_signal(handle, each)
-    except OSError:  # it has just ended, or changed its account
+    except OSError:  # it has just exited, or changed its uid
         return
     finally:
         if handle is not None:
@@ -215,7 +216,7 @@ def send_signal(who: Identity, number: int) -> None:
 
 
 def _open(pid: int) -> int | None:
-    """A descriptor of whoever has the number now, and of nobody after that; None where the kernel has none (< 5.3)."""
+    """Return a pidfd of the process that has the pid now; None if the kernel has no pidfds (< 5.3)."""
     try:
         return os.pidfd_open(pid)
     except (AttributeError, OSError):
@@ -223,7 +224,7 @@ def _open(pid: int) -> int | None:
 
 
 def wait_until(condition: Callable[[], bool], limit_s: float) -> bool:
-    """Whether `condition` came true within `limit_s`."""
+    """Return True as soon as `condition` is true, False if it is not within `limit_s`."""
     deadline = time.monotonic() + limit_s
     while not condition():
         if time.monotonic() >= deadline:
@@ -233,16 +234,16 @@ def wait_until(condition: Callable[[], bool], limit_s: float) -> bool:
 
 
 def end_all(find: Callable[[], list[Identity]], grace_s: float) -> tuple[int, int, int]:
-    """TERM, a grace, then KILL until `find` finds nothing: (found, killed by KILL, survivors)."""
+    """Send TERM, then KILL after the grace, until `find` returns nothing. Return (found, killed by KILL, survivors)."""
     import signal
 
     seen: set[Identity] = set()
 
     def none_left(number: int) -> bool:
         left = find()
-        for who in left:
-            if number == signal.SIGKILL or who not in seen:
-                send_signal(who, number)
+        for process in left:
+            if number == signal.SIGKILL or process not in seen:
+                send_signal(process, number)
         seen.update(left)
         return not left
 
@@ -254,7 +255,7 @@ def end_all(find: Callable[[], list[Identity]], grace_s: float) -> tuple[int, in
 
 
 def run_environment(job_dir: Path, run: str | None = None) -> dict[str, str]:
-    """The variables by which every process of a run, or of any run of the job, is found."""
+    """Return the variables that every process of a run, or of any run of the job, has in its environment."""
     marks = {"CLUSTERCTL_JOB_DIR": str(job_dir)}
     if run is not None:
         marks["CLUSTERCTL_RUN"] = run

@@ -1,7 +1,7 @@
-"""Frozen values that are read from JSON objects and written as JSON objects.
+"""Frozen values with conversion from and to JSON objects.
 
-A `Record` is a frozen dataclass with keywords, made without the imports of `dataclasses` (15 ms) and `typing` (9 ms): a
-whole `status` on a node takes 12 ms, see fastjson.py. This module and run_spec.py take 1.5 ms. Type checkers see
+A `Record` is a frozen dataclass with keyword arguments, without importing `dataclasses` (15 ms) and `typing` (9 ms): a
+whole `status` on a node takes 12 ms, see fastjson.py. This module and run_spec.py take 1 ms. Type checkers see
 dataclasses.
 """
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 else:
 
     def dataclass(**_):
-        """Complete a subclass of `Record`. All are frozen and take keywords, whatever the arguments."""
+        """Complete a subclass of `Record`. All are frozen and take keywords; the arguments are ignored."""
         return _complete
 
     class TypedDict(dict):
@@ -51,14 +51,14 @@ SCALARS = {
 
 
 class RecordError(ValueError):
-    """JSON that does not fit a record. The message names the key and what was expected there."""
+    """JSON that does not fit a record. The message names the key and the expected type."""
 
     def __init__(self, problem: str) -> None:
         self._path = ""
         self._problem = problem
 
     def below(self, key: str) -> RecordError:
-        """The same error, seen from the object that has this key, or the array that has this `[index]`."""
+        """Prefix the path with a key of the enclosing object, or an `[index]` of the enclosing array. Return self."""
         dot = "." if self._path and not self._path.startswith("[") else ""
         self._path = f"{key}{dot}{self._path}"
         return self
@@ -68,7 +68,7 @@ class RecordError(ValueError):
 
 
 class Record:
-    """Subclasses declare fields as dataclasses do, with our `dataclass`. A field without a default is required.
+    """A frozen value. Subclasses declare fields as dataclasses do. A field without a default is required.
 
     Types are str, int, float (an integer stays one), bool, other records, `tuple[T, ...]` for an array and
     `Mapping[str, T]` for an object, each also as `T | None`. The key of a field is its name, without the underscore of
@@ -89,8 +89,8 @@ class Record:
         self._set(values)
 
     def _set(self, values: Mapping[str, Any]) -> None:
-        if strangers := values.keys() - self._readers.keys() - self._groups.keys():
-            raise TypeError(f"{type(self).__name__} has no {', '.join(sorted(strangers))}")
+        if unknown := values.keys() - self._readers.keys() - self._groups.keys():
+            raise TypeError(f"{type(self).__name__} has no {', '.join(sorted(unknown))}")
         vars(self).update(values)
 
     def __setattr__(self, name: str, value: object) -> None:
@@ -106,7 +106,7 @@ class Record:
         return f"{type(self).__name__}({', '.join(f'{name}={getattr(self, name)!r}' for name in fields)})"
 
     def replace(self: R, **changes: Any) -> R:
-        """A copy in which these fields have other values."""
+        """Return a copy in which these fields have other values."""
         copy = object.__new__(type(self))
         vars(copy).update(vars(self))
         copy._set(changes)
@@ -114,11 +114,11 @@ class Record:
 
     @classmethod
     def from_json(cls: type[R], value: object) -> R:
-        """Raises RecordError if a required key is missing, or a value is not of the declared type."""
+        """Return a record. Raises RecordError if a required key is missing or a value is not of the declared type."""
         if not isinstance(value, dict):
             raise _expected("an object", value)
-        made = object.__new__(cls)
-        fields = vars(made)
+        record = object.__new__(cls)
+        fields = vars(record)
         for name, (key, read) in cls._readers.items():
             if key in value:
                 try:
@@ -131,17 +131,17 @@ class Record:
             fields[name] = group.from_json(value)
         if not cls._keys.issuperset(value) and not issubclass(cls, Group):
             fields["_undeclared"] = {key: item for key, item in value.items() if key not in cls._keys}
-        return made
+        return record
 
     def to_json(self) -> dict[str, Any]:
-        found: dict[str, Any] = {}
+        value_by_key: dict[str, Any] = {}
         for name, (key, _) in self._readers.items():
             value = getattr(self, name)
             if value is not None or name not in self.OMITTED:
-                found[key] = _plain(value)
+                value_by_key[key] = _plain(value)
         for name in self._groups:
-            found.update(getattr(self, name).to_json())
-        return {**found, **self._undeclared}
+            value_by_key.update(getattr(self, name).to_json())
+        return {**value_by_key, **self._undeclared}
 
 
 def _complete(cls: type[R]) -> type[R]:
@@ -189,7 +189,7 @@ def _is_group(kind: object) -> bool:
 
 
 def _reader(kind: str, module: Mapping[str, Any]) -> Reader:
-    """The function that checks and converts JSON for a field declared as `kind` in `module`."""
+    """Return the function that checks and converts JSON for a field declared as `kind` in `module`."""
     if kind.endswith(" | None"):
         read = _reader(kind[: -len(" | None")], module)
         return lambda value: None if value is None else read(value)
@@ -205,10 +205,10 @@ def _reader(kind: str, module: Mapping[str, Any]) -> Reader:
     return record.from_json
 
 
-def _scalar(types: tuple[type, ...], words: str) -> Reader:
+def _scalar(types: tuple[type, ...], expected: str) -> Reader:
     def read(value: Any) -> Any:
-        if type(value) not in types:  # isinstance would take True for a number
-            raise _expected(words, value)
+        if type(value) not in types:  # isinstance would accept True as a number
+            raise _expected(expected, value)
         return value
 
     return read
@@ -253,4 +253,4 @@ def _plain(value: Any) -> Any:
 
 
 class Group(Record):
-    """Fields of another record under one name; in JSON their keys stand among those of the other fields."""
+    """Fields of another record under one name; in JSON their keys are among those of the other fields."""

@@ -1,4 +1,4 @@
-"""What a workspace's requirements.txt asks for; the same answer on the control machine and on the nodes."""
+"""The requirements of a workspace's requirements.txt, identical on the control machine and on the nodes."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ import re
 from pathlib import Path
 
 FILE = "requirements.txt"
-RUNTIME = ("numpy", "pyzmq")  # what our runtime imports
+RUNTIME = ("numpy", "pyzmq")  # imported by our runtime
 NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?")
 
 
 def normal(name: str) -> str:
-    """A project's name in the one spelling that all its spellings share."""
+    """Return a project's name in its normalized spelling (PEP 503)."""
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
 def logical_lines(text: str) -> list[tuple[int, str]]:
-    """(line number, requirement) without comments and blank lines; a backslash at the end continues a line."""
-    found: list[tuple[int, str]] = []
+    """Return (line number, requirement) pairs, without comments. A trailing backslash continues a line."""
+    requirements: list[tuple[int, str]] = []
     start = 0
     parts: list[str] = []
     for number, line in enumerate(text.splitlines(), 1):
@@ -30,16 +30,16 @@ def logical_lines(text: str) -> list[tuple[int, str]]:
         whole = " ".join(filter(None, parts))
         parts = []
         if whole:
-            found.append((start, whole))
+            requirements.append((start, whole))
     if any(parts):
-        found.append((start, " ".join(filter(None, parts))))
-    return found
+        requirements.append((start, " ".join(filter(None, parts))))
+    return requirements
 
 
 def effective(text: str | None, runtime: bool) -> list[str]:
-    """The requirements of this text (None: there is no file), with what the runtime needs where it takes part."""
+    """Return the requirements of this text (None: no file), plus those of our runtime if it takes part."""
     lines = [line for _, line in logical_lines(text or "")]
-    named = {normal(found[0]) for line in lines if (found := NAME.match(line))}
+    named = {normal(match[0]) for line in lines if (match := NAME.match(line))}
     if runtime or text is None:
         lines += [name for name in RUNTIME if name not in named]
     return lines
@@ -50,7 +50,7 @@ def digest(requirements: list[str]) -> str:
 
 
 def read_text(directory: Path) -> str | None:
-    """The text of a workspace's requirements.txt, or None when it has none. Raises UnicodeDecodeError, OSError."""
+    """Return the text of a workspace's requirements.txt, or None if it has none. Raises UnicodeDecodeError, OSError."""
     try:
         return (directory / FILE).read_text(encoding="utf-8-sig")
     except FileNotFoundError:

@@ -1,11 +1,10 @@
-"""The spec of a run: everything that one node's part of the run is started from and goes by.
+"""The spec of a run: all values that one node's part of the run depends on.
 
 The control machine makes one for every node (`LaunchPlan.spec`), the node keeps it in `runs/RUN/spec.json`, and its
-supervisor writes it anew at each new epoch. The keys are a contract between versions: a supervisor may run beside
-older ones, and a run may be joined by a newer one. So unknown keys are kept, and the defaults here are what a missing
-key means.
+supervisor rewrites it at each new epoch. The keys are a contract between versions: a supervisor may run beside older
+ones, and a newer one may join the run. So unknown keys are kept, and a missing key means the default declared here.
 
-Records, not dataclasses: `status` reads a spec on every node that is asked, and pays for each import.
+Records, not dataclasses: `status` reads a spec on every node, and each import costs time.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ class LeftOut(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class LeadAddress(Record):
-    """Where the lead listens."""
+    """The address at which the lead listens."""
 
     host: str
     port: int
@@ -102,7 +101,7 @@ class PlacedProcess(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class Training(Group):
-    """How the programs train, and how many they are in the whole run."""
+    """The training mode, and the number of processes in the whole run."""
 
     mode: str = "sync"
     seed: int = 0
@@ -116,7 +115,7 @@ class Training(Group):
 
 @dataclass(frozen=True, kw_only=True)
 class Ports(Group):
-    """Where to look for free ports, and how many ports a pserver has for dense and for sparse tables."""
+    """The first port to try, and the number of ports that a pserver has for dense and for sparse tables."""
 
     port: int = 7164
     ports_num: int = 1
@@ -125,7 +124,7 @@ class Ports(Group):
 
 @dataclass(frozen=True, kw_only=True)
 class Timing(Group):
-    """Seconds between heartbeats, until a silent node is lost, and from TERM to KILL."""
+    """Seconds between heartbeats, until a silent node counts as lost, and from TERM to KILL."""
 
     heartbeat_s: float = 1.0
     node_grace_s: float = 30.0
@@ -134,7 +133,7 @@ class Timing(Group):
 
 @dataclass(frozen=True, kw_only=True)
 class Saving(Group):
-    """Where initial values come from, when checkpoints are made, and which ones are kept."""
+    """The source of initial values, the schedule of checkpoints, and their retention."""
 
     load: str | None = None
     checkpoints: bool = False
@@ -146,7 +145,7 @@ class Saving(Group):
 
 @dataclass(frozen=True, kw_only=True)
 class Limits(Group):
-    """The limits of each process; None is no limit of ours."""
+    """The limits of each process; None sets no limit."""
 
     memory_limit_mb: int | None = None
     open_files: int | None = None
@@ -154,9 +153,9 @@ class Limits(Group):
 
 @dataclass(frozen=True, kw_only=True)
 class Failures(Group):
-    """The policy for failures: restarts an hour by role, and the settings of the same names.
+    """The policy for failures: restarts per hour by role, and the settings of the same names.
 
-    `whole` means that processes can only be restarted all together.
+    `whole` means that processes can only be restarted together.
     """
 
     restarts: Mapping[str, int] = NOTHING
@@ -173,7 +172,7 @@ class RunSpec(Record):
     """The spec of a run for the node `node`; immutable.
 
     `members` are the nodes that take part, the lead first; `lead` is None on the lead's own node. `address` and
-    `pserver_hosts` are addresses within the cluster, the latter by rank. The node adds `venv`, the directory of its
+    `pserver_hosts` (by rank) are addresses within the cluster. The node adds `venv`, the directory of its
     Python environment if it has one, and `t`, the time at which it prepared the run. The lead adds `epoch` and
     `recover` when processes are restarted. `shm` is "off" in benchmarks.
     """

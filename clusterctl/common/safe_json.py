@@ -1,4 +1,4 @@
-"""JSON from those who are not believed: processes of a run, and, on the control machine, nodes."""
+"""JSON from untrusted senders: processes of a run, and, on the control machine, nodes."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ import json
 import re
 from typing import Any
 
-DEEPEST = 50  # more than anything of ours; who walks over values by recursion stumbles over some hundreds
-MOST_VALUES = 1_000_000  # each may take thirty times the room of its text
+DEEPEST = 50  # more than our own messages have; recursive functions fail at some hundreds
+MOST_VALUES = 1_000_000  # each may take thirty times the memory of its text
 MOST = 1 << 63
 _STRING = re.compile(rb'"[^"]*"')
 
 
 def parse(line: bytes) -> Any:
-    """As `json.loads`. Raises ValueError, also for what is nested deeper than `DEEPEST` or has too many values."""
+    """Parse JSON. Raises ValueError, also if it is nested deeper than `DEEPEST` or has too many values."""
     if len(line) > MOST_VALUES and _has_too_many(line):
         raise ValueError("it has too many values")
     try:
@@ -26,7 +26,7 @@ def parse(line: bytes) -> Any:
 
 
 def _has_too_many(line: bytes) -> bool:
-    """A value has a comma or a bracket before it, which may stand in strings as well."""
+    """Count the commas and brackets outside strings: each value has one before it."""
     if _count(line) <= MOST_VALUES:
         return False
     bare = line.replace(rb"\\", b"").replace(rb"\"", b"")
@@ -43,20 +43,20 @@ def _is_deep(value: Any, levels: int) -> bool:
 
 
 def is_whole(value: object) -> bool:
-    """Whether it is an integer that fits into 64 bits."""
+    """Return True if it is an integer that fits into 64 bits."""
     return isinstance(value, int) and not isinstance(value, bool) and -MOST <= value < MOST
 
 
 def parse_event(line: bytes) -> dict[str, Any] | None:
-    """What a process says on its control socket; None for what is no event of anybody's.
+    """Return the event that a process sent on its control socket; None if it is not an event.
 
-    Its steps and passes are integers: they are counted with, wherever they arrive.
+    Its steps and passes are integers: all receivers calculate with them.
     """
     try:
-        said = parse(line)
+        event = parse(line)
     except ValueError:
         return None
-    if not isinstance(said, dict) or not isinstance(said.get("event"), str):
+    if not isinstance(event, dict) or not isinstance(event.get("event"), str):
         return None
-    counted = [said[name] for name in ("step", "pass") if said.get(name) is not None]
-    return said if all(is_whole(number) and number >= 0 for number in counted) else None
+    counted = [event[name] for name in ("step", "pass") if event.get(name) is not None]
+    return event if all(is_whole(number) and number >= 0 for number in counted) else None

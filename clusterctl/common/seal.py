@@ -1,6 +1,6 @@
-"""Whether a job directory is just what was dispatched: its seal lists all paths, and how to tell that none was touched.
+"""The seal of a job directory: the list of its paths as dispatched, to see whether any was touched since.
 
-The dispatch that changes nothing is the most frequent one, and goes to many nodes at once. It is answered from here,
+A dispatch without changes is the most frequent one, and goes to many nodes at once. It is answered by this module,
 before anything else is imported.
 """
 
@@ -14,9 +14,9 @@ ID_CHARS = len("JOB20261121-081530")
 
 
 def untouched_job(root: str, job: str, tree: str) -> str:
-    """The absolute directory of `job` when it is the newest, sealed as `tree`, never started, and nothing is under way.
+    """Return the absolute directory of `job` if it is the newest, sealed as `tree`, never started, and not in use.
 
-    Empty when anything of that is not so, or only hard to tell: then the agent has a closer look.
+    Return "" if any of that is false or hard to tell: the agent then checks in detail.
     """
     here = os.path.join(root, job)
     try:
@@ -36,31 +36,31 @@ def _newest(root: str) -> str:
 
 
 def _is_plain(path: str) -> bool:
-    """Whether it can be written into JSON as it is."""
+    """Return True if it can be written into JSON unchanged."""
     return path.isascii() and path.isprintable() and '"' not in path and "\\" not in path
 
 
 def read_seal(job_dir: str) -> "tuple[str, str]":
-    """The name of the tree, and the listing that the directory had then. Raises OSError, ValueError."""
+    """Return the name of the tree, and the directory's listing at that time. Raises OSError, ValueError."""
     with open(f"{job_dir}/{SEAL}", encoding="utf-8", errors="surrogateescape", newline="") as f:
         tree, _, listed = f.read().partition("\n")
     return tree, listed
 
 
 def write_seal(job_dir: str, tree: str, listed: str) -> None:
-    """Into a directory that nobody sees yet."""
+    """Write the seal into a directory that is not visible to other processes yet."""
     with open(f"{job_dir}/{SEAL}", "w", encoding="utf-8", errors="surrogateescape", newline="") as f:
         f.write(f"{tree}\n{listed}")
 
 
 def listing(job_dir: str) -> str:
-    """All that is in a job directory, apart from what is ours."""
+    """Return the listing of a job directory without our own files."""
     lines = []
     todo = [""]
     while todo:
         below = todo.pop()
-        with os.scandir(f"{job_dir}/{below}") as found:
-            for item in found:
+        with os.scandir(f"{job_dir}/{below}") as items:
+            for item in items:
                 path = f"{below}/{item.name}" if below else item.name
                 if path in RESERVED:
                     continue
@@ -74,9 +74,9 @@ def listing(job_dir: str) -> str:
 
 
 def line_of(path: str, mode: int, size: int, stamp: "tuple[int, int, int]", target: str) -> str:
-    """`mode` is that of stat, `stamp` (mtime_ns, ctime_ns, inode).
+    """Return one path's line. `mode` is that of stat, `stamp` is (mtime_ns, ctime_ns, inode).
 
-    A directory's size and inode say nothing, and its change time is set by what happens around it.
+    A directory's size and inode mean nothing, and its change time depends on its neighbours.
     """
     if stat.S_ISREG(mode):
         return f"{path}\0{mode} {size} {stamp[0]} {stamp[1]} {stamp[2]}"
@@ -86,6 +86,6 @@ def line_of(path: str, mode: int, size: int, stamp: "tuple[int, int, int]", targ
 
 
 def joined(lines: "list[str]") -> str:
-    """A listing of these lines, in whatever order they were found."""
+    """Return a listing of these lines, which may be in any order."""
     lines.sort()
     return "\0\0".join(lines)

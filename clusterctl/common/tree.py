@@ -1,6 +1,6 @@
-"""A directory tree as a list of entries: what the control machine sends, and what a node verifies and builds.
+"""A directory tree as a list of entries, which the control machine sends and a node verifies and builds.
 
-Paths travel as JSON strings in which bytes that are not UTF-8 are lone surrogates, so that any name arrives as it was.
+Paths are JSON strings in which bytes that are not UTF-8 are lone surrogates, so that any name arrives unchanged.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ FILE, DIRECTORY, LINK = "f", "d", "l"
 COPY_BYTES = 1 << 20
 HEADER = struct.Struct(">32sQ")  # before each blob: its digest, its size
 NOT_NAMES = frozenset(("", ".", ".."))
-END = (1 << 64) - 1  # as a size: there are no more
+END = (1 << 64) - 1  # as a size: the end of the blobs
 
 
 class Entry(NamedTuple):
@@ -34,12 +34,12 @@ class Entry(NamedTuple):
 
 
 def order(path: str) -> str:
-    """Sorts paths so that a directory stands right before what is in it."""
+    """Return a key that sorts a directory right before its contents."""
     return path.replace("/", "\0")
 
 
 def content_of(entries: Iterable[Entry]) -> str:
-    """A name for everything that is in a tree, as 32 hex digits."""
+    """Return a name for the contents of a tree: 32 hex digits."""
     return content_of_json(dumps(list(entries)))
 
 
@@ -48,12 +48,12 @@ def content_of_json(rows: bytes) -> str:
 
 
 def owned_name(tree: str, source: str, node: int, nodes: int) -> str:
-    """Names a tree with where it came from, and as which node's of how many."""
+    """Return the name of a tree with its source, its node and the number of nodes."""
     return f"{tree}:{source}:{node}:{nodes}"
 
 
 def fold_rows(numbers: Iterable[int]) -> list[list[int]]:
-    """Ascending row numbers as [first, end) pairs."""
+    """Return ascending row numbers as [first, end) pairs."""
     runs: list[list[int]] = []
     for number in numbers:
         if runs and runs[-1][1] == number:
@@ -64,7 +64,7 @@ def fold_rows(numbers: Iterable[int]) -> list[list[int]]:
 
 
 def decode(rows: Any) -> list[Entry]:
-    """The entries of a manifest from elsewhere; raises `AgentError` for anything that could leave the tree."""
+    """Return the entries of a received manifest. Raises `AgentError` for any path that could leave the tree."""
     try:
         entries = [Entry(*row) for row in rows]
         check(entries)
@@ -74,7 +74,7 @@ def decode(rows: Any) -> list[Entry]:
 
 
 def check(entries: Iterable[Entry]) -> None:
-    """Refuses absolute paths, `..`, links that lead outside, paths through links, duplicates and strange kinds."""
+    """Refuse absolute paths, `..`, links that lead outside, paths through links, duplicates and unknown kinds."""
     kinds: dict[str, str] = {"": DIRECTORY}
     for entry in entries:
         parts = entry.path.split("/")
@@ -92,10 +92,9 @@ def check(entries: Iterable[Entry]) -> None:
 
 
 def leads_outside(path: str, target: str) -> bool:
-    """Whether the link at `path` may point out of the tree.
+    """Return True if the link at `path` may point out of the tree.
 
-    `..` is allowed only at the start of `target`: behind a name it would go up from wherever that name leads, which
-    may be another link.
+    `..` is allowed only at the start of `target`: after a name, which may be another link, it could lead anywhere.
     """
     if not target or target.startswith("/") or "\0" in target:
         return True
@@ -104,15 +103,15 @@ def leads_outside(path: str, target: str) -> bool:
     return ups > path.count("/") or ".." in parts[ups:]
 
 
-def _refused(entry: Entry, why: str) -> AgentError:
-    return AgentError(f"{entry.path!r} {why}", kind="refused", hint="remove it from the workspace")
+def _refused(entry: Entry, problem: str) -> AgentError:
+    return AgentError(f"{entry.path!r} {problem}", kind="refused", hint="remove it from the workspace")
 
 
 READ_BYTES = 1 << 18
 
 
 class Stream:
-    """Bytes that follow on standard input, compressed or not."""
+    """A stream of bytes from a source, compressed or not."""
 
     def __init__(self, source: Callable[[int], bytes | memoryview], compressed: bool) -> None:
         self._source = source
@@ -120,7 +119,7 @@ class Stream:
         self._data = memoryview(b"")
 
     def some(self, count: int) -> memoryview:
-        """At least one and at most `count` bytes; raises Gone at the end of the stream."""
+        """Return at least one and at most `count` bytes. Raises Gone at the end of the stream."""
         if not self._data:
             self._data = memoryview(self._more())
         piece, self._data = self._data[:count], self._data[count:]

@@ -1,4 +1,4 @@
-"""Wheels: kept by their sha256, and unpacked into an environment without pip (the format of PEP 427)."""
+"""Wheels, and a store of wheels by their sha256."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from clusterctl.common.tree import COPY_BYTES, END, HEADER
 if TYPE_CHECKING:
     from clusterctl.common.tree import Stream
 
-# Of a wheel: five or six parts of PEP 427. It becomes a path, and its parts lines of a requirements file.
+# A wheel's name has five or six parts (PEP 427). It becomes a path, and its parts become requirements.
 FILE_NAME = re.compile(r"[A-Za-z0-9_.]+-[A-Za-z0-9_.+!]+(-[A-Za-z0-9_.]+){3,4}\.whl")
 DIGEST = re.compile(r"[0-9a-f]{64}")
 
 
 class Wheel(NamedTuple):
-    """A wheel of a lock: its file name, the sha256 of its bytes, their number."""
+    """A wheel of a lock: its file name, sha256 and size in bytes."""
 
     file: str
     digest: str
@@ -39,7 +39,7 @@ class Wheel(NamedTuple):
 
 
 def decode_lock(rows: Any) -> list[Wheel]:
-    """The wheels of a lock from elsewhere. Raises `AgentError` for names that are more than names."""
+    """Return the wheels of a received lock. Raises `AgentError` if a name is not a plain wheel name."""
     wheels = [Wheel(str(file), str(digest), int(size)) for file, digest, size in rows]
     for file, digest, size in wheels:
         if not FILE_NAME.fullmatch(file) or not DIGEST.fullmatch(digest) or size < 0:
@@ -48,7 +48,7 @@ def decode_lock(rows: Any) -> list[Wheel]:
 
 
 def pinned(wheels: Iterable[Wheel]) -> list[str]:
-    """Lines of a requirements file that no other bytes satisfy."""
+    """Return lines for a requirements file that accept exactly these wheels."""
     return [f"{wheel.name}=={wheel.version} --hash=sha256:{wheel.digest}" for wheel in wheels]
 
 
@@ -57,7 +57,7 @@ def describe(path: Path) -> Wheel:
 
 
 class WheelStore:
-    """A directory of wheels, `DIGEST/FILE` each; what is in it was verified when it came."""
+    """A directory of wheels, each `DIGEST/FILE`; all were verified on arrival."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -70,24 +70,24 @@ class WheelStore:
         return path.is_file() and path.stat().st_size == wheel.size
 
     def workplace(self) -> tempfile.TemporaryDirectory[str]:
-        """A directory on the same file system, gone afterwards."""
+        """Return a temporary directory on the same file system."""
         self.directory.mkdir(0o700, parents=True, exist_ok=True)
         return tempfile.TemporaryDirectory(prefix=".", dir=self.directory)
 
     def sweep(self) -> None:
-        """Removes what interrupted calls left; only for who is alone here."""
-        for place in self.directory.glob(".*"):
-            shutil.rmtree(place, ignore_errors=True)
+        """Remove the leftovers of interrupted calls. The caller must hold the lock."""
+        for leftover in self.directory.glob(".*"):
+            shutil.rmtree(leftover, ignore_errors=True)
 
     def adopt(self, file: Path) -> Wheel:
-        """Moves a wheel of a workplace in."""
+        """Move a wheel from a workplace into the store."""
         wheel = describe(file)
         self.path(wheel).parent.mkdir(0o700, exist_ok=True)
         file.replace(self.path(wheel))
         return wheel
 
     def take_blobs(self, lock: Sequence[Wheel], stream: Stream) -> None:
-        """Stores what a stream of blobs has of a lock; what is not asked for, or not right, is passed over."""
+        """Store the wheels of a lock from a stream of blobs. Skip those not in the lock, and damaged ones."""
         wanted = {wheel.digest: wheel for wheel in lock}
         while True:
             digest, size = HEADER.unpack(stream.exactly(HEADER.size))
@@ -101,7 +101,7 @@ class WheelStore:
                 self.take(wheel, stream.some)
 
     def take(self, wheel: Wheel, read: Callable[[int], bytes | memoryview]) -> None:
-        """Stores the bytes that `read(n)` gives, up to n at a time. `AgentError` when they are not the wheel's."""
+        """Store a wheel from `read(n)`, which returns up to n bytes. Raises `AgentError` if they do not match."""
         with self.workplace() as workplace:
             beside = Path(workplace, wheel.file)
             left = wheel.size
@@ -113,5 +113,5 @@ class WheelStore:
                     f.write(data)
                     left -= len(data)
             if describe(beside) != wheel:
-                raise AgentError(f"{wheel.file} arrived with other contents than announced")
+                raise AgentError(f"{wheel.file} does not have the announced contents")
             self.adopt(beside)

@@ -173,7 +173,7 @@ def test_a_stream_that_ends_early_is_noticed_and_the_torn_file_is_gone(tmp_path:
 
 
 def test_other_contents_than_announced_are_an_error(tmp_path: Path) -> None:
-    with pytest.raises(AgentError, match="'a' arrived with other contents"):
+    with pytest.raises(AgentError, match="'a' does not have the announced contents"):
         built(tmp_path, [file("a", b"right")], b"wrong")
     assert not (tmp_path / "new/tree/a").exists()
 

@@ -135,7 +135,7 @@ def test_a_running_job_is_not_started_again(site: Site) -> None:
     job = site.start(SLEEP)
     again = site.run("start", "--job_workspace", job, "--json")
     assert again.code == 4
-    assert "running already" in again.json()["error"]["message"]
+    assert "already running" in again.json()["error"]["message"]
     assert site.status(job)["state"] == "running"
     site.ok("stop", job)
 

@@ -79,7 +79,7 @@ def test_a_missing_module_on_a_node_is_an_error_of_its_own(site: Site) -> None:
     result = site.run("start", "--job_dispatch_package", str(site.workspace("")))
     assert result.code == 3
     assert "has no zmq" in result.err
-    assert "clusterctl setup makes an environment" in result.err
+    assert "run clusterctl setup: it makes an environment" in result.err
 
 
 def test_a_hundred_megabytes_of_output_are_all_kept(site: Site) -> None:

@@ -1,8 +1,8 @@
-"""What is where by content on this node, and the lock that keeps dispatches apart.
+"""Find wanted contents on this node by digest.
 
-There is no central index that could be wrong: every job directory has a manifest of its own
-(`JOB/.clusterctl/manifest`), a row per path with the stamp (mtime, ctime, inode) that its file had when its bytes were
-verified. A file counts as what its row says only while its size and stamp are the same. With a job go its rows.
+There is no central index that could be wrong: every job directory has its own manifest (`JOB/.clusterctl/manifest`), a
+row per path with the stamp (mtime, ctime, inode) that its file had when its bytes were verified. A row is valid only
+while the size and stamp of its file are unchanged. When a job is removed, so are its rows.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 KIND_MODES = {FILE: stat.S_IFREG, DIRECTORY: stat.S_IFDIR, LINK: stat.S_IFLNK}
-TORN = "torn-"  # and a digest: the name of a large file that has not arrived whole
+TORN = "torn-"  # with a digest: the name of a large file that has arrived in part
 RANGE_BYTES = 256 << 20
-MANY = 1000  # rows that are written at once
-FEW = 32  # digests that are searched for as text before a whole manifest is parsed
+MANY = 1000  # rows per write
+FEW = 32  # so few digests are searched for as text before a whole manifest is parsed
 
 
 class Stamp(NamedTuple):
-    """What tells that a file is still the one that was verified."""
+    """The marks by which a file is still the one that was verified."""
 
     mtime_ns: int
     ctime_ns: int
@@ -46,7 +46,7 @@ class Row(NamedTuple):
 
 
 class Source(NamedTuple):
-    """A file on this node that has the wanted bytes; one that nobody else needs may be moved."""
+    """A file on this node with the wanted bytes; it may be moved if nothing else needs it."""
 
     path: str
     stamp: Stamp
@@ -58,7 +58,7 @@ def stamp_of(status: os.stat_result) -> Stamp:
 
 
 def write_manifest(job_dir: Path, tree: str, rows: list[Row]) -> None:
-    """The rows as JSON, and the seal; the directory is one that nobody sees yet."""
+    """Write the rows as JSON, and the seal. The directory is not visible to other processes yet."""
     with (job_dir / META / "manifest").open("wb") as f:
         for first in range(0, len(rows), MANY):
             part = [(*row.entry, row.stamp) for row in rows[first : first + MANY]]
@@ -74,16 +74,16 @@ def write_manifest(job_dir: Path, tree: str, rows: list[Row]) -> None:
 
 
 def read_manifest(job_dir: Path) -> list[Row] | None:
-    """A job's rows; None when there are none that make sense."""
+    """Return a job's rows, or None if they are missing or damaged."""
     try:
-        found = loads((job_dir / META / "manifest").read_bytes())
-        return [Row(Entry(*row[:-1]), Stamp(*row[-1]) if row[-1] else None) for row in found]
+        rows = loads((job_dir / META / "manifest").read_bytes())
+        return [Row(Entry(*row[:-1]), Stamp(*row[-1]) if row[-1] else None) for row in rows]
     except (OSError, ValueError, TypeError):
         return None
 
 
 def is_exact(job_dir: Path) -> bool:
-    """Whether a job directory holds just what was dispatched, nothing changed and nothing beside it."""
+    """Return True if a job directory holds exactly what was dispatched: nothing changed and nothing added."""
     try:
         return read_seal(str(job_dir))[1] == listing(str(job_dir))
     except (OSError, ValueError):
@@ -93,15 +93,15 @@ def is_exact(job_dir: Path) -> bool:
 def find_sources(
     root: Path, wanted: Collection[str], sizes: dict[str, int], beat: Callable[[], None]
 ) -> dict[str, Source]:
-    """Files of this node with the wanted digests: what a broken dispatch left first, then jobs, the newest first.
+    """Return files of this node with the wanted digests: first from interrupted dispatches, then from the newest jobs.
 
     `beat` is called now and then: a job of 100,000 files takes half a second.
     """
-    found: dict[str, Source] = {}
+    sources: dict[str, Source] = {}
     missing = set(wanted)
     for digest, source in _left_over(incoming_dir(root)):
         if digest in missing and is_still(source, sizes[digest]):
-            found[digest] = source
+            sources[digest] = source
             missing.discard(digest)
     for job in find_jobs(root):
         if not missing:
@@ -109,9 +109,9 @@ def find_sources(
         beat()
         for digest, source in _of_job(job, missing):
             if digest in missing and is_still(source, sizes[digest]):
-                found[digest] = source
+                sources[digest] = source
                 missing.discard(digest)
-    return found
+    return sources
 
 
 def is_still(source: Source, size: int) -> bool:
@@ -135,37 +135,37 @@ def _of_job(job: JobPaths, missing: set[str]) -> Iterator[tuple[str, Source]]:
 
 
 def _left_over(incoming: Path) -> Iterator[tuple[str, Source]]:
-    """What arrived whole in dispatches that broke off: their staging directories keep a list of it."""
-    for place in incoming.iterdir():
-        with contextlib.suppress(OSError), (place / "arrived").open() as lines:
+    """Yield files that arrived whole in interrupted dispatches: their staging directories keep a list."""
+    for staging in incoming.iterdir():
+        with contextlib.suppress(OSError), (staging / "arrived").open() as lines:
             for line in lines:
                 with contextlib.suppress(ValueError, TypeError):  # the last line may be torn
                     digest, path, stamp = loads(line)
-                    yield digest, Source(f"{place}/{path}", Stamp(*stamp), True)
+                    yield digest, Source(f"{staging}/{path}", Stamp(*stamp), True)
 
 
 def find_torn(incoming: Path, sizes: dict[str, int]) -> dict[str, tuple[str, int]]:
-    """Beginnings of large files, as (path, bytes) by digest: dispatches that broke off left them."""
-    found: dict[str, tuple[str, int]] = {}
-    for place in incoming.iterdir():
-        for path in place.iterdir() if sizes and place.is_dir() else ():
+    """Return beginnings of large files from interrupted dispatches, as (path, bytes) by digest."""
+    torn: dict[str, tuple[str, int]] = {}
+    for staging in incoming.iterdir():
+        for path in staging.iterdir() if sizes and staging.is_dir() else ():
             digest = path.name[len(TORN) :]
             if path.name.startswith(TORN) and digest in sizes:
                 status = path.lstat()
-                known = found.get(digest, ("", 0))[1]
+                known = torn.get(digest, ("", 0))[1]
                 if stat.S_ISREG(status.st_mode) and known < status.st_size < sizes[digest]:
-                    found[digest] = (str(path), status.st_size)
-    return found
+                    torn[digest] = (str(path), status.st_size)
+    return torn
 
 
 def copy_file(source: Source, size: int, fd: int, beat: Callable[[], None]) -> None:
-    """The bytes of a source into an open file, shared between both where the file system can.
+    """Copy a source into an open file; the file system may share the bytes between both.
 
-    `beat` is called now and then. Raises AgentError when the source changes meanwhile.
+    `beat` is called now and then. Raises AgentError if the source changes in the meantime.
     """
     with open(source.path, "rb") as f:  # noqa: PTH123
         left = size
-        with contextlib.suppress(OSError, AttributeError):  # not here, or not between these file systems
+        with contextlib.suppress(OSError, AttributeError):  # not on this system, or not between these file systems
             while left and (done := os.copy_file_range(f.fileno(), fd, min(left, RANGE_BYTES))):
                 left -= done
                 beat()
@@ -174,4 +174,4 @@ def copy_file(source: Source, size: int, fd: int, beat: Callable[[], None]) -> N
             left -= len(data)
             beat()
         if left or not stamp_of(os.fstat(f.fileno())) == source.stamp:
-            raise AgentError(f"{source.path} changed while it was copied", hint="dispatch again")
+            raise AgentError(f"{source.path} changed while it was being copied", hint="dispatch again")

@@ -1,8 +1,8 @@
-"""Makes a job that was never started into its successor, in place: only what differs is touched.
+"""Turn a job that was never started into its successor, in place: only differing files are touched.
 
-Everything new is staged and verified before; then a journal is written, the old directory is renamed into the staging
-directory, changed there, and renamed to its new name. Whoever calls an agent next finishes what a kill interrupted:
-every step may be repeated.
+Everything new is staged and verified first. Then a journal is written, the old directory is renamed into the staging
+directory, changed there, and renamed to its new name. If the agent is killed, the next agent call finishes the work:
+every step can be repeated.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ def journal_of(root: Path) -> Path:
 
 
 def was_started(job: JobPaths) -> bool:
-    """Whether a run of the job was begun, or is about to."""
+    """Return True if a run of the job was started, or is being started."""
     return job.newest_run() is not None or is_locked(job.lock)
 
 
 def changed(base: dict[str, Row], entries: list[Entry]) -> list[int]:
-    """The numbers of the entries that are files whose bytes the base does not have at that path."""
+    """Return the numbers of the file entries whose bytes the base does not have at that path."""
     numbers = []
     for number, entry in enumerate(entries):
         if entry.kind == FILE:
@@ -50,25 +50,25 @@ def changed(base: dict[str, Row], entries: list[Entry]) -> list[int]:
 def supersede(
     root: Path, staging: Path, old: str, record: dict[str, Any], entries: list[Entry], base: dict[str, Row]
 ) -> bool:
-    """Renames and changes job `old`, whose rows are `base`, into `record["job"]`; False when it was started meanwhile.
+    """Turn job `old`, whose rows are `base`, into `record["job"]`. Return False if it was started in the meantime.
 
     The files that `changed` names are in `staging/new/NUMBER`, verified.
     """
     write_atomic(staging / "entries", dumps(entries), durable=False)
     write_json(journal_of(root), {"staging": staging.name, "old": old, "record": record}, durable=False)
-    return _go_on(root, entries, base)
+    return _complete(root, entries, base)
 
 
 def recover(root: Path) -> None:
-    """Finishes what an agent that was killed had begun; called before every operation that finds a journal."""
+    """Finish the change that a killed agent had begun. Called before every operation that finds a journal."""
     from clusterctl.common.procfs import wait_until
 
     def settled() -> bool:
         try:
-            with dispatch_lock(root, {"by": "the end of an interrupted one"}):
+            with dispatch_lock(root, {"by": "recovery of an interrupted dispatch"}):
                 if journal_of(root).exists():
-                    _go_on(root)
-        except AgentError as exc:  # a dispatch is at it just now
+                    _complete(root)
+        except AgentError as exc:  # a dispatch is doing it just now
             if exc.kind != "busy":
                 raise
         return not journal_of(root).exists()
@@ -76,8 +76,8 @@ def recover(root: Path) -> None:
     wait_until(settled, SETTLE_S)
 
 
-def _go_on(root: Path, entries: list[Entry] | None = None, base: dict[str, Row] | None = None) -> bool:
-    """What is known already need not be read."""
+def _complete(root: Path, entries: list[Entry] | None = None, base: dict[str, Row] | None = None) -> bool:
+    """Carry out the journal. `entries` and `base` are read from disk if they are not given."""
     journal = read_json(journal_of(root))
     staging = incoming_dir(root) / str(journal["staging"]) if journal else None
     if journal is None or staging is None or not (staging / "entries").exists():
@@ -114,11 +114,11 @@ def _change(tree: Path, staging: Path, entries: list[Entry], base: dict[str, Row
 
 
 def _remove_gone(tree: Path, base: dict[str, Row], entries: list[Entry]) -> None:
-    """Where the successor of a directory is there already, nothing below is looked at: it may be a link elsewhere."""
+    """Remove the paths that are gone. Never look below a directory already replaced: it may be a link elsewhere."""
     wanted = {entry.path: entry.kind for entry in entries}
     gone: list[str] = []
     replaced: set[str] = set()
-    for path, row in base.items():  # directories before what is in them
+    for path, row in base.items():  # directories before their contents
         if path.rpartition("/")[0] in replaced:
             replaced.add(path)
         elif wanted.get(path) != row.entry.kind:
@@ -169,13 +169,13 @@ def make_link(path: str, entry: Entry) -> None:
 
 
 def finish_directory(path: str, entry: Entry) -> None:
-    """Mode and time, when all that is in it is there."""
+    """Set mode and time of a directory whose contents are complete."""
     os.chmod(path, entry.mode)  # noqa: PTH101
     os.utime(path, ns=(entry.mtime_ns, entry.mtime_ns))
 
 
 def seal(job: JobPaths, record: dict[str, Any], rows: list[Row]) -> None:
-    """What is ours in a job directory."""
+    """Write our own files into a job directory."""
     for ours in (job.log, job.output, job.meta, job.runs):
         ours.mkdir(0o700, exist_ok=True)
     write_atomic(job.nodefile, b"%d\n" % record["node"], 0o644, durable=False)

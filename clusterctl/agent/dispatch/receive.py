@@ -1,10 +1,10 @@
-"""Dispatch, the node's side: a job directory appears whole and verified, or not at all.
+"""The node's side of a dispatch: a job directory appears whole and verified, or not at all.
 
-The conversation: the request names the tree to be had, most often as changes to one that this node should have; the
-answer says what the node has and which bytes it lacks; the control machine decides for all nodes, and sends them. A
-lock keeps two dispatches apart from the request to the end.
+The conversation: the request names the wanted tree, most often as changes to one that this node should have; the answer
+reports what the node has and which bytes it lacks; the control machine decides for all nodes, and sends the bytes. A
+lock excludes other dispatches from the request to the end.
 
-Bytes come as blobs: the digest (32 bytes), the size (8 bytes, big-endian), the bytes; a size of `END` ends them.
+Bytes arrive as blobs: the digest (32 bytes), the size (8 bytes, big-endian), the bytes; a size of `END` ends them.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 
 def receive(root: Path, request: dict[str, Any], peer: Peer) -> dict[str, Any]:
-    """Serves one dispatch: says what is here, and becomes what the control machine decides."""
+    """Serve one dispatch: report what this node has, then carry out the control machine's decision."""
     holder = {name: request[name] for name in ("nonce", "node", "by")}
     with dispatch_lock(root, holder):
         return _Dispatch(root, request, peer).serve()
@@ -62,22 +62,22 @@ class _Dispatch:
             "newest": self._about_newest(),
             "holds": self._holds(),
         }
-        known = self._understand(listed, request["base"])
+        known = self._set_tree(listed, request["base"])
         self._peer.send({**answer, **(self._lacking() if known else {"missing": None}), **self._gone()})
         while True:
-            word = self._peer.next_word()
-            if "manifest_bytes" in word:
-                self._understand(_unpack(self._peer, word["manifest_bytes"]), None)
+            message = self._peer.next_message()
+            if "manifest_bytes" in message:
+                self._set_tree(_unpack(self._peer, message["manifest_bytes"]), None)
                 self._peer.send({**self._lacking(), **self._gone()})
-            elif "listen" in word:
-                self._peer.send(self._be_ready_to_relay())
-            elif "keep" in word:
+            elif "listen" in message:
+                self._peer.send(self._listen())
+            elif "keep" in message:
                 _sweep(incoming_dir(self._root), self._peer.beat)
-                return {"dir": str(self._root / word["keep"]), "kept": True}
-            elif "go" in word:
-                return self._build(word)
+                return {"dir": str(self._root / message["keep"]), "kept": True}
+            elif "go" in message:
+                return self._build(message)
             else:
-                raise AgentError("the dispatch was given up")
+                raise AgentError("the dispatch was cancelled")
 
     def _about_newest(self) -> dict[str, Any] | None:
         job = self._newest
@@ -94,27 +94,27 @@ class _Dispatch:
         about = {name: self._record.get(name) for name in ("tree", "source", "node", "nodes")}
         return {"job": job.dir.name, "started": started, "exact": self._exact, **about}
 
-    def _be_ready_to_relay(self) -> dict[str, Any]:
+    def _listen(self) -> dict[str, Any]:
         from clusterctl.agent.relay.take import be_ready
 
         self._relay, where = be_ready(self._request["address"], self._request["nic"])
         return where
 
     def _gone(self) -> dict[str, Any]:
-        """For a plan: the paths that an in-place change would remove."""
+        """Return the paths that an in-place change would remove, for a plan."""
         if not self._request["plan"]:
             return {}
         wanted = {entry.path for entry in self._entries}
         return {"gone": [row.entry.path for row in self._base or () if self._exact and row.entry.path not in wanted]}
 
     def _holds(self) -> bool:
-        """Whether the job that is to be completed is here already, with this very tree."""
+        """Return True if the job to be completed is here already, with this same tree."""
         job = self._request["complete"]
         record = (read_json(JobPaths(self._root / job).record) if job else None) or {}
         return bool(record.get("tree") == self._request["tree"])
 
-    def _understand(self, listed: dict[str, Any], base: str | None) -> bool:
-        """Takes the wanted tree; False when it is told as changes to one that is not here."""
+    def _set_tree(self, listed: dict[str, Any], base: str | None) -> bool:
+        """Set the wanted tree. Return False if it is given as changes to a tree that is not here."""
         if base is None:
             rows = listed["rows"]
         elif self._base is None or self._record.get("tree") != base:
@@ -137,9 +137,9 @@ class _Dispatch:
         return True
 
     def _lacking(self) -> dict[str, Any]:
-        """The rows whose bytes must be sent, each digest once, and how much is here of them already.
+        """Return the rows whose bytes must be sent, each digest once, and how many of their bytes are here already.
 
-        Finds the sources of all others.
+        It finds the sources of all others.
         """
         sizes = {entry.digest: entry.size for entry in self._entries if entry.kind == FILE}
         self._sources = {}
@@ -148,44 +148,44 @@ class _Dispatch:
                 if stamp and entry.digest in sizes:
                     self._sources[entry.digest] = Source(f"{self._newest.dir}/{entry.path}", stamp, False)
         missing = [digest for digest in sizes if digest not in self._sources]
-        found = find_sources(self._root, missing, sizes, self._peer.beat) if missing else {}
+        sources = find_sources(self._root, missing, sizes, self._peer.beat) if missing else {}
         if self._request["rehash"]:
-            found = {digest: s for digest, s in found.items() if digest_of(s.path, self._peer.beat) == digest}
-        self._sources.update(found)
-        self._torn = find_torn(incoming_dir(self._root), {d: sizes[d] for d in missing if d not in found})
+            sources = {digest: s for digest, s in sources.items() if digest_of(s.path, self._peer.beat) == digest}
+        self._sources.update(sources)
+        self._torn = find_torn(incoming_dir(self._root), {d: sizes[d] for d in missing if d not in sources})
         torn = {digest: size for digest, (_, size) in self._torn.items()}
         return {"missing": fold_rows(_first_rows(self._entries, self._sources)), "torn": torn}
 
-    def _build(self, word: dict[str, Any]) -> dict[str, Any]:
+    def _build(self, message: dict[str, Any]) -> dict[str, Any]:
         from clusterctl.agent.dispatch.staging import Staging
 
         began = time.monotonic()
         staging = incoming_dir(self._root) / f"{self._request['nonce']}-{os.getpid()}"
-        old = word["supersede"] if self._exact else None
+        old = message["supersede"] if self._exact else None
         base = {row.entry.path: row for row in self._base or ()} if old else {}
         torn = {digest: path for digest, (path, _) in self._torn.items()}
         work = Staging(staging, self._entries, base, in_place=bool(old), torn=torn, beat=self._peer.beat)
         try:
             work.begin()
-            self._take(work, word)
+            self._take(work, message)
             copying = time.monotonic()
             work.copy(self._sources)
             copied = time.monotonic() - copying
-            record = self._new_record(word)
+            record = self._new_record(message)
             if old is None:
                 work.finish(record)
-                (staging / "tree").rename(self._root / word["go"])
+                (staging / "tree").rename(self._root / message["go"])
             elif not supersede(self._root, staging, old, record, self._entries, base):
-                raise AgentError(f"{old} was started meanwhile", hint="dispatch again")
+                raise AgentError(f"{old} was started in the meantime", hint="dispatch again")
         except BaseException as exc:
-            stays = isinstance(exc, Gone) and (work.files_received or work.torn())  # for the next dispatch to go on
-            if not stays and not journal_of(self._root).exists():  # with a journal the next agent call goes on
+            stays = isinstance(exc, Gone) and (work.files_received or work.torn())  # for the next dispatch to continue
+            if not stays and not journal_of(self._root).exists():  # with a journal the next agent call continues
                 with contextlib.suppress(OSError):
                     delete(staging)
             raise
         _sweep(incoming_dir(self._root), self._peer.beat)
         return {
-            "dir": str(self._root / word["go"]),
+            "dir": str(self._root / message["go"]),
             "kept": False,
             "files_received": work.files_received,
             "bytes_received": work.bytes_received,
@@ -194,22 +194,22 @@ class _Dispatch:
             "seconds": time.monotonic() - began,
         }
 
-    def _take(self, work: Staging, word: dict[str, Any]) -> None:
-        """All bytes that come: through the relay, then what is lacking still, until nothing is."""
+    def _take(self, work: Staging, message: dict[str, Any]) -> None:
+        """Receive bytes through the relay, then directly, until none are missing."""
         from clusterctl.common.tree import Stream
 
-        if "relay" in word:
-            self._take_from_relay(work, word["relay"], word["resume"])
-            word = self._say_what_is_lacking(work)
+        if "relay" in message:
+            self._take_from_relay(work, message["relay"], message["resume"])
+            message = self._request_missing(work)
         while True:
-            if word["blobs"]:
-                work.take(Stream(self._peer.read_some, word["compressed"]), word["resume"])
+            if message["blobs"]:
+                work.take(Stream(self._peer.read_some, message["compressed"]), message["resume"])
             if not self._lacks(work):
                 return
-            word = self._say_what_is_lacking(work)  # the beginning of a torn file was not right
+            message = self._request_missing(work)  # the beginning of a torn file was wrong
 
     def _take_from_relay(self, work: Staging, how: dict[str, Any], resume: dict[str, int]) -> None:
-        """Whatever of the stream comes and is right."""
+        """Take what arrives undamaged from the relay's stream."""
         from clusterctl.agent.relay.take import take_relayed
 
         assert self._relay is not None
@@ -218,17 +218,17 @@ class _Dispatch:
     def _lacks(self, work: Staging) -> list[int]:
         return [number for number in _first_rows(self._entries, self._sources) if not work.has(number)]
 
-    def _say_what_is_lacking(self, work: Staging) -> dict[str, Any]:
-        """The next word, with which it comes."""
+    def _request_missing(self, work: Staging) -> dict[str, Any]:
+        """Report the missing files. Return the next message, which announces them."""
         self._peer.send({"missing": fold_rows(self._lacks(work)), "torn": work.torn()})
-        return self._peer.next_word()
+        return self._peer.next_message()
 
-    def _new_record(self, word: dict[str, Any]) -> dict[str, Any]:
+    def _new_record(self, message: dict[str, Any]) -> dict[str, Any]:
         request = self._request
         files = [entry for entry in self._entries if entry.kind == FILE]
         return {
             "v": 1,
-            "job": word["go"],
+            "job": message["go"],
             **{name: request[name] for name in ("node", "nodes", "workspace", "source", "content", "tree")},
             "files": len(files),
             "bytes": sum(entry.size for entry in files),
@@ -237,7 +237,7 @@ class _Dispatch:
 
 
 def _unpack(peer: Peer, count: int) -> dict[str, Any]:
-    """A list of files, or of changes to one: `{"rows", "gone"}`."""
+    """Read a list of files, or changes to one: `{"rows", "gone"}`."""
     if not count:
         return {"rows": [], "gone": []}
     packed = bytearray()
@@ -254,7 +254,7 @@ def _unpack(peer: Peer, count: int) -> dict[str, Any]:
 
 
 def _first_rows(entries: list[Entry], sources: dict[str, Source]) -> list[int]:
-    """The rows of the files that have no source, the first of each digest."""
+    """Return the rows of the files that have no source, the first of each digest."""
     seen = set(sources)
     rows = []
     for number, entry in enumerate(entries):
@@ -265,7 +265,7 @@ def _first_rows(entries: list[Entry], sources: dict[str, Source]) -> list[int]:
 
 
 def _sweep(incoming: Path, beat: Callable[[], None]) -> None:
-    """Removes what broken dispatches left; the lock says that none is under way."""
-    for place in incoming.iterdir():
+    """Remove the leftovers of interrupted dispatches. The lock ensures that none is running."""
+    for leftover in incoming.iterdir():
         with contextlib.suppress(OSError):
-            delete(place, beat)
+            delete(leftover, beat)

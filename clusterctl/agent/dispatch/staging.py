@@ -1,4 +1,4 @@
-"""A tree under construction: bytes that come are hashed and written once, others are copied from files of this node."""
+"""A tree under construction: received bytes are hashed and written once, others are copied from local files."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from clusterctl.common.tree import COPY_BYTES, DIRECTORY, END, HEADER, LINK, Ent
 if TYPE_CHECKING:
     from pathlib import Path
 
-LARGE = 8 << 20  # from this size on, a file goes on where it broke off
+LARGE = 8 << 20  # from this size on, an interrupted file is resumed
 
 
 class Staging:
@@ -26,7 +26,7 @@ class Staging:
 
     def __init__(
         self,
-        place: Path,
+        path: Path,
         entries: list[Entry],
         base: dict[str, Row],
         *,
@@ -34,11 +34,11 @@ class Staging:
         torn: dict[str, str] | None = None,
         beat: Callable[[], None] = lambda: None,
     ) -> None:
-        """`torn`: by digest, the paths of files of which earlier dispatches brought the beginning.
+        """`torn` has the paths, by digest, of files that earlier dispatches received in part.
 
-        `beat` is called now and then where nothing is read from the stream.
+        `beat` is called now and then while nothing is read from the stream.
         """
-        self._place = place
+        self._path = path
         self._beat = beat
         self._torn = dict(torn or {})
         self._entries = entries
@@ -51,13 +51,13 @@ class Staging:
             self._wanted.setdefault(entries[number].digest, []).append(number)
 
     def begin(self) -> None:
-        """Makes all directories."""
-        self._place.mkdir(0o700)
-        (self._place / ("new" if self._in_place else "tree")).mkdir(0o700)
+        """Create all directories."""
+        self._path.mkdir(0o700)
+        (self._path / ("new" if self._in_place else "tree")).mkdir(0o700)
         if not self._in_place:
             for entry in self._entries:
                 if entry.kind == DIRECTORY:
-                    os.mkdir(f"{self._place}/tree/{entry.path}", 0o700)  # noqa: PTH102
+                    os.mkdir(f"{self._path}/tree/{entry.path}", 0o700)  # noqa: PTH102
 
     def _name(self, number: int) -> str:
         return f"new/{number}" if self._in_place else f"tree/{self._entries[number].path}"
@@ -66,17 +66,18 @@ class Staging:
         return number in self._stamps
 
     def torn(self) -> dict[str, int]:
-        """How much there is, by digest, of large files that did not arrive whole."""
+        """Return the bytes received so far, by digest, of large files that did not arrive whole."""
         lacking = (digest for digest, numbers in self._wanted.items() if not self.has(numbers[0]))
         return {digest: os.stat(self._torn[digest]).st_size for digest in lacking if digest in self._torn}  # noqa: PTH116
 
     def take(self, stream: Stream, resume: dict[str, int], *, strict: bool = True) -> None:
-        """Blobs until their end; of the files in `resume` only what comes after so many bytes.
+        """Receive blobs until their end; for the files in `resume`, only the bytes after that offset.
 
-        Raises AgentError for one that nobody asked for, or that is not what its digest says; when not `strict`, such
-        ones are passed over, and always where only the beginning that was here may be wrong: then it is lacking whole.
+        Raises AgentError for a blob that was not requested, or does not match its digest. If not `strict`, such blobs
+        are skipped. A mismatch of a resumed file is never an error: its local beginning may be wrong, and the whole
+        file is missing then.
         """
-        with (self._place / "arrived").open("ab", buffering=0) as arrived:
+        with (self._path / "arrived").open("ab", buffering=0) as arrived:
             while True:
                 digest, size = HEADER.unpack(stream.exactly(HEADER.size))
                 if size == END:
@@ -85,7 +86,9 @@ class Staging:
                 offset = resume.get(digest.hex(), 0)
                 if numbers is None or size + offset != self._entries[numbers[0]].size or self.has(numbers[0]):
                     if strict:
-                        raise AgentError("bytes came that nobody asked for", hint="dispatch again")
+                        raise AgentError(
+                            "the control machine sent bytes that were not requested", hint="dispatch again"
+                        )
                     stream.skip(size)
                     continue
                 number = numbers[0]
@@ -98,10 +101,10 @@ class Staging:
                 arrived.write(dumps([digest.hex(), self._name(number), self._stamps[number]]) + b"\n")
 
     def _write(self, number: int, offset: int, stream: Stream) -> bool:
-        """Whether the bytes were the right ones; others are not kept."""
+        """Write a file from the stream. Return True if the bytes match the digest; others are not kept."""
         entry = self._entries[number]
-        name = f"{self._place}/{self._name(number)}"
-        path = f"{self._place}/{TORN}{entry.digest}" if entry.size >= LARGE else name
+        name = f"{self._path}/{self._name(number)}"
+        path = f"{self._path}/{TORN}{entry.digest}" if entry.size >= LARGE else name
         try:
             with self._opened(entry, path, offset) as f:
                 digest = _digest_of_beginning(f.fileno(), offset, self._beat)
@@ -116,10 +119,10 @@ class Staging:
                     os.rename(path, name)  # noqa: PTH104
                     del self._torn[entry.digest]
                 if right:
-                    self._close_up(f.fileno(), number)
-        except BaseException:  # the stream ended, or the relay broke: then what is missing comes directly
+                    self._set_metadata(f.fileno(), number)
+        except BaseException:  # the stream ended, or the relay broke: missing files are sent directly
             if path == name:
-                with contextlib.suppress(FileNotFoundError):  # it could not even be made
+                with contextlib.suppress(FileNotFoundError):  # it could not be created
                     os.unlink(path)  # noqa: PTH108
             raise
         if not right:
@@ -128,7 +131,7 @@ class Staging:
         return right
 
     def _opened(self, entry: Entry, path: str, offset: int) -> BinaryIO:
-        """A new file, or a torn one with its first `offset` bytes."""
+        """Open a new file, or a torn one with its first `offset` bytes."""
         if entry.size < LARGE:
             return os.fdopen(self._create(path), "wb", buffering=0)
         torn = self._torn.get(entry.digest)
@@ -145,14 +148,14 @@ class Staging:
     def _create(self, path: str) -> int:
         return os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
 
-    def _close_up(self, fd: int, number: int) -> None:
+    def _set_metadata(self, fd: int, number: int) -> None:
         entry = self._entries[number]
         os.fchmod(fd, entry.mode)
         os.utime(fd, ns=(entry.mtime_ns, entry.mtime_ns))
         self._stamps[number] = stamp_of(os.fstat(fd))
 
     def copy(self, sources: dict[str, Source]) -> None:
-        """All files that did not come, from where their bytes are on this node."""
+        """Copy all files that were not sent from their sources on this node."""
         for digest, numbers in self._wanted.items():
             done = [number for number in numbers if number in self._stamps]
             source = self._own(done[0]) if done else sources.get(digest)
@@ -165,23 +168,23 @@ class Staging:
                 source = self._own(number)
 
     def _own(self, number: int) -> Source:
-        return Source(f"{self._place}/{self._name(number)}", self._stamps[number], False)
+        return Source(f"{self._path}/{self._name(number)}", self._stamps[number], False)
 
     def _copy(self, number: int, source: Source) -> None:
-        entry, path = self._entries[number], f"{self._place}/{self._name(number)}"
+        entry, path = self._entries[number], f"{self._path}/{self._name(number)}"
         moved = source.movable and _moved(source.path, path)
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW) if moved else self._create(path)
         try:
             if not moved:
                 copy_file(source, entry.size, fd, self._beat)
                 self.bytes_copied += entry.size
-            self._close_up(fd, number)
+            self._set_metadata(fd, number)
         finally:
             os.close(fd)
 
     def finish(self, record: dict[str, Any]) -> None:
-        """Links, directories' times, and what is ours."""
-        tree = self._place / "tree"
+        """Create the links, set the directories' times, and write our own files."""
+        tree = self._path / "tree"
         for entry in self._entries:
             if entry.kind == LINK:
                 make_link(f"{tree}/{entry.path}", entry)
@@ -193,7 +196,7 @@ class Staging:
 
 
 def _moved(source: str, path: str) -> bool:
-    """Whether a file could be moved; from a directory that is read-only already it cannot."""
+    """Move a file. Return False if that failed: its directory may be read-only already."""
     try:
         os.rename(source, path)  # noqa: PTH104
     except PermissionError:
@@ -203,18 +206,18 @@ def _moved(source: str, path: str) -> bool:
 
 def _other_contents(entry: Entry) -> AgentError:
     return AgentError(
-        f"{entry.path!r} arrived with other contents than announced",
+        f"{entry.path!r} does not have the announced contents",
         hint="it changed while it was being read: dispatch again when nothing writes to the workspace",
     )
 
 
 def _digest_of_beginning(fd: int, count: int, beat: Callable[[], None]) -> hashlib._Hash:
-    """Hashes the first bytes of a file, and leaves its position behind them."""
+    """Hash the first bytes of a file, and leave its position after them."""
     digest = hashlib.sha256()
     while count:
         data = os.read(fd, min(count, COPY_BYTES))
         if not data:
-            raise AgentError("a file that had arrived in part became shorter", hint="dispatch again")
+            raise AgentError("a partly received file became shorter", hint="dispatch again")
         digest.update(data)
         count -= len(data)
         beat()

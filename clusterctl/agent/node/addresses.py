@@ -1,4 +1,4 @@
-"""Where the other nodes reach this one."""
+"""The address at which the other nodes reach this one."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from typing import NamedTuple
 from clusterctl.common.errors import AgentError
 
 SIOCGIFCONF = 0x8912
-IFREQ_BYTES = 40  # of a 64-bit kernel: the name, then a sockaddr with the address from byte 20
+IFREQ_BYTES = 40  # on a 64-bit kernel: the name, then a sockaddr with the address at byte 20
 MOST_ADDRESSES = 512
 IF_INET6 = Path("/proc/net/if_inet6")
 LINK_LOCAL = "20"
@@ -29,7 +29,7 @@ class LocalAddress(NamedTuple):
 
 
 def local_addresses() -> list[LocalAddress]:
-    """All IPv4 addresses, then all IPv6 ones but those that hold on one link only."""
+    """Return all IPv4 addresses, then all IPv6 addresses except link-local ones."""
     return _ipv4() + _ipv6()
 
 
@@ -48,52 +48,52 @@ def _name(entry: bytes) -> str:
 
 
 def _ipv6() -> list[LocalAddress]:
-    found = []
+    addresses = []
     with contextlib.suppress(OSError):
         for line in IF_INET6.read_text().splitlines():
             digits, _, _, scope, _, name = line.split()
             if scope != LINK_LOCAL:
-                found.append(LocalAddress(name, str(ipaddress.IPv6Address(int(digits, 16)))))
-    return found
+                addresses.append(LocalAddress(name, str(ipaddress.IPv6Address(int(digits, 16)))))
+    return addresses
 
 
 def find_address(address: str | None, nic: str | None) -> str:
-    """An IP address: the one told, the one that `nic` (interface, subnet or address) means, or where SSH came to."""
+    """Return `address` as an IP address, else that of `nic` (interface, subnet or address), else that of SSH."""
     if address:
         return _resolve(address)
     if nic:
         return _of_nic(nic)
     connection = os.environ.get("SSH_CONNECTION", "").split()
     if len(connection) != 4 or "%" in connection[2]:
-        raise AgentError("the address of this node is not known", hint="Host(address=...) or NIC in conf.py tells")
+        raise AgentError("the address of this node is not known", hint="set Host(address=...) or NIC in conf.py")
     return connection[2]
 
 
 def _resolve(name: str) -> str:
     try:
-        found = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
+        resolved = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
     except OSError as exc:
-        hint = "Host(address=...) in conf.py: an IP address, or a name that this node can resolve"
+        hint = "set Host(address=...) in conf.py to an IP address, or to a name that this node can resolve"
         raise AgentError(f"cannot resolve its own address {name!r}: {exc.strerror}", hint=hint) from exc
-    return str(found[0][4][0])
+    return str(resolved[0][4][0])
 
 
 def _of_nic(nic: str) -> str:
     here = local_addresses()
     network = _network(nic)
     if network is None:
-        fitting = [found.address for found in here if found.interface == nic]
+        matches = [local.address for local in here if local.interface == nic]
         problem = f"there is no interface {nic!r} with an IP address"
     else:
-        fitting = [found.address for found in here if ipaddress.ip_address(found.address) in network]
+        matches = [local.address for local in here if ipaddress.ip_address(local.address) in network]
         problem = f"there is no address in {nic}" if "/" in nic else f"there is no address {nic}"
-    if not fitting:
+    if not matches:
         raise AgentError(problem, hint="NIC: " + ", ".join(f"{name} ({address})" for name, address in here))
-    return fitting[0]
+    return matches[0]
 
 
 def _network(text: str) -> ipaddress.IPv4Network | ipaddress.IPv6Network | None:
-    """The network that `text` means, which may be a single address; None for the name of an interface."""
+    """Return the network or single address in `text`; None if it is the name of an interface."""
     try:
         return ipaddress.ip_network(text, strict=False)
     except ValueError:
@@ -101,5 +101,5 @@ def _network(text: str) -> ipaddress.IPv4Network | ipaddress.IPv6Network | None:
 
 
 def interface_of(address: str) -> str | None:
-    """The interface that has this address."""
-    return next((found.interface for found in local_addresses() if found.address == address), None)
+    """Return the interface that has this address."""
+    return next((local.interface for local in local_addresses() if local.address == address), None)

@@ -1,7 +1,7 @@
-"""Checkpoints on a node: what is here and whether it is whole, bringing pieces, carrying them on, and removing them.
+"""The checkpoint files of a node: list them, carry them over to a new run, remove them.
 
-They are in `runs/RUN/checkpoints/TAG/`; `manifest.json`, on the node that led, says that all pieces of all nodes are
-there. It goes first when a checkpoint is removed.
+They are in `runs/RUN/checkpoints/TAG/`. `manifest.json`, on the lead's node, means that all pieces of all nodes are
+complete. It is removed before the pieces.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ MAX_HEADER_BYTES = 256 << 20
 def checkpoint_dirs(job: JobPaths) -> Iterator[tuple[RunPaths, Path]]:
     names = sorted(path.name for path in job.runs.iterdir() if path.name.isdigit()) if job.runs.is_dir() else []
     for run in map(job.run, names):
-        for place in sorted(run.checkpoints.iterdir()) if run.checkpoints.is_dir() else ():
-            if place.is_dir() and not place.name.startswith("."):
-                yield run, place
+        for directory in sorted(run.checkpoints.iterdir()) if run.checkpoints.is_dir() else ():
+            if directory.is_dir() and not directory.name.startswith("."):
+                yield run, directory
 
 
 def checkpoint_dir(job: JobPaths, request: dict[str, Any]) -> Path:
@@ -34,7 +34,7 @@ def checkpoint_dir(job: JobPaths, request: dict[str, Any]) -> Path:
 
 
 def carry_on(run: RunPaths, resume: dict[str, Any]) -> None:
-    """Gives a new run the `files` of the checkpoint `tag` of an older `run`, which may then be removed."""
+    """Give a new run the `files` of the checkpoint `tag` of an older `run`. The older one may then be removed."""
     source = checkpoint_dir(run.job, resume)
     target = run.checkpoints / source.name
     target.mkdir(0o700, parents=True)
@@ -48,16 +48,16 @@ def carry_on(run: RunPaths, resume: dict[str, Any]) -> None:
 
 
 def set_aside_later(job: JobPaths, manifest: dict[str, Any], aside: Path) -> None:
-    """Models in output/ that were saved after a checkpoint, which the run will make again, move to `aside`."""
+    """Move models in output/ that were saved after a checkpoint to `aside`: the run will save them again."""
     step = sum(manifest["steps"]) if "steps" in manifest else manifest["step"]
-    for place in sorted(job.output.iterdir()) if job.output.is_dir() else ():
-        if place.is_dir() and any(step_of(piece) > step for piece in place.glob(PIECES)):
+    for directory in sorted(job.output.iterdir()) if job.output.is_dir() else ():
+        if directory.is_dir() and any(step_of(piece) > step for piece in directory.glob(PIECES)):
             aside.mkdir(0o700, exist_ok=True)
-            place.rename(aside / place.name)
+            directory.rename(aside / directory.name)
 
 
 def step_of(piece: Path) -> int:
-    """The step that the header of a piece names; -1 when it cannot be read."""
+    """Return the step in the header of a piece; -1 if it cannot be read."""
     with contextlib.suppress(OSError, KeyError, TypeError, ValueError), piece.open("rb") as file:
         length = int.from_bytes(file.read(8), "little")
         return int(json.loads(file.read(min(length, MAX_HEADER_BYTES)))["__metadata__"]["step"])
@@ -65,24 +65,28 @@ def step_of(piece: Path) -> int:
 
 
 def drop_manifests(run: RunPaths, stay: Collection[str], newest: str) -> None:
-    """What is to be removed is no checkpoint from now on."""
-    for place in _older(run, stay, newest):
-        (place / NAME).unlink(missing_ok=True)
+    """Remove the manifests of the checkpoints that will be removed, so that they no longer count as checkpoints."""
+    for directory in _older(run, stay, newest):
+        (directory / NAME).unlink(missing_ok=True)
 
 
 def remove_older(run: RunPaths, stay: Collection[str], newest: str, *, alone: bool) -> None:
-    """Removes checkpoints before `newest`, complete or not, but those that `stay`; with `alone` of older runs all."""
+    """Remove checkpoints older than `newest`, complete or not, except `stay`; with `alone` also all of older runs."""
     drop_manifests(run, stay, newest)
     gone = list(_older(run, stay, newest))
     if alone:
-        gone += [place for other, place in checkpoint_dirs(run.job) if int(other.run) < int(run.run)]
-    for place in gone:
-        (place / NAME).unlink(missing_ok=True)
-        shutil.rmtree(place)
+        gone += [directory for other, directory in checkpoint_dirs(run.job) if int(other.run) < int(run.run)]
+    for directory in gone:
+        (directory / NAME).unlink(missing_ok=True)
+        shutil.rmtree(directory)
 
 
 def _older(run: RunPaths, stay: Collection[str], newest: str) -> Iterator[Path]:
-    """Tags end with the step, zeros before it: the longer or else the later in the alphabet is the newer."""
-    for other, place in checkpoint_dirs(run.job):
-        if other.run == run.run and place.name not in stay and (len(place.name), place.name) < (len(newest), newest):
-            yield place
+    """Yield the run's checkpoints before `newest`. Tags end with the zero-padded step: compare lengths, then text."""
+    for other, directory in checkpoint_dirs(run.job):
+        if (
+            other.run == run.run
+            and directory.name not in stay
+            and (len(directory.name), directory.name) < (len(newest), newest)
+        ):
+            yield directory

@@ -1,4 +1,4 @@
-"""What a node is like: versions, cores, memory, disk, limits, and what dead jobs left behind."""
+"""The facts of a node: versions, cores, memory, disk, limits, and leftovers of dead jobs."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from clusterctl.agent.node.locks import is_dispatching
 from clusterctl.common.paths import META, JobPaths, incoming_dir
 from clusterctl.common.procfs import PROC
 
-# What numpy and its BLAS choose their loops by: machines that differ here add in another order.
+# numpy and its BLAS choose their loops by these: machines that differ here add in another order.
 SIMD = ("sse4_2", "avx", "fma", "avx2", "avx512f", "avx512_bf16", "amx_tile", "asimd", "sve", "sve2")
 MOST_NAMED = 20  # half-sent workspaces
 
 
 def quick(root: Path) -> dict[str, Any]:
-    """What costs next to nothing; `start` asks for it too. Sizes in bytes."""
+    """Return the facts that cost almost nothing; `start` needs them too. Sizes in bytes."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     return {
         "clock": time.time(),
@@ -37,18 +37,18 @@ def _limit(value: int) -> int | None:
 
 
 def disk(root: Path) -> dict[str, Any]:
-    """The file system of ROOT_DIR."""
-    found = os.statvfs(root)
+    """Return the facts of the file system of ROOT_DIR."""
+    system = os.statvfs(root)
     return {
-        "free": found.f_bavail * found.f_frsize,
-        "total": found.f_blocks * found.f_frsize,
-        "inodes_free": found.f_favail if found.f_files else None,
-        "read_only": bool(found.f_flag & os.ST_RDONLY),
+        "free": system.f_bavail * system.f_frsize,
+        "total": system.f_blocks * system.f_frsize,
+        "inodes_free": system.f_favail if system.f_files else None,
+        "read_only": bool(system.f_flag & os.ST_RDONLY),
     }
 
 
 def system() -> dict[str, Any]:
-    """What decides whether two nodes compute the same bits."""
+    """Return the facts that decide if two nodes compute the same bits."""
     words = _cpuinfo()
     flags = set((words.get("flags") or words.get("Features") or "").split())
     try:
@@ -65,7 +65,7 @@ def system() -> dict[str, Any]:
 
 
 def _cpuinfo() -> dict[str, str]:
-    """The first processor's entries of /proc/cpuinfo."""
+    """Return the first processor's entries of /proc/cpuinfo."""
     entries: dict[str, str] = {}
     try:
         with (PROC / "cpuinfo").open(errors="replace") as f:
@@ -80,7 +80,7 @@ def _cpuinfo() -> dict[str, str]:
 
 
 def memory() -> dict[str, int]:
-    """Bytes in all, and what programs can still have."""
+    """Return the bytes of memory in total, and those available to programs."""
     words = {}
     for line in (PROC / "meminfo").read_text().splitlines():
         name, _, value = line.partition(":")
@@ -89,31 +89,31 @@ def memory() -> dict[str, int]:
 
 
 def try_to_write(root: Path) -> None:
-    """Raises OSError when a file cannot be made in ROOT_DIR, for whatever reason."""
+    """Write a temporary file in ROOT_DIR. Raises OSError if that is not possible."""
     with tempfile.NamedTemporaryFile(dir=root / META) as f:
         f.write(b"x" * 4096)
         f.flush()
 
 
 def leftovers(root: Path) -> list[dict[str, Any]]:
-    """Processes of jobs that no start, supervisor or guardian holds: `job`, `pids`, and what they run, `commands`.
+    """Return the processes of jobs that have no start, supervisor or guardian: `job`, `pids` and their `commands`.
 
-    Also of jobs whose directories are gone.
+    It includes jobs whose directories are gone.
     """
-    found = []
+    jobs = []
     for name, living in job_processes.by_job(root).items():
         if is_free(JobPaths(root / name)) and not job_processes.agents_of(root / name, job_processes.SUPERVISOR):
             rows = job_processes.named(living)
-            found.append(
+            jobs.append(
                 {"job": name, "pids": [row["pid"] for row in rows], "commands": [row["command"] for row in rows]}
             )
-    return found
+    return jobs
 
 
 def half_dispatched(root: Path) -> list[str]:
-    """What dispatches left whose agents died; nothing while one is under way."""
+    """Return the directories left by dispatches whose agents died; none while a dispatch is running."""
     if is_dispatching(root):
         return []
     incoming = incoming_dir(root)
-    names = sorted(os.listdir(incoming)) if incoming.is_dir() else []  # noqa: PTH208 - it may go away meanwhile
+    names = sorted(os.listdir(incoming)) if incoming.is_dir() else []  # noqa: PTH208 - it may be removed in the meantime
     return names[:MOST_NAMED]

@@ -1,4 +1,4 @@
-"""What is on this node: jobs, their runs, and what is true of them now."""
+"""The jobs of this node, their runs, and their present state."""
 
 from __future__ import annotations
 
@@ -20,33 +20,34 @@ if TYPE_CHECKING:
     Spec = TypeVar("Spec", RunSpec, RunSummary)
 
 STARTING, RUNNING, LOST, DISPATCHED = "starting", "running", "lost", "dispatched"
+LIST_JOBS = "clusterctl jobs lists the jobs on the nodes"
 
 
 def find_job(root: Path, ref: str | None) -> JobPaths:
-    """The job that `ref` names: an id, its unique prefix or its directory; the newest one for None."""
+    """Return the job that `ref` names: an id, its unique prefix or its directory; the newest job for None."""
     if ref is None:
         newest = next(find_jobs(root), None)
         if newest is None:
-            raise AgentError("there is no job", kind="no_job", hint="clusterctl dispatch sends a workspace")
+            raise AgentError("there is no job", kind="no_job", hint="send one with clusterctl dispatch")
         return newest
     if "/" in ref or ref.startswith("~"):
         job = JobPaths(expand(ref))
         if not job.record.is_file():
-            raise AgentError(f"{ref} is not a job directory", kind="no_job", hint="clusterctl jobs lists them")
-        ours = root / job.dir.name  # one name for one job: its processes are found by it
+            raise AgentError(f"{ref} is not a job directory", kind="no_job", hint=LIST_JOBS)
+        ours = root / job.dir.name  # one path per job: its processes are found by it
         return JobPaths(ours) if ours.exists() and ours.samefile(job.dir) else job
-    found = [job for job in find_jobs(root) if job.dir.name.startswith(ref)]
-    exact = [job for job in found if job.dir.name == ref]
-    if len(exact or found) == 1:
-        return (exact or found)[0]
-    if found:
-        names = ", ".join(job.dir.name for job in found)
-        raise AgentError(f"{ref} means more than one job: {names}", kind="usage")
-    raise AgentError(f"there is no job {ref}", kind="no_job", hint="clusterctl jobs lists them")
+    matches = [job for job in find_jobs(root) if job.dir.name.startswith(ref)]
+    exact = [job for job in matches if job.dir.name == ref]
+    if len(exact or matches) == 1:
+        return (exact or matches)[0]
+    if matches:
+        names = ", ".join(job.dir.name for job in matches)
+        raise AgentError(f"{ref} is ambiguous: {names}", kind="usage")
+    raise AgentError(f"there is no job {ref}", kind="no_job", hint=LIST_JOBS)
 
 
 def pick_run(job: JobPaths, run: str | None = None) -> RunPaths | None:
-    """The named run, else the newest; None when the job was never started."""
+    """Return the named run, else the newest; None if the job was never started."""
     name = run or job.newest_run()
     return job.run(name) if name else None
 
@@ -75,30 +76,30 @@ def _read(run: RunPaths, kind: type[Spec]) -> Spec:
 
 
 def is_free(job: JobPaths) -> bool:
-    """Whether no start, supervisor or guardian holds the job's lock."""
+    """Return True if no start, supervisor or guardian holds the job's lock."""
     return not is_locked(job.lock)
 
 
 def read_state(run: RunPaths) -> dict[str, Any]:
-    """What the supervisor wrote last; all of it when it lives no more."""
+    """Return the state that the supervisor wrote last; the final one if it is no longer alive."""
     nothing: dict[str, Any] = {"processes": [], "supervisor": None}
     state = read_json(run.state) or nothing
     if not state.get("ended") and not is_alive(supervisor_of(state)):
-        state = read_json(run.state) or nothing  # its last word may have come in between
+        state = read_json(run.state) or nothing  # it may have written its final state in between
     return dict(state)
 
 
 def supervisor_of(state: dict[str, Any]) -> Identity | None:
-    who = state.get("supervisor")
-    return Identity(*who) if who else None
+    identity = state.get("supervisor")
+    return Identity(*identity) if identity else None
 
 
 def run_state(run: RunPaths, state: dict[str, Any]) -> str:
-    """This node's view of a run, from its state file and from what really lives."""
+    """Return this node's view of a run, from its state file and from the processes that are alive."""
     if state.get("ended"):
         return str(state["ended"]["state"])
     if supervisor_of(state) is None and not is_free(run.job):
-        return STARTING  # it is on its way
+        return STARTING  # the supervisor is not up yet
     if not is_alive(supervisor_of(state)):
         return LOST
     if state.get("phase") is None:
@@ -108,12 +109,12 @@ def run_state(run: RunPaths, state: dict[str, Any]) -> str:
 
 
 def processes_now(state: dict[str, Any], lost: bool) -> list[dict[str, Any]]:
-    """The recorded processes, those that are said to live checked against /proc."""
+    """Return the recorded processes, with those that are recorded as alive checked against /proc."""
     checked = []
     for recorded in state["processes"]:
         process = {key: value for key, value in recorded.items() if key != "identity"}
-        who = recorded.get("identity")
-        gone = process["state"] in LIVE_STATES and not (who and is_alive(Identity(*who)))
+        identity = recorded.get("identity")
+        gone = process["state"] in LIVE_STATES and not (identity and is_alive(Identity(*identity)))
         if gone or (lost and process["state"] == "waiting"):
             process.update(state=LOST, cpu=None, memory=None)
         checked.append(process)
@@ -121,7 +122,7 @@ def processes_now(state: dict[str, Any], lost: bool) -> list[dict[str, Any]]:
 
 
 def describe(job: JobPaths, run_name: str | None = None) -> dict[str, Any]:
-    """Everything `status` needs from this node."""
+    """Return everything that `status` needs from this node."""
     run = pick_run(job, run_name)
     if run is None or not run.spec.is_file():
         return {**_about(job), "run": None, "state": DISPATCHED, "processes": []}
@@ -133,7 +134,7 @@ def _about(job: JobPaths) -> dict[str, Any]:
 
 
 def describe_run(run: RunPaths, spec: RunSpec | RunSummary) -> dict[str, Any]:
-    """As `describe`, for a run whose spec has been read."""
+    """Do the same as `describe` for a run whose spec has been read."""
     state = read_state(run)
     now = run_state(run, state)
     engine = spec.training.engine
@@ -155,25 +156,25 @@ def describe_run(run: RunPaths, spec: RunSpec | RunSummary) -> dict[str, Any]:
 
 
 def membership(spec: RunSpec | RunSummary) -> dict[str, Any]:
-    """When a run was started, on which nodes, and which were left out (`[{"node", "message"}, ...]`)."""
+    """Return the time of a run's start, its nodes, and those left out (`[{"node", "message"}, ...]`)."""
     left_out = [node.to_json() for node in spec.left_out]
     return {"started": spec.t, "members": list(spec.members) or None, "left_out": left_out}
 
 
 def resumed(spec: RunSpec | RunSummary) -> dict[str, Any] | None:
-    """The checkpoint from which a run went on: `run`, `tag`, `step`, `pass`."""
+    """Return the checkpoint from which a run was resumed: `run`, `tag`, `step`, `pass`."""
     resume = spec.saving.resume
     return {"run": resume.run, "tag": resume.tag, "step": resume.step, "pass": resume.pass_} if resume else None
 
 
 def list_jobs(root: Path) -> list[dict[str, Any]]:
-    """All jobs of this node, newest first, each with its runs."""
-    found = []
+    """Return all jobs of this node, newest first, each with its runs."""
+    jobs = []
     for job in find_jobs(root):
         names = sorted((p.name for p in job.runs.iterdir() if p.name.isdigit()), key=int) if job.runs.is_dir() else []
         runs = [_describe_run(job.run(name)) for name in names]
-        found.append({"job": job.dir.name, "dir": str(job.dir), "record": read_json(job.record), "runs": runs})
-    return found
+        jobs.append({"job": job.dir.name, "dir": str(job.dir), "record": read_json(job.record), "runs": runs})
+    return jobs
 
 
 def _describe_run(run: RunPaths) -> dict[str, Any]:
@@ -182,7 +183,7 @@ def _describe_run(run: RunPaths) -> dict[str, Any]:
 
 
 def mark_ended(run: RunPaths, state: str, message: str) -> None:
-    """Writes the final word on a run whose supervisor could not: a late one, which is no sign of its life."""
+    """Write the final event and state of a run whose supervisor could not. `late` marks that it is no sign of life."""
     spec = read_summary(run)
     event = {
         "v": 1,

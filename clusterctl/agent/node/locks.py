@@ -25,11 +25,11 @@ LOCK = "dispatch.lock"
 LOCK_TRIES = 20
 HOLDER_BYTES = 200
 HOLDER_OF_OLDER_VERSIONS = re.compile(rb"a (\w+) \(pid (\d+)\)")
-LOCK_S = 0.5  # who only looks whether it is free holds it for an instant
+LOCK_S = 0.5  # a process that only tests the lock holds it for an instant
 
 
 class JobLock:
-    """The job's lock for one live run; `AgentError` when another holds it."""
+    """The job's lock, held by one live run. Raises AgentError if another process holds it."""
 
     def __init__(self, job: JobPaths) -> None:
         self._job = job
@@ -43,10 +43,11 @@ class JobLock:
             os.pwrite(self._fd, dumps(identify(os.getpid())), 0)
         else:
             os.close(self._fd)
+            job, run = self._job.dir.name, self._job.newest_run()
             raise AgentError(
-                f"{self._job.dir.name} is running already (run {self._job.newest_run()})",
+                f"{job} is already running" + (f" (run {int(run)})" if run else ""),
                 kind="refused",
-                hint=f"clusterctl stop {self._job.dir.name} ends it; a new dispatch makes a directory of its own",
+                hint=f"to stop it: clusterctl stop {job}; or dispatch again to create a new job",
             )
         return self._fd
 
@@ -58,72 +59,72 @@ class JobLock:
         return True
 
     def __exit__(self, *_: object) -> None:
-        os.close(self._fd)  # a supervisor that was left behind holds the lock by its own descriptor
+        os.close(self._fd)  # the supervisor holds the lock by its own descriptor
 
 
 @contextlib.contextmanager
 def dispatch_lock(root: Path, holder: dict[str, Any]) -> Iterator[None]:
-    """Held by whoever changes which jobs there are; it names its holder and dies with it.
+    """Hold the lock on adding and removing jobs. Its file names the holder; the lock is released when the holder exits.
 
-    Raises AgentError of kind `busy`, with the holder in its details, when another has it. The file appears with its
-    lock taken and its holder written, because it is linked into place.
+    Raises AgentError of kind `busy`, with the holder in its details, if another process holds it. The file appears with
+    its lock taken and its holder written, because it is linked into place.
     """
     meta = incoming_dir(root).parent
     incoming_dir(root).mkdir(0o700, parents=True, exist_ok=True)
     beside = f"{meta}/.{LOCK}.{os.getpid()}"
-    place = f"{meta}/{LOCK}"
+    path = f"{meta}/{LOCK}"
     fd = os.open(beside, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX)
         os.write(fd, dumps({**holder, "since": time.time()}))
         try:
-            _link(beside, place)
+            _link(beside, path)
         finally:
             os.unlink(beside)  # noqa: PTH108
         try:
             yield
         finally:
-            os.unlink(place)  # noqa: PTH108
+            os.unlink(path)  # noqa: PTH108
     finally:
         os.close(fd)
 
 
 def is_dispatching(root: Path) -> bool:
-    """Whether somebody has the lock now."""
+    """Return True if a process holds the dispatch lock now."""
     return is_locked(incoming_dir(root).parent / LOCK)
 
 
-def _link(beside: str, place: str) -> None:
+def _link(beside: str, path: str) -> None:
     for _ in range(LOCK_TRIES):
         try:
-            os.link(beside, place)
+            os.link(beside, path)
             return
         except FileExistsError:
-            _remove_dead(place)
-    raise AgentError("the lock of dispatches cannot be taken", hint=f"is something else changing {place}?")
+            _remove_dead(path)
+    raise AgentError("cannot take the dispatch lock", hint=f"is another program changing {path}?")
 
 
-def _remove_dead(place: str) -> None:
-    """Removes the lock of a holder that is gone; raises when it lives."""
+def _remove_dead(path: str) -> None:
+    """Remove the lock of a holder that is gone. Raises AgentError if it is alive."""
     try:
-        other = os.open(place, os.O_RDWR | os.O_CLOEXEC)  # NFS gives an exclusive lock only to who may write
+        other = os.open(path, os.O_RDWR | os.O_CLOEXEC)  # NFS requires write access for an exclusive lock
     except FileNotFoundError:
         return
     try:
         fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        if os.path.samestat(os.fstat(other), os.stat(place)):  # noqa: PTH116
-            os.unlink(place)  # noqa: PTH108
+        if os.path.samestat(os.fstat(other), os.stat(path)):  # noqa: PTH116
+            os.unlink(path)  # noqa: PTH108
     except FileNotFoundError:
         return
     except OSError as exc:
         if exc.errno not in (errno.EAGAIN, errno.EACCES):
             raise
-        holder = read_json(LightPath(place)) or {}
-        who = holder.get("by", "somebody")
+        holder = read_json(LightPath(path)) or {}
+        by = holder.get("by", "unknown")
         raise AgentError(
-            f"another dispatch, by {who}, is under way here",
+            f"another dispatch is running on this node (by {by})",
             kind="busy",
-            hint="dispatch again when it is done",
+            hint="dispatch again when it has finished",
             holder=holder,
         ) from exc
     finally:
@@ -131,17 +132,17 @@ def _remove_dead(place: str) -> None:
 
 
 class Holder(NamedTuple):
-    """The process that holds a lock: what it does ("setup", "prune") and its id, as far as they are known."""
+    """The process that holds a lock: its operation ("setup", "prune") and its pid, as far as they are known."""
 
     operation: str
     pid: Optional[int]  # noqa: UP045 - evaluated at run time on python 3.9
 
 
 def holder_of(written: bytes) -> Holder:
-    """The holder that a lock file names."""
+    """Return the holder that a lock file names."""
     try:
-        named = loads(written)
-        return Holder(str(named["operation"]), int(named["pid"]))
+        holder = loads(written)
+        return Holder(str(holder["operation"]), int(holder["pid"]))
     except (ValueError, KeyError, TypeError):
         old = HOLDER_OF_OLDER_VERSIONS.match(written)
         return Holder(old[1].decode(), int(old[2])) if old else Holder("process", None)
@@ -149,7 +150,7 @@ def holder_of(written: bytes) -> Holder:
 
 @contextlib.contextmanager
 def environments_lock(root: Path, operation: str, limit_s: float) -> Iterator[Holder | None]:
-    """The lock on making or removing environments and wheels of this node. It is released when its holder exits.
+    """Hold the lock on adding and removing environments and wheels of this node. It is released when its holder exits.
 
     Yields None, or the lock's holder if the lock was not free within `limit_s`.
     """

@@ -1,8 +1,8 @@
-"""Log files of a run's processes, and the index by which they are read in time order.
+"""Log files of a run's processes, and the index for reading them in time order.
 
-`log/train.log` holds a process's output as it came, byte for byte. `log/.train.idx` holds (offset, time) pairs, at most
+`log/train.log` holds a process's output, byte for byte. `log/.train.idx` holds (offset, time) pairs, at most
 one per 50 ms; offsets count from the first byte of the run, across rotation. A full file is renamed to `train.log.1`,
-the next one to `train.log.2`: lower is older, and nothing is thrown away.
+the next one to `train.log.2`: lower is older, and nothing is deleted.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ LONGEST_EVENT = 8 << 20
 
 
 class LogWriter:
-    """Writes one process's output, behind what an earlier attempt wrote. Not thread-safe.
+    """Appends one process's output to that of earlier attempts. Not thread-safe.
 
-    Raises OSError when the disk is full.
+    Raises OSError if the disk is full.
     """
 
     def __init__(
@@ -82,7 +82,7 @@ class LogWriter:
 
 
 class Line(NamedTuple):
-    """One line of a log: when its first byte came, its bytes without the newline, and the offset behind it."""
+    """One line of a log: the time of its first byte, its bytes without the newline, and the offset after it."""
 
     t: float
     text: bytes
@@ -90,7 +90,7 @@ class Line(NamedTuple):
 
 
 class LogReader:
-    """Reads one process's log from `offset` on, across rotation, while it grows; it is what was given out up to."""
+    """Reads one process's log from `offset` on, across rotation, while it grows. `offset` moves with the lines read."""
 
     def __init__(self, directory: Path, stem: str, offset: int = 0) -> None:
         self._directory = directory
@@ -101,43 +101,43 @@ class LogReader:
         self._times: list[float] = []
 
     def files(self) -> list[tuple[int, Path]]:
-        """(first offset, path) of every file of this log, oldest first."""
+        """Return (first offset, path) of every file of this log, oldest first."""
         while True:
             numbered = self._numbered()
-            found, first = [], 0
+            files, first = [], 0
             for path in (*numbered, self._live):
                 try:
                     size = path.stat().st_size
                 except FileNotFoundError:
                     continue
-                found.append((first, path))
+                files.append((first, path))
                 first += size
             if not self._has_rotated(numbered):
-                return found
+                return files
 
     @property
     def _live(self) -> Path:
         return self._directory / f"{self._stem}.log"
 
     def _numbered(self) -> list[Path]:
-        """The full files, oldest first."""
-        found = (path for path in self._directory.glob(f"{self._live.name}.*") if path.suffix[1:].isdigit())
-        return sorted(found, key=lambda path: int(path.suffix[1:]))
+        """Return the full files, oldest first."""
+        full = (path for path in self._directory.glob(f"{self._live.name}.*") if path.suffix[1:].isdigit())
+        return sorted(full, key=lambda path: int(path.suffix[1:]))
 
     def _has_rotated(self, numbered: Sequence[Path]) -> bool:
-        """Whether the live file became one more numbered one, so that its name may have meant another since."""
+        """Return True if the live file was rotated since `numbered` was listed: its name may mean another file."""
         last = int(numbered[-1].suffix[1:]) if numbered else 0
         return self._live.with_name(f"{self._live.name}.{last + 1}").exists()
 
     def _end(self) -> int:
-        """The offset behind the last byte."""
+        """Return the offset after the last byte."""
         files = self.files()
         with contextlib.suppress(FileNotFoundError):
             return files[-1][0] + files[-1][1].stat().st_size if files else 0
         return self._end()
 
     def seek_tail(self, lines: int) -> None:
-        """Moves to the start of the last `lines` lines."""
+        """Move to the start of the last `lines` lines."""
         end = self._end()
         span = 4096
         while True:
@@ -198,7 +198,7 @@ class LogReader:
             self._times.append(t)
 
     def lines(self, *, final: bool) -> Iterator[Line]:
-        """The complete lines from here to the present end; with `final` also a last one without newline."""
+        """Yield the complete lines from here to the current end; with `final` also a last one without a newline."""
         while True:
             data = self._read_at(self.offset + len(self._rest), READ_BYTES)
             if not data:
@@ -229,7 +229,7 @@ class LogReader:
 
 
 class EventReader:
-    """The whole lines of events.jsonl from an offset on."""
+    """Reads the complete lines of events.jsonl from an offset on."""
 
     def __init__(self, path: Path, offset: int = 0) -> None:
         self._path = path
@@ -250,7 +250,7 @@ class EventReader:
 
 
 def _parse(line: bytes) -> dict[str, Any] | None:
-    """The event of a line; None for a torn one."""
+    """Return the event of a line; None if the line is torn."""
     try:
         event = json.loads(line)
     except ValueError:

@@ -1,4 +1,4 @@
-"""The job's ports on this node: which are free, and who has the others."""
+"""The job's ports on this node: find free ones, reserve them, and name the holders of the others."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ LISTENING = "0A"
 
 
 def take(address: str, first: int, count: int) -> tuple[list[socket.socket], list[int]]:
-    """Listens on the first `count` (at most 64) free ports from `first`, as pservers will: (sockets, busy ports).
+    """Listen on the first `count` (at most 64) free ports from `first`, as pservers will: (sockets, busy ports).
 
-    Those that a job has chosen are left to it. Raises OSError when PORT..PORT+999 has not as many.
+    Ports that a job has claimed are left to it. Raises OSError if PORT..PORT+999 has too few.
     """
     last = min(first + PORTS_TRIED, 65_536)
     wanted = min(count, MOST_TAKEN)
@@ -50,7 +50,7 @@ def _listen_if_free(address: str, port: int) -> socket.socket | None:
 
 
 def take_as_a_job(address: str, first: int, count: int, *, lead: bool) -> tuple[list[socket.socket], list[int]]:
-    """Sockets on the first and the last port of pservers here, and on the lead's; and the ports that others have."""
+    """Listen on the first and the last pserver port, and on the lead's port. Return the sockets and the busy ports."""
     taken, busy = take(address, first, count)
     kept = taken[:1] + taken[1:][-1:]
     for sock in taken:
@@ -62,17 +62,17 @@ def take_as_a_job(address: str, first: int, count: int, *, lead: bool) -> tuple[
 
 
 def take_top(address: str, first: int) -> socket.socket:
-    """Listens where the lead will: on the last free port of PORT..PORT+999."""
+    """Listen where the lead will: on the last free port of PORT..PORT+999."""
     return listen(address, range(min(first + PORTS_TRIED, 65_536) - 1, first - 1, -1))
 
 
 class ReservedPorts:
-    """Ports kept free for processes that will listen on them: one each, the first free ones from `first`.
+    """Ports reserved for processes that will listen on them: one each, the first free ones from `first`.
 
-    Each is bound and does not listen, so that nobody is given it by chance. When `shared`, it is bound with
-    SO_REUSEADDR: a program that sets it too, as servers do, can listen on the port all the same. Otherwise it is one
-    that a program can bind without it (no connection of an earlier job lingers there), after `release`. Raises OSError
-    when PORT..PORT+999 has not as many.
+    Each port is bound without listening, so that the system gives it to no other process. If `shared`, it is bound with
+    SO_REUSEADDR: a program that sets it too, as servers do, can listen on the port. Otherwise a program can bind the
+    port without SO_REUSEADDR after `release`: no connection of an earlier job lingers there. Raises OSError if
+    PORT..PORT+999 has too few.
     """
 
     def __init__(self, address: str, first: int, names: Iterable[str], *, shared: bool) -> None:
@@ -107,7 +107,7 @@ class ReservedPorts:
         return True
 
     def release(self, name: str) -> None:
-        """Anybody can bind the port now; no other job is given it."""
+        """Let any process bind the port. No other job is given it."""
         if name in self._bound:
             self._bound.pop(name).close()
 
@@ -117,28 +117,28 @@ class ReservedPorts:
 
 
 def is_listening(port: int, user: int | None = None) -> bool:
-    """Whether anybody on this node, or that `user`, listens on a port."""
-    return any(found == port and user in (None, owner) for found, owner, _ in _listening())
+    """Return True if a process of this node, or of that `user`, listens on a port."""
+    return any(other == port and user in (None, owner) for other, owner, _ in _listening())
 
 
 def holders(ports: Collection[int]) -> list[dict[str, Any]]:
-    """Who listens on each of the first few `ports`: `port`, `uid`, and where we may see them `pid` and `name`.
+    """Return the listener on each of the first few `ports`: `port`, `uid`, and `pid` and `name` if this account may.
 
-    Other probes on this machine are left out: it has more than one node, and each takes its own ports.
+    Other probes are left out: on a machine with more than one node, each probes its own ports.
     """
     wanted = sorted(ports)[:MOST_NAMED]
     sockets = {inode: (port, uid) for port, uid, inode in _listening() if port in wanted}
     owners = _owners(set(sockets)) if sockets else {}
-    found = []
+    listeners = []
     for inode, (port, uid) in sorted(sockets.items(), key=lambda item: item[1]):
         pid = owners.get(inode)
         if pid is None or not _is_probe(pid):
-            found.append({"port": port, "uid": uid, "pid": pid, "name": _name(pid) if pid else None})
-    return [holder for i, holder in enumerate(found) if holder["port"] not in {h["port"] for h in found[:i]}]
+            listeners.append({"port": port, "uid": uid, "pid": pid, "name": _name(pid) if pid else None})
+    return [holder for i, holder in enumerate(listeners) if holder["port"] not in {h["port"] for h in listeners[:i]}]
 
 
 def _listening() -> Iterator[tuple[int, int, str]]:
-    """(port, uid, inode) of every listening TCP socket."""
+    """Yield (port, uid, inode) of every listening TCP socket."""
     for table in ("tcp", "tcp6"):
         with contextlib.suppress(OSError):
             for line in (PROC / "net" / table).read_text().splitlines()[1:]:
@@ -148,20 +148,20 @@ def _listening() -> Iterator[tuple[int, int, str]]:
 
 
 def _owners(inodes: set[str]) -> dict[str, int]:
-    """The process of each of these sockets, as far as this account may see."""
-    found: dict[str, int] = {}
+    """Return the process of each of these sockets, as far as this account may see."""
+    owners: dict[str, int] = {}
     for entry in os.scandir(PROC):
         if not entry.name.isdigit():
             continue
         with contextlib.suppress(OSError):
             for fd in os.scandir(f"{entry.path}/fd"):
                 with contextlib.suppress(OSError):
-                    inode = os.readlink(fd.path)[8:-1]  # noqa: PTH115 - of socket:[123]; there are many
+                    inode = os.readlink(fd.path)[8:-1]  # noqa: PTH115 - socket:[123]; there are many
                     if inode in inodes:
-                        found.setdefault(inode, int(entry.name))
-        if len(found) == len(inodes):
+                        owners.setdefault(inode, int(entry.name))
+        if len(owners) == len(inodes):
             break
-    return found
+    return owners
 
 
 def _arguments(pid: int | str) -> list[bytes]:
@@ -171,14 +171,14 @@ def _arguments(pid: int | str) -> list[bytes]:
 
 
 def _is_probe(pid: int) -> bool:
-    """Whether it is an agent, as we are: it runs the same `-c` program."""
+    """Return True if it is another agent: it runs the same `-c` program as this process."""
     ours = _arguments("self")
     program = ours[ours.index(b"-c") + 1] if b"-c" in ours else None
     return program is not None and program in _arguments(pid)
 
 
 def _name(pid: int) -> str | None:
-    """The job that it belongs to, else its program's name."""
+    """Return the job of a process, else the name of its program."""
     for entry in environment_of(pid):
         if entry.startswith(b"CLUSTERCTL_JOB="):
             return entry.partition(b"=")[2].decode(errors="replace")
@@ -195,7 +195,7 @@ class NoFreePortError(OSError):
 
 
 def listen(address: str, ports: range) -> socket.socket:
-    """A listening socket on the first free port; raises OSError when there is none."""
+    """Return a listening socket on the first free port. Raises OSError if there is none."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     for port in ports:
         sock = socket.socket(family, socket.SOCK_STREAM)

@@ -1,7 +1,7 @@
-"""Whether nodes reach each other: one side proves who listens on a port, the other tries many ports at once.
+"""Test that nodes reach each other: one side listens and proves its identity, the other tries many ports at once.
 
-A token per probe goes to the others over SSH. Who connects sends a nonce and a newline; the answer is the SHA-256 of
-token and nonce in hex and a newline, so that a stranger's server on the port is noticed.
+The other nodes get a token per probe over SSH. A client sends a nonce and a newline; the answer is the SHA-256 of token
+and nonce in hex and a newline, so that another program's server on the port is detected.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ NO_ROUTES = (errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EACCES, errno.EPERM, e
 
 
 class Target(NamedTuple):
-    """A listening port of another node, and what its probe must know."""
+    """A listening port of another node, and the token of its probe."""
 
     node: int
     address: str
@@ -41,7 +41,7 @@ class Target(NamedTuple):
 
 
 class Result(NamedTuple):
-    """What became of a try: `ok`, `refused`, `silent` (no answer at all), `no_route`, `mute` or `stranger`."""
+    """The outcome of a probe: `ok`, `refused`, `silent` (no answer at all), `no_route`, `mute` or `stranger`."""
 
     node: int
     address: str
@@ -54,7 +54,7 @@ def proof(token: str, nonce: bytes) -> bytes:
 
 
 class Answerer:
-    """Answers whoever connects, in a thread of its own, until it is closed. Owns its listening sockets."""
+    """Answers all clients, in its own thread, until it is closed. Owns its listening sockets."""
 
     def __init__(self, listeners: Sequence[socket.socket], token: str) -> None:
         self._token = token
@@ -87,30 +87,30 @@ class Answerer:
             self._drop(sock for sock, (_, until) in self._visitors.items() if until < time.monotonic())
 
     def _accept(self, listener: socket.socket) -> None:
-        with contextlib.suppress(OSError):  # it has gone again
+        with contextlib.suppress(OSError):  # the client is already gone
             sock, _ = listener.accept()
             if len(self._visitors) >= MOST_VISITORS:
                 self._drop([next(iter(self._visitors))])
             sock.setblocking(False)
             self._visitors[sock] = (b"", time.monotonic() + REPLY_S)
-            self._selector.register(sock, selectors.EVENT_READ, self._hear)
+            self._selector.register(sock, selectors.EVENT_READ, self._receive)
 
-    def _hear(self, sock: socket.socket) -> None:
+    def _receive(self, sock: socket.socket) -> None:
         if sock not in self._visitors:
-            return  # dropped meanwhile, for a newer one
-        heard, until = self._visitors[sock]
+            return  # dropped in the meantime, for a newer one
+        received, until = self._visitors[sock]
         try:
             data = sock.recv(NONCE_CHARS + 1)
-            heard += data
-            if heard.endswith(b"\n"):
-                sock.send(proof(self._token, heard[:-1]))
-                heard = b""
+            received += data
+            if received.endswith(b"\n"):
+                sock.send(proof(self._token, received[:-1]))
+                received = b""
         except OSError:
             data = b""
-        if data and len(heard) <= NONCE_CHARS:
-            self._visitors[sock] = (heard, until)
+        if data and len(received) <= NONCE_CHARS:
+            self._visitors[sock] = (received, until)
         else:
-            self._drop([sock])  # the other side closes first, so that the port is free again at once
+            self._drop([sock])  # the client closes first, so that the port is free again at once
 
     def _drop(self, socks: Iterable[socket.socket]) -> None:
         for sock in list(socks):
@@ -119,23 +119,23 @@ class Answerer:
             sock.close()
 
 
-class _Try:
-    """One connection to a target, from dialling to its proof."""
+class _Probe:
+    """One connection to a target, from connecting to its proof."""
 
     def __init__(self, target: Target) -> None:
         self.target = target
         self.nonce = secrets.token_hex(NONCE_CHARS // 2).encode()
-        self.heard = b""
+        self.received = b""
         self.connected = False
         self.until = time.monotonic() + CONNECT_S
         self.sock = socket.socket(socket.AF_INET6 if ":" in target.address else socket.AF_INET, socket.SOCK_STREAM)
         self.sock.setblocking(False)
 
-    def dial(self) -> str | None:
+    def connect(self) -> str | None:
         return _outcome(self.sock.connect_ex((self.target.address, self.target.port)))
 
     def advance(self) -> str | None:
-        """Goes on when the socket is ready; the outcome, once there is one."""
+        """Continue when the socket is ready. Return the outcome, or None if there is none yet."""
         if not self.connected:
             failed = _outcome(self.sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR))
             if failed:
@@ -143,27 +143,27 @@ class _Try:
             self.connected = True
             self.until = time.monotonic() + REPLY_S
         try:
-            if not self.heard:
+            if not self.received:
                 self.sock.send(self.nonce + b"\n")
-                self.heard = b"?"
+                self.received = b"?"
                 return None
             data = self.sock.recv(PROOF_CHARS)
         except BlockingIOError:
             return None
         except OSError:
             return STRANGER
-        self.heard += data
-        if data and len(self.heard) <= PROOF_CHARS:
+        self.received += data
+        if data and len(self.received) <= PROOF_CHARS:
             return None
-        return OK if self.heard[1:] == proof(self.target.token, self.nonce) else STRANGER
+        return OK if self.received[1:] == proof(self.target.token, self.nonce) else STRANGER
 
     @property
     def interest(self) -> int:
-        return selectors.EVENT_READ if self.heard else selectors.EVENT_WRITE
+        return selectors.EVENT_READ if self.received else selectors.EVENT_WRITE
 
 
 def _outcome(code: int) -> str | None:
-    """What an error of connecting means; None for none."""
+    """Return the outcome for an error of connect(); None if there is no error."""
     if code in (0, errno.EINPROGRESS):
         return None
     if code == errno.ECONNREFUSED:
@@ -175,7 +175,7 @@ def _outcome(code: int) -> str | None:
 
 @contextlib.contextmanager
 def answering(listeners: Sequence[socket.socket]) -> Iterator[list[list[Any]]]:
-    """[port, token] of each listening socket, on which who connects is answered within."""
+    """Answer clients on these sockets within the context. Yield [port, token] of each."""
     if not listeners:
         yield []
         return
@@ -188,20 +188,20 @@ def answering(listeners: Sequence[socket.socket]) -> Iterator[list[list[Any]]]:
 
 
 def try_all(targets: Sequence[Target]) -> list[Result]:
-    """Tries every target, at most 32 at a time; each has 5 s to connect and 10 s to answer."""
+    """Probe every target, at most 32 at a time; each has 5 s to connect and 10 s to answer."""
     todo = deque(targets)
     results: list[Result] = []
     with selectors.DefaultSelector() as selector:
 
-        def finish(one: _Try, outcome: str) -> None:
+        def finish(one: _Probe, outcome: str) -> None:
             one.sock.close()
             results.append(Result(one.target.node, one.target.address, one.target.port, outcome))
 
-        active: set[_Try] = set()
+        active: set[_Probe] = set()
         while todo or active:
             while todo and len(active) < MOST_AT_ONCE:
-                one = _Try(todo.popleft())
-                failed = one.dial()
+                one = _Probe(todo.popleft())
+                failed = one.connect()
                 if failed:
                     finish(one, failed)
                     continue

@@ -18,33 +18,33 @@ from clusterctl.common.paths import RunPaths
 
 
 def find(root: Path, request: dict[str, Any], peer: Peer) -> dict[str, Any]:
-    """Every checkpoint of the job on this node: `run`, `tag`, `manifest` or None and a `reason`, `pieces`."""
+    """Return every checkpoint of the job on this node: `run`, `tag`, `manifest` or None and a `reason`, `pieces`."""
     job = find_job(root, request["ref"])
-    return {"job": job.dir.name, "checkpoints": [_describe(run, place) for run, place in checkpoint_dirs(job)]}
+    return {"job": job.dir.name, "checkpoints": [_describe(run, directory) for run, directory in checkpoint_dirs(job)]}
 
 
-def _describe(run: RunPaths, place: Path) -> dict[str, Any]:
+def _describe(run: RunPaths, directory: Path) -> dict[str, Any]:
     reason = None
     try:
-        manifest = read_manifest(place)
+        manifest = read_manifest(directory)
     except (OSError, ValueError) as exc:
         manifest, reason = None, f"its manifest cannot be read: {exc}"
-    pieces = sorted(path.name for path in place.glob(PIECES))
-    return {"run": run.run, "tag": place.name, "manifest": manifest, "reason": reason, "pieces": pieces}
+    pieces = sorted(path.name for path in directory.glob(PIECES))
+    return {"run": run.run, "tag": directory.name, "manifest": manifest, "reason": reason, "pieces": pieces}
 
 
 def verify(root: Path, request: dict[str, Any], peer: Peer) -> dict[str, Any]:
-    """Of the `files` of a manifest those that are here: name to None, or to what is wrong with it."""
-    place = checkpoint_dir(find_job(root, request["ref"]), request)
+    """Return the defect, or None, by name of each of a manifest's `files` that is on this node."""
+    directory = checkpoint_dir(find_job(root, request["ref"]), request)
     pieces: dict[str, str | None] = {}
     for file in request["files"]:
         with contextlib.suppress(FileNotFoundError):
-            pieces[file["file"]] = _check(place / file["file"], file, peer)
+            pieces[file["file"]] = _check(directory / file["file"], file, peer)
     return {"pieces": pieces}
 
 
 def _check(path: Path, file: dict[str, Any], peer: Peer) -> str | None:
-    """Return the defect of a piece, or None. Raises FileNotFoundError when it is not here."""
+    """Return the defect of a piece, or None. Raises FileNotFoundError if it is not on this node."""
     try:
         size = path.stat().st_size
         if size != file["bytes"]:
@@ -57,7 +57,7 @@ def _check(path: Path, file: dict[str, Any], peer: Peer) -> str | None:
 
 
 def send(root: Path, request: dict[str, Any], peer: Peer) -> dict[str, Any]:
-    """`{"bytes": n}` and the n bytes of one piece; who takes it knows its checksum."""
+    """Send `{"bytes": n}` and the n bytes of one piece. The receiver knows its checksum."""
     path = checkpoint_dir(find_job(root, request["ref"]), request) / Path(request["file"]).name
     with path.open("rb") as file:
         left = path.stat().st_size
@@ -72,17 +72,17 @@ def send(root: Path, request: dict[str, Any], peer: Peer) -> dict[str, Any]:
 
 
 def take(root: Path, request: dict[str, Any], peer: Peer) -> dict[str, Any]:
-    """Takes one piece, of `bytes` and `sha256`, from the input; it is there whole or not at all."""
-    place = checkpoint_dir(find_job(root, request["ref"]), request)
+    """Receive one piece of `bytes` and `sha256`. It is stored whole or not at all."""
+    directory = checkpoint_dir(find_job(root, request["ref"]), request)
     name = Path(request["file"]).name
-    place.mkdir(0o700, parents=True, exist_ok=True)
-    beside = place / f".{name}-{os.getpid()}"
+    directory.mkdir(0o700, parents=True, exist_ok=True)
+    beside = directory / f".{name}-{os.getpid()}"
     try:
         with beside.open("wb") as file:
             _receive(peer, file, request)
             file.flush()
             os.fsync(file.fileno())
-        beside.replace(place / name)
+        beside.replace(directory / name)
     except BaseException:
         beside.unlink(missing_ok=True)
         raise
@@ -100,4 +100,4 @@ def _receive(peer: Peer, file: Any, request: dict[str, Any]) -> None:
         left -= len(data)
         peer.beat()
     if digest.hexdigest() != request["sha256"]:
-        raise AgentError(f"{request['file']} arrived damaged", hint="start --resume again")
+        raise AgentError(f"{request['file']} arrived damaged", hint="run start --resume again")

@@ -1,4 +1,4 @@
-"""Sends a job's logs and outputs home: a line per file, its bytes, and then its hash."""
+"""Send a job's logs and outputs to the control machine: for each file a line, its bytes, and its hash."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from clusterctl.agent.peer import Peer
 from clusterctl.common.errors import AgentError
 
 CHUNK_BYTES = 1 << 20
-# Rotated meanwhile, and there by another name; or a link, a socket, a device without a driver.
+# Rotated in the meantime, and found again by its new name; or a link, a socket, a device without a driver.
 NOT_THERE = (errno.ENOENT, errno.ELOOP, errno.ENXIO, errno.ENODEV)
 
 
 def collect(root: Path, request: dict[str, Any], peer: Peer) -> dict[str, Any]:
-    """`{"file": path, "bytes": n}`, n bytes, `{"sha256": ...}` for each file of log/ and output/, no links."""
+    """Send `{"file": path, "bytes": n}`, n bytes and `{"sha256": ...}` for each file of log/ and output/ but links."""
     job = find_job(root, request["ref"])
     count = 0
     for path in _files(job.dir):
@@ -34,21 +34,21 @@ def collect(root: Path, request: dict[str, Any], peer: Peer) -> dict[str, Any]:
 
 def _files(job_dir: Path) -> Iterator[Path]:
     for top in ("log", "output"):
-        for place, directories, names in os.walk(job_dir / top):  # follows no links; a million files are not held
+        for directory, directories, names in os.walk(job_dir / top):  # does not follow links, nor list all files first
             directories.sort()
             for name in sorted(names):
                 if not name.startswith("."):
-                    yield Path(place, name)
+                    yield Path(directory, name)
 
 
 def _send_file(peer: Peer, path: Path, name: str) -> bool:
-    """Whether it is a regular file now: nothing else is opened for long, and no link followed."""
+    """Send a file. Return False if it is not a regular file; never follow a link."""
     fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     with os.fdopen(fd, "rb") as f:
         status = os.fstat(fd)
         if not stat.S_ISREG(status.st_mode):
             return False
-        left = status.st_size  # what is appended while it is read stays for the next time
+        left = status.st_size  # bytes appended during the read are left for the next collect
         peer.send({"file": name, "bytes": left})
         peer.send({"sha256": _send_bytes(peer, f, name, left)})
     return True

@@ -1,6 +1,6 @@
-"""What this node can tell about how a run ended: its events, the last output of what failed, and how it is now.
+"""Report how a run ended on this node: its events, the last output of failed processes, and its present state.
 
-First come clock readings: each `{"now": ...}` is answered with this node's time, until another word comes.
+First come clock readings: each `{"now": ...}` is answered with this node's time, until another message comes.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from clusterctl.common.paths import RunPaths, log_stem
 from clusterctl.common.procfs import PROC, boot_id, is_alive, stat_fields
 from clusterctl.common.run_spec import RunSpec
 
-MANY = 4000  # events; of more the first and the last are told
+MANY = 4000  # events; of more, only the first and the last are sent
 LINES = 200
 LINE_CHARS = 2000
 OUTPUTS = 3  # of the attempts of one process
@@ -31,8 +31,8 @@ QUIET = ("running", "starting", "succeeded")
 
 
 def story(root: Path, request: dict[str, Any], peer: Peer) -> dict[str, Any]:
-    """All of it, of the run asked for or of the newest."""
-    while "now" in peer.next_word():
+    """Report on the requested run, else on the newest."""
+    while "now" in peer.next_message():
         peer.send({"now": time.time()})
     job = find_job(root, request["ref"])
     run = pick_run(job, request.get("run"))
@@ -41,7 +41,7 @@ def story(root: Path, request: dict[str, Any], peer: Peer) -> dict[str, Any]:
     spec = need_spec(run)
     about = describe_run(run, spec)
     printed = Printed()
-    events = list(_telling(EventReader(run.events), printed))
+    events = list(_relevant(EventReader(run.events), printed))
     state = read_state(run)
     return {
         **about,
@@ -73,15 +73,15 @@ class Printed:
             self._unknown.add(process)
 
     def ours(self, role: str, rank: int, lines: Sequence[Sequence[Any]]) -> dict[str, Any]:
-        """`ours`: the indexes of such lines among (time, line) of a process; nothing where that is not known."""
+        """Return `ours`, the indexes of such lines among (time, line) of a process, or nothing if they are unknown."""
         if (role, rank) in self._unknown:
             return {}
         printed = self._lines.get((role, rank), ())
         return {"ours": [at for at, (_, line) in enumerate(lines) if line in printed or line.startswith(REMARK)]}
 
 
-def _telling(reader: EventReader, printed: Printed) -> Iterator[dict[str, Any]]:
-    """The events; of those that come all the time only each process's last, where it stood at the end."""
+def _relevant(reader: EventReader, printed: Printed) -> Iterator[dict[str, Any]]:
+    """Yield the events, but only each process's last one of the frequent kinds."""
     last: dict[tuple[Any, ...], dict[str, Any]] = {}
     while events := reader.read():
         for event in events:
@@ -96,7 +96,7 @@ def _telling(reader: EventReader, printed: Printed) -> Iterator[dict[str, Any]]:
 def _outputs(
     run: RunPaths, spec: RunSpec, events: Iterable[dict[str, Any]], about: dict[str, Any], printed: Printed
 ) -> Iterator[dict[str, Any]]:
-    """The last lines of attempts that failed, and of processes that stand still or are gone without a word."""
+    """Yield the last lines of failed attempts, and of processes that are stalled or lost."""
     plans = {(process.role, process.rank): process for process in spec.processes}
     began: dict[tuple[Any, ...], float] = {}
     spans: dict[tuple[str, int], list[tuple[int, float, float]]] = {}
@@ -131,31 +131,31 @@ def _last_lines(directory: Path, stem: str, since: float, until: float) -> list[
 
 
 def _booted_since(state: dict[str, Any]) -> float | None:
-    """When the node was started, if that was after its supervisor."""
-    who = supervisor_of(state)
-    if who is None or who.boot == boot_id():
+    """Return the time at which the node booted, if that was after the supervisor started."""
+    supervisor = supervisor_of(state)
+    if supervisor is None or supervisor.boot == boot_id():
         return None
     lines = (PROC / "stat").read_text().splitlines()
     return next((float(line.split()[1]) for line in lines if line.startswith("btime ")), None)
 
 
 def _is_halted(state: dict[str, Any]) -> bool:
-    """Whether the supervisor is there, and stopped by a signal."""
-    who = supervisor_of(state)
-    fields = stat_fields(who.pid) if is_alive(who) and who is not None else None
+    """Return True if the supervisor is alive but stopped by a signal."""
+    supervisor = supervisor_of(state)
+    fields = stat_fields(supervisor.pid) if is_alive(supervisor) and supervisor is not None else None
     return fields is not None and fields[0] in "Tt"
 
 
 def _free_bytes(directory: Path) -> int | None:
     try:
-        place = os.statvfs(directory)
+        system = os.statvfs(directory)
     except OSError:
         return None
-    return place.f_bavail * place.f_frsize
+    return system.f_bavail * system.f_frsize
 
 
 def _python(spec: RunSpec) -> str | None:
-    """The version of the Python that the trainers were started with."""
+    """Return the version of the Python that runs the trainers."""
     commands = [process.argv[0] for process in spec.processes if process.role == "trainer"]
     command = os.path.expanduser(commands[0]) if commands else ""  # noqa: PTH111
     if not Path(command).name.startswith("python"):

@@ -1,8 +1,8 @@
-"""Reads a run's events and logs for the control machine, once or as they come.
+"""Read a run's events and logs for the control machine, once or as they arrive.
 
 Streams are announced first: `{"streams": [{"role", "rank", "at"}, ...], "run": ...}`, each from the offset `at` on.
-Lines follow in time order as `{"lines": [[time, stream, text, offset behind it], ...]}`, events as `{"events": [...],
-"at": offset}`, and how many lines a budget held back as `{"held": [[stream, lines, offset behind them], ...]}`.
+Lines follow in time order as `{"lines": [[time, stream, text, offset after it], ...]}`, events as `{"events": [...],
+"at": offset}`, and the number of lines held back by a budget as `{"held": [[stream, lines, offset after them], ...]}`.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from clusterctl.common.procfs import is_alive
 from clusterctl.common.run_spec import ProcessSpec
 
 BATCH = 500
-BATCH_CHARS = 1 << 20  # each may become six bytes, and nobody takes more than some megabytes as one message
+BATCH_CHARS = 1 << 20  # each may become six bytes, and a message may have a few megabytes
 POLL_S = 0.1
 HEARTBEAT_S = 2.0
-BURST_S = 10.0  # of a budget, which may be used at once
+BURST_S = 10.0  # a budget of so many seconds may be used at once
 
 
 class Streams:
@@ -47,7 +47,7 @@ class Streams:
         return [{"role": p.role, "rank": p.rank, "at": r.offset} for p, r in zip(self.plans, self.readers)]
 
     def lines(self, *, final: bool, tail: int | None = None) -> Iterator[list[Any]]:
-        """New lines of all streams in time order, the last `tail` of each: [time, stream, text, offset behind]."""
+        """Yield new lines of all streams in time order, the last `tail` of each: [time, stream, text, offset after]."""
         tagged = [self._tagged(i, reader.lines(final=final)) for i, reader in enumerate(self.readers)]
         if tail is not None:
             tagged = [iter(deque(rows, maxlen=tail)) for rows in tagged]
@@ -65,7 +65,7 @@ def _wanted(plan: ProcessSpec, request: dict[str, Any]) -> bool:
 
 
 def _is(speaker: dict[str, Any] | None, plan: ProcessSpec) -> bool:
-    """Whether it is the process whose lines are wanted all, whatever those of others must match."""
+    """Return True if the process is the speaker, whose lines are all sent, whatever `grep` is."""
     return speaker is not None and plan.role == speaker["role"] and plan.rank == speaker["rank"]
 
 
@@ -76,7 +76,7 @@ def _matcher(pattern: str | None) -> Callable[[bytes], object]:
 
 
 def logs(root: Path, request: dict[str, Any], peer: Peer) -> dict[str, Any]:
-    """What the logs hold now; with `tail` only the last so many lines of each."""
+    """Send the present lines of the logs; with `tail` only the last so many of each."""
     run = _run(root, request)
     streams = Streams(run, request)
     tail = request.get("tail")
@@ -103,9 +103,9 @@ def _send_lines(peer: Peer, rows: Iterable[list[Any]]) -> int:
 
 
 def follow(root: Path, request: dict[str, Any], peer: Peer) -> dict[str, Any]:
-    """Events and logs as they come, until the run has ended on this node.
+    """Send events and logs as they arrive, until the run has ended on this node.
 
-    `budget` caps each process's lines a second; the `speaker` (`role`, `rank`, `budget`) has one of its own, and no
+    `budget` caps each process's lines per second; the `speaker` (`role`, `rank`, `budget`) has a separate one, and no
     `grep`.
     """
     run = _run(root, request)
@@ -125,14 +125,14 @@ def follow(root: Path, request: dict[str, Any], peer: Peer) -> dict[str, Any]:
         if sent:
             quiet_since = time.monotonic()
         elif time.monotonic() - quiet_since > HEARTBEAT_S:
-            peer.send({"alive": time.time()})  # and so learn whether anybody listens still
+            peer.send({"alive": time.time()})  # raises Gone if the control machine has left
             quiet_since = time.monotonic()
         if not over:
             time.sleep(POLL_S)
 
 
 def _send_within(peer: Peer, rows: Iterable[list[Any]], budgets: list[Budget]) -> int:
-    """Sends what the streams' budgets allow, then what they held back, if any lines are wanted at all."""
+    """Send the lines within the streams' budgets, then the numbers of lines held back, unless a budget is 0."""
     held: dict[int, list[int]] = {}
 
     def allowed() -> Iterator[list[Any]]:
@@ -145,10 +145,10 @@ def _send_within(peer: Peer, rows: Iterable[list[Any]], budgets: list[Budget]) -
                 held[stream] = [count + 1, end]
 
     sent = _send_lines(peer, allowed())
-    told = [[stream, *counted] for stream, counted in held.items() if budgets[stream].lines_per_s]
-    if told:
-        peer.send({"held": told})
-    return sent + len(told)
+    reported = [[stream, *counted] for stream, counted in held.items() if budgets[stream].lines_per_s]
+    if reported:
+        peer.send({"held": reported})
+    return sent + len(reported)
 
 
 def _send_events(peer: Peer, reader: EventReader) -> int:
@@ -159,7 +159,7 @@ def _send_events(peer: Peer, reader: EventReader) -> int:
 
 
 class Budget:
-    """Lines a second that may pass, and as many at once as in some seconds. None passes all, 0 none."""
+    """A limit on lines per second, with bursts of up to BURST_S seconds' worth. None passes all lines, 0 no line."""
 
     def __init__(self, lines_per_s: float | None) -> None:
         self.lines_per_s = lines_per_s
@@ -167,7 +167,7 @@ class Budget:
         self._then = time.monotonic()
 
     def spend(self) -> bool:
-        """Whether one more line may pass now."""
+        """Return True if one more line may pass now."""
         if not self.lines_per_s:
             return self.lines_per_s is None
         if self._left < 1:
@@ -183,5 +183,5 @@ def _run(root: Path, request: dict[str, Any]) -> RunPaths:
     job = find_job(root, request["ref"])
     run = pick_run(job, request.get("run"))
     if run is None or not run.spec.is_file():
-        raise AgentError(f"{job.dir.name} was never started", kind="no_run", hint="clusterctl start")
+        raise AgentError(f"{job.dir.name} was never started", kind="no_run", hint="start it with clusterctl start")
     return run

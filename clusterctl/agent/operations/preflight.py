@@ -1,7 +1,7 @@
-"""Preflight of this node, and of its ways to the others, in one SSH command.
+"""Preflight of this node and of its connections to the others, in one SSH command.
 
-Facts go up first. Then this node listens on the job's ports until the control machine, which has heard all nodes, says
-whom to try, and, when all have tried, that it is over.
+The node sends its facts first. Then it listens on the job's ports. When the control machine has the facts of all nodes,
+it sends the list of targets to probe; when all nodes have finished, it ends the operation.
 """
 
 from __future__ import annotations
@@ -24,30 +24,30 @@ from clusterctl.agent.peer import Peer
 from clusterctl.common.errors import AgentError, describe_os_error
 from clusterctl.common.paths import find_jobs
 
-OTHERS_S = 300.0  # until every node has told its facts, or has tried
+OTHERS_S = 300.0  # until every node has sent its facts, or finished its probes
 
 
 def check(root: Path, request: dict[str, Any], peer: Peer) -> dict[str, Any]:
-    """`request`: python, runtime, address, nic, and port, count (of ports to be free), lead, for what will listen."""
+    """`request` has python, runtime, address, nic; and for the ports: port, count (free ports needed), lead."""
     problems: list[dict[str, Any]] = []
-    with _noted(problems, "root"):
+    with _recorded(problems, "root"):
         facts.try_to_write(root)
-    found: dict[str, Any] = {"problems": problems, "versions": {}, "address": None, "interface": None}
-    with _noted(problems, "python"):
+    report: dict[str, Any] = {"problems": problems, "versions": {}, "address": None, "interface": None}
+    with _recorded(problems, "python"):
         python = _python(root, request)
-        found["versions"] = probe(root, python, runtime=False)  # is told also where the next one fails
-        found["versions"] = probe(root, python, runtime=request["runtime"])
-    with _noted(problems, "address"):
-        found["address"] = find_address(request["address"], request["nic"])
-        found["interface"] = interface_of(found["address"])
+        report["versions"] = probe(root, python, runtime=False)  # reported even if the next one fails
+        report["versions"] = probe(root, python, runtime=request["runtime"])
+    with _recorded(problems, "address"):
+        report["address"] = find_address(request["address"], request["nic"])
+        report["interface"] = interface_of(report["address"])
     listeners: list[socket.socket] = []
     busy: list[int] = []
-    if found["address"] is not None:
-        with _noted(problems, "ports"):
-            listeners, busy = take_as_a_job(found["address"], request["port"], request["count"], lead=request["lead"])
+    if report["address"] is not None:
+        with _recorded(problems, "ports"):
+            listeners, busy = take_as_a_job(report["address"], request["port"], request["count"], lead=request["lead"])
     with answering(listeners) as listening:
-        found.update(_look_around(root), listening=listening, busy=ports.holders(busy))
-        peer.send({"facts": found})
+        report.update(_more_facts(root), listening=listening, busy=ports.holders(busy))
+        peer.send({"facts": report})
         targets = [Target(*target) for target in peer.receive(OTHERS_S)["targets"]]
         peer.send({"clock": time.time()})
         peer.send({"reach": try_all(targets)})
@@ -55,7 +55,7 @@ def check(root: Path, request: dict[str, Any], peer: Peer) -> dict[str, Any]:
     return {}
 
 
-def _look_around(root: Path) -> dict[str, Any]:
+def _more_facts(root: Path) -> dict[str, Any]:
     return {
         **facts.quick(root),
         "cores": len(os.sched_getaffinity(0)),
@@ -66,19 +66,19 @@ def _look_around(root: Path) -> dict[str, Any]:
 
 
 def _python(root: Path, request: dict[str, Any]) -> str:
-    """What the newest job would run by: its environment of `setup`, else PYTHON. Without a job, the next one's."""
+    """Return the Python of the newest job, else of the next one: that of its environment from `setup`, else PYTHON."""
     newest = next(find_jobs(root), None)
     venv = find_for_job(root, newest.dir, request["runtime"]) if newest else find_newest(root)
     return str(venv / "bin/python") if venv else str(request["python"])
 
 
 @contextlib.contextmanager
-def _noted(problems: list[dict[str, Any]], what: str) -> Iterator[None]:
-    """A failure within is one more problem, and the other checks go on."""
+def _recorded(problems: list[dict[str, Any]], check: str) -> Iterator[None]:
+    """Record a failure within the context as a problem, and continue with the other checks."""
     try:
         yield
     except AgentError as exc:
-        problems.append({"check": what, "message": str(exc), "hint": exc.hint})
+        problems.append({"check": check, "message": str(exc), "hint": exc.hint})
     except OSError as exc:
-        error = describe_os_error(exc, "cannot write to ROOT_DIR") if what == "root" else AgentError(str(exc))
-        problems.append({"check": what, "message": str(error), "hint": error.hint})
+        error = describe_os_error(exc, "cannot write to ROOT_DIR") if check == "root" else AgentError(str(exc))
+        problems.append({"check": check, "message": str(error), "hint": error.hint})

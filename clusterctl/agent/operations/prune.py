@@ -1,7 +1,7 @@
-"""Old jobs and content that nothing needs: what there is on this node, and its removal.
+"""List and remove old jobs and unused content of this node.
 
-A job goes by one rename into incoming/, which every dispatch empties: a kill leaves a whole job or none. Content is
-removed only when no remaining job needs it and no process of this account mentions it.
+A job is removed by one rename into incoming/, which every dispatch empties: a kill leaves a whole job or none. Content
+is removed only if no remaining job needs it and no process of this account mentions it.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ BLOCK_BYTES = 512  # the unit of st_blocks
 
 
 def prune(root: Path, request: dict[str, Any], peer: Peer) -> dict[str, Any]:
-    """What is here; or, with `remove`, removes those `jobs` and that `content`, what is in use excepted."""
+    """List all jobs and content; or, with `remove`, remove those `jobs` and that `content` unless they are in use."""
     if "remove" not in request:
         return {"jobs": [_describe_job(job) for job in _jobs(root)], "content": list(find_content(root))}
     wanted = request["remove"]
@@ -43,8 +43,8 @@ def _jobs(root: Path) -> Iterator[tuple[JobPaths, list[dict[str, Any]]]]:
         yield JobPaths(Path(job["dir"])), job["runs"]
 
 
-def _describe_job(found: tuple[JobPaths, list[dict[str, Any]]]) -> dict[str, Any]:
-    job, runs = found
+def _describe_job(job_and_runs: tuple[JobPaths, list[dict[str, Any]]]) -> dict[str, Any]:
+    job, runs = job_and_runs
     outputs = [job.output, *(job.run(run["run"]).dir / "output" for run in runs)]
     return {
         "job": job.dir.name,
@@ -58,10 +58,10 @@ def _describe_job(found: tuple[JobPaths, list[dict[str, Any]]]) -> dict[str, Any
 
 
 def _last_used(job: JobPaths) -> float:
-    """When the job was dispatched, or its newest run last wrote down what it does."""
+    """Return the time at which the job was dispatched, or its newest run last wrote its state."""
     newest = job.newest_run()
-    places = [job.record, *((job.run(newest).spec, job.run(newest).state) if newest else ())]
-    return max((_changed(place) for place in places), default=0.0)
+    files = [job.record, *((job.run(newest).spec, job.run(newest).state) if newest else ())]
+    return max((_changed(file) for file in files), default=0.0)
 
 
 def _changed(path: Path) -> float:
@@ -72,40 +72,40 @@ def _changed(path: Path) -> float:
 
 
 def disk_bytes(path: Path) -> int:
-    """What the files of a tree take on the disk; what cannot be read counts as nothing."""
+    """Return the bytes that a tree's files take on the disk. Unreadable directories count as 0."""
     total, todo = 0, [str(path)]
     while todo:
-        place = todo.pop()
+        item = todo.pop()
         with contextlib.suppress(OSError):
-            status = os.lstat(place)
+            status = os.lstat(item)
             if stat.S_ISDIR(status.st_mode):
-                todo += [entry.path for entry in os.scandir(place)]
+                todo += [entry.path for entry in os.scandir(item)]
             else:
                 total += status.st_blocks * BLOCK_BYTES
     return total
 
 
 def find_content(root: Path) -> Iterator[dict[str, Any]]:
-    """Agents, environments, wheels and leftovers, each with what needs it: jobs for environments, these for wheels."""
+    """Yield agents, environments, wheels and leftovers, with the jobs or environments that need them."""
     mentioned = _mentioned()
-    own = Path(PACKAGE_ROOT).name  # lib/DIGEST, when it is this node's
-    environments = [place for place in _inside(_place(root, "environment")) if place.name not in OURS]
-    needs = {place: _jobs_that_need(root, place.name) for place in environments}
+    own = Path(PACKAGE_ROOT).name  # lib/DIGEST, if this is the node's agent
+    environments = [path for path in _inside(_directory(root, "environment")) if path.name not in OURS]
+    needs = {path: _jobs_that_need(root, path.name) for path in environments}
     for kind in ("agent", "environment", "wheel", "leftover"):
-        for place in environments if kind == "environment" else _inside(_place(root, kind)):
-            name = place.name
+        for path in environments if kind == "environment" else _inside(_directory(root, kind)):
+            name = path.name
             users = [user.name for user in environments if kind == "wheel" and _holds(user / "clusterctl.json", name)]
             yield {
                 "kind": kind,
                 "name": name,
                 "live": name == own or any(name.encode(errors="surrogateescape") in text for text in mentioned),
-                "needed_by": needs.get(place, users),
-                "bytes": disk_bytes(place),
-                "age_s": max(0.0, time.time() - _changed(place)),
+                "needed_by": needs.get(path, users),
+                "bytes": disk_bytes(path),
+                "age_s": max(0.0, time.time() - _changed(path)),
             }
 
 
-def _place(root: Path, kind: str) -> Path:
+def _directory(root: Path, kind: str) -> Path:
     names = {"agent": "lib", "environment": "venvs", "wheel": "wheels"}
     return incoming_dir(root) if kind == "leftover" else root / META / names[kind]
 
@@ -122,7 +122,7 @@ def _holds(path: Path, word: str) -> bool:
 
 
 def _mentioned() -> list[bytes]:
-    """The command lines and environments of all processes of this account."""
+    """Return the command lines and environments of all processes of this account."""
     texts = []
     for entry in os.scandir("/proc"):
         for name in ("cmdline", "environ") if entry.name.isdigit() else ():
@@ -132,8 +132,8 @@ def _mentioned() -> list[bytes]:
 
 
 def _jobs_that_need(root: Path, environment: str) -> list[str]:
-    """Jobs that name it, and those whose requirements it was made for, with whichever interpreter."""
-    pointers = [read_json(path) or {} for path in _inside(_place(root, "environment") / "for")]
+    """Return the jobs that name an environment, and those whose requirements it was made for, with any interpreter."""
+    pointers = [read_json(path) or {} for path in _inside(_directory(root, "environment") / "for")]
     lists = [pointer.get("requirements") for pointer in pointers if pointer.get("environment") == environment]
     return [job.dir.name for job in find_jobs(root) if _names(job, environment) or _asks_for(job, lists)]
 
@@ -151,7 +151,7 @@ def _asks_for(job: JobPaths, lists: Sequence[Any]) -> bool:
 
 
 def _remove_jobs(root: Path, names: Sequence[str]) -> Iterator[dict[str, Any]]:
-    """Removes jobs of these ids; yields those that stay, and why."""
+    """Remove the jobs with these ids. Yield those that are kept, and why."""
     for job in find_jobs(root):
         if job.dir.name in names:
             why = _remove_job(root, job)
@@ -168,9 +168,9 @@ def _remove_job(root: Path, job: JobPaths) -> str | None:
         return "it is running"
     try:
         if find_by_environment(run_environment(job.dir)):
-            return f"processes of it are left; clusterctl stop {job.dir.name} ends them"
+            return f"it has leftover processes; to end them: clusterctl stop {job.dir.name}"
         gone = incoming_dir(root) / f"removed-{job.dir.name}"
-        delete(gone)  # of an earlier job of this name
+        delete(gone)  # an earlier job of this name
         job.dir.rename(gone)
         return _why_not(gone)
     finally:
@@ -178,7 +178,7 @@ def _remove_job(root: Path, job: JobPaths) -> str | None:
 
 
 def _remove_content(root: Path, wanted: Sequence[Sequence[str]]) -> Iterator[dict[str, Any]]:
-    """Removes pieces of content that nothing needs now; environments go before the wheels that they need."""
+    """Remove content that nothing needs now; environments before the wheels they were made from."""
     for kind in ("leftover", "agent", "environment", "wheel"):
         if not any(item[0] == kind for item in wanted):
             continue
@@ -188,14 +188,14 @@ def _remove_content(root: Path, wanted: Sequence[Sequence[str]]) -> Iterator[dic
                     continue
                 why = "it is in use" if item["live"] or item["needed_by"] else None
                 if holder and kind in ("environment", "wheel"):
-                    why = f"a {holder.operation} is at work on this node"  # no pid: the same text on all nodes
-                why = why or _why_not(_place(root, kind) / item["name"])
+                    why = f"a {holder.operation} is running on this node"  # no pid: the same text on all nodes
+                why = why or _why_not(_directory(root, kind) / item["name"])
                 if why:
                     yield {"kind": kind, "name": item["name"], "why": why}
 
 
 def _why_not(path: Path) -> str | None:
-    """Deletes; None, or what the system has against it."""
+    """Delete a path. Return None, or the system's error."""
     try:
         delete(path)
     except OSError as exc:

@@ -1,8 +1,8 @@
-"""Setup, the node's side: what is here, wheels in, an environment out; one SSH command.
+"""The node's side of setup, in one SSH command: send facts, receive wheels, build an environment.
 
-After `{"facts": ...}` the control machine gives orders: `resolve` (pip here chooses and fetches wheels), `offer` (a
-lock; the answer says which wheels are missing), `give` and `take` (a wheel's bytes), `listen` and `relay` (the same
-through other nodes, as in a dispatch), and last `build` or `keep`.
+After `{"facts": ...}` the control machine sends orders: `resolve` (pip on this node chooses and fetches wheels),
+`offer` (a lock; the answer lists the missing wheels), `give` and `take` (a wheel's bytes), `listen` and `relay` (the
+same through other nodes, as in a dispatch), and last `build` or `keep`.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from clusterctl.agent.relay.relay import Relay
 
 LOCK_S = 0.5
-ORDER_S = 3600.0  # wheels are being found, built or sent elsewhere meanwhile
+ORDER_S = 3600.0  # in which other nodes find, build or receive wheels
 
 
 def setup(root: Path, request: dict[str, Any], peer: Peer) -> dict[str, Any]:
@@ -37,13 +37,13 @@ def setup(root: Path, request: dict[str, Any], peer: Peer) -> dict[str, Any]:
     with _alone(root):
         venvs.sweep()
         store.sweep()
-        found = venvs.find(request["requirements"])
+        name = venvs.find(request["requirements"])
         worker = _Worker(store, find_pip(), peer)
-        peer.send({"facts": {**facts(), **worker.facts(), **_about(venvs, found)}})
+        peer.send({"facts": {**facts(), **worker.facts(), **_about(venvs, name)}})
         while True:
             order = peer.receive(ORDER_S)
             if order["do"] == "keep":
-                return {"environment": found, "built": False}
+                return {"environment": name, "built": False}
             if order["do"] == "build":
                 name, built = venvs.build(decode_lock(order["lock"]), store)
                 venvs.point(request["requirements"], name)
@@ -51,12 +51,12 @@ def setup(root: Path, request: dict[str, Any], peer: Peer) -> dict[str, Any]:
             worker.serve(order)
 
 
-def _about(venvs: Venvs, found: str | None) -> dict[str, Any]:
-    return {"environment": found, "lock": venvs.read_lock(found) if found else None}
+def _about(venvs: Venvs, name: str | None) -> dict[str, Any]:
+    return {"environment": name, "lock": venvs.read_lock(name) if name else None}
 
 
 class _Worker:
-    """Carries out orders that have to do with wheels."""
+    """Carries out the orders about wheels."""
 
     def __init__(self, store: WheelStore, pip: Pip | None, peer: Peer) -> None:
         self._store = store
@@ -81,9 +81,9 @@ class _Worker:
         orders[order["do"]](order)
 
     def _resolve(self, order: dict[str, Any]) -> None:
-        assert self._pip is not None, "only who has pip is asked"
-        found = self._pip.resolve(order["requirements"], self._store, self._peer.is_gone)
-        self._peer.send({"failed": found} if isinstance(found, str) else {"lock": found})
+        assert self._pip is not None, "only a node with pip gets this order"
+        resolved = self._pip.resolve(order["requirements"], self._store, self._peer.is_gone)
+        self._peer.send({"failed": resolved} if isinstance(resolved, str) else {"lock": resolved})
 
     def _offer(self, order: dict[str, Any]) -> None:
         lock = decode_lock(order["lock"])
@@ -102,10 +102,10 @@ class _Worker:
         self._peer.send(where)
 
     def _take_relayed(self, order: dict[str, Any]) -> None:
-        """Then says what of the lock is missing still: the stream may have broken, or lied."""
+        """Take wheels from the relay, then report those still missing: the stream may have broken, or been wrong."""
         from clusterctl.agent.relay.take import take_relayed
 
-        assert self._relay is not None, "only who listens is told"
+        assert self._relay is not None, "only a node that listens gets this order"
         lock = decode_lock(order["lock"])
         take_relayed(self._relay, order["relay"], self._peer, lambda stream: self._store.take_blobs(lock, stream))
         self._peer.send({"missing": self._missing(lock)})
@@ -123,17 +123,17 @@ class _Worker:
 
 @contextmanager
 def _alone(root: Path) -> Iterator[None]:
-    """Keeps other setups, and prune, away from this node's environments. Raises AgentError when one is at work."""
+    """Hold the lock on this node's environments. Raises AgentError if another setup or a prune is running."""
     with environments_lock(root, "setup", LOCK_S) as holder:
         if holder:
-            hint = "wait until it is done; hosts that share a ROOT_DIR need one each: Host(root_dir=...)"
+            hint = "wait until it has finished; give hosts that share a ROOT_DIR one each: Host(root_dir=...)"
             pid = "" if holder.pid is None else f" (pid {holder.pid})"
-            raise AgentError(f"a {holder.operation}{pid} is at work on this node", kind="refused", hint=hint)
+            raise AgentError(f"a {holder.operation}{pid} is running on this node", kind="refused", hint=hint)
         yield
 
 
 def facts() -> dict[str, Any]:
-    """This interpreter and machine, as far as wheels depend on them."""
+    """Return the facts of this interpreter and machine on which wheels depend."""
     return {
         "implementation": {"cpython": "cp", "pypy": "pp"}.get(sys.implementation.name, sys.implementation.name),
         "python": platform.python_version(),

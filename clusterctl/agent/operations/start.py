@@ -1,7 +1,7 @@
-"""Starts this node's part of a run: looks first, waits for the word, then leaves a supervisor behind.
+"""Start this node's part of a run: check, wait for `go`, then launch a supervisor that outlives this command.
 
-Nothing is started anywhere before every node has said that it can: the control machine sends `go` only then. The job's
-lock is taken here and handed to the supervisor, so that it lives exactly as long as the run does.
+Nothing is started before every node has reported that it can start: the control machine sends `go` only then. The job's
+lock is taken here and handed to the supervisor, so that it is held exactly as long as the run lives.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def start(root: Path, request: dict[str, Any], peer: Peer) -> dict[str, Any]:
         }
         go = _wait_for_go(ready, request, peer)
         if "spec" not in go:
-            raise AgentError("the start was given up")
+            raise AgentError("the start was cancelled")
         spec = in_environment(_checked(go["spec"]), venv, request["python"])
         previous = job.newest_run()
         run = job.run(spec.run)
@@ -69,15 +69,15 @@ def start(root: Path, request: dict[str, Any], peer: Peer) -> dict[str, Any]:
 
 
 def _wait_for_go(ready: dict[str, Any], request: dict[str, Any], peer: Peer) -> dict[str, Any]:
-    """Listens as the job will until all nodes have tried to reach each other."""
+    """Listen on the job's ports until all nodes have tried to reach each other. Return the next message."""
     listeners = _listen(ready["address"], request)
     with answering(listeners) as listening:
         peer.send({"ready": {**ready, "listening": listening}})
-        word = peer.next_word()
-        if "reach" in word:
-            peer.send({"reach": try_all([Target(*target) for target in word["reach"]])})
-            word = peer.next_word()
-    return word
+        message = peer.next_message()
+        if "reach" in message:
+            peer.send({"reach": try_all([Target(*target) for target in message["reach"]])})
+            message = peer.next_message()
+    return message
 
 
 def _checked(value: object) -> RunSpec:
@@ -93,7 +93,7 @@ def _listen(address: str, request: dict[str, Any]) -> list[socket.socket]:
         return take_as_a_job(address, request["port"], request["count"], lead=request["lead"])[0]
     except OSError as exc:
         raise AgentError(
-            str(exc), kind="refused", hint="PORT in conf.py names the first of 1,000 to choose from"
+            str(exc), kind="refused", hint="set PORT in conf.py to the first of 1,000 ports to choose from"
         ) from exc
 
 
@@ -104,14 +104,14 @@ def _check_identity(job: JobPaths, request: dict[str, Any]) -> None:
             f"{job.dir.name} was dispatched to this host as node {record['node']} of {record['nodes']}, "
             f"and conf.py now calls it node {request['node']} of {request['nodes']}",
             kind="refused",
-            hint="HOSTS has changed since: dispatch again, or use the conf.py of that time",
+            hint="HOSTS has changed since then: dispatch again, or use the earlier conf.py",
         )
 
 
 def _prepare(run: RunPaths, previous: str | None, spec: RunSpec, go: dict[str, Any]) -> None:
-    """Makes the run's directory; logs and outputs of an older run move beside its events.
+    """Create the run's directory, and move logs and outputs of an older run beside its events.
 
-    A run that is resumed has the outputs up to its checkpoint for its own.
+    A resumed run keeps the outputs up to its checkpoint.
     """
     job, resume = run.job, go.get("resume")
     run.dir.mkdir(0o700)
@@ -119,63 +119,66 @@ def _prepare(run: RunPaths, previous: str | None, spec: RunSpec, go: dict[str, A
     if resume:
         carry_on(run, resume)
     if previous is not None:
-        shutil.rmtree(job.run(previous).keys, ignore_errors=True)  # left when its supervisor was killed
-        for place in (job.log,) if resume else (job.log, job.output):
-            if place.is_dir() and any(place.iterdir()):
-                place.rename(job.run(previous).dir / place.name)
+        shutil.rmtree(job.run(previous).keys, ignore_errors=True)  # left behind if its supervisor was killed
+        for directory in (job.log,) if resume else (job.log, job.output):
+            if directory.is_dir() and any(directory.iterdir()):
+                directory.rename(job.run(previous).dir / directory.name)
         if resume:
             set_aside_later(job, resume["manifest"], job.run(previous).dir / "output")
-    for place in (job.log, job.output):
-        place.mkdir(0o700, exist_ok=True)
+    for directory in (job.log, job.output):
+        directory.mkdir(0o700, exist_ok=True)
     for name, text in go["keys"].items():
         write_atomic(run.keys / Path(name).name, text.encode())
     write_json(run.spec, spec.replace(t=time.time()).to_json())
 
 
 def _undo(run: RunPaths, previous: str | None, *, resumed: bool) -> None:
-    """There was no such run: what the previous one left is where it was."""
+    """Undo `_prepare`: remove the run's directory, and move the previous run's files back."""
     shutil.rmtree(run.dir, ignore_errors=True)
     if previous is None:
         return
     older = run.job.run(previous).dir
     if resumed and (older / "output").is_dir():
-        for place in (older / "output").iterdir():
-            place.rename(run.job.output / place.name)
+        for path in (older / "output").iterdir():
+            path.rename(run.job.output / path.name)
         (older / "output").rmdir()
-    for place in (run.job.log,) if resumed else (run.job.log, run.job.output):
-        kept = older / place.name
+    for directory in (run.job.log,) if resumed else (run.job.log, run.job.output):
+        kept = older / directory.name
         if kept.is_dir():
-            shutil.rmtree(place, ignore_errors=True)
-            kept.rename(place)
+            shutil.rmtree(directory, ignore_errors=True)
+            kept.rename(directory)
 
 
 def rejoin(root: Path, request: dict[str, Any], peer: Peer) -> dict[str, Any]:
-    """Lets this node join a run that goes on without it, or start again what was given up here."""
+    """Let this node rejoin a running run, or let its supervisor restart processes that it had given up."""
     job = find_job(root, request["ref"])
     run = pick_run(job)
     if run is None or not run.spec.is_file():
         raise AgentError(f"{job.dir.name} has never been started here", kind="usage")
     spec = need_spec(run)
     state = read_state(run)
-    who = supervisor_of(state)
+    supervisor = supervisor_of(state)
     about = {"job": job.dir.name, "run": run.run}
     if state.get("ended"):
         return {**about, "did": "ended", "state": state["ended"]["state"]}
-    if who is not None and is_alive(who):
-        send_signal(who, signal.SIGUSR1)
+    if supervisor is not None and is_alive(supervisor):
+        send_signal(supervisor, signal.SIGUSR1)
         return {**about, "did": "told"}
     if spec.leads:
-        hint = "clusterctl stop, then clusterctl start --resume"
-        raise AgentError("this node led the run, which cannot go on without it", hint=hint)
+        hint = "run clusterctl stop, then clusterctl start --resume"
+        raise AgentError("this node led the run, which cannot continue without it", hint=hint)
     if not run.tls.is_file():
-        raise AgentError("the keys of the run are gone from this node", hint="stop the job, then start --resume")
-    wait_until(lambda: is_free(job), 2 * spec.timing.grace_s + ENDING_S)  # a guardian may be ending what was left
+        raise AgentError(
+            "the keys of the run are gone from this node", hint="run clusterctl stop, then clusterctl start --resume"
+        )
+    # A guardian may still be ending leftover processes.
+    wait_until(lambda: is_free(job), 2 * spec.timing.grace_s + ENDING_S)
     with JobLock(job) as lock:
         return {**about, "did": "joined", **_launch(run, lock, "new")}
 
 
 def _launch(run: RunPaths, lock: int, *more: str) -> dict[str, Any]:
-    """Leaves a supervisor behind, and returns what it reports when it is up."""
+    """Launch a supervisor that outlives this command. Return its report when it is up."""
     read_end, write_end = os.pipe()
     arguments = ["supervisor", str(run.job.dir), run.run, str(lock), str(write_end), *more]
     log_file = run.job.log / "supervisor.log"
@@ -192,7 +195,7 @@ def _launch(run: RunPaths, lock: int, *more: str) -> dict[str, Any]:
     os.close(write_end)
     with os.fdopen(read_end) as report:
         text = report.read()
-    answer: dict[str, Any] = json.loads(text) if text else {"error": _why_at_once(process.wait(), log_file)}
+    answer: dict[str, Any] = json.loads(text) if text else {"error": _early_exit(process.wait(), log_file)}
     if "error" in answer:
         process.wait()
         raise AgentError(f"the supervisor did not start: {answer['error']}", kind=answer.get("kind", "node"))
@@ -200,11 +203,11 @@ def _launch(run: RunPaths, lock: int, *more: str) -> dict[str, Any]:
     return up
 
 
-def _why_at_once(code: int, log_file: Path) -> str:
+def _early_exit(code: int, log_file: Path) -> str:
     from clusterctl.agent.supervisor.exits import describe_exit
 
-    said = _tail(log_file)
-    return f"it {describe_exit(code)} at once" + (f": {said}" if said else "")
+    output = _tail(log_file)
+    return f"it {describe_exit(code)} immediately" + (f": {output}" if output else "")
 
 
 def _tail(path: Path) -> str:

@@ -1,4 +1,4 @@
-"""Ends everything that belongs to a job on this node, and counts what is left."""
+"""End everything that belongs to a job on this node, and count the processes that are left."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ from clusterctl.common.procfs import LIVE_STATES, Identity, end_all, is_alive, s
 from clusterctl.common.run_spec import Timing
 
 MARGIN_S = 15.0
-START_S = 20.0  # a start under way holds the job's lock before there is a supervisor to be told
-AGENTS_S = 2.0  # in which a guardian that has nothing to do any more ends
+START_S = 20.0  # a start in progress holds the job's lock before there is a supervisor to signal
+AGENTS_S = 2.0  # in which a guardian with nothing left to do exits
 PORTS_S = 2.0
 
 
 def stop(root: Path, request: dict[str, Any], peer: Peer) -> dict[str, Any]:
-    """TERM, the run's grace, KILL; then whatever else is of the job, whichever run and supervisor it had."""
+    """Send TERM, wait for the run's grace, send KILL; then end every other process of the job, from any run."""
     job = _find(root, request["ref"])
     if not wait_until(lambda: bool(_supervisors(job)) or is_free(job), START_S):
         _end_holder(job)
     grace_s, was, killed = _stop_supervisors(job, peer)
-    found, by_kill, _ = end_all(lambda: of_job(job.dir), grace_s)
+    leftovers, by_kill, _ = end_all(lambda: of_job(job.dir), grace_s)
     end_all(lambda: agents_of(job.dir, SUPERVISOR, GUARDIAN), AGENTS_S)
     left = [*of_job(job.dir), *agents_of(job.dir, SUPERVISOR, GUARDIAN)]
     run = pick_run(job)
@@ -53,7 +53,7 @@ def stop(root: Path, request: dict[str, Any], peer: Peer) -> dict[str, Any]:
         **(membership(spec) if spec else {}),
         "was": was,
         "killed": killed + by_kill,
-        "leftovers": found,
+        "leftovers": leftovers,
         "survivors": len(left),
         "left": named(left),
         "ports_busy": [holder["port"] for holder in busy],
@@ -62,20 +62,20 @@ def stop(root: Path, request: dict[str, Any], peer: Peer) -> dict[str, Any]:
 
 
 def _find(root: Path, ref: str | None) -> JobPaths:
-    """The job; also one whose directory is gone, as long as there are processes of it."""
+    """Return the job, even one whose directory is gone, as long as it has processes."""
     try:
         return find_job(root, ref)
     except AgentError as exc:
-        place = expand(ref) if ref and ("/" in ref or ref.startswith("~")) else root / str(ref)
-        if exc.kind != "no_job" or not is_job_id(place.name) or place.parent != root:
+        path = expand(ref) if ref and ("/" in ref or ref.startswith("~")) else root / str(ref)
+        if exc.kind != "no_job" or not is_job_id(path.name) or path.parent != root:
             raise
-        if not of_job(place) and not agents_of(place, SUPERVISOR, GUARDIAN):
+        if not of_job(path) and not agents_of(path, SUPERVISOR, GUARDIAN):
             raise
-        return JobPaths(place)
+        return JobPaths(path)
 
 
 def _stop_supervisors(job: JobPaths, peer: Peer) -> tuple[float, str, int]:
-    """(the run's grace in seconds, the state it was in, how many processes needed KILL)."""
+    """Return the run's grace in seconds, its previous state, and the number of processes that needed KILL."""
     run = pick_run(job)
     spec = read_summary(run) if run else None
     known = run is not None and run.spec.is_file()
@@ -91,38 +91,38 @@ def _stop_supervisors(job: JobPaths, peer: Peer) -> tuple[float, str, int]:
 
 def _end_supervisors(alive: list[Identity], grace_s: float) -> None:
     for number, limit_s in ((signal.SIGTERM, 2 * grace_s + MARGIN_S), (signal.SIGKILL, MARGIN_S)):
-        for who in alive:
-            send_signal(who, number)
+        for supervisor in alive:
+            send_signal(supervisor, number)
         if wait_until(lambda: not any(map(is_alive, alive)), limit_s):
             return
 
 
 def _end_holder(job: JobPaths) -> None:
-    """A start whose control machine has vanished holds the lock and waits; it has started nothing."""
+    """End a start that holds the lock and waits for a vanished control machine. It has started nothing."""
     holder = read_json(job.lock)
     if holder:
-        who = Identity(*holder)
-        send_signal(who, signal.SIGTERM)
-        wait_until(lambda: not is_alive(who), MARGIN_S)
+        process = Identity(*holder)
+        send_signal(process, signal.SIGTERM)
+        wait_until(lambda: not is_alive(process), MARGIN_S)
 
 
 def _supervisors(job: JobPaths) -> list[Identity]:
-    """Also of a run whose files are gone."""
+    """Return the job's supervisors, even of a run whose files are gone."""
     return agents_of(job.dir, SUPERVISOR)
 
 
 def _busy_ports(job: JobPaths) -> list[dict[str, Any]]:
-    """Who listens on ports that this run's pservers had, other jobs excepted: they may have them.
+    """Return the listeners on ports that this run's pservers had, except other jobs, which may use them.
 
-    A process of this account that cannot be found is one that is just going, or of another container.
+    A process of this account that cannot be found is just exiting, or in another container.
     """
     run = pick_run(job)
     had = {port for p in read_state(run)["processes"] for port in p.get("ports", ())} if run else set()
     ours = os.path.realpath(job.dir)
 
     def holders() -> list[dict[str, Any]]:
-        found = [holder for port in sorted(had) if ports.is_listening(port) for holder in ports.holders([port])]
-        return [holder for holder in found if _may_be_of(ours, holder)]
+        listeners = [holder for port in sorted(had) if ports.is_listening(port) for holder in ports.holders([port])]
+        return [holder for holder in listeners if _may_be_of(ours, holder)]
 
     wait_until(lambda: not holders(), PORTS_S)
     return holders()

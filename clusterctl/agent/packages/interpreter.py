@@ -1,8 +1,8 @@
-"""Whether the interpreter of a job works, and what it has: tried once, and remembered until something of it changes.
+"""Test a job's interpreter and find its versions; the result is cached until the interpreter changes.
 
-To import numpy takes a node longer than all else of a start. So what was found is kept in ROOT_DIR/.clusterctl/, with
-the inode and the time of the last change of every directory that the interpreter looked into for a module: a package
-that is added, removed or replaced changes one of them.
+Importing numpy takes longer than the rest of a start on a node. So the result is kept in ROOT_DIR/.clusterctl/, with
+the inode and the change time of every directory in which the interpreter looked for a module: adding, removing or
+replacing a package changes one of them.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from clusterctl.common.paths import interpreter_record
 
 MODULES = ("numpy", "zmq")
 LIMIT_S = 60.0
-VARIABLES = ("HOME", "LD_", "PATH", "PYTHON")  # how the names of those begin that decide what is imported
-# The first line of its output tells the versions, the second which program it is, the others where it looked.
+VARIABLES = ("HOME", "LD_", "PATH", "PYTHON")  # prefixes of the variables that affect imports
+# The first line of its output has the versions, the second the program, the others the directories it searched.
 PROBE = """
 print(sys.version.split()[0], *(module.__version__ for module in modules))
 import os, site
@@ -33,7 +33,7 @@ print(sys.executable, *filter(os.path.isabs, looked.union(map(os.path.dirname, f
 
 
 def find_versions(root: Path, python: str, *, runtime: bool) -> dict[str, str]:
-    """As `probe`, unless what that found the last time still holds."""
+    """Return the cached result of `probe` if it is still valid, else probe again."""
     known = read_json(interpreter_record(root))
     if known and known["asked"] == _asked(python, runtime) and known["marks"] == _marks(known["marks"]):
         versions: dict[str, str] = known["versions"]
@@ -42,13 +42,13 @@ def find_versions(root: Path, python: str, *, runtime: bool) -> dict[str, str]:
 
 
 def probe(root: Path, python: str, *, runtime: bool) -> dict[str, str]:
-    """The versions that processes will find; errors name what is missing and how to install it."""
-    told, _, more = _run(python, runtime).partition("\n")
-    versions = dict(zip(("python", "numpy", "pyzmq"), told.split()))
-    asked, places = _asked(python, runtime), more.splitlines()
-    if places[:1] == [asked["program"]]:  # else it is a script, which may choose another one the next time
-        with contextlib.suppress(OSError):  # a disk that is full is for others to complain about
-            record = {"asked": asked, "versions": versions, "marks": _marks(places)}
+    """Return the versions that processes will find. Errors name a missing package and how to install it."""
+    first, _, more = _run(python, runtime).partition("\n")
+    versions = dict(zip(("python", "numpy", "pyzmq"), first.split()))
+    asked, paths = _asked(python, runtime), more.splitlines()
+    if paths[:1] == [asked["program"]]:  # else it is a script, which may choose another program the next time
+        with contextlib.suppress(OSError):  # a full disk is reported elsewhere
+            record = {"asked": asked, "versions": versions, "marks": _marks(paths)}
             write_json(interpreter_record(root), record, durable=False)
     return versions
 
@@ -58,21 +58,21 @@ def _asked(python: str, runtime: bool) -> dict[str, Any]:
     return {"program": shutil.which(_command(python)), "runtime": runtime, "variables": variables}
 
 
-def _marks(places: Iterable[str]) -> dict[str, list[int] | None]:
-    return {place: _mark(place) for place in places}
+def _marks(paths: Iterable[str]) -> dict[str, list[int] | None]:
+    return {path: _mark(path) for path in paths}
 
 
-def _mark(place: str) -> list[int] | None:
-    """What changes when a file, or the list of those in a directory, does; None where there is nothing."""
+def _mark(path: str) -> list[int] | None:
+    """Return numbers that change with a file, or with the list of a directory; None if there is none."""
     try:
-        found = os.stat(place)  # noqa: PTH116 - forty of them
+        status = os.stat(path)  # noqa: PTH116 - forty of them
     except OSError:
         return None
-    return [found.st_ino, found.st_ctime_ns]
+    return [status.st_ino, status.st_ctime_ns]
 
 
 def _command(python: str) -> str:
-    return os.path.expanduser(python)  # noqa: PTH111 - a word without a slash is looked for in PATH
+    return os.path.expanduser(python)  # noqa: PTH111 - a name without a slash is searched in PATH
 
 
 def _run(python: str, runtime: bool) -> str:
@@ -83,13 +83,13 @@ def _run(python: str, runtime: bool) -> str:
             capture_output=True, text=True, timeout=LIMIT_S, check=False,
         )  # fmt: skip
     except OSError as exc:
-        raise AgentError(f"cannot run {python!r}: {exc.strerror}", hint="PYTHON in conf.py names the one") from exc
+        raise AgentError(f"cannot run {python!r}: {exc.strerror}", hint="set PYTHON in conf.py") from exc
     except subprocess.TimeoutExpired as exc:
         raise AgentError(f"{python!r} did not answer within {LIMIT_S:.0f} s") from exc
     if tried.returncode:
         missing = [name for name in MODULES if f"'{name}'" in tried.stderr]
         if missing:
-            hint = "clusterctl setup makes an environment with what requirements.txt asks for"
+            hint = "run clusterctl setup: it makes an environment from requirements.txt"
             raise AgentError(f"{python} has no {missing[0]}", hint=hint)
         raise AgentError(f"{python} does not work: {tried.stderr.strip()[-300:]}")
     return tried.stdout

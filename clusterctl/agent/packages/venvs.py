@@ -1,7 +1,7 @@
-"""Python environments of this node: named by what is in them, complete or not there at all.
+"""Python environments of this node: named by their contents, and either complete or absent.
 
-venvs/DIGEST/ is an environment as `python -m venv` makes it, made by ourselves, for which a node needs neither venv nor
-ensurepip nor pip. venvs/for/KEY says which environment belongs to some requirements and an interpreter.
+venvs/DIGEST/ is an environment like those of `python -m venv`, made by this module: a node needs neither venv nor
+ensurepip nor pip. venvs/for/KEY names the environment for given requirements and an interpreter.
 """
 
 from __future__ import annotations
@@ -27,12 +27,11 @@ from clusterctl.common.wheels import Wheel, WheelStore
 
 DIGEST_CHARS = 16
 TRY_S = 120.0
-#: The lock file used to hold a text. It stays as it was: an older version may be running on this node.
-MODULES = {"numpy": "numpy", "pyzmq": "zmq"}  # imported to see that they work on this machine
+MODULES = {"numpy": "numpy", "pyzmq": "zmq"}  # imported to test that they work on this machine
 
 
 class Venvs:
-    """The environments below a ROOT_DIR that belong to the interpreter which runs this agent."""
+    """The environments below a ROOT_DIR for the interpreter that runs this agent."""
 
     def __init__(self, root: Path) -> None:
         self.directory = root / META / "venvs"
@@ -46,13 +45,13 @@ class Venvs:
         return self.path(name) / "bin" / "python"
 
     def find(self, requirements: Sequence[str]) -> str | None:
-        """The name of the complete environment for these requirements."""
+        """Return the name of the complete environment for these requirements, or None."""
         known = read_json(self._pointer(requirements))
         name = known["environment"] if known else None
         return name if name and self._works(name) else None
 
     def newest(self) -> str | None:
-        """The name of the environment that was made last for this interpreter."""
+        """Return the name of the newest environment for this interpreter, or None."""
         pointers = sorted((self.directory / "for").glob("[!.]*"), key=lambda path: path.stat().st_mtime, reverse=True)
         names = [(read_json(pointer) or {}).get("environment", "") for pointer in pointers]
         return next((name for name in names if name and self._works(name) and self._is_ours(name)), None)
@@ -80,12 +79,12 @@ class Venvs:
         return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:DIGEST_CHARS]
 
     def sweep(self) -> None:
-        """Removes what interrupted builds left; only for who holds the lock."""
-        for place in self.directory.glob(".*"):
-            shutil.rmtree(place, ignore_errors=True)
+        """Remove the leftovers of interrupted builds. The caller must hold the lock."""
+        for leftover in self.directory.glob(".*"):
+            shutil.rmtree(leftover, ignore_errors=True)
 
     def build(self, lock: Sequence[Wheel], store: WheelStore) -> tuple[str, bool]:
-        """The environment of these wheels, and whether it had to be made. It is renamed into place when it works."""
+        """Return the environment of these wheels, and True if it was made now. It appears only if it works."""
         name = self.name_of(lock)
         if self._works(name):
             return name, False
@@ -116,7 +115,7 @@ class Venvs:
 
 
 def try_out(python: Path, lock: Sequence[Wheel]) -> None:
-    """Raises `AgentError` when the environment's interpreter cannot import what training needs."""
+    """Raise `AgentError` if the environment's interpreter cannot import the modules that training needs."""
     modules = [MODULES[wheel.name] for wheel in lock if wheel.name in MODULES]
     program = f"import {', '.join(['sys', *modules])}; sys.exit(sys.prefix == sys.base_prefix)"
     try:
@@ -126,15 +125,15 @@ def try_out(python: Path, lock: Sequence[Wheel]) -> None:
     except subprocess.TimeoutExpired:
         raise AgentError(f"the new environment did not answer within {TRY_S:.0f} s") from None
     if tried.returncode:
-        said = tried.stderr.decode(errors="replace").strip().rpartition("\n")[2][-300:]
+        error = tried.stderr.decode(errors="replace").strip().rpartition("\n")[2][-300:]
         raise AgentError(
-            f"the new environment does not work: {said or f'exit code {tried.returncode}'}",
-            hint="requirements.txt can ask for another version; this one does not run on this machine",
+            f"the new environment does not work: {error or f'exit code {tried.returncode}'}",
+            hint="this version does not run on this machine: require another one in requirements.txt",
         )
 
 
 def find_for_job(root: Path, job_dir: Path, runtime: bool) -> Path | None:
-    """The environment that `setup` made for this job's requirements.txt and the interpreter PYTHON."""
+    """Return the environment that `setup` made for this job's requirements.txt and the interpreter PYTHON."""
     try:
         text = read_text(job_dir)
     except (OSError, UnicodeDecodeError):
@@ -145,14 +144,14 @@ def find_for_job(root: Path, job_dir: Path, runtime: bool) -> Path | None:
 
 
 def find_newest(root: Path) -> Path | None:
-    """The environment that `setup` made last: no job has been dispatched that would say which."""
+    """Return the newest environment that `setup` made, for a node without a job."""
     venvs = Venvs(root)
     name = venvs.newest()
     return venvs.path(name) if name else None
 
 
 def in_environment(spec: RunSpec, venv: Path | None, python: str) -> RunSpec:
-    """A run's spec with the environment in place of PYTHON; without one, the spec as it is."""
+    """Return the spec with the environment's interpreter in place of PYTHON; without one, the spec unchanged."""
     if venv is None:
         return spec
     inside = str(venv / "bin" / "python")

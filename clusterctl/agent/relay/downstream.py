@@ -1,7 +1,7 @@
-"""The connections of a relay: TLS, both sides authenticated by the authority of this dispatch, and by name.
+"""The connections to downstream nodes: TLS, both sides authenticated by this dispatch's authority and by name.
 
 TLS 1.2 by choice: the standard library cannot choose the cipher of TLS 1.3, whose default is AES-256, a third slower
-to send. Besides, in 1.2 neither side sends a byte of the stream before both are known.
+to send. Also, in 1.2 neither side sends a byte of the stream before both are authenticated.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from collections.abc import Iterable, Iterator
 from clusterctl.agent.relay.links import STALL_S, Branch, Keys, Lag
 
 CALL_S = 5.0  # for a connection and its handshake
-PATIENCE_MORE_S = 0.5  # than STALL_S, for each node behind: only the neighbour of a node that stands still gives it up
+PATIENCE_MORE_S = 0.5  # beyond STALL_S, for each node behind: only the neighbour of a stalled node drops it
 PATIENCE_MOST_S = 10.0
-BUFFERED = 16 << 20  # that a downstream node may be behind
-SLOWEST = 1 << 20  # bytes a second, once there is nothing else to wait for
+BUFFERED = 16 << 20  # bytes that a downstream node may be behind
+SLOWEST = 1 << 20  # bytes per second, once there is nothing else to wait for
 CIPHERS = "ECDHE-ECDSA-AES128-GCM-SHA256:ECDHE-ECDSA-AES256-GCM-SHA384"
 
 
 class Downstream:
-    """A node that gets the stream from here. At most BUFFERED bytes wait for it.
+    """A node that gets the stream from this one. At most BUFFERED bytes are queued for it.
 
-    A thread calls it; once it answered, whoever uses the relay sends: handing pieces to a thread costs more than TLS.
+    A thread connects to it. After that, the user of the relay sends: passing pieces to a thread costs more than TLS.
     """
 
     def __init__(self, context: ssl.SSLContext, branch: Branch) -> None:
@@ -40,7 +40,7 @@ class Downstream:
         self._lag = Lag(branch.nodes)
         self._patience_s = STALL_S + min(PATIENCE_MORE_S * branch.nodes, PATIENCE_MOST_S)
         self._queue: deque[memoryview] = deque()
-        self._waiting = 0
+        self._queued = 0
         self._ready = False
         self._moved = 0.0
         self._deadline = self._stall_s = 0.0
@@ -54,36 +54,36 @@ class Downstream:
 
     @property
     def wants(self) -> bool:
-        """Whether it has something to send as soon as the other side takes it."""
+        """True if bytes are queued and can be sent as soon as the node accepts them."""
         return self._ready and bool(self._queue) and not self.lost
 
     def put(self, piece: memoryview) -> None:
-        """Queues a piece and sends what goes; waits while too much waits.
+        """Queue a piece and send what the node accepts; wait while too much is queued.
 
-        Gives the node up if it lags too long, or takes nothing at all for a while: that of a lag grows with the work.
+        Drop the node if it lags too long, or accepts nothing for a while. The allowed lag grows with the work done.
         """
         if self.lost:
             return
         self._queue.append(piece)
-        self._waiting += len(piece)
+        self._queued += len(piece)
         self.pump()
         since = time.monotonic()
-        while self._waiting > BUFFERED and not self.lost:
+        while self._queued > BUFFERED and not self.lost:
             stalled_s = time.monotonic() - max(self._moved, since)
             left_s = min(self._lag.left_s(), self._patience_s - stalled_s)
             began = time.monotonic()
             if not self.wait(left_s):
-                self.give_up()
+                self.drop()
             self._lag.waited(time.monotonic() - began)
 
     def pump(self) -> None:
-        """Sends what the other side takes now."""
-        if not self._thread.is_alive() and not self._ready:  # in this order: the thread ends after it said so
-            self.give_up()
+        """Send what the node accepts now."""
+        if not self._thread.is_alive() and not self._ready:  # in this order: the thread sets _ready before it ends
+            self.drop()
         try:
             while self.wants:
                 count = self._sock.send(self._queue[0])
-                self._waiting -= count
+                self._queued -= count
                 self._moved = time.monotonic()
                 rest = self._queue.popleft()[count:]
                 if rest:
@@ -91,12 +91,12 @@ class Downstream:
         except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
             pass
         except OSError:
-            self.give_up()
+            self.drop()
 
     def wait(self, limit_s: float) -> bool:
-        """Until it was called, or can take much, and takes it; False when it could not for so long.
+        """Wait until the node is connected or accepts more, and send it. Return False if it does not within `limit_s`.
 
-        Then a little more might go into the buffers of the system, and say nothing about the other side.
+        A node that is not ready is not sent more: a little might fit into the system's buffers, and prove nothing.
         """
         if self._ready:
             ready = bool(wait_for(None, [self], limit_s))
@@ -108,20 +108,20 @@ class Downstream:
         return ready
 
     def begin_drain(self, stall_s: float | None) -> None:
-        """From now on only what is queued matters, and it must go at a rate that is worth waiting for."""
+        """Begin to send only what is queued, which must go at a minimum rate."""
         self._stall_s, self._moved = self._patience_s if stall_s is None else stall_s, time.monotonic()
-        self._deadline = self._moved + self._stall_s + self._waiting / SLOWEST
+        self._deadline = self._moved + self._stall_s + self._queued / SLOWEST
 
     def drain_left_s(self) -> float:
-        """How much longer the drain may last without progress; 0 when it is over, in whichever way."""
+        """Return how much longer the drain may last without progress; 0 if it has finished or failed."""
         if self.lost or (self._ready and not self._queue):
             return 0
         left_s = min(self._deadline, self._moved + self._stall_s) - time.monotonic()
         if left_s <= 0:
-            self.give_up()
+            self.drop()
         return max(left_s, 0)
 
-    def give_up(self) -> None:
+    def drop(self) -> None:
         self.lost = True
         self._queue.clear()
         hang_up(self._sock)
@@ -133,7 +133,7 @@ class Downstream:
         self._sock.close()
 
     def _call(self) -> None:
-        """A thread: connects, shakes hands, and leaves the connection to `pump`."""
+        """Connect and do the handshake, in a thread; then `pump` uses the connection."""
         deadline = time.monotonic() + CALL_S
         address = (self._branch.address, self._branch.port)
         with contextlib.suppress(OSError, ValueError):
@@ -147,7 +147,7 @@ class Downstream:
 
 
 def wait_for(upstream: socket.socket | None, downstream: Iterable[Downstream], limit_s: float) -> list[int]:
-    """The descriptors that are ready: what came from upstream, and downstream nodes that take more; none: too late."""
+    """Return the descriptors that are ready: upstream with data, downstream nodes that accept more; [] on timeout."""
     poll = select.poll()
     if upstream is not None:
         poll.register(upstream, select.POLLIN)
@@ -158,9 +158,9 @@ def wait_for(upstream: socket.socket | None, downstream: Iterable[Downstream], l
 
 
 def drain(nodes: Iterable[Downstream], stall_s: float | None) -> None:
-    """Waits until each node took everything that is queued for it, or was given up; then closes.
+    """Wait until each node has received all bytes queued for it, or was dropped; then close.
 
-    A node may stand still for `stall_s`; None: as long as before.
+    A node may stall for `stall_s`; None: as long as before.
     """
     nodes = list(nodes)
     for node in nodes:
@@ -178,7 +178,7 @@ def drain(nodes: Iterable[Downstream], stall_s: float | None) -> None:
 
 
 def tls_context(keys: Keys, *, server: bool) -> ssl.SSLContext:
-    """Names are checked by `is_named`."""
+    """Return the TLS context of a relay. Names are checked by `is_named`."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER if server else ssl.PROTOCOL_TLS_CLIENT)
     context.minimum_version = context.maximum_version = ssl.TLSVersion.TLSv1_2
     context.set_ciphers(CIPHERS)
@@ -192,7 +192,7 @@ def tls_context(keys: Keys, *, server: bool) -> ssl.SSLContext:
 
 @contextlib.contextmanager
 def _in_a_file(secret: str) -> Iterator[str]:
-    """The ssl module reads keys from files only: one in memory where there is such a thing, else a private one."""
+    """Write a secret to a file, in memory if possible, else private: the ssl module reads keys only from files."""
     if hasattr(os, "memfd_create"):
         fd = os.memfd_create("relay")
         with os.fdopen(fd, "w") as f:
@@ -207,12 +207,12 @@ def _in_a_file(secret: str) -> Iterator[str]:
 
 
 def is_named(sock: ssl.SSLSocket, name: str) -> bool:
-    """Whether the verified certificate of the other side has this common name."""
+    """Return True if the verified certificate of the other side has this common name."""
     subject = (sock.getpeercert() or {}).get("subject", ())
     return (("commonName", name),) in subject
 
 
 def hang_up(sock: socket.socket) -> None:
-    """Wakes whoever waits for it. Not SSLSocket.shutdown, after which a thread might send in the clear."""
+    """Wake threads that wait for the socket. Not SSLSocket.shutdown: after it a thread might send unencrypted."""
     with contextlib.suppress(OSError):
         socket.socket.shutdown(sock, socket.SHUT_RDWR)

@@ -1,4 +1,4 @@
-"""The values that both ends of a relay's links share: keys, branches, limits, and how far one may lag."""
+"""Values shared by both ends of a relay's links: keys, branches, time limits, and the allowed lag."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ import time
 from typing import Callable, NamedTuple
 
 PIECE = 64 << 10
-STALL_S = 10.0  # nothing for so long, and the other side is given up
-CUT_S = 1.0  # the same, when the stream has broken
+STALL_S = 10.0  # the other side is dropped after so long without progress
+CUT_S = 1.0  # the same, once the stream has broken
 Source = Callable[[int], bytes]
 
 
-class RelayBroken(Exception):  # noqa: N818 - not a failure: what is missing comes directly
-    """The stream will not go on. What came before it is good, as far as its hashes say so."""
+class RelayBroken(Exception):  # noqa: N818 - not a failure: missing bytes are sent directly
+    """The stream will not continue. The bytes received before are good if their hashes match."""
 
 
 class Keys(NamedTuple):
@@ -23,7 +23,7 @@ class Keys(NamedTuple):
 
 
 class Branch(NamedTuple):
-    """A downstream node: where it listens, the name in its certificate, and how many nodes it stands for, with it."""
+    """A downstream node: its address, the name in its certificate, and the number of nodes in its branch."""
 
     address: str
     port: int
@@ -32,11 +32,11 @@ class Branch(NamedTuple):
 
 
 class Lag:
-    """How long a downstream node may hold up the nodes before it. Pure but for the clock, which is an argument.
+    """The time that a downstream node may delay the nodes before it. Pure: the clock is an argument.
 
-    It is given up when the time spent waiting for it exceeds an allowance, and the time not spent so up to
-    `MOST` times: sending directly to the nodes behind it would cost as much. Nodes nearer to the start allow more,
-    so that of a chain only the neighbour of the slow node gives it up.
+    The node is dropped when the time spent waiting for it exceeds an allowance plus up to `MOST` times the time spent
+    working: sending directly to the nodes behind it would take as long. Nodes nearer to the start allow more, so that
+    in a chain only the neighbour of the slow node drops it.
     """
 
     MOST = 3
@@ -54,6 +54,6 @@ class Lag:
         self._waited_s += seconds
 
     def left_s(self) -> float:
-        """How much longer it may be waited for; not above zero: no longer."""
+        """Return how much longer to wait for the node; zero or less means no longer."""
         worked_s = self._clock() - self._began - self._waited_s
         return self._allowed_s + self._factor * worked_s - self._waited_s

@@ -1,8 +1,8 @@
-"""Nodes pass dispatched bytes on to each other, so that the control machine sends each byte about once.
+"""Nodes relay dispatched bytes to each other, so that the control machine sends each byte about once.
 
-One opaque stream of known length goes through all nodes of a dispatch. A node takes it from its upstream node (the
-first one: from the control machine), hands it to its receiver, and passes it on to its downstream nodes while it
-arrives. Whatever breaks or is too slow is left out: the nodes behind it notice, and get what they lack directly.
+One opaque stream of known length goes through all nodes of a dispatch. A node receives it from its upstream node (the
+first one from the control machine), hands it to its receiver, and forwards it to its downstream nodes while it
+arrives. A node that fails or is too slow is dropped: the nodes behind it detect that, and get missing bytes directly.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from clusterctl.agent.relay.links import CUT_S, PIECE, Branch, Keys, RelayBroken, Source
 
-if TYPE_CHECKING:  # ssl takes 15 ms to import, and is not needed where nothing is relayed
+if TYPE_CHECKING:  # ssl takes 15 ms to import, and is needed only for relays
     from clusterctl.agent.relay.downstream import Downstream
     from clusterctl.agent.relay.upstream import Upstream
 
@@ -24,7 +24,7 @@ class Relay:
     """One node's part in relaying one stream. One thread at a time may use it."""
 
     def __init__(self, address: str) -> None:
-        """Listens on a free port of `address`; raises OSError, also where this python has no TLS."""
+        """Listen on a free port of `address`. Raises OSError, also if this python has no TLS."""
         if find_spec("_ssl") is None:
             raise OSError("this python has no ssl module")
         family = socket.AF_INET6 if ":" in address else socket.AF_INET
@@ -45,9 +45,9 @@ class Relay:
     def start(
         self, keys: Keys, upstream: str | None, downstream: Sequence[Branch], length: int, source: Source | None = None
     ) -> None:
-        """Calls the downstream nodes, and waits for `upstream`; without one, `source(n)` gives up to n bytes.
+        """Connect to the downstream nodes, and accept `upstream`; without one, `source(n)` returns up to n bytes.
 
-        Returns at once. The caller goes on with `read`, soon: the stream waits for it.
+        Return immediately. The caller must soon call `read`: the stream waits for it.
         """
         from clusterctl.agent.relay.downstream import Downstream, tls_context
         from clusterctl.agent.relay.upstream import Upstream
@@ -62,9 +62,9 @@ class Relay:
             self._downstream = [Downstream(context, Branch(*branch)) for branch in downstream]
 
     def read(self, count: int) -> memoryview:
-        """The next bytes of the stream, at most `count`, none at its end; raises `RelayBroken`.
+        """Return the next bytes of the stream, at most `count`, none at its end. Raises `RelayBroken`.
 
-        They have been passed on, and may be kept. Waits while a downstream node lags behind, for a bounded time.
+        They have been forwarded, and the caller may keep them. Waits for lagging downstream nodes, for a bounded time.
         """
         if not self._rest:
             self._rest = self._next_piece()
@@ -72,9 +72,9 @@ class Relay:
         return part
 
     def finish(self) -> list[str]:
-        """Passes on what nobody read, waits until the downstream nodes have taken it, and closes.
+        """Forward the unread rest, wait until the downstream nodes have received it, and close.
 
-        The names of the downstream nodes that were lost; those and the nodes behind them help themselves.
+        Return the names of the downstream nodes that were lost; they and the nodes behind them get the rest directly.
         """
         with contextlib.suppress(RelayBroken):
             while self._left:
@@ -84,7 +84,7 @@ class Relay:
         return [downstream.name for downstream in self._downstream if downstream.lost]
 
     def close(self) -> None:
-        """Ends everything, at any time: no thread and no socket is left."""
+        """End the relay at any time. No thread and no socket is left."""
         self._left, self._rest = 0, memoryview(b"")
         for downstream in self._downstream:
             downstream.close()
@@ -93,7 +93,7 @@ class Relay:
         self._listener.close()
 
     def pass_on(self, piece: memoryview) -> memoryview:
-        """What the downstream nodes get for `piece`; a test that needs a lying node overrides it."""
+        """Return the bytes that downstream nodes get for `piece`; tests override it to send wrong bytes."""
         return piece
 
     def _next_piece(self) -> memoryview:

@@ -1,4 +1,4 @@
-"""A node's part in a relay, for whoever takes the stream: being ready for it, and taking what comes."""
+"""A node's part in a relay, for dispatch and setup: listen, then receive the stream."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from clusterctl.common.tree import Stream
 
 
 def be_ready(address: str | None, nic: str | None) -> tuple[Relay | None, dict[str, Any]]:
-    """A relay that listens, and where; None and nothing where it cannot be: then all comes directly."""
+    """Return a listening relay, and its address and port; (None, {}) if that fails: the node gets all directly."""
     try:
-        found = find_address(address, nic)
-        relay = Relay(found)
+        own = find_address(address, nic)
+        relay = Relay(own)
     except (AgentError, OSError):
         return None, {}
-    return relay, {"address": found, "port": relay.port}
+    return relay, {"address": own, "port": relay.port}
 
 
 def take_relayed(relay: Relay, how: dict[str, Any], peer: Peer, sink: Callable[[Stream], None]) -> None:
-    """Hands `sink` the stream, as far as it comes, and passes it on to the end; raises what `sink` raises.
+    """Give `sink` the stream, as far as it arrives, and forward all of it. Errors of `sink` are raised.
 
-    Raises Gone at the first node, whose stream comes from the control machine, when that ends too early.
+    Raises Gone on the first node, whose stream comes from the control machine, if it ends too early.
     """
     source = None if how["upstream"] else _from_control_machine(peer)
     branches = [Branch(*branch) for branch in how["downstream"]]
@@ -45,7 +45,7 @@ def take_relayed(relay: Relay, how: dict[str, Any], peer: Peer, sink: Callable[[
 
 
 def _from_control_machine(peer: Peer) -> Callable[[int], bytes]:
-    """Its silence is an end of the stream as any other, of which those behind must hear."""
+    """Read from the control machine. Its silence ends the stream, so that downstream nodes see the end."""
 
     def read(count: int) -> bytes:
         try:

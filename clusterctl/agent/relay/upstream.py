@@ -1,4 +1,4 @@
-"""Accept the one node that brings the stream."""
+"""Accept the upstream node, and read the stream from it."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from collections.abc import Sequence
 from clusterctl.agent.relay.downstream import CALL_S, Downstream, hang_up, is_named, wait_for
 from clusterctl.agent.relay.links import PIECE
 
-JOIN_S = 10.0  # for the upstream node to come
-SILENCE_S = 25.0  # of the upstream node, which may be waiting for another one: longer than STALL_S + PATIENCE_MOST_S
+JOIN_S = 10.0  # for the upstream node to connect
+SILENCE_S = 25.0  # of the upstream node, which may be waiting for another one: more than STALL_S + PATIENCE_MOST_S
 GUESTS = 32  # handshakes at a time
 
 
 class Upstream:
-    """Lets in the one node that brings the stream, and reads from it. Strangers are dropped and hold up nobody."""
+    """Accepts the upstream node and reads from it. Other clients are dropped without delaying it."""
 
     def __init__(self, listener: socket.socket, context: ssl.SSLContext, name: str) -> None:
         self._listener = listener
@@ -35,14 +35,14 @@ class Upstream:
         self._thread.start()
 
     def receive(self, count: int, downstream: Sequence[Downstream]) -> memoryview:
-        """What is there, at most `count` bytes; empty at the end; raises OSError when nothing comes.
+        """Return the available bytes, at most `count`; empty at the end. Raises OSError if none arrive in time.
 
-        While it waits it sends to `downstream` what is queued there.
+        While it waits it sends the bytes queued for `downstream`.
         """
         if self._sock is None:
             self._thread.join()
         if self._sock is None:
-            raise TimeoutError(f"{self._name} did not come within {JOIN_S:g} s")
+            raise TimeoutError(f"{self._name} did not connect within {JOIN_S:g} s")
         if not self._arena:
             self._arena = memoryview(bytearray(PIECE))
         room = self._arena[:count]
@@ -59,7 +59,7 @@ class Upstream:
             self._sock.close()
 
     def _fill(self, sock: ssl.SSLSocket, room: memoryview) -> int | None:
-        """Takes what is there, a record of TLS at a time; None when nothing is, 0 at the end."""
+        """Read the available bytes, a TLS record at a time. Return None if there are none, 0 at the end."""
         filled = 0
         try:
             while filled < len(room) and (count := sock.recv_into(room[filled:])):
@@ -69,16 +69,16 @@ class Upstream:
         return filled
 
     def _wait(self, sock: ssl.SSLSocket, downstream: Sequence[Downstream]) -> None:
-        """Until something came; raises TimeoutError when nothing does."""
+        """Wait for data. Raises TimeoutError if none arrives in time."""
         deadline = time.monotonic() + SILENCE_S
         while sock.fileno() not in wait_for(sock, downstream, deadline - time.monotonic()):
             if time.monotonic() >= deadline:
-                raise TimeoutError(f"nothing came from {self._name} for {SILENCE_S:g} s")
+                raise TimeoutError(f"no data from {self._name} for {SILENCE_S:g} s")
             for node in downstream:
                 node.pump()
 
     def _welcome(self) -> None:
-        """A thread: accepts and shakes hands, until the right one has come or it is too late."""
+        """Accept clients and do handshakes, in a thread, until the upstream node is connected or the time is over."""
         with selectors.DefaultSelector() as selector:
             selector.register(self._listener, selectors.EVENT_READ)
             while self._sock is None and not self._closed and time.monotonic() < self._deadline:

@@ -154,8 +154,8 @@ def test_a_lock_dies_with_its_holder(tmp_path: Path) -> None:
 
 
 TROUBLE = {
-    "other contents": (TREE, DATA[:-1] + b"x", NodeError, "arrived with other contents"),
-    "bytes of nobody": (TREE, DATA[:-1], NodeError, "nobody asked for"),
+    "other contents": (TREE, DATA[:-1] + b"x", NodeError, "does not have the announced contents"),
+    "bytes of nobody": (TREE, DATA[:-1], NodeError, "not requested"),
     "a path that goes up": ([Entry("../x", FILE, 0o644, 0)], b"", RefusedError, "not a path inside"),
     "a device": ([Entry("x", "c", 0o644, 0)], b"", RefusedError, "neither a plain file"),
     "our own names": ([Entry("log", FILE, 0o644, 0, 0, hashlib.sha256().hexdigest())], b"", RefusedError, "log"),

@@ -98,14 +98,17 @@ def test_a_job_that_something_runs_of_stays(root: Path) -> None:
             process.communicate()
     assert {one["name"]: one["why"] for one in kept} == {
         OLD: "it is running",
-        NEW: f"processes of it are left; clusterctl stop {NEW} ends them",
+        NEW: f"it has leftover processes; to end them: clusterctl stop {NEW}",
     }
     assert {found["job"] for found in list_jobs(root)} == {OLD, NEW}
 
 
 def test_nothing_is_removed_while_a_dispatch_is_under_way(root: Path) -> None:
     make_job(root, OLD)
-    with dispatch_lock(root, {"by": "ada@desk"}), pytest.raises(NodeError, match="by ada@desk, is under way"):
+    with (
+        dispatch_lock(root, {"by": "ada@desk"}),
+        pytest.raises(NodeError, match=r"is running on this node \(by ada@desk\)"),
+    ):
         remove(root.parent, OLD)
     assert [found["job"] for found in list_jobs(root)] == [OLD]
 
@@ -236,7 +239,7 @@ def test_the_holder_of_the_environments_is_named_whichever_version_it_is_of(root
         fcntl.flock(held, fcntl.LOCK_EX)
         kept = remove(root.parent, content=[["environment", CAFE]])
     assert holder_of(written) == Holder("setup", 4711)
-    assert [one["why"] for one in kept] == ["a setup is at work on this node"]
+    assert [one["why"] for one in kept] == ["a setup is running on this node"]
 
 
 def test_a_lock_that_names_no_holder_is_held_by_a_process() -> None:

@@ -112,7 +112,7 @@ def test_a_wheel_that_arrives_damaged_is_refused_and_nothing_stays(tmp_path: Pat
     data = bytearray(store.path(lock[0]).read_bytes())
     data[len(data) // 2] ^= 1
     store.path(lock[0]).write_bytes(data)
-    with asked(home, REQUEST) as call, pytest.raises(NodeError, match="other contents than announced"):
+    with asked(home, REQUEST) as call, pytest.raises(NodeError, match="does not have the announced contents"):
         install(call, lock, store)
     assert leftovers(home) == []
     assert list((ours(home) / "wheels").iterdir()) == []
@@ -217,7 +217,7 @@ def test_two_setups_are_kept_apart_until_the_first_is_gone(tmp_path: Path) -> No
     home = tmp_path / "home"
     with asked(home, REQUEST) as first:
         first.receive()
-        with pytest.raises(RefusedError, match=r"a setup .* is at work"), asked(home, REQUEST) as second:
+        with pytest.raises(RefusedError, match=r"a setup .* is running on this node"), asked(home, REQUEST) as second:
             second.receive()
         first._process.popen.kill()  # type: ignore[attr-defined]
         first._process.popen.wait()  # type: ignore[attr-defined]
@@ -235,13 +235,13 @@ def test_prune_and_setup_are_kept_apart(tmp_path: Path) -> None:
         call.receive()
         kept = ask(home, wanted)["kept"]
         assert [(item["kind"], item["why"]) for item in kept] == [
-            (kind, "a setup is at work on this node") for kind in ("environment", "wheel")
+            (kind, "a setup is running on this node") for kind in ("environment", "wheel")
         ]
         call.send({"do": "build", "lock": lock})
         assert call.result() == {"environment": made, "built": False}
     with environments_lock(home / "root", "prune", 0) as holder:
         assert holder is None
-        with pytest.raises(RefusedError, match=rf"a prune \(pid {os.getpid()}\) is at work"):
+        with pytest.raises(RefusedError, match=rf"a prune \(pid {os.getpid()}\) is running on this node"):
             ask(home, REQUEST)
     assert ask(home, wanted)["kept"] == []
     assert not (ours(home) / "venvs" / made).exists()
@@ -300,7 +300,7 @@ def test_uv_lends_its_pip_to_a_python_that_has_none(tmp_path: Path) -> None:
         call.send({"do": "offer", "lock": [wheel], "online": True, "options": options})
         assert call.receive() == {"missing": []}
         call.send({"do": "resolve", "requirements": ["tiny"]})
-        assert call.receive() == {"failed": "it ended with code 9"}
+        assert call.receive() == {"failed": "exit code 9"}
 
 
 def test_uv_lends_its_pip_to_the_control_machine_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

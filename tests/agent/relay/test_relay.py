@@ -104,7 +104,7 @@ def test_the_nodes_behind_a_dead_one_hear_that_nothing_comes(short_patience: Non
     relays.run(without=(2,))
     assert relays.members[0].got == relays.members[1].got == STREAM
     assert relays.members[1].lost == ["node2"]
-    assert relays.members[3].broken == "the relay broke: node2 did not come within 1 s"
+    assert relays.members[3].broken == "the relay broke: node2 did not connect within 1 s"
 
 
 def test_the_nodes_behind_one_that_dies_midway_keep_what_came(short_patience: None) -> None:
@@ -156,7 +156,7 @@ def test_silence_of_the_upstream_node_is_noticed(short_patience: None) -> None:
     relays = Relays(2)
     member = relays.start(1)
     relays.start(0)
-    with pytest.raises(RelayBroken, match=r"nothing came from node0 for 0\.5 s"):
+    with pytest.raises(RelayBroken, match=r"no data from node0 for 0\.5 s"):
         member.relay.read(1)
     relays.close()
 
