@@ -71,5 +71,5 @@ def test_supervisors_outlive_all_that_is_said_and_call_each_process_by_its_own_n
     assert not list(site.nodes_directory.rglob("evil*"))
     collected = site.run("collect", job, "-o", str(site.directory / "home"))  # of a model that is not there
     assert (collected.code, is_harmless(collected.err)) == (3, True)
-    assert "pserver-00000.safetensors is missing" in collected.err
+    assert "pserver-00000.safetensors is in the manifest but missing" in collected.err
     site.assert_nothing_left(job)
