@@ -31,7 +31,7 @@ OPERATIONS = {
 
 
 def main(root: str, request: bytes) -> None:
-    """Serve one request, whose rest may be on standard input. `root` is ROOT_DIR, absolute."""
+    """Serve one request; the rest of it may be on standard input. `root` is ROOT_DIR, absolute."""
     peer = standard_peer()
     code = 0
     try:

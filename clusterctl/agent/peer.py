@@ -42,7 +42,7 @@ class Peer:
         return value
 
     def next_message(self) -> dict[str, Any]:
-        """Return the control machine's next message for this node. Skip `wait`: it is serving other nodes first."""
+        """Return the control machine's next message for this node. Skip `wait`, sent while it serves other nodes."""
         while "wait" in (message := self.receive(GO_S)):
             pass
         return message

@@ -27,11 +27,11 @@ KIND_MODES = {FILE: stat.S_IFREG, DIRECTORY: stat.S_IFDIR, LINK: stat.S_IFLNK}
 TORN = "torn-"  # with a digest: the name of a large file that has arrived in part
 RANGE_BYTES = 256 << 20
 MANY = 1000  # rows per write
-FEW = 32  # so few digests are searched for as text before a whole manifest is parsed
+FEW = 32  # up to this many digests are searched for as text before a manifest is parsed
 
 
 class Stamp(NamedTuple):
-    """The marks by which a file is still the one that was verified."""
+    """The attributes that show that a file is still the one that was verified."""
 
     mtime_ns: int
     ctime_ns: int
@@ -95,7 +95,7 @@ def find_sources(
 ) -> dict[str, Source]:
     """Return files of this node with the wanted digests: first from interrupted dispatches, then from the newest jobs.
 
-    `beat` is called now and then: a job of 100,000 files takes half a second.
+    `beat` is called periodically: a job of 100,000 files takes half a second.
     """
     sources: dict[str, Source] = {}
     missing = set(wanted)
@@ -145,7 +145,7 @@ def _left_over(incoming: Path) -> Iterator[tuple[str, Source]]:
 
 
 def find_torn(incoming: Path, sizes: dict[str, int]) -> dict[str, tuple[str, int]]:
-    """Return beginnings of large files from interrupted dispatches, as (path, bytes) by digest."""
+    """Return the beginnings of large files from interrupted dispatches, as (path, bytes) by digest."""
     torn: dict[str, tuple[str, int]] = {}
     for staging in incoming.iterdir():
         for path in staging.iterdir() if sizes and staging.is_dir() else ():
@@ -161,7 +161,7 @@ def find_torn(incoming: Path, sizes: dict[str, int]) -> dict[str, tuple[str, int
 def copy_file(source: Source, size: int, fd: int, beat: Callable[[], None]) -> None:
     """Copy a source into an open file; the file system may share the bytes between both.
 
-    `beat` is called now and then. Raises AgentError if the source changes in the meantime.
+    `beat` is called periodically. Raises AgentError if the source changes in the meantime.
     """
     with open(source.path, "rb") as f:  # noqa: PTH123
         left = size

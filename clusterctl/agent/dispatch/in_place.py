@@ -68,7 +68,7 @@ def recover(root: Path) -> None:
             with dispatch_lock(root, {"by": "recovery of an interrupted dispatch"}):
                 if journal_of(root).exists():
                     _complete(root)
-        except AgentError as exc:  # a dispatch is doing it just now
+        except AgentError as exc:  # a dispatch is doing it right now
             if exc.kind != "busy":
                 raise
         return not journal_of(root).exists()

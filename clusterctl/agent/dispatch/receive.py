@@ -139,7 +139,7 @@ class _Dispatch:
     def _lacking(self) -> dict[str, Any]:
         """Return the rows whose bytes must be sent, each digest once, and how many of their bytes are here already.
 
-        It finds the sources of all others.
+        Also find the sources of the others.
         """
         sizes = {entry.digest: entry.size for entry in self._entries if entry.kind == FILE}
         self._sources = {}
@@ -179,7 +179,7 @@ class _Dispatch:
                 raise AgentError(f"{old} was started in the meantime", hint="dispatch again")
         except BaseException as exc:
             stays = isinstance(exc, Gone) and (work.files_received or work.torn())  # for the next dispatch to continue
-            if not stays and not journal_of(self._root).exists():  # with a journal the next agent call continues
+            if not stays and not journal_of(self._root).exists():  # else the next agent call continues it
                 with contextlib.suppress(OSError):
                     delete(staging)
             raise
@@ -209,7 +209,7 @@ class _Dispatch:
             message = self._request_missing(work)  # the beginning of a torn file was wrong
 
     def _take_from_relay(self, work: Staging, how: dict[str, Any], resume: dict[str, int]) -> None:
-        """Take what arrives undamaged from the relay's stream."""
+        """Receive the relay's stream; damaged blobs are skipped."""
         from clusterctl.agent.relay.take import take_relayed
 
         assert self._relay is not None
@@ -265,7 +265,7 @@ def _first_rows(entries: list[Entry], sources: dict[str, Source]) -> list[int]:
 
 
 def _sweep(incoming: Path, beat: Callable[[], None]) -> None:
-    """Remove the leftovers of interrupted dispatches. The lock ensures that none is running."""
+    """Remove the leftovers of interrupted dispatches. The lock ensures that no dispatch is running."""
     for leftover in incoming.iterdir():
         with contextlib.suppress(OSError):
             delete(leftover, beat)

@@ -36,7 +36,7 @@ class Staging:
     ) -> None:
         """`torn` has the paths, by digest, of files that earlier dispatches received in part.
 
-        `beat` is called now and then while nothing is read from the stream.
+        `beat` is called periodically while nothing is read from the stream.
         """
         self._path = path
         self._beat = beat

@@ -26,7 +26,7 @@ def parse_frame(line: bytes) -> Frame:
 class Channel:
     """Exactly-once, in-order messages over connections that come and go. Pure: no clock, no socket.
 
-    A side with a `name` puts it into every frame (`"i"`), so that the other side can tell it from its predecessor.
+    A side with a `name` puts it into every frame (`"i"`), so that the other side detects a replacement.
     """
 
     def __init__(self, name: str | None = None) -> None:

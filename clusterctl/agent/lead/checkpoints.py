@@ -71,7 +71,7 @@ class CheckpointTracker:
 
 
 class Best(NamedTuple):
-    """KEEP_BEST: the checkpoint with the highest ("max") or lowest ("min") value of what trainers log as `name`."""
+    """KEEP_BEST: the checkpoint with the highest ("max") or lowest ("min") value that trainers log as `name`."""
 
     name: str
     direction: str
@@ -133,7 +133,7 @@ class CheckpointRetention:
 
     @property
     def full(self) -> bool:
-        """True if there are enough checkpoints that none of an older run is needed."""
+        """True if there are enough checkpoints that those of older runs are not needed."""
         return len(self._known) >= self._keep and self._best is None
 
     def _settle(self, newest: Sequence[Known]) -> None:

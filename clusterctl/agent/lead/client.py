@@ -112,7 +112,7 @@ class LeadClient:
         self._not_reached("connection refused" if error == errno.ECONNREFUSED else None)
 
     def _not_reached(self, refusal: str | None) -> None:
-        """Retry soon. `refusal` is the sign from the node, if any, that the lead is not there."""
+        """Retry soon. `refusal` is the node's response, if any, that shows that the lead is not listening."""
         self._refusals = self._refusals + 1 if refusal else 0
         if self._refusals >= REFUSALS:
             self._lose(f"its supervisor is gone ({refusal})")

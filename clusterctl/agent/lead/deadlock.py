@@ -1,6 +1,6 @@
 """Detects deadlocks: every trainer waits although every process responds.
 
-Then they wait for each other, or for an answer that no process will give. As long as one trainer does anything else, or
+They then wait for each other, or for an answer that no process will send. As long as one trainer does anything else, or
 one process is stalled, or its node is away, the others only wait for that one. Pure: messages and the time go in.
 """
 
@@ -14,7 +14,7 @@ from clusterctl.agent.lead.process_table import name_of
 from clusterctl.agent.lead.restart_policy import Key
 from clusterctl.common.events import Cause, Standstill
 
-SURE_S = 3.0  # a machine that was suspended reports long waits when it wakes; by then, a process that moves says so
+SURE_S = 3.0  # a suspended machine reports long waits when it wakes; by then, a process that moves has reported it
 STACKS_S = 1.0  # to write them, before any process is ended
 MOST_NAMED = 6
 

@@ -28,7 +28,7 @@ from clusterctl.agent.lead.restart_policy import Key
 from clusterctl.common.manifest import check_receipt
 from clusterctl.common.records import RecordError, declared_readers, required_keys
 
-#: All that a node may report. `kept` is missing: only the lead's own supervisor sends it.
+#: All reports that a node may send. `kept` is missing: only the lead's own supervisor sends it.
 REPORTS: Mapping[str, Callable[..., Report]] = {
     "hello": Hello,
     "ready": Ready,
@@ -51,7 +51,7 @@ FIELDS = {name: read for readers in reversed(list(READERS.values())) for name, r
 def check(message: Mapping[str, Any], node: int, processes: Collection[Key]) -> Report:
     """Return a message of the supervisor of `node`, which has these processes.
 
-    Raises ValueError for one that no supervisor of ours would send.
+    Raises ValueError for a message that our supervisors never send.
     """
     do = message.get("do")
     if not isinstance(do, str) or do not in REPORTS:

@@ -47,7 +47,7 @@ else:
 
 
 class ProcessName(TypedDict):
-    """A process, and the attempt at it."""
+    """A process and its attempt."""
 
     role: str
     rank: Count
@@ -185,7 +185,7 @@ class Saved(_SaveFacts):
 
 
 class Kept(TypedDict):
-    """The manifest of a checkpoint is in place. The lead's own supervisor alone sends it."""
+    """The manifest of a checkpoint is in place. Only the lead's own supervisor sends it."""
 
     do: Literal["kept"]
     tag: str
@@ -204,7 +204,7 @@ class Logged(TypedDict):
 
 
 class Pace(_PaceFacts):
-    """`pace` is "moves", "waits" or "stalled". One that waits has done so for `for_s`, and `message` says for what."""
+    """`pace` is "moves", "waits" or "stalled". If it waits, it has done so for `for_s`; `message` gives the reason."""
 
     do: Literal["pace"]
     role: str
@@ -311,7 +311,7 @@ ORDERS: Mapping[str, Callable[..., Order]] = {
 
 
 def order_of(message: Mapping[str, Any]) -> Order | None:
-    """The order in a message of the lead; None if it is one of a newer version."""
+    """The order in a message of the lead; None if only a newer version knows it."""
     kind = ORDERS.get(message["do"])
     return kind(message) if kind else None
 

@@ -11,7 +11,7 @@ from clusterctl.common.events import Lost, ProcessOnNode
 
 
 class ProcessTable:
-    """The `fresh` processes are to be started; this phase ends when none is `waiting` any more. The run continues
+    """The `fresh` processes are to be started; this phase ends when no process is `waiting`. The run continues
     without the trainers that are `gone`; those that are `held` restart when their node rejoins.
     """
 
@@ -40,13 +40,13 @@ class ProcessTable:
         return all(rank in self.ended_well for _, rank in self.of_role("trainer"))
 
     def whereabouts(self) -> Whereabouts:
-        """The endpoints that started processes are given."""
+        """The endpoints passed to started processes."""
         names = [name_of(key) for key in sorted(self.of_role("pserver"))]
         pservers = [self.endpoints[name] for name in names if name in self.endpoints]
         return {"pservers": pservers, "endpoints": dict(self.endpoints)}
 
     def is_old(self, report: Mapping[str, Any]) -> bool:
-        """Return True if a report, whichever it is, is about an attempt that is over."""
+        """Return True if a report of any kind is about an attempt that is over."""
         if "attempt" in report and report["attempt"] != self.attempts.get((report["role"], report["rank"])):
             return True
         named: Mapping[str, int] = report.get("attempts", {})

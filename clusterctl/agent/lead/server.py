@@ -30,14 +30,14 @@ COMEBACK_S = 2.5  # more than a live supervisor needs to reconnect once its node
 
 
 def retention_of(spec: RunSpec) -> CheckpointRetention:
-    """The checkpoint retention that a spec asks for."""
+    """The checkpoint retention set by a spec."""
     best, resume = spec.saving.keep_best, spec.saving.resume
     first = Known(resume.tag, resume.step) if resume else None
     return CheckpointRetention(spec.saving.keep, Best(best.name, best.direction) if best else None, first)
 
 
 def policy_of(spec: RunSpec) -> Policy:
-    """The failure policy that a spec asks for."""
+    """The failure policy set by a spec."""
     return Policy(
         restarts=spec.failures.restarts,
         on_trainer_loss=spec.failures.on_trainer_loss,
@@ -74,7 +74,7 @@ class LeadServer:
         self._names: dict[int, str] = {}  # of the supervisors that have connected
         self._connections: dict[int, Connection] = {}
         self._strangers: deque[Connection] = deque()  # whose handshake is not complete
-        self._missed: dict[int, Connection] = {}  # the last one of each node that has none now
+        self._missed: dict[int, Connection] = {}  # the last connection of each disconnected node
         self._port = spec.ports.port
         self._processes = [(process.role, process.rank, process.node) for process in spec.all_processes]
         self._lead = Lead(
@@ -177,7 +177,7 @@ class LeadServer:
         name = str(frame.get("i"))
         if self._names.setdefault(node, name) != name:
             del self._connections[node]
-            self._lose(node)  # the loss may be news; the actions that follow are not for the new one
+            self._lose(node)  # perhaps not detected yet; the resulting actions are not for the new one
             self._connections[node] = connection
             self._names[node], self._channels[node] = name, Channel()
         connection.on_frame = lambda frame: self._frame(node, frame)
@@ -205,7 +205,7 @@ class LeadServer:
             self._probe(node, connection, host)
 
     def _probe(self, node: int, connection: Connection, host: str) -> None:
-        """Find out if the supervisor is gone or the network. If the node's kernel answers, even with a refusal, the
+        """Find out if the supervisor or the network is gone. If the node's kernel answers, even with a refusal, the
         node is reachable, and a live supervisor would reconnect at once. Silence proves nothing.
         """
 

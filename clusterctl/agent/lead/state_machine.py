@@ -146,7 +146,7 @@ class Lead:
         return self._spawn("pserver")
 
     def _spawn(self, role: str) -> list[Action]:
-        """Start the fresh processes of a role, or of the next one if there are none."""
+        """Start the fresh processes of a role, or of the next role that has any."""
         self._table.waiting = self._table.fresh & self._table.of_role(role)
         if not self._table.waiting:
             return self._spawn("trainer") if role == "pserver" else self._run()

@@ -111,7 +111,7 @@ def leftovers(root: Path) -> list[dict[str, Any]]:
 
 
 def half_dispatched(root: Path) -> list[str]:
-    """Return the directories left by dispatches whose agents died; none while a dispatch is running."""
+    """Return the directories left by dispatches whose agents died; empty while a dispatch is running."""
     if is_dispatching(root):
         return []
     incoming = incoming_dir(root)

@@ -24,7 +24,7 @@ LIST_JOBS = "clusterctl jobs lists the jobs on the nodes"
 
 
 def find_job(root: Path, ref: str | None) -> JobPaths:
-    """Return the job that `ref` names: an id, its unique prefix or its directory; the newest job for None."""
+    """Return the job named by `ref`: an id, its unique prefix or its directory; the newest job for None."""
     if ref is None:
         newest = next(find_jobs(root), None)
         if newest is None:
@@ -183,7 +183,7 @@ def _describe_run(run: RunPaths) -> dict[str, Any]:
 
 
 def mark_ended(run: RunPaths, state: str, message: str) -> None:
-    """Write the final event and state of a run whose supervisor could not. `late` marks that it is no sign of life."""
+    """Write the final event and state of a run whose supervisor could not. `late` marks it as no sign of life."""
     spec = read_summary(run)
     event = {
         "v": 1,

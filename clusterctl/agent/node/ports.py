@@ -122,7 +122,7 @@ def is_listening(port: int, user: int | None = None) -> bool:
 
 
 def holders(ports: Collection[int]) -> list[dict[str, Any]]:
-    """Return the listener on each of the first few `ports`: `port`, `uid`, and `pid` and `name` if this account may.
+    """Return the listener on each of the first few `ports`: `port`, `uid`, and if visible `pid` and `name`.
 
     Other probes are left out: on a machine with more than one node, each probes its own ports.
     """

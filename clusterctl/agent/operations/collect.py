@@ -20,7 +20,7 @@ NOT_THERE = (errno.ENOENT, errno.ELOOP, errno.ENXIO, errno.ENODEV)
 
 
 def collect(root: Path, request: dict[str, Any], peer: Peer) -> dict[str, Any]:
-    """Send `{"file": path, "bytes": n}`, n bytes and `{"sha256": ...}` for each file of log/ and output/ but links."""
+    """Send `{"file": path, "bytes": n}`, n bytes and `{"sha256": ...}` for each file of log/ and output/, not links."""
     job = find_job(root, request["ref"])
     count = 0
     for path in _files(job.dir):

@@ -65,7 +65,7 @@ def _wanted(plan: ProcessSpec, request: dict[str, Any]) -> bool:
 
 
 def _is(speaker: dict[str, Any] | None, plan: ProcessSpec) -> bool:
-    """Return True if the process is the speaker, whose lines are all sent, whatever `grep` is."""
+    """Return True if the process is the speaker, whose lines are all sent, regardless of `grep`."""
     return speaker is not None and plan.role == speaker["role"] and plan.rank == speaker["rank"]
 
 

@@ -94,7 +94,7 @@ class Downstream:
             self.drop()
 
     def wait(self, limit_s: float) -> bool:
-        """Wait until the node is connected or accepts more, and send it. Return False if it does not within `limit_s`.
+        """Wait until the node is connected or accepts more, and send it. Return False after `limit_s` without either.
 
         A node that is not ready is not sent more: a little might fit into the system's buffers, and prove nothing.
         """

@@ -84,7 +84,7 @@ class Relay:
         return [downstream.name for downstream in self._downstream if downstream.lost]
 
     def close(self) -> None:
-        """End the relay at any time. No thread and no socket is left."""
+        """End the relay at any time. Leaves no thread and no socket."""
         self._left, self._rest = 0, memoryview(b"")
         for downstream in self._downstream:
             downstream.close()

@@ -13,7 +13,7 @@ from clusterctl.common.tree import Stream
 
 
 def be_ready(address: str | None, nic: str | None) -> tuple[Relay | None, dict[str, Any]]:
-    """Return a listening relay, and its address and port; (None, {}) if that fails: the node gets all directly."""
+    """Return a listening relay, its address and its port; (None, {}) if that fails: the node gets all directly."""
     try:
         own = find_address(address, nic)
         relay = Relay(own)

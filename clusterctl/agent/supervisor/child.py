@@ -198,7 +198,7 @@ class Child:
             self._output = -1
 
     def printed(self, line: str) -> None:
-        """Remember a line of its log that is clusterctl's and not the program's."""
+        """Record that a line of its log is clusterctl's, not the program's."""
         self._printed.append(line)
 
     def tail(self) -> list[str]:

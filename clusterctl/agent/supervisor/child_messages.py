@@ -26,7 +26,7 @@ COUNTS = ("staleness", "tables", "lost")
 
 
 class ChildMessages:
-    """A process's messages are untrusted: none can end the supervisor or pass for an event of clusterctl."""
+    """A process's messages are untrusted: they cannot end the supervisor or pass for an event of clusterctl."""
 
     def __init__(
         self,

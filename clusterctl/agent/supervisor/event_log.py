@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 RESERVE_BYTES = 1 << 16
 SNAPSHOT_S = 1.0
-PAUSED_S = 3.0  # after which the others become suspicious
+PAUSED_S = 3.0  # after which other nodes suspect this one
 CAN_BE_MISSED = ("step", "pass", "saved")  # on a full disk, to leave room for later events
 
 
@@ -29,7 +29,7 @@ class Reserve:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        with contextlib.suppress(OSError):  # there is no reserve then
+        with contextlib.suppress(OSError):  # then there is no reserve
             fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, 0o600)
             try:
                 os.posix_fallocate(fd, 0, RESERVE_BYTES)

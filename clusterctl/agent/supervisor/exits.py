@@ -40,7 +40,7 @@ PORT_TAKEN = re.compile(r"address (is )?already in use|EADDRINUSE|errno\W+98\b",
 
 
 class Shortage(NamedTuple):
-    """A resource that a program ran out of. `reason` is what `clusterctl why` calls it, `limit` its setting, if set."""
+    """A resource that a program ran out of. `reason` is its name in `clusterctl why`, `limit` its setting, if set."""
 
     reason: str
     limit: Optional[str]  # noqa: UP045 - evaluated at run time on python 3.9
@@ -172,5 +172,5 @@ def system_error(exc: BaseException | None) -> FailureFacts:
 
 
 def found_port_taken(tail: Iterable[str]) -> bool:
-    """Return True if the last lines of a program say that it could not bind its port."""
+    """Return True if the last lines of a program report that it could not bind its port."""
     return any(PORT_TAKEN.search(line) for line in tail)

@@ -63,7 +63,7 @@ class Launcher:
         return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
     def update_endpoints(self, known: Whereabouts) -> None:
-        """Take over where the processes of all nodes listen."""
+        """Adopt the endpoints of the processes on all nodes."""
         self._pservers, self._endpoints = tuple(known["pservers"]), known["endpoints"]
 
     def start(self, child: Child) -> None:

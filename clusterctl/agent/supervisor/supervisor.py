@@ -280,7 +280,7 @@ class Supervisor:
     # Endings.
 
     def _settle(self) -> None:
-        """When the last process has ended, clean up its leftover processes."""
+        """Clean up leftover processes after the last process has ended."""
         waiting = any(child.alive or child.state in NOT_OVER for child in self.children)
         if not waiting and not self._idle:
             self._idle = True
