@@ -20,7 +20,7 @@ class Engine(NamedTuple):
 
     If `serves`, pservers run the trainers' program unless PSERVER_COMMAND names another; if `scheduled`, the first node
     runs it once more, as the scheduler; if `listens`, pservers are ready when they listen on their port; if `leaves`,
-    pservers exit on their own, just before or after the trainers. `ports` tells which trainers get a port: "all", the
+    pservers exit on their own, just before or after the trainers. `ports` selects the trainers with a port: "all", the
     "first" one, or "none".
     """
 

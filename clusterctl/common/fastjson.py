@@ -48,7 +48,7 @@ def loads(data: bytes | str) -> Any:
             pass
     import json
 
-    return json.loads(text)  # its error tells what is wrong
+    return json.loads(text)  # its error describes the problem
 
 
 def dumps(value: Any) -> bytes:

@@ -56,7 +56,7 @@ def write_all(fd: int, data: bytes | memoryview) -> None:
 
 
 def digest_of(path: str | Path, beat: Callable[[], None] = lambda: None) -> str:
-    """Return the sha256 of a file as hex digits. `beat` is called now and then."""
+    """Return the sha256 of a file as hex digits. `beat` is called periodically."""
     import hashlib
 
     digest = hashlib.sha256()
@@ -82,7 +82,7 @@ def is_locked(path: Path) -> bool:
 def delete(path: Path | LightPath, beat: Callable[[], None] = lambda: None) -> None:
     """Delete a file or a tree, even one with read-only directories. Does not follow links. Raises OSError.
 
-    `beat` is called now and then.
+    `beat` is called periodically.
     """
     try:
         status = path.lstat()

@@ -2,7 +2,7 @@
 
 ROOT_DIR/
   .clusterctl/lib/DIGEST/        agent and runtime, content-addressed
-  .clusterctl/venvs/DIGEST/      environments that `setup` made; venvs/for/ says for which requirements
+  .clusterctl/venvs/DIGEST/      environments that `setup` made; venvs/for/ maps requirements to them
   .clusterctl/wheels/DIGEST/     the wheels they were made from
   .clusterctl/interpreter.json   the versions in the interpreter of the newest start
   .clusterctl/incoming/NONCE/    a dispatch in progress, renamed to ROOT_DIR/JOB when it is verified

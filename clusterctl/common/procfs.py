@@ -101,7 +101,7 @@ def environment_of(pid: int) -> set[bytes]:
 
 
 def find_by_environment(wanted: Mapping[str, str]) -> list[Identity]:
-    """Return every live process of this account whose environment has all of `wanted`, but this one and its ancestors.
+    """Return every live process of this account whose environment has all of `wanted`, except this one and ancestors.
 
     If there is none, look again: a process that exited during the first look may have started another.
     """

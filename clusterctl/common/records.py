@@ -158,7 +158,7 @@ def _complete(cls: type[R]) -> type[R]:
 
 
 def declared_readers(kind: Callable[..., object]) -> dict[str, Reader]:
-    """For each key that a TypedDict declares, the function that checks its value and raises RecordError.
+    """The function that checks the value of each key of a TypedDict and raises RecordError.
 
     Keys of type Any and Literal have none: any value will do, or the caller checks it.
     """
@@ -168,7 +168,7 @@ def declared_readers(kind: Callable[..., object]) -> dict[str, Reader]:
 
 
 def typed(kind: Callable[..., T], value: Mapping[str, Any]) -> T:
-    """JSON as the TypedDict that it is known to be."""
+    """Return JSON as the TypedDict that it is known to match."""
     return kind(value)
 
 

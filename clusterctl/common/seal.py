@@ -1,4 +1,4 @@
-"""The seal of a job directory: the list of its paths as dispatched, to see whether any was touched since.
+"""The seal of a job directory: the list of its paths as dispatched, to detect any change since.
 
 A dispatch without changes is the most frequent one, and goes to many nodes at once. It is answered by this module,
 before anything else is imported.
@@ -16,7 +16,7 @@ ID_CHARS = len("JOB20261121-081530")
 def untouched_job(root: str, job: str, tree: str) -> str:
     """Return the absolute directory of `job` if it is the newest, sealed as `tree`, never started, and not in use.
 
-    Return "" if any of that is false or hard to tell: the agent then checks in detail.
+    Return "" if any of that is false or hard to determine: the agent then checks in detail.
     """
     here = os.path.join(root, job)
     try:

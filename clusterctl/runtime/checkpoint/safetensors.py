@@ -111,7 +111,7 @@ class TensorFile:
         return name in self._header
 
     def require_whole(self) -> None:
-        """Raise ModelError if the file is shorter or longer than its header says, or tensors share bytes.
+        """Raise ModelError if the file is shorter or longer than its header declares, or tensors share bytes.
 
         If tensors could share bytes, a small file could become a huge model.
         """

@@ -239,7 +239,7 @@ class ServerCore:
         return [*out, Reply(message.rank, message.answer(wire.OK))]
 
     def _leave(self, trainer: TrainerState) -> list[Output]:
-        """Record that a trainer left; when the last one leaves, save what is not saved yet."""
+        """Record that a trainer left; when the last one leaves, save all unsaved values."""
         trainer.left, trainer.push = True, None
         out = self.policy.trainers_changed()
         out += self._saver.due(force=False)

@@ -96,7 +96,7 @@ class SyncUpdates(UpdatePolicy):
         self.cuts = self.lane.step + 2
 
     def trainers_changed(self) -> list[Output]:
-        """Apply what waited for a trainer that left; its pushes that arrived whole count."""
+        """Apply updates that waited for a trainer that left; its complete pushes count."""
         now = self._now
         if now is None:
             return self._advance()

@@ -14,7 +14,8 @@ class TrainerState:
     """The state that a lane keeps of one trainer. `push` is the push that is not, or not entirely, applied yet.
 
     `declared` means that it made a table on this lane, and so pushes to it. `samples` are those of the open pass,
-    `pass_samples` those of the last complete one; `sharded` means that it takes its share of what all trainers read.
+    `pass_samples` those of the last complete one; `sharded` means that it takes its share of the batches
+    that all trainers read.
     """
 
     attempt: int = 0

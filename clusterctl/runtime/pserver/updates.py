@@ -84,7 +84,7 @@ class UpdatePolicy:
         """Announce a checkpoint, due by the clock."""
 
     def trainers_changed(self) -> list[Output]:
-        """Continue what waited for a trainer that has made a table or has left."""
+        """Continue the work that waited for a trainer that has made a table or has left."""
         raise NotImplementedError
 
     def _must_wait(self, pull: wire.Message) -> bool:
@@ -106,7 +106,7 @@ class UpdatePolicy:
         return Reply(r.rank, wire.Message(wire.OK, *about, *after))
 
     def _repeated(self, message: wire.Message) -> Reply:
-        """Answer a push that is applied already: a piece with its part, an opening with all that no piece brings."""
+        """Answer a push that is applied already: a piece with its part, an opening with everything no piece carries."""
         if message.piece:
             table, number = self.lane.validator.repeated(message)
             parts = [self.lane.part(message.rank, table, number, table.current)]

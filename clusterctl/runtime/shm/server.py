@@ -51,7 +51,7 @@ class ShmServer:
         threading.Thread(target=self._accept, name="clusterctl-sharing", daemon=True).start()
 
     def greeting(self, rank: int) -> dict[str, Any]:
-        """Return what a trainer needs to connect; it must reach that trainer only."""
+        """Return the facts that a trainer needs to connect; they must reach that trainer only."""
         return {"name": self.name, "token": self._token(rank)}
 
     def _token(self, rank: int) -> str:

@@ -64,7 +64,7 @@ def _mapped(size: int) -> mmap.mmap:
 def _resized(memory: mmap.mmap, size: int) -> mmap.mmap:
     try:
         memory.resize(size)
-    except (BufferError, SystemError):  # there are views of it; this system has no mremap
+    except (BufferError, SystemError):  # it has views, or this system has no mremap
         fresh = _mapped(size)
         np.copyto(np.frombuffer(fresh, np.uint8, len(memory)), np.frombuffer(memory, np.uint8))
         return fresh

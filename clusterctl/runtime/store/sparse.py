@@ -215,7 +215,7 @@ class SparseTable(SparseReader):
         return self.spec.init.rows(self._key, ids, self.spec.dim)
 
     def _remember(self, ids: Ids, rows: Floats, step: int) -> None:
-        """Add rows to those that this step replaced. A row that is there already keeps its older value first."""
+        """Add rows to those that this step replaced. If a row is added twice, its older value comes first."""
         if self.changed_by != step:
             self._replaced_ids, self._replaced = self._replaced_ids[:0], self._replaced[:0]
         every = np.concatenate((self._replaced_ids, ids))

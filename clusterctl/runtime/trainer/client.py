@@ -1,6 +1,6 @@
 """The client side of the protocol: sends requests to all lanes, handles their replies, counts steps.
 
-`Session` is what the training program sees; it talks to the pservers through this client, which knows no table names.
+The training program uses `Session`, which talks to the pservers through this client. It knows no table names.
 """
 
 from __future__ import annotations
@@ -279,7 +279,7 @@ class Client:
     def use(self, lanes: list[int], reply_bytes: int = 0) -> None:
         """Take lanes into use for a new table. Before the first table, one lane of each pserver is in use.
 
-        Lane 0 is always in use: it announces checkpoints. `reply_bytes` is what the table adds to the size of replies.
+        Lane 0 is always in use: it announces checkpoints. `reply_bytes` is the size that the table adds to replies.
         """
         passes = self.passes_done
         self.used = sorted({0, *(self.used if self._has_tables else ()), *lanes})

@@ -42,7 +42,7 @@ class Logbook:
             self._flush(group, now_s)
 
     def flush(self, now_s: float) -> None:
-        """Send what is still held back; call it before the current pass changes."""
+        """Send the values still held back; call it before the current pass changes."""
         for group in self._groups.values():
             if group.count:
                 self._flush(group, now_s)

@@ -37,7 +37,7 @@ class Window:
 
 
 class Progress:
-    """Counts what a trainer does; reports it to the supervisor (at most once a second) and people (once a pass)."""
+    """Counts a trainer's work; reports it to the supervisor (at most once a second) and people (once a pass)."""
 
     def __init__(self, supervisor: SupervisorSocket, clock: Callable[[], float] = time.monotonic) -> None:
         self._supervisor = supervisor

@@ -171,7 +171,7 @@ class RemoteLink:
             self._poller.modify(connection.socket, zmq.POLLIN)
 
     def _receive(self) -> bool:
-        """Handle the replies that are there, or wait a while for some; False if none came."""
+        """Handle the available replies, or wait briefly for some; return False if no reply came."""
         busy = [connection for connection in self._connections.values() if connection.requests]
         if len(busy) == 1 and not busy[0].unsent:
             return self._take(busy[0], 0)
@@ -256,7 +256,7 @@ class RemoteLink:
         return {"trainers": sorted(ranks), "pserver": min(busy)[1] // self.layout.per_pserver if busy else None}
 
     def _print_notice(self, waited_s: float, now: float) -> None:
-        """Print what this trainer is waiting for, after 10 s, 60 s, and every further minute."""
+        """Print the cause of this trainer's wait after 10 s, 60 s, and every further minute."""
         due_s = _NOTICES_S[self._notices] if self._notices < 2 else 60.0 * self._notices
         busy = [(lane, connection) for lane, connection in self._connections.items() if connection.requests]
         if not busy or waited_s < due_s:

@@ -1,7 +1,7 @@
 """Authentication of trainers: the ZAP handler (RFC 27) that checks CURVE keys against the run's list.
 
 An allowed key's name in the list, such as `trainer-0`, becomes the ZAP user id of all its messages. Any other key is
-refused in the handshake: libzmq drops the connection, and none of its messages is ever delivered.
+refused in the handshake: libzmq drops the connection, and its messages are never delivered.
 """
 
 from __future__ import annotations

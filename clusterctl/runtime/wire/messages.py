@@ -60,7 +60,8 @@ DENSE, IDS, ROWS, JSON, LATER, DENSE16, ROWS16, SAME = 1, 2, 3, 4, 5, 6, 7, 8
 INLINE, FRAME, SHARED = 0, 1, 2
 
 # Flags. LAST_OF_PASS: the trainer's last push of this pass. END_OF_PASS: a save at the end of a pass, when all trainers
-# request it. REPEATED: a reply to a push that was applied before. SHARDED: a push of a share of what all trainers read.
+# request it. REPEATED: a reply to a push that was applied before. SHARDED: a push of a share of the
+# batches that all trainers read.
 LAST_OF_PASS, END_OF_PASS, REPEATED, SHARDED = 1, 2, 4, 8
 
 #: The version of a pull that takes the newest values.
