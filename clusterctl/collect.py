@@ -145,7 +145,7 @@ def _checked_size(node: Node, size: object, target: Path) -> int:
 
 
 def _make_directories(node: Node, target: Path, directory: Path) -> None:
-    """Create the directories below `target`; none of them may be a link to elsewhere."""
+    """Create the directories below `target`; they must not be links to elsewhere."""
     for level in [*reversed(directory.relative_to(target).parents), directory.relative_to(target)]:
         path = target / level
         path.mkdir(exist_ok=True)

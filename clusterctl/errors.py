@@ -19,8 +19,8 @@ from typing import Any, ClassVar
 class ClusterctlError(Exception):
     """Base class of every error that is meant for the user.
 
-    `message` describes what was attempted and what happened, `node` is the label of the node, such as `node3`, `hint`
-    is what to do next, and `details` holds data for `--json` only.
+    `message` describes the attempt and its outcome, `node` is the label of the node, such as `node3`, `hint` is the
+    next step, and `details` holds data for `--json` only.
     """
 
     kind: ClassVar[str] = "error"

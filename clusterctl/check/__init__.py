@@ -1,4 +1,4 @@
-"""Preflight: find what would make `start` fail, before it does.
+"""Preflight: find problems that would make `start` fail, before it does.
 
 May import `cluster`, `errors` and `inventory`. Start reading at `preflight.py`.
 """

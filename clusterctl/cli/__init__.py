@@ -32,5 +32,5 @@ def _leave(code: int) -> NoReturn:
             if stream is not None:  # None if the caller closed it
                 stream.flush()
     except OSError:
-        sys.exit(code)  # Python reports what is wrong with the stream
+        sys.exit(code)  # Python reports the problem with the stream
     os._exit(code)

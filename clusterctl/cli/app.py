@@ -69,7 +69,7 @@ def call(words: Sequence[str], invocation: Invocation) -> None:
 
 
 def _only(name: str) -> typer.Typer:
-    """Return the app reduced to the command `name`, or all of it if there is none; typer prepares every command."""
+    """Return the app with only the command `name`, or with all if it is unknown; typer prepares every command."""
     reduced = copy(app)
     reduced.registered_commands = [info for info in app.registered_commands if info.name == name]
     reduced.registered_groups = [info for info in app.registered_groups if info.name == name]

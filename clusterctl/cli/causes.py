@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def cause_lines(inventory: Inventory, cause: Cause | None) -> list[str]:
-    """The first cause of a run's end: the process, its node, what happened, and its last lines."""
+    """The first cause of a run's end: the process, its node, the event, and its last lines."""
     if not cause:
         return []
     node = next((node for node in inventory.nodes if node.id == cause.get("node")), None)
@@ -26,7 +26,7 @@ def cause_lines(inventory: Inventory, cause: Cause | None) -> list[str]:
 
 
 def headline(report: Why, one: Incident) -> str:
-    """One incident in a line: the process, its node, what happened, and the reason."""
+    """One incident in a line: the process, its node, the event, and the reason."""
     node = report.members.by_id.get(one.node if one.node is not None else -1)
     process = f"{one.process}@{node.label} ({node.where}) " if node and one.process else ""
     reason = one.diagnosis.words

@@ -43,7 +43,7 @@ def default_pass_line(numbers: PassNumbers) -> str:
 
 
 class Display:
-    """Shows the news of a run. A context manager. `pass_line` formats what all trainers logged in a pass."""
+    """Shows the news of a run. A context manager. `pass_line` formats the numbers all trainers logged in a pass."""
 
     def __init__(self, console: Console, view: RunView, title: str, pass_line: PassFormat = default_pass_line) -> None:
         self._console = console

@@ -41,7 +41,7 @@ def _lost_lines(pservers: Processes) -> list[str]:
 
 
 def _range(bits: int) -> str:
-    """0, 1, 2-3, 4-7, 8-15, ..."""
+    """Format a range of counts: 0, 1, 2-3, 4-7, 8-15, ..."""
     low, high = (1 << bits) >> 1, (1 << bits) - 1
     return str(high) if low >= high else f"{low}-{high}"
 

@@ -32,7 +32,7 @@ class AgentCall:
     """A running agent on one node. Every wait has a deadline; errors name the node.
 
     `untouched`: the directory of the expected job, if the node still has it unchanged. The agent has then ended and
-    answers nothing more.
+    sends no further answers.
     """
 
     def __init__(self, node: Node, process: RemoteProcess, bundle: Bundle) -> None:

@@ -233,7 +233,7 @@ def misfits(fields: Mapping[str, Shape], value: Mapping[str, Any]) -> list[str]:
 
 
 def names_process(value: Mapping[str, Any]) -> bool:
-    """Return True if the value names a process by role and rank, or names none."""
+    """Return True if the value names a process by role and rank, or names no process."""
     return (value.get("role") is None) == (value.get("rank") is None)
 
 

@@ -22,7 +22,7 @@ AT_ONCE = 64
 
 
 def who_asks() -> str:
-    """Return USER@HOST of this user and machine, shown to others who find a lock taken."""
+    """Return USER@HOST of this user and machine, shown to other users while this one holds a lock."""
     import socket
 
     from clusterctl.transport.ssh_config import local_user
@@ -33,7 +33,7 @@ def who_asks() -> str:
 class Cluster:
     """The nodes that a command works on, and a transport to them. A context manager.
 
-    `asked` becomes True when a node is first asked; a plan asks none.
+    `asked` becomes True when a node is first asked; a plan asks no node.
     """
 
     def __init__(self, settings: Settings, inventory: Inventory, nodes: Sequence[Node]) -> None:

@@ -1,4 +1,4 @@
-"""Choose the id of a dispatch and the instruction for each node: a pure function of what the nodes report."""
+"""Choose the id of a dispatch and the instruction for each node: a pure function of the nodes' reports."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from clusterctl.errors import RefusedError
 
 
 class NewestJob(TypedDict):
-    """A node's newest job. `exact`: the job directory holds what was dispatched, unmodified."""
+    """A node's newest job. `exact`: the job directory is as dispatched, unmodified."""
 
     job: str
     started: bool

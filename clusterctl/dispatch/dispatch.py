@@ -1,4 +1,4 @@
-"""Send a workspace to all nodes at once: ask each what it has, decide for all, send each what it lacks."""
+"""Send a workspace to all nodes at once: ask each for its contents, decide for all, send each its missing files."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def dispatch(
 def plan(
     cluster: Cluster, workspace: Workspace, progress: Progress, *, cache: Path | None = None, rehash: bool = False
 ) -> list[NodeOutcome[Planned]]:
-    """Return what a dispatch would send to each node and delete there. Nothing is changed."""
+    """Return the paths that a dispatch would send to each node and delete there. Nothing is changed."""
     return _retry_while_busy(progress, lambda: _Dispatch(cluster, workspace, progress, cache, rehash).plan())
 
 
@@ -326,9 +326,9 @@ class _Dispatch:
         )
 
     def _send(self, call: AgentCall, instruction: Instruction, answer: Answer) -> tuple[int, dict[str, Any]]:
-        """Send a node its missing files. Return the bytes that went over the wire, and the node's final answer.
+        """Send a node its missing files. Return the bytes sent over the wire, and the node's final answer.
 
-        If there is a relay, its head gets the stream first. Then send files directly until none are missing.
+        If there is a relay, its head gets the stream first. Then send files directly until no file is missing.
         """
         count = 0
         if "relay" in instruction:

@@ -15,7 +15,7 @@ FEWEST_BYTES = 8 << 20  # in total for "auto"; less is sent before the nodes fin
 
 
 class RelayPart(TypedDict):
-    """What one node needs for a relay. Holds secrets; never log it.
+    """One node's part in a relay. Holds secrets; never log it.
 
     `own`: its key with certificate. `authority`: the one it trusts, both as PEM. `upstream`: the name of the node that
     it receives the stream from; None for the head. `downstream`: address, port, name and number of nodes of each

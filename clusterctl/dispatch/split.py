@@ -29,7 +29,7 @@ class Shard:
 def split(source: Path, count: int, delimiter: bytes, output: Path | None = None) -> list[Shard]:
     """Split the records of `source` into `count` files NAME-00000, ... in `output`, by default next to `source`.
 
-    Record i goes to shard i mod count, byte for byte and with its delimiter; a last record without one gets none.
+    Record i goes to shard i mod count, byte for byte and with its delimiter; a last record without one is left so.
     NAME.gz is decompressed into shards of NAME. All shards appear at the end, or none. Raises RefusedError if shards of
     that name exist, UsageError for fewer records than shards, ConfigError if reading or writing fails.
     """
@@ -117,7 +117,7 @@ class _ShardWriter:
 
 
 def _publish(writer: _ShardWriter, directory: Path, stem: str) -> list[Shard]:
-    """Rename all shards to their final names, or none if another split has made some in the meantime."""
+    """Rename all shards to their final names, or no shard if another split has made some in the meantime."""
     count = len(writer.paths)
     placed: list[Path] = []
     shards = []

@@ -61,7 +61,7 @@ def _scan(invocation: Invocation, cluster: Cluster, directory: Path, rehash: boo
 
 
 def _is_of_a_fake_cluster(conf: Path | None) -> bool:
-    """True for a fake cluster's conf.py: it lists the shards of the template, whichever workspace is sent."""
+    """True for a fake cluster's conf.py: it lists the shards of the template for every workspace."""
     from clusterctl.fake.layout import conf_is_ours
 
     return conf is not None and conf_is_ours(conf)
@@ -141,7 +141,7 @@ def _node(outcome: Any) -> dict[str, Any]:
 
 
 def _plan(invocation: Invocation, cluster: Cluster, directory: Path, rehash: bool) -> None:
-    """Print what would be sent, deleted and ignored; change nothing."""
+    """Print the paths that would be sent, deleted and ignored; change nothing."""
     from clusterctl.cluster import combined
     from clusterctl.dispatch import Progress, plan
 

@@ -110,7 +110,7 @@ def launch_and_follow(
     failed: dict[int, ClusterctlError] | None = None,
     resume: bool = False,
 ) -> T:
-    """Start the job and follow it with `follow`. Once a node has been told to start, Ctrl-C stops it everywhere."""
+    """Start the job and follow it with `follow`. Once a node has been ordered to start, Ctrl-C stops it everywhere."""
     from clusterctl.cli.commands.check import finding_lines
     from clusterctl.cli.commands.stop import stop_job, uninterrupted
     from clusterctl.errors import InterruptedRun

@@ -33,7 +33,7 @@ def stop_job(
     nodes: Sequence[Node] | None = None,
     document: bool = True,
 ) -> None:
-    """Stop a job on `nodes` (None: all) and report what is left; raise unless nothing is left anywhere.
+    """Stop a job on `nodes` (None: all) and report what is left; raise if anything is left.
 
     A node that is not in the newest run need not answer.
     """
@@ -125,7 +125,7 @@ def _remains(outcome: NodeOutcome[dict[str, Any]]) -> Iterator[ClusterctlError]:
 
 
 def _was_over(answer: dict[str, Any]) -> bool:
-    """True if nothing had to be stopped; then it does not matter who has the job's former ports now."""
+    """True if nothing had to be stopped; the present users of the job's former ports then do not matter."""
     return answer["was"] in OVER and not answer["leftovers"]
 
 

@@ -75,7 +75,7 @@ def _first_line(report: Why) -> str:
 
 
 def _duration(seconds: float) -> str:
-    """Such as `30 s`, `2 min 5 s` or `1 h 3 min`."""
+    """Format a duration as `30 s`, `2 min 5 s` or `1 h 3 min`."""
     minutes, rest = divmod(int(seconds), 60)
     if minutes >= 60:
         return f"{minutes // 60} h {minutes % 60} min"
