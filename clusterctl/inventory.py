@@ -60,7 +60,7 @@ def build(settings: Settings) -> Inventory:
     """Build the nodes from the hosts in `settings`, and assign their roles and ranks.
 
     PSERVERS and TRAINERS select from the hosts that allow the role (by their `roles` and counts): a number selects the
-    first ones, a list those that it names, in any order. Raises ConfigError with every mistake.
+    first ones, a list the hosts that it names, in any order. Raises ConfigError with every mistake.
     """
     findings: list[Finding] = []
     pservers = _ranks(_counts(settings, "pserver", findings))

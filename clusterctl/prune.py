@@ -102,7 +102,7 @@ def look(cluster: Cluster) -> list[NodeOutcome[PruneAnswer]]:
 
 
 def choose(found: Mapping[int, PruneAnswer], keep: int, older_than_s: float) -> PrunePlan:
-    """Select what can be removed. `found`: the nodes' answers by node id.
+    """Select the jobs and content to remove. `found`: the nodes' answers by node id.
 
     A job can go if it is not running, not among the newest `keep`, and unused for `older_than_s`. Content can go if it
     is equally old and no process and no remaining job needs it.

@@ -90,7 +90,7 @@ BACKEND = OpenSsh()
 
 
 def _processes(layout: Layout, index: int) -> list[Identity]:
-    """Return all processes of a node: its daemon, the sessions, and what runs in them."""
+    """Return all processes of a node: its daemon, the sessions, and the processes in them."""
     return [*find_by_log(_log(layout, index)), *on_node(layout.directory, index)]
 
 

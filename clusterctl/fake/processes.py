@@ -59,7 +59,7 @@ def thaw(find: Find) -> None:
 
 
 def cut_power(find: Find) -> int:
-    """Kill all processes that `find` returns, so that none of them sees another die. Return their number.
+    """Kill all processes that `find` returns, so that no process sees another die. Return their number.
 
     Raises ClusterctlError if a process survives.
     """

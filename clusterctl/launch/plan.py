@@ -50,7 +50,7 @@ class Process:
 
     @property
     def spec(self) -> ProcessSpec:
-        """The process as its node's spec has it."""
+        """The process in the form of its node's spec."""
         return ProcessSpec(role=self.role, rank=self.rank, index=self.index, argv=self.argv, ours=self.ours)
 
 
@@ -171,7 +171,7 @@ class LaunchPlan:
         return self.settings.engine == OUR_ENGINE and all(p.ours for p in self.processes if p.role != "trainer")
 
     def describe(self, job: str) -> list[dict[str, Any]]:
-        """Describe every process with its command and environment; placeholders stand for what the start decides."""
+        """Describe every process with its command and environment; placeholders stand for values set at the start."""
         nodes = {node.id: node for node in self.nodes}
         addresses = {node.id: node.address or node.ssh_host for node in self.nodes}
         port = self.settings.port

@@ -67,7 +67,7 @@ class CheckpointRow(TypedDict):
 
 @dataclass(frozen=True)
 class Found:
-    """A checkpoint on the nodes: complete if it has a `manifest`; otherwise `reason` says why it is unusable."""
+    """A checkpoint on the nodes: complete if it has a `manifest`; otherwise `reason` explains why it is unusable."""
 
     run: str
     tag: str
@@ -218,7 +218,7 @@ def _refuse_another_seed(found: Found, manifest: Manifest, settings: Settings) -
 
 
 def _differences(manifest: Manifest, launch: LaunchPlan) -> list[str]:
-    """Describe what differs from the run that wrote the checkpoint."""
+    """Describe the differences from the run that wrote the checkpoint."""
     before, mode = manifest["mode"], str(launch.settings.mode)
     trainers, now = manifest.get("trainers"), launch.count("trainer")
     lines = []

@@ -1,7 +1,7 @@
 """Starts a run on all nodes or on none; if the user allows it, on those that are able to.
 
 Every node first checks its job directory, lock, python and address, and waits. Once all are ready, the lead's node is
-told to start, and then the others, with the lead's port.
+ordered to start, and then the others, with the lead's port.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class Run:
         return self.nodes[0]
 
     def left_out_specs(self) -> list[LeftOut]:
-        """As the nodes' specs have it."""
+        """The form used in the nodes' specs."""
         return [LeftOut(node=node, message=error.message) for node, error in sorted(self.left_out.items())]
 
     def left_out_json(self) -> list[dict[str, Any]]:
@@ -93,7 +93,7 @@ def start(
     With `allow_partial`, nodes that cannot be reached or fail are left out, and so are nodes that `failed` earlier,
     which are not asked; nodes that refuse for safety are not left out. With `on_resume`, the run resumes from the
     newest complete and undamaged checkpoint; it is called with that checkpoint before any piece is copied. `on_go` is
-    called before the first node is told to start: an interrupt from then on has to stop the run.
+    called before the first node is ordered to start: an interrupt from then on has to stop the run.
     """
     request = {
         "op": "start",

@@ -1,6 +1,6 @@
 """Events and log lines of all nodes as they arrive, across broken connections.
 
-One thread per node receives; one iterator yields what all of them received. A node that cannot be reached is retried
+One thread per node receives; one iterator yields everything received. A node that cannot be reached is retried
 from the byte where it stopped, without gaps or repeats, until the caller leaves.
 """
 

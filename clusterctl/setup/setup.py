@@ -1,4 +1,4 @@
-"""Setup of all nodes: look at what they have, choose versions for each kind of node, send missing wheels, build."""
+"""Setup of all nodes: collect their facts, choose versions for each kind of node, send missing wheels, build."""
 
 from __future__ import annotations
 
@@ -221,7 +221,7 @@ class _Setup:
         return self._facts[node.id]["lock"] == [list(wheel) for wheel in lock]
 
     def _offer(self, node: Node, group: Group) -> None:
-        """Let a node with pip fetch what it can; record the rest as missing."""
+        """Let a node with pip fetch all wheels that it can; record the rest as missing."""
         self._missing[node.id] = []
         if self._is_ready(node, group.lock):
             return
@@ -247,7 +247,7 @@ class _Setup:
             _check_all_there(wanted, store)
 
     def _relay(self, group: Group) -> None:
-        """Send wheels through the nodes of the group, if that pays off; what is missing afterwards goes directly."""
+        """Send wheels through the nodes of the group, if that pays off; wheels still missing afterwards go directly."""
         lacking = [node for node in self._able([group]) if self._missing[node.id]]
         relay = WheelRelay(self._cluster.settings, self.calls, self._missing, self._downloads.store)
         if not relay.is_worth_it(lacking):

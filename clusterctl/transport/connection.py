@@ -22,7 +22,7 @@ WINDOW_BYTES = 4 * 1024 * 1024
 PACKET_BYTES = 32 * 1024
 READ_AHEAD_BYTES = 256 * 1024
 FAST_CIPHERS = ("aes128-gcm@openssh.com", "aes256-gcm@openssh.com", "aes128-ctr", "aes256-ctr")
-# Signal numbers as on Linux, whatever this machine uses.
+# Signal numbers of Linux, even if this machine uses others.
 SIGNALS = {
     "HUP": 1, "INT": 2, "QUIT": 3, "ILL": 4, "ABRT": 6, "FPE": 8, "KILL": 9, "USR1": 10,
     "SEGV": 11, "USR2": 12, "PIPE": 13, "ALRM": 14, "TERM": 15,

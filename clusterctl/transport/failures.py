@@ -50,7 +50,7 @@ def unreachable(target: Target, exc: BaseException, timeout_s: float) -> Unreach
 
 
 def not_logged_in(target: Target, attempts: Attempts) -> UnreachableError:
-    """Return the error for a server that accepted none of our keys."""
+    """Return the error for a server that did not accept any of our keys."""
     message = f"{target.address} denied the login of {target.user}: {attempts.text}"
     if attempts.allowed and "publickey" not in attempts.allowed:
         message += f"; the server allows only {', '.join(attempts.allowed)}"

@@ -143,7 +143,7 @@ class RemoteProcess:
         return Completed(code, b"".join(output), errors.kept())
 
     def stream(self, take: Take, stdin: bytes = b"", deadline_s: float | None = None) -> int:
-        """Do as `finish` does, but pass the output to `take` piece by piece, in this thread. Returns the exit code."""
+        """Like `finish`, but pass the output to `take` piece by piece, in this thread. Returns the exit code."""
         deadline = _Deadline(deadline_s)
         feeder = None
         if len(stdin) <= QUICK_STDIN_BYTES:
@@ -159,7 +159,7 @@ class RemoteProcess:
         return code
 
     def close(self) -> None:
-        """Close our ends. The command continues if it ignores that."""
+        """Close our ends. A command that ignores this continues."""
         with contextlib.suppress(*paramiko_loader.errors()):  # the connection may have ended
             close_channel(self._channel)
 

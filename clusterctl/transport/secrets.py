@@ -84,7 +84,7 @@ class Secrets:
             account.passwords = [password, *(other for other in account.passwords if other != password)]
 
     def wait(self) -> None:
-        """Wait until the user has finished typing: the input may be what the caller needs."""
+        """Wait until the user has finished typing: the caller may need the input."""
         with self._asking:
             return
 

@@ -19,7 +19,7 @@ ENDED = re.compile(
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """The reason for a failure. `kind` is for programs, `words` for people ("" if the exit code says it all).
+    """The reason for a failure. `kind` is for programs, `words` for people ("" if the exit code is explanation enough).
 
     `subject` is the module, library, command or path concerned. `about_peer`: the process complains about another one.
     """
@@ -37,7 +37,7 @@ class Diagnosis:
 
 @dataclass(frozen=True)
 class Errno:
-    """One `errno` of Linux: nodes run Linux, whatever this machine runs."""
+    """One `errno` of Linux: nodes run Linux, even if this machine does not."""
 
     number: int
     text: str
@@ -158,7 +158,7 @@ SHELL_CODES: Mapping[int | None, Diagnosis] = {
 
 
 def signal_of(exit_code: int | None) -> int:
-    """Return the signal that killed a process, also if a shell reported it; 0 if none did."""
+    """Return the signal that killed a process, also if a shell reported it; 0 if no signal did."""
     if exit_code is None or 0 <= exit_code <= SHELL_SIGNALS:
         return 0
     number = -exit_code if exit_code < 0 else exit_code - SHELL_SIGNALS

@@ -102,7 +102,7 @@ class Evidence:
 
     @property
     def ended_t(self) -> float:
-        """When the lead ordered the stop, or else when the first node ended; 0 while the run is going on."""
+        """The time of the lead's order to stop, or else of the first node's end; 0 while the run continues."""
         if self.stop_t is not None:
             return self.stop_t
         ends = [story.at(event["t"]) for story in self.stories.values() for event in story.find("ended")]

@@ -83,7 +83,7 @@ def _is_of_numbers(kind: type[BaseException], noun: str, message: str) -> bool:
 
 
 def _of_program(one: Raised, diagnosis: Diagnosis) -> Diagnosis:
-    """If a file without a directory was missing when a program was started, that program is what is missing."""
+    """Blame the program if starting it failed because a file without a directory was missing."""
     starts = bool(one.frames) and one.frames[-1].file.endswith(STARTS_PROGRAMS)
     if not starts or diagnosis.errno != "ENOENT" or "/" in (diagnosis.subject or "/"):
         return diagnosis

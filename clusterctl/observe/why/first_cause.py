@@ -14,11 +14,11 @@ from clusterctl.observe.why.evidence import Evidence, Incident
 from clusterctl.observe.why.incidents import incidents
 from clusterctl.observe.why.node_report import NodeReport, in_order
 
-STOPS_WITHIN_S = 3.0  # if the lead went on for longer after an incident, the run survived it
+STOPS_WITHIN_S = 3.0  # if the lead continued for longer after an incident, the run survived it
 CLEARLY_S = 1.0  # a process that lived longer by this got past the point of failure
 LATE_S = 5.0  # a peer may notice a dead process before its supervisor does: the core is written first
 NAMED_LATE_S = 60.0  # a peer that is named is to blame even if its failure was recorded later
-CONTRIBUTE = ("stalled", "nan", "left")  # no failures in themselves
+CONTRIBUTE = ("stalled", "nan", "left")  # not failures in themselves
 NODES = ("node_lost",)
 ENVIRONMENT = (
     "import_error",
@@ -105,7 +105,7 @@ def _in_full(first: Incident, series: Sequence[Incident], rest: Sequence[Inciden
 
 
 def _survived(evidence: Evidence, one: Incident) -> bool:
-    """Return True if the lead, which is informed of every failure at once, let the run go on."""
+    """Return True if the lead, which is informed of every failure at once, let the run continue."""
     if one.kind in (*CONTRIBUTE, "time_limit", "stopped") or evidence.stop_t is None:
         return False
     if one.node == evidence.cause.get("node") and one.process in (None, _process(evidence.cause)):
@@ -120,7 +120,7 @@ def _process(cause: dict[str, Any]) -> str | None:
 
 
 def _first(evidence: Evidence, candidates: Sequence[Incident]) -> Incident | None:
-    """The earliest incident that no other explains. If the clocks are not precise enough, the lead's choice."""
+    """The earliest incident not explained by another; the lead's choice if the clocks are not precise enough."""
     roots = [one for one in candidates if not any(_leads_to(other, one) for other in candidates)]
     roots = sorted(roots or candidates, key=lambda one: one.onset)
     if not roots:
@@ -234,7 +234,7 @@ def _times(count: int) -> str:
 
 
 def _progress(evidence: Evidence) -> Explanation:
-    """An explanation without a cause: how far the run got, what was stopped, and where it can resume."""
+    """An explanation without a cause: the run's progress, the processes stopped, and the checkpoint to resume from."""
     events = [event for story in evidence.stories.values() for event in story.events]
     steps = [event for event in events if event["event"] == "step" and event.get("step") is not None]
     saved = [e for e in events if e["event"] == "saved" and e.get("complete") and e.get("checkpoint")]

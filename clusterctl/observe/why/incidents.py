@@ -58,7 +58,7 @@ def _names(cause: dict[str, Any], event: dict[str, Any]) -> bool:
 
 
 def _granted(evidence: Evidence, event: dict[str, Any]) -> bool:
-    """Return True if it was restarted, or was going to be, or the others went on without it."""
+    """Return True if it was restarted, or was going to be, or the others continued without it."""
     key = {"role": event.get("role"), "rank": event.get("rank")}
     attempt = int(event.get("attempt") or 1)
     granted = [*evidence.lead.find("restarting", **key), *evidence.lead.find("lost", **key)] if evidence.lead else []
@@ -107,7 +107,7 @@ def _tail(event: dict[str, Any], t: float) -> Output:
 
 
 def _is_held(evidence: Evidence, event: dict[str, Any]) -> bool:
-    """Return True if the run is waiting until somebody fixes it."""
+    """Return True if the run is waiting for the user to fix it."""
     key = {"role": event.get("role"), "rank": event.get("rank")}
     held = [one["t"] for one in evidence.lead.find("held", **key)] if evidence.lead else []
     back = [one["t"] for one in evidence.lead.find("rejoined", **key)] if evidence.lead else []
@@ -115,7 +115,7 @@ def _is_held(evidence: Evidence, event: dict[str, Any]) -> bool:
 
 
 def _its_last_step(story: NodeReport | None, event: dict[str, Any]) -> float:
-    """The time of its last step. Whatever it wrote before that did not end it."""
+    """The time of its last step. Output from before that did not end it."""
     keys = {name: event.get(name) for name in ("role", "rank", "attempt")}
     steps = [story.at(step["t"]) for step in story.find("step", **keys)] if story else []
     return max(steps, default=0.0)

@@ -1,4 +1,4 @@
-"""Lost nodes, and what happened to each: supervisor killed, rebooted, cut off, or only silent."""
+"""Lost nodes, and the fate of each: supervisor killed, rebooted, cut off, or only silent."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def _lost_node(event: dict[str, Any]) -> int:
 
 
 def _lost(evidence: Evidence, node: int, story: NodeReport, event: dict[str, Any]) -> Incident:
-    """The loss that `story` reports in `event`. It began when the node was last heard from."""
+    """The loss that `story` reports in `event`. It began at the node's last sign of life."""
     t = story.at(event["t"])
     diagnosis, seen = _why_lost(evidence, node, story, t)
     begins = [t, t - float(event.get("silent_s") or 0.0), seen or t]
@@ -109,7 +109,7 @@ def _why_lost(evidence: Evidence, node: int, by: NodeReport, t: float) -> tuple[
 
 
 def _pause(own: NodeReport, event: dict[str, Any]) -> float:
-    """When a supervisor stopped running for a while, by our clock."""
+    """The time at which a supervisor's pause began, by our clock."""
     return own.at(event["t"] - float(event.get("paused_s") or 0.0))
 
 

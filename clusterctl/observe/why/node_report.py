@@ -124,7 +124,7 @@ class NodeReport:
 
 
 def _is_sound(event: dict[str, Any]) -> bool:
-    """Return True if an event has its required fields in the right shapes. A log may be damaged; a node may lie."""
+    """Return True if an event has its required fields in the right shapes. A log may be damaged, a node hostile."""
     cause = event.get("cause") or {}
     if misfits(SHAPES, event) or not isinstance(cause, dict) or misfits(SHAPES, cause):
         return False
@@ -151,7 +151,7 @@ def in_order(stories: Sequence[NodeReport], lead: int) -> list[NodeReport]:
     """The stories, with the offset corrected of every clock that contradicts the order of cause and effect.
 
     A clock that was set after the run has a different offset now than it had then. With today's offset, processes
-    would have started before the lead's order, or pservers become ready after the lead had heard of it.
+    would have started before the lead's order, or pservers become ready after the lead was informed of it.
     """
     leading = next((story for story in stories if story.node == lead), None)
     if leading is None:

@@ -1,4 +1,4 @@
-"""Why a job failed: ask all nodes of its newest run what they know, and find the first cause."""
+"""Explain a job's failure: ask all nodes of its newest run for their reports, and find the first cause."""
 
 from __future__ import annotations
 

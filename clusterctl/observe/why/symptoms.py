@@ -1,4 +1,4 @@
-"""Signs that are no failure in themselves but may lead to one: stalls, trainers that left early, NaN."""
+"""Signs that are not failures in themselves but may lead to one: stalls, trainers that left early, NaN."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ ALONE_S = 3.0  # without progress of any other trainer
 
 
 def stall(story: NodeReport, event: dict[str, Any]) -> Incident:
-    """A process that gave no sign of life, with the last exception in its output: of a thread, or one it handled."""
+    """A process without signs of life, with the last exception in its output: of a thread, or one it handled."""
     key = {"role": event["role"], "rank": event["rank"]}
     attempt = int(event.get("attempt") or 1)
     message = str(event.get("message") or "stalled")
