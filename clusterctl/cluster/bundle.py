@@ -13,7 +13,7 @@ DIGEST_CHARS = 16
 
 
 class Bundle:
-    """The shipped code. It is read once, so that its name and contents match even while someone edits the sources."""
+    """The shipped code. It is read once, so that its name and contents match even if the sources change meanwhile."""
 
     def __init__(self) -> None:
         paths = [PACKAGE / "__init__.py", *(path for part in PARTS for path in sorted((PACKAGE / part).rglob("*.py")))]

@@ -72,7 +72,7 @@ class Dialer:
             try:
                 return self._with_retries(target, log_in)
             except SecretNeededError as needed:
-                # Hold neither a handshake slot nor a connection while someone types.
+                # Hold neither a handshake slot nor a connection while the user types.
                 if not self._secrets.obtain(needed, stopped) and not stopped.is_set():
                     raise needed.otherwise from None
 

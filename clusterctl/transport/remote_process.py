@@ -176,7 +176,7 @@ class RemoteProcess:
             if stdin:
                 self.write(stdin, deadline_s=deadline.left())
         except ClusterctlError:
-            return  # the command need not read its input, and the reader meets any other error too
+            return  # the command need not read its input, and the reader gets any other error too
         self.close_stdin()
 
     def _pump(self, take: Take, deadline: _Deadline) -> None:

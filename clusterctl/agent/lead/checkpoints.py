@@ -37,7 +37,7 @@ class CheckpointTracker:
         ]
 
     def keep(self, message: Kept) -> list[Action]:
-        """The manifest of a checkpoint is in place, so older checkpoints may go."""
+        """Handle a complete checkpoint, whose manifest is in place: older ones may go."""
         tag = message["tag"]
         stay = self._retention.add(Known(tag, message["step"], message["steps"]))
         event: events.Saved = {
@@ -51,11 +51,11 @@ class CheckpointTracker:
         return [RecordEvent(event), DropManifests(stay, stay[-1]), SendOrder(order)]
 
     def log(self, message: Logged) -> None:
-        """A trainer logged the metric of KEEP_BEST."""
+        """Record a value of the KEEP_BEST metric that a trainer logged."""
         self._retention.log(message["rank"], LoggedValue(message["step"], message["value"], message["weight"]))
 
     def discard(self, tag: str) -> None:
-        """A checkpoint turned out to be damaged."""
+        """Discard a damaged checkpoint."""
         self._retention.discard(tag)
 
     def go_back(self, *, forget_logs: bool) -> Recovery:
@@ -109,7 +109,7 @@ class CheckpointRetention:
             del logs[:-MOST_LOGS]
 
     def add(self, new: Known) -> list[str]:
-        """A checkpoint is complete: the tags that stay, the newest last."""
+        """Add a complete checkpoint. Return the tags that stay, the newest last."""
         self._known = sorted([*(k for k in self._known if k.tag != new.tag), new], key=lambda known: known.step)
         if self._best is not None:
             self._settle(self._known[-2:])  # the one before, too: a value for it may have arrived later
@@ -124,7 +124,7 @@ class CheckpointRetention:
         return self._known[-1] if self._known else None
 
     def discard(self, tag: str) -> None:
-        """A checkpoint turned out to be damaged."""
+        """Discard a damaged checkpoint."""
         self._known = [known for known in self._known if known.tag != tag]
 
     def forget_after(self, step: int) -> None:

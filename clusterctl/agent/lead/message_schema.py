@@ -1,4 +1,4 @@
-"""The check of what supervisors report to the lead: the shape of each message, and the processes it is about.
+"""The check of the reports of supervisors to the lead: the shape of each message, and the processes it is about.
 
 Nodes are identified by their keys, but not trusted: without the check, a malformed message would end the lead's
 supervisor, and with it the run, and nothing would show which node sent it.
@@ -78,7 +78,7 @@ def _check_field(do: str, name: str, read: Callable[[Any], Any], value: Any) -> 
 
 
 def _check_processes(message: Mapping[str, Any], processes: Collection[Key]) -> None:
-    """A supervisor may report on its own processes only."""
+    """Raise ValueError if a supervisor reports on processes other than its own."""
     own = {name_of(key) for key in processes}
     named = {*message.get("endpoints", ()), *message.get("attempts", ())}
     if "rank" in message:

@@ -112,7 +112,7 @@ class Lead:
         return actions if cause is None else [*actions, *self._fail(cause, now)]
 
     def lose(self, node: int, why: str, now: float, silent_s: float | None = None) -> list[Action]:
-        """A supervisor is gone for good, or for now if the run waits for it."""
+        """Handle the loss of a supervisor: for good, or for now if the run waits for it."""
         if node in self._detector.absent | self._detector.idle or self.phase == "ended":
             return []
         event: Lost = {"event": "lost", "node": node, "message": why, "why": why, "silent_s": silent_s}
@@ -224,7 +224,7 @@ class Lead:
         return []
 
     def _on_idle(self, node: int, message: messages.Idle, now: float) -> list[Action]:
-        """No process is left on a node. If it stopped without an order, it had lost contact with the lead."""
+        """Handle a node without processes. If it stopped without an order, it had lost contact with the lead."""
         actions = []
         if message.get("stopping") and self.phase != "stopping":
             actions = self.lose(node, "it had lost contact with the lead", now)

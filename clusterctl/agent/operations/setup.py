@@ -102,7 +102,7 @@ class _Worker:
         self._peer.send(where)
 
     def _take_relayed(self, order: dict[str, Any]) -> None:
-        """Take wheels from the relay, then report those still missing: the stream may have broken, or been wrong."""
+        """Take wheels from the relay, then report those still missing: the stream may have broken or been damaged."""
         from clusterctl.agent.relay.take import take_relayed
 
         assert self._relay is not None, "only a node that listens gets this order"

@@ -108,7 +108,7 @@ class Downstream:
         return ready
 
     def begin_drain(self, stall_s: float | None) -> None:
-        """Begin to send only what is queued, which must go at a minimum rate."""
+        """Begin to send only the queued bytes, at a minimum rate."""
         self._stall_s, self._moved = self._patience_s if stall_s is None else stall_s, time.monotonic()
         self._deadline = self._moved + self._stall_s + self._queued / SLOWEST
 

@@ -112,7 +112,7 @@ class Launcher:
             self._context.fail(f"did not become ready within {READY_LIMIT_S:.0f} s", child)
 
     def _await_listening(self, child: Child, deadline: float) -> None:
-        """A program that sends no messages is ready when it listens."""
+        """Wait until a program that sends no messages listens, and so is ready."""
         port = self._ports.ports[child.name]
         if child.state != "starting" or not child.alive or self._context.is_over():
             return

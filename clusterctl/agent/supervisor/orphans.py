@@ -44,7 +44,7 @@ class OrphanCleaner:
         self._look(find, set(), self._context.loop.now() + self._context.spec.timing.grace_s, then)
 
     def _whole(self) -> list[Identity]:
-        """Also descendants that cleared their environment; no others are left below us by then."""
+        """The run's processes, and descendants that cleared their environment: by then, all below us are leftovers."""
         return list({*find_by_environments([self._run]), *descendants(self._spared)})
 
     def _of(self, children: Sequence[Child]) -> list[Identity]:

@@ -154,7 +154,7 @@ class Supervisor:
                 self._launcher.start(child)
 
     def _finish(self) -> None:
-        """All trainers have finished: ask our pservers to exit and end foreign ones, which counts as success."""
+        """After all trainers have finished, ask our pservers to exit and end foreign ones, which counts as success."""
         for child in self.children:
             if child.serves and child.alive:
                 if child.plan.ours:

@@ -41,7 +41,7 @@ def exec_(invocation: Invocation, fold: bool | None) -> None:
 
 
 def remote_command(words: list[str]) -> Command:
-    """One argument is a shell command line; several are a program and its arguments."""
+    """Build the command: one argument is a shell command line, several are a program and its arguments."""
     from clusterctl.transport import Command, Raw
 
     return Command((Raw(words[0]),)) if len(words) == 1 else Command(tuple(words))

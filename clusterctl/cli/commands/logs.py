@@ -173,7 +173,7 @@ class LinePrinter:
                 group.count += 1
                 if len(groups) >= FOLD_WINDOW:
                     self._print_group(groups.pop(next(iter(groups))))
-        finally:  # show what some nodes sent even if others failed
+        finally:  # show the lines of some nodes even if others failed
             for group in groups.values():
                 self._print_group(group)
 

@@ -88,7 +88,7 @@ class AsyncUpdates(UpdatePolicy):
         self.cuts += 1
 
     def cut(self, message: wire.Message) -> list[Output]:
-        """The checkpoint is made when all trainers have stopped for it."""
+        """Record that a trainer stopped for a checkpoint, which is made when all have."""
         if message.cut <= self.cuts_made:
             return [self._reply(message, [])]
         self._cut_requests[message.rank] = message

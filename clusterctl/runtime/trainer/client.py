@@ -63,7 +63,7 @@ class Client:
         self._attempt = env.attempt
         self._trainers = env.trainers
         self._progress = progress
-        self._requests = env.attempt << 32  # so that replies to an earlier attempt's requests match none of ours
+        self._requests = env.attempt << 32  # so that replies to an earlier attempt's requests do not match ours
         self._epoch = 0
         self._pushes: deque[PendingReplies] = deque()
         self._cut = 0
