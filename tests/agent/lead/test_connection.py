@@ -184,7 +184,7 @@ def test_garbage_from_a_member_closes_its_connection(
 
 
 def test_listening_takes_the_first_free_port_and_says_when_there_is_none() -> None:
-    with listen("127.0.0.1", range(20000, 30000)) as first:
+    with listen("127.0.0.1", range(21000, 30000)) as first:
         port = first.getsockname()[1]
         with listen("127.0.0.1", range(port, port + 100)) as second:
             assert second.getsockname()[1] > port

@@ -232,7 +232,7 @@ def test_a_lead_that_is_gone_is_noticed_by_refusals_long_before_the_grace(
 
 def test_a_lead_that_is_silent_is_lost_after_the_grace(loop: EventLoop, keys: Keys) -> None:
     """Its kernel takes the connection, and nobody answers."""
-    with listen("127.0.0.1", range(20000, 30000)) as deaf:
+    with listen("127.0.0.1", range(22000, 30000)) as deaf:
         follower = Follower(loop, keys.of(1), deaf.getsockname()[1], node_grace_s=0.5)
         run_until(loop, lambda: follower.lost)
         follower.lead.let_go()
@@ -288,7 +288,7 @@ def test_a_node_that_is_not_of_the_run_is_turned_away(
 
 
 def test_another_node_in_the_leads_place_is_not_obeyed(loop: EventLoop, keys: Keys) -> None:
-    with listen("127.0.0.1", range(20000, 30000)) as listener:
+    with listen("127.0.0.1", range(23000, 30000)) as listener:
         follower = Follower(loop, keys.of(1), listener.getsockname()[1], node_grace_s=1.5)
 
         def impostor() -> None:
