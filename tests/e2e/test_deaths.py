@@ -108,7 +108,8 @@ def test_a_node_silent_beyond_its_grace_fails_the_run(site: Site) -> None:
     supervisor = site.supervisor(job, 1)
     os.kill(supervisor, signal.SIGSTOP)
     try:
-        assert wait_until(lambda: site.status(job)["state"] == "failed", 30)
+        assert wait_until(lambda: site.has_ended(job), 30)
+        assert site.status(job)["state"] == "failed"
     finally:
         os.kill(supervisor, signal.SIGCONT)
     site.assert_nothing_left(job, 30)

@@ -80,7 +80,7 @@ def test_who_hangs_is_stalled_with_its_stacks_until_it_goes_on_and_those_that_wa
     assert wait_until(lambda: len(stalls(site, job)) == 3, 30)
     assert states(site, job) == {"pserver0": "stalled", "trainer0": "running", "trainer1": "running"}
     os.kill(pserver, signal.SIGCONT)
-    assert wait_until(lambda: site.status(job)["state"] != "running", 30)
+    assert wait_until(lambda: site.has_ended(job), 30)
     assert site.status(job)["state"] == "succeeded"
     told = {(e["role"], e.get("over", False)): e["message"] for e in stalls(site, job)}
     assert told == {

@@ -121,6 +121,11 @@ class Site:
     def status(self, job: str) -> Any:
         return self.run("status", job, "--json").json()
 
+    def has_ended(self, job: str) -> bool:
+        """True once node 0, which leads, has recorded the end of the first run. Costs less than to ask for the status."""
+        events = self.job_dir(job, 0) / ".clusterctl/runs/0001/events.jsonl"
+        return '"event":"ended"' in events.read_text()
+
     def processes(self, job: str) -> list[Proc]:
         """What runs of a job on all nodes, supervisors included."""
         directories = [str(self.job_dir(job, node)) for node in range(len(self.hosts))]
