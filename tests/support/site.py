@@ -122,7 +122,7 @@ class Site:
         return self.run("status", job, "--json").json()
 
     def has_ended(self, job: str) -> bool:
-        """True once node 0, which leads, has recorded the end of the first run. Costs less than to ask for the status."""
+        """True once node 0, which leads, has recorded the end of the first run. Cheaper than asking for the status."""
         events = self.job_dir(job, 0) / ".clusterctl/runs/0001/events.jsonl"
         return '"event":"ended"' in events.read_text()
 
