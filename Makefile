@@ -14,9 +14,10 @@ SECONDS := 60
 # More workers than CPUs: many tests wait for a grace period to pass.
 WORKERS := 3
 SEPARATE := slow or docker or engines or faults or upgrade
-# Tests write and remove thousands of files, which some disks are slow at: they do it in memory if 4 GB are free there.
-IN_MEMORY := $(shell df --output=fstype,avail /dev/shm 2>/dev/null | \
-	awk '$$1 == "tmpfs" && $$2 > 4000000 { print "PYTEST_DEBUG_TEMPROOT=/dev/shm" }')
+# Tests write and remove thousands of files, which some disks are slow at: they do it in memory if 4 GB are free there
+# and programs may run from there.
+IN_MEMORY := $(shell awk '$$2 == "/dev/shm" && $$3 == "tmpfs" && $$4 !~ /noexec/' /proc/mounts 2>/dev/null | grep -q . && \
+	df --output=avail /dev/shm | awk 'NR == 2 && $$1 > 4000000 { print "PYTEST_DEBUG_TEMPROOT=/dev/shm" }')
 
 # Tests start thousands of Python processes. Without bytecode on disk each of them would compile every module again.
 unexport PYTHONDONTWRITEBYTECODE
