@@ -11,6 +11,7 @@ import pytest
 from faults import runs
 from faults.laboratory import Laboratory, laboratory
 from faults.machines import enough_rights
+from support.processes import wait_until
 
 
 @pytest.fixture(scope="session")
@@ -43,6 +44,8 @@ def lab(machines: Laboratory, tmp_path: Path) -> Iterator[Laboratory]:
     machines.mend()
     for machine in machines.machines:
         machine.free_disk()
+    # An agent whose connection is gone exits on its own, but not in the same instant.
+    wait_until(lambda: not machines.leftovers())
     left = machines.leftovers()
     machines.end_everything()
     assert not left, f"processes left on the machines: {left}"

@@ -65,8 +65,10 @@ def dispatch(lab: Laboratory, **settings: Any) -> str:
     return lab.dispatch(TRAIN)
 
 
-def begin(lab: Laboratory, job: str, *options: str, run: str = "0001", passes: int = PASSES) -> Run:
-    starting = lab.popen("start", "--job_workspace", job, *options, "--", str(passes), str(PAUSE_S))
+def begin(
+    lab: Laboratory, job: str, *options: str, run: str = "0001", passes: int = PASSES, pause_s: float = PAUSE_S
+) -> Run:
+    starting = lab.popen("start", "--job_workspace", job, *options, "--", str(passes), str(pause_s))
     return Run(lab, job, starting, run)
 
 

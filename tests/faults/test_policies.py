@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from faults.laboratory import Laboratory
-from faults.runs import Model, assert_same, model_of, start
+from faults.runs import Model, assert_same, begin, dispatch, model_of, start
 
 pytestmark = pytest.mark.faults
 
@@ -16,8 +16,8 @@ pytestmark = pytest.mark.faults
 def test_a_run_that_may_shrink_goes_on_without_a_node_of_trainers_and_says_what_is_left_out(
     lab: Laboratory, expected: Model
 ) -> None:
-    run = start(lab, ON_TRAINER_LOSS="shrink")
-    run.reach(30)
+    run = begin(lab, dispatch(lab, ON_TRAINER_LOSS="shrink"), pause_s=0.08)
+    run.reach(10)  # a step is recorded once a second: pass 0 goes on for a while
     lab.machines[3].power_off()
     lost = run.event("lost", role="trainer", rank=2)
     assert lost["node"] == 3
