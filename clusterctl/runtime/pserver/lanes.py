@@ -196,6 +196,7 @@ class Server:
         self._jobs: queue.Queue[Save | None] = queue.Queue(_SAVES_WAITING)
         self._failures: list[BaseException] = []
         self._over = threading.Event()
+        self._abandoned = threading.Event()  # drop queued saves: their temporary files would stay
         self._is_used = False
 
     def finish(self) -> None:
@@ -206,12 +207,16 @@ class Server:
         threads = [threading.Thread(target=self._run_lane, args=(lane,), daemon=True) for lane in self.lanes]
         writer = threading.Thread(target=self._write_all, daemon=True)
         ending_s: float | None = _ENDING_S
+        completed = False
         try:
             for thread in (*threads, writer):
                 thread.start()
             self._over.wait()
+            completed = True
             ending_s = None if not self._failures else _ENDING_S
         finally:  # SIGTERM raises here
+            if not completed:
+                self._abandoned.set()
             for lane in self.lanes:
                 lane.finish()
             for thread in threads:
@@ -253,7 +258,7 @@ class Server:
 
     def _write_all(self) -> None:
         try:
-            while (save := self._jobs.get()) is not None:
+            while (save := self._jobs.get()) is not None and not self._abandoned.is_set():
                 self._write(save)
                 for lane in self.lanes:
                     lane.saved(save.tag)
