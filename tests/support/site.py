@@ -192,14 +192,15 @@ def fresh(site: Site, request: pytest.FixtureRequest) -> Iterator[Site]:
 
     The mark `nodes(2)` selects the first two of the nodes: each one costs time, and few tests need all of them.
     """
-    every, mark = site.hosts, request.node.get_closest_marker("nodes")
+    before = every, _, _ = site.hosts, site.directory, site.conf_path
+    mark = request.node.get_closest_marker("nodes")
     site.hosts = every[: mark.args[0]] if mark else every
     site.directory = request.getfixturevalue("tmp_path") / "work"
     site.directory.mkdir()
     site.conf_path = site.directory / "conf.py"
     site.conf()
     yield site
-    site.hosts = every
+    site.hosts, site.directory, site.conf_path = before  # pytest removes the directory of the test
     # An agent whose connection is gone ends on its own, but not at the same instant.
     wait_until(lambda: not site.leftovers())
     left = site.leftovers()
