@@ -73,7 +73,7 @@ def test_a_node_is_harmed_and_healed_and_the_files_lead_to_it(fake_directory: Pa
     assert states(fake_directory) == [("up", True)] * 3
     finish(begin(fake_directory, "fake", fault, "node1", "--dir", str(fake_directory)))
     assert states(fake_directory) == [("up", True), (state, False), ("up", True)]
-    assert "node1 answers" in finish(begin(fake_directory, "fake", "heal", "1", "--dir", str(fake_directory)))[0]
+    assert "node1 is back" in finish(begin(fake_directory, "fake", "heal", "1", "--dir", str(fake_directory)))[0]
     assert states(fake_directory) == [("up", True)] * 3
     out, _ = finish(begin(fake_directory, "exec", "--json", "--", "hostname", "-i"))
     addresses = {node["stdout"].strip() for node in json.loads(out)["nodes"]}
