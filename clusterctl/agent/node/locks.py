@@ -38,7 +38,7 @@ class JobLock:
         from clusterctl.common.procfs import identify, wait_until
 
         self._fd = os.open(self._job.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        if wait_until(self._take, LOCK_S):
+        if wait_until(lambda: _try_lock(self._fd), LOCK_S):
             os.ftruncate(self._fd, 0)
             os.pwrite(self._fd, dumps(identify(os.getpid())), 0)
         else:
@@ -50,13 +50,6 @@ class JobLock:
                 hint=f"to stop it: clusterctl stop {job}; or dispatch again to create a new job",
             )
         return self._fd
-
-    def _take(self) -> bool:
-        try:
-            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            return False
-        return True
 
     def __exit__(self, *_: object) -> None:
         os.close(self._fd)  # the supervisor holds the lock by its own descriptor
@@ -138,6 +131,15 @@ class Holder(NamedTuple):
     pid: Optional[int]  # noqa: UP045 - evaluated at run time on python 3.9
 
 
+def _try_lock(fd: int) -> bool:
+    """Lock the open file unless another process holds its lock. Return True if it is ours."""
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    return True
+
+
 def holder_of(written: bytes) -> Holder:
     """Return the holder that a lock file names."""
     try:
@@ -160,15 +162,8 @@ def environments_lock(root: Path, operation: str, limit_s: float) -> Iterator[Ho
     directory.mkdir(0o700, exist_ok=True)
     fd = os.open(directory / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
 
-    def take() -> bool:
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            return False
-        return True
-
     try:
-        if wait_until(take, limit_s):
+        if wait_until(lambda: _try_lock(fd), limit_s):
             os.ftruncate(fd, 0)
             os.pwrite(fd, dumps({"operation": operation, "pid": os.getpid()}), 0)
             yield None

@@ -245,7 +245,7 @@ class Server:
             del self._parts[save.tag]
         tables = tuple(table for _, part in sorted(parts.items()) for table in part.tables)
         whole = replace(save, tables=tables, pause_s=max(part.pause_s for part in parts.values()))
-        while not self._failures:
+        while not self._failures and not self._abandoned.is_set():  # the writer takes no more then
             with contextlib.suppress(queue.Full):
                 self._jobs.put(whole, timeout=0.25)
                 return
