@@ -106,28 +106,11 @@ class JobAnswer(TypedDict):
     record: DispatchRecord
 
 
-class LeftProcess(TypedDict):
-    pid: int
-    command: str
-
-
 class PortHolder(TypedDict):
     port: int
     pid: int | None
     uid: int | None
     name: str | None
-
-
-class StopAnswer(Membership, total=False):
-    job: str
-    dir: str
-    was: str
-    killed: int
-    survivors: int
-    leftovers: int
-    left: list[LeftProcess]
-    ports_busy: list[int]
-    holders: list[PortHolder]
 
 
 class LogStream(TypedDict):
