@@ -52,8 +52,8 @@ class Dialer:
 
         refused: list[str] = []
 
-        def log_in() -> Connection:
-            with self._handshake(target, gateway) as (connection, deadline):
+        def log_in(aborts: int) -> Connection:
+            with self._handshake(target, gateway, aborts) as (connection, deadline):
                 from clusterctl.transport.login import Attempts, authenticate
 
                 self._check_host_key(target, connection)
@@ -79,8 +79,8 @@ class Dialer:
     def host_key(self, target: Target, gateway: Connection | None = None) -> HostKey:
         """Return the key that the server presents and proves it owns, without checking it or logging in."""
 
-        def look() -> HostKey:
-            with self._handshake(target, gateway) as (connection, _):
+        def look(aborts: int) -> HostKey:
+            with self._handshake(target, gateway, aborts) as (connection, _):
                 key = _key_of(connection, target)
                 connection.close()
                 return key
@@ -96,13 +96,16 @@ class Dialer:
         for connection in pending:
             connection.close()
 
-    def _with_retries(self, target: Target, attempt: Callable[[], T]) -> T:
-        """Retry: sshd drops connections at random when too many are unauthenticated (MaxStartups)."""
+    def _with_retries(self, target: Target, attempt: Callable[[int], T]) -> T:
+        """Retry: sshd drops connections at random when too many are unauthenticated (MaxStartups).
+
+        `attempt` gets the number of aborts so far.
+        """
         aborts = self._aborts
         for number in range(1, ATTEMPTS + 1):
             try:
                 with self._slots:
-                    return attempt()
+                    return attempt(aborts)
             except paramiko_loader.errors() as exc:
                 if self._aborts != aborts:
                     raise failures.interrupted(target.label) from exc
@@ -113,7 +116,7 @@ class Dialer:
         raise AssertionError("the last attempt returns or raises")
 
     @contextlib.contextmanager
-    def _handshake(self, target: Target, gateway: Connection | None) -> Iterator[tuple[Connection, float]]:
+    def _handshake(self, target: Target, gateway: Connection | None, aborts: int) -> Iterator[tuple[Connection, float]]:
         """Yield a connection after key exchange, and the deadline of the whole attempt. Closes it on failure."""
         deadline = time.monotonic() + self._timeout_s
         known = self._known_hosts.keys(target.known_hosts, target.key_name)
@@ -127,7 +130,10 @@ class Dialer:
         )
         with self._lock:
             self._pending.add(connection)
+            is_aborted = self._aborts != aborts
         try:
+            if is_aborted:  # while the stream was opened
+                raise failures.interrupted(target.label)
             connection.banner_timeout = self._timeout_s + 5
             connection.start_client(timeout=max(0.1, deadline - time.monotonic()))
             if not connection.initial_kex_done:

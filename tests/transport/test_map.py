@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import _thread
+import socket
 import threading
 import time
 from pathlib import Path
@@ -119,8 +120,6 @@ def test_an_interrupt_ends_what_is_running_and_starts_nothing_more(cluster: Clus
 
 
 def test_an_interrupt_ends_handshakes_with_silent_hosts(cluster: Cluster) -> None:
-    import socket
-
     with (
         socket.create_server(("127.0.0.1", 0)) as silent,
         Transport(cluster.settings, connect_timeout_s=60) as transport,
@@ -139,6 +138,29 @@ def test_an_interrupt_ends_handshakes_with_silent_hosts(cluster: Cluster) -> Non
         thread.join()
         assert time.monotonic() - began < 5
         assert wait_until(lambda: not [t for t in threading.enumerate() if t.name.startswith("fan-out")])
+
+
+def test_an_interrupt_ends_a_handshake_that_is_about_to_begin(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It comes when the silent host accepted the connection and no byte was sent yet."""
+    from clusterctl.transport import dial
+
+    real = dial._reach
+
+    def reach(*arguments: object) -> object:
+        stream = real(*arguments)  # type: ignore[arg-type]
+        transport.abort()
+        return stream
+
+    monkeypatch.setattr(dial, "_reach", reach)
+    with (
+        socket.create_server(("127.0.0.1", 0)) as silent,
+        Transport(cluster.settings, connect_timeout_s=60) as transport,
+    ):
+        with pytest.raises(InterruptedRun):
+            transport.run(TestNode("node9", silent.getsockname()[1]), command("true"))
+        silent.accept()[0].close()
 
 
 def test_handshakes_at_a_time_are_capped(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -76,7 +76,12 @@ class SaveBook:
         return partial if last in self._done or last in self.writing else last
 
     def finish(self, tag: str) -> list[wire.Message]:
-        """Mark `tag` as saved; return the requests that waited for it."""
+        """Mark `tag` as saved; return the requests that waited for it.
+
+        A lane without tables may not even have begun the save: the other lanes wrote the file without it.
+        """
+        self._asked.pop(tag, None)
+        self._at_once.discard(tag)
         if tag in self.writing:
             self.writing.remove(tag)
         self._done.add(tag)
