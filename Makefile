@@ -49,20 +49,20 @@ test: $(VENV)/dev.stamp
 	$(IN_MEMORY) $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder -m "not ($(SEPARATE))"
 
 slow: $(VENV)/dev.stamp
-	$(BIN)/python -m pytest -m "slow and not docker and not engines and not upgrade"
-	CLUSTERCTL_HOSTILE_INPUTS=60000 $(BIN)/python -m pytest -q tests/runtime/test_hostile.py
+	$(IN_MEMORY) $(BIN)/python -m pytest -n 2 --dist loadfile -m "slow and not docker and not engines and not upgrade"
+	$(IN_MEMORY) CLUSTERCTL_HOSTILE_INPUTS=60000 $(BIN)/python -m pytest -q -n 2 tests/runtime/test_hostile.py
 
 docker: $(VENV)/docker.stamp
 	.ci/docker
 
 engines: $(VENV)/engines.stamp
-	$(BIN)/python -m pytest -m engines --timeout 600 tests/examples tests/runtime
+	$(IN_MEMORY) $(BIN)/python -m pytest -m engines --timeout 600 tests/examples tests/runtime
 
 faults: $(VENV)/dev.stamp
-	$(BIN)/python -m pytest -m faults tests/faults
+	$(BIN)/python -m pytest -n 2 -m faults tests/faults
 
 upgrade: $(VENV)/dev.stamp
-	$(BIN)/python -m pytest -n 2 -m upgrade tests/upgrade
+	$(IN_MEMORY) $(BIN)/python -m pytest -n 2 -m upgrade tests/upgrade
 
 soak: $(VENV)/dev.stamp
 	cd tests && ../$(BIN)/python -m faults.soak $(SECONDS) "$(SEED)" $(ROUND)
