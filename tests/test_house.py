@@ -52,12 +52,13 @@ MAY_IMPORT: Table = {
 # The folders of the agent, and the modules beside them. All may import `common`.
 INSIDE_AGENT: Table = {
     "event_loop": (),
-    "node": (),
+    "tls": ("event_loop",),
+    "node": ("event_loop",),
     "packages": (),
     "peer": (),
-    "lead": ("event_loop",),
+    "lead": ("event_loop", "tls"),
     "supervisor": ("event_loop", "lead", "node"),
-    "relay": ("node", "peer"),
+    "relay": ("event_loop", "node", "peer", "tls"),
     "dispatch": ("node", "peer", "relay"),
     "operations": ("node", "packages", "peer", "relay", "supervisor"),
     "main": ("dispatch", "node", "operations", "peer"),

@@ -1,13 +1,18 @@
-"""A single-threaded event loop for descriptors, timers and signals: all that a supervisor needs."""
+"""A single-threaded event loop for descriptors, connections, timers and signals: everything on a node that waits for
+several sockets runs in one.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import heapq
 import itertools
 import os
 import selectors
 import signal
+import socket
+import threading
 import time
 from collections.abc import Iterable
 from typing import Any, Callable
@@ -56,6 +61,34 @@ class EventLoop:
 
         self.after(period_s, again)
 
+    def connect(
+        self, address: tuple[str, int], limit_s: float, done: Callable[[socket.socket, int], None]
+    ) -> socket.socket:
+        """Connect, and call `done(socket, error number)` once, with 0 on success. `done` has to close the socket.
+
+        Return the socket at once. Raises OSError if no address or no descriptor is available.
+        """
+        sock = socket.socket(socket.AF_INET6 if ":" in address[0] else socket.AF_INET, socket.SOCK_STREAM)
+        try:
+            sock.setblocking(False)
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            code = sock.connect_ex(address)
+        except OSError:
+            sock.close()
+            raise
+
+        def settle(error: int) -> None:
+            timer.cancel()
+            self.unwatch(sock)
+            done(sock, error)
+
+        timer = self.after(limit_s, lambda: settle(errno.ETIMEDOUT))
+        if code in (0, errno.EINPROGRESS):
+            self.watch(sock, lambda: settle(sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)), WRITE)
+        else:
+            self.after(0, lambda: settle(code))
+        return sock
+
     def on_signals(self, numbers: Iterable[int], call: Callable[[int], None]) -> None:
         """Call `call(number)` from the loop for each signal, never in the middle of other work."""
         read_end, write_end = os.pipe()
@@ -91,3 +124,25 @@ class EventLoop:
                 call = heapq.heappop(self._timers)[2].call
                 if call is not None:
                     call()
+
+    def run_in_thread(self, name: str) -> Callable[[], None]:
+        """Run in a new thread. Return the function that ends it and frees the loop; another thread calls it, once.
+
+        From then on only the new thread may use the loop.
+        """
+        wake, bell = os.pipe()
+        self.watch(wake, self.stop)
+        thread = threading.Thread(target=self.run, name=name, daemon=True)
+        thread.start()
+
+        def end() -> None:
+            os.close(bell)
+            thread.join()
+            self.close()
+            os.close(wake)
+
+        return end
+
+    def close(self) -> None:
+        """Free the loop. What it watched stays open."""
+        self._selector.close()

@@ -10,7 +10,7 @@ from typing import Callable
 
 from clusterctl.agent.event_loop import EventLoop
 from clusterctl.agent.lead.channel import Channel
-from clusterctl.agent.lead.connection import DIAL_S, RETRY_S, Connection, reach, tls_context
+from clusterctl.agent.lead.connection import DIAL_S, RETRY_S, Connection, tls_context
 from clusterctl.agent.lead.failure_detector import suspect_s
 from clusterctl.agent.lead.messages import Frame, Order, Report, order_of
 from clusterctl.common.paths import RunPaths
@@ -95,7 +95,7 @@ class LeadClient:
         if self._over:
             return
         try:
-            reach(self._loop, self._address, DIAL_S, self._dialled)
+            self._loop.connect(self._address, DIAL_S, self._dialled)
         except OSError:
             self._loop.after(RETRY_S, self._dial)
 

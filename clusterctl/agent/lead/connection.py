@@ -7,15 +7,15 @@ heartbeats have no `s`.
 
 from __future__ import annotations
 
-import errno
 import json
-import socket
+import re
 import ssl
 from typing import Callable
 
 from clusterctl.agent.event_loop import READ, WRITE, EventLoop
 from clusterctl.agent.lead.channel import MAX_FRAME, parse_frame
 from clusterctl.agent.lead.messages import Frame
+from clusterctl.agent.tls import mutual_context, peer_name, shake_hands
 from clusterctl.common.paths import RunPaths
 
 RETRY_S = 0.5
@@ -26,21 +26,16 @@ GONE: Frame = {"a": 0, "gone": True}
 
 
 def tls_context(run: RunPaths, *, server: bool) -> ssl.SSLContext:
-    """The TLS context of either side: both need a certificate of this run's authority. `peer_node` checks names."""
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER if server else ssl.PROTOCOL_TLS_CLIENT)
-    context.minimum_version = ssl.TLSVersion.TLSv1_2
-    context.check_hostname = False
-    context.verify_mode = ssl.CERT_REQUIRED
-    context.load_verify_locations(str(run.tls_authority))
-    context.load_cert_chain(str(run.tls))
-    return context
+    """Return the TLS context of either side of a run. Names are checked by `peer_node`."""
+    return mutual_context(run.tls_authority.read_bytes(), str(run.tls), server=server)
 
 
 def peer_node(sock: ssl.SSLSocket) -> int:
-    """The node id in the other side's verified certificate (its common name is `nodeN`)."""
-    subject = (sock.getpeercert() or {}).get("subject", ())
-    names = {key: value for part in subject for key, value in part}  # type: ignore[str-unpack]
-    return int(str(names["commonName"])[len("node") :])
+    """Return the node id in the name of the other side, which is `nodeN`. Raises OSError for other names."""
+    name = peer_name(sock)
+    if not re.fullmatch("node[0-9]+", name):
+        raise OSError(f"not a supervisor of this run: its certificate is for {name!r}")
+    return int(name[len("node") :])
 
 
 class Connection:
@@ -59,20 +54,18 @@ class Connection:
         self._on_open = on_open
         self.on_frame = on_frame
         self.on_closed = on_closed
-        self._node: int | None = None
-        self._announced = False
+        self._is_open = False
         self._closed = False
         self._pumping = False
         self._wants_write = False
         self._incoming = bytearray()
         self._outgoing = bytearray()
-        loop.watch(sock, self._pump, READ | WRITE)
-        loop.after(HANDSHAKE_S, self._give_up_handshake)
+        shake_hands(loop, sock, HANDSHAKE_S, self._greet)
 
     def send(self, frame: Frame) -> None:
         if not self._closed:
             self._outgoing += json.dumps(frame, separators=(",", ":")).encode() + b"\n"
-            if not self._pumping:  # else this is an answer to a frame being delivered; it is written afterwards
+            if self._is_open and not self._pumping:  # else it is written afterwards
                 self._pump()
 
     def idle(self) -> bool:
@@ -87,9 +80,20 @@ class Connection:
         self._sock.close()
         self.on_closed(error)
 
-    def _give_up_handshake(self) -> None:
-        if self._node is None:
-            self.close(TimeoutError("no TLS handshake"))
+    def _greet(self, error: OSError | None) -> None:
+        if self._closed:
+            return
+        try:
+            if error is not None:
+                raise error
+            node = peer_node(self._sock)
+        except OSError as exc:
+            self.close(exc)
+            return
+        self._on_open(self, node)
+        self._is_open = True
+        if not self._closed:
+            self._pump()
 
     def _pump(self) -> None:
         """Do all the I/O the socket is ready for. Socket errors close the connection, errors of callbacks do not."""
@@ -119,9 +123,6 @@ class Connection:
         return None
 
     def _read(self) -> None:
-        if self._node is None:
-            self._sock.do_handshake()
-            self._node = peer_node(self._sock)
         while len(self._incoming) <= MAX_FRAME:
             data = self._sock.recv(1 << 16)
             if not data:
@@ -131,9 +132,6 @@ class Connection:
             raise ValueError("a frame is too long")
 
     def _deliver(self) -> None:
-        if self._node is not None and not self._announced:
-            self._announced = True
-            self._on_open(self, self._node)
         end = self._incoming.rfind(b"\n") + 1
         lines = bytes(self._incoming[:end]).splitlines()
         del self._incoming[:end]
@@ -148,34 +146,6 @@ class Connection:
             self.on_frame(frame)
 
     def _write(self) -> None:
-        while self._outgoing and not self._closed and self._node is not None:
+        while self._outgoing and not self._closed:
             count = self._sock.send(self._outgoing)
             del self._outgoing[:count]
-
-
-def reach(
-    loop: EventLoop, address: tuple[str, int], limit_s: float, done: Callable[[socket.socket, int], None]
-) -> None:
-    """Connect, and call `done(socket, error number)` once, with 0 on success. `done` has to close the socket.
-
-    Raises OSError if no address or no descriptor is available.
-    """
-    sock = socket.socket(socket.AF_INET6 if ":" in address[0] else socket.AF_INET, socket.SOCK_STREAM)
-    try:
-        sock.setblocking(False)
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        code = sock.connect_ex(address)
-    except OSError:
-        sock.close()
-        raise
-
-    def settle(error: int) -> None:
-        timer.cancel()
-        loop.unwatch(sock)
-        done(sock, error)
-
-    timer = loop.after(limit_s, lambda: settle(errno.ETIMEDOUT))
-    if code in (0, errno.EINPROGRESS):
-        loop.watch(sock, lambda: settle(sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)), WRITE)
-    else:
-        loop.after(0, lambda: settle(code))

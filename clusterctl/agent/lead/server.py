@@ -14,7 +14,7 @@ from clusterctl.agent.event_loop import EventLoop
 from clusterctl.agent.lead.actions import Action, DropManifests, Finish, Policy, RecordEvent, SendOrder, WriteManifest
 from clusterctl.agent.lead.channel import Channel
 from clusterctl.agent.lead.checkpoints import Best, CheckpointRetention, Known
-from clusterctl.agent.lead.connection import DIAL_S, RETRY_S, Connection, reach, tls_context
+from clusterctl.agent.lead.connection import DIAL_S, RETRY_S, Connection, tls_context
 from clusterctl.agent.lead.message_schema import check
 from clusterctl.agent.lead.messages import Frame, Order, Report
 from clusterctl.agent.lead.state_machine import Lead
@@ -221,6 +221,6 @@ class LeadServer:
 
         if not is_over():
             try:
-                reach(self._loop, (host, self._port), DIAL_S, answered)
+                self._loop.connect((host, self._port), DIAL_S, answered)
             except OSError:
                 self._loop.after(RETRY_S, lambda: self._probe(node, connection, host))

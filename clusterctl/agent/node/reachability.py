@@ -9,15 +9,14 @@ from __future__ import annotations
 import contextlib
 import errno
 import hashlib
-import os
 import secrets
-import selectors
 import socket
-import threading
-import time
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterator, Sequence
+from functools import partial
+from typing import Any, Callable, NamedTuple
+
+from clusterctl.agent.event_loop import EventLoop
 
 CONNECT_S = 5.0
 REPLY_S = 10.0
@@ -58,47 +57,31 @@ class Answerer:
 
     def __init__(self, listeners: Sequence[socket.socket], token: str) -> None:
         self._token = token
-        self._selector = selectors.DefaultSelector()
         self._listeners = list(listeners)
-        self._visitors: dict[socket.socket, tuple[bytes, float]] = {}
-        self._wake, self._bell = os.pipe()
-        self._selector.register(self._wake, selectors.EVENT_READ)
+        self._visitors: dict[socket.socket, bytes] = {}
+        self._loop = EventLoop()
         for listener in self._listeners:
             listener.setblocking(False)
-            self._selector.register(listener, selectors.EVENT_READ, self._accept)
-        self._thread = threading.Thread(target=self._run, daemon=True)
-        self._thread.start()
+            self._loop.watch(listener, partial(self._accept, listener))
+        self._end = self._loop.run_in_thread("answerer")
 
     def close(self) -> None:
-        os.write(self._bell, b"!")
-        self._thread.join()
+        self._end()
         for sock in (*self._listeners, *self._visitors):
             sock.close()
-        self._selector.close()
-        os.close(self._wake)
-        os.close(self._bell)
-
-    def _run(self) -> None:
-        while True:
-            for key, _ in self._selector.select(1.0):
-                if key.data is None:
-                    return
-                key.data(key.fileobj)
-            self._drop(sock for sock, (_, until) in self._visitors.items() if until < time.monotonic())
 
     def _accept(self, listener: socket.socket) -> None:
         with contextlib.suppress(OSError):  # the client is already gone
             sock, _ = listener.accept()
             if len(self._visitors) >= MOST_VISITORS:
-                self._drop([next(iter(self._visitors))])
+                self._drop(next(iter(self._visitors)))
             sock.setblocking(False)
-            self._visitors[sock] = (b"", time.monotonic() + REPLY_S)
-            self._selector.register(sock, selectors.EVENT_READ, self._receive)
+            self._visitors[sock] = b""
+            self._loop.watch(sock, partial(self._receive, sock))
+            self._loop.after(REPLY_S, partial(self._drop, sock))
 
     def _receive(self, sock: socket.socket) -> None:
-        if sock not in self._visitors:
-            return  # dropped in the meantime, for a newer one
-        received, until = self._visitors[sock]
+        received = self._visitors[sock]
         try:
             data = sock.recv(NONCE_CHARS + 1)
             received += data
@@ -108,69 +91,66 @@ class Answerer:
         except OSError:
             data = b""
         if data and len(received) <= NONCE_CHARS:
-            self._visitors[sock] = (received, until)
+            self._visitors[sock] = received
         else:
-            self._drop([sock])  # the client closes first, so that the port is free again at once
+            self._drop(sock)  # the client closes first, so that the port is free again at once
 
-    def _drop(self, socks: Iterable[socket.socket]) -> None:
-        for sock in list(socks):
-            del self._visitors[sock]
-            self._selector.unregister(sock)
+    def _drop(self, sock: socket.socket) -> None:
+        if self._visitors.pop(sock, None) is not None:
+            self._loop.unwatch(sock)
             sock.close()
 
 
 class _Probe:
-    """One connection to a target, from connecting to its proof."""
+    """One connection to a target, from connecting to its proof; `done` is called once, with its outcome."""
 
-    def __init__(self, target: Target) -> None:
-        self.target = target
-        self.nonce = secrets.token_hex(NONCE_CHARS // 2).encode()
-        self.received = b""
-        self.connected = False
-        self.until = time.monotonic() + CONNECT_S
-        self.sock = socket.socket(socket.AF_INET6 if ":" in target.address else socket.AF_INET, socket.SOCK_STREAM)
-        self.sock.setblocking(False)
+    def __init__(self, loop: EventLoop, target: Target, done: Callable[[Result], None]) -> None:
+        self._loop = loop
+        self._target = target
+        self._done = done
+        self._nonce = secrets.token_hex(NONCE_CHARS // 2).encode()
+        self._received = b""
+        loop.connect((target.address, target.port), CONNECT_S, self._connected)
 
-    def connect(self) -> str | None:
-        return _outcome(self.sock.connect_ex((self.target.address, self.target.port)))
-
-    def advance(self) -> str | None:
-        """Continue when the socket is ready. Return the outcome, or None if there is none yet."""
-        if not self.connected:
-            failed = _outcome(self.sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR))
-            if failed:
-                return failed
-            self.connected = True
-            self.until = time.monotonic() + REPLY_S
+    def _connected(self, sock: socket.socket, error: int) -> None:
+        self._sock = sock
+        self._timer = self._loop.after(REPLY_S, partial(self._finish, MUTE))
+        if error:
+            self._finish(_outcome(error))
+            return
         try:
-            if not self.received:
-                self.sock.send(self.nonce + b"\n")
-                self.received = b"?"
-                return None
-            data = self.sock.recv(PROOF_CHARS)
-        except BlockingIOError:
-            return None
+            sock.send(self._nonce + b"\n")  # fits into the buffer of a new connection
         except OSError:
-            return STRANGER
-        self.received += data
-        if data and len(self.received) <= PROOF_CHARS:
-            return None
-        return OK if self.received[1:] == proof(self.target.token, self.nonce) else STRANGER
+            self._finish(STRANGER)
+            return
+        self._loop.watch(sock, self._receive)
 
-    @property
-    def interest(self) -> int:
-        return selectors.EVENT_READ if self.received else selectors.EVENT_WRITE
+    def _receive(self) -> None:
+        try:
+            data = self._sock.recv(PROOF_CHARS)
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+        self._received += data
+        if not data or len(self._received) >= PROOF_CHARS:
+            is_proof = self._received == proof(self._target.token, self._nonce)
+            self._finish(OK if is_proof else STRANGER)
+
+    def _finish(self, outcome: str) -> None:
+        self._timer.cancel()
+        self._loop.unwatch(self._sock)
+        self._sock.close()
+        self._done(Result(self._target.node, self._target.address, self._target.port, outcome))
 
 
-def _outcome(code: int) -> str | None:
-    """Return the outcome for an error of connect(); None if there is no error."""
-    if code in (0, errno.EINPROGRESS):
-        return None
-    if code == errno.ECONNREFUSED:
+def _outcome(error: int) -> str:
+    """Return the outcome for an error of connect()."""
+    if error == errno.ECONNREFUSED:
         return REFUSED
-    if code == errno.ETIMEDOUT:
+    if error == errno.ETIMEDOUT:
         return SILENT
-    return NO_ROUTE if code in NO_ROUTES else STRANGER
+    return NO_ROUTE if error in NO_ROUTES else STRANGER
 
 
 @contextlib.contextmanager
@@ -191,34 +171,20 @@ def try_all(targets: Sequence[Target]) -> list[Result]:
     """Probe every target, at most 32 at a time; each has 5 s to connect and 10 s to answer."""
     todo = deque(targets)
     results: list[Result] = []
-    with selectors.DefaultSelector() as selector:
+    loop = EventLoop()
 
-        def finish(one: _Probe, outcome: str) -> None:
-            one.sock.close()
-            results.append(Result(one.target.node, one.target.address, one.target.port, outcome))
+    def begin_next() -> None:
+        if todo:
+            _Probe(loop, todo.popleft(), finished)
+        elif len(results) == len(targets):
+            loop.stop()
 
-        active: set[_Probe] = set()
-        while todo or active:
-            while todo and len(active) < MOST_AT_ONCE:
-                one = _Probe(todo.popleft())
-                failed = one.connect()
-                if failed:
-                    finish(one, failed)
-                    continue
-                active.add(one)
-                selector.register(one.sock, one.interest, one)
-            now = time.monotonic()
-            ready = selector.select(max(0.0, min((one.until for one in active), default=now) - now))
-            for one in [key.data for key, _ in ready]:
-                outcome = one.advance()
-                if outcome:
-                    active.discard(one)
-                    selector.unregister(one.sock)
-                    finish(one, outcome)
-                else:
-                    selector.modify(one.sock, one.interest, one)
-            for one in [one for one in active if one.until < time.monotonic()]:
-                active.discard(one)
-                selector.unregister(one.sock)
-                finish(one, MUTE if one.connected else SILENT)
+    def finished(result: Result) -> None:
+        results.append(result)
+        begin_next()
+
+    with contextlib.closing(loop):
+        for _ in range(MOST_AT_ONCE):
+            begin_next()
+        loop.run()
     return sorted(results)

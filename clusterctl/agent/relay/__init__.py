@@ -1,4 +1,4 @@
 """Relaying: a node forwards a stream that many nodes need.
 
-May import `node` and `peer`. Start reading at `relay.py`.
+May import `event_loop`, `node`, `peer` and `tls`. Start reading at `relay.py`.
 """

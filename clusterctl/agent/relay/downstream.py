@@ -17,7 +17,9 @@ import time
 from collections import deque
 from collections.abc import Iterable, Iterator
 
+from clusterctl.agent.event_loop import EventLoop
 from clusterctl.agent.relay.links import STALL_S, Branch, Keys, Lag
+from clusterctl.agent.tls import mutual_context, peer_name, shake_hands
 
 CALL_S = 5.0  # for a connection and its handshake
 PATIENCE_MORE_S = 0.5  # beyond STALL_S, for each node behind: only the neighbour of a stalled node drops it
@@ -30,13 +32,15 @@ CIPHERS = "ECDHE-ECDSA-AES128-GCM-SHA256:ECDHE-ECDSA-AES256-GCM-SHA384"
 class Downstream:
     """A node that gets the stream from this one. At most BUFFERED bytes are queued for it.
 
-    A thread connects to it. After that, the user of the relay sends: passing pieces to a thread costs more than TLS.
+    `loop`, which runs in a thread of its own from now until shortly before `close`, connects to it. After that, the
+    user of the relay sends: passing pieces to a thread costs more than TLS.
     """
 
-    def __init__(self, context: ssl.SSLContext, branch: Branch) -> None:
+    def __init__(self, loop: EventLoop, context: ssl.SSLContext, branch: Branch) -> None:
         self.name = branch.name
         self.lost = False
-        self._branch = branch
+        self._loop = loop
+        self._context = context
         self._lag = Lag(branch.nodes)
         self._patience_s = STALL_S + min(PATIENCE_MORE_S * branch.nodes, PATIENCE_MOST_S)
         self._queue: deque[memoryview] = deque()
@@ -44,10 +48,9 @@ class Downstream:
         self._ready = False
         self._moved = 0.0
         self._deadline = self._stall_s = 0.0
-        family = socket.AF_INET6 if ":" in branch.address else socket.AF_INET
-        self._sock = context.wrap_socket(socket.socket(family, socket.SOCK_STREAM), do_handshake_on_connect=False)
-        self._thread = threading.Thread(target=self._call, name=f"relay-{self.name}", daemon=True)
-        self._thread.start()
+        self._called = time.monotonic()
+        self._settled = threading.Event()
+        self._sock = loop.connect((branch.address, branch.port), CALL_S, self._shake_hands)
 
     def fileno(self) -> int:
         return self._sock.fileno()
@@ -78,7 +81,7 @@ class Downstream:
 
     def pump(self) -> None:
         """Send what the node accepts now."""
-        if not self._thread.is_alive() and not self._ready:  # in this order: the thread sets _ready before it ends
+        if self._settled.is_set() and not self._ready:
             self.drop()
         try:
             while self.wants:
@@ -98,14 +101,11 @@ class Downstream:
 
         A node that is not ready is not sent more: a little might fit into the system's buffers, and prove nothing.
         """
-        if self._ready:
-            ready = bool(wait_for(None, [self], limit_s))
-        else:
-            self._thread.join(max(limit_s, 0))
-            ready = not self._thread.is_alive()
-        if ready:
+        limit_s = max(limit_s, 0)
+        is_changed = bool(wait_for(None, [self], limit_s)) if self._ready else self._settled.wait(limit_s)
+        if is_changed:
             self.pump()
-        return ready
+        return is_changed
 
     def begin_drain(self, stall_s: float | None) -> None:
         """Begin to send only the queued bytes, at a minimum rate."""
@@ -123,27 +123,37 @@ class Downstream:
 
     def drop(self) -> None:
         self.lost = True
+        self.end()
+
+    def end(self) -> None:
+        """Send no more, and let the node see the end."""
         self._queue.clear()
-        hang_up(self._sock)
+        if self._ready:
+            hang_up(self._sock)
 
     def close(self) -> None:
-        self._queue.clear()
-        hang_up(self._sock)
-        self._thread.join()
+        self.end()
         self._sock.close()
 
-    def _call(self) -> None:
-        """Connect and do the handshake, in a thread; then `pump` uses the connection."""
-        deadline = time.monotonic() + CALL_S
-        address = (self._branch.address, self._branch.port)
-        with contextlib.suppress(OSError, ValueError):
-            self._sock.settimeout(CALL_S)
-            self._sock.connect(address)
-            self._sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            self._sock.settimeout(max(deadline - time.monotonic(), 0.1))
-            self._sock.do_handshake()
-            self._sock.setblocking(False)
-            self._ready = is_named(self._sock, self.name)
+    def _shake_hands(self, sock: socket.socket, error: int) -> None:
+        """Do the handshake with the node, unless the connection failed; in the thread of the loop, as `_greet`."""
+        if error:
+            self._settled.set()
+            return
+        try:
+            tls = self._context.wrap_socket(sock, do_handshake_on_connect=False)
+        except (OSError, ValueError):  # the node hung up at once
+            self._settled.set()
+            return
+        self._sock = tls
+        limit_s = max(self._called + CALL_S - time.monotonic(), 0.1)
+        shake_hands(self._loop, tls, limit_s, lambda error: self._greet(tls, error))
+
+    def _greet(self, sock: ssl.SSLSocket, error: OSError | None) -> None:
+        self._ready = error is None and peer_name(sock) == self.name
+        if self.lost:  # `drop` hangs up if it comes later
+            hang_up(sock)
+        self._settled.set()
 
 
 def wait_for(upstream: socket.socket | None, downstream: Iterable[Downstream], limit_s: float) -> list[int]:
@@ -158,7 +168,7 @@ def wait_for(upstream: socket.socket | None, downstream: Iterable[Downstream], l
 
 
 def drain(nodes: Iterable[Downstream], stall_s: float | None) -> None:
-    """Wait until each node has received all bytes queued for it, or was dropped; then close.
+    """Wait until each node has received all bytes queued for it, or was dropped; then end its stream.
 
     A node may stall for `stall_s`; None: as long as before.
     """
@@ -174,19 +184,15 @@ def drain(nodes: Iterable[Downstream], stall_s: float | None) -> None:
         for node in behind:
             node.pump()
     for node in nodes:
-        node.close()
+        node.end()
 
 
 def tls_context(keys: Keys, *, server: bool) -> ssl.SSLContext:
-    """Return the TLS context of a relay. Names are checked by `is_named`."""
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER if server else ssl.PROTOCOL_TLS_CLIENT)
-    context.minimum_version = context.maximum_version = ssl.TLSVersion.TLSv1_2
+    """Return the TLS context of either side of a relay. Names are checked by `Upstream` and `Downstream`."""
+    with _in_a_file(keys.own) as chain:
+        context = mutual_context(keys.authority.encode(), chain, server=server)
+    context.maximum_version = ssl.TLSVersion.TLSv1_2
     context.set_ciphers(CIPHERS)
-    context.check_hostname = False
-    context.verify_mode = ssl.CERT_REQUIRED
-    context.load_verify_locations(cadata=keys.authority)
-    with _in_a_file(keys.own) as path:
-        context.load_cert_chain(path)
     return context
 
 
@@ -204,12 +210,6 @@ def _in_a_file(secret: str) -> Iterator[str]:
             named.write(secret)
             named.flush()
             yield named.name
-
-
-def is_named(sock: ssl.SSLSocket, name: str) -> bool:
-    """Return True if the verified certificate of the other side has this common name."""
-    subject = (sock.getpeercert() or {}).get("subject", ())
-    return (("commonName", name),) in subject
 
 
 def hang_up(sock: socket.socket) -> None:

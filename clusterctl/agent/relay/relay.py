@@ -11,7 +11,7 @@ import contextlib
 import socket
 from collections.abc import Sequence
 from importlib.util import find_spec
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Callable
 
 from clusterctl.agent.relay.links import CUT_S, PIECE, Branch, Keys, RelayBroken, Source
 
@@ -38,6 +38,7 @@ class Relay:
         self.port: int = self._listener.getsockname()[1]
         self._upstream: Upstream | None = None
         self._downstream: list[Downstream] = []
+        self._end_connecting: Callable[[], None] | None = None
         self._source: Source | None = None
         self._left = 0
         self._rest = memoryview(b"")
@@ -49,17 +50,22 @@ class Relay:
 
         Return immediately. The caller must soon call `read`: the stream waits for it.
         """
+        from clusterctl.agent.event_loop import EventLoop
         from clusterctl.agent.relay.downstream import Downstream, tls_context
         from clusterctl.agent.relay.upstream import Upstream
 
         self._left, self._source = length, source
+        loop = EventLoop()
+        self._end_connecting = loop.close
         if upstream is None:
             self._listener.close()
         else:
-            self._upstream = Upstream(self._listener, tls_context(keys, server=True), upstream)
+            self._upstream = Upstream(loop, self._listener, tls_context(keys, server=True), upstream)
         if downstream:
             context = tls_context(keys, server=False)
-            self._downstream = [Downstream(context, Branch(*branch)) for branch in downstream]
+            for branch in downstream:
+                self._downstream.append(Downstream(loop, context, Branch(*branch)))
+        self._end_connecting = loop.run_in_thread("relay")
 
     def read(self, count: int) -> memoryview:
         """Return the next bytes of the stream, at most `count`, none at its end. Raises `RelayBroken`.
@@ -86,6 +92,9 @@ class Relay:
     def close(self) -> None:
         """End the relay at any time. Leaves no thread and no socket."""
         self._left, self._rest = 0, memoryview(b"")
+        if self._end_connecting is not None:
+            self._end_connecting()
+            self._end_connecting = None
         for downstream in self._downstream:
             downstream.close()
         if self._upstream is not None:

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import contextlib
-import selectors
 import socket
 import ssl
 import threading
 import time
 from collections.abc import Sequence
 
-from clusterctl.agent.relay.downstream import CALL_S, Downstream, hang_up, is_named, wait_for
+from clusterctl.agent.event_loop import EventLoop
+from clusterctl.agent.relay.downstream import CALL_S, Downstream, wait_for
 from clusterctl.agent.relay.links import PIECE
+from clusterctl.agent.tls import peer_name, shake_hands
 
 JOIN_S = 10.0  # for the upstream node to connect
 SILENCE_S = 25.0  # of the upstream node, which may be waiting for another one: more than STALL_S + PATIENCE_MOST_S
@@ -19,20 +20,23 @@ GUESTS = 32  # handshakes at a time
 
 
 class Upstream:
-    """Accepts the upstream node and reads from it. Other clients are dropped without delaying it."""
+    """Accepts the upstream node in `loop`, and reads from it. Other clients are dropped without delaying it.
 
-    def __init__(self, listener: socket.socket, context: ssl.SSLContext, name: str) -> None:
+    `loop` runs in a thread of its own from now until shortly before `close`.
+    """
+
+    def __init__(self, loop: EventLoop, listener: socket.socket, context: ssl.SSLContext, name: str) -> None:
+        self._loop = loop
         self._listener = listener
         self._context = context
         self._name = name
         self._sock: ssl.SSLSocket | None = None
-        self._closed = False
+        self._settled = threading.Event()
         self._arena = memoryview(b"")
-        self._guests: dict[ssl.SSLSocket, float] = {}
-        self._deadline = time.monotonic() + JOIN_S
+        self._guests: list[ssl.SSLSocket] = []
         listener.setblocking(False)
-        self._thread = threading.Thread(target=self._welcome, name="relay-upstream", daemon=True)
-        self._thread.start()
+        loop.watch(listener, self._let_in)
+        loop.after(JOIN_S, self._settle)
 
     def receive(self, count: int, downstream: Sequence[Downstream]) -> memoryview:
         """Return the available bytes, at most `count`; empty at the end. Raises OSError if none arrive in time.
@@ -40,7 +44,7 @@ class Upstream:
         While it waits it sends the bytes queued for `downstream`.
         """
         if self._sock is None:
-            self._thread.join()
+            self._settled.wait(JOIN_S + CALL_S)
         if self._sock is None:
             raise TimeoutError(f"{self._name} did not connect within {JOIN_S:g} s")
         if not self._arena:
@@ -52,9 +56,7 @@ class Upstream:
         return piece.toreadonly()
 
     def close(self) -> None:
-        self._closed = True
-        hang_up(self._listener)
-        self._thread.join()
+        self._settle()
         if self._sock is not None:
             self._sock.close()
 
@@ -77,50 +79,35 @@ class Upstream:
             for node in downstream:
                 node.pump()
 
-    def _welcome(self) -> None:
-        """Accept clients and do handshakes, in a thread, until the upstream node is connected or the time is over."""
-        with selectors.DefaultSelector() as selector:
-            selector.register(self._listener, selectors.EVENT_READ)
-            while self._sock is None and not self._closed and time.monotonic() < self._deadline:
-                for key, _ in selector.select(0.5):
-                    if key.fileobj is self._listener:
-                        self._let_in(selector)
-                    else:
-                        self._shake(selector, key.fileobj)  # type: ignore[arg-type]
-                self._send_away(selector, time.monotonic() - CALL_S)
-            self._send_away(selector, float("inf"))
-        self._listener.close()
-
-    def _let_in(self, selector: selectors.BaseSelector) -> None:
+    def _let_in(self) -> None:
         with contextlib.suppress(OSError):
             raw, _ = self._listener.accept()
             raw.setblocking(False)
             guest = self._context.wrap_socket(raw, server_side=True, do_handshake_on_connect=False)
             if len(self._guests) >= GUESTS:
-                self._drop(selector, next(iter(self._guests)))
-            self._guests[guest] = time.monotonic()
-            selector.register(guest, selectors.EVENT_READ)
+                self._drop(self._guests[0])
+            self._guests.append(guest)
+            shake_hands(self._loop, guest, CALL_S, lambda error: self._greet(guest, error))
 
-    def _shake(self, selector: selectors.BaseSelector, guest: ssl.SSLSocket) -> None:
-        try:
-            guest.do_handshake()
-        except ssl.SSLWantReadError:
+    def _greet(self, guest: ssl.SSLSocket, error: OSError | None) -> None:
+        if guest not in self._guests:
             return
-        except (OSError, ValueError):
-            self._drop(selector, guest)
-            return
-        if self._sock is None and is_named(guest, self._name):
-            selector.unregister(guest)
-            del self._guests[guest]
+        if error is None and peer_name(guest) == self._name:
+            self._guests.remove(guest)
             self._sock = guest
+            self._settle()
         else:
-            self._drop(selector, guest)
+            self._drop(guest)
 
-    def _send_away(self, selector: selectors.BaseSelector, before: float) -> None:
-        for guest in [guest for guest, since in self._guests.items() if since < before]:
-            self._drop(selector, guest)
+    def _settle(self) -> None:
+        """Accept no more: the upstream node is connected, or its time is over."""
+        for guest in list(self._guests):
+            self._drop(guest)
+        self._loop.unwatch(self._listener)
+        self._listener.close()
+        self._settled.set()
 
-    def _drop(self, selector: selectors.BaseSelector, guest: ssl.SSLSocket) -> None:
-        if self._guests.pop(guest, None) is not None:
-            selector.unregister(guest)
-            guest.close()
+    def _drop(self, guest: ssl.SSLSocket) -> None:
+        self._guests.remove(guest)
+        self._loop.unwatch(guest)
+        guest.close()

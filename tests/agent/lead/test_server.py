@@ -126,12 +126,16 @@ def test_a_node_that_cannot_be_reached_has_the_whole_grace(
     """Its connection breaks, and then nothing answers there, not even a refusal."""
     trials: list[int] = []
 
-    def in_vain(loop: EventLoop, address: object, limit_s: float, done: Callable[[socket.socket, int], None]) -> None:
-        trials.append(1)
-        done(socket.socket(), errno.EHOSTUNREACH)
+    class WithoutRoute:
+        def connect(self, address: object, limit_s: float, done: Callable[[socket.socket, int], None]) -> None:
+            trials.append(1)
+            done(socket.socket(), errno.EHOSTUNREACH)
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(loop, name)
 
     follower = begin(loop, leader, keys)
-    monkeypatch.setattr(server, "reach", in_vain)
+    monkeypatch.setattr(leader.lead, "_loop", WithoutRoute())
     monkeypatch.setattr(server, "COMEBACK_S", 0.0)
     monkeypatch.setattr(client, "RETRY_S", 2.0)
     breaks(follower)
