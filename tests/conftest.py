@@ -1,10 +1,17 @@
-"""The order of the files: those that take long begin first, so that no worker is left alone with one at the end."""
+"""The order of the files: those that take long begin first, so that no worker is left alone with one at the end.
+
+Hypothesis sets no time limits: machines that run tests may be busy.
+"""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
+
+settings.register_profile("tests", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("tests")
 
 TESTS = Path(__file__).parent
 LONGEST_FIRST = ("docs/test_examples.py", "e2e", "examples", "fake", "security", "dispatch", "template", "transport")

@@ -34,7 +34,7 @@ def records_of(data: bytes, delimiter: bytes) -> list[bytes]:
     st.integers(1, 7),
     st.integers(1, 9),
 )
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_record_i_is_in_shard_i_mod_count_wherever_blocks_end(
     data: bytes, delimiter: bytes, count: int, block: int
 ) -> None:

@@ -151,7 +151,7 @@ def test_40000_damaged_messages_neither_break_the_core_nor_make_it_allocate() ->
     assert core.step == 0
 
 
-@settings(max_examples=1_500, deadline=None)
+@settings(max_examples=1_500)
 @given(st.lists(st.binary(max_size=200), max_size=6))
 def test_arbitrary_frames_are_refused_as_malformed(frames: list[bytes]) -> None:
     with pytest.raises(WireError):

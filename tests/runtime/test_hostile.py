@@ -75,7 +75,7 @@ def test_mutants_decode_or_are_refused_by_name_in_bounded_memory(recorded: list[
 
 
 @given(st.lists(st.binary(max_size=400), max_size=4))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 def test_bytes_of_any_kind_are_a_message_or_a_wire_error(frames: Frames) -> None:
     with contextlib.suppress(WireError):
         wire.decode(frames)
@@ -110,7 +110,7 @@ MESSAGES = st.builds(
 
 
 @given(MESSAGES)
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_what_is_encoded_decodes_to_the_same(message: wire.Message) -> None:
     got = wire.decode([bytes(frame) for frame in wire.encode(message)])
     assert {**vars(got), "parts": None} == {**vars(message), "parts": None}

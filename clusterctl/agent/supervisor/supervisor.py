@@ -63,6 +63,7 @@ class Supervisor:
         self._idle = False
         self._cleared = False
         self._epoch = spec.epoch
+        self._entered: int | None = None  # the newest epoch that an order began here
         self._new = new
         self.children = self._new_children()
         self.event_log = EventLog(run, spec.node, lambda: self.children, loop.now)
@@ -191,8 +192,13 @@ class Supervisor:
     # Restarts.
 
     def _roll_back(self, order: Again) -> None:
-        """Enter a new epoch: some processes end here, and restart when every node is ready."""
-        self._epoch = order["epoch"]
+        """Enter a new epoch: some processes end here, and restart when every node is ready.
+
+        A new supervisor may get the order twice: with all others, and as the answer to its hello.
+        """
+        if order["epoch"] == self._entered:
+            return
+        self._epoch = self._entered = order["epoch"]
         self._idle = self._cleared = False
         self.spec = self.spec.replace(epoch=self._epoch, recover=Recovery.from_json(order["recover"]))
         try:

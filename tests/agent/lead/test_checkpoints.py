@@ -89,7 +89,7 @@ def test_without_sync_each_trainer_is_at_a_step_of_its_own() -> None:
     assert retention.add(Known(tag(40), 40, (20, 20))) == [tag(13), tag(40)]
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.integers(1, 4), st.sampled_from(["max", "min"]), st.lists(st.integers(0, 5), max_size=12))
 def test_what_stays_is_what_a_plain_search_over_all_finds(keep: int, direction: str, values: list[int]) -> None:
     retention = CheckpointRetention(keep, Best("auc", direction))

@@ -46,7 +46,7 @@ def test_what_was_acknowledged_is_not_repeated() -> None:
     assert here.repeat() == []
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(seed=st.integers(0, 2**32), count=st.integers(0, 40), connections=st.integers(1, 8))
 def test_over_connections_that_break_anywhere_all_arrive_once_and_in_order(
     seed: int, count: int, connections: int

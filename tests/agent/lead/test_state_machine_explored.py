@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from typing import Any
 
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from agent.plays import GRACE_S, NODE_GRACE_S, one_each
@@ -32,6 +32,7 @@ class Supervisor:
         self.stopping = self.finishing = self.idle = self.dead = self.gave_up = False
         self.ends = 0
         self.epoch = 0
+        self.entered: int | None = None
         self.attempts = dict.fromkeys(processes, 1)
         self.send({"do": "hello", "new": True} if new else {"do": "hello"})
 
@@ -46,8 +47,8 @@ class Supervisor:
             for key, state in self.states.items():
                 if key[0] == order["role"] and state == "waiting":
                     self.states[key] = "live"
-        elif order["do"] == "again" and not self.stopping:
-            self.epoch = order["epoch"]
+        elif order["do"] == "again" and not self.stopping and order["epoch"] != self.entered:
+            self.epoch = self.entered = order["epoch"]
             self.renew({key: n for key in self.states if (n := order["attempts"].get(f"{key[0]}{key[1]}"))}, "waiting")
             self.send({"do": "hello"})
         elif order["do"] == "respawn" and not self.stopping:
@@ -235,7 +236,12 @@ POLICIES = st.builds(
 )
 
 
-@settings(max_examples=400, deadline=None)
+@example(
+    nodes=4,
+    policy=Policy(restarts={"pserver": 0, "trainer": 0}, on_trainer_loss="wait", together=False),
+    lots=[145, 638, 749, 141],
+)
+@settings(max_examples=400)
 @given(nodes=st.integers(1, 4), policy=POLICIES, lots=st.lists(st.integers(0, 10_000), max_size=150))
 def test_every_run_ends_once_and_nothing_starts_after_a_stop(nodes: int, policy: Policy, lots: list[int]) -> None:
     world = World(nodes, policy)
@@ -268,7 +274,7 @@ def test_every_run_ends_once_and_nothing_starts_after_a_stop(nodes: int, policy:
 WORDS = st.sampled_from(("hello", "ready", "running", "exited", "failed", "stop_wanted", "saved", "idle"))
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(words=st.lists(st.tuples(st.integers(0, 2), WORDS, st.booleans(), st.sampled_from((0, 1, -9))), max_size=60))
 def test_words_in_no_sensible_order_do_no_harm(words: list[tuple[int, str, bool, int]]) -> None:
     lead = Lead(one_each(3), range(3), now=0.0, node_grace_s=NODE_GRACE_S, grace_s=GRACE_S)

@@ -175,7 +175,7 @@ def test_looking_up_times_opens_the_index_no_more_than_once_for_each_read(
     assert len(looks) <= 3
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     pieces=st.lists(st.binary(max_size=40).map(lambda data: data.replace(b"\1", b"\n")), max_size=25),
     rotate_bytes=st.integers(1, 120),

@@ -56,7 +56,7 @@ OPERATIONS = st.lists(st.tuples(st.booleans(), st.sets(st.integers(0, 59), min_s
 
 
 @pytest.mark.parametrize("kind", ["colliding", "extreme", "bounded"])
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(operations=OPERATIONS)
 def test_ids_come_and_go_as_in_a_dictionary(kind: str, operations: Any) -> None:
     if kind == "bounded":

@@ -194,7 +194,7 @@ def with_rows(history: Any, pool: list[int]) -> list[list[tuple[int, dict[int, A
     ]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(retention=RETENTIONS, history=PUSHES, lanes=st.integers(1, 3), after=st.integers(1, 3), bounded=st.booleans())
 def test_any_history_on_any_lanes_is_that_of_the_oracle(
     retention: Retention, history: Any, lanes: int, after: int, bounded: bool

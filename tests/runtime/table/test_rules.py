@@ -131,7 +131,7 @@ def test_a_step_may_be_written_over_the_value_or_elsewhere(rule: Rule) -> None:
 
 
 @given(st.sampled_from(ALL + SCHEDULED), st.lists(st.integers(0, 300), max_size=4), st.integers(1, 5))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_how_arrays_are_cut_does_not_show(rule: Rule, cuts: list[int], steps: int) -> None:
     edges = [0, *sorted(cuts), 300]
     whole, whole_state = trained(rule, steps)
@@ -211,7 +211,7 @@ rules = st.one_of(
 
 
 @given(rules)
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_a_rule_goes_through_json_and_back(rule: Rule) -> None:
     back = rule_from_json(json.loads(json.dumps(rule.to_json())))
     assert back == rule

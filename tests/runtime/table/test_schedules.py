@@ -81,7 +81,7 @@ def test_the_bits_of_a_rate_are_the_same_everywhere(schedule: Schedule, t: int, 
     st.integers(0, 80),
     st.integers(1, 10**6),
 )
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_a_schedule_goes_through_json_and_back(schedule: Schedule, rate: float, warmup: int, every: int) -> None:
     changed = {"rate": rate, "warmup": warmup, "every": every, "factor": rate / 10, "to": rate / 3}
     data = {**schedule.to_json(), **{k: v for k, v in changed.items() if k in schedule.to_json()}}
@@ -93,7 +93,7 @@ def test_a_schedule_goes_through_json_and_back(schedule: Schedule, rate: float, 
 
 
 @given(st.integers(1, 400), st.integers(0, 100), st.floats(0, 0.05))
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 def test_after_the_warm_up_a_falling_rate_never_rises(steps: int, warmup: int, to: float) -> None:
     for make in (cosine, polynomial):
         schedule = make(0.1, steps=steps + warmup, to=to, warmup=warmup)

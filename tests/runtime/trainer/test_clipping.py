@@ -89,7 +89,7 @@ def test_numbers_that_are_not_finite_stay_to_be_found(clip: Clip, bad: float) ->
 
 
 @given(st.lists(st.floats(-1e6, 1e6, width=32), max_size=40), st.floats(1e-3, 1e3), st.integers(0, 40))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_nothing_ends_above_the_limit_and_cutting_an_array_changes_no_result(
     numbers: list[float], limit: float, cut: int
 ) -> None:
