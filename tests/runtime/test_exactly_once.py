@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import zmq
 
 from clusterctl.runtime import SGD, Adagrad, uniform
 from clusterctl.runtime.errors import RefusedError, UnreachableError
@@ -183,6 +184,43 @@ def test_a_connection_that_breaks_is_made_again(tmp_path: Path) -> None:
             return ps.step
 
         assert cluster.train(program) == [6]
+
+
+def test_a_lane_that_answers_probes_late_still_gets_what_was_lost(tmp_path: Path) -> None:
+    """It answers each probe when the next one has come; the first request is lost."""
+    make_job(tmp_path, 1, 1)
+    routes: set[bytes] = set()
+
+    def serve(lane: zmq.Socket[bytes]) -> None:
+        lost, last = 0, None
+        while True:
+            route, *frames = lane.recv_multipart()
+            routes.add(route)
+            message = wire.decode(frames, None)
+            if message.kind == wire.PROBE:
+                state = wire.json_part({"held": [], "waiting": []})
+                last, before = message.answer(wire.STATE, parts=[state]), last
+                if before is not None:
+                    lane.send_multipart([route, *wire.encode(before)])
+            elif message.request != lost and not lost:
+                lost = message.request
+            else:
+                lane.send_multipart([route, *wire.encode(message.answer(wire.OK))])
+                return
+
+    with zmq.Context() as context, context.socket(zmq.ROUTER) as lane:
+        port = lane.bind_to_random_port("tcp://127.0.0.1")
+        thread = threading.Thread(target=serve, args=(lane,), daemon=True)
+        thread.start()
+        env = environment(tmp_path, "trainer", 0, (f"127.0.0.1:{port}",))
+        link = RemoteLink(env, probe_every_s=0.02)
+        try:
+            assert ask(link, wire.Message(wire.BYE, 0, 1)).kind == wire.OK
+        finally:
+            link.close()
+        thread.join(DEADLINE_S)
+        assert not thread.is_alive()
+    assert len(routes) == 1, "over the same connection: a new one would have been made for a silent lane"
 
 
 def test_a_silent_pserver_is_an_error_after_the_grace(tmp_path: Path) -> None:

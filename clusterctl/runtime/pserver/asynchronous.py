@@ -21,7 +21,11 @@ class AsyncUpdates(UpdatePolicy):
 
     A trainer's pushes are applied in order: one that comes too early is not answered, and the trainer sends it again
     after the lost one. The staleness of a push is the number of pushes that other trainers made since its values were
-    current. In ssp, a trainer gets values only while it is not too far ahead of the slowest.
+    current.
+
+    In ssp, a trainer gets values only while it is not too far ahead of the slowest. One that has stopped for a
+    checkpoint holds no other back, because the checkpoint needs them all: the others get values early, stop too, and
+    get newer ones when they may continue.
     """
 
     def __init__(self, lane: LaneState, saver: Saver, answer_pull: AnswerPull) -> None:
@@ -29,6 +33,7 @@ class AsyncUpdates(UpdatePolicy):
         self._window = WINDOWS[lane.mode.name]
         self._ahead: dict[int, Push] = {}  # ssp: applied, and answered when the trainer may continue
         self._cut_requests: dict[int, wire.Message] = {}
+        self._cuts_done: dict[int, wire.Message] = {}  # ssp: answered when the trainer may continue
         self._saved_at = -1
         self._announced_at = 0.0
 
@@ -54,7 +59,7 @@ class AsyncUpdates(UpdatePolicy):
 
     def held(self, rank: int) -> list[wire.Message]:
         ahead = [self._ahead[rank].message] if rank in self._ahead else []
-        return [*super().held(rank), *ahead, *self._cut_requests.values()]
+        return [*super().held(rank), *ahead, *self._cut_requests.values(), *self._cuts_done.values()]
 
     def restore(self, step: int) -> None:
         trainers = self.lane.trainers
@@ -71,6 +76,7 @@ class AsyncUpdates(UpdatePolicy):
         if not trainer.declared:
             self.catch_up(message.rank, message.step, (message.pass_, message.batch))
             self.cuts = max(self.cuts, message.cut)
+            self.cuts_made = max(self.cuts_made, message.cut)
         trainer.declared = True
 
     def catch_up(self, rank: int, pushes: int, cursor: tuple[int, int]) -> None:
@@ -87,29 +93,35 @@ class AsyncUpdates(UpdatePolicy):
     def announce(self) -> None:
         self.cuts += 1
 
+    def forget_requests(self, rank: int) -> None:
+        self._cut_requests.pop(rank, None)
+        self._cuts_done.pop(rank, None)
+
     def cut(self, message: wire.Message) -> list[Output]:
         """Record that a trainer stopped for a checkpoint, which is made when all have."""
-        if message.cut <= self.cuts_made:
-            return [self._reply(message, [])]
-        self._cut_requests[message.rank] = message
-        return self._make_cut()
+        self.cuts = max(self.cuts, message.cut)
+        requests = self._cuts_done if message.cut <= self.cuts_made else self._cut_requests
+        requests[message.rank] = message
+        return self.trainers_changed()
 
     def trainers_changed(self) -> list[Output]:
         return [*self._make_cut(), *self._release()]
 
     def _must_wait(self, pull: wire.Message) -> bool:
-        return self._is_ahead(pull.rank)
+        return self._is_held_back(pull.rank)
 
     def _make_cut(self) -> list[Output]:
         requests = self._cut_requests
-        if not requests or not self.lane.trainers.active() <= set(requests):
-            return []
-        self.cuts_made = max(message.cut for message in requests.values())
-        self._cut_requests = {}
-        out: list[Output] = [self._reply(message, []) for message in requests.values()]
-        before = self._saved_at
-        self._saved_at = max(before, *(message.version for message in requests.values()))
-        return out if self._saved_at == before else [self.saver.checkpoint(self._saved_at), *out]
+        out: list[Output] = []
+        if requests and self.lane.trainers.active() <= set(requests):
+            self.cuts_made = max(self.cuts_made, *(message.cut for message in requests.values()))
+            saved_at = max(message.version for message in requests.values())
+            if saved_at > self._saved_at:
+                self._saved_at = saved_at
+                out.append(self.saver.checkpoint(saved_at))
+        for rank in [rank for rank, message in requests.items() if message.cut <= self.cuts_made]:
+            self._cuts_done[rank] = requests.pop(rank)
+        return out
 
     def _open(self, message: wire.Message) -> list[Output]:
         trainer = self.lane.trainers[message.rank]
@@ -168,13 +180,16 @@ class AsyncUpdates(UpdatePolicy):
         return self._release()
 
     def _release(self) -> list[Output]:
-        """Answer the pushes and pulls of trainers that are not, or no longer, too far ahead."""
+        """Answer the trainers that may continue, or may at least stop for a checkpoint."""
         out: list[Output] = []
-        for rank in [rank for rank in self._ahead if not self._is_ahead(rank)]:
+        for rank in [rank for rank in self._ahead if not self._is_held_back(rank)]:
             push = self._ahead.pop(rank)
             sent = () if self.lane.mode.name == "ssp" else push.later
             keys = [key for key in sorted(self.lane.tables) if key not in sent]
             out.append(self._reply(push.message, self.lane.newest(rank, keys)))
+        keys = sorted(self.lane.tables) if self.lane.mode.name == "ssp" else []
+        for rank in [rank for rank in self._cuts_done if not self._is_ahead(rank)]:
+            out.append(self._reply(self._cuts_done.pop(rank), self.lane.newest(rank, keys)))
         return [*out, *self._answer_held()]
 
     def _again(self, message: wire.Message) -> list[Output]:
@@ -191,6 +206,15 @@ class AsyncUpdates(UpdatePolicy):
     def _is_ahead(self, rank: int) -> bool:
         mode, trainers = self.lane.mode, self.lane.trainers
         return mode.name == "ssp" and trainers[rank].pushed - trainers.slowest > mode.bound
+
+    def _is_held_back(self, rank: int) -> bool:
+        """Return True if a trainer is too far ahead of one that has not stopped for a checkpoint."""
+        if not self._is_ahead(rank):
+            return False
+        trainers = self.lane.trainers
+        at_work = [trainers[other].pushed for other in trainers.active() - set(self._cut_requests)]
+        pushed = trainers[rank].pushed
+        return pushed - min(at_work, default=pushed) > self.lane.mode.bound
 
     def _announce_if_due(self) -> None:
         every, trainers = self.lane.save_every, self.lane.trainers

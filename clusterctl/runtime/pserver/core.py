@@ -96,6 +96,8 @@ class ServerCore:
     def begin_epoch(self, epoch: int) -> list[Output]:
         """Start a new epoch, as other processes restart: messages of earlier epochs are refused from now on."""
         self.state.epoch = epoch
+        for rank in self.trainers.by_rank:
+            self.policy.forget_requests(rank)
         return []
 
     def drop(self, ranks: Iterable[int]) -> list[Output]:
@@ -146,6 +148,8 @@ class ServerCore:
         state, trainer, counted = self.state, self.trainers[message.rank], message.json().get("trainers")
         if counted != state.trainer_count:
             raise RefusedError(f"trainer {message.rank} counts {counted} trainers, this pserver {state.trainer_count}")
+        if message.attempt > trainer.attempt:
+            self.policy.forget_requests(message.rank)
         trainer.attempt = message.attempt
         used, step = self.policy.progress_of(message.rank)
         facts: dict[str, Any] = {

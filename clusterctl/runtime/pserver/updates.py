@@ -74,6 +74,9 @@ class UpdatePolicy:
     def restore(self, step: int) -> None:
         self.lane.step = step
 
+    def forget_requests(self, rank: int) -> None:
+        """Forget that a trainer stopped for a checkpoint: a new attempt of it, or a new epoch, begins."""
+
     def join(self, message: wire.Message) -> None:
         """Handle a trainer that makes a table; the run may have made steps before this lane had any table."""
 

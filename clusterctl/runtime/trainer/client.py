@@ -48,7 +48,8 @@ class PendingReplies:
 
 
 class Client:
-    """The client of one trainer. `step` counts its pushes (in sync mode: the job's steps); `used` lanes have tables.
+    """The client of one trainer. `step` counts its pushes (in sync mode: the job's steps); `used` lanes have tables;
+    `cuts_taken` is the newest checkpoint for which it stopped, by number.
 
     `refresh(part)` is called with the new values in replies to pushes.
     """
@@ -67,7 +68,7 @@ class Client:
         self._epoch = 0
         self._pushes: deque[PendingReplies] = deque()
         self._cut = 0
-        self._cuts_taken = 0
+        self.cuts_taken = 0
         self._has_tables = False
         self._pieces_out: dict[int, int] = {}
         self._reply_bytes = 0
@@ -212,21 +213,19 @@ class Client:
         """Passes that all trainers have ended, as far as this trainer knows."""
         return min(self._passes.values())
 
-    @property
-    def cut(self) -> int:
-        """The newest checkpoint announced to this trainer."""
-        return self._cut
-
     def stop_for_cut(self) -> bool:
         """Return True if a checkpoint waits for this trainer; never in sync mode. See `take_cut`."""
-        due = self.mode.name != "sync" and self._cut > self._cuts_taken
+        due = self.mode.name != "sync" and self._cut > self.cuts_taken
         return due and self.step >= self._even_from
 
     def take_cut(self) -> None:
         """Wait until all pushes are answered, then until the checkpoint that is due is made."""
         self.settle()
-        self._cuts_taken = self._cut
-        self.ask(wire.CUT, self.used, cut=self._cut, version=self._versions[0])
+        self.cuts_taken = self._cut
+        replies = self.ask(wire.CUT, self.used, cut=self._cut, version=self._versions[0])
+        for reply in replies.values():
+            for part in reply.parts:
+                self._refresh(part)
 
     # Start and end
 
@@ -262,7 +261,8 @@ class Client:
         self._passes = {lane: int(own["passes"]) for lane, own in known.items()}
         self._versions = {lane: int(own["version"]) for lane, own in facts.items()}
         self._cut = max(int(own["cut"]) for own in facts.values())
-        self._cuts_taken = max(int(own["cuts_made"]) for own in facts.values())  # the others may have stopped for one
+        # The others may have stopped for a checkpoint that only some lanes have made: the rest wait for this trainer.
+        self.cuts_taken = min(int(own["cuts_made"]) for own in known.values())
 
     def end_pass(self, tag: str) -> None:
         """Request the save at the end of a pass; the replies name the trainers that are gone for good."""

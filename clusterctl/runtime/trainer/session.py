@@ -133,7 +133,7 @@ class Session:
         lanes = self.layout.places(kind)
         self._parameters.settle()
         pass_ = self._next_pass if self._rejoins or self._open_pass is None else self._open_pass
-        cursor = {"pass_": pass_, "batch": self._batch, "step": self._client.step, "cut": self._client.cut}
+        cursor = {"pass_": pass_, "batch": self._batch, "step": self._client.step, "cut": self._client.cuts_taken}
         replies = self._client.ask(wire.CREATE, lanes, **cursor, parts=[wire.json_part(spec.to_json())])
         self._client.use(lanes, reply_bytes=4 * spec.elements if kind == "dense" else 0)
         if self.rank == 0 and any(reply.json().get("initial") for reply in replies.values()):

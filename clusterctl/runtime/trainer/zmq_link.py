@@ -44,7 +44,10 @@ class Request:
 
 @dataclass
 class LaneConnection:
-    """The connection to one lane: its socket, the requests in flight, and when the lane last answered."""
+    """The connection to one lane: its socket, the requests in flight, and when the lane last answered.
+
+    `probes` are unanswered: their numbers, each with that of the newest request before it.
+    """
 
     address: str
     server_key: str
@@ -55,9 +58,8 @@ class LaneConnection:
     heard_s: float = 0.0
     opened_s: float = 0.0
     probed_s: float = 0.0
-    probe: int = 0
+    probes: dict[int, int] = field(default_factory=dict)
     newest: int = 0
-    newest_probed: int = 0
     waiting: list[int] = field(default_factory=list)
     find: wire.Shared | None = None
 
@@ -193,7 +195,7 @@ class RemoteLink:
             reply = wire.decode([frame.buffer for frame in frames], connection.find)
         except WireError:
             return True
-        if reply.request == connection.probe:
+        if reply.request in connection.probes:
             self._handle_probe_reply(connection, reply)
             return True
         request = connection.requests.pop(reply.request, None)
@@ -214,14 +216,18 @@ class RemoteLink:
         request.on_reply(reply)
 
     def _handle_probe_reply(self, connection: LaneConnection, reply: wire.Message) -> None:
-        """Send again the requests that the lane did not have when the probe came: they were lost."""
+        """Send again the requests that the lane did not have when the probe came: they were lost.
+
+        The reply of a busy lane may come after later probes were sent; it is as good.
+        """
         raise_for_error(reply)
         state = reply.json()
-        connection.heard_s, connection.probe = self._clock(), 0
+        connection.heard_s, newest = self._clock(), connection.probes[reply.request]
+        connection.probes.clear()
         held = set(state.get("held", []))
         connection.waiting = [int(rank) for rank in state.get("waiting", [])] if held else []
         for number, request in connection.requests.items():
-            if number <= connection.newest_probed and number not in held:
+            if number <= newest and number not in held:
                 self._send(connection, request.frames)
 
     def _probe_or_reopen(self, connection: LaneConnection, now: float, reply_bytes: int) -> None:
@@ -242,11 +248,11 @@ class RemoteLink:
         if now - connection.probed_s >= self._probe_every_s and not connection.unsent:
             connection.probed_s = now
             self._probes += 1
-            connection.probe, connection.newest_probed = self._probes, connection.newest
+            connection.probes[self._probes] = connection.newest
             oldest = next(iter(connection.requests.values())).message
             self._send(
                 connection,
-                wire.encode(wire.Message(wire.PROBE, oldest.rank, connection.probe, oldest.epoch, oldest.attempt)),
+                wire.encode(wire.Message(wire.PROBE, oldest.rank, self._probes, oldest.epoch, oldest.attempt)),
             )
 
     def _waited_for(self) -> dict[str, Any]:
