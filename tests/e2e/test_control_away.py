@@ -109,7 +109,7 @@ def job_of(starting: subprocess.Popen[str], until: str) -> str:
 def test_followers_that_lose_their_connections_go_on_without_gap_or_repeat(any_site: Site) -> None:
     """An attached start and `logs -f`, both cut off three times, once about when the trainer begins again.
 
-    Each time only after the follower is back: what is cut before that is nobody's connection.
+    Each time only after both are back and have come as far: what is cut before that is nobody's connection.
     """
     site = any_site
     site.conf(**ONE_EACH)
@@ -118,7 +118,7 @@ def test_followers_that_lose_their_connections_go_on_without_gap_or_repeat(any_s
         job = job_of(starting, "line 10\n")
         with site.popen("logs", "-f", job, "--role", "trainer") as following:
             heard: list[str] = []
-            reader = threading.Thread(target=lambda: heard.append(following.communicate()[0]))
+            reader = threading.Thread(target=lambda: heard.extend(following.stdout or ()))
             reader.start()
             assert starting.stdout is not None
             seen = ""
@@ -130,6 +130,7 @@ def test_followers_that_lose_their_connections_go_on_without_gap_or_repeat(any_s
                     if back == 3:
                         (site.job_dir(job, 0) / "go").touch()
                 elif cuts and back == 3 - len(cuts) and any(number >= cuts[0] for number in numbers(line)):
+                    assert wait_until(lambda: max(numbers("".join(heard[-9:])), default=0) >= cuts[0], 60)
                     break_it()
                     del cuts[0]
             err = starting.communicate(timeout=60)[1]
@@ -137,7 +138,7 @@ def test_followers_that_lose_their_connections_go_on_without_gap_or_repeat(any_s
             reader.join(60)
     log = (site.job_dir(job, 0) / "log/train.log").read_text()
     assert log == "".join(f"line {n}\n" for n in range(LINES))
-    assert numbers(heard[0]) == list(range(LINES))
+    assert numbers("".join(heard)) == list(range(LINES))
     assert numbers(seen) == list(range(11, LINES))
     assert len(re.findall(r"node0: lost the connection.*; retrying", seen)) == seen.count("node0 is back") == 3
     assert "not shown" not in seen
