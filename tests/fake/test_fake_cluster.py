@@ -24,7 +24,11 @@ from support.nodes import TestNode, TestSettings
 from support.processes import assert_none_left, is_alive, processes_below, processes_with_environment, wait_until
 
 STUBBORN = "setsid sh -c 'trap \"\" TERM; sleep 300' </dev/null >/dev/null 2>&1 & echo started"
-DAEMON = "setsid sh -c 'sleep 300; true' </dev/null >/dev/null 2>&1 & echo started"
+# Two processes, both of which exist when it says so.
+DAEMON = (
+    "rm -f up; setsid sh -c 'sleep 300 & : >up; wait' </dev/null >/dev/null 2>&1 & "
+    "until [ -e up ]; do sleep 0.01; done; echo started"
+)
 
 
 def ssh_settings(cluster: FakeCluster) -> TestSettings:
