@@ -79,7 +79,7 @@ class Relays:
             thread.start()
         for thread in threads:
             thread.join(LIMIT_S)
-            assert not thread.is_alive(), "a node did not end"
+            assert not thread.is_alive(), "a node did not finish"
 
     def close(self) -> None:
         for member in self.members.values():

@@ -58,7 +58,7 @@ def run_until(loop: EventLoop, condition: Callable[[], object], limit_s: float =
 
     look()
     loop.run()
-    assert condition(), "it did not come about in time"
+    assert condition(), "the condition did not hold in time"
 
 
 class Ends:

@@ -116,5 +116,5 @@ def test_ports_are_chosen_for_the_processes_that_need_them(engine: str, with_por
     assert {process.name for process in candidates if has_port(engine, process)} == with_ports
 
 
-def test_our_own_pservers_choose_their_ports_themselves() -> None:
+def test_our_own_pservers_choose_their_own_ports() -> None:
     assert not has_port("clusterctl", SERVER.replace(ours=True))

@@ -191,7 +191,7 @@ def test_a_process_that_reuses_a_pid_during_the_search_is_not_taken_for_the_old_
         monkeypatch.setattr(procfs, "environment_of", environment_of)
         monkeypatch.setattr(procfs, "stat_fields", stat_fields)
         assert pids_of(tmp_path / "ours") == [ours.pid]
-        assert read, "it was looked at"
+        assert read, "its environment was read"
 
 
 def test_hundreds_of_processes_end_together(tmp_path: Path) -> None:
@@ -240,7 +240,7 @@ def test_short_lived_processes_that_start_the_next_one_are_found(tmp_path: Path)
     assert_none_left("CLUSTERCTL_JOB_DIR", str(tmp_path))
 
 
-@pytest.mark.skipif(os.getuid() != 0, reason="needs root, to start a process of another account")
+@pytest.mark.skipif(os.getuid() != 0, reason="needs root to start a process as another account")
 def test_processes_of_other_accounts_are_ignored(tmp_path: Path) -> None:
     tmp_path.chmod(0o755)
     env = {"PATH": os.environ["PATH"], **run_environment(tmp_path)}

@@ -221,7 +221,7 @@ def test_the_same_host_twice_is_an_error_that_names_the_first(first: object, sec
         ("h", "user@h"),
     ],
 )
-def test_hosts_that_differ_in_user_port_or_root_dir_are_different(first: object, second: object) -> None:
+def test_hosts_that_differ_in_user_port_or_root_dir_are_distinct(first: object, second: object) -> None:
     assert len(from_values({"HOSTS": [first, second]}).hosts) == 2
 
 

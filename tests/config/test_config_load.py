@@ -245,7 +245,7 @@ def test_output_of_the_file_does_not_reach_stdout(conf: Path, capsys: pytest.Cap
     assert (captured.out, captured.err) == ("", "hello\n")
 
 
-def test_overrides_win_over_the_file_and_over_old_names(conf: Path) -> None:
+def test_overrides_take_precedence_over_the_file_and_over_old_names(conf: Path) -> None:
     settings = write_and_load(conf, "HOSTS = ['h']\nPADDLE_PORT = 7000\nSEED = 1\n", PORT=8000, MODE="async")
     assert (settings.port, settings.seed, str(settings.mode)) == (8000, 1, "async")
 
@@ -259,7 +259,7 @@ def test_a_wrong_override_is_attributed_to_the_command_line(conf: Path) -> None:
     ]
 
 
-def test_paths_of_this_machine_are_absolute_and_root_dir_keeps_its_tilde(tmp_path: Path) -> None:
+def test_local_paths_are_absolute_and_root_dir_keeps_its_tilde(tmp_path: Path) -> None:
     folder = tmp_path / "project"
     folder.mkdir()
     text = (
@@ -274,7 +274,7 @@ def test_paths_of_this_machine_are_absolute_and_root_dir_keeps_its_tilde(tmp_pat
     assert settings.root_dir == "~/jobs"
 
 
-def test_odd_paths_of_this_machine_do_no_harm(conf: Path, tmp_path: Path) -> None:
+def test_odd_local_paths_do_no_harm(conf: Path, tmp_path: Path) -> None:
     assert write_and_load(conf, "HOSTS = ['h']\nIDENTITY_FILE = '.'\n").identity_file == tmp_path
     [finding] = findings_of(conf, "HOSTS = ['h']\nIDENTITY_FILE = '~nobody-at-all/id'\n")
     assert finding.startswith("conf.py:2: IDENTITY_FILE = '~nobody-at-all/id': ")

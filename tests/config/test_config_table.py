@@ -105,7 +105,7 @@ ACCEPTED: list[tuple[str, object, object]] = [
 
 
 @pytest.mark.parametrize(("name", "value", "parsed"), ACCEPTED)
-def test_a_right_value_is_parsed_to_one_form(name: str, value: object, parsed: object) -> None:
+def test_a_valid_value_is_parsed_to_one_form(name: str, value: object, parsed: object) -> None:
     assert setting(name, value) == parsed
     assert type(setting(name, value)) is type(parsed)
 
@@ -242,6 +242,6 @@ def test_the_host_in_the_example_is_valid(tmp_path: Path) -> None:
     assert all(getattr(host, field.name) for field in dataclasses.fields(host) if field.name != "pservers")
 
 
-def test_values_may_be_given_as_any_mapping() -> None:
+def test_values_can_be_any_mapping() -> None:
     values: Mapping[str, object] = {"HOSTS": ("h",)}
     assert from_values(values).source is None

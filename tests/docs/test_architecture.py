@@ -40,7 +40,7 @@ def test_every_name_that_a_page_locates_exists(page: Path) -> None:
     ] == []
 
 
-def test_every_mark_is_described() -> None:
+def test_every_marker_is_described() -> None:
     markers = re.findall(r'^  "(\w+)[(:]', (REPOSITORY / "pyproject.toml").read_text(encoding="utf-8"), re.MULTILINE)
     assert "slow" in markers
     page = DEVELOPER_PAGES[1].read_text(encoding="utf-8")

@@ -232,7 +232,7 @@ def test_a_directory_with_files_of_someone_else_is_refused(directory: Path) -> N
     assert [path.name for path in directory.iterdir()] == ["keys"]
 
 
-def test_other_files_in_the_directory_stay(directory: Path) -> None:
+def test_other_files_in_the_directory_are_kept(directory: Path) -> None:
     directory.mkdir()
     (directory / "train.py").write_text("")
     fake.up(directory, 1)
@@ -254,7 +254,7 @@ def test_homes_with_directories_that_jobs_made_inaccessible_are_removed_without_
 
 
 @pytest.mark.parametrize("stranger", ["key", "user"])
-def test_only_our_key_gets_in_and_only_for_this_user(
+def test_only_our_key_is_accepted_and_only_for_this_user(
     directory: Path, tmp_path: Path, backend: str, stranger: str
 ) -> None:
     cluster = fake.up(directory, 1, backend=backend)

@@ -125,7 +125,7 @@ def test_an_unsupported_fault_is_a_usage_error_that_names_a_backend_with_it(clus
     assert states(cluster) == [("up", True), ("up", True)]
 
 
-def test_a_node_is_harmed_once_and_healing_a_sound_one_does_nothing(cluster: FakeCluster) -> None:
+def test_a_node_can_have_one_fault_and_healing_a_healthy_one_does_nothing(cluster: FakeCluster) -> None:
     fake.harm(cluster.directory, "1", "kill")
     for fault in ("kill", "pause"):
         with pytest.raises(RefusedError, match="node1 is killed") as caught:

@@ -70,7 +70,7 @@ def test_only_a_proxy_command_is_run_by_a_shell_as_in_ssh() -> None:
     assert shells == ["transport.dial"]
 
 
-def test_messages_have_types() -> None:
+def test_messages_are_typed() -> None:
     loose = [
         module for module, path in paths().items() if "Message = dict[str, Any]" in path.read_text(encoding="utf-8")
     ]

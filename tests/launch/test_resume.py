@@ -149,7 +149,7 @@ def test_every_pserver_gets_all_pieces_when_the_placement_has_changed(tmp_path: 
     assert new_resume.holders[piece_name(2)] == {n for n in range(3) if n == 2 or serve[n]}
 
 
-def test_a_pserver_that_moved_gets_its_piece_and_no_other(nodes: Nodes) -> None:
+def test_a_pserver_that_moved_gets_only_its_own_piece(nodes: Nodes) -> None:
     nodes.save(100)
     source, target = nodes.place(2, 100) / piece_name(2), nodes.place(1, 100) / piece_name(2)
     source.rename(target)

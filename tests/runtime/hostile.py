@@ -26,7 +26,7 @@ THEIRS = {"theirs.w": 150, "theirs.long": 70_000, "theirs.e": 4, "theirs.u": 4}
 
 Frames = list[bytes]
 
-# A trainer that records its every request. It exits before its pass ends: the end of a job is not wanted here.
+# A trainer that records every request it sends. It exits before its pass ends: the end of a job is not wanted here.
 RECORDED = """
 import json, os
 import numpy as np

@@ -23,6 +23,6 @@ def cut_small(monkeypatch: pytest.MonkeyPatch) -> None:
     sizes = {"BLOCK_ELEMENTS": BLOCK, "PART_ELEMENTS": PART, "_WHOLE_ELEMENTS": WHOLE, "_PIECES_OUT": OUT}
     for size, value in sizes.items():
         homes = [module for module in runtime if hasattr(module, size)]
-        assert homes, f"nothing is called {size} any more"
+        assert homes, f"no module has a {size} any more"
         for home in homes:
             monkeypatch.setattr(home, size, value)

@@ -64,7 +64,7 @@ def test_an_unlisted_key_gets_nothing(tmp_path: Path) -> None:
         assert cluster.train(small_training) == [3.0]
 
 
-def test_a_rank_that_is_not_the_keys_is_refused(tmp_path: Path) -> None:
+def test_a_rank_that_does_not_match_the_key_is_refused(tmp_path: Path) -> None:
     with thread_cluster(tmp_path, 1, 2, security="curve") as cluster:
         env = environment(cluster.root, "trainer", 1, cluster.addresses)
         link = RemoteLink(env)

@@ -65,7 +65,7 @@ def test_a_slow_trainer_does_not_delay_the_others(tmp_path: Path) -> None:
         assert max(cluster.cores[0].policy.staleness) >= 70
 
 
-def test_one_async_trainer_gives_the_bits_of_plain_sgd(tmp_path: Path) -> None:
+def test_one_async_trainer_gives_the_same_bits_as_plain_sgd(tmp_path: Path) -> None:
     def program(ps: Session) -> Any:
         w = ps.dense("w", 1000, SGD(0.1))
         expected = np.zeros(1000, np.float32)

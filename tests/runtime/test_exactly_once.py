@@ -196,7 +196,7 @@ def test_a_silent_pserver_is_an_error_after_the_grace_period(tmp_path: Path) -> 
             Session(env, link, SupervisorSocket(None), None)
     finally:
         link.close()
-    assert unanswered == [0], "its supervisor is told"
+    assert unanswered == [0], "its supervisor is notified"
     assert time.monotonic() - began < 10
 
 

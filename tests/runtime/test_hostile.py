@@ -72,7 +72,7 @@ def test_mutants_decode_or_are_refused_by_name_in_bounded_memory(recorded: list[
         if number % 16 == 0:
             assert decoding_bytes(frames) < 8 * sum(map(len, frames)) + 65_536
     assert len(outcomes) > 0.9 * INPUTS
-    assert 0.1 < sum(outcomes) / len(outcomes) < 0.9, "mutants that are all refused, or none, try nothing"
+    assert 0.1 < sum(outcomes) / len(outcomes) < 0.9, "if all mutants are refused, or none, nothing is tested"
 
 
 @given(st.lists(st.binary(max_size=400), max_size=4))
@@ -125,7 +125,7 @@ def test_an_encoded_message_decodes_to_the_same(message: wire.Message) -> None:
 
 
 @pytest.mark.parametrize(("mode", "left"), [("async", False), ("sync", True), ("sync", False)])
-def test_a_pserver_outlives_hostile_messages_and_serves_a_good_trainer_bit_for_bit(
+def test_a_pserver_survives_hostile_messages_and_serves_a_good_trainer_bit_for_bit(
     tmp_path: Path, recorded: list[Frames], mode: str, left: bool
 ) -> None:
     """Trainer 1 attacks after it has left, or while it is at work; sync steps then wait for it until it leaves."""
@@ -144,7 +144,7 @@ def test_a_pserver_outlives_hostile_messages_and_serves_a_good_trainer_bit_for_b
         good.step()
         good.step()
         assert good.steps == 2 + bursts // 5 * may_step
-        assert attacker.replies > 10 * bursts, "no mutant was worth an answer"
+        assert attacker.replies > 10 * bursts, "no mutant got an answer"
 
 
 def until_first_push(recorded: list[Frames]) -> list[Frames]:

@@ -86,7 +86,7 @@ def test_the_bits_do_not_depend_on_lanes_and_pieces(
     np.testing.assert_array_equal(saved["wide"], expected[2][0])
 
 
-def test_local_mode_gives_the_bits_of_lanes_and_pieces(
+def test_local_mode_gives_the_same_bits_as_lanes_and_pieces(
     tmp_path: Path, expected: dict[int, Results], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cut_small(monkeypatch)
@@ -137,7 +137,7 @@ def test_a_key_cache_that_forgets_costs_a_repeat_and_no_bits(
 
 
 @pytest.mark.parametrize("every", [2, 3, 9])
-def test_accumulation_is_one_push_of_the_merged_batches(tmp_path: Path, every: int) -> None:
+def test_accumulation_makes_one_push_of_the_merged_batches(tmp_path: Path, every: int) -> None:
     """Compare with float64 sums over the examples of all batches between two pushes; the last push has fewer."""
     rng = np.random.default_rng(5)
     batches = [(rng.normal(size=4), rng.integers(-5, 5, size=6), rng.normal(size=(6, 2)), n) for n in (3, 0, 5, 1, 7)]

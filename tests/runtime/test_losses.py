@@ -62,7 +62,7 @@ def test_two_passes_later_the_others_take_over_every_batch_of_a_lost_trainer(tmp
             thread.join(60)
         assert not any(thread.is_alive() for thread in threads)
     first = [batch for batch in seen[0] + seen[1] + seen[2] if batch < 100]
-    assert sorted(first) == [b for b in range(BATCHES) if b % 3 != 2 or b == 2], "the rest of its share is left out"
+    assert sorted(first) == [b for b in range(BATCHES) if b % 3 != 2 or b == 2], "the rest of its share is skipped"
     for pass_ in (2, 3):
         shares = [[batch for batch in seen[rank] if batch // 100 == pass_] for rank in (0, 1)]
         assert sorted(shares[0] + shares[1]) == list(reader(pass_, np.random.default_rng()))

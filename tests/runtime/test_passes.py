@@ -82,7 +82,7 @@ def test_one_trainer_breaking_out_early_does_not_block_the_others(tmp_path: Path
 
 
 @pytest.mark.parametrize("push_first", [True, False])
-def test_when_all_break_out_the_unsaved_steps_are_saved(tmp_path: Path, push_first: bool) -> None:
+def test_when_all_trainers_break_out_the_unsaved_steps_are_saved(tmp_path: Path, push_first: bool) -> None:
     def program(ps: Session) -> None:
         w = ps.dense("w", 1, SGD(1.0))
         for batch in ps.steps(lambda pass_, rng: range(6), passes=9):
@@ -115,7 +115,7 @@ def test_a_second_loop_continues_the_passes_even_after_a_break(tmp_path: Path) -
         assert saved_tags(cluster) == ["pass-00000", "pass-00001", "pass-00002"]
 
 
-def test_batches_without_a_push_make_no_step(tmp_path: Path) -> None:
+def test_batches_without_a_push_do_not_make_a_step(tmp_path: Path) -> None:
     def program(ps: Session) -> int:
         w = ps.dense("w", 1, SGD(1.0))
         for batch in ps.steps(lambda pass_, rng: range(6), passes=1):

@@ -124,7 +124,7 @@ def test_initial_values_have_the_named_distribution() -> None:
     assert 0.675 < (abs(bell - 1) < 2).mean() < 0.685
 
 
-def test_the_generator_keeps_its_numbers() -> None:
+def test_the_generator_always_gives_the_same_numbers() -> None:
     """Saved models, resumed runs and other machines rely on exactly these bits."""
     values = uniform(1.0).dense(42, 0, 3).view(np.uint32).tolist()
     rows = normal(1.0).rows(42, np.array([-1, 7]), 1).view(np.uint32).ravel().tolist()

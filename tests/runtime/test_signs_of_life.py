@@ -53,7 +53,7 @@ def test_a_waiting_trainer_keeps_reporting_which_processes_it_waits_for(tmp_path
         for _ in ps.steps(lambda pass_, rng: range(2), passes=1):
             while ps.rank == 1 and (event := events.get(timeout=30))["trainers"] != [1]:
                 pass
-            assert ps.rank == 0 or 0 < event["for_s"] < events.get(timeout=30)["for_s"], "the wait goes on"
+            assert ps.rank == 0 or 0 < event["for_s"] < events.get(timeout=30)["for_s"], "the wait continues"
             ps.push({w: [1.0]}, samples=1)
 
     with thread_cluster(tmp_path, 1, 2) as cluster:

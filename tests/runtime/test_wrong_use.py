@@ -66,12 +66,12 @@ def test_a_wrong_gradient_is_named(ps: Session, gradients: Any, message: str) ->
 
 
 @pytest.mark.parametrize("samples", [-1, 1.5, float("nan"), None, "3", True])
-def test_samples_must_be_a_whole_number(ps: Session, samples: Any) -> None:
+def test_samples_must_be_an_integer(ps: Session, samples: Any) -> None:
     with pytest.raises(UseError, match="is not an integer >= 0; pass the number of examples"):
         push_once(ps, lambda w, e, f: {}, samples=samples)
 
 
-def test_numpy_numbers_and_other_floats_are_fine(ps: Session) -> None:
+def test_numpy_numbers_and_other_floats_are_accepted(ps: Session) -> None:
     push_once(ps, lambda w, e, f: {w: np.ones((2, 3), np.float16)}, samples=np.int64(3), loss=np.float32(1))
 
 
@@ -169,7 +169,7 @@ def test_impossible_shapes_are_refused(ps: Session, shape: Any) -> None:
         ps.dense("w", shape, SGD(0.1))
 
 
-def test_rule_and_init_must_be_ours(ps: Session) -> None:
+def test_rule_and_init_must_be_of_our_own_classes(ps: Session) -> None:
     with pytest.raises(UseError, match="pass for example Adagrad"):
         ps.dense("w", 3, rule=0.1)  # type: ignore[arg-type]
 
@@ -189,7 +189,7 @@ def test_trainers_that_disagree_about_a_table_get_an_error_with_the_difference(t
         cluster.train(program)
 
 
-def test_making_a_table_twice_is_fine(ps: Session) -> None:
+def test_making_a_table_twice_is_allowed(ps: Session) -> None:
     first = ps.dense("w", 3, SGD(0.1), uniform(1.0))
     second = ps.dense("w", 3, SGD(0.1), uniform(1.0))
     np.testing.assert_array_equal(first.value, second.value)

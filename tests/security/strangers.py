@@ -15,7 +15,7 @@ import pytest
 NOBODY = 65534
 
 needs_root = pytest.mark.skipif(
-    os.geteuid() != 0 and not os.environ.get("CI"), reason="only root can be another user as well"
+    os.geteuid() != 0 and not os.environ.get("CI"), reason="only root can run commands as another user"
 )
 
 

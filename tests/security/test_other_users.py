@@ -52,7 +52,7 @@ def secrets_of(job: Path) -> list[bytes]:
 
 
 @needs_root
-def test_a_running_job_shows_another_user_no_file_no_environment_and_no_secret(site: Site) -> None:
+def test_a_running_job_exposes_no_file_environment_or_secret_to_another_user(site: Site) -> None:
     with shared_directory(0o755) as shared:
         root = shared / "root"
         root.mkdir(0o755)  # as created by someone who did not consider this
@@ -173,6 +173,6 @@ def test_temporary_files_are_beside_their_targets_and_never_in_a_shared_director
 
 
 @needs_root
-def test_this_test_can_be_another_user() -> None:
+def test_this_test_can_run_as_another_user() -> None:
     assert in_stranger(lambda: os.geteuid() == NOBODY)
     assert as_stranger("cat", "/etc/shadow").returncode != 0

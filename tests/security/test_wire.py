@@ -1,4 +1,4 @@
-"""What an eavesdropper on the network sees, and which node gets which key."""
+"""The view of an eavesdropper on the network, and the distribution of keys to nodes."""
 
 from __future__ import annotations
 

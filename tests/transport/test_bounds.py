@@ -34,8 +34,8 @@ def test_threads_and_descriptors_do_not_grow_with_the_nodes(tmp_path: Path) -> N
         before = threading.active_count(), len(list(Path("/proc/self/fd").iterdir()))
         outcomes = transport.map(cluster.nodes, work, max_workers=WORKERS)
         assert [outcome.value for outcome in outcomes] == [0] * 100
-        assert transport.run(cluster.nodes[0], TRUE).exit_code == 0, "its connection is made anew"
-    # What each worker uses may be added to the connections kept; listing the descriptors takes one more.
+        assert transport.run(cluster.nodes[0], TRUE).exit_code == 0, "its connection is reestablished"
+    # Each worker may use some in addition to the connections kept; listing the descriptors takes one more.
     assert max(threads) - before[0] <= CONNECTIONS + 2 * WORKERS
     assert max(files) - before[1] <= CONNECTIONS + 2 * WORKERS
 
@@ -70,4 +70,4 @@ def test_all_connections_succeed_with_an_sshd_that_rejects_most_of_them(
         with Transport(cluster.settings) as transport:
             outcomes = transport.map(nodes, lambda node: transport.run(node, TRUE).exit_code)
     assert [outcome.value for outcome in outcomes] == [0] * 16
-    assert len(made) > 16, "nothing was turned away"
+    assert len(made) > 16, "no connection was rejected"

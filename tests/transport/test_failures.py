@@ -173,7 +173,7 @@ def test_a_connection_lost_during_a_command_is_reported(cluster: Cluster, node: 
             process.wait(10)
         with pytest.raises(UnreachableError, match="lost the connection"):
             process.write(b"x")
-        assert transport.run(proxy_settings, TRUE).exit_code == 0, "the next command connects anew"
+        assert transport.run(proxy_settings, TRUE).exit_code == 0, "the next command reconnects"
     front.stop()
 
 

@@ -140,7 +140,7 @@ def test_patterns_match_as_in_openssh(tmp_path: Path, patterns: str, name: str, 
     file = tmp_path / "known_hosts"
     file.write_text(f"{patterns} {key.line.split(maxsplit=1)[1]}\n")
     lookup = subprocess.run(["ssh-keygen", "-F", name, "-f", file], check=False, capture_output=True)
-    assert (lookup.returncode == 0) == matches, "this is what OpenSSH says"
+    assert (lookup.returncode == 0) == matches, "OpenSSH disagrees"
     assert bool(known_keys([file], name)) == matches
 
 

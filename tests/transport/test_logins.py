@@ -51,7 +51,7 @@ class Account:
 @pytest.fixture(scope="module")
 def account() -> Iterator[Account]:
     if os.getuid() != 0 or not all(map(shutil.which, ("useradd", "userdel", "chpasswd"))):
-        pytest.skip("needs root, to make an account with a password")
+        pytest.skip("needs root to create an account with a password")
     made = Account()
     yield made
     made.remove()

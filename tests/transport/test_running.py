@@ -68,7 +68,7 @@ def test_the_tilde_of_a_remote_path_is_the_home_of_the_node(transport: Transport
     assert path == f"{home}/x y"
 
 
-def test_standard_input_arrives_and_ends(transport: Transport, node: TestNode) -> None:
+def test_standard_input_arrives_completely(transport: Transport, node: TestNode) -> None:
     assert transport.run(node, command("cat"), b"one\0two").stdout == b"one\0two"
     assert transport.run(node, command("cat")).stdout == b""
 

@@ -171,7 +171,7 @@ def test_nobody_waits_for_a_person_who_is_typing(sshd: Cluster, locked: TestSett
         assert not thread.is_alive()
 
 
-def test_without_a_terminal_nothing_is_asked(sshd: Cluster, locked: TestSettings, keyless: TestSettings) -> None:
+def test_without_a_terminal_there_is_no_prompt(sshd: Cluster, locked: TestSettings, keyless: TestSettings) -> None:
     with Transport(locked) as transport, pytest.raises(UnreachableError, match="is encrypted"):
         transport.run(sshd.nodes[0], TRUE)
     with (

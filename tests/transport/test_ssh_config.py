@@ -94,7 +94,7 @@ def test_ssh_is_run_for_what_only_ssh_can_evaluate(tmp_path: Path) -> None:
         read.read("alpha", None, None)
     options = read.lookup("alpha", None, None)
     assert (options["user"], options["port"]) == (["ann"], ["8"])
-    assert "identityfile" not in options, "nobody set one: ours are the default"
+    assert "identityfile" not in options, "none is set: ours are the default"
 
 
 def test_ssh_is_not_run_for_an_unaffected_host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""Which checkpoints are kept: the newest few, the best one, and for a while the one the run was resumed from."""
+"""The checkpoints that are kept: the newest few, the best one, and for a while the one the run was resumed from."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_only_values_logged_at_or_before_the_cut_count_and_by_weight() -> None:
     retention.log(1, LoggedValue(20, 1.3, 1.0))
     assert add(retention, 20) == [10, 20]
     retention.log(0, LoggedValue(30, math.nan, 1.0))
-    assert add(retention, 30) == [10, 30], "what is not a number is no word at all"
+    assert add(retention, 30) == [10, 30], "a value that is not a number is ignored"
 
 
 def test_a_value_that_arrives_after_its_checkpoint_counts_when_the_next_is_complete() -> None:

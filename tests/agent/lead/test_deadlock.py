@@ -115,4 +115,4 @@ def test_with_standstill_fails_the_run_fails_once_the_stacks_are_written_and_is_
     cause = play.noted("phase")[-1]["cause"]
     assert (cause["kind"], cause["message"][:20]) == ("stalled", "the run is stalled: ")
     play.pass_time(5, alive=(0, 1))
-    assert standstills(play) == [False], "a run that is ended does not go on"
+    assert standstills(play) == [False], "a run that has ended does not continue"

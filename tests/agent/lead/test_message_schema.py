@@ -71,7 +71,7 @@ def test_an_accepted_message_never_stops_the_lead() -> None:
     assert accepted > 2000  # of several thousand
 
 
-def test_a_supervisor_speaks_of_its_own_processes_only() -> None:
+def test_a_supervisor_may_only_report_its_own_processes() -> None:
     for message in ({"do": "running", "role": "trainer"}, {"do": "logged", "step": 1, "value": 1.0, "weight": 1.0}):
         assert check({**message, "rank": 1}, 1, OF_NODE_1)["rank"] == 1
         with pytest.raises(ValueError, match="trainer0"):

@@ -106,7 +106,7 @@ def test_a_process_that_stops_while_all_start_again_is_waited_for() -> None:
 
 
 @pytest.mark.parametrize(("leave", "state"), [(True, "succeeded"), (False, "failed")])
-def test_pservers_may_end_before_the_trainers_only_where_the_engine_says_so(leave: bool, state: str) -> None:
+def test_pservers_may_exit_before_the_trainers_only_if_the_engine_allows_it(leave: bool, state: str) -> None:
     play = Play(nodes=1, pservers_leave=leave).reach("running")
     play.exits("pserver", 0)
     play.exits("trainer", 0)
@@ -114,7 +114,7 @@ def test_pservers_may_end_before_the_trainers_only_where_the_engine_says_so(leav
     assert play.ended()["state"] == state
 
 
-def test_a_run_without_pservers_begins_with_its_trainers() -> None:
+def test_a_run_without_pservers_starts_with_its_trainers() -> None:
     play = Play(nodes=2, processes=[("trainer", 0, 0), ("trainer", 1, 1)])
     play.says(0, "hello")
     play.says(1, "hello")
@@ -177,7 +177,7 @@ def test_a_failure_of_a_node_stops_the_whole_run_in_any_phase(phase: str) -> Non
 
 
 @pytest.mark.parametrize("phase", PHASES)
-def test_the_user_stops_in_any_phase(phase: str) -> None:
+def test_the_user_can_stop_the_run_in_any_phase(phase: str) -> None:
     play = Play().reach(phase)
     play.says(1, "stop_wanted")
     play.says(0, "stop_wanted")
@@ -272,7 +272,7 @@ def test_a_node_that_never_says_hello_is_lost_after_the_grace_period_and_ends_th
     assert play.ended()["not_heard_of"] == [2]
 
 
-def test_an_idle_node_may_fall_silent() -> None:
+def test_an_idle_node_may_be_silent() -> None:
     play = Play().reach("running")
     play.exits("trainer", 1)
     play.exits("pserver", 1, 0, stopping=True)

@@ -254,7 +254,7 @@ def test_every_run_ends_once_and_nothing_starts_after_a_stop(nodes: int, policy:
     assert orders.count("finish") <= 1 + orders.count("again")
     assert orders.count("spawn") <= 2 * (1 + orders.count("again"))
     assert all(supervisor.ends == 1 for supervisor in world.living())
-    assert not any(supervisor.live() for supervisor in world.living()), "a process lives on after the end"
+    assert not any(supervisor.live() for supervisor in world.living()), "a process is still running after the end"
     if finishes[0].state == "succeeded":
         assert ended[0]["cause"] is None
     else:

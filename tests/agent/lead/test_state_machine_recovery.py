@@ -105,9 +105,9 @@ def test_in_sync_mode_a_lost_pserver_rolls_all_back_to_the_newest_checkpoint() -
     rolled = play.noted("rolled_back")[-1]
     assert (rolled["tag"], rolled["whole"]) == (newest, True)
     restart_all(play)
-    assert play.lead.phase == "running", "a trainer that was done has begun again too"
+    assert play.lead.phase == "running", "a finished trainer has been restarted too"
     play.says(1, "saved", tag="step-000000300", checkpoint=True, rank=1, role="pserver", step=300)
-    assert play.manifests() == [], "a receipt from before does not count"
+    assert play.manifests() == [], "an earlier receipt does not count"
     for rank in (0, 1, 2):
         play.exits("trainer", rank)
     assert play.lead.phase == "finishing"

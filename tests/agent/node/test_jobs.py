@@ -1,4 +1,4 @@
-"""How a node finds its jobs by name, and the state that it reports for them."""
+"""Finding a node's jobs by name, and the state that the node reports for them."""
 
 from __future__ import annotations
 

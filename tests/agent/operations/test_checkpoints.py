@@ -186,7 +186,7 @@ def receipts(step: int) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("problem", [None, "in the way", "disk full"])
-def test_a_checkpoint_counts_only_once_its_manifest_is_written(
+def test_a_checkpoint_does_not_count_until_its_manifest_is_written(
     job: JobPaths, problem: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(*args: Any) -> Any:

@@ -227,7 +227,7 @@ def test_two_probes_report_their_facts_and_reach_each_other(tmp_path: Path) -> N
     with asked(tmp_path / "a", REQUEST) as a, asked(tmp_path / "b", follower, python=oldest) as b:
         of_a, of_b = facts_of(a), facts_of(b)
         assert of_a["problems"] == of_b["problems"] == []
-        assert of_a["busy"] == of_b["busy"] == [], "probes are no strangers to each other"
+        assert of_a["busy"] == of_b["busy"] == [], "probes are not strangers to each other"
         assert [len(of_a["listening"]), len(of_b["listening"])] == [3, 2]
         assert set(of_a["versions"]) == {"python", "numpy", "pyzmq"}
         assert of_a["memory"]["available"] <= of_a["memory"]["total"]

@@ -1,4 +1,4 @@
-"""What `prune` removes from a node, and what it keeps: anything that is running, needed, or recent."""
+"""The things that `prune` removes from a node or keeps: anything that is running, needed, or recent is kept."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def root(tmp_path: Path) -> Path:
     return tmp_path / "root"
 
 
-def test_a_job_is_removed_whole_with_read_only_directories_and_without_following_links(root: Path) -> None:
+def test_a_job_is_removed_with_its_read_only_directories_and_without_following_links(root: Path) -> None:
     job = make_job(root, OLD)
     (root / "precious").write_text("not of the job")
     (job.dir / "link").symlink_to("../precious")

@@ -77,7 +77,7 @@ def test_a_removed_package_is_noticed(node: Node, what: str, message: str) -> No
         node.look()
 
 
-def test_another_version_of_a_package_is_noticed(node: Node) -> None:
+def test_a_changed_version_of_a_package_is_noticed(node: Node) -> None:
     node.look()
     shutil.rmtree(node.packages / "numpy")
     node.install("numpy", "2.0")

@@ -202,7 +202,7 @@ def test_nothing_is_sent_to_a_node_that_cannot_prove_its_name(wrong: str) -> Non
 
 
 @pytest.mark.parametrize("when", ["before the start", "after the start", "midway", "after the finish"])
-def test_closing_is_possible_at_any_moment(when: str) -> None:
+def test_a_relay_can_be_closed_at_any_moment(when: str) -> None:
     relays = Relays(3)
     if when != "before the start":
         for node in relays.members:

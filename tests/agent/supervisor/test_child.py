@@ -24,7 +24,7 @@ while True:
 """
 
 
-def test_a_process_that_never_stops_talking_does_not_keep_its_supervisor_from_anything_else(tmp_path: Path) -> None:
+def test_a_process_that_never_stops_sending_does_not_block_its_supervisor(tmp_path: Path) -> None:
     loop, messages = EventLoop(), list[dict[str, Any]]()
     plan = ProcessSpec(role="trainer", rank=0, index=0, argv=(sys.executable, "-S", "-c", CHATTERS))
     child = Child(plan, loop, lambda child, message: messages.append(message), lambda child, exc: None)

@@ -19,7 +19,7 @@ from clusterctl.agent.supervisor.limits import limiter
 from clusterctl.common.run_spec import Limits
 
 GROUPS = Path("/sys/fs/cgroup")
-# Joins the given control group and starts two programs: one exceeds the memory limit, the other is killed by hand.
+# Joins the given control group and starts two programs; one exceeds the memory limit, its parent kills the other.
 IN_A_GROUP = """
 import os, pathlib, subprocess, sys
 from clusterctl.agent.supervisor.exits import OomKills
@@ -44,7 +44,7 @@ class Counter:
 def test_every_kill_by_the_kernel_is_attributed_to_at_most_one_process() -> None:
     counter = Counter()
     kills = OomKills(counter)
-    assert not kills.claim(-9), "killed by somebody"
+    assert not kills.claim(-9), "killed by someone else"
     counter.count += 2
     assert not kills.claim(-15)
     assert not kills.claim(1)
@@ -79,7 +79,7 @@ def small_group() -> Iterator[Path]:
     except OSError as exc:
         with contextlib.suppress(OSError):
             group.rmdir()
-        pytest.skip(f"no control group with a limit of memory can be made here: {exc}")
+        pytest.skip(f"no control group with a memory limit can be created here: {exc}")
     yield group
     group.rmdir()
 
@@ -105,7 +105,7 @@ def test_a_process_starts_with_its_limits() -> None:
 def test_asking_for_more_open_files_than_the_node_allows_is_refused_with_its_limit() -> None:
     most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     if most == resource.RLIM_INFINITY:
-        pytest.skip("any number of files may be open here")
+        pytest.skip("there is no limit on open files here")
     with pytest.raises(OSError, match=rf"OPEN_FILES = {most + 1} is more than this node allows, {most} \(ulimit -Hn\)"):
         limiter(Limits(open_files=most + 1))
 

@@ -127,7 +127,7 @@ def test_a_pserver_is_pinged_again_only_after_it_answered_and_is_stalled_if_it_d
     play.passes(NODE_GRACE_S + 5)
     assert (server.state, len(server.sent)) == ("stalled", asked + 1)
     play.says(server, "step")
-    assert server.state == "stalled", "one of its lanes does something; all have to answer"
+    assert server.state == "stalled", "one of its lanes is active, but all of them have to answer"
     play.says(server, "pong")
     assert server.state == "ready"
 

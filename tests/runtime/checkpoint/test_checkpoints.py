@@ -294,7 +294,7 @@ def test_without_sync_a_receipt_records_the_step_of_each_trainer(world: World, t
     assert "steps" not in write_piece(tmp_path, replace(cut, mode="sync"), [], cursors=CURSORS)
 
 
-def test_a_checkpoint_is_a_model_too(world: World, saved: Path) -> None:
+def test_a_checkpoint_is_also_a_model(world: World, saved: Path) -> None:
     model = load_model(saved)
     assert sorted(model) == ["bias", "hour", "net/wide", "word"]
     np.testing.assert_array_equal(model["net/wide"], world.dense["net/wide"][0].reshape(DENSE.shape))

@@ -252,7 +252,7 @@ def test_a_pull_that_asks_for_a_table_many_times_is_refused() -> None:
     assert reply.kind == wire.ERROR
 
 
-def test_a_pull_that_a_killed_trainer_left_behind_is_not_answered_to_its_successor() -> None:
+def test_a_pending_pull_of_a_killed_trainer_is_not_answered_to_its_successor() -> None:
     core = made_core()
     start = pulled(core, 0)
     send(core, push(0, 0, start))

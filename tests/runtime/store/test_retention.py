@@ -285,7 +285,7 @@ def test_a_loaded_row_counts_as_pushed_once_before_the_next_step(first: int) -> 
     assert left == [1, 1, 0, 0]  # scores 1/2, 1/4, 1/8
 
 
-def test_a_checkpoint_may_be_read_by_a_table_of_another_retention() -> None:
+def test_a_checkpoint_can_be_read_by_a_table_with_another_retention() -> None:
     one, ids = np.float32(1), np.arange(8)
     tables = [SparseTable(spec_of(r), 0) for r in (None, Retention(expire=older_than(5)), Retention(max_rows=SLOTS))]
     tables[1].apply([SparseGrad(one, ids, np.ones((8, DIM), np.float32))], one, 0)
@@ -353,7 +353,7 @@ def test_definitions_without_a_retention_are_still_read() -> None:
     assert spec_from_json(data).retention is None
 
 
-def test_trainers_that_forget_differently_are_refused() -> None:
+def test_trainers_with_different_retentions_are_refused() -> None:
     with pytest.raises(TableError, match=r"retention: .*max_rows.*2048"):
         spec_of(Retention(max_rows=1024)).require_same(spec_of(Retention(max_rows=2048)), rank=3)
 

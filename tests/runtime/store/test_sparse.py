@@ -56,7 +56,7 @@ def test_rows_keep_their_values_while_the_table_grows(dim: int) -> None:
 
 
 @pytest.mark.parametrize("rows", [None, 5_000])
-def test_lanes_hold_the_bits_of_one_table(rows: int | None) -> None:
+def test_lanes_hold_the_same_bits_as_one_table(rows: int | None) -> None:
     single, three = table_of(rows=rows), [table_of(rows=rows, lane=lane, lanes=3) for lane in range(3)]
     rng = np.random.default_rng(0)
     for step in range(8):

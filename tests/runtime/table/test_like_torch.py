@@ -94,7 +94,7 @@ SCHEDULES: list[tuple[Schedule, Make]] = [
 
 
 @pytest.mark.parametrize(("schedule", "make"), SCHEDULES, ids=[repr(schedule) for schedule, _ in SCHEDULES])
-def test_a_rate_is_that_of_torch_at_every_step(schedule: Schedule, make: Make) -> None:
+def test_a_rate_equals_that_of_torch_at_every_step(schedule: Schedule, make: Make) -> None:
     optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=schedule.rate)
     scheduler = make(optimizer)
     for t in range(1, 81):
@@ -104,7 +104,7 @@ def test_a_rate_is_that_of_torch_at_every_step(schedule: Schedule, make: Make) -
 
 
 @pytest.mark.parametrize(("limit", "by_norm"), [*itertools.product([0.5, 5.0, 500.0], [True, False])])
-def test_clipping_is_that_of_torch(limit: float, by_norm: bool) -> None:
+def test_clipping_equals_that_of_torch(limit: float, by_norm: bool) -> None:
     rng = np.random.default_rng(9)
     arrays = [rng.normal(size=shape).astype(np.float32) for shape in ((30, 20), (7,))]
     parameters = [torch.zeros(array.shape, dtype=torch.float64, requires_grad=True) for array in arrays]

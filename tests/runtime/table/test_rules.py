@@ -63,7 +63,7 @@ def test_a_rule_follows_its_paper_for_sixty_steps_within_three_millionths(rule: 
     for t in range(1, STEPS + 1):
         oracle.apply(spread(300, t).astype(np.float64), t)
     value, _ = trained(rule, STEPS, start=start)
-    assert np.abs(oracle.value - start).max() > 0.1, "it went somewhere"
+    assert np.abs(oracle.value - start).max() > 0.1, "the value changed"
     np.testing.assert_allclose(value, oracle.value, rtol=0, atol=3e-6)
 
 
@@ -120,7 +120,7 @@ def test_ftrl_finds_the_documented_minimum(rule: Ftrl, start: float) -> None:
 
 
 @pytest.mark.parametrize("rule", ALL + SCHEDULED, ids=repr)
-def test_a_step_may_be_written_over_the_value_or_elsewhere(rule: Rule) -> None:
+def test_a_step_may_be_written_in_place_or_to_another_array(rule: Rule) -> None:
     value, state = trained(rule, 3)
     other, kept, out = value.copy(), [s.copy() for s in state], np.full_like(value, np.nan)
     rule.update(other, kept, spread(300, 4), out, 4)
@@ -161,7 +161,7 @@ def test_initial_zero_gradients_give_no_nan() -> None:
         assert np.isfinite(value).all(), rule
 
 
-def test_the_rate_of_a_step_is_that_of_its_schedule() -> None:
+def test_the_rate_of_a_step_is_given_by_its_schedule() -> None:
     rule, twice = SGD(step_decay(1.0, every=2, factor=0.5)), np.zeros(1, np.float32)
     changes = []
     for t in range(1, 6):
@@ -170,7 +170,7 @@ def test_the_rate_of_a_step_is_that_of_its_schedule() -> None:
     assert changes == [-1.0, -2.0, -2.5, -3.0, -3.25]
 
 
-def test_a_rate_of_zero_moves_nothing_and_makes_no_nan() -> None:
+def test_a_rate_of_zero_changes_nothing_and_gives_no_nan() -> None:
     for kind in KINDS:
         rule = kind(cosine(0.1, steps=3), l1=0.01)
         value, state = trained(rule, 3)

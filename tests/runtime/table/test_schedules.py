@@ -38,7 +38,7 @@ def test_a_rate_equals_its_closed_form_to_fourteen_digits(schedule: Schedule, cu
 
 
 @pytest.mark.parametrize("schedule", [schedule for schedule, _ in CURVES], ids=repr)
-def test_warm_up_climbs_evenly_to_the_full_rate_and_the_curve_follows(schedule: Schedule) -> None:
+def test_warm_up_rises_linearly_to_the_full_rate_and_the_curve_follows(schedule: Schedule) -> None:
     data = schedule.to_json()
     later = {**data, "warmup": 10, **({"steps": data["steps"] + 10} if "steps" in data else {})}
     warm = schedule_from_json(later)
@@ -53,7 +53,7 @@ def test_steps_include_the_warm_up_and_the_end_is_exact() -> None:
         assert schedule.at(501) == 0.1
         assert schedule.at(10_000) > 0.001
         assert schedule.at(10_001) == schedule.at(10**9) == 0.001
-        assert schedule.at(5_251) == pytest.approx((0.1 + 0.001) / 2), "half of the way"
+        assert schedule.at(5_251) == pytest.approx((0.1 + 0.001) / 2), "halfway"
 
 
 def test_rates_at_huge_steps_neither_overflow_nor_fail() -> None:
@@ -135,6 +135,6 @@ def test_other_json_is_refused(data: Any) -> None:
         schedule_from_json(data)
 
 
-def test_whole_numbers_of_numpy_are_fine() -> None:
+def test_integers_of_numpy_are_accepted() -> None:
     assert cosine(0.1, steps=np.int64(10)) == cosine(0.1, steps=10)
     json.dumps(cosine(0.1, steps=np.int64(10)).to_json())

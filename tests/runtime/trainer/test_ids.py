@@ -63,7 +63,7 @@ def test_sums_of_zipf_ids_add_in_order_of_occurrence(dim: int) -> None:
     assert backwards.tobytes() != sums.tobytes()  # so that the order affects the sums
 
 
-def test_no_ids_have_no_sums() -> None:
+def test_without_ids_there_are_no_sums() -> None:
     distinct, sums = sum_by_id(np.empty(0, np.int64), np.empty((0, 4), np.float32))
     assert (distinct.shape, sums.shape) == ((0,), (0, 4))
 

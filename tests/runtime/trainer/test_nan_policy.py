@@ -56,7 +56,7 @@ def expected(bad: dict[int, str], accumulate: int, trainers: int) -> float:
     ("mode", "accumulate", "trainers"),
     [("sync", 1, 1), ("sync", 1, 2), ("sync", 2, 2), ("async", 1, 1), ("async", 3, 1), ("geo(4)", 1, 1)],
 )
-def test_skip_leaves_a_batch_out_as_if_it_had_no_samples(
+def test_skip_treats_a_batch_as_if_it_had_no_samples(
     tmp_path: Path, mode: str, accumulate: int, trainers: int, bad: dict[int, str]
 ) -> None:
     with thread_cluster(tmp_path, 1, trainers, mode=mode, on_nan="skip") as cluster:
