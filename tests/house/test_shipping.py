@@ -43,11 +43,11 @@ def test_the_boot_program_compiles_under_pythons_that_it_must_refuse() -> None:
 
 
 def test_the_bundle_holds_exactly_the_shipped_files() -> None:
-    full, names = zlib.decompress(Bundle().data), []
-    while full:
-        name, size, rest = full.split(b"\0", 2)
+    data, names = zlib.decompress(Bundle().data), []
+    while data:
+        name, size, rest = data.split(b"\0", 2)
         names.append(name.decode())
-        full = rest[int(size) :]
+        data = rest[int(size) :]
     expected = [PACKAGE / "__init__.py", *(p for part in SHIPPED for p in (PACKAGE / part).rglob("*.py"))]
     assert sorted(names) == sorted(path.relative_to(ROOT).as_posix() for path in expected)
     assert Bundle().digest == Bundle().digest

@@ -174,8 +174,8 @@ def is_wanted(frames: Frames) -> bool:
         return True
     if message.kind == wire.CREATE:
         with contextlib.suppress(WireError, KeyError, TypeError, ValueError, OverflowError):
-            spec = message.json()["shape"]
-            return bool(np.prod([abs(float(n)) for n in spec]) < 10_000)
+            shape = message.json()["shape"]
+            return bool(np.prod([abs(float(n)) for n in shape]) < 10_000)
         return True
     return message.kind not in (wire.SAVE, wire.BYE) and not (message.kind == wire.HELLO and message.attempt != 1)
 

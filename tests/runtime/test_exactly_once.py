@@ -204,12 +204,12 @@ def test_a_long_wait_names_the_missing_trainers(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("clusterctl.runtime.trainer.zmq_link._NOTICES_S", (0.2, 60.0))
-    output = threading.Event()
+    printed = threading.Event()
     lines: list[str] = []
 
     def note(line: str) -> None:
         lines.append(line)
-        output.set()
+        printed.set()
 
     monkeypatch.setattr("clusterctl.runtime.trainer.zmq_link.print_line", note)
     with thread_cluster(tmp_path, 2, 3) as cluster:
@@ -219,7 +219,7 @@ def test_a_long_wait_names_the_missing_trainers(
             w = ps.dense("w", 4, SGD(1.0))
             for _ in ps.steps(lambda pass_, rng: range(1), passes=1):
                 if ps.rank == 2:
-                    assert output.wait(DEADLINE_S)
+                    assert printed.wait(DEADLINE_S)
                 ps.push({w: np.ones(4)}, samples=1)
 
         cluster.train(program)
@@ -291,8 +291,8 @@ def test_a_trainer_killed_between_push_and_reply_is_succeeded_bit_for_bit(tmp_pa
             results[1] = value_dependent(ps)
         thread.join(DEADLINE_S)
         assert not thread.is_alive()
-    for session, other_session in zip(expected, results, strict=True):
-        for a, b in zip(session, other_session, strict=True):
+    for reference, actual in zip(expected, results, strict=True):
+        for a, b in zip(reference, actual, strict=True):
             np.testing.assert_array_equal(a, b)
 
 

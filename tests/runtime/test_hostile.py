@@ -115,7 +115,7 @@ MESSAGES = st.builds(
 def test_an_encoded_message_decodes_to_the_same(message: wire.Message) -> None:
     received = wire.decode([bytes(frame) for frame in wire.encode(message)])
     assert {**vars(received), "parts": None} == {**vars(message), "parts": None}
-    for original, decoded in zip(received.parts, message.parts, strict=True):
+    for decoded, original in zip(received.parts, message.parts, strict=True):
         assert (original.kind, original.table, original.offset) == (decoded.kind, decoded.table, decoded.offset)
         assert original.array.shape == decoded.array.shape
         assert original.array.tobytes() == decoded.array.tobytes()
@@ -256,12 +256,12 @@ def lend(greeting: dict[str, Any], size: int) -> socket.socket:
 
 def strangers(greeting: dict[str, Any]) -> Iterator[bytes]:
     """Return messages that a process on this host might send to the unix socket."""
-    for greetings in ({"token": "0" * 32, "rank": 1}, {"token": "\u00e9", "rank": 1}, {"rank": 1}, [], 7):
-        yield framed(greetings)
+    for message in ({"token": "0" * 32, "rank": 1}, {"token": "\u00e9", "rank": 1}, {"rank": 1}, [], 7):
+        yield framed(message)
     hello = framed({"token": greeting["token"], "rank": 1})
     yield framed({"token": greeting["token"], "rank": 1e999})
-    for greetings in ({"lane": 9, "table": 1}, {"region": 1}, {"lane": "x"}, {"lane": 1e999, "table": 0}, {}):
-        yield hello + framed(greetings)
+    for message in ({"lane": 9, "table": 1}, {"region": 1}, {"lane": "x"}, {"lane": 1e999, "table": 0}, {}):
+        yield hello + framed(message)
     yield from (b"", b"\xff\xff" + bytes(9000), b"\x00\x00", b"\x04\x00{{{{", framed([]).replace(b"[]", b"[" * 2))
 
 
@@ -278,11 +278,11 @@ def test_shared_memory_is_read_only_within_bounds_and_strangers_get_none(
         hello = attacker.ask(recorded[0])
         assert hello is not None
         greeting = hello.json()["shared"]
-        for greetings in strangers(greeting):
+        for message in strangers(greeting):
             with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as peer:
                 peer.settimeout(DEADLINE_S)
                 peer.connect(f"\0{greeting['name']}")
-                peer.sendall(greetings)
+                peer.sendall(message)
                 peer.shutdown(socket.SHUT_WR)
                 with contextlib.suppress(ConnectionResetError):
                     while peer.recv(4096):

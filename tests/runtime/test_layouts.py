@@ -156,10 +156,10 @@ def test_accumulation_makes_one_push_of_the_merged_batches(tmp_path: Path, every
             dense -= 0.5 * gradient * n / total
             np.subtract.at(table, ids + 5, 0.5 * rows * n / total)
     with thread_cluster(tmp_path, 2, 1) as cluster:
-        [(value, rows, result)] = cluster.train(accumulated)
+        [(value, rows, steps_taken)] = cluster.train(accumulated)
     np.testing.assert_allclose(value, dense, rtol=0, atol=1e-6)
     np.testing.assert_allclose(rows, table, rtol=0, atol=1e-6)
-    assert result == steps
+    assert steps_taken == steps
 
 
 @pytest.mark.parametrize("mode", ["sync", "async"])
@@ -188,9 +188,9 @@ def test_trainers_may_name_their_tables_in_any_order(
 
     def pushed(ps: Session) -> Results:
         tables = [ps.dense(name, WIDE, SGD(1.0)) for name in ("a", "b", "c")]
-        reversed_ = tables[ps.rank :] + tables[: ps.rank]
+        rotated = tables[ps.rank :] + tables[: ps.rank]
         for n in ps.steps(lambda pass_, rng: range(3), passes=1):
-            named = [table for table in reversed_ if (table.name, n) != ("b", ps.rank)]
+            named = [table for table in rotated if (table.name, n) != ("b", ps.rank)]
             ps.push({table: np.full(WIDE, -n - 1.0) for table in named}, samples=1)
         return [table.value.copy() for table in tables]
 

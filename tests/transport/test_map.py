@@ -185,9 +185,9 @@ def test_concurrent_handshakes_are_limited(cluster: Cluster, monkeypatch: pytest
 
 
 def test_connections_started_in_the_background_are_used(cluster: Cluster) -> None:
-    lost = TestNode("node9", free_port())
+    unreachable = TestNode("node9", free_port())
     with Transport(cluster.settings) as transport:
-        transport.warm_up([*cluster.nodes, lost])
+        transport.warm_up([*cluster.nodes, unreachable])
         assert wait_until(lambda: not [t for t in threading.enumerate() if t.name.startswith("warm-up")])
         connections = [future.result() for future in transport._pool()._connections.values()]
         assert len(connections) == 3
@@ -197,4 +197,4 @@ def test_connections_started_in_the_background_are_used(cluster: Cluster) -> Non
         used = [future.result() for future in transport._pool()._connections.values()]  # in order of use
         assert set(map(id, used)) == set(map(id, connections))
         with pytest.raises(UnreachableError, match="refused"):
-            transport.run(lost, command("true"))
+            transport.run(unreachable, command("true"))

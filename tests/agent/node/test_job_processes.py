@@ -65,9 +65,9 @@ def family(job: JobPaths) -> Iterator[list[int]]:
             )
 
 
-def record(job: JobPaths, *whos: Identity | None) -> None:
+def record(job: JobPaths, *identities: Identity | None) -> None:
     """Write the record as a supervisor does; one of the processes has not started."""
-    processes: list[dict[str, Any]] = [{"role": "trainer", "identity": identity} for identity in (*whos, None)]
+    processes: list[dict[str, Any]] = [{"role": "trainer", "identity": identity} for identity in (*identities, None)]
     write_json(job.run("0001").state, {"processes": processes})
 
 

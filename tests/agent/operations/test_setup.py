@@ -126,13 +126,13 @@ def chained(
 ) -> Iterator[tuple[AgentCall, AgentCall]]:
     """Two nodes that relay: the first, run by `python`, gets the stream, and the second gets it from the first."""
     with asked(directory / "first", REQUEST, python=python) as first, asked(directory / "second", REQUEST) as second:
-        order = {}
+        addresses = {}
         for node, call in enumerate((first, second)):
             call.receive()
             call.send({"do": "listen", "address": "127.0.0.1", "nic": None})
             answer = call.receive()
-            order[node] = (answer["address"], answer["port"])
-        plans = relay_plan.words(order, length)
+            addresses[node] = (answer["address"], answer["port"])
+        plans = relay_plan.words(addresses, length)
         for node, call in enumerate((first, second)):
             call.send({"do": "relay", "relay": plans[node], "lock": lock})
         yield first, second

@@ -99,8 +99,8 @@ def test_a_trainer_that_returns_after_all_have_left_does_not_wait() -> None:
     answered(core.handle(1, wire.Message(wire.HELLO, 1, 300, **fields)))
     answered(core.handle(0, wire.Message(wire.BYE, 0, 200)))
     part = wire.Part(wire.DENSE, np.empty(0, np.float32), SPEC.key)
-    restarted = core.handle(1, wire.Message(wire.PULL, 1, 301, attempt=2, parts=[part]))
-    assert answered(restarted) == [(1, 301)]
+    outputs = core.handle(1, wire.Message(wire.PULL, 1, 301, attempt=2, parts=[part]))
+    assert answered(outputs) == [(1, 301)]
 
 
 def test_a_trainer_that_has_not_joined_yet_counts_as_zero_pushes() -> None:

@@ -119,9 +119,9 @@ def test_invalid_places_are_refused(sharing: ShmServer) -> None:
 def test_a_message_may_not_put_ids_into_shared_memory() -> None:
     ids = wire.Part(wire.IDS, np.arange(4), 1, 0, 8)
     [frame] = wire.encode(wire.Message(wire.PULL, parts=[ids]))
-    array = wire.HEADER.size + wire.ENTRY.size - 3
-    assert frame[array] == wire.INLINE
-    hostile = frame[:array] + bytes([wire.SHARED]) + frame[array + 1 :]
+    index = wire.HEADER.size + wire.ENTRY.size - 3
+    assert frame[index] == wire.INLINE
+    hostile = frame[:index] + bytes([wire.SHARED]) + frame[index + 1 :]
     with pytest.raises(WireError, match="cannot be"):
         wire.decode([hostile], lambda table, position, size: memoryview(bytes(size)))
 

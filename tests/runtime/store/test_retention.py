@@ -262,14 +262,14 @@ def test_the_cap_holds_in_every_slot_while_rows_are_added_and_removed() -> None:
 
 
 def test_a_restored_last_push_decides_which_row_is_evicted_next() -> None:
-    rows, entry = 9 * SLOTS, np.float32(1)
+    rows, unit = 9 * SLOTS, np.float32(1)
     table = SparseTable(spec_of(Retention(max_rows=2 * SLOTS), rows), 0)
     ids = np.arange(9) * SLOTS
     for step in range(4):
-        table.apply([SparseGrad(entry, ids[step : step + 1], np.ones((1, DIM), np.float32))], entry, step)
+        table.apply([SparseGrad(unit, ids[step : step + 1], np.ones((1, DIM), np.float32))], unit, step)
     assert sorted(table.ids.tolist()) == ids[2:4].tolist()
     table.restore(ids[3:4], {"seen": np.array([0])})
-    table.apply([SparseGrad(entry, ids[4:5], np.ones((1, DIM), np.float32))], entry, 10)
+    table.apply([SparseGrad(unit, ids[4:5], np.ones((1, DIM), np.float32))], unit, 10)
     assert sorted(table.ids.tolist()) == [ids[2], ids[4]]
 
 

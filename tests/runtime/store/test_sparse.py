@@ -63,11 +63,11 @@ def test_lanes_hold_the_same_bits_as_one_table(rows: int | None) -> None:
         grads = [grad_of(single, np.unique(rng.integers(0, 5_000, 400)), seed, weight=seed + 2) for seed in range(3)]
         single.apply(grads, np.float32(9), step)
         for lane, table in enumerate(three):
-            own = [owners_of(received.ids, rows, 3) == lane for received in grads]
+            own = [owners_of(grad.ids, rows, 3) == lane for grad in grads]
             table.apply(
                 [
-                    SparseGrad(received.weight, received.ids[expected], received.rows[expected])
-                    for received, expected in zip(grads, own, strict=True)
+                    SparseGrad(grad.weight, grad.ids[mask], grad.rows[mask])
+                    for grad, mask in zip(grads, own, strict=True)
                 ],
                 np.float32(9),
                 step,
@@ -95,11 +95,11 @@ def test_the_previous_version_is_seen_until_the_next_step() -> None:
 def test_a_table_read_back_from_a_file_continues_with_the_same_bits() -> None:
     source, other = table_of(rule=Adam(0.01)), table_of(rule=Adam(0.01))
     train(source, 5)
-    position = source.live()
+    positions = source.live()
     assert [(c.name, c.dtype, c.width) for c in source.columns()] == [
         ("rows", "F32", 3), ("state/0", "F32", 3), ("state/1", "F32", 3)
     ]  # fmt: skip
-    other.restore(source.ids_at(position), {c.name: source.read(c.name, position) for c in source.columns()})
+    other.restore(source.ids_at(positions), {c.name: source.read(c.name, positions) for c in source.columns()})
     ids = np.arange(5_000)
     for table in (source, other):
         table.apply([grad_of(table, ids)], ONE, 5)
@@ -111,16 +111,16 @@ def test_values_missing_in_a_file_start_as_in_a_new_row() -> None:
     ids = np.arange(10)
     loaded.restore(ids, {"rows": fresh.pull(ids, None)})
     loaded.restore(ids + 100, {"state/0": np.zeros((10, 3), np.float32)})
-    state = np.concatenate((ids, ids + 100))
+    all_ids = np.concatenate((ids, ids + 100))
     assert len(loaded) == 20
     for table in (loaded, fresh):
-        table.apply([grad_of(table, state)], ONE, 0)
-    np.testing.assert_array_equal(loaded.pull(state, None), fresh.pull(state, None))
+        table.apply([grad_of(table, all_ids)], ONE, 0)
+    np.testing.assert_array_equal(loaded.pull(all_ids, None), fresh.pull(all_ids, None))
 
 
 def contents(reader: SparseReader) -> dict[str, Any]:
-    position = reader.live()
-    return {"ids": reader.ids_at(position), **{c.name: reader.read(c.name, position) for c in reader.columns()}}
+    positions = reader.live()
+    return {"ids": reader.ids_at(positions), **{c.name: reader.read(c.name, positions) for c in reader.columns()}}
 
 
 def test_a_frozen_table_is_unchanged_while_another_thread_trains() -> None:

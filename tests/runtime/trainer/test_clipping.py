@@ -93,10 +93,10 @@ def test_numbers_that_are_not_finite_are_kept_so_that_they_are_detected(clip: Cl
 def test_nothing_exceeds_the_limit_and_cutting_an_array_does_not_change_the_result(
     numbers: list[float], limit: float, cut: int
 ) -> None:
-    expected = np.array(numbers, np.float32)
-    parts = [expected[:cut], expected[cut:]]
+    values = np.array(numbers, np.float32)
+    parts = [values[:cut], values[cut:]]
     for clip in (clip_by_norm(limit), clip_by_value(limit)):
-        [at_once] = clip.apply([expected])
+        [at_once] = clip.apply([values])
         np.testing.assert_allclose(np.concatenate(clip.apply(parts)), at_once, rtol=1e-6)
         norm = exact_norm([at_once])
         assert (norm if clip.kind == "norm" else np.abs(at_once).max(initial=0)) <= limit * (1 + 1e-6)
