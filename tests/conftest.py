@@ -1,4 +1,4 @@
-"""The order of the files: those that take long begin first, so that no worker is left alone with one at the end.
+"""The order of test files: slow ones start first, so that no worker is left alone with one at the end.
 
 Hypothesis sets no time limits: machines that run tests may be busy.
 """
@@ -17,7 +17,7 @@ TESTS = Path(__file__).parent
 LONGEST_FIRST = ("docs/test_examples.py", "e2e", "examples", "fake", "security", "dispatch", "template", "transport")
 
 
-@pytest.hookimpl(trylast=True)  # after the order in which fixtures with parameters are shared
+@pytest.hookimpl(trylast=True)  # after fixtures with parameters have been grouped
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     def place(item: pytest.Item) -> int:
         path = item.path.relative_to(TESTS).as_posix()

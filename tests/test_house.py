@@ -1,4 +1,4 @@
-"""Who may import whom. The other rules of the house are in `tests/house`.
+"""The allowed imports between modules. Other conventions are tested in `tests/house`.
 
 The tables are exact: an import that no row allows fails here, and so does a row that allows more than is used.
 docs/architecture.svg is drawn from them; after a change, run `python docs/make_architecture.py`.
@@ -101,7 +101,7 @@ def allowed(table: Table) -> list[tuple[str, str]]:
 
 
 @pytest.mark.parametrize("part", MAY_IMPORT)
-def test_a_part_imports_exactly_what_its_row_names(part: str) -> None:
+def test_a_part_imports_exactly_the_parts_in_its_row(part: str) -> None:
     used = {
         target.partition(".")[0]: f"{m} imports {target}"
         for m in modules()
@@ -113,17 +113,17 @@ def test_a_part_imports_exactly_what_its_row_names(part: str) -> None:
     assert sorted(set(used) - {part}) == sorted(MAY_IMPORT[part])
 
 
-def test_the_folders_of_the_agent_import_exactly_what_the_table_says() -> None:
+def test_the_folders_of_the_agent_import_exactly_as_in_the_table() -> None:
     called_by_name = {("main", "operations")}  # through OPERATIONS, so that a call loads one module of them
     assert sorted(arrows("agent") | called_by_name) == allowed(INSIDE_AGENT)
 
 
-def test_the_folders_of_the_runtime_import_exactly_what_the_table_says() -> None:
+def test_the_folders_of_the_runtime_import_exactly_as_in_the_table() -> None:
     used = {(part, target) for part, target in arrows("runtime") if target not in ("arrays", "errors")}
     assert sorted(used) == allowed(INSIDE_RUNTIME)
 
 
-def test_the_tables_know_every_part() -> None:
+def test_the_tables_contain_every_part() -> None:
     assert {module.partition(".")[0] for module in modules()} == {*MAY_IMPORT, "__init__"}
     assert {module.split(".")[1] for module in modules() if module.startswith("agent.")} == set(INSIDE_AGENT)
     assert {module.split(".")[1] for module in modules() if module.startswith("runtime.")} == set(INSIDE_RUNTIME)
@@ -142,7 +142,7 @@ def test_no_modules_import_each_other_in_a_circle() -> None:
 
 
 def circles(known: dict[str, set[str]]) -> Iterator[list[str]]:
-    """The groups of modules that reach each other."""
+    """Return the groups of modules that import each other, directly or not."""
     reached = {module: reachable(module, known) for module in known}
     groups = {module: sorted(other for other in reached[module] if module in reached[other]) for module in known}
     yield from (group for module, group in groups.items() if group and group[0] == module)
@@ -182,19 +182,19 @@ def test_common_and_the_agent_need_only_the_standard_library() -> None:
 
 
 @pytest.mark.parametrize("operation", OPERATIONS)
-def test_every_operation_of_the_agent_is_found_where_it_says(operation: str) -> None:
+def test_every_operation_of_the_agent_exists_in_the_named_module(operation: str) -> None:
     module, function = OPERATIONS[operation]
     assert callable(getattr(importlib.import_module(f"clusterctl.agent.operations.{module}"), function))
 
 
-def test_every_public_name_of_the_runtime_is_found_where_it_says() -> None:
+def test_every_public_name_of_the_runtime_exists_in_the_named_module() -> None:
     assert set(runtime.__all__) == set(runtime._HOMES)
     for name, module in runtime._HOMES.items():
         assert getattr(runtime, name) is getattr(importlib.import_module(f"clusterctl.runtime.{module}"), name)
 
 
 @pytest.mark.parametrize("name", backend._MODULES)
-def test_every_backend_of_the_fake_cluster_is_found_where_it_says(name: str) -> None:
+def test_every_backend_of_the_fake_cluster_exists_in_the_named_module(name: str) -> None:
     assert backend.backend_called(name).faults
 
 

@@ -1,4 +1,4 @@
-"""A run's keys, and a loop, for what talks over real sockets."""
+"""The keys of a run and an event loop, for tests that use real sockets."""
 
 from __future__ import annotations
 

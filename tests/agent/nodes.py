@@ -1,4 +1,4 @@
-"""Nodes without SSH: the agent boots from a pipe, in any python of this machine, as the transport starts it."""
+"""Nodes without SSH: the agent boots from a pipe, in any Python of this machine, as the transport starts it."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ VARIABLES = {"PATH": os.environ["PATH"], "LANG": "C.UTF-8", "SSH_CONNECTION": "1
 
 
 def pythons() -> dict[str, str]:
-    """Every python3.x of this machine that runs, by its version: from pyenv, else from PATH."""
+    """Return every python3.x on this machine that runs, by version: from pyenv, else from PATH."""
     places = [*(Path.home() / ".pyenv/versions").glob("*/bin"), *map(Path, os.environ["PATH"].split(os.pathsep))]
-    found: dict[str, str] = {}
+    paths: dict[str, str] = {}
     for place in places:
         for path in place.glob("python3.*"):
             minor = path.name[len("python3.") :]
-            if minor.isdigit() and f"3.{minor}" not in found and _runs(path):
-                found[f"3.{minor}"] = str(path)
-    return dict(sorted(found.items(), key=lambda item: int(item[0][2:])))
+            if minor.isdigit() and f"3.{minor}" not in paths and _runs(path):
+                paths[f"3.{minor}"] = str(path)
+    return dict(sorted(paths.items(), key=lambda item: int(item[0][2:])))
 
 
 def _runs(path: Path) -> bool:
@@ -44,7 +44,7 @@ def _runs(path: Path) -> bool:
 
 
 def needs(version: str) -> str:
-    """The path of this python; skips the test where there is none."""
+    """Return the path of this Python; skip the test if it is not installed."""
     import pytest
 
     path = PYTHONS.get(version)
@@ -57,7 +57,7 @@ PYTHONS = pythons()
 
 
 class Pipes:
-    """A started command with the face of the transport's `RemoteProcess`."""
+    """A started command with the interface of the transport's `RemoteProcess`."""
 
     def __init__(self, argv: Sequence[str], home: Path) -> None:
         self.popen = subprocess.Popen(
@@ -98,7 +98,7 @@ class Pipes:
         return self.popen.stderr.read()
 
     def close(self) -> None:
-        """The SSH command is over: its pipes are closed, and the agent ends by itself."""
+        """End the SSH command: its pipes are closed, and the agent exits on its own."""
         self.close_input()
         self.stdout.close()
         try:
@@ -117,7 +117,7 @@ def agent(home: Path, python: str = sys.executable, root: str = "~/root") -> Pip
 
 @contextlib.contextmanager
 def asked(home: Path, request: dict[str, Any], **options: Any) -> Iterator[AgentCall]:
-    """An agent that has got its request."""
+    """An agent that has received its request."""
     call = AgentCall(NODE, agent(home, **options), BUNDLE)  # type: ignore[arg-type]
     try:
         call.begin(request)
@@ -132,7 +132,7 @@ def ask(home: Path, request: dict[str, Any], **options: Any) -> dict[str, Any]:
 
 
 class LocalTransport:
-    """Runs commands here as a login shell would run them there; one node after the other."""
+    """Runs commands on this machine as a login shell would run them on a node; one node after the other."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -159,7 +159,7 @@ class LocalTransport:
 
 
 class PipeCluster(Cluster):
-    """The nodes of a conf.py, all on this machine, each with a home of its own."""
+    """The nodes of a conf.py, all on this machine, each with its own home directory."""
 
     def __init__(self, directory: Path, python: str, nodes: int = 2, **values: Any) -> None:
         short = {"GRACE_S": 1, "HEARTBEAT_S": 0.2, "PS_SECURITY": "none"}

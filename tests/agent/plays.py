@@ -1,4 +1,4 @@
-"""The lead, driven by hand: its clock, its supervisors' words, and everything that it did."""
+"""The lead, driven by hand: its clock, messages from its supervisors, and the record of its actions."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ PHASES = ("gathering", "pservers", "trainers", "running", "finishing")
 
 
 def one_each(nodes: int) -> list[tuple[str, int, int]]:
-    """A pserver and a trainer on every node."""
+    """Return a pserver and a trainer for every node."""
     return [(role, node, node) for role in ("pserver", "trainer") for node in range(nodes)]
 
 
 class Play:
-    """Every call returns the actions that it led to; `actions` holds all of them."""
+    """Drives a lead. Every call returns the actions that it caused; `actions` holds all of them."""
 
     def __init__(self, nodes: int = 2, processes: list[tuple[str, int, int]] | None = None, **options: bool) -> None:
         self.now = 1000.0
@@ -39,12 +39,12 @@ class Play:
         self, role: str, rank: int, code: int = 0, *, stopping: bool = False, port_taken: bool = False
     ) -> list[Action]:
         node = next(node for r, k, node in self.processes if (r, k) == (role, rank))
-        words = {
+        fields = {
             "message": f"exited with code {code}",
             "tail": ["last words"] if code else [],
             "port_taken": port_taken,
         }
-        return self.says(node, "exited", role=role, rank=rank, exit_code=code, stopping=stopping, t=1.0, **words)
+        return self.says(node, "exited", role=role, rank=rank, exit_code=code, stopping=stopping, t=1.0, **fields)
 
     def ready(self, rank: int) -> list[Action]:
         return self.says(rank % self.nodes, "ready", rank=rank, endpoint=f"host:{7000 + rank}")
@@ -59,7 +59,7 @@ class Play:
         return self._did([action for node in nodes for action in self.lead.alive(node, self.now)])
 
     def pass_time(self, seconds: float, alive: tuple[int, ...] = ()) -> list[Action]:
-        """Half a second at a time, `alive` nodes sending heartbeats."""
+        """Advance the clock by half a second at a time, with heartbeats from `alive` nodes."""
         done: list[Action] = []
         for _ in range(round(seconds * 2)):
             self.now += 0.5
@@ -68,7 +68,7 @@ class Play:
         return done
 
     def reach(self, phase: str) -> Play:
-        """Plays a run without trouble until the lead is in `phase`."""
+        """Play a run without failures until the lead is in `phase`."""
         ranks = {role: [k for r, k, _ in self.processes if r == role] for role in ("pserver", "trainer")}
         self.says(0, "hello")
         for reached in PHASES[1 : PHASES.index(phase) + 1]:
@@ -86,7 +86,7 @@ class Play:
         assert self.lead.phase == phase
         return self
 
-    # What it did.
+    # The lead's actions.
 
     def orders(self) -> list[str]:
         return [str(action.message["do"]) for action in self.actions if isinstance(action, SendOrder)]
@@ -98,7 +98,7 @@ class Play:
         return [note["phase"] for note in self.noted("phase")]
 
     def ended(self) -> dict[str, Any]:
-        """The one end: said to all, noted, and told to the loop, in this order and as the last actions."""
+        """Return the only end. It is sent to all nodes, recorded, and passed to the loop: in this order, and last."""
         (ended,) = self.noted("ended")
         assert self.lead.phase == "ended"
         assert [type(action) for action in self.actions[-3:]] == [RecordEvent, SendOrder, Finish]

@@ -1,4 +1,4 @@
-"""Relays for tests: real ones on loopback, a thread each, by the plan and the keys of the control side."""
+"""Relays for tests: real ones on loopback, one thread each, using the control machine's plan and keys."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ STREAM = hashlib.shake_128(b"stream").digest(3 << 20)
 
 
 class LyingRelay(Relay):
-    """Takes the right bytes and passes on wrong ones."""
+    """Reads the right bytes and passes on wrong ones."""
 
     def pass_on(self, piece: memoryview) -> memoryview:
         return memoryview(bytes(len(piece)))
 
 
 class Member:
-    """One node: `got` what it read, `broken` why its stream ended early, `lost` whom it gave up."""
+    """One node: `got` is what it read, `broken` why its stream ended early, `lost` the nodes that it gave up on."""
 
     def __init__(self, node: int, relay: Relay) -> None:
         self.node = node
@@ -41,7 +41,7 @@ class Member:
 
 
 class Relays:
-    """All nodes of one dispatch. The nodes in `dead` were planned, but nobody listens there."""
+    """All nodes of one dispatch. The nodes in `dead` were planned, but nothing listens there."""
 
     def __init__(
         self, count: int, *, dead: tuple[int, ...] = (), kinds: Mapping[int, type[Relay]] | None = None
@@ -54,7 +54,7 @@ class Relays:
             self.members[node].relay.close()
 
     def start(self, node: int, stream: bytes = STREAM, **changes: Any) -> Member:
-        """Starts this node's relay; `changes` go to its start."""
+        """Start this node's relay; `changes` override arguments of its start."""
         hop, member = self.hops[node], self.members[node]
         source = None if hop.upstream is not None else reader(stream)
         upstream = None if hop.upstream is None else name_of(hop.upstream)
@@ -69,7 +69,7 @@ class Relays:
     def run(
         self, *, without: tuple[int, ...] = (), reads: Mapping[int, Callable[[Member], None]] | None = None
     ) -> None:
-        """Starts all but `without` and lets them read, by `reads` or to the end; returns when they have finished."""
+        """Start all but `without`, let them read (by `reads`, or to the end), and return when they have finished."""
         members = [self.start(node) for node in self.members if node not in without]
         threads = [
             threading.Thread(target=member.run, args=((reads or {}).get(member.node, read_all),), daemon=True)
@@ -79,7 +79,7 @@ class Relays:
             thread.start()
         for thread in threads:
             thread.join(LIMIT_S)
-            assert not thread.is_alive(), "a node did not end"
+            assert not thread.is_alive(), "a node did not finish"
 
     def close(self) -> None:
         for member in self.members.values():
@@ -87,7 +87,7 @@ class Relays:
 
 
 def reader(stream: bytes) -> Callable[[int], bytes]:
-    """As standard input is read: pieces of uneven size."""
+    """Return a reader like standard input: it yields pieces of uneven size."""
     rest = memoryview(stream)
 
     def read(count: int) -> bytes:

@@ -1,4 +1,4 @@
-"""Specs of runs, and what supervisors share with their helpers, for tests that name only what matters to them."""
+"""Specs of runs, and the context that supervisors share with their helpers; a test passes only the values it needs."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def make_context(
     is_over: Callable[[], bool] = lambda: False,
     **values: Any,
 ) -> RunContext:
-    """`values` are those of the spec."""
+    """Return a context; `values` override those of the spec."""
     return RunContext(
         run or JobPaths(Path("JOB")).run("0001"),
         make_spec(**values),

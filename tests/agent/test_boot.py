@@ -1,4 +1,4 @@
-"""The first program on a node, in every python that this machine has; and whole runs in the oldest and the newest."""
+"""The first program on a node, in every Python of this machine; and whole runs in the oldest and the newest one."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ def test_the_agent_installs_itself_once_and_answers(version: str, tmp_path: Path
     assert (tmp_path / "home/root/.clusterctl").stat().st_mode & 0o077 == 0
 
 
-def test_a_python_without_its_whole_library_is_named(tmp_path: Path) -> None:
-    """As Debian's python3-minimal."""
+def test_a_python_with_an_incomplete_standard_library_is_named(tmp_path: Path) -> None:
+    """Like Debian's python3-minimal."""
     python = tmp_path / "python3"
     python.write_text("#!/bin/sh\necho \"ModuleNotFoundError: No module named 'json'\" >&2\nexit 1\n")
     python.chmod(0o755)
@@ -50,14 +50,14 @@ def test_a_python_without_its_whole_library_is_named(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(not TOO_OLD, reason="no python3 before 3.9 on this machine")
 @pytest.mark.parametrize("version", TOO_OLD)
-def test_an_old_python_says_so_and_what_to_do(version: str, tmp_path: Path) -> None:
+def test_an_error_about_an_old_python_says_what_to_do(version: str, tmp_path: Path) -> None:
     with pytest.raises(NodeError, match=f"python is {version}") as raised:
         ask(tmp_path / "home", JOBS, python=PYTHONS[version])
     assert raised.value.hint == "set PYTHON in conf.py to a python3 of version 3.9 or later"
     assert not (tmp_path / "home/root").exists()
 
 
-def test_a_directory_that_cannot_be_made_is_named(tmp_path: Path) -> None:
+def test_a_directory_that_cannot_be_created_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
     with pytest.raises(NodeError, match="cannot install the agent") as raised:
         ask(tmp_path / "home", JOBS, root=str(tmp_path / "file/root"))
@@ -77,7 +77,7 @@ def test_an_agent_that_arrives_damaged_is_not_installed(tmp_path: Path) -> None:
     assert not (tmp_path / "home/root/.clusterctl/lib" / BUNDLE.digest).exists()
 
 
-def test_an_agent_that_is_cut_off_while_it_arrives_leaves_nothing(tmp_path: Path) -> None:
+def test_an_agent_that_is_cut_off_in_transit_leaves_nothing(tmp_path: Path) -> None:
     process = agent(tmp_path / "home")
     code, data = boot_code(), BUNDLE.data
     process.write(b"%d\n%s%s\n" % (len(code), code, json.dumps(JOBS).encode()))
@@ -95,8 +95,8 @@ def test_many_agents_may_install_themselves_at_once(tmp_path: Path) -> None:
     for process in processes:
         process.write(b"%d\n%s%s\n" % (len(code), code, json.dumps(JOBS).encode()))
     needed = [json.loads(process.readline(1000)) for process in processes]
-    for process, said in zip(processes, needed, strict=True):
-        if "need" in said:
+    for process, reply in zip(processes, needed, strict=True):
+        if "need" in reply:
             process.write(b"%d\n%s" % (len(data), data))
     answers = [json.loads(process.readline(1000)) for process in processes]
     for process in processes:
@@ -105,14 +105,14 @@ def test_many_agents_may_install_themselves_at_once(tmp_path: Path) -> None:
     assert len(list((tmp_path / "home/root/.clusterctl/lib").iterdir())) == 1
 
 
-def test_an_unknown_request_is_refused_in_words(tmp_path: Path) -> None:
+def test_an_unknown_request_is_refused_with_a_message(tmp_path: Path) -> None:
     from clusterctl.errors import UsageError
 
     with pytest.raises(UsageError, match="does not know 'dance'"):
         ask(tmp_path / "home", {"op": "dance"})
 
 
-def test_the_runtimes_manifest_is_within_reach_of_a_python_with_nothing_installed() -> None:
+def test_a_python_with_nothing_installed_can_import_the_runtimes_manifest() -> None:
     """The supervisor runs with -I -S and writes manifests."""
     code = "import sys; sys.path.insert(0, sys.argv[1]); import clusterctl.common.manifest; print(*sys.modules)"
     root = Path(__file__).parents[2]
@@ -120,14 +120,14 @@ def test_the_runtimes_manifest_is_within_reach_of_a_python_with_nothing_installe
     assert not {"numpy", "zmq"} & set(done.stdout.split())
 
 
-# Whole runs: dispatch, start, status, stop; two nodes, no SSH, processes that are plain programs.
+# Whole runs: dispatch, start, status and stop on two nodes, without SSH; the processes are plain programs.
 
 SERVER = "import time\nwhile True: time.sleep(60)\n"
 WORKS = "import os\nprint('trainer', os.environ['CLUSTERCTL_RANK'], os.environ['CLUSTERCTL_PSERVERS'])\n"
 
 
 def cluster_of(tmp_path: Path, python: str) -> PipeCluster:
-    """Plain processes instead of our pservers: nodes need no numpy."""
+    """Start plain processes instead of our pservers, so that nodes need no numpy."""
     return PipeCluster(tmp_path, python, PSERVER_COMMAND="python server.py", ENGINE="clusterctl")
 
 
@@ -157,8 +157,8 @@ def test_a_run_succeeds_in_the_oldest_and_in_the_newest_python(
     assert wait_until(lambda: status(cluster, job).state == "succeeded", 20), status(cluster, job)
     for node in range(2):
         directory = cluster.home(node) / "clusterctl" / job
-        said = (directory / "log/train.log").read_text()
-        ports = re.fullmatch(rf"trainer {node} 127\.0\.0\.1:(\d+),127\.0\.0\.1:(\d+)\n", said)
+        output = (directory / "log/train.log").read_text()
+        ports = re.fullmatch(rf"trainer {node} 127\.0\.0\.1:(\d+),127\.0\.0\.1:(\d+)\n", output)
         assert ports
         assert ports[1] != ports[2]  # both nodes are on this machine
         assert (directory / "nodefile").read_text() == f"{node}\n"
@@ -191,29 +191,27 @@ def test_a_run_is_stopped_in_the_oldest_and_in_the_newest_python(
     assert wait_until(lambda: not cluster.left(), 10), cluster.left()
 
 
-def test_nodes_that_wait_long_for_the_others_to_be_ready_are_kept_waiting(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_nodes_that_wait_long_for_the_others_get_keepalives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(keepalive, "PATIENCE_S", 0.01)
     cluster = cluster_of(tmp_path, sys.executable)
-    told: set[str] = set()
+    waiting: set[str] = set()
     real = AgentCall.send
 
     def send(call: AgentCall, message: dict[str, Any]) -> None:
         if "wait" in message:
-            told.add(call.node.label)
+            waiting.add(call.node.label)
         real(call, message)
 
     def on_go(run: Run) -> None:
-        told.clear()  # while they were sent the workspace
-        assert wait_until(lambda: len(told) == 2)
+        waiting.clear()  # while the workspace was being sent to them
+        assert wait_until(lambda: len(waiting) == 2)
 
     monkeypatch.setattr(AgentCall, "send", send)
     job = begin(cluster, tmp_path / "workspace", WORKS, monkeypatch, on_go)
     assert wait_until(lambda: status(cluster, job).state == "succeeded", 20), status(cluster, job)
 
 
-def test_a_lead_whose_answer_is_lost_is_not_left_running(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lead_whose_answer_was_lost_is_not_left_running(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     cluster = cluster_of(tmp_path, sys.executable)
     real = AgentCall.result
 
@@ -230,7 +228,7 @@ def test_a_lead_whose_answer_is_lost_is_not_left_running(tmp_path: Path, monkeyp
     assert wait_until(lambda: not cluster.left(), 10), cluster.left()
 
 
-def test_a_supervisor_killed_with_its_processes_leaves_nothing_and_is_called_lost(
+def test_a_supervisor_killed_with_its_processes_leaves_nothing_and_is_reported_lost(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cluster = cluster_of(tmp_path, sys.executable)

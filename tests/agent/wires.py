@@ -1,4 +1,4 @@
-"""Runs' keys, TLS sockets and reactors for tests: real ones, on loopback."""
+"""Keys of runs, TLS sockets and event loops for tests: real ones, on loopback."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ LIMIT_S = 20.0
 
 
 class Keys:
-    """The keys of one run, on disk for each of its nodes as a start leaves them there."""
+    """The keys of one run, on disk for each of its nodes as a start leaves them."""
 
     def __init__(self, directory: Path, nodes: int = 3) -> None:
         hosts = [f"127.0.0.{node + 1}" for node in range(nodes)]
@@ -46,7 +46,7 @@ class Keys:
 
 
 def run_until(loop: EventLoop, condition: Callable[[], object], limit_s: float = LIMIT_S) -> None:
-    """Turns the loop until the condition holds; fails when it never does."""
+    """Turn the loop until the condition holds; fail if it does not in time."""
     deadline = time.monotonic() + limit_s
     loop._stopped = False
 
@@ -58,11 +58,11 @@ def run_until(loop: EventLoop, condition: Callable[[], object], limit_s: float =
 
     look()
     loop.run()
-    assert condition(), "it did not come about in time"
+    assert condition(), "the condition did not hold in time"
 
 
 class Ends:
-    """Two TLS connections to each other; what arrives, in order, and why they closed."""
+    """Two TLS connections to each other: the messages that arrive, in order, and why the connections closed."""
 
     def __init__(self, loop: EventLoop, server: RunPaths, client: RunPaths) -> None:
         self.opened: dict[str, int] = {}
@@ -93,7 +93,7 @@ class Ends:
 
 
 class Lead:
-    """A `LeadServer` on a free port: what it noted, ordered here, and asked to be written."""
+    """A `LeadServer` on a free port: its recorded events, its local orders, and the files it asked to write."""
 
     def __init__(
         self, loop: EventLoop, keys: Keys, *, members: Sequence[int] = (0, 1), heartbeat_s: float = 0.05, **spec: Any
@@ -130,7 +130,7 @@ class Lead:
 
 
 class Follower:
-    """A `LeadClient`: the orders that came, and why the lead was given up."""
+    """A `LeadClient`: the orders it received, and why it gave the lead up."""
 
     def __init__(
         self,
@@ -160,7 +160,7 @@ class Follower:
 
 
 def free_ports() -> range:
-    """A port that is free now, and some behind it."""
+    """Return a port that is free now, followed by some other free ones."""
     with socket.socket() as sock:
         sock.bind(("", 0))
         first = sock.getsockname()[1]

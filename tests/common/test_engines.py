@@ -1,4 +1,4 @@
-"""The variables of each engine, to the letter, and which processes are given a port."""
+"""The exact environment variables of each engine, and which processes are given a port."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ SERVER, FIRST, SECOND = PROCESSES
 
 
 def variables(engine: str, process: ProcessSpec, endpoints: dict[str, str] | None = None) -> dict[str, str]:
-    found = ENGINES[engine].variables(SPEC, process, endpoints or ENDPOINTS)
-    assert all(isinstance(value, str) for value in found.values())
-    return found
+    values = ENGINES[engine].variables(SPEC, process, endpoints or ENDPOINTS)
+    assert all(isinstance(value, str) for value in values.values())
+    return values
 
 
 def test_paddle() -> None:
@@ -38,10 +38,10 @@ def test_paddle() -> None:
     assert variables("paddle", SECOND) == {**common, "PADDLE_TRAINER_ID": "3", "PADDLE_PORT": "7167"}
 
 
-def test_a_paddle_process_finds_itself_in_a_list_by_ipv6_too() -> None:
-    ends = {name: end.replace("10.0.0.", "[fd00::").replace(":7", "]:7") for name, end in ENDPOINTS.items()}
-    found = variables("paddle", SERVER, ends)
-    assert f"{found['POD_IP']}:{found['PADDLE_PORT']}" in found["PADDLE_PSERVERS_IP_PORT_LIST"].split(",")
+def test_a_paddle_process_finds_itself_in_a_list_of_ipv6_addresses_too() -> None:
+    endpoints = {name: end.replace("10.0.0.", "[fd00::").replace(":7", "]:7") for name, end in ENDPOINTS.items()}
+    values = variables("paddle", SERVER, endpoints)
+    assert f"{values['POD_IP']}:{values['PADDLE_PORT']}" in values["PADDLE_PSERVERS_IP_PORT_LIST"].split(",")
 
 
 def test_torch() -> None:
@@ -86,15 +86,15 @@ def test_dmlc(process: ProcessSpec, own: dict[str, str]) -> None:
 
 
 def test_tensorflow() -> None:
-    found = json.loads(variables("tensorflow", SERVER)["TF_CONFIG"])
-    assert found["task"] == {"type": "ps", "index": 1}
-    assert found["cluster"]["ps"] == ["10.0.0.1:7165", "10.0.0.2:7165"]
-    assert found["cluster"]["worker"][3] == "10.0.0.2:7167"
+    config = json.loads(variables("tensorflow", SERVER)["TF_CONFIG"])
+    assert config["task"] == {"type": "ps", "index": 1}
+    assert config["cluster"]["ps"] == ["10.0.0.1:7165", "10.0.0.2:7165"]
+    assert config["cluster"]["worker"][3] == "10.0.0.2:7167"
     assert json.loads(variables("tensorflow", SECOND)["TF_CONFIG"])["task"] == {"type": "worker", "index": 3}
 
 
 @pytest.mark.parametrize("engine", ["clusterctl", "none"])
-def test_others_find_nothing_that_makes_a_library_wait_for_peers(engine: str) -> None:
+def test_other_engines_set_no_variable_that_makes_a_library_wait_for_peers(engine: str) -> None:
     assert [variables(engine, process) for process in PROCESSES] == [{}, {}, {}]
 
 
@@ -110,11 +110,11 @@ def test_others_find_nothing_that_makes_a_library_wait_for_peers(engine: str) ->
         ("tensorflow", {"pserver1", "trainer0", "trainer2"}),
     ],
 )
-def test_a_port_is_chosen_for_who_is_told_one(engine: str, with_ports: set[str]) -> None:
+def test_ports_are_chosen_for_the_processes_that_need_them(engine: str, with_ports: set[str]) -> None:
     zero = make_process("trainer", 0)
     candidates = [SERVER, zero, FIRST, *([SCHEDULER] if ENGINES[engine].scheduled else [])]
     assert {process.name for process in candidates if has_port(engine, process)} == with_ports
 
 
-def test_our_own_pservers_choose_their_ports_themselves() -> None:
+def test_our_own_pservers_choose_their_own_ports() -> None:
     assert not has_port("clusterctl", SERVER.replace(ours=True))

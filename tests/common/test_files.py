@@ -1,4 +1,4 @@
-"""Files that nobody sees half written, and where this node is reached."""
+"""Atomic file writes, and the address at which this node is reached."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from clusterctl.common.files import read_json, write_atomic, write_json
 from clusterctl.common.paths import JobPaths, expand, find_jobs, job_key, log_stem
 
 
-def test_a_file_is_written_private_and_leaves_nothing_beside_it(tmp_path: Path) -> None:
+def test_a_file_is_written_with_private_mode_and_leaves_nothing_beside_it(tmp_path: Path) -> None:
     write_atomic(tmp_path / "f", b"one")
     write_atomic(tmp_path / "f", b"two")
     assert (tmp_path / "f").read_bytes() == b"two"
@@ -23,7 +23,7 @@ def test_a_file_is_written_private_and_leaves_nothing_beside_it(tmp_path: Path) 
     assert [path.name for path in tmp_path.iterdir()] == ["f"]
 
 
-def test_a_write_that_fails_leaves_what_was_there(tmp_path: Path) -> None:
+def test_a_failed_write_keeps_the_existing_file(tmp_path: Path) -> None:
     (tmp_path / "f").mkdir()
     with pytest.raises(OSError, match="directory"):
         write_atomic(tmp_path / "f", b"data")
@@ -32,7 +32,7 @@ def test_a_write_that_fails_leaves_what_was_there(tmp_path: Path) -> None:
         write_atomic(tmp_path / "missing" / "f", b"data")
 
 
-def test_a_link_beside_the_place_is_not_written_through(tmp_path: Path) -> None:
+def test_a_link_at_the_temporary_name_is_not_followed(tmp_path: Path) -> None:
     victim = tmp_path / "victim"
     victim.write_text("mine")
     (tmp_path / f".f.{os.getpid()}").symlink_to(victim)
@@ -41,7 +41,7 @@ def test_a_link_beside_the_place_is_not_written_through(tmp_path: Path) -> None:
     assert victim.read_text() == "mine"
 
 
-def test_a_link_in_its_place_is_replaced_and_not_followed(tmp_path: Path) -> None:
+def test_a_link_at_the_target_is_replaced_and_not_followed(tmp_path: Path) -> None:
     victim = tmp_path / "victim"
     victim.write_text("mine")
     (tmp_path / "f").symlink_to(victim)
@@ -50,7 +50,7 @@ def test_a_link_in_its_place_is_replaced_and_not_followed(tmp_path: Path) -> Non
     assert not (tmp_path / "f").is_symlink()
 
 
-def test_a_reader_beside_a_writer_always_sees_a_whole_file(tmp_path: Path) -> None:
+def test_a_concurrent_reader_always_sees_a_complete_file(tmp_path: Path) -> None:
     path = tmp_path / "state.json"
     write_json(path, {"n": 0, "rest": "x" * 100_000}, durable=False)
     seen: set[int] = set()
@@ -71,16 +71,16 @@ def test_a_reader_beside_a_writer_always_sees_a_whole_file(tmp_path: Path) -> No
     assert seen
 
 
-def test_json_that_is_not_there_or_was_cut_off_by_a_power_failure_is_none(tmp_path: Path) -> None:
+def test_json_that_is_missing_or_was_truncated_by_a_power_failure_is_none(tmp_path: Path) -> None:
     assert read_json(tmp_path / "none.json") is None
     (tmp_path / "half.json").write_text('{"a":')
     assert read_json(tmp_path / "half.json") is None
 
 
-# Where this node is reached.
+# The address at which this node is reached.
 
 
-def test_an_address_of_conf_py_wins(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_address_in_conf_py_takes_precedence(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SSH_CONNECTION", "10.0.0.9 5000 10.0.0.1 22")
     assert find_address("10.9.9.9", "lo") == "10.9.9.9"
 
@@ -91,7 +91,7 @@ def test_an_interface_gives_its_address(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 @pytest.mark.parametrize("nic", ["nope0", "a-name-that-is-far-too-long-for-an-interface"])
-def test_an_interface_that_is_not_there_is_named_beside_those_that_are(nic: str) -> None:
+def test_an_error_about_a_missing_interface_lists_the_existing_ones(nic: str) -> None:
     with pytest.raises(AgentError, match="there is no interface") as raised:
         find_address(None, nic)
     assert "lo" in str(raised.value.hint)
@@ -104,15 +104,15 @@ def test_an_interface_that_is_not_there_is_named_beside_those_that_are(nic: str)
         ("::1 5000 2001:db8::1 22", "2001:db8::1"),
     ],
 )
-def test_else_it_is_where_ssh_came_to(monkeypatch: pytest.MonkeyPatch, connection: str, address: str) -> None:
+def test_by_default_the_address_is_that_of_the_ssh_connection(
+    monkeypatch: pytest.MonkeyPatch, connection: str, address: str
+) -> None:
     monkeypatch.setenv("SSH_CONNECTION", connection)
     assert find_address(None, None) == address
 
 
 @pytest.mark.parametrize("connection", ["", "garbage", "fe80::9%eth0 5000 fe80::1%eth0 22"])
-def test_an_address_that_nobody_knows_is_an_error_with_a_remedy(
-    monkeypatch: pytest.MonkeyPatch, connection: str
-) -> None:
+def test_an_unknown_address_is_an_error_with_a_hint(monkeypatch: pytest.MonkeyPatch, connection: str) -> None:
     monkeypatch.setenv("SSH_CONNECTION", connection)
     with pytest.raises(AgentError) as raised:
         find_address(None, None)
@@ -122,7 +122,7 @@ def test_an_address_that_nobody_knows_is_an_error_with_a_remedy(
 # Paths.
 
 
-def test_a_tilde_is_this_accounts_home_and_nothing_else_is_followed(
+def test_a_tilde_is_this_accounts_home_and_nothing_else_is_expanded(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
@@ -130,7 +130,7 @@ def test_a_tilde_is_this_accounts_home_and_nothing_else_is_followed(
     assert expand("/x/~") == Path("/x/~")
 
 
-def test_jobs_are_found_newest_first_and_by_number_not_by_letters(tmp_path: Path) -> None:
+def test_jobs_are_listed_newest_first_in_numerical_order(tmp_path: Path) -> None:
     names = ["JOB20261121-081530", "JOB20261121-081530-2", "JOB20261121-081530-10", "JOB20261120-235959"]
     for name in names:
         JobPaths(tmp_path / name).meta.mkdir(parents=True)

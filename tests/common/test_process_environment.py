@@ -1,4 +1,4 @@
-"""What a started process finds in its environment, as a pure function."""
+"""The environment of a started process, computed by a pure function."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def made(spec: dict[str, Any] | None = None, facts: dict[str, Any] | None = None
     )
 
 
-def test_ours_and_the_old_launchers_names_are_there() -> None:
+def test_our_names_and_those_of_the_old_launcher_are_set() -> None:
     env = made()
     wanted = {
         "CLUSTERCTL_JOB_DIR": "/jobs/J",
@@ -56,7 +56,7 @@ def test_ours_and_the_old_launchers_names_are_there() -> None:
     assert all(isinstance(value, str) for value in env.values())
 
 
-def test_the_users_variables_win_over_what_was_inherited_but_not_over_ours() -> None:
+def test_the_users_variables_override_inherited_ones_but_not_ours() -> None:
     env = made({"env": {"PATH": "/mine", "CLUSTERCTL_RANK": "99", "A": "b c"}})
     assert (env["PATH"], env["CLUSTERCTL_RANK"], env["A"]) == ("/mine", "2", "b c")
 
@@ -82,12 +82,12 @@ def test_threads_share_the_nodes_cores(cores: int, processes: int, threads: str)
     assert env["OMP_NUM_THREADS"] == env["OPENBLAS_NUM_THREADS"] == threads
 
 
-def test_threads_that_are_set_stay() -> None:
+def test_a_given_number_of_threads_is_kept() -> None:
     env = made({"env": {"OMP_NUM_THREADS": "3"}}, {"inherited": {"OPENBLAS_NUM_THREADS": "5"}})
     assert (env["OMP_NUM_THREADS"], env["OPENBLAS_NUM_THREADS"]) == ("3", "5")
 
 
-def test_a_library_path_of_conf_py_is_passed_on_and_none_leaves_the_inherited_one() -> None:
+def test_a_library_path_in_conf_py_is_passed_on_and_without_one_the_inherited_one_is_kept() -> None:
     inherited = {"inherited": {"LD_LIBRARY_PATH": "/theirs"}}
     assert made({"ld_library_path": "/opt/lib"}, inherited)["LD_LIBRARY_PATH"] == "/opt/lib"
     assert made({}, inherited)["LD_LIBRARY_PATH"] == "/theirs"
@@ -99,7 +99,7 @@ def test_variables_that_make_other_libraries_wait_for_peers_are_not_set() -> Non
     assert not stray & set(made())
 
 
-def test_nothing_that_was_given_is_changed() -> None:
+def test_arguments_are_not_changed() -> None:
     facts, spec = FACTS._replace(inherited={"PATH": "/bin"}), make_spec(**{**SPEC, "env": {"A": "1"}})
     environment(spec, TRAINER, facts)
     assert facts.inherited == {"PATH": "/bin"}

@@ -1,4 +1,4 @@
-"""Processes of this node: named for good, found by their environment, ended whatever they do."""
+"""Processes on this node: identified beyond their pid, found by their environment, killed whatever they do."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ LEAVES_GRANDCHILD = (
 
 @contextmanager
 def running(directory: Path, code: str = SLEEPS, run: str = "0001", **env: str) -> Iterator[subprocess.Popen[bytes]]:
-    """A program of a run that has said its first line."""
+    """A program of a run that has printed its first line."""
     marks = run_environment(directory, run)
     process = subprocess.Popen(
         [sys.executable, "-c", code], env={**os.environ, **marks, **env}, stdout=subprocess.PIPE, start_new_session=True
@@ -52,8 +52,8 @@ def running(directory: Path, code: str = SLEEPS, run: str = "0001", **env: str) 
         process.stdout.close()
 
 
-def found(directory: Path, run: str | None = None) -> list[int]:
-    return sorted(who.pid for who in find_by_environment(run_environment(directory, run)))
+def pids_of(directory: Path, run: str | None = None) -> list[int]:
+    return sorted(identity.pid for identity in find_by_environment(run_environment(directory, run)))
 
 
 def test_this_very_process_is_known_and_alive() -> None:
@@ -66,7 +66,7 @@ def test_this_very_process_is_known_and_alive() -> None:
     assert memory > 1 << 20
 
 
-def test_a_pid_that_is_used_again_is_somebody_else() -> None:
+def test_a_reused_pid_is_a_different_process() -> None:
     me = identify(os.getpid())
     assert me is not None
     assert not is_alive(Identity(me.pid, me.ticks - 1, me.boot))
@@ -74,81 +74,81 @@ def test_a_pid_that_is_used_again_is_somebody_else() -> None:
     assert not is_alive(None)
 
 
-def test_nobody_has_a_pid_that_is_not_there() -> None:
+def test_an_unused_pid_has_no_identity() -> None:
     assert identify(2**22 + 1) is None
     assert cpu_and_memory(2**22 + 1) is None
 
 
-def test_a_signal_reaches_the_process_that_was_meant_and_no_other(tmp_path: Path) -> None:
+def test_a_signal_reaches_only_the_intended_process(tmp_path: Path) -> None:
     with running(tmp_path) as process:
-        who = identify(process.pid)
-        assert who is not None
-        send_signal(Identity(who.pid, who.ticks + 1, who.boot), signal.SIGKILL)
+        identity = identify(process.pid)
+        assert identity is not None
+        send_signal(Identity(identity.pid, identity.ticks + 1, identity.boot), signal.SIGKILL)
         assert process.poll() is None
-        send_signal(who, signal.SIGKILL)
+        send_signal(identity, signal.SIGKILL)
         assert process.wait(10) == -signal.SIGKILL
-        send_signal(who, signal.SIGKILL)
+        send_signal(identity, signal.SIGKILL)
 
 
 def test_a_zombie_is_not_alive(tmp_path: Path) -> None:
     with running(tmp_path, "print('up')") as process:
         assert wait_until(lambda: identify(process.pid) is None, 10)
-        os.kill(process.pid, 0)  # it is there still
-        assert found(tmp_path) == []
+        os.kill(process.pid, 0)  # it still exists
+        assert pids_of(tmp_path) == []
 
 
-def test_a_process_with_brackets_and_spaces_in_its_name_is_known(tmp_path: Path) -> None:
+def test_a_process_with_brackets_and_spaces_in_its_name_is_identified(tmp_path: Path) -> None:
     program = tmp_path / "a) R (b"
     program.symlink_to("/bin/sleep")
     with subprocess.Popen([program, "600"]) as process:
         try:
-            who = identify(process.pid)
-            assert who is not None
-            assert who.ticks >= identify(os.getpid()).ticks  # type: ignore[union-attr]
+            identity = identify(process.pid)
+            assert identity is not None
+            assert identity.ticks >= identify(os.getpid()).ticks  # type: ignore[union-attr]
         finally:
             process.kill()
 
 
-def test_processes_are_found_by_job_and_run_and_not_by_likeness(tmp_path: Path) -> None:
+def test_processes_are_found_by_exact_job_and_run(tmp_path: Path) -> None:
     with (
         running(tmp_path / "JOB") as first,
         running(tmp_path / "JOB", run="0002") as second,
         running(tmp_path / "JOB-2"),
         running(tmp_path / "other", OTHER=f"CLUSTERCTL_JOB_DIR={tmp_path / 'JOB'}"),
     ):
-        assert found(tmp_path / "JOB", "0001") == [first.pid]
-        assert found(tmp_path / "JOB") == sorted([first.pid, second.pid])
+        assert pids_of(tmp_path / "JOB", "0001") == [first.pid]
+        assert pids_of(tmp_path / "JOB") == sorted([first.pid, second.pid])
 
 
-def test_a_grandchild_in_a_session_of_its_own_is_found_after_its_parent_has_gone(tmp_path: Path) -> None:
+def test_a_grandchild_in_its_own_session_is_found_after_its_parent_has_exited(tmp_path: Path) -> None:
     with running(tmp_path, LEAVES_GRANDCHILD % SLEEPS) as process:
         grandchild = int(process.first_line)  # type: ignore[attr-defined]
         process.wait(10)
-        assert found(tmp_path) == [grandchild]
+        assert pids_of(tmp_path) == [grandchild]
         assert end_all(lambda: find_by_environment(run_environment(tmp_path)), 5.0) == (1, 0, 0)
     assert_none_left("CLUSTERCTL_JOB_DIR", str(tmp_path))
 
 
-def test_who_obeys_is_ended_without_kill(tmp_path: Path) -> None:
+def test_a_process_that_obeys_term_is_not_killed(tmp_path: Path) -> None:
     with running(tmp_path) as one, running(tmp_path) as two:
         assert end_all(lambda: find_by_environment(run_environment(tmp_path)), 10.0) == (2, 0, 0)
         assert (one.wait(5), two.wait(5)) == (-signal.SIGTERM, -signal.SIGTERM)
 
 
-def test_who_ignores_term_is_killed_after_the_grace(tmp_path: Path) -> None:
+def test_a_process_that_ignores_term_is_killed_after_the_grace_period(tmp_path: Path) -> None:
     with running(tmp_path, IGNORES) as stubborn, running(tmp_path) as other:
         assert end_all(lambda: find_by_environment(run_environment(tmp_path)), 0.3) == (2, 1, 0)
         assert (stubborn.wait(5), other.wait(5)) == (-signal.SIGKILL, -signal.SIGTERM)
 
 
-def test_without_a_grace_it_is_killed_at_once(tmp_path: Path) -> None:
+def test_without_a_grace_period_it_is_killed_at_once(tmp_path: Path) -> None:
     with running(tmp_path, IGNORES) as stubborn:
         assert end_all(lambda: find_by_environment(run_environment(tmp_path)), 0.0)[2] == 0
         assert stubborn.wait(5) == -signal.SIGKILL
 
 
-def test_who_comes_up_while_others_are_ended_is_ended_too(tmp_path: Path) -> None:
-    """A child that starts another one when it gets TERM."""
+def test_a_process_that_starts_while_others_are_ended_is_ended_too(tmp_path: Path) -> None:
+    """A child starts another one when it gets TERM."""
     code = (
         "import signal, subprocess, sys, time\n"
         "def term(*_):\n"
@@ -163,14 +163,14 @@ def test_who_comes_up_while_others_are_ended_is_ended_too(tmp_path: Path) -> Non
     assert_none_left("CLUSTERCTL_JOB_DIR", str(tmp_path))
 
 
-def test_nothing_to_end_takes_no_time_and_is_no_error() -> None:
+def test_having_nothing_to_end_takes_no_time_and_is_not_an_error() -> None:
     assert end_all(lambda: [], 1000.0) == (0, 0, 0)
 
 
-def test_who_got_the_number_of_a_process_that_ended_under_the_search_is_not_taken_for_it(
+def test_a_process_that_reuses_a_pid_during_the_search_is_not_taken_for_the_old_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Until its environment is read the number is that of a process of the run, from then on a stranger's."""
+    """Until its environment is read, the pid belongs to a process of the run; after that, to a stranger."""
     read_environment, read_stat, read = procfs.environment_of, procfs.stat_fields, set[int]()
 
     with running(tmp_path / "stranger") as stranger, running(tmp_path / "ours") as ours:
@@ -190,20 +190,20 @@ def test_who_got_the_number_of_a_process_that_ended_under_the_search_is_not_take
 
         monkeypatch.setattr(procfs, "environment_of", environment_of)
         monkeypatch.setattr(procfs, "stat_fields", stat_fields)
-        assert found(tmp_path / "ours") == [ours.pid]
-        assert read, "it was looked at"
+        assert pids_of(tmp_path / "ours") == [ours.pid]
+        assert read, "its environment was read"
 
 
 def test_hundreds_of_processes_end_together(tmp_path: Path) -> None:
     code = f"import os, time\nfor _ in range(9):\n    os.fork()\n{SLEEPS}"
     with running(tmp_path, code):
-        assert wait_until(lambda: len(found(tmp_path)) == 512, 30)
+        assert wait_until(lambda: len(pids_of(tmp_path)) == 512, 30)
         count, _, survivors = end_all(lambda: find_by_environment(run_environment(tmp_path)), 30.0)
     assert (count, survivors) == (512, 0)
 
 
-def test_who_starts_another_instead_of_ending_is_ended_all_the_same(tmp_path: Path) -> None:
-    """Each TERM makes it fork and exit; each of its children does the same."""
+def test_a_process_that_starts_another_instead_of_exiting_is_ended_anyway(tmp_path: Path) -> None:
+    """Each TERM makes it fork and exit, and each of its children does the same."""
     code = (
         "import os, signal, time\n"
         "def term(*_):\n"
@@ -221,8 +221,8 @@ def test_who_starts_another_instead_of_ending_is_ended_all_the_same(tmp_path: Pa
     assert_none_left("CLUSTERCTL_JOB_DIR", str(tmp_path))
 
 
-def test_processes_that_live_for_a_moment_and_start_the_next_one_are_seen(tmp_path: Path) -> None:
-    """A search that looks at everybody once would find none of them, and say that nothing is left."""
+def test_short_lived_processes_that_start_the_next_one_are_found(tmp_path: Path) -> None:
+    """A search that looks at each process once would find none of them, and report that nothing is left."""
     code = (
         "import os, signal, time\n"
         "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
@@ -240,27 +240,27 @@ def test_processes_that_live_for_a_moment_and_start_the_next_one_are_seen(tmp_pa
     assert_none_left("CLUSTERCTL_JOB_DIR", str(tmp_path))
 
 
-@pytest.mark.skipif(os.getuid() != 0, reason="needs root, to start a process of another account")
-def test_processes_of_other_accounts_are_not_ours(tmp_path: Path) -> None:
+@pytest.mark.skipif(os.getuid() != 0, reason="needs root to start a process as another account")
+def test_processes_of_other_accounts_are_ignored(tmp_path: Path) -> None:
     tmp_path.chmod(0o755)
     env = {"PATH": os.environ["PATH"], **run_environment(tmp_path)}
     with subprocess.Popen(["/bin/sleep", "600"], env=env, user=65534, cwd="/") as process:
         try:
             assert wait_until(lambda: identify(process.pid) is not None, 5)
-            assert found(tmp_path) == []
+            assert pids_of(tmp_path) == []
         finally:
             process.kill()
 
 
-def test_an_identity_goes_through_json() -> None:
-    who = Identity(1, 2, "boot")
-    assert Identity(*list(who)) == who
+def test_an_identity_survives_json() -> None:
+    identity = Identity(1, 2, "boot")
+    assert Identity(*list(identity)) == identity
 
 
-def test_a_process_that_is_becoming_another_program_is_looked_at_again(
+def test_a_process_that_is_executing_another_program_is_checked_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In between it has no environment; a search that passed it over would call a job stopped that is not."""
+    """While it changes programs it has no environment; a search that skipped it would report the job as stopped."""
     real, looks = procfs.environment_of, {"some": 2}
 
     with running(tmp_path) as program:
@@ -272,13 +272,13 @@ def test_a_process_that_is_becoming_another_program_is_looked_at_again(
             return {b""}
 
         monkeypatch.setattr(procfs, "environment_of", later)
-        assert [who.pid for who in find_by_environment(run_environment(tmp_path))] == [program.pid]
+        assert [identity.pid for identity in find_by_environment(run_environment(tmp_path))] == [program.pid]
 
 
-def test_a_process_without_any_environment_does_not_hold_up_the_search(tmp_path: Path) -> None:
+def test_a_process_without_any_environment_does_not_delay_the_search(tmp_path: Path) -> None:
     with subprocess.Popen(["sleep", "600"], env={}) as bare, running(tmp_path) as program:
         try:
             assert wait_until(lambda: procfs.environment_of(bare.pid) == {b""}, 5)
-            assert [who.pid for who in find_by_environment(run_environment(tmp_path))] == [program.pid]
+            assert [identity.pid for identity in find_by_environment(run_environment(tmp_path))] == [program.pid]
         finally:
             bare.kill()

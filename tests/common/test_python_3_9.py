@@ -1,4 +1,4 @@
-"""The unit tests of `common`, run by Python 3.9, the oldest one that a node may have."""
+"""The unit tests of `common`, run by Python 3.9, the oldest version that a node may have."""
 
 from __future__ import annotations
 

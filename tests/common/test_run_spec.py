@@ -1,4 +1,4 @@
-"""The spec of a run: from JSON and back, as older and newer versions write it."""
+"""The spec of a run: parsed from JSON and written back, including specs of older and newer versions."""
 
 from __future__ import annotations
 
@@ -20,40 +20,40 @@ from clusterctl.common.records import RecordError
 from clusterctl.common.run_spec import LeadAddress, LeftOut, Recovery, RunSpec, RunSummary, Timing
 
 RECORDED = Path(__file__).parent / "recorded"
-#: By its name a plan of three hosts, and the spec of its last node, as made before there was a `RunSpec`.
+# : By name, a plan of three hosts, and the spec of its last node as it was before there was a `RunSpec`.
 PLANNED: dict[str, Any] = json.loads((RECORDED / "planned_specs.json").read_text())
-#: As on the disk of that node: in a Python environment, and rolled back once.
+# : As on that node's disk: in a Python environment, and rolled back once.
 OLD: dict[str, Any] = json.loads((RECORDED / "spec.json").read_text())
-WHOLE = st.integers(-(2**63), 2**63)
+INTEGERS = st.integers(-(2**63), 2**63)
 SECONDS = st.floats(0, 1e6) | st.integers(0, 10**6)
 STRINGS = st.lists(st.text(), max_size=3)
 
 
 @pytest.mark.parametrize("value", [OLD, *(case["spec"] for case in PLANNED.values())], ids=["old", *PLANNED])
-def test_what_is_read_is_written_again_to_the_byte(value: dict[str, Any]) -> None:
+def test_a_spec_is_written_back_exactly_as_it_was_read(value: dict[str, Any]) -> None:
     written = RunSpec.from_json(value).to_json()
     assert json.dumps(written, sort_keys=True) == json.dumps(value, sort_keys=True)
 
 
 @given(
     st.fixed_dictionaries(
-        {"job": st.text(), "run": st.text(), "node": WHOLE},
+        {"job": st.text(), "run": st.text(), "node": INTEGERS},
         optional={
-            "members": st.lists(WHOLE, max_size=3),
+            "members": st.lists(INTEGERS, max_size=3),
             "mode": st.text(),
             "key_cache": st.booleans(),
             "grace_s": SECONDS,
             "stall_s": SECONDS,
             "time_limit_s": st.none() | SECONDS,
-            "open_files": st.none() | WHOLE,
+            "open_files": st.none() | INTEGERS,
             "env": st.dictionaries(st.text(), st.text(), max_size=3),
-            "restarts": st.dictionaries(st.sampled_from(["pserver", "trainer"]), WHOLE),
+            "restarts": st.dictionaries(st.sampled_from(["pserver", "trainer"]), INTEGERS),
             "arguments": STRINGS,
-            "lead": st.none() | st.fixed_dictionaries({"host": st.text(), "port": WHOLE}),
+            "lead": st.none() | st.fixed_dictionaries({"host": st.text(), "port": INTEGERS}),
             "save_every": st.none() | st.fixed_dictionaries({"unit": st.text(), "n": SECONDS}),
             "processes": st.lists(
                 st.fixed_dictionaries(
-                    {"role": st.text(), "rank": WHOLE, "index": WHOLE, "argv": STRINGS, "ours": st.booleans()}
+                    {"role": st.text(), "rank": INTEGERS, "index": INTEGERS, "argv": STRINGS, "ours": st.booleans()}
                 ),
                 max_size=3,
             ),
@@ -62,13 +62,13 @@ def test_what_is_read_is_written_again_to_the_byte(value: dict[str, Any]) -> Non
         },
     )
 )
-def test_whatever_is_given_is_written_and_the_rest_has_its_default(value: dict[str, Any]) -> None:
+def test_given_values_are_written_and_the_rest_have_their_defaults(value: dict[str, Any]) -> None:
     spec = RunSpec.from_json(value)
     assert spec.to_json() == {**make_spec().to_json(), **value}
     assert RunSpec.from_json(json.loads(json.dumps(spec.to_json()))) == spec
 
 
-def test_a_spec_on_a_nodes_disk_is_read_as_it_was_meant() -> None:
+def test_a_spec_on_a_nodes_disk_is_read_with_its_original_meaning() -> None:
     spec = RunSpec.from_json(OLD)
     assert (spec.job, spec.run, spec.node, spec.members) == ("JOB20261121-081530", "0002", 2, (1, 2))
     assert (spec.lead_node, spec.leads, spec.lead) == (1, False, LeadAddress(host="10.1.0.1", port=8001))
@@ -89,7 +89,7 @@ def test_a_spec_on_a_nodes_disk_is_read_as_it_was_meant() -> None:
     assert spec.t == 1795336530.25
 
 
-def test_missing_keys_mean_what_they_meant_before_they_were_written() -> None:
+def test_missing_keys_have_the_meaning_of_versions_without_them() -> None:
     spec = make_spec()
     assert (spec.members, spec.left_out, spec.saving.resume, spec.recover) == ((), (), None, None)
     assert (spec.training.mode, spec.training.security, spec.failures.on_nan) == ("sync", "curve", "warn")
@@ -135,7 +135,7 @@ def test_a_wrong_type_is_an_error_that_names_the_key_and_what_was_expected(
 
 
 @pytest.mark.parametrize("key", ["job", "run", "node"])
-def test_what_names_a_run_must_be_there(key: str) -> None:
+def test_the_keys_that_identify_a_run_are_required(key: str) -> None:
     with pytest.raises(RecordError, match=f"`{key}` is missing"):
         RunSpec.from_json({name: value for name, value in OLD.items() if name != key})
 
@@ -150,13 +150,13 @@ def test_a_spec_cannot_be_changed_and_a_copy_can_differ() -> None:
         spec.replace(epok=5)
 
 
-def test_a_spec_that_is_sent_must_be_one() -> None:
+def test_a_spec_in_a_message_must_be_valid() -> None:
     assert _checked(OLD) == RunSpec.from_json(OLD)
     with pytest.raises(AgentError, match="malformed spec of the run: `port` must be a whole number"):
         _checked({**OLD, "port": None})
 
 
-def test_a_spec_on_disk_is_read_or_missing_or_an_error_that_names_the_file(tmp_path: Path) -> None:
+def test_a_spec_on_disk_is_read_or_missing_or_an_error_naming_the_file(tmp_path: Path) -> None:
     run = JobPaths(tmp_path).run("0001")
     run.dir.mkdir(parents=True)
     assert read_summary(run) is None

@@ -1,4 +1,4 @@
-"""The tree that a node builds: what was announced, inside its directory, or nothing of it."""
+"""The tree that a node builds: the announced one, inside its directory, or nothing."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def link(path: str, target: str) -> Entry:
 
 
 def built(place: Path, entries: list[Entry], data: bytes = b"") -> Path:
-    """The tree that becomes of these entries and their files' bytes."""
+    """Build a tree from these entries and their files' bytes."""
     parts = []
     for entry in entries:
         if entry.kind == FILE:
@@ -97,7 +97,7 @@ def test_a_hostile_list_is_refused(entries: list[Entry]) -> None:
         [directory("d"), link("d/here", "."), link("out", "d/here/../../x")],
     ],
 )
-def test_a_link_that_leads_outside_by_way_of_another_link_is_refused(entries: list[Entry]) -> None:
+def test_a_link_that_leads_outside_through_another_link_is_refused(entries: list[Entry]) -> None:
     with pytest.raises(AgentError):
         check(entries)
 
@@ -119,7 +119,7 @@ MALFORMED: list[Any] = [
 
 
 @pytest.mark.parametrize("rows", MALFORMED, ids=repr)
-def test_a_list_that_is_none_is_refused_in_words(rows: Any) -> None:
+def test_a_malformed_list_is_refused_with_a_message(rows: Any) -> None:
     with pytest.raises(AgentError) as raised:
         decode(json.loads(json.dumps(rows)))
     assert raised.value.kind == "refused"
@@ -155,14 +155,14 @@ NAMES = ["a b", "it's", 'say "hi"', "new\nline", "-rf", "ünï", "日本", "\udc
 
 
 @pytest.mark.parametrize("name", NAMES, ids=ascii)
-def test_odd_names_arrive_as_they_were(tmp_path: Path, name: str) -> None:
+def test_odd_names_arrive_unchanged(tmp_path: Path, name: str) -> None:
     top = built(tmp_path, decode(json.loads(json.dumps([directory(name), file(f"{name}/{name}")]))))
     ours = {os.fsencode(path) for path in RESERVED}
     assert set(os.listdir(os.fsencode(top))) - ours == {os.fsencode(name)}  # noqa: PTH208 - as bytes
     assert os.listdir(os.fsencode(top / name)) == [os.fsencode(name)]  # noqa: PTH208
 
 
-def test_a_stream_that_ends_early_is_noticed_and_the_torn_file_is_gone(tmp_path: Path) -> None:
+def test_a_truncated_stream_is_noticed_and_the_incomplete_file_is_removed(tmp_path: Path) -> None:
     entry = file("a", b"12345")
     work = Staging(tmp_path / "new", [entry], {}, in_place=False)
     work.begin()
@@ -172,13 +172,13 @@ def test_a_stream_that_ends_early_is_noticed_and_the_torn_file_is_gone(tmp_path:
     assert not (tmp_path / "new/tree/a").exists()
 
 
-def test_other_contents_than_announced_are_an_error(tmp_path: Path) -> None:
+def test_contents_that_differ_from_the_announced_ones_are_an_error(tmp_path: Path) -> None:
     with pytest.raises(AgentError, match="'a' does not have the announced contents"):
         built(tmp_path, [file("a", b"right")], b"wrong")
     assert not (tmp_path / "new/tree/a").exists()
 
 
-def test_equal_files_come_once(tmp_path: Path) -> None:
+def test_identical_files_are_sent_once(tmp_path: Path) -> None:
     entries = [file("a", b"same"), file("b", b"same", 0o600)]
     work = Staging(tmp_path / "new", entries, {}, in_place=False)
     work.begin()
@@ -189,7 +189,7 @@ def test_equal_files_come_once(tmp_path: Path) -> None:
     assert stat.S_IMODE((tmp_path / "new/tree/b").stat().st_mode) == 0o600
 
 
-def test_what_a_broken_dispatch_left_is_taken_from_a_read_only_directory_too(tmp_path: Path) -> None:
+def test_leftovers_of_a_broken_dispatch_are_removed_even_from_a_read_only_directory(tmp_path: Path) -> None:
     left, entry = tmp_path / "left/a", file("a", b"same", 0o600)
     left.parent.mkdir()
     left.write_bytes(b"same")
@@ -205,7 +205,7 @@ PARTS = st.sampled_from(("a", "b", "..", ".", "", "up"))
 
 
 @given(path=st.lists(st.sampled_from(("a", "b")), min_size=1, max_size=4), target=st.lists(PARTS, max_size=6))
-def test_a_link_that_is_let_in_stays_inside_when_its_names_are_directories(path: list[str], target: list[str]) -> None:
+def test_an_accepted_link_stays_inside_when_its_names_are_directories(path: list[str], target: list[str]) -> None:
     text = "/".join(target)
     if not leads_outside("/".join(path), text):
         top = "/top/of/tree"

@@ -1,4 +1,4 @@
-"""Entries of HOSTS: the strings, the Host value, and the list as a whole."""
+"""Entries of HOSTS: strings, Host values, and the list as a whole."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ _USERS = st.one_of(
 
 
 @given(_USERS, _HOSTS, st.one_of(st.none(), st.integers(1, 65535)))
-def test_every_endpoint_that_is_formatted_parses_back_to_itself(user: str | None, host: str, port: int | None) -> None:
+def test_every_formatted_endpoint_parses_back_to_itself(user: str | None, host: str, port: int | None) -> None:
     endpoint = Endpoint(user, host, port)
     assert parse_endpoint(str(endpoint)) == endpoint
 
 
 @given(st.text())
-def test_any_string_either_parses_to_something_that_formats_back_or_is_refused_with_a_sentence(
+def test_any_string_either_round_trips_or_is_refused_with_a_sentence(
     text: str,
 ) -> None:
     try:
@@ -221,7 +221,7 @@ def test_the_same_host_twice_is_an_error_that_names_the_first(first: object, sec
         ("h", "user@h"),
     ],
 )
-def test_hosts_that_differ_in_user_port_or_root_dir_are_different(first: object, second: object) -> None:
+def test_hosts_that_differ_in_user_port_or_root_dir_are_distinct(first: object, second: object) -> None:
     assert len(from_values({"HOSTS": [first, second]}).hosts) == 2
 
 

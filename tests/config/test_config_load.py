@@ -1,4 +1,4 @@
-"""Running conf.py: what counts, what is reported, and on which line."""
+"""Running conf.py: which names count, which mistakes are reported, and for which line."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_all_mistakes_of_a_file_are_reported_together_in_the_order_of_its_lines(
     ]
 
 
-def test_the_details_hold_every_finding_for_programs(conf: Path) -> None:
+def test_the_details_hold_every_finding_in_machine_readable_form(conf: Path) -> None:
     conf.write_text("HOSTS = ['h:0']\nPORT = 0\n")
     with pytest.raises(ConfigError) as raised:
         load(conf, {})
@@ -122,7 +122,7 @@ def test_only_upper_case_names_count(conf: Path) -> None:
     assert [host.spec for host in write_and_load(conf, text).hosts] == ["h0", "h1"]
 
 
-def test_names_from_a_star_import_are_not_taken_for_mistakes_and_own_ones_are(conf: Path) -> None:
+def test_unknown_names_are_mistakes_unless_they_come_from_a_star_import(conf: Path) -> None:
     text = "from errno import *\nHOSTS = ['h']\nMY_OWN = 3\n"
     assert findings_of(conf, text) == ["conf.py:3: MY_OWN is not a setting"]
 
@@ -149,7 +149,7 @@ def test_an_unknown_name_gets_the_nearest_known_one_as_suggestion(conf: Path, na
     ]
 
 
-def test_a_name_like_no_other_gets_a_hint_and_no_suggestion(conf: Path) -> None:
+def test_a_name_unlike_any_other_gets_a_hint_and_no_suggestion(conf: Path) -> None:
     conf.write_text("HOSTS = ['h']\nXYZZY = 1\n")
     with pytest.raises(ConfigError, match=r"conf\.py:2: XYZZY is not a setting$") as raised:
         load(conf, {})
@@ -204,7 +204,7 @@ def test_an_exception_in_the_file_is_reported_with_the_line_of_the_file(conf: Pa
     assert findings_of(conf, text) == [finding]
 
 
-def test_a_missing_file_tells_how_to_make_one_and_how_to_name_another(conf: Path) -> None:
+def test_the_error_for_a_missing_file_says_how_to_create_or_name_one(conf: Path) -> None:
     with pytest.raises(ConfigError, match=r"^conf\.py: no such file$") as raised:
         load(None, {})
     assert "clusterctl init" in str(raised.value.hint)
@@ -216,7 +216,7 @@ def test_a_directory_in_place_of_the_file_is_a_configuration_error(tmp_path: Pat
         load(tmp_path, {})
 
 
-def test_without_a_path_the_environment_names_the_file_and_else_it_is_conf_py_here(conf: Path, tmp_path: Path) -> None:
+def test_without_a_path_the_file_is_named_by_the_environment_or_is_conf_py_here(conf: Path, tmp_path: Path) -> None:
     conf.write_text("HOSTS = ['here']\n")
     other = tmp_path / "other.py"
     other.write_text("HOSTS = ['there']\n")
@@ -226,7 +226,7 @@ def test_without_a_path_the_environment_names_the_file_and_else_it_is_conf_py_he
     assert load(conf, {"CLUSTERCTL_CONF": str(other)}).hosts[0].hostname == "here"
 
 
-def test_the_file_runs_in_a_namespace_of_its_own(conf: Path) -> None:
+def test_the_file_runs_in_its_own_namespace(conf: Path) -> None:
     text = (
         "from clusterctl.config import Host as Imported\nassert Imported is Host\n"
         "assert __file__.endswith('conf.py')\nassert 'load' not in globals()\n"
@@ -239,18 +239,18 @@ def test_the_file_runs_in_a_namespace_of_its_own(conf: Path) -> None:
     assert finding.startswith("conf.py:1: NameError")
 
 
-def test_what_the_file_prints_does_not_reach_stdout(conf: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_output_of_the_file_does_not_reach_stdout(conf: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_and_load(conf, "HOSTS = ['h']\nprint('hello')\n")
     captured = capsys.readouterr()
     assert (captured.out, captured.err) == ("", "hello\n")
 
 
-def test_overrides_win_over_the_file_and_over_old_names(conf: Path) -> None:
+def test_overrides_take_precedence_over_the_file_and_over_old_names(conf: Path) -> None:
     settings = write_and_load(conf, "HOSTS = ['h']\nPADDLE_PORT = 7000\nSEED = 1\n", PORT=8000, MODE="async")
     assert (settings.port, settings.seed, str(settings.mode)) == (8000, 1, "async")
 
 
-def test_a_wrong_override_is_reported_as_of_the_command_line(conf: Path) -> None:
+def test_a_wrong_override_is_attributed_to_the_command_line(conf: Path) -> None:
     assert findings_of(conf, "PORT = 5\nHOSTS = ['h']", PORT=0, SEDE=1, ON_STALL="stop", HOSTS=["x:0"]) == [
         "command line: SEDE is not a setting; did you mean SEED?",
         "command line: PORT = 0: must be from 1 to 65535",
@@ -259,7 +259,7 @@ def test_a_wrong_override_is_reported_as_of_the_command_line(conf: Path) -> None
     ]
 
 
-def test_paths_of_this_machine_are_absolute_and_root_dir_keeps_its_tilde(tmp_path: Path) -> None:
+def test_local_paths_are_absolute_and_root_dir_keeps_its_tilde(tmp_path: Path) -> None:
     folder = tmp_path / "project"
     folder.mkdir()
     text = (
@@ -274,13 +274,13 @@ def test_paths_of_this_machine_are_absolute_and_root_dir_keeps_its_tilde(tmp_pat
     assert settings.root_dir == "~/jobs"
 
 
-def test_odd_paths_of_this_machine_do_no_harm(conf: Path, tmp_path: Path) -> None:
+def test_odd_local_paths_do_no_harm(conf: Path, tmp_path: Path) -> None:
     assert write_and_load(conf, "HOSTS = ['h']\nIDENTITY_FILE = '.'\n").identity_file == tmp_path
     [finding] = findings_of(conf, "HOSTS = ['h']\nIDENTITY_FILE = '~nobody-at-all/id'\n")
     assert finding.startswith("conf.py:2: IDENTITY_FILE = '~nobody-at-all/id': ")
 
 
-def test_settings_know_their_source_and_the_lines_of_what_was_set(conf: Path) -> None:
+def test_settings_know_their_source_and_the_lines_that_set_them(conf: Path) -> None:
     settings = write_and_load(conf, "HOSTS = ['h']\nPADDLE_PORT = 7000\n")
     assert settings.source == conf
     assert dict(settings.lines) == {"HOSTS": 1, "PORT": 2}

@@ -1,4 +1,4 @@
-"""Every setting: what it takes, what it refuses, and that nothing is accepted without effect."""
+"""Every setting: the values that it accepts and refuses, and that nothing is accepted without effect."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def finding(name: str, value: object) -> str:
     return str(raised.value).removeprefix(f"settings: {name}").strip()
 
 
-def test_settings_has_one_field_for_each_setting_of_the_table_and_its_origin() -> None:
+def test_settings_has_one_field_for_each_setting_in_the_table_and_one_for_its_origin() -> None:
     fields = {field.name for field in dataclasses.fields(Settings)}
     assert fields == {entry.field for entry in TABLE} | {"source", "lines"}
 
@@ -105,7 +105,7 @@ ACCEPTED: list[tuple[str, object, object]] = [
 
 
 @pytest.mark.parametrize(("name", "value", "parsed"), ACCEPTED)
-def test_a_right_value_is_parsed_to_one_form(name: str, value: object, parsed: object) -> None:
+def test_a_valid_value_is_parsed_to_one_form(name: str, value: object, parsed: object) -> None:
     assert setting(name, value) == parsed
     assert type(setting(name, value)) is type(parsed)
 
@@ -171,13 +171,13 @@ def test_a_wrong_value_is_refused_with_the_reason(name: str, value: object, mess
     assert message.lstrip(": ") in finding(name, value)
 
 
-def test_restarts_default_to_none_at_all_for_other_engines() -> None:
+def test_restarts_default_to_zero_for_other_engines() -> None:
     assert from_values({"HOSTS": ["h"]}).restarts == (3, 3)
     assert from_values({"HOSTS": ["h"], "ENGINE": "none"}).restarts == (0, 0)
 
 
 @pytest.mark.parametrize("text", ["sync", "async", "ssp(0)", "ssp(4)", "geo(25)"])
-def test_a_mode_prints_as_it_is_written(text: str) -> None:
+def test_a_mode_is_shown_as_it_is_written(text: str) -> None:
     assert str(Mode.parse(text)) == text
 
 
@@ -191,7 +191,7 @@ def test_a_mode_prints_as_it_is_written(text: str) -> None:
         ("600s", "600 s"),
     ],
 )
-def test_save_every_takes_passes_steps_and_seconds(value: object, text: str) -> None:
+def test_save_every_accepts_passes_steps_and_seconds(value: object, text: str) -> None:
     assert str(Every.parse(value)) == text
     assert Every.parse(text) == Every.parse(value)
 
@@ -202,9 +202,9 @@ def test_the_best_checkpoint_is_named_by_metric_and_direction() -> None:
 
 
 def _passages() -> dict[str, tuple[str, str]]:
-    """Of the example: the comment above each commented-out setting, and its default as written."""
-    found = re.findall(r"^# (.+)\n# ([A-Z_]+) = (.+)$", EXAMPLE.read_text(), flags=re.MULTILINE)
-    return {name: (comment, default) for comment, name, default in found}
+    """Return, from the example, the comment above each commented-out setting and its default as written."""
+    matches = re.findall(r"^# (.+)\n# ([A-Z_]+) = (.+)$", EXAMPLE.read_text(), flags=re.MULTILINE)
+    return {name: (comment, default) for comment, name, default in matches}
 
 
 def test_the_example_documents_every_setting_with_its_default_and_nothing_else() -> None:
@@ -233,7 +233,7 @@ def test_the_example_loads_with_every_line_uncommented(tmp_path: Path) -> None:
     assert dataclasses.replace(load(path, {}), source=None) == dataclasses.replace(load(EXAMPLE, {}), source=None)
 
 
-def test_the_host_that_the_example_shows_is_a_right_one(tmp_path: Path) -> None:
+def test_the_host_in_the_example_is_valid(tmp_path: Path) -> None:
     shown = re.search(r"^#   (Host\(.*?\n#.*?\))$", EXAMPLE.read_text(), flags=re.MULTILINE)
     assert shown
     path = tmp_path / "conf.py"
@@ -242,6 +242,6 @@ def test_the_host_that_the_example_shows_is_a_right_one(tmp_path: Path) -> None:
     assert all(getattr(host, field.name) for field in dataclasses.fields(host) if field.name != "pservers")
 
 
-def test_values_may_be_given_as_any_mapping() -> None:
+def test_values_can_be_any_mapping() -> None:
     values: Mapping[str, object] = {"HOSTS": ("h",)}
     assert from_values(values).source is None

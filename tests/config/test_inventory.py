@@ -1,4 +1,4 @@
-"""Nodes, roles and ranks, and the ways to name nodes."""
+"""Nodes, roles and ranks, and the ways to select nodes."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def test_pservers_and_trainers_choose_nodes_and_ranks_ascend_with_the_node_id(
     assert ranks(inventory("a", "b", "c", **values)) == expected
 
 
-def test_hosts_say_their_own_roles_and_counts() -> None:
+def test_hosts_define_their_own_roles_and_counts() -> None:
     built = inventory(
         Host("a", roles=("trainer",)),
         Host("b", trainers=2),
@@ -115,24 +115,24 @@ def test_hosts_say_their_own_roles_and_counts() -> None:
     assert ranks(built) == [((), (0, 1, 2)), ((0,), (3, 4)), ((), (5,)), ((1, 2), ())]
 
 
-def test_a_number_takes_the_first_hosts_that_may_run_the_role() -> None:
+def test_a_number_selects_the_first_hosts_that_may_run_the_role() -> None:
     built = inventory(Host("a", roles=("trainer",)), "b", "c", PSERVERS=1)
     assert ranks(built) == [((), (0,)), ((0,), (1,)), ((), (2,))]
 
 
-@pytest.mark.parametrize("word", ["big", "h:2201", "me@h:2201", "me@H:2201"])
-def test_a_list_names_hosts_by_name_or_by_endpoint(word: str) -> None:
-    built = inventory(Host("me@h:2201", name="big"), "me@h:2202", PSERVERS=[word])
+@pytest.mark.parametrize("name_or_endpoint", ["big", "h:2201", "me@h:2201", "me@H:2201"])
+def test_a_list_names_hosts_by_name_or_by_endpoint(name_or_endpoint: str) -> None:
+    built = inventory(Host("me@h:2201", name="big"), "me@h:2202", PSERVERS=[name_or_endpoint])
     assert ranks(built)[0][0] == (0,)
     assert ranks(built)[1][0] == ()
 
 
-def test_a_host_name_that_several_hosts_share_names_them_all() -> None:
+def test_a_host_name_shared_by_several_hosts_selects_them_all() -> None:
     built = inventory("h:2201", "h:2202", "g", PSERVERS=["h"])
     assert built.pserver_count == 2
 
 
-def test_a_port_or_user_that_was_left_out_matches_as_ssh_would() -> None:
+def test_an_omitted_port_or_user_matches_as_in_ssh() -> None:
     assert inventory("me@[fe80::1]", "x", PSERVERS=["fe80::1"]).pserver_count == 1
     assert inventory("me@h", "x", PSERVERS=["h:22"]).pserver_count == 1
     assert "'root@h'" in problem("me@h", "x", PSERVERS=["root@h"])
@@ -184,7 +184,7 @@ def four() -> Inventory:
 
 
 @pytest.mark.parametrize(
-    ("words", "selected"),
+    ("selection", "selected"),
     [
         ("node3", [3]),
         ("node03", [3]),
@@ -206,14 +206,14 @@ def four() -> Inventory:
         ("failed@last,node0,", [0, 1, 3]),
     ],
 )
-def test_only_selects_by_label_range_host_name_tag_and_last_failure(
-    four: Inventory, words: str, selected: list[int]
+def test_the_only_option_selects_by_label_range_host_name_tag_and_last_failure(
+    four: Inventory, selection: str, selected: list[int]
 ) -> None:
-    assert ids(select(four, words, failed_last=[3, 1, 99])) == selected
+    assert ids(select(four, selection, failed_last=[3, 1, 99])) == selected
 
 
 @pytest.mark.parametrize(
-    ("words", "message"),
+    ("selection", "message"),
     [
         ("node9", "--only: no node 'node9'"),
         ("node[2-9]", "--only: no node 'node4'"),
@@ -232,25 +232,25 @@ def test_only_selects_by_label_range_host_name_tag_and_last_failure(
         ("*", "--only: no node '*'"),
     ],
 )
-def test_a_word_that_names_no_node_is_a_usage_error(four: Inventory, words: str, message: str) -> None:
+def test_a_selection_that_matches_no_node_is_a_usage_error(four: Inventory, selection: str, message: str) -> None:
     with pytest.raises(UsageError) as raised:
-        select(four, words)
+        select(four, selection)
     assert str(raised.value).startswith(message)
 
 
-def test_an_unknown_word_is_answered_with_what_exists(four: Inventory) -> None:
+def test_an_error_about_an_unknown_name_lists_the_existing_ones(four: Inventory) -> None:
     with pytest.raises(UsageError) as raised:
         select(four, "nothing-like-it")
     assert raised.value.hint == "known: node[0-3]; hosts 10.0.0.10, 10.0.0.11, big, fe80::1; tags cpu, gpu, old"
 
 
-def test_what_exists_is_abridged_on_large_clusters() -> None:
+def test_the_list_of_existing_names_is_shortened_on_large_clusters() -> None:
     with pytest.raises(UsageError) as raised:
         select(inventory(*[f"h{n}" for n in range(300)]), "zzz")
     assert raised.value.hint == "known: node[0-299]; hosts h0, h1, h2, h3, h4, h5, h6, h7 and 292 more"
 
 
-def test_a_machine_called_like_the_label_of_another_node_is_ambiguous() -> None:
+def test_a_machine_named_like_the_label_of_another_node_is_ambiguous() -> None:
     built = inventory("node1", "node2", "node7")
     with pytest.raises(UsageError, match="ambiguous") as raised:
         select(built, "node1")
@@ -261,7 +261,7 @@ def test_a_machine_called_like_the_label_of_another_node_is_ambiguous() -> None:
     assert ids(select(inventory("node0", "node1"), "node1")) == [1]
 
 
-def test_a_thousand_hosts_make_a_thousand_nodes_quickly() -> None:
+def test_a_thousand_hosts_become_a_thousand_nodes_quickly() -> None:
     built = inventory(*[f"root@10.0.{n // 250}.{n % 250 + 1}" for n in range(1000)])
     assert built.nodes[999].trainer_ranks == (999,)
     assert ids(select(built, "node[0-999]")) == list(range(1000))
@@ -282,7 +282,7 @@ def test_ids_fold_into_ranges(numbers: list[int], folded: str) -> None:
 
 
 @pytest.mark.parametrize(("numbers", "text"), [([], ""), ([3], "node3"), ([0, 1, 2, 7], "node[0-2,7]")])
-def test_a_nodeset_is_written_as_only_reads_it(numbers: list[int], text: str) -> None:
+def test_a_nodeset_is_written_in_the_syntax_of_only(numbers: list[int], text: str) -> None:
     assert nodeset(numbers) == text
 
 
@@ -290,15 +290,15 @@ MANY = inventory(*[f"h{n}" for n in range(60)])
 
 
 @given(st.sets(st.integers(0, 59), min_size=1))
-def test_what_is_folded_selects_the_same_nodes_again(numbers: set[int]) -> None:
+def test_a_folded_nodeset_selects_the_same_nodes_again(numbers: set[int]) -> None:
     assert ids(select(MANY, nodeset(numbers))) == sorted(numbers)
     assert ids(select(MANY, f"node[{fold(numbers)}]")) == sorted(numbers)
 
 
 @given(st.text(alphabet="node0123456789[],-@h. ", max_size=30))
-def test_any_nodeset_either_selects_nodes_or_is_a_usage_error(words: str) -> None:
+def test_any_nodeset_either_selects_nodes_or_is_a_usage_error(selection: str) -> None:
     try:
-        answer: object = select(MANY, words)
+        answer: object = select(MANY, selection)
     except UsageError as exc:
         answer = exc.message
     assert answer

@@ -16,14 +16,14 @@ PAGES = [REPOSITORY / "README.md", REPOSITORY / "CONTRIBUTING.md", *sorted((REPO
 
 BLOCK = re.compile(r"(?:^<!-- (?P<note>[^>]*?) -->\n)?^```(?P<kind>\w+)\n(?P<body>.*?)^```$", re.MULTILINE | re.DOTALL)
 JOB = re.compile(r"JOB\d{8}-\d{6}(?:-\d+)?")
-UNLIKE = re.compile(r"(?<!\S)/\S+|SHA256:\S+")  # what differs from one machine to the next
+UNLIKE = re.compile(r"(?<!\S)/\S+|SHA256:\S+")  # differs between machines
 WORD = re.compile(r"[A-Za-z_]{4,}")
 COMMAND_S = 90.0
 
 
 @dataclass(frozen=True)
 class Block:
-    """`note` is the HTML comment right before: `exit: 2`, `conf.py`, `not run: why`."""
+    """A fenced block. `note` is the HTML comment right before it: `exit: 2`, `conf.py`, `not run: why`."""
 
     kind: str
     note: str
@@ -41,7 +41,7 @@ class Block:
 
 @dataclass(frozen=True)
 class Example:
-    """A command of a console block, and the output that the page shows of it; `...` in it stands for more."""
+    """A command of a console block, and the output that the page shows for it; `...` in it stands for more."""
 
     command: str
     output: tuple[str, ...]
@@ -77,7 +77,7 @@ def examples(block: Block) -> list[Example]:
 
 @dataclass
 class Shell:
-    """Runs commands one after the other; `cd` and `export` last. Job ids of the page become the real ones."""
+    """Runs commands one after the other; `cd` and `export` persist. Real job ids replace those on the page."""
 
     directory: Path
     env: dict[str, str]
@@ -120,16 +120,16 @@ class Shell:
         self.env = dict(entry.split("=", 1) for entry in variables.split("\0") if "=" in entry)
 
     def _learn_ids(self, example: Example, actual: str) -> None:
-        """The first new id that the page shows is the first new id that came, and so on."""
+        """Match new job ids in order: the first one that the page shows is the first one in the actual output."""
         shown = [job for job in dict.fromkeys(JOB.findall("\n".join(example.output))) if job not in self._ids]
         known = set(self._ids.values())
-        came = [job for job in dict.fromkeys(JOB.findall(actual)) if job not in known]
-        self._ids.update(zip(shown, came, strict=False))
+        new = [job for job in dict.fromkeys(JOB.findall(actual)) if job not in known]
+        self._ids.update(zip(shown, new, strict=False))
 
 
 def missing_words(example: Example, ran: Ran) -> list[str]:
-    """Words that the page shows as output and that did not come."""
-    came = set(WORD.findall(ran.out + ran.err))
+    """Return the words that the page shows as output and that were not printed."""
+    printed = set(WORD.findall(ran.out + ran.err))
     text = "\n".join(line for line in example.output if line != "...")
     shown = WORD.findall(UNLIKE.sub("", text))
-    return [word for word in dict.fromkeys(shown) if word not in came]
+    return [word for word in dict.fromkeys(shown) if word not in printed]

@@ -1,4 +1,4 @@
-"""The drawing of the architecture is up to date, and every path that the pages for developers name exists."""
+"""The architecture drawing is up to date, and every path that the developer pages name exists."""
 
 from __future__ import annotations
 
@@ -26,21 +26,21 @@ def test_the_drawing_shows_the_import_tables() -> None:
 
 
 @pytest.mark.parametrize("page", DEVELOPER_PAGES, ids=lambda page: page.name)
-def test_every_path_that_a_page_names_exists(page: Path) -> None:
+def test_every_path_on_a_page_exists(page: Path) -> None:
     named = set(NAMED.findall(page.read_text(encoding="utf-8")))
     assert len(named) > 20
     assert [path for path in sorted(named) if not located(path)] == []
 
 
 @pytest.mark.parametrize("page", DEVELOPER_PAGES, ids=lambda page: page.name)
-def test_every_name_that_a_page_locates_is_there(page: Path) -> None:
+def test_every_name_that_a_page_locates_exists(page: Path) -> None:
     named = SYMBOL.findall(page.read_text(encoding="utf-8"))
     assert [
-        one for one in named if not any(one[0] in path.read_text(encoding="utf-8") for path in located(one[1]))
+        pair for pair in named if not any(pair[0] in path.read_text(encoding="utf-8") for path in located(pair[1]))
     ] == []
 
 
-def test_every_mark_is_described() -> None:
+def test_every_marker_is_described() -> None:
     markers = re.findall(r'^  "(\w+)[(:]', (REPOSITORY / "pyproject.toml").read_text(encoding="utf-8"), re.MULTILINE)
     assert "slow" in markers
     page = DEVELOPER_PAGES[1].read_text(encoding="utf-8")
@@ -48,6 +48,6 @@ def test_every_mark_is_described() -> None:
 
 
 def located(path: str) -> list[Path]:
-    """The file or directory, relative to the repository or to the package."""
+    """Return the file or directory, relative to the repository or to the package."""
     places = [REPOSITORY / path, REPOSITORY / "clusterctl" / path]
     return [place for place in places if place.exists()]

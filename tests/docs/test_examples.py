@@ -1,4 +1,4 @@
-"""What the pages show is what happens: their programs and commands are run, their settings and fields are all there."""
+"""The pages match reality: their programs and commands work, and every setting and field is described."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ def named(pages: list[Path]) -> list[object]:
 
 
 def programs() -> list[object]:
-    found = [(page, block) for page in PAGES for block in blocks(page, "python")]
-    return [pytest.param(block, id=f"{page.name}:{block.line}") for page, block in found]
+    found_blocks = [(page, block) for page in PAGES for block in blocks(page, "python")]
+    return [pytest.param(block, id=f"{page.name}:{block.line}") for page, block in found_blocks]
 
 
 @pytest.mark.parametrize("block", programs())
@@ -45,16 +45,16 @@ def test_a_python_example_works(block: Block, tmp_path: Path) -> None:
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("page", named([page for page in PAGES if any(blocks(page, "console"))]))
-def test_the_commands_of_a_page_work_in_their_order(page: Path, tmp_path: Path) -> None:
+def test_the_commands_of_a_page_work_in_order(page: Path, tmp_path: Path) -> None:
     shell, training = Shell.make(tmp_path), set[str]()
     try:
         for block in blocks(page, "console"):
             for example in examples(block) if block.is_run else []:
                 with only_where_it_is_named(training, example, tmp_path):
                     ran = shell.run(example)
-                said = f"{page.name}:{block.line}: $ {ran.command}\n{ran.out}{ran.err}"
-                assert ran.code == block.exit_code, f"exit {ran.code}: {said}"
-                assert missing_words(example, ran) == [], said
+                transcript = f"{page.name}:{block.line}: $ {ran.command}\n{ran.out}{ran.err}"
+                assert ran.code == block.exit_code, f"exit {ran.code}: {transcript}"
+                assert missing_words(example, ran) == [], transcript
     finally:
         for conf in tmp_path.glob("**/fake/ssh_config"):
             fake.down(conf.parent)
@@ -82,7 +82,7 @@ def only_where_it_is_named(training: set[str], example: Example, directory: Path
 
 
 def undocumented_fields(page: Path, shell: Shell) -> list[str]:
-    """Fields of the JSON documents that came, which the page does not name in backticks."""
+    """Return fields of the printed JSON documents that the page does not name in backticks."""
     text = page.read_text(encoding="utf-8")
     documents = [json.loads(ran.out) for ran in shell.ran if "--json" in ran.command and ran.out.startswith("{\n")]
     assert len(documents) >= 8
@@ -95,19 +95,19 @@ def field_names(value: object) -> set[str]:
         return set().union(*(field_names(item) for item in value))
     if not isinstance(value, dict):
         return set()
-    free = ("env", "values", "last_event")  # whose fields are the program's, or the event's
+    free = ("env", "values", "last_event")  # their fields belong to the program, or to the event
     inside = (field_names(item) for key, item in value.items() if key not in free)
     return set(value).union(*inside)
 
 
 @pytest.mark.parametrize("page", named(PAGES))
-def test_links_between_pages_lead_somewhere(page: Path) -> None:
+def test_links_between_pages_resolve(page: Path) -> None:
     for target in re.findall(r"\]\(([^)#]+)[^)]*\)", page.read_text(encoding="utf-8")):
         if "://" not in target:
             assert (page.parent / target).exists(), f"{page.name}: {target}"
 
 
-def test_no_page_names_a_path_of_the_machine_it_was_written_on() -> None:
+def test_no_page_contains_a_path_of_the_machine_it_was_written_on() -> None:
     for page in PAGES:
         text = page.read_text(encoding="utf-8")
         assert str(REPOSITORY) not in text

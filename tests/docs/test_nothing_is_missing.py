@@ -1,4 +1,4 @@
-"""An undocumented command, option, setting, variable, state or exit code fails here."""
+"""Every command, option, setting, variable, state and exit code is documented."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ def commands(command: Any = None, name: str = "") -> Iterator[tuple[str, Any]]:
     below = getattr(command, "commands", {})
     if not below:
         yield name, command
-    for word, one in below.items():
-        yield from commands(one, f"{name} {word}".strip())
+    for word, subcommand in below.items():
+        yield from commands(subcommand, f"{name} {word}".strip())
 
 
-@pytest.mark.parametrize(("name", "command"), [pytest.param(*one, id=one[0]) for one in commands()])
+@pytest.mark.parametrize(("name", "command"), [pytest.param(*case, id=case[0]) for case in commands()])
 def test_every_command_has_a_section_with_all_its_options(name: str, command: Any) -> None:
     page = read("docs/commands.md")
     section = re.search(rf"^## {name}$(.*?)(?=^## |\Z)", page, re.MULTILINE | re.DOTALL)
@@ -87,10 +87,10 @@ def test_every_variable_of_a_started_process_is_described(engine: str, role: str
 def test_every_reason_of_why_is_described() -> None:
     sources = "".join(path.read_text(encoding="utf-8") for path in (REPOSITORY / "clusterctl/observe/why").glob("*.py"))
     written = re.findall(r'Diagnosis\(\s*"(\w+)"|kind="(\w+)"', sources)
-    found = {word for pair in written for word in pair if word} | {error.kind for error in ERRNOS.values()}
-    found |= {kind for _, kind, _, _ in SIGNALS.values()} | {said.kind for said in SHELL_CODES.values()}
-    assert len(found) > 30
-    assert [reason for reason in sorted(found) if f"`{reason}`" not in read("docs/why.md")] == []
+    reasons = {word for pair in written for word in pair if word} | {error.kind for error in ERRNOS.values()}
+    reasons |= {kind for _, kind, _, _ in SIGNALS.values()} | {signal_kind.kind for signal_kind in SHELL_CODES.values()}
+    assert len(reasons) > 30
+    assert [reason for reason in sorted(reasons) if f"`{reason}`" not in read("docs/why.md")] == []
 
 
 def test_every_state_and_exit_code_is_described() -> None:

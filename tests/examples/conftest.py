@@ -1,4 +1,4 @@
-"""Three nodes for the programs under examples/, which are run with their own conf.py."""
+"""Three nodes for the programs in examples/, which are run with their own conf.py."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
 def site(nodes: Site, tmp_path: Path) -> Iterator[Site]:
     nodes.directory, nodes.conf_path = tmp_path, tmp_path / "conf.py"
     yield nodes
-    # An agent whose connection is gone ends by itself, but not in the same instant.
+    # An agent whose connection is gone exits on its own, but not instantly.
     wait_until(lambda: not nodes.leftovers())
     left = nodes.leftovers()
     nodes.end_everything()

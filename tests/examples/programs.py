@@ -1,4 +1,4 @@
-"""The examples as a user has them: copied, with the HOSTS of a test in their conf.py."""
+"""The examples as a user has them: copies, with a test's HOSTS in their conf.py."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ NO_INDEX = re.compile(r"could not reach a package index|No matching distribution
 
 
 def copy(site: Site, name: str, hosts: int, **settings: Any) -> Path:
-    """An example in the site's directory; its conf.py is the site's, and its hosts are the site's first."""
+    """Copy an example into the site's directory; its conf.py becomes the site's, with the first hosts of the site."""
     directory = site.directory / name
     shutil.copytree(EXAMPLES / name, directory)
     site.conf_path = directory / "conf.py"
@@ -30,7 +30,7 @@ def copy(site: Site, name: str, hosts: int, **settings: Any) -> Path:
 
 
 def set_up(site: Site, directory: Path) -> None:
-    """The example's packages on the nodes, by way of the user's own cache; skips where no index gives them in time."""
+    """Install the example's packages on the nodes, using the user's cache; skip if no index provides them in time."""
     cache = os.environ.get("XDG_CACHE_HOME", str(Path.home() / ".cache"))
     command = ("setup", "--offline", str(directory / "workspace"))
     try:
@@ -47,8 +47,8 @@ def newest_job(site: Site) -> str:
     return job
 
 
-def losses(text: str, who: str) -> list[float]:
-    """What a process printed after each pass, in its order."""
-    found = [float(loss) for loss in re.findall(rf"{who} of \d+, pass \d+: loss ([\d.]+)", text)]
-    assert found, text
-    return found
+def losses(text: str, process: str) -> list[float]:
+    """Return the losses that a process printed after each pass, in order."""
+    values = [float(loss) for loss in re.findall(rf"{process} of \d+, pass \d+: loss ([\d.]+)", text)]
+    assert values, text
+    return values

@@ -1,4 +1,4 @@
-"""The examples of other engines, with their real packages."""
+"""The examples for other engines, with their real packages."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def torch(site: Site) -> Path:
     return directory / "workspace"
 
 
-def test_a_click_through_model_learns_on_two_servers_and_two_trainers_of_paddle(
+def test_a_click_through_model_learns_on_two_servers_and_two_trainers_with_paddle(
     site: Site, paddle: Path, mode: str
 ) -> None:
     result = site.ok("start", "--job_dispatch_package", str(paddle), "--", f"--mode={mode}", timeout_s=150)
@@ -57,7 +57,7 @@ def test_a_click_through_model_learns_on_two_servers_and_two_trainers_of_paddle(
     site.assert_nothing_left(job)
 
 
-def test_torch_ranks_learn_together_and_end_with_the_same_parameters(site: Site, torch: Path) -> None:
+def test_torch_ranks_train_together_and_end_with_the_same_parameters(site: Site, torch: Path) -> None:
     site.ok("start", "--job_dispatch_package", str(torch), timeout_s=150)
     job = newest_job(site)
     logs = site.ok("logs", job).out
@@ -90,8 +90,8 @@ def test_a_killed_torch_rank_fails_the_run_everywhere_and_is_named(site: Site, t
 
 
 def the_program(site: Site, job: str, node: int) -> int:
-    """The process id of the training program on a node."""
-    ours = processes_with_environment("CLUSTERCTL_JOB_DIR", str(site.job_dir(job, node)))
-    found = [proc.pid for proc in ours if "train.py" in proc.command and "/agent/" not in proc.command]
-    assert len(found) == 1, ours
-    return found[0]
+    """Return the process id of the training program on a node."""
+    processes = processes_with_environment("CLUSTERCTL_JOB_DIR", str(site.job_dir(job, node)))
+    pids = [proc.pid for proc in processes if "train.py" in proc.command and "/agent/" not in proc.command]
+    assert len(pids) == 1, processes
+    return pids[0]

@@ -1,4 +1,4 @@
-"""The examples that need no packages: a program in the manner of MPI, and the old launcher's files."""
+"""The examples that need no packages: an MPI-like program, and the old launcher's files."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from examples.programs import copy, losses, newest_job
 from support.site import Site
 
 
-def test_each_rank_finds_its_place_under_the_names_of_open_mpi(site: Site) -> None:
+def test_each_rank_finds_its_place_in_the_variables_of_open_mpi(site: Site) -> None:
     directory = copy(site, "mpi_style", 3)
     site.ok("start", "--job_dispatch_package", str(directory / "workspace"))
     job = newest_job(site)
@@ -36,9 +36,9 @@ def test_the_old_conf_py_and_run_sh_work_as_they_were_written(site: Site) -> Non
     job = newest_job(site)
     logs = site.ok("logs", job, "--role=trainer").out
     for trainer in range(2):
-        told = next(line for line in logs.splitlines() if f"trainer {trainer} of 2: " in line)
-        assert "'num_passes': 5, 'log_period': 50, 'dot_period': 10, 'trainer_count': 2, 'use_gpu': 0" in told
-        assert "'config': './trainer_config.py'" in told
+        facts = next(line for line in logs.splitlines() if f"trainer {trainer} of 2: " in line)
+        assert "'num_passes': 5, 'log_period': 50, 'dot_period': 10, 'trainer_count': 2, 'use_gpu': 0" in facts
+        assert "'config': './trainer_config.py'" in facts
     assert logs.count("..... batch 1000: cost ") == 2
     costs = [float(cost) for cost in re.findall(r"pass \d: cost ([\d.]+)", logs)]
     assert len(costs) == 10
@@ -48,7 +48,7 @@ def test_the_old_conf_py_and_run_sh_work_as_they_were_written(site: Site) -> Non
 
 
 def run_sh(site: Site, directory: Path) -> subprocess.CompletedProcess[str]:
-    """As its user calls it: from its directory, with `clusterctl` in the PATH."""
+    """Run run.sh as its user does: in its directory, with `clusterctl` in the PATH."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("CLUSTERCTL_")}
     env = {**kept, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
     cache = str(site.nodes_directory / "cache")

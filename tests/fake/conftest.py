@@ -12,7 +12,7 @@ from support.processes import processes_below
 
 @pytest.fixture
 def directory(tmp_path: Path) -> Iterator[Path]:
-    """Where a test may bring up a cluster; it is down again afterwards whatever happens, and nothing of it runs."""
+    """A directory in which a test may start a cluster; afterwards it is down and no process of it is left."""
     path = tmp_path / "fake"
     yield path
     fake.down(path)

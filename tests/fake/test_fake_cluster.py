@@ -42,9 +42,9 @@ def run(cluster: FakeCluster, index: int, script: str) -> Completed:
 
 
 def kill_servers(directory: Path) -> None:
-    """Every SSH server of a cluster, by kill -9 and without its sessions."""
+    """Kill every SSH server of a cluster with kill -9, but not its sessions."""
     state = json.loads((directory / "fake.json").read_text())
-    pids = [one["pid"] for one in [state["server"], *state["daemons"]] if one]
+    pids = [server["pid"] for server in [state["server"], *state["daemons"]] if server]
     for pid in pids:
         os.kill(pid, signal.SIGKILL)
     assert wait_until(lambda: not any(map(is_alive, pids)))
@@ -69,11 +69,11 @@ def test_a_cluster_comes_up_works_and_leaves_nothing(directory: Path, backend: s
             pass
 
 
-def test_a_command_starts_in_the_home_of_its_node(directory: Path) -> None:
+def test_a_command_starts_in_its_nodes_home_directory(directory: Path) -> None:
     assert run(fake.up(directory, 2), 1, "pwd").stdout.decode().strip() == str(directory / "nodes/node1")
 
 
-def test_conf_and_known_hosts_say_how_to_get_there(directory: Path, backend: str) -> None:
+def test_conf_and_known_hosts_say_how_to_connect(directory: Path, backend: str) -> None:
     cluster = fake.up(directory, 2, backend=backend)
     conf = runpy.run_path(str(cluster.conf))
     assert conf["HOSTS"] == list(cluster.hosts)
@@ -92,7 +92,7 @@ def test_conf_and_known_hosts_say_how_to_get_there(directory: Path, backend: str
         assert f"[127.0.0.1]:{node.port} ssh-ed25519 " in cluster.known_hosts.read_text()
 
 
-def test_the_ssh_program_gets_in_with_the_files_we_write(tmp_path: Path, backend: str) -> None:
+def test_the_ssh_program_connects_with_the_files_we_write(tmp_path: Path, backend: str) -> None:
     directory = tmp_path / "with space, 100%"
     with fake.up(directory, 2, backend=backend):
         done = subprocess.run(
@@ -124,20 +124,20 @@ def test_a_command_finds_this_python(directory: Path, backend: str) -> None:
     assert python == sys.prefix
 
 
-def test_a_command_is_the_leader_of_a_session_of_its_own(directory: Path) -> None:
+def test_a_command_is_the_leader_of_its_own_session(directory: Path) -> None:
     cluster = fake.up(directory, 1)
     pid, session = run(cluster, 0, "ps -o pid=,sid= -p $$").stdout.split()
     assert pid == session
 
 
-def test_an_idle_cluster_does_not_come_up_twice(directory: Path, backend: str) -> None:
+def test_an_idle_cluster_does_not_start_twice(directory: Path, backend: str) -> None:
     first = fake.up(directory, 1, backend=backend)
     with pytest.raises(RefusedError, match="a fake cluster of 1 nodes is up in "):
         fake.up(directory, 1)
     assert run(first, 0, "echo fine").stdout == b"fine\n"
 
 
-def test_going_down_twice_or_where_nothing_is_does_no_harm(directory: Path, tmp_path: Path) -> None:
+def test_going_down_twice_or_without_a_cluster_does_no_harm(directory: Path, tmp_path: Path) -> None:
     assert fake.down(directory) == 0
     fake.up(directory, 1)
     assert fake.down(directory) == 0
@@ -167,7 +167,7 @@ def test_processes_that_keep_multiplying_are_ended(directory: Path, backend: str
     assert not of(directory)
 
 
-def test_a_cluster_whose_servers_were_killed_comes_up_anew(directory: Path, backend: str) -> None:
+def test_a_cluster_whose_servers_were_killed_starts_again(directory: Path, backend: str) -> None:
     old = fake.up(directory, 2, backend=backend)
     run(old, 0, DAEMON)
     kill_servers(directory)
@@ -186,7 +186,7 @@ def test_down_cleans_up_after_servers_that_were_killed(directory: Path, backend:
     assert not directory.exists()
 
 
-def test_term_makes_the_server_clean_up_by_itself(directory: Path) -> None:
+def test_term_makes_the_server_clean_up(directory: Path) -> None:
     cluster = fake.up(directory, 1)
     run(cluster, 0, DAEMON)
     assert cluster.pid is not None
@@ -216,8 +216,8 @@ def test_a_conf_that_someone_edited_is_never_lost(directory: Path) -> None:
     assert (directory / "conf.py").read_text() == edited
 
 
-def test_of_the_shards_in_its_conf_none_is_missed_until_someone_edits_it(directory: Path, tmp_path: Path) -> None:
-    """They are those of the template workspace, and any other one may be sent."""
+def test_shards_in_its_conf_are_not_reported_missing_until_someone_edits_it(directory: Path, tmp_path: Path) -> None:
+    """Its conf.py lists shards of the template workspace, but any other workspace may be sent."""
     (tmp_path / "w").mkdir()
     command = [sys.executable, "-m", "clusterctl", "dispatch", str(tmp_path / "w"), "--plan", "--conf"]
     with fake.up(directory, 1) as cluster:
@@ -236,7 +236,7 @@ def test_a_directory_with_files_of_someone_else_is_refused(directory: Path) -> N
     assert [path.name for path in directory.iterdir()] == ["keys"]
 
 
-def test_other_files_in_the_directory_stay(directory: Path) -> None:
+def test_other_files_in_the_directory_are_kept(directory: Path) -> None:
     directory.mkdir()
     (directory / "train.py").write_text("")
     fake.up(directory, 1)
@@ -244,7 +244,9 @@ def test_other_files_in_the_directory_stay(directory: Path) -> None:
     assert [path.name for path in directory.iterdir()] == ["train.py"]
 
 
-def test_homes_that_jobs_have_locked_are_removed_without_following_links(directory: Path, tmp_path: Path) -> None:
+def test_homes_with_directories_that_jobs_made_inaccessible_are_removed_without_following_links(
+    directory: Path, tmp_path: Path
+) -> None:
     outside = tmp_path / "outside"
     outside.mkdir()
     (outside / "kept").write_text("")
@@ -256,7 +258,7 @@ def test_homes_that_jobs_have_locked_are_removed_without_following_links(directo
 
 
 @pytest.mark.parametrize("stranger", ["key", "user"])
-def test_only_our_key_gets_in_and_only_for_this_user(
+def test_only_our_key_is_accepted_and_only_for_this_user(
     directory: Path, tmp_path: Path, backend: str, stranger: str
 ) -> None:
     cluster = fake.up(directory, 1, backend=backend)
@@ -275,7 +277,7 @@ def test_only_our_key_gets_in_and_only_for_this_user(
     assert b"Permission denied" in done.stderr
 
 
-def test_files_travel_by_sftp_but_not_out_of_the_home(directory: Path, tmp_path: Path) -> None:
+def test_files_are_copied_by_sftp_but_not_outside_the_home(directory: Path, tmp_path: Path) -> None:
     (tmp_path / "secret").write_text("secret")
     (tmp_path / "up").write_bytes(bytes(range(256)))
     cluster = fake.up(directory, 1)
@@ -359,7 +361,7 @@ def test_without_a_lifeline_the_cluster_outlives_its_maker(directory: Path, back
     assert status.nodes[0].answers
 
 
-def test_of_two_who_come_up_at_the_same_time_one_is_refused(directory: Path) -> None:
+def test_of_two_simultaneous_starts_one_is_refused(directory: Path) -> None:
     results: list[object] = []
 
     def up() -> None:
@@ -376,7 +378,7 @@ def test_of_two_who_come_up_at_the_same_time_one_is_refused(directory: Path) -> 
     assert sorted(type(result).__name__ for result in results) == ["FakeCluster", "RefusedError"]
 
 
-def test_what_a_maker_left_that_was_killed_half_way_is_cleaned_up(directory: Path, backend: str) -> None:
+def test_leftovers_of_a_maker_killed_halfway_are_cleaned_up(directory: Path, backend: str) -> None:
     script = (
         f"from pathlib import Path; from clusterctl import fake; fake.up(Path({str(directory)!r}), 1000, "
         f"backend={backend!r})"
@@ -392,7 +394,7 @@ def test_what_a_maker_left_that_was_killed_half_way_is_cleaned_up(directory: Pat
     assert not processes_below(directory)
 
 
-def test_a_user_without_sshd_is_told_what_to_install(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_user_without_sshd_gets_an_installation_hint(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("clusterctl.fake.sshd.find_program", lambda name: None)
     with pytest.raises(UsageError, match="needs sshd") as caught:
         fake.up(directory, 1, backend="ssh")
@@ -414,7 +416,7 @@ NO_COMPOSE = 'test "$1" = version && echo 28.0'
         (NO_COMPOSE, "needs docker compose", "apt-get install docker-compose"),
     ],
 )
-def test_what_the_docker_backend_lacks_is_told(
+def test_missing_requirements_of_the_docker_backend_are_reported(
     directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, docker: str | None, message: str, hint: str
 ) -> None:
     (tmp_path / "bin").mkdir()
@@ -428,13 +430,13 @@ def test_what_the_docker_backend_lacks_is_told(
     assert not directory.exists()
 
 
-def test_an_unknown_backend_is_told_with_those_that_there_are(directory: Path) -> None:
+def test_an_error_about_an_unknown_backend_lists_the_existing_ones(directory: Path) -> None:
     with pytest.raises(UsageError, match="'dokcer' is not a backend") as caught:
         fake.up(directory, 1, backend="dokcer")
     assert caught.value.hint == "use one of embedded, ssh, docker"
 
 
-def test_a_user_without_asyncssh_is_told_what_to_install(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_user_without_asyncssh_gets_an_installation_hint(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(UsageError) as caught:
         fake.up(directory, 1)
@@ -446,12 +448,12 @@ def test_a_cluster_of_no_nodes_is_a_usage_error(directory: Path) -> None:
         fake.up(directory, 0)
 
 
-def test_the_state_of_what_never_was_is_refused(directory: Path) -> None:
+def test_the_state_of_a_cluster_that_never_existed_is_refused(directory: Path) -> None:
     with pytest.raises(RefusedError, match="no fake cluster in "):
         fake.status(directory)
 
 
-def test_more_nodes_than_open_files_allow_is_told_with_the_limit(directory: Path) -> None:
+def test_more_nodes_than_open_files_allow_are_refused_with_the_limit(directory: Path) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     script = (
         "import resource, sys; from pathlib import Path; from clusterctl import fake\n"
@@ -479,7 +481,7 @@ def test_memory_stays_modest_under_a_large_stream(directory: Path) -> None:
     before = _peak_kb(cluster.pid)
     with Transport(ssh_settings(cluster)) as transport:
         node = TestNode("node0", cluster.nodes[0].port)
-        with transport.open(node, command("cat", "/dev/zero")):  # nobody reads: it must not pile up
+        with transport.open(node, command("cat", "/dev/zero")):  # nothing reads it: it must not pile up
             transport.run(node, command("sleep", "1"))
         with transport.open(node, command("sh", "-c", "sleep 1; wc -c")) as process:
             block = bytes(1024 * 1024)
@@ -495,7 +497,7 @@ def _peak_kb(pid: int) -> int:
     return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM"))
 
 
-def test_every_module_that_is_named_by_a_string_exists_and_has_what_is_taken_from_it() -> None:
+def test_every_module_named_by_a_string_exists_and_has_the_names_used() -> None:
     assert {backend_called(name).name for name in NAMES} == {"embedded", "ssh", "docker"}
     started = {
         (path.name, call.args[0].value)

@@ -1,4 +1,4 @@
-"""What `fake` does to a node, and how it heals: the same for every backend that can."""
+"""Faults that `fake` injects into a node, and how it heals: the same for every backend that supports them."""
 
 from __future__ import annotations
 
@@ -44,18 +44,22 @@ def states(cluster: FakeCluster) -> list[tuple[str, bool]]:
 
 
 def pids(cluster: FakeCluster, index: int) -> list[int]:
-    """Of what runs on a node."""
-    of_cluster = {one.pid for one in processes_with_environment("CLUSTERCTL_FAKE", str(cluster.directory))}
-    return [one.pid for one in processes_with_environment("CLUSTERCTL_FAKE_NODE", str(index)) if one.pid in of_cluster]
+    """Return the pids of all processes on a node."""
+    of_cluster = {process.pid for process in processes_with_environment("CLUSTERCTL_FAKE", str(cluster.directory))}
+    return [
+        process.pid
+        for process in processes_with_environment("CLUSTERCTL_FAKE_NODE", str(index))
+        if process.pid in of_cluster
+    ]
 
 
 def states_of(processes: list[int]) -> set[str]:
-    """As the kernel has them: T is stopped."""
+    """Return the states as reported by the kernel: T is stopped."""
     stats = [Path(f"/proc/{pid}/stat").read_text() for pid in processes]
     return {stat.rpartition(")")[2].split()[0] for stat in stats}
 
 
-def test_a_killed_node_is_dead_at_once_and_nothing_on_it_saw_another_part_die(cluster: FakeCluster) -> None:
+def test_a_killed_node_dies_at_once_and_none_of_its_processes_saw_another_die(cluster: FakeCluster) -> None:
     ssh(cluster, 1, "cd; (sh -c 'while :; do sleep 300; echo saw it >noticed; done' </dev/null >/dev/null 2>&1 &)")
     ssh(cluster, 0, "(sleep 300 </dev/null >/dev/null 2>&1 &)")
     argv = ["ssh", "-F", cluster.ssh_config, "node1", "cd; echo on; cat"]
@@ -71,7 +75,7 @@ def test_a_killed_node_is_dead_at_once_and_nothing_on_it_saw_another_part_die(cl
     assert len(pids(cluster, 0)) == 1
 
 
-def test_a_healed_node_is_where_it_was_with_its_key_and_files_and_without_its_processes(cluster: FakeCluster) -> None:
+def test_a_healed_node_has_its_address_key_and_files_back_but_no_processes(cluster: FakeCluster) -> None:
     ssh(cluster, 1, "cd; touch kept; (sleep 300 </dev/null >/dev/null 2>&1 &)")
     for _ in range(2):
         fake.harm(cluster.directory, "1", "kill")
@@ -82,7 +86,7 @@ def test_a_healed_node_is_where_it_was_with_its_key_and_files_and_without_its_pr
     assert pids(cluster, 1) == []
 
 
-def test_a_paused_node_stands_still_and_goes_on_when_it_is_healed(cluster: FakeCluster, transport: Transport) -> None:
+def test_a_paused_node_freezes_and_continues_when_it_is_healed(cluster: FakeCluster, transport: Transport) -> None:
     node = member(cluster, 1)
     with transport.open(node, command("cat")) as talk, ThreadPoolExecutor() as pool:
         talk.write(b"before\n", deadline_s=20)
@@ -110,7 +114,7 @@ def test_a_paused_node_goes_down_with_the_others(cluster: FakeCluster) -> None:
     assert not cluster.directory.exists()
 
 
-def test_what_a_backend_cannot_do_is_a_usage_error_that_names_one_that_can(cluster: FakeCluster) -> None:
+def test_an_unsupported_fault_is_a_usage_error_that_names_a_backend_with_it(cluster: FakeCluster) -> None:
     with pytest.raises(UsageError, match=f"the {cluster.backend} backend cannot cut a node off") as caught:
         fake.harm(cluster.directory, "1", "cut")
     assert caught.value.hint == "clusterctl fake up --backend docker"
@@ -121,7 +125,7 @@ def test_what_a_backend_cannot_do_is_a_usage_error_that_names_one_that_can(clust
     assert states(cluster) == [("up", True), ("up", True)]
 
 
-def test_a_node_is_harmed_once_and_healing_a_sound_one_does_nothing(cluster: FakeCluster) -> None:
+def test_a_node_can_have_one_fault_and_healing_a_healthy_one_does_nothing(cluster: FakeCluster) -> None:
     fake.harm(cluster.directory, "1", "kill")
     for fault in ("kill", "pause"):
         with pytest.raises(RefusedError, match="node1 is killed") as caught:
@@ -131,7 +135,7 @@ def test_a_node_is_harmed_once_and_healing_a_sound_one_does_nothing(cluster: Fak
     assert states(cluster) == [("up", True), ("killed", False)]
 
 
-def test_a_daemon_that_died_by_itself_counts_as_killed_and_is_healed(directory: Path) -> None:
+def test_a_daemon_that_died_on_its_own_counts_as_killed_and_is_healed(directory: Path) -> None:
     cluster = fake.up(directory, 2, backend="ssh")
     daemon = next(
         int(stat.parent.name)
@@ -145,7 +149,7 @@ def test_a_daemon_that_died_by_itself_counts_as_killed_and_is_healed(directory: 
     assert ssh(cluster, 1, "echo fine") == "fine\n"
 
 
-def test_nothing_is_healed_where_the_server_is_gone(directory: Path) -> None:
+def test_nothing_is_healed_if_the_server_is_gone(directory: Path) -> None:
     cluster = fake.up(directory, 1)
     assert cluster.pid is not None
     os.kill(cluster.pid, signal.SIGKILL)

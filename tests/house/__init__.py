@@ -1,1 +1,1 @@
-"""The rules of the house by theme; `tests/test_house.py` holds the import table."""
+"""Conventions of the code, by topic; `tests/test_house.py` holds the import table."""

@@ -1,4 +1,4 @@
-"""The package as text: its modules, their syntax trees, and the modules that each one names."""
+"""The package as text: its modules, their syntax trees, and the modules that each one imports."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "clusterctl"
-SHIPPED = ("common", "agent", "runtime")  # what goes to the nodes, beside the package's own __init__
+SHIPPED = ("common", "agent", "runtime")  # what is sent to the nodes, in addition to the package's own __init__
 
 
 def paths() -> dict[str, Path]:
-    """The file of each module; names lack `clusterctl.`, and a package has the name of its folder."""
-    found = {}
+    """Return the file of each module; names lack `clusterctl.`, and a package has the name of its folder."""
+    files = {}
     for path in sorted(PACKAGE.rglob("*.py")):
         parts = path.relative_to(PACKAGE).with_suffix("").parts
         if parts[0] != "_data":
-            found[".".join(parts).removesuffix(".__init__")] = path
-    return found
+            files[".".join(parts).removesuffix(".__init__")] = path
+    return files
 
 
 def modules() -> list[str]:
@@ -38,7 +38,7 @@ def within(module: str, parts: Collection[str]) -> bool:
 
 
 def imports(module: str) -> Iterator[str]:
-    """Full names of everything a module imports, also in functions and under TYPE_CHECKING.
+    """Return the full names of everything a module imports, also in functions and under TYPE_CHECKING.
 
     `from clusterctl.a import b` is reported as clusterctl.a.b, since b may be a module.
     """
@@ -53,21 +53,21 @@ def imports(module: str) -> Iterator[str]:
 
 
 def imported(module: str) -> set[str]:
-    """The modules of clusterctl that a module imports, wherever in it; the package's root apart."""
+    """Return the modules of clusterctl that a module imports anywhere, except the package's root."""
     known = paths()
     names = {name.partition(".")[2] for name in imports(module) if name.partition(".")[0] == "clusterctl"}
     return {name if name in known else name.rpartition(".")[0] for name in names} - {module, ""}
 
 
 def calls(module: str) -> Iterator[str]:
-    """The functions that a module calls, as they are written: `print`, `sys.exit`."""
+    """Return the functions that a module calls, as written: `print`, `sys.exit`."""
     for node in ast.walk(tree(module)):
         if isinstance(node, ast.Call):
             yield ast.unparse(node.func)
 
 
 def arrows(package: str) -> set[tuple[str, str]]:
-    """Which entry of a package (a folder, or a module beside it) imports which other one."""
+    """Return pairs of entries of a package (folders, or modules beside them), of which the first imports the second."""
     below = f"{package}."
     return {
         (source, target)
@@ -80,7 +80,7 @@ def arrows(package: str) -> set[tuple[str, str]]:
 
 
 def programs() -> set[str]:
-    """The modules that the fake cluster starts as programs of their own: `stay("clusterctl.fake.server", ...)`."""
+    """Return the modules that the fake cluster starts as separate programs: `stay("clusterctl.fake.server", ...)`."""
     return {
         ast.literal_eval(node.args[0])
         for module in modules()

@@ -1,4 +1,4 @@
-"""What few modules may do, what none may do, and what every package says about itself."""
+"""Habits that few modules or none may have, and the docstrings of packages."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_only_the_command_line_prints() -> None:
     }
 
 
-def test_only_programs_end_the_process() -> None:
+def test_only_programs_exit_the_process() -> None:
     enders = {"sys.exit", "exit", "quit", "SystemExit"}
     assert {m for m in modules() if enders & set(calls(m))} <= {m for m in modules() if within(m, MAY_EXIT)}
 
@@ -52,7 +52,7 @@ def reads_environment(module: str) -> bool:
     return any(isinstance(node, ast.Attribute) and ast.unparse(node) in names for node in ast.walk(tree(module)))
 
 
-def test_the_environment_is_read_in_few_places_each_with_its_reason() -> None:
+def test_the_environment_is_read_in_few_places_each_with_a_reason() -> None:
     assert {module for module in modules() if reads_environment(module)} == set(MAY_READ_ENVIRONMENT)
 
 
@@ -60,7 +60,7 @@ def test_no_module_uses_pickle() -> None:
     assert not [m for m in modules() if {"pickle", "marshal", "shelve"} & {i.partition(".")[0] for i in imports(m)}]
 
 
-def test_only_a_proxy_command_is_given_to_a_shell_as_ssh_does() -> None:
+def test_only_a_proxy_command_is_run_by_a_shell_as_in_ssh() -> None:
     shells = [
         module
         for module in modules()
@@ -70,7 +70,7 @@ def test_only_a_proxy_command_is_given_to_a_shell_as_ssh_does() -> None:
     assert shells == ["transport.dial"]
 
 
-def test_messages_have_types() -> None:
+def test_messages_are_typed() -> None:
     loose = [
         module for module, path in paths().items() if "Message = dict[str, Any]" in path.read_text(encoding="utf-8")
     ]
@@ -78,7 +78,7 @@ def test_messages_have_types() -> None:
 
 
 def test_a_spec_is_read_without_casts_and_defaults() -> None:
-    """`RunSpec.from_json` checks types and fills in defaults, once; those who read a spec do neither."""
+    """`RunSpec.from_json` checks types and fills in defaults, once; code that reads a spec does neither."""
     users = [module for module in modules() if "clusterctl.common.run_spec.RunSpec" in imports(module)]
     assert len(users) > 10
     assert [module for module in users if {"cast", "typing.cast"} & set(calls(module))] == []
@@ -88,7 +88,7 @@ def test_a_spec_is_read_without_casts_and_defaults() -> None:
 
 
 def loose(node: ast.AST) -> bool:
-    """True for `spec.get(...)` and `spec["..."]`, which treat a spec as a dict."""
+    """Return True for `spec.get(...)` and `spec["..."]`, which treat a spec as a dict."""
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "get":
         owner: ast.expr = node.func.value
     elif isinstance(node, ast.Subscript):
@@ -136,14 +136,14 @@ EVERYWHERE = {
 
 
 def machine_paths() -> set[str]:
-    """The path of this checkout, and its top directory if other machines do not have that directory."""
-    found = {f"{ROOT}/"}
+    """Return the path of this checkout, and its top directory if other machines do not have that directory."""
+    places = {f"{ROOT}/"}
     if len(ROOT.parts) > 2 and ROOT.parts[1] not in EVERYWHERE:
-        found.add(f"/{ROOT.parts[1]}/")
-    return found
+        places.add(f"/{ROOT.parts[1]}/")
+    return places
 
 
-def test_no_tracked_file_names_a_place_of_this_machine() -> None:
+def test_no_tracked_file_contains_a_path_of_this_machine() -> None:
     listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=False)
     if listed.returncode:
         pytest.skip("not a git checkout")

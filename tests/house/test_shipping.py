@@ -1,4 +1,4 @@
-"""What goes to the nodes, and what goes into the wheel."""
+"""The files that are sent to the nodes, and the contents of the wheel."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from house.source import PACKAGE, ROOT, SHIPPED, modules
 
 
 @pytest.mark.skipif("3.9" not in PYTHONS, reason="no python3.9 on this machine")
-def test_what_goes_to_the_nodes_compiles_under_python_3_9() -> None:
+def test_code_that_is_sent_to_nodes_compiles_under_python_3_9() -> None:
     program = (
         "import sys\n"
         "for path in sys.argv[1:]:\n"
@@ -26,7 +26,7 @@ def test_what_goes_to_the_nodes_compiles_under_python_3_9() -> None:
 
 
 @pytest.mark.skipif("3.9" not in PYTHONS, reason="no python3.9 on this machine")
-def test_every_module_of_common_and_agent_is_imported_by_python_3_9() -> None:
+def test_every_module_of_common_and_agent_can_be_imported_by_python_3_9() -> None:
     names = [f"clusterctl.{name}" for name in modules() if name.partition(".")[0] in ("common", "agent")]
     assert "clusterctl.agent.operations.start" in names
     program = "import importlib, sys; sys.path.insert(0, sys.argv[1]); [*map(importlib.import_module, sys.argv[2:])]"
@@ -42,19 +42,19 @@ def test_the_boot_program_compiles_under_pythons_that_it_must_refuse() -> None:
     subprocess.run([PYTHONS["3.6"], "-I", "-c", program, source], check=True)
 
 
-def test_the_bundle_holds_all_that_is_shipped_and_nothing_else() -> None:
-    whole, names = zlib.decompress(Bundle().data), []
-    while whole:
-        name, size, rest = whole.split(b"\0", 2)
+def test_the_bundle_holds_exactly_the_shipped_files() -> None:
+    data, names = zlib.decompress(Bundle().data), []
+    while data:
+        name, size, rest = data.split(b"\0", 2)
         names.append(name.decode())
-        whole = rest[int(size) :]
+        data = rest[int(size) :]
     expected = [PACKAGE / "__init__.py", *(p for part in SHIPPED for p in (PACKAGE / part).rglob("*.py"))]
     assert sorted(names) == sorted(path.relative_to(ROOT).as_posix() for path in expected)
     assert Bundle().digest == Bundle().digest
     assert Bundle().data == Bundle().data
 
 
-def test_the_wheel_takes_the_whole_package_and_what_init_copies() -> None:
+def test_the_wheel_contains_the_whole_package_and_the_files_that_init_copies() -> None:
     tomllib = pytest.importorskip("tomllib")
     build = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]
     assert set(build) == {"targets"}, "nothing is excluded"

@@ -1,4 +1,4 @@
-"""What must stay small: folders, files and functions."""
+"""Limits on the size of folders, files and functions."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ MOST_LINES_OF_A_FILE = 400
 MOST_LINES_OF_A_FUNCTION = 60
 
 
-def test_no_folder_has_more_modules_than_a_reader_takes_in() -> None:
+def test_no_folder_has_too_many_modules() -> None:
     folders = Counter(
         path.parent.relative_to(PACKAGE).as_posix() for path in paths().values() if path.name != "__init__.py"
     )

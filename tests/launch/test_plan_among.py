@@ -1,4 +1,4 @@
-"""The plan of a run in which only some nodes take part: who runs what, under which rank, and who leads."""
+"""The plan of a run in which only some nodes take part: the processes of each node, their ranks, and the lead."""
 
 from __future__ import annotations
 
@@ -20,24 +20,24 @@ def launch(nodes: int = 4, **values: Any) -> LaunchPlan:
 
 
 def placed(launch: LaunchPlan, role: str) -> list[tuple[int, int]]:
-    """(node, rank) of all processes of a role."""
+    """Return (node, rank) of all processes of a role."""
     return [(process.node, process.rank) for process in launch.processes if process.role == role]
 
 
-def test_ranks_have_no_gap_and_node_ids_stay() -> None:
+def test_ranks_have_no_gap_and_node_ids_are_unchanged() -> None:
     part = launch().among([1, 3])
     assert placed(part, "trainer") == placed(part, "pserver") == [(1, 0), (3, 1)]
     assert {process.argv[-1] for process in part.processes if process.role == "trainer"} == {"--num_passes=2"}
     assert [node.id for node in part.nodes] == [1, 3]
 
 
-def test_ranks_count_on_over_nodes_with_several_processes_or_none() -> None:
+def test_ranks_are_consecutive_across_nodes_with_several_processes_or_none() -> None:
     part = launch(TRAINERS_PER_NODE=2, PSERVERS=["10.0.0.0", "10.0.0.3"]).among([0, 2, 3])
     assert placed(part, "trainer") == [(0, 0), (0, 1), (2, 2), (2, 3), (3, 4), (3, 5)]
     assert placed(part, "pserver") == [(0, 0), (3, 1)]
 
 
-def test_all_nodes_among_all_are_the_same_plan() -> None:
+def test_selecting_all_nodes_gives_the_same_plan() -> None:
     assert launch().among(range(4)) == launch()
 
 
@@ -54,7 +54,7 @@ def test_the_spec_names_the_members_and_why_others_are_left_out() -> None:
     assert {process["node"] for process in spec["all_processes"]} == {1, 3}
 
 
-def test_only_members_get_keys_and_every_pserver_lets_in_just_their_trainers() -> None:
+def test_only_members_get_keys_and_every_pserver_admits_only_their_trainers() -> None:
     files = make_keys(launch().among([1, 2]))
     assert sorted(files) == [1, 2]
     assert sorted(files[1]) == ["ca.pem", "pserver-0.json", "tls.pem", "trainer-0.json"]
@@ -70,11 +70,11 @@ def test_a_role_without_a_process_left_is_an_error(role: str, setting: str) -> N
     assert "node[1-3]" in str(raised.value)
 
 
-def test_an_engine_that_needs_no_pserver_lacks_none() -> None:
+def test_an_engine_without_pservers_needs_none() -> None:
     part = launch(ENGINE="none").among([2])
     assert placed(part, "trainer") == [(2, 0)]
 
 
-def test_a_conf_without_any_trainer_is_wrong_whoever_takes_part() -> None:
+def test_a_conf_without_any_trainer_is_wrong_whichever_nodes_take_part() -> None:
     with pytest.raises(ConfigError):
         launch(TRAINERS_PER_NODE=0)

@@ -1,4 +1,4 @@
-"""What runs under each engine, and with which command."""
+"""The processes of each engine, and their commands."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ def launch(engine: str, **values: Any) -> LaunchPlan:
 
 
 def commands(launch: LaunchPlan) -> dict[str, set[tuple[str, ...]]]:
-    """By role."""
-    found: dict[str, set[tuple[str, ...]]] = {}
+    """Return the commands by role."""
+    by_role: dict[str, set[tuple[str, ...]]] = {}
     for process in launch.processes:
-        found.setdefault(process.role, set()).add(process.argv)
-    return found
+        by_role.setdefault(process.role, set()).add(process.argv)
+    return by_role
 
 
 @pytest.mark.parametrize(
@@ -37,26 +37,26 @@ def commands(launch: LaunchPlan) -> dict[str, set[tuple[str, ...]]]:
         ("none", {"trainer": {TRAIN}}),
     ],
 )
-def test_which_roles_there_are_without_a_command_for_pservers(
+def test_roles_of_each_engine_without_a_command_for_pservers(
     engine: str, wanted: dict[str, set[tuple[str, ...]]]
 ) -> None:
     assert commands(launch(engine)) == wanted
 
 
 @pytest.mark.parametrize("engine", ["clusterctl", "paddle", "dmlc", "torch", "mpi", "tensorflow", "none"])
-def test_a_command_for_pservers_is_run_by_them_and_none_of_them_is_ours(engine: str) -> None:
+def test_with_a_command_for_pservers_they_run_it_and_none_is_ours(engine: str) -> None:
     made = launch(engine, PSERVER_COMMAND="./serve now")
     assert commands(made)["pserver"] == {SERVE}
     assert commands(made)["trainer"] == {TRAIN}
     assert not any(process.ours for process in made.processes)
 
 
-def test_the_scheduler_is_one_and_on_the_first_node_that_takes_part() -> None:
+def test_there_is_one_scheduler_on_the_first_node_that_takes_part() -> None:
     made = launch("dmlc")
     for part, node in ((made, 0), (made.among([1]), 1)):
         assert [process.node for process in part.processes if process.role == "scheduler"] == [node]
 
 
-def test_nodes_have_no_ranks_of_pservers_that_are_not_there() -> None:
+def test_nodes_have_no_ranks_of_nonexistent_pservers() -> None:
     assert [node.pserver_ranks for node in launch("torch").nodes] == [(), ()]
     assert [node.pserver_ranks for node in launch("paddle").nodes] == [(0,), (1,)]

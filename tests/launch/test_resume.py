@@ -1,4 +1,4 @@
-"""Which checkpoint a job goes on from, and how its pieces come to where they are needed. There is no runtime here."""
+"""Choosing the checkpoint to resume from, and copying its pieces to the nodes that need them. No runtime is used."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def tag(step: int) -> str:
 
 
 class Nodes(PipeCluster):
-    """Nodes that have a job; checkpoints are put there as runs leave them."""
+    """Nodes that have a job; checkpoints are put there in the form in which runs leave them."""
 
     def __init__(self, directory: Path, nodes: int = 3, **values: Any) -> None:
         super().__init__(directory, sys.executable, nodes, **values)
@@ -41,7 +41,7 @@ class Nodes(PipeCluster):
         return self.job(node).run(run).checkpoints / tag(step)
 
     def save(self, step: int, run: str = "0001", pservers: int = 3, complete: bool = True, **facts: Any) -> None:
-        """Pserver p's piece on node p; the manifest on node 0."""
+        """Put pserver p's piece on node p, and the manifest on node 0."""
         files = []
         for p in range(pservers):
             data = f"{run} {step} {p}".encode() * 300_000
@@ -82,7 +82,7 @@ def test_the_newest_complete_checkpoint_of_the_newest_run_that_has_one_is_chosen
     assert warning == f"skipped checkpoint {tag(700)} of run 2: it is incomplete (no manifest)"
 
 
-def test_a_damaged_and_a_missing_piece_are_named_and_the_checkpoint_before_is_used(nodes: Nodes) -> None:
+def test_damaged_and_missing_pieces_are_named_and_the_previous_checkpoint_is_used(nodes: Nodes) -> None:
     for step in (100, 200, 300):
         nodes.save(step)
     path = nodes.place(1, 300) / piece_name(1)
@@ -94,10 +94,10 @@ def test_a_damaged_and_a_missing_piece_are_named_and_the_checkpoint_before_is_us
     assert resume.warnings[1].endswith("pserver-00002.safetensors is missing (written by node2)")
 
 
-def test_without_a_good_checkpoint_it_is_refused_and_all_trouble_is_told(nodes: Nodes) -> None:
-    with pytest.raises(RefusedError, match="has no checkpoint to resume from") as none:
+def test_without_a_good_checkpoint_a_resume_is_refused_and_all_problems_are_reported(nodes: Nodes) -> None:
+    with pytest.raises(RefusedError, match="has no checkpoint to resume from") as raised:
         nodes.choose()
-    assert "without --resume" in str(none.value.hint)
+    assert "without --resume" in str(raised.value.hint)
     nodes.save(50, seed="?")
     nodes.save(100)
     (nodes.place(0, 100) / NAME).write_text("{")
@@ -107,7 +107,7 @@ def test_without_a_good_checkpoint_it_is_refused_and_all_trouble_is_told(nodes: 
         nodes.choose()
 
 
-def test_another_seed_is_refused_another_mode_and_other_trainers_are_told(tmp_path: Path) -> None:
+def test_a_different_seed_is_refused_and_a_different_mode_or_number_of_trainers_is_reported(tmp_path: Path) -> None:
     nodes = Nodes(tmp_path, SEED=5, MODE="async", TRAINERS=2)
     nodes.save(100)
     with pytest.raises(RefusedError, match=r"made with SEED = 0, but conf\.py sets 5"):
@@ -119,12 +119,12 @@ def test_another_seed_is_refused_another_mode_and_other_trainers_are_told(tmp_pa
 
 
 @pytest.mark.parametrize("values", [{"ENGINE": "torch"}, {"PSERVER_COMMAND": "python ps.py"}])
-def test_other_parameter_servers_are_not_resumed(tmp_path: Path, values: dict[str, Any]) -> None:
+def test_checkpoints_of_other_parameter_servers_are_not_resumed(tmp_path: Path, values: dict[str, Any]) -> None:
     with pytest.raises(RefusedError, match="the built-in parameter server"):
         Nodes(tmp_path, **values).choose()
 
 
-def test_pieces_stay_where_pservers_and_lanes_are_as_they_were(nodes: Nodes) -> None:
+def test_pieces_are_not_moved_if_pservers_and_lanes_are_unchanged(nodes: Nodes) -> None:
     nodes.save(100)
     resume = nodes.choose()
     bring(nodes, JOB, resume, nodes.plan())
@@ -133,9 +133,7 @@ def test_pieces_stay_where_pservers_and_lanes_are_as_they_were(nodes: Nodes) -> 
 
 
 @pytest.mark.parametrize("values", [{"PSERVERS": 2}, {"PORTS_NUM_FOR_SPARSE": 2}, {"PSERVERS_PER_NODE": 2}])
-def test_all_pieces_come_to_every_pserver_when_the_placement_has_changed(
-    tmp_path: Path, values: dict[str, Any]
-) -> None:
+def test_every_pserver_gets_all_pieces_when_the_placement_has_changed(tmp_path: Path, values: dict[str, Any]) -> None:
     nodes = Nodes(tmp_path, **values)
     nodes.save(100)
     resume = nodes.choose()
@@ -147,11 +145,11 @@ def test_all_pieces_come_to_every_pserver_when_the_placement_has_changed(
         copies = {(nodes.place(n, 100) / piece_name(p)).read_bytes() for n in range(3) if n == p or serve[n]}
         assert len(copies) == 1
     assert [bool(resume.word(nodes.plan(), node)["files"]) for node in nodes.nodes] == serve
-    again = nodes.choose()
-    assert again.holders[piece_name(2)] == {n for n in range(3) if n == 2 or serve[n]}
+    new_resume = nodes.choose()
+    assert new_resume.holders[piece_name(2)] == {n for n in range(3) if n == 2 or serve[n]}
 
 
-def test_a_pserver_that_moved_gets_its_piece_and_no_other(nodes: Nodes) -> None:
+def test_a_pserver_that_moved_gets_only_its_own_piece(nodes: Nodes) -> None:
     nodes.save(100)
     source, target = nodes.place(2, 100) / piece_name(2), nodes.place(1, 100) / piece_name(2)
     source.rename(target)
@@ -164,7 +162,7 @@ def test_a_pserver_that_moved_gets_its_piece_and_no_other(nodes: Nodes) -> None:
     assert source.read_bytes() == target.read_bytes()
 
 
-def test_a_piece_that_changes_after_it_was_verified_does_not_arrive(nodes: Nodes) -> None:
+def test_a_piece_that_changes_after_verification_is_not_transferred(nodes: Nodes) -> None:
     nodes.save(100)
     resume = nodes.choose()
     path = nodes.place(1, 100) / piece_name(1)
@@ -176,7 +174,7 @@ def test_a_piece_that_changes_after_it_was_verified_does_not_arrive(nodes: Nodes
     assert nodes.has(0, 100) == [piece_name(0)]
 
 
-def test_a_spec_tells_when_to_save_what_to_keep_and_where_to_go_on_from(tmp_path: Path) -> None:
+def test_a_spec_says_when_to_save_what_to_keep_and_where_to_resume_from(tmp_path: Path) -> None:
     nodes = Nodes(tmp_path, SAVE_EVERY=500, KEEP=4, KEEP_BEST="auc:max")
     nodes.save(100)
     resume = nodes.choose().spec("0002")

@@ -1,4 +1,4 @@
-"""The specs that a plan makes, compared to recorded ones."""
+"""The specs that a plan produces, compared with recorded ones."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from clusterctl.launch import plan
 RECORDED = Path(__file__).parents[1] / "common" / "recorded" / "planned_specs.json"
 HOSTS = ["10.0.0.0", "10.0.0.1", "10.0.0.2"]
 ADDRESSES = {0: "10.1.0.0", 1: "10.1.0.1", 2: "10.1.0.2"}
-#: By its name a plan of three hosts, and the spec of its last node, as made before there was a `RunSpec`.
+# : By name, a plan of three hosts, and the spec of its last node as it was before there was a `RunSpec`.
 PLANNED: dict[str, Any] = json.loads(RECORDED.read_text())
 
 
@@ -36,7 +36,7 @@ def planned(case: dict[str, Any]) -> RunSpec:
 
 
 @pytest.mark.parametrize("case", PLANNED.values(), ids=PLANNED)
-def test_a_plan_makes_the_specs_that_it_made_before(case: dict[str, Any]) -> None:
+def test_a_plan_produces_the_recorded_specs(case: dict[str, Any]) -> None:
     spec = planned(case)
     assert spec.to_json() == case["spec"]
     assert RunSpec.from_json(case["spec"]) == spec

@@ -1,4 +1,4 @@
-"""A bad network: it stands between trainers and lanes, and loses, repeats, delays and reorders whole messages."""
+"""A bad network between trainers and lanes: it loses, repeats, delays and reorders whole messages."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import zmq
 
 from tests.runtime.cluster import DEADLINE_S, ThreadCluster
 
-#: What is held back goes on after so many others have passed, or when the network is idle for so long.
+# : A delayed message is released after this many others have passed, or when the network has been idle this long.
 _OTHERS = 6
 _IDLE_MS = 3
 
@@ -19,10 +19,10 @@ Frames = list[bytes]
 
 
 class Between:
-    """Takes the place of every lane of a cluster (without CURVE): its trainers connect to here.
+    """Takes the place of every lane of a cluster (without CURVE): its trainers connect to this proxy.
 
-    `lose`, `repeat` and `delay` are the chances of each message, of either direction, drawn from `seed`. What is
-    delayed lets others overtake it. `fates` counts what happened. A context manager.
+    `lose`, `repeat` and `delay` are the probabilities for each message in either direction, drawn from `seed`. Later
+    messages overtake a delayed one. `fates` counts what happened. A context manager.
     """
 
     def __init__(
@@ -79,7 +79,7 @@ class Between:
             self._let_go(everything=not ready)
 
     def _back(self, front: Any, route: bytes) -> Any:
-        """The connection to the lane that stands for one connection from a trainer."""
+        """Return the connection to the lane that stands for one connection from a trainer."""
         if (front, route) not in self._backs:
             back = self._context.socket(zmq.DEALER)
             back.connect(self._fronts[front])

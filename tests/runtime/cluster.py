@@ -1,4 +1,4 @@
-"""Pservers and trainers for tests: real ZeroMQ sockets, in threads of this process or as processes of their own."""
+"""Pservers and trainers for tests: real ZeroMQ sockets, in threads of this process or as separate processes."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def free_port() -> int:
 def make_job(
     root: Path, pservers: int, trainers: int, *, mode: str = "sync", security: str = "none", **spec: Any
 ) -> Path:
-    """A job directory as the supervisors leave it: spec.json, and keys when security is "curve"."""
+    """Create a job directory as supervisors leave it: spec.json, and keys when security is "curve"."""
     run_dir = root / ".clusterctl" / "runs" / RUN
     (run_dir / "keys").mkdir(parents=True)
     facts: dict[str, Any] = {"v": 1, "job": "JOB", "run": RUN, "node": 0, "mode": mode, "seed": 7, "trainers": trainers}
@@ -70,7 +70,7 @@ def environment(root: Path, role: str, rank: int, addresses: tuple[str, ...] = (
 
 
 def ask(link: Link, message: wire.Message, lane: int = 0) -> wire.Message:
-    """The reply of a lane to one request; raises the error that it answers with."""
+    """Return the reply of a lane to one request; raise the error if it answers with one."""
     replies: list[wire.Message] = []
     link.post(lane, message, replies.append)
     link.wait(lambda: bool(replies))
@@ -78,7 +78,7 @@ def ask(link: Link, message: wire.Message, lane: int = 0) -> wire.Message:
 
 
 class ThreadCluster:
-    """Pservers as threads around real sockets, trainers as threads with their own sessions."""
+    """Pservers as threads around real sockets; trainers as threads, each with its own session."""
 
     def __init__(self, root: Path, pservers: int, trainers: int, **spec: Any) -> None:
         self.root = make_job(root, pservers, trainers, **spec)
@@ -111,7 +111,7 @@ class ThreadCluster:
         return Session(env, link, SupervisorSocket(None), load if load is not None else env.spec.saving.load)
 
     def train(self, program: Callable[[Session], Any], *, load: str | None = None) -> list[Any]:
-        """Runs `program(ps)` as every trainer at once; returns the results by rank, raises the first error."""
+        """Run `program(ps)` as every trainer at once; return the results by rank, or raise the first error."""
         results: list[Any] = [None] * self.trainers
         errors: list[BaseException] = []
 
@@ -153,7 +153,7 @@ def thread_cluster(root: Path, pservers: int, trainers: int, **spec: Any) -> Ite
 
 
 class Process:
-    """A pserver or trainer process with the supervisor's end of its control socket."""
+    """A pserver or trainer process, with the supervisor's end of its control socket."""
 
     def __init__(self, root: Path, role: str, rank: int, argv: list[str], addresses: tuple[str, ...]) -> None:
         self.control, theirs = socket.socketpair()
@@ -188,7 +188,7 @@ class Process:
         self.events: list[dict[str, Any]] = []
 
     def until(self, event: str) -> dict[str, Any]:
-        """The next event of this name; those before it are kept in `events`."""
+        """Return the next event of this name; earlier ones are kept in `events`."""
         for line in self._lines:
             self.events.append(json.loads(line))
             if self.events[-1]["event"] == event:
@@ -199,7 +199,7 @@ class Process:
         self.control.sendall(json.dumps({"cmd": command}).encode() + b"\n")
 
     def wait(self) -> tuple[int, str, str]:
-        """Exit status, standard output and error; collects the remaining events."""
+        """Return exit status, standard output and error; collect the remaining events."""
         out, err = self.process.communicate(timeout=DEADLINE_S)
         self.events += [json.loads(line) for line in self._lines]
         return self.process.returncode, out, err
@@ -216,7 +216,7 @@ class Process:
 def process_cluster(
     root: Path, pservers: int, trainers: int, script: str, **spec: Any
 ) -> Iterator[tuple[list[Process], list[Process]]]:
-    """Starts pserver processes, waits until they are ready, and starts `script` as every trainer."""
+    """Start pserver processes, wait until they are ready, and start `script` as every trainer."""
     make_job(root, pservers, trainers, **spec)
     (root / "train.py").write_text(script)
     with contextlib.ExitStack() as stack:

@@ -1,4 +1,4 @@
-"""An attacker of pservers, the messages that it sends, and the good trainer that must not notice."""
+"""An attacker of pservers, the messages that it sends, and the well-behaved trainer that must not be affected."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ THEIRS = {"theirs.w": 150, "theirs.long": 70_000, "theirs.e": 4, "theirs.u": 4}
 
 Frames = list[bytes]
 
-# A trainer whose every request is written down. It ends before its pass does: the end of a job is not wanted here.
+# A trainer that records every request it sends. It exits before its pass ends: the end of a job is not wanted here.
 RECORDED = """
 import json, os
 import numpy as np
@@ -61,7 +61,7 @@ from clusterctl.runtime import connect
 with connect():
     pass
 """
-# A good trainer: waits for a line before each step, and says the digest of what it then holds.
+# A well-behaved trainer: waits for a line before each step, and prints the digest of the values it then holds.
 GOOD = """
 import hashlib
 import numpy as np
@@ -80,7 +80,7 @@ with connect() as ps, open("go") as go:
 
 
 def mutant(valid: Frames, others: list[Frames], rng: random.Random) -> Frames:
-    """A message that is like `valid`, but for one to three things."""
+    """Return a message like `valid`, with one to three changes."""
     frames = [bytearray(frame) for frame in valid]
     for _ in range(rng.choice((1, 1, 1, 2, 3))):
         if rng.random() < 0.12:
@@ -92,41 +92,41 @@ def mutant(valid: Frames, others: list[Frames], rng: random.Random) -> Frames:
 
 
 def _reshuffle(frames: list[bytearray], others: list[Frames], rng: random.Random) -> None:
-    """Frames come twice, not at all, in another order, or from another message."""
-    at = rng.randrange(len(frames) + 1)
+    """Return the frames with some repeated, dropped, reordered, or taken from another message."""
+    index = rng.randrange(len(frames) + 1)
     what = rng.randrange(3)
     if what == 0:
-        frames.insert(at, bytearray(rng.choice(rng.choice(others))))
+        frames.insert(index, bytearray(rng.choice(rng.choice(others))))
     elif what == 1 and frames:
-        del frames[at - 1]
+        del frames[index - 1]
     else:
         rng.shuffle(frames)
 
 
 def _damage(frame: bytearray, reach: int, rng: random.Random) -> None:
-    """Changes bits, bytes, or an aligned number within the first `reach` bytes, or the frame's length."""
-    at, what = rng.randrange(reach + 1), rng.randrange(6)
-    if what == 0 and at < len(frame):
-        frame[at] ^= 1 << rng.randrange(8)
-    elif what == 1 and at < len(frame):
-        frame[at] = rng.randrange(256)
+    """Change bits, bytes, or an aligned number within the first `reach` bytes, or the frame's length."""
+    index, what = rng.randrange(reach + 1), rng.randrange(6)
+    if what == 0 and index < len(frame):
+        frame[index] ^= 1 << rng.randrange(8)
+    elif what == 1 and index < len(frame):
+        frame[index] = rng.randrange(256)
     elif what == 2:
-        del frame[at:]
+        del frame[index:]
     elif what == 3:
         frame += rng.randbytes(rng.choice((1, 8, 4096)))
     else:
         size = rng.choice((1, 2, 4, 8))
-        at -= at % size
+        index -= index % size
         number = (rng.choice(EVIL) + rng.choice((-1, 0, 1))) % 256**size
-        frame[at : at + size] = number.to_bytes(size, "little")
+        frame[index : index + size] = number.to_bytes(size, "little")
 
 
 def invented(rng: random.Random) -> Frames:
-    """A well-formed message of trainer 1 with wrong parts: NaN, foreign ids, ids twice, odd shapes, other tables."""
+    """Return a well-formed message of trainer 1 with wrong parts: NaN, foreign or repeated ids, odd shapes."""
     name = rng.choice([*THEIRS, "good.w", "good.e", "nobody's"])
     kind = rng.choice((wire.PULL, wire.PULL, wire.PUSH, wire.PUSH, wire.PUSH, wire.CREATE, wire.HELLO, wire.CUT))
     parts = [_part(name, rng) for _ in range(rng.randrange(4))]
-    if name.startswith("good") and kind == wire.PUSH:  # to change them is a trainer's right: these shapes do not fit
+    if name.startswith("good") and kind == wire.PUSH:  # a trainer may change them: these shapes do not fit
         parts = [wire.Part(wire.DENSE, np.full(5, np.nan, "f4"), table_key(name), rng.choice((0, 3, 2**63)))]
     message = wire.Message(kind, 1, 5, rng.choice((0, 0, 0, 1, 2**32 - 1)), rng.choice((1, 1, 1, 0)), parts=parts)
     message.step, message.piece = rng.randrange(12), rng.choice((0, 0, 1, 2**32 - 1))
@@ -163,10 +163,10 @@ def _part(name: str, rng: random.Random) -> wire.Part:
 
 
 def is_wanted(frames: Frames) -> bool:
-    """Whether an input belongs here.
+    """Return True if an input is suitable for these tests.
 
-    A trainer may make tables, save, leave, and take the place of its former attempt: a mutant that says so by the
-    book is no attack, and would only keep the rest from the doors that they are to try.
+    A trainer may make tables, save, leave, and take the place of its former attempt. A mutant that does so correctly is
+    not an attack, and would only keep the other messages from the code that they are to reach.
     """
     try:
         message = wire.decode(frames)
@@ -181,7 +181,7 @@ def is_wanted(frames: Frames) -> bool:
 
 
 def hostile(recorded: list[Frames], inputs: int, rng: random.Random) -> Iterator[Frames]:
-    """`inputs` messages: mutants of each recorded one, and some invented, before it comes itself, twice."""
+    """Yield `inputs` messages: before each recorded message its mutants and some invented ones, then itself, twice."""
     each = max(3, inputs // len(recorded))
     for valid in recorded:
         for _ in range(each - 2):
@@ -212,7 +212,7 @@ def run_trainer(root: Path, rank: int, script: str, addresses: tuple[str, ...]) 
 
 
 class GoodTrainer:
-    """Trainer 0, which makes a step when told to and must hold what it would hold all alone, bit for bit."""
+    """Trainer 0, which makes a step on request and must hold what it would hold if it were alone, bit for bit."""
 
     def __init__(self, root: Path, addresses: tuple[str, ...]) -> None:
         (root / "good.py").write_text(GOOD)
@@ -234,7 +234,7 @@ class GoodTrainer:
 
 
 class Alone:
-    """The same program in local mode: the oracle."""
+    """The same program in local mode, as the oracle."""
 
     def __init__(self, root: Path) -> None:
         here = root / "alone"
@@ -265,7 +265,7 @@ def digest(process: subprocess.Popen[str]) -> str:
 
 
 class Attacker:
-    """A DEALER with trainer 1's key; `burst` sends messages and returns when the pserver has handled them all."""
+    """A DEALER with trainer 1's key; `burst` sends messages and returns when the pserver has handled all of them."""
 
     def __init__(self, root: Path, server: Process, address: str, secure: bool) -> None:
         self._server = server
@@ -285,7 +285,7 @@ class Attacker:
         self._asked = 2**62
 
     def ask(self, frames: Frames) -> wire.Message | None:
-        """What the pserver answers to a message alone; None when it says nothing."""
+        """Return the pserver's answer to a single message; None if it sends nothing."""
         self.socket.send_multipart(frames)
         answers = self._answers()
         assert len(answers) < 2
@@ -297,7 +297,7 @@ class Attacker:
         self.replies += len(self._answers())
 
     def _answers(self) -> list[wire.Message]:
-        """The answers until that to a probe, which the pserver meets after all that was sent before."""
+        """Return all answers up to that to a probe, which the pserver handles after everything sent before."""
         self._asked += 1
         self.socket.send_multipart(wire.encode(wire.Message(wire.PROBE, 1, self._asked)))
         answers: list[wire.Message] = []
@@ -313,7 +313,7 @@ class Attacker:
 
 
 def resident(process: Process) -> int:
-    """The greatest resident memory of a process so far, in bytes."""
+    """Return the peak resident memory of a process so far, in bytes."""
     status = Path(f"/proc/{process.process.pid}/status").read_text()
     [line] = [line for line in status.splitlines() if line.startswith("VmHWM:")]
     return int(line.split()[1]) * 1024
@@ -323,7 +323,7 @@ def resident(process: Process) -> int:
 def under_attack(
     root: Path, mode: str, security: str, left: bool = False
 ) -> Iterator[tuple[Process, GoodTrainer, Attacker]]:
-    """A pserver, trainer 0 and one who has the key of trainer 1, which has `left` the run or not come yet."""
+    """A pserver, trainer 0, and an attacker with trainer 1's key; trainer 1 has `left` or has not joined yet."""
     with contextlib.ExitStack() as stack:
         server, addresses = stack.enter_context(pserver(root, mode=mode, security=security))
         if left:
@@ -335,13 +335,13 @@ def under_attack(
 
 
 def record(root: Path) -> list[Frames]:
-    """The requests of trainer 1 of 2 in async mode."""
+    """Return the requests of trainer 1 of 2 in async mode."""
     with pserver(root, mode="async", shm="off") as (server, addresses):
         (root / "train.py").write_text(RECORDED)
         run_trainer(root, 1, "train.py", addresses)
         assert server.process.poll() is None
     lines = (root / "recorded.jsonl").read_text().splitlines()
-    found = [[bytes.fromhex(frame) for frame in json.loads(line)] for line in lines]
-    assert len(found) > 20
-    assert all(wire.decode(frames).rank == 1 for frames in found)
-    return found
+    recording = [[bytes.fromhex(frame) for frame in json.loads(line)] for line in lines]
+    assert len(recording) > 20
+    assert all(wire.decode(frames).rank == 1 for frames in recording)
+    return recording

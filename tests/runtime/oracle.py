@@ -1,6 +1,7 @@
-"""An independent statement of sync training: plain float64 numpy and dictionaries, none of the runtime's code.
+"""An independent implementation of sync training: plain float64 numpy and dictionaries, no code of the runtime.
 
-It follows the rules' papers step by step over whole tables, with lazy rows: what nobody pushed does not move.
+It follows the papers of the rules step by step over whole tables, with lazy rows: rows that are not pushed do not
+move.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ Array = Any
 
 
 class Lazy:
-    """One value and its state under one rule; `kind` is (name, numbers), of which lr may be a function of t."""
+    """A value and its state under one rule; `kind` is (name, numbers), where lr may be a function of t."""
 
     def __init__(self, value: Array, kind: tuple[str, dict[str, Any]]) -> None:
         self.value = np.array(value, np.float64)
@@ -70,7 +71,7 @@ class Oracle:
         self.t = 0
 
     def step(self, pushes: list[dict[str, Any]]) -> None:
-        """`pushes` by rank: samples, and perhaps dense, ids and rows."""
+        """Apply `pushes` by rank: samples, and optionally dense, ids and rows."""
         self.t += 1
         total = sum(push["samples"] for push in pushes)
         if total == 0:

@@ -1,4 +1,4 @@
-"""Blocks and pieces of a size that tests can afford."""
+"""Blocks and pieces small enough for tests."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ BLOCK, PART, WHOLE, OUT = 512, 1_000, 300, 2
 
 
 def cut_small(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tables are cut as ever, only into blocks of 512 elements; pushes into pieces of up to 1,000, two at a time."""
+    """Cut tables as usual, but into blocks of 512 elements, and pushes into pieces of up to 1,000, two at a time."""
     for name in (
         "pserver.process",
         "trainer.session",
         "trainer.zmq_link",
-    ):  # so that all modules with these sizes are there
+    ):  # so that all modules with these sizes are loaded
         importlib.import_module(f"clusterctl.runtime.{name}")
     runtime: list[Any] = [module for name, module in sys.modules.items() if name.startswith("clusterctl.runtime.")]
     sizes = {"BLOCK_ELEMENTS": BLOCK, "PART_ELEMENTS": PART, "_WHOLE_ELEMENTS": WHOLE, "_PIECES_OUT": OUT}
     for size, value in sizes.items():
         homes = [module for module in runtime if hasattr(module, size)]
-        assert homes, f"nothing is called {size} any more"
+        assert homes, f"no module has a {size} any more"
         for home in homes:
             monkeypatch.setattr(home, size, value)

@@ -1,4 +1,4 @@
-"""Who is heard: CURVE keys, ranks, malformed and hostile frames, over real sockets."""
+"""Admission of peers and messages: CURVE keys, ranks, malformed and hostile frames, over real sockets."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def small_training(ps: Session) -> float:
 
 
 def answer_to(cluster: ThreadCluster, keys: dict[str, Any] | None, frames: list[Any]) -> list[bytes] | None:
-    """What a fresh connection with `keys` gets for `frames`; None for silence."""
+    """Return what a new connection with `keys` gets for `frames`; None for silence."""
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     server_key = environment(cluster.root, "trainer", 0).keys()["servers"][0] if keys else ""
     socket = open_dealer(context, cluster.addresses[0], keys, server_key)
@@ -64,7 +64,7 @@ def test_an_unlisted_key_gets_nothing(tmp_path: Path) -> None:
         assert cluster.train(small_training) == [3.0]
 
 
-def test_a_rank_that_is_not_the_keys_is_refused(tmp_path: Path) -> None:
+def test_a_rank_that_does_not_match_the_key_is_refused(tmp_path: Path) -> None:
     with thread_cluster(tmp_path, 1, 2, security="curve") as cluster:
         env = environment(cluster.root, "trainer", 1, cluster.addresses)
         link = RemoteLink(env)
@@ -78,17 +78,17 @@ def test_a_rank_that_is_not_the_keys_is_refused(tmp_path: Path) -> None:
         assert sum(cluster.lanes[0].refused.values()) == 1
 
 
-def test_a_pserver_key_is_no_trainer(tmp_path: Path) -> None:
+def test_a_pserver_key_is_not_accepted_as_a_trainers(tmp_path: Path) -> None:
     with thread_cluster(tmp_path, 1, 1, security="curve") as cluster:
         assert answer_to(cluster, environment(cluster.root, "pserver", 0).keys(), hello(0, 1)) is None
 
 
 def mutated(chance: random.Random, frames: list[bytes]) -> list[bytes]:
-    """One to three random damages: flipped, cut, grown, doubled, dropped or swapped bytes and frames."""
+    """Apply one to three random damages: flipped, cut, grown, doubled, dropped or swapped bytes and frames."""
     out = list(frames)
     for _ in range(chance.randint(1, 3)):
-        at = chance.randrange(len(out)) if out else 0
-        frame = bytearray(out[at]) if out else bytearray()
+        index = chance.randrange(len(out)) if out else 0
+        frame = bytearray(out[index]) if out else bytearray()
         damage = chance.randrange(6)
         if damage == 0 and frame:
             frame[chance.randrange(len(frame))] = chance.randrange(256)
@@ -97,14 +97,14 @@ def mutated(chance: random.Random, frames: list[bytes]) -> list[bytes]:
         elif damage == 2:
             frame += chance.randbytes(chance.randrange(64))
         elif damage == 3:
-            out.insert(at, bytes(frame))
+            out.insert(index, bytes(frame))
         elif damage == 4 and len(out) > 1:
-            del out[at]
+            del out[index]
             continue
         else:
             chance.shuffle(out)
         if out and damage in (0, 1, 2):
-            out[at] = bytes(frame)
+            out[index] = bytes(frame)
     return out
 
 
@@ -159,7 +159,7 @@ def test_arbitrary_frames_are_refused_as_malformed(frames: list[bytes]) -> None:
 
 
 def claim(chance: random.Random) -> list[bytes]:
-    """A message whose header says anything, with a directory that in one case of three does not fit its few bytes."""
+    """Return a message with an arbitrary header; in one case of three its directory does not fit its few bytes."""
 
     def number(bits: int, *likely: int) -> int:
         odd = (0, 1, 3, 2**16, 2**31, 2**40, 2**63, 2**64 - 1, chance.getrandbits(64))
@@ -183,7 +183,7 @@ def claim(chance: random.Random) -> list[bytes]:
     return [head + b"".join(wire.ENTRY.pack(*entry) for entry in entries) + body]
 
 
-def test_10000_messages_of_sizes_that_are_only_claimed_neither_break_the_core_nor_make_it_allocate() -> None:
+def test_10000_messages_with_false_sizes_neither_break_the_core_nor_make_it_allocate() -> None:
     chance = random.Random(3)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     for _ in range(100):
@@ -214,7 +214,7 @@ def test_3000_damaged_messages_over_a_socket_leave_a_pserver_working(tmp_path: P
             context.term()
 
 
-def test_a_frame_above_the_bound_is_not_taken(tmp_path: Path) -> None:
+def test_a_frame_above_the_bound_is_not_accepted(tmp_path: Path) -> None:
     with thread_cluster(tmp_path, 1, 1) as cluster:
         huge = bytes(wire.MAX_FRAME_BYTES + 1)
         assert answer_to(cluster, None, [huge]) is None
@@ -222,7 +222,7 @@ def test_a_frame_above_the_bound_is_not_taken(tmp_path: Path) -> None:
         assert not cluster.lanes[0].refused
 
 
-def test_a_message_survives_its_frames() -> None:
+def test_a_message_survives_encoding() -> None:
     parts = [
         wire.Part(wire.IDS, np.array([-1, 2**40]), 7),
         wire.Part(wire.ROWS, np.arange(6, dtype=np.float32).reshape(2, 3), 7),
@@ -235,8 +235,8 @@ def test_a_message_survives_its_frames() -> None:
         wire.json_part({"a": 1}),
     ]
     sent = wire.Message(wire.PUSH, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, wire.LAST_OF_PASS, 15, parts)
-    got = wire.decode([bytes(frame) for frame in wire.encode(sent)])
-    assert {**vars(got), "parts": None} == {**vars(sent), "parts": None}
-    for mine, theirs in zip(sent.parts, got.parts, strict=True):
-        np.testing.assert_array_equal(mine.array, theirs.array)
-        assert (mine.kind, mine.table, mine.offset) == (theirs.kind, theirs.table, theirs.offset)
+    received = wire.decode([bytes(frame) for frame in wire.encode(sent)])
+    assert {**vars(received), "parts": None} == {**vars(sent), "parts": None}
+    for original, decoded in zip(sent.parts, received.parts, strict=True):
+        np.testing.assert_array_equal(original.array, decoded.array)
+        assert (original.kind, original.table, original.offset) == (decoded.kind, decoded.table, decoded.offset)

@@ -1,4 +1,4 @@
-"""Async mode: pushes apply on arrival, their staleness is counted, training converges, nobody waits for anybody."""
+"""Async mode: pushes apply on arrival, their staleness is counted, training converges, and no trainer waits."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ TRUTH = np.arange(1, 9, dtype=np.float32)
 
 
 def regression(ps: Session) -> float:
-    """Linear regression with an extra embedding per parity; returns the error of the weights at the end."""
+    """Linear regression with an extra embedding per parity; return the error of the weights at the end."""
 
     def reader(pass_: int, rng: np.random.Generator) -> Any:
         for _ in range(60):
@@ -45,7 +45,7 @@ def test_async_converges_and_counts_the_staleness_of_every_push(tmp_path: Path) 
     assert np.abs(model["w"] - TRUTH).max() < 0.05
 
 
-def test_a_slow_trainer_holds_nobody_up(tmp_path: Path) -> None:
+def test_a_slow_trainer_does_not_delay_the_others(tmp_path: Path) -> None:
     others_done = threading.Semaphore(0)
 
     def program(ps: Session) -> int:
@@ -65,7 +65,7 @@ def test_a_slow_trainer_holds_nobody_up(tmp_path: Path) -> None:
         assert max(cluster.cores[0].policy.staleness) >= 70
 
 
-def test_one_async_trainer_gives_the_bits_of_plain_sgd(tmp_path: Path) -> None:
+def test_one_async_trainer_gives_the_same_bits_as_plain_sgd(tmp_path: Path) -> None:
     def program(ps: Session) -> Any:
         w = ps.dense("w", 1000, SGD(0.1))
         expected = np.zeros(1000, np.float32)

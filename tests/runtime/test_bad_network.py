@@ -22,7 +22,7 @@ STEPS = 7
 
 @pytest.fixture(autouse=True, params=["tcp", "shared"])
 def small_pieces(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """And with shared memory even for small arrays: late copies of messages tell of places that are in use again."""
+    """Use shared memory even for small arrays: late copies of messages then refer to places that are in use again."""
     cut_small(monkeypatch)
     for home in ("shm.server", "trainer.shared_memory"):
         monkeypatch.setattr(f"clusterctl.runtime.{home}.LEAST_BYTES", 8 if request.param == "shared" else 2**40)
@@ -39,7 +39,7 @@ def value_dependent(ps: Session) -> Any:
 
 
 def counted(ps: Session) -> tuple[Any, Any]:
-    """Every push moves each element by 1, and a row by how often it is named."""
+    """Every push adds 1 to each element, and to a row how often it is named."""
     w, e = ps.dense("w", ELEMENTS, SGD(1.0)), ps.embedding("e", 2, SGD(1.0), zeros())
     for _ in ps.steps(lambda pass_, rng: range(STEPS), passes=1):
         e.pull(IDS)
@@ -48,7 +48,7 @@ def counted(ps: Session) -> tuple[Any, Any]:
 
 
 @pytest.mark.parametrize(("key_cache", "seed"), [(False, 3), (True, 4), (True, 5)])
-def test_in_sync_the_network_does_not_show_in_the_bits(tmp_path: Path, key_cache: bool, seed: int) -> None:
+def test_in_sync_the_bits_do_not_depend_on_the_network(tmp_path: Path, key_cache: bool, seed: int) -> None:
     with thread_cluster(tmp_path / "good", 1, 2) as cluster:
         expected, _ = cluster.train(value_dependent)
     with (
@@ -59,13 +59,13 @@ def test_in_sync_the_network_does_not_show_in_the_bits(tmp_path: Path, key_cache
         results = cluster.train(value_dependent)
     assert min(between.fates[fate] for fate in ("lose", "repeat", "delay")) > 10
     for result in results:
-        for mine, theirs in zip(result, expected, strict=True):
-            np.testing.assert_array_equal(mine, theirs)
+        for actual, reference in zip(result, expected, strict=True):
+            np.testing.assert_array_equal(actual, reference)
 
 
 @pytest.mark.parametrize(("mode", "dense"), [("async", 2 * STEPS), ("ssp(2)", 2 * STEPS), ("geo(3)", STEPS)])
 def test_in_the_other_modes_each_push_counts_once(tmp_path: Path, mode: str, dense: int) -> None:
-    """All sums are of small whole numbers, or halves of them, which float32 has exactly. Geo averages dense tables."""
+    """All sums are of small integers or halves, which float32 represents exactly. Geo averages dense tables."""
     with (
         thread_cluster(tmp_path, 2, 2, mode=mode, **LANES) as cluster,
         Between(cluster, seed=4, lose=0.08, repeat=0.12, delay=0.3) as between,

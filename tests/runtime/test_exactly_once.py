@@ -1,4 +1,4 @@
-"""Repeated and reordered messages at a lane, trainers that are killed: every push counts once, waits are explained."""
+"""Repeated and reordered messages at a lane, and killed trainers: every push counts once, and waits are explained."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def test_a_push_repeated_while_its_step_waits_counts_once_and_the_newest_is_answ
 
 
 @pytest.mark.parametrize("order", list(itertools.permutations(range(3))))
-def test_the_order_of_arrival_does_not_show_in_the_bits(order: tuple[int, ...]) -> None:
+def test_the_bits_do_not_depend_on_the_order_of_arrival(order: tuple[int, ...]) -> None:
     core, reference = made_core(3), made_core(3)
     for rank in order:
         core.handle(rank, push(rank, 0, value=0.1 * (rank + 1)))
@@ -108,7 +108,7 @@ def test_random_repeats_and_late_copies_apply_every_push_once() -> None:
 
 
 def test_a_successor_gets_the_values_that_its_step_started_from() -> None:
-    """Trainer 0 died after this pserver applied step 1: another pserver has not, so step 1 is computed again."""
+    """Trainer 0 died after this pserver applied step 1. Another pserver has not applied it, so it is computed again."""
     core = made_core(1)
     core.handle(0, push(0, 0))
     core.handle(0, push(0, 1))
@@ -132,12 +132,12 @@ def test_old_attempts_and_other_epochs_are_refused() -> None:
     assert replies(core.handle(0, hello(0, 1, attempt=2)))[0].kind == wire.OK
     assert replies(core.handle(0, push(0, 0, attempt=1)))[0].kind == wire.ERROR
     assert replies(core.handle(0, push(0, 0, attempt=2, epoch=3)))[0].kind == wire.ERROR
-    assert core.handle(0, push(0, 0, attempt=2, piece=1)) == []  # its opening may have got lost: both come again
+    assert core.handle(0, push(0, 0, attempt=2, piece=1)) == []  # its opening may be lost: both are sent again
     assert core.step == 0
     assert replies(core.handle(0, push(0, 0, attempt=2)))[0].kind == wire.OK
 
 
-def test_a_piece_that_its_opening_did_not_announce_is_refused() -> None:
+def test_a_piece_that_was_not_announced_by_its_opening_is_refused() -> None:
     core = made_core(2)
     core.handle(0, push(0, 0))
     assert replies(core.handle(0, push(0, 0, piece=1)))[0].kind == wire.ERROR
@@ -145,7 +145,7 @@ def test_a_piece_that_its_opening_did_not_announce_is_refused() -> None:
     assert (core.step, value(core)) == (1, 1.0)
 
 
-def test_the_cursor_of_the_last_applied_push_greets_a_successor() -> None:
+def test_a_successor_receives_the_cursor_of_the_last_applied_push() -> None:
     core = made_core(1)
     core.handle(0, push(0, 0, pass_=0, batch=7))
     facts = replies(core.handle(0, hello(0, 1, attempt=2)))[0].json()
@@ -161,8 +161,8 @@ def counted(ps: Session) -> float:
 
 
 @pytest.mark.parametrize("mode", ["sync", "async"])
-def test_a_quarter_of_all_messages_lost_changes_nothing(tmp_path: Path, mode: str) -> None:
-    """Requests and replies alike, on their way between two trainers and two pservers."""
+def test_losing_a_quarter_of_all_messages_changes_nothing(tmp_path: Path, mode: str) -> None:
+    """Requests and replies alike can be lost between two trainers and two pservers."""
     with thread_cluster(tmp_path, 2, 2, mode=mode) as cluster, Between(cluster, seed=9, lose=0.25) as between:
         cluster.probe_every_s = 0.02
         results = cluster.train(counted)
@@ -171,7 +171,7 @@ def test_a_quarter_of_all_messages_lost_changes_nothing(tmp_path: Path, mode: st
     assert max(results) == (8.0 if mode == "sync" else 16.0)
 
 
-def test_a_connection_that_breaks_is_made_again(tmp_path: Path) -> None:
+def test_a_broken_connection_is_reestablished(tmp_path: Path) -> None:
     with thread_cluster(tmp_path, 2, 1) as cluster:
 
         def program(ps: Session) -> int:
@@ -223,7 +223,7 @@ def test_a_lane_that_answers_probes_late_still_gets_what_was_lost(tmp_path: Path
     assert len(routes) == 1, "over the same connection: a new one would have been made for a silent lane"
 
 
-def test_a_silent_pserver_is_an_error_after_the_grace(tmp_path: Path) -> None:
+def test_a_silent_pserver_is_an_error_after_the_grace_period(tmp_path: Path) -> None:
     make_job(tmp_path, 1, 1, node_grace_s=0.5)
     env = environment(tmp_path, "trainer", 0, (f"127.0.0.1:{free_port()}",))
     began = time.monotonic()
@@ -234,7 +234,7 @@ def test_a_silent_pserver_is_an_error_after_the_grace(tmp_path: Path) -> None:
             Session(env, link, SupervisorSocket(None), None)
     finally:
         link.close()
-    assert unanswered == [0], "its supervisor is told"
+    assert unanswered == [0], "its supervisor is notified"
     assert time.monotonic() - began < 10
 
 
@@ -242,12 +242,12 @@ def test_a_long_wait_names_the_missing_trainers(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("clusterctl.runtime.trainer.zmq_link._NOTICES_S", (0.2, 60.0))
-    said = threading.Event()
+    printed = threading.Event()
     lines: list[str] = []
 
     def note(line: str) -> None:
         lines.append(line)
-        said.set()
+        printed.set()
 
     monkeypatch.setattr("clusterctl.runtime.trainer.zmq_link.print_line", note)
     with thread_cluster(tmp_path, 2, 3) as cluster:
@@ -257,14 +257,14 @@ def test_a_long_wait_names_the_missing_trainers(
             w = ps.dense("w", 4, SGD(1.0))
             for _ in ps.steps(lambda pass_, rng: range(1), passes=1):
                 if ps.rank == 2:
-                    assert said.wait(DEADLINE_S)
+                    assert printed.wait(DEADLINE_S)
                 ps.push({w: np.ones(4)}, samples=1)
 
         cluster.train(program)
     assert lines[0].startswith("waiting for trainers [2] at step 0 for ")
 
 
-def test_a_trainer_of_another_count_is_refused(tmp_path: Path) -> None:
+def test_a_trainer_with_a_different_trainer_count_is_refused(tmp_path: Path) -> None:
     with thread_cluster(tmp_path, 1, 2) as cluster:
         env = environment(cluster.root, "trainer", 0, cluster.addresses)
         link = RemoteLink(env)
@@ -276,7 +276,7 @@ def test_a_trainer_of_another_count_is_refused(tmp_path: Path) -> None:
 
 
 def value_dependent(ps: Session, die_at: int | None = None) -> Any:
-    """Training whose every step depends on the one before; with `die_at`, only pserver 0 hears that step's push."""
+    """Train with every step depending on the previous one; with `die_at`, only pserver 0 gets that step's push."""
     w = ps.dense("w", 200_000, Adagrad(0.1), uniform(0.5))
     e = ps.embedding("e", 3, Adagrad(0.1))
     if die_at is not None:
@@ -288,7 +288,7 @@ def value_dependent(ps: Session, die_at: int | None = None) -> Any:
 
 
 def die_in_push(link: Any, step: int) -> None:
-    """The trainer dies when pserver 0 has the whole push of `step`, and pserver 1 nothing of it."""
+    """Let the trainer die when pserver 0 has the whole push of `step` and pserver 1 has none of it."""
     post, wait = link.post, link.wait
 
     def post_to_one(lane: int, message: wire.Message, *rest: Any) -> None:
@@ -300,9 +300,9 @@ def die_in_push(link: Any, step: int) -> None:
         if not any(request.message.kind == wire.PUSH and request.message.step == step for request in asked):
             return wait(done, reply_bytes)
         last = asked[-1].message
-        heard: list[wire.Message] = []
-        post(0, wire.Message(wire.PROBE, last.rank, 2**40, last.epoch, last.attempt), heard.append)
-        wait(lambda: bool(heard))  # lanes take messages in turn: the push is there
+        answered: list[wire.Message] = []
+        post(0, wire.Message(wire.PROBE, last.rank, 2**40, last.epoch, last.attempt), answered.append)
+        wait(lambda: bool(answered))  # a lane handles messages in order: the push has arrived
         raise InterruptedError("killed between push and reply")
 
     link.post, link.wait = post_to_one, die_waiting
@@ -329,8 +329,8 @@ def test_a_trainer_killed_between_push_and_reply_is_succeeded_bit_for_bit(tmp_pa
             results[1] = value_dependent(ps)
         thread.join(DEADLINE_S)
         assert not thread.is_alive()
-    for mine, theirs in zip(expected, results, strict=True):
-        for a, b in zip(mine, theirs, strict=True):
+    for reference, actual in zip(expected, results, strict=True):
+        for a, b in zip(reference, actual, strict=True):
             np.testing.assert_array_equal(a, b)
 
 
@@ -340,8 +340,8 @@ def pull_and_die(session: Session) -> None:
         raise InterruptedError
 
 
-def test_a_successor_numbers_its_requests_apart_from_those_before(tmp_path: Path) -> None:
-    """So that an answer to what a killed trainer asked is never taken for one of its own."""
+def test_a_successor_uses_other_request_numbers_than_its_predecessor(tmp_path: Path) -> None:
+    """An answer to a request of a killed trainer is thus never taken for one of its successor's."""
     numbers: list[list[int]] = []
     with thread_cluster(tmp_path, 1, 1) as cluster:
         handle = cluster.cores[0].handle

@@ -1,4 +1,4 @@
-"""geo(k) against an independent statement of it in float64: two trainers, driven in an order that is drawn."""
+"""geo(k) compared with an independent implementation in float64: two trainers, driven in a random order."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Servers:
 
 
 class Trainer:
-    """`s = copy(local); d = (s - base) / c; send d; receive G; local += G - s; base = G`; of rows c is 1."""
+    """`s = copy(local); d = (s - base) / c; send d; receive G; local += G - s; base = G`; for rows, c is 1."""
 
     def __init__(self, servers: Servers, every: int, trainers: int) -> None:
         self.servers, self.every, self.trainers = servers, every, trainers
@@ -74,7 +74,7 @@ def gradients(rank: int, dense: Any, rows: Any) -> tuple[Any, Any]:
 
 
 def follow(ps: Session, servers: Servers, every: int, batches: int) -> Iterator[None]:
-    """Trains a session and its oracle alike, one batch at a time; at each, both have the same values."""
+    """Train a session and its oracle together, one batch at a time; their values are equal after each."""
     chance, oracle = random.Random(ps.rank), Trainer(servers, every, 2)
     w = ps.dense("w", 4, Adagrad(0.1), constant(0.5))
     e = ps.embedding("e", 2, Adagrad(0.1), constant(-0.25))
@@ -114,7 +114,7 @@ def test_geo_follows_its_definition(tmp_path: Path, every: int) -> None:
         np.testing.assert_allclose(row, servers.rows[key], rtol=0, atol=1e-6)
 
 
-def test_geo_that_exchanges_at_each_step_of_one_trainer_is_plain_training(tmp_path: Path) -> None:
+def test_geo_with_one_trainer_and_an_exchange_at_each_step_is_plain_training(tmp_path: Path) -> None:
     def program(ps: Session) -> Any:
         w = ps.dense("w", 50, Adagrad(0.1), constant(0.5))
         for _ in ps.steps(lambda pass_, rng: range(6), passes=2):

@@ -1,8 +1,9 @@
 """Hostile bytes: messages that no trainer would send, against the decoder and against live pservers.
 
-Valid requests are written down by a real trainer, so that nothing here knows their bytes. Their mutants, and messages
-of random parts for real tables, come in the order in which the valid ones would come, which follow as well: so each
-meets a pserver that waits for just its like. INPUTS says how many there are (CLUSTERCTL_HOSTILE_INPUTS for more).
+A real trainer records valid requests, so these tests contain no message bytes. Mutants of these requests, and messages
+of random parts for real tables, are sent in the order of the valid ones, each before the one it resembles. So each
+reaches a pserver that is waiting for a message of its kind. INPUTS is their number; to send more, set
+CLUSTERCTL_HOSTILE_INPUTS.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from tests.runtime.hostile import DEADLINE_S, Frames, hostile, record, resident,
 
 INPUTS = int(os.environ.get("CLUSTERCTL_HOSTILE_INPUTS", "6000"))
 MIB = 2**20
-#: What a pserver may grow by whatever it is sent: its queues, and the small tables that mutants make in earnest.
+# : How much a pserver may grow whatever it is sent: its queues, and the small tables that mutants really create.
 GROWTH_BYTES = 128 * MIB
 BURST = 100
 
@@ -46,7 +47,7 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> list[Frames]:
 
 
 def is_message(frames: Frames) -> bool:
-    """Whether `frames` decode; raises whatever is no WireError."""
+    """Return True if `frames` decode; any exception but WireError is raised."""
     try:
         wire.decode(frames)
     except WireError:
@@ -55,7 +56,7 @@ def is_message(frames: Frames) -> bool:
 
 
 def decoding_bytes(frames: Frames) -> int:
-    """The most memory that decoding takes at one moment."""
+    """Return the peak memory of decoding."""
     tracemalloc.start()
     try:
         is_message(frames)
@@ -71,7 +72,7 @@ def test_mutants_decode_or_are_refused_by_name_in_bounded_memory(recorded: list[
         if number % 16 == 0:
             assert decoding_bytes(frames) < 8 * sum(map(len, frames)) + 65_536
     assert len(outcomes) > 0.9 * INPUTS
-    assert 0.1 < sum(outcomes) / len(outcomes) < 0.9, "mutants that are all refused, or none, try nothing"
+    assert 0.1 < sum(outcomes) / len(outcomes) < 0.9, "if all mutants are refused, or none, nothing is tested"
 
 
 @given(st.lists(st.binary(max_size=400), max_size=4))
@@ -111,23 +112,23 @@ MESSAGES = st.builds(
 
 @given(MESSAGES)
 @settings(max_examples=200)
-def test_what_is_encoded_decodes_to_the_same(message: wire.Message) -> None:
-    got = wire.decode([bytes(frame) for frame in wire.encode(message)])
-    assert {**vars(got), "parts": None} == {**vars(message), "parts": None}
-    for mine, theirs in zip(got.parts, message.parts, strict=True):
-        assert (mine.kind, mine.table, mine.offset) == (theirs.kind, theirs.table, theirs.offset)
-        assert mine.array.shape == theirs.array.shape
-        assert mine.array.tobytes() == theirs.array.tobytes()
+def test_an_encoded_message_decodes_to_the_same(message: wire.Message) -> None:
+    received = wire.decode([bytes(frame) for frame in wire.encode(message)])
+    assert {**vars(received), "parts": None} == {**vars(message), "parts": None}
+    for decoded, original in zip(received.parts, message.parts, strict=True):
+        assert (original.kind, original.table, original.offset) == (decoded.kind, decoded.table, decoded.offset)
+        assert original.array.shape == decoded.array.shape
+        assert original.array.tobytes() == decoded.array.tobytes()
 
 
 # Live pservers
 
 
 @pytest.mark.parametrize(("mode", "left"), [("async", False), ("sync", True), ("sync", False)])
-def test_a_pserver_outlives_hostile_messages_and_serves_a_good_trainer_bit_for_bit(
+def test_a_pserver_survives_hostile_messages_and_serves_a_good_trainer_bit_for_bit(
     tmp_path: Path, recorded: list[Frames], mode: str, left: bool
 ) -> None:
-    """Trainer 1 attacks when it has left, or while it is at work; sync steps then wait for it until it leaves."""
+    """Trainer 1 attacks after it has left, or while it is at work; sync steps then wait for it until it leaves."""
     inputs = hostile(recorded, INPUTS // 3, random.Random(mode))
     may_step = mode == "async" or left
     with under_attack(tmp_path, mode, "curve", left) as (server, good, attacker):
@@ -143,7 +144,7 @@ def test_a_pserver_outlives_hostile_messages_and_serves_a_good_trainer_bit_for_b
         good.step()
         good.step()
         assert good.steps == 2 + bursts // 5 * may_step
-        assert attacker.replies > 10 * bursts, "no mutant was worth an answer"
+        assert attacker.replies > 10 * bursts, "no mutant got an answer"
 
 
 def until_first_push(recorded: list[Frames]) -> list[Frames]:
@@ -151,13 +152,13 @@ def until_first_push(recorded: list[Frames]) -> list[Frames]:
 
 
 def changed(recorded: list[Frames], kind: int = 0, **fields: Any) -> Frames:
-    """The first push of trainer 1 with other fields; with `kind`, with another first part of that kind."""
+    """Return the first push of trainer 1 with other fields; with `kind`, with a different first part of that kind."""
     push = next(m for m in map(wire.decode, recorded) if m.kind == wire.PUSH)
     part = {name: fields.pop(name) for name in ("array", "table", "offset", "position") if name in fields}
     if kind:
-        alike = (wire.IDS, wire.SAME) if kind == wire.IDS else (kind,)
-        [at, *_] = [number for number, p in enumerate(push.parts) if p.kind in alike]
-        push.parts[at] = push.parts[at]._replace(kind=kind, **part)
+        pieces = (wire.IDS, wire.SAME) if kind == wire.IDS else (kind,)
+        [index, *_] = [number for number, p in enumerate(push.parts) if p.kind in pieces]
+        push.parts[index] = push.parts[index]._replace(kind=kind, **part)
     for name, value in fields.items():
         assert hasattr(push, name)
         setattr(push, name, value)
@@ -193,13 +194,13 @@ def test_each_kind_of_hostile_push_is_refused_by_name_and_a_repeated_one_not_app
     with under_attack(tmp_path, "async", "curve") as (_, good, attacker):
         good.step()
         attacker.burst(until_first_push(recorded))
-        for what, (change, said) in REFUSED.items():
+        for case, (change, message) in REFUSED.items():
             answer = attacker.ask(changed(recorded, **change))
-            assert answer is not None, what
-            assert answer.kind == wire.ERROR, what
-            assert said in answer.json()["message"], what
-        for what, change in UNANSWERED.items():
-            assert attacker.ask(changed(recorded, **change)) is None, what
+            assert answer is not None, case
+            assert answer.kind == wire.ERROR, case
+            assert message in answer.json()["message"], case
+        for case, change in UNANSWERED.items():
+            assert attacker.ask(changed(recorded, **change)) is None, case
         flags = [attacker.ask(changed(recorded)) for _ in range(3)]
         assert [answer and answer.flags & wire.REPEATED for answer in flags] == [0, wire.REPEATED, wire.REPEATED]
         good.step()
@@ -219,7 +220,7 @@ ODD_PEERS = {
 }
 
 
-def test_a_peer_that_does_not_speak_by_the_rules_is_cut_off_and_costs_nothing(tmp_path: Path) -> None:
+def test_a_peer_that_violates_the_protocol_is_cut_off_and_costs_nothing(tmp_path: Path) -> None:
     with under_attack(tmp_path, "async", "none") as (server, good, attacker):
         good.step()
         before = resident(server)
@@ -228,7 +229,7 @@ def test_a_peer_that_does_not_speak_by_the_rules_is_cut_off_and_costs_nothing(tm
             with socket.create_connection((host, int(port)), timeout=DEADLINE_S) as peer:
                 peer.sendall(sent)
                 with contextlib.suppress(ConnectionResetError):
-                    while peer.recv(4096):  # until it hangs up; else this times out
+                    while peer.recv(4096):  # until it hangs up; otherwise this times out
                         pass
             good.step()
         assert resident(server) - before < 8 * MIB
@@ -240,7 +241,7 @@ def test_a_peer_that_does_not_speak_by_the_rules_is_cut_off_and_costs_nothing(tm
 
 
 def lend(greeting: dict[str, Any], size: int) -> socket.socket:
-    """Lends a pserver a region of this process as trainer 1's number 3, as trainers do."""
+    """Offer a pserver a region of this process as trainer 1's number 3, as trainers do."""
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     sock.settimeout(DEADLINE_S)
     sock.connect(f"\0{greeting['name']}")
@@ -254,32 +255,34 @@ def lend(greeting: dict[str, Any], size: int) -> socket.socket:
 
 
 def strangers(greeting: dict[str, Any]) -> Iterator[bytes]:
-    """What a process of this host might say to the unix socket."""
-    for said in ({"token": "0" * 32, "rank": 1}, {"token": "\u00e9", "rank": 1}, {"rank": 1}, [], 7):
-        yield framed(said)
+    """Return messages that a process on this host might send to the unix socket."""
+    for message in ({"token": "0" * 32, "rank": 1}, {"token": "\u00e9", "rank": 1}, {"rank": 1}, [], 7):
+        yield framed(message)
     hello = framed({"token": greeting["token"], "rank": 1})
     yield framed({"token": greeting["token"], "rank": 1e999})
-    for said in ({"lane": 9, "table": 1}, {"region": 1}, {"lane": "x"}, {"lane": 1e999, "table": 0}, {}):
-        yield hello + framed(said)
+    for message in ({"lane": 9, "table": 1}, {"region": 1}, {"lane": "x"}, {"lane": 1e999, "table": 0}, {}):
+        yield hello + framed(message)
     yield from (b"", b"\xff\xff" + bytes(9000), b"\x00\x00", b"\x04\x00{{{{", framed([]).replace(b"[]", b"[" * 2))
 
 
-def framed(said: Any) -> bytes:
-    data = json.dumps(said).encode()
+def framed(message: Any) -> bytes:
+    data = json.dumps(message).encode()
     return len(data).to_bytes(2, "little") + data
 
 
-def test_shared_memory_is_read_only_where_it_is_and_strangers_get_none(tmp_path: Path, recorded: list[Frames]) -> None:
+def test_shared_memory_is_read_only_within_bounds_and_strangers_get_none(
+    tmp_path: Path, recorded: list[Frames]
+) -> None:
     with under_attack(tmp_path, "async", "curve") as (_, good, attacker):
         good.step()
         hello = attacker.ask(recorded[0])
         assert hello is not None
         greeting = hello.json()["shared"]
-        for said in strangers(greeting):
+        for message in strangers(greeting):
             with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as peer:
                 peer.settimeout(DEADLINE_S)
                 peer.connect(f"\0{greeting['name']}")
-                peer.sendall(said)
+                peer.sendall(message)
                 peer.shutdown(socket.SHUT_WR)
                 with contextlib.suppress(ConnectionResetError):
                     while peer.recv(4096):

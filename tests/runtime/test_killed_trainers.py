@@ -1,4 +1,4 @@
-"""Trainers that die between any two messages, over real sockets: a successor goes on, and nothing counts twice."""
+"""Trainers that die between any two messages, over real sockets: a successor continues, and nothing counts twice."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def value_dependent(ps: Session) -> Any:
 
 
 def counted(ps: Session) -> None:
-    """Every push moves each element by 1, and a row by how often it is named."""
+    """Every push adds 1 to each element, and to a row how often it is named."""
     w, e = ps.dense("w", ELEMENTS, SGD(1.0)), ps.embedding("e", 2, SGD(1.0), zeros())
     for _ in ps.steps(lambda pass_, rng: range(STEPS), passes=1):
         e.pull(IDS)
@@ -45,17 +45,17 @@ def counted(ps: Session) -> None:
 
 
 def die_after(ps: Session, messages: int) -> Session:
-    """The process ends when it has sent so many messages of pushes, which all lanes have got."""
+    """Let the process exit after this many messages of pushes, all of which have reached their lanes."""
     link: Any = ps._client._link
     post, sent, lanes = link.post, [0], link.layout.lanes
 
     def post_or_die(lane: int, message: wire.Message, *rest: Any) -> None:
         if message.kind == wire.PUSH and sent[0] == messages:
-            heard: list[wire.Message] = []
+            received: list[wire.Message] = []
             for each in range(lanes):
                 probe = wire.Message(wire.PROBE, message.rank, 2**62 + each, message.epoch, message.attempt)
-                post(each, probe, heard.append)
-            link.wait(lambda: len(heard) == lanes)
+                post(each, probe, received.append)
+            link.wait(lambda: len(received) == lanes)
             raise InterruptedError("killed")
         sent[0] += message.kind == wire.PUSH
         post(lane, message, *rest)
@@ -65,7 +65,7 @@ def die_after(ps: Session, messages: int) -> Session:
 
 
 def train_with_a_death(cluster: ThreadCluster, program: Any, messages: int) -> list[Any]:
-    """Trainer 1 dies after so many messages of its pushes, and has a successor."""
+    """Trainer 1 dies after this many messages of its pushes, and has a successor."""
     results: list[Any] = [None, None]
 
     def other() -> None:
@@ -84,14 +84,14 @@ def train_with_a_death(cluster: ThreadCluster, program: Any, messages: int) -> l
 
 
 @pytest.mark.parametrize("messages", [0, 1, 8, 20, 61])
-def test_in_sync_a_death_does_not_show_in_the_bits(tmp_path: Path, messages: int) -> None:
+def test_in_sync_a_death_does_not_change_the_bits(tmp_path: Path, messages: int) -> None:
     with thread_cluster(tmp_path / "undisturbed", 1, 2) as cluster:
         expected, _ = cluster.train(value_dependent)
     with thread_cluster(tmp_path / "disturbed", 2, 2, **LANES) as cluster:
         results = train_with_a_death(cluster, value_dependent, messages)
     for result in results:
-        for mine, theirs in zip(result, expected, strict=True):
-            np.testing.assert_array_equal(mine, theirs)
+        for actual, reference in zip(result, expected, strict=True):
+            np.testing.assert_array_equal(actual, reference)
 
 
 @pytest.mark.parametrize(("mode", "dense"), [("async", 2 * STEPS), ("ssp(2)", 2 * STEPS), ("geo(3)", STEPS)])

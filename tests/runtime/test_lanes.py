@@ -1,4 +1,4 @@
-"""Lanes with and without tables, uneven data, pushes on their way, saves that are written while training goes on."""
+"""Lanes with and without tables, uneven data, pushes in flight, and saves that are written while training continues."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ def test_a_job_without_any_table_ends(tmp_path: Path, layout: tuple[int, int, in
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("kind", ["dense", "sparse"])
-def test_a_table_may_come_late_on_lanes_that_had_none(tmp_path: Path, mode: str, kind: str) -> None:
-    """Between two passes, and in the middle of one, when all trainers have the same number of batches."""
+def test_a_table_may_be_added_later_on_lanes_without_one(tmp_path: Path, mode: str, kind: str) -> None:
+    """The table is made between two passes, or within one, when all trainers have the same number of batches."""
 
     def program(ps: Session) -> None:
         tables: list[Any] = []
@@ -59,7 +59,7 @@ def test_a_table_may_come_late_on_lanes_that_had_none(tmp_path: Path, mode: str,
     averaged = {"dense": {"sync", "geo(2)"}, "sparse": {"sync"}}
     for name, steps in {"t0": 18, "t1": 11, "t2": 7}.items():
         times = 1 if mode in averaged[kinds[name]] else 2
-        assert moved[name] == pytest.approx(times * steps, abs=0.11), name  # rows begin anywhere within 0.1 of zero
+        assert moved[name] == pytest.approx(times * steps, abs=0.11), name  # rows start within 0.1 of zero
 
 
 def kind_of(table: Any) -> str:
@@ -101,8 +101,8 @@ def test_uneven_data_ends_on_every_lane(tmp_path: Path, mode: str) -> None:
         assert not cluster.cores[0].trainers.active()
 
 
-def test_a_save_has_the_values_of_its_step_though_training_goes_on(tmp_path: Path) -> None:
-    """The writer is stopped until the next pass has changed everything."""
+def test_a_save_has_the_values_of_its_step_while_training_continues(tmp_path: Path) -> None:
+    """The writer is paused until the next pass has changed everything."""
     trained = threading.Event()
 
     def program(ps: Session) -> Any:
@@ -141,10 +141,8 @@ def stall(server: Any, until: threading.Event) -> None:
 
 
 @pytest.mark.parametrize("elements", [10, 100_000])
-def test_a_window_of_async_pushes_is_on_its_way_and_the_arrays_are_the_callers_at_once(
-    tmp_path: Path, elements: int
-) -> None:
-    """The lane takes up a push only when the trainer waits: so as many are on their way as ever may be."""
+def test_a_window_of_async_pushes_is_in_flight_and_arrays_can_be_reused_at_once(tmp_path: Path, elements: int) -> None:
+    """The lane accepts a push only when the trainer waits, so the maximum number of pushes is in flight."""
     pushes, permits = 20, threading.Semaphore(0)
     sent = taken = most = 0
 
@@ -195,8 +193,10 @@ def test_a_window_of_async_pushes_is_on_its_way_and_the_arrays_are_the_callers_a
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("every", [{"unit": "step", "n": 2}, {"unit": "s", "n": 5}, {"unit": "pass", "n": 1}], ids=str)
-def test_checkpoints_of_an_embedding_alone_are_made_as_asked(tmp_path: Path, mode: str, every: dict[str, Any]) -> None:
-    """It has no table on the dense lanes, the first of which keeps the time."""
+def test_checkpoints_of_an_embedding_alone_are_made_as_configured(
+    tmp_path: Path, mode: str, every: dict[str, Any]
+) -> None:
+    """It has no table on the dense lanes, the first of which measures the time."""
 
     def program(ps: Session) -> None:
         e = ps.embedding("e", 1, SGD(1.0), rows=50)

@@ -1,4 +1,4 @@
-"""Lanes, pieces, prefetch, accumulation and the key cache do not show in the bits; float16 on the wire shows little."""
+"""Lanes, pieces, prefetch, accumulation and the key cache do not change the bits; float16 on the wire only rounds."""
 
 from __future__ import annotations
 
@@ -54,14 +54,14 @@ def program(ps: Session, shape: tuple[int, ...] = WIDE, **options: Any) -> Resul
     return [wide.value.copy(), small.value.copy(), rows.pull(EVERYONE), bounded.pull(np.arange(31))]
 
 
-def assert_same(mine: Results, theirs: Results) -> None:
-    for a, b in zip(mine, theirs, strict=True):
+def assert_same(results: Results, expected: Results) -> None:
+    for a, b in zip(results, expected, strict=True):
         np.testing.assert_array_equal(a.view(np.uint32), b.view(np.uint32))
 
 
 @pytest.fixture(scope="module")
 def expected(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Results]:
-    """What one pserver with one lane makes of it, for one and for two trainers; every push is in one piece."""
+    """Return the results of one pserver with one lane, for one and two trainers; every push is in one piece."""
     out: dict[int, Results] = {}
     for trainers in (1, 2):
         with thread_cluster(tmp_path_factory.mktemp("expected"), 1, trainers) as cluster:
@@ -72,7 +72,7 @@ def expected(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Results]:
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_lanes_and_pieces_do_not_show_in_the_bits(
+def test_the_bits_do_not_depend_on_lanes_and_pieces(
     tmp_path: Path, expected: dict[int, Results], monkeypatch: pytest.MonkeyPatch, layout: tuple[int, int, int]
 ) -> None:
     cut_small(monkeypatch)
@@ -86,7 +86,7 @@ def test_lanes_and_pieces_do_not_show_in_the_bits(
     np.testing.assert_array_equal(saved["wide"], expected[2][0])
 
 
-def test_local_mode_gives_the_bits_of_lanes_and_pieces(
+def test_local_mode_gives_the_same_bits_as_lanes_and_pieces(
     tmp_path: Path, expected: dict[int, Results], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cut_small(monkeypatch)
@@ -96,8 +96,8 @@ def test_local_mode_gives_the_bits_of_lanes_and_pieces(
         assert_same(expected[1], program(ps, prefetch=2))
 
 
-def test_pieces_of_their_real_size_do_not_show_in_the_bits(tmp_path: Path) -> None:
-    """Neither does shared memory, which smaller tables do not use."""
+def test_the_bits_do_not_depend_on_pieces_of_their_real_size(tmp_path: Path) -> None:
+    """Nor do they depend on shared memory, which smaller tables do not use."""
     results = []
     for layout, shm in [((1, 1, 0), "off"), ((2, 2, 1), "auto")]:
         with thread_cluster(tmp_path / shm, layout[0], 2, **ports(layout), shm=shm) as cluster:
@@ -108,7 +108,7 @@ def test_pieces_of_their_real_size_do_not_show_in_the_bits(tmp_path: Path) -> No
 
 @pytest.mark.parametrize("spec", [{"key_cache": True}, {}], ids=str)
 @pytest.mark.parametrize("prefetch", [0, 1, 3])
-def test_prefetch_and_the_key_cache_do_not_show_in_the_bits_of_sync(
+def test_the_bits_of_sync_do_not_depend_on_prefetch_and_the_key_cache(
     tmp_path: Path, expected: dict[int, Results], spec: dict[str, Any], prefetch: int
 ) -> None:
     with thread_cluster(tmp_path, 2, 2, **spec) as cluster:
@@ -119,7 +119,7 @@ def test_prefetch_and_the_key_cache_do_not_show_in_the_bits_of_sync(
 def test_a_key_cache_that_forgets_costs_a_repeat_and_no_bits(
     tmp_path: Path, expected: dict[int, Results], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The trainer believes that the lane knows lists that it has dropped: they come in full, after the pieces."""
+    """The trainer believes that the lane still has lists that it dropped: they are sent in full, after the pieces."""
     cut_small(monkeypatch)
     monkeypatch.setattr("clusterctl.runtime.wire.key_cache.BYTES_PER_TRAINER", 0)
     asked: list[bytes] = []
@@ -137,8 +137,8 @@ def test_a_key_cache_that_forgets_costs_a_repeat_and_no_bits(
 
 
 @pytest.mark.parametrize("every", [2, 3, 9])
-def test_accumulation_is_one_push_of_the_merged_batches(tmp_path: Path, every: int) -> None:
-    """Against float64 sums over the examples of all batches between two pushes; the last push of a pass has fewer."""
+def test_accumulation_makes_one_push_of_the_merged_batches(tmp_path: Path, every: int) -> None:
+    """Compare with float64 sums over the examples of all batches between two pushes; the last push has fewer."""
     rng = np.random.default_rng(5)
     batches = [(rng.normal(size=4), rng.integers(-5, 5, size=6), rng.normal(size=(6, 2)), n) for n in (3, 0, 5, 1, 7)]
 
@@ -149,21 +149,21 @@ def test_accumulation_is_one_push_of_the_merged_batches(tmp_path: Path, every: i
         return [w.value.copy(), e.pull(np.arange(-5, 5)), ps.step]
 
     dense, table, steps = np.zeros(4), np.zeros((10, 2)), 0
-    for at in range(0, len(batches), every):
-        group, steps = batches[at : at + every], steps + 1
+    for start in range(0, len(batches), every):
+        group, steps = batches[start : start + every], steps + 1
         total = sum(n for *_, n in group)
         for gradient, ids, rows, n in group:
             dense -= 0.5 * gradient * n / total
             np.subtract.at(table, ids + 5, 0.5 * rows * n / total)
     with thread_cluster(tmp_path, 2, 1) as cluster:
-        [(value, rows, done)] = cluster.train(accumulated)
+        [(value, rows, steps_taken)] = cluster.train(accumulated)
     np.testing.assert_allclose(value, dense, rtol=0, atol=1e-6)
     np.testing.assert_allclose(rows, table, rtol=0, atol=1e-6)
-    assert done == steps
+    assert steps_taken == steps
 
 
 @pytest.mark.parametrize("mode", ["sync", "async"])
-def test_float16_on_the_wire_rounds_and_no_more(tmp_path: Path, mode: str) -> None:
+def test_float16_on_the_wire_only_rounds(tmp_path: Path, mode: str) -> None:
     """Gradients and values are rounded once each way, by at most a part in 2048; pservers keep float32."""
 
     def rounded(ps: Session) -> Results:
@@ -183,14 +183,14 @@ def test_float16_on_the_wire_rounds_and_no_more(tmp_path: Path, mode: str) -> No
 def test_trainers_may_name_their_tables_in_any_order(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, layout: tuple[int, int, int]
 ) -> None:
-    """Each sends a few pieces at a time, and gets answers when the others have sent theirs: none waits in a ring."""
+    """Each trainer sends a few pieces at a time, and gets answers once the others have sent theirs: no deadlock."""
     cut_small(monkeypatch)
 
     def pushed(ps: Session) -> Results:
         tables = [ps.dense(name, WIDE, SGD(1.0)) for name in ("a", "b", "c")]
-        turned = tables[ps.rank :] + tables[: ps.rank]
+        rotated = tables[ps.rank :] + tables[: ps.rank]
         for n in ps.steps(lambda pass_, rng: range(3), passes=1):
-            named = [table for table in turned if (table.name, n) != ("b", ps.rank)]
+            named = [table for table in rotated if (table.name, n) != ("b", ps.rank)]
             ps.push({table: np.full(WIDE, -n - 1.0) for table in named}, samples=1)
         return [table.value.copy() for table in tables]
 
@@ -203,7 +203,7 @@ def test_trainers_may_name_their_tables_in_any_order(
 
 @pytest.mark.parametrize("mode", ["sync", "async", "ssp(1)", "geo(2)"])
 def test_a_gradient_may_be_the_value_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str) -> None:
-    """Answers to its first pieces refresh the value while the last ones are still to be sent."""
+    """Answers to the first pieces refresh the value while the last ones are still to be sent."""
     cut_small(monkeypatch)
 
     def pushed(ps: Session, copied: int) -> Results:

@@ -1,4 +1,4 @@
-"""Trainers without which the others go on, and trainers that died when they were done."""
+"""Lost trainers without which the others continue, and trainers that died when they were done."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def reader(pass_: int, rng: np.random.Generator) -> Any:
 
 
 @pytest.mark.parametrize("mode", ["sync", "async"])
-def test_the_others_take_over_every_batch_of_a_trainer_that_is_gone_two_passes_later(tmp_path: Path, mode: str) -> None:
+def test_two_passes_later_the_others_take_over_every_batch_of_a_lost_trainer(tmp_path: Path, mode: str) -> None:
     seen: dict[int, list[int]] = {0: [], 1: [], 2: []}
     gone = threading.Event()
     with thread_cluster(tmp_path, 2, 3, mode=mode) as cluster:
@@ -42,7 +42,7 @@ def test_the_others_take_over_every_batch_of_a_trainer_that_is_gone_two_passes_l
                 if ps.rank == 2 and batch >= 2 + 3:
                     give_up(cluster, 2)
                     gone.set()
-                    raise KeyboardInterrupt  # it dies: nothing of it says goodbye
+                    raise KeyboardInterrupt  # it dies without saying goodbye
                 if ps.rank < 2 and batch >= 6:
                     assert gone.wait(20)
                 seen[ps.rank].append(batch)
@@ -62,7 +62,7 @@ def test_the_others_take_over_every_batch_of_a_trainer_that_is_gone_two_passes_l
             thread.join(60)
         assert not any(thread.is_alive() for thread in threads)
     first = [batch for batch in seen[0] + seen[1] + seen[2] if batch < 100]
-    assert sorted(first) == [b for b in range(BATCHES) if b % 3 != 2 or b == 2], "the rest of its share is left out"
+    assert sorted(first) == [b for b in range(BATCHES) if b % 3 != 2 or b == 2], "the rest of its share is skipped"
     for pass_ in (2, 3):
         shares = [[batch for batch in seen[rank] if batch // 100 == pass_] for rank in (0, 1)]
         assert sorted(shares[0] + shares[1]) == list(reader(pass_, np.random.default_rng()))
@@ -83,7 +83,7 @@ def test_a_trainer_that_died_after_its_goodbye_has_nothing_left_to_do(tmp_path: 
                 assert w.value[0] == -BATCHES
 
 
-def test_in_a_new_epoch_what_was_said_in_the_one_before_is_refused(tmp_path: Path) -> None:
+def test_in_a_new_epoch_messages_of_the_previous_one_are_refused(tmp_path: Path) -> None:
     with thread_cluster(tmp_path, 1, 1, mode="async") as cluster:
         with cluster.session(0) as ps:
             w = ps.dense("w", shape=8, rule=SGD(1.0))

@@ -1,4 +1,4 @@
-"""Passes end for everyone together: uneven data, empty readers, early leaving, on_pass, the cursor."""
+"""Passes end for all trainers together: uneven data, empty readers, early exits, on_pass, the cursor."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_uneven_data_takes_as_many_steps_as_the_longest_and_no_more(
     assert [(value, step) for value, step, _ in results] == [(2.0 * max(lengths), steps)] * 3
 
 
-def test_shard_deals_the_batches_out(tmp_path: Path) -> None:
+def test_shard_distributes_the_batches(tmp_path: Path) -> None:
     with thread_cluster(tmp_path, 1, 3) as cluster:
         results = cluster.train(counting([8], passes=1, shard=True))
     assert [seen for _, _, seen in results] == [[0, 3, 6], [1, 4, 7], [2, 5]]
@@ -60,14 +60,14 @@ def test_every_trainer_has_its_own_numbers_unless_the_data_is_shared() -> None:
     assert len({*own, other_pass, *shared}) == 5
 
 
-def test_trainers_with_fewer_passes_leave_and_the_others_go_on(tmp_path: Path) -> None:
+def test_trainers_with_fewer_passes_leave_and_the_others_continue(tmp_path: Path) -> None:
     with thread_cluster(tmp_path, 2, 3) as cluster:
         results = cluster.train(lambda ps: counting([2, 2, 2], passes=1 + ps.rank)(ps))
         assert saved_tags(cluster) == ["pass-00000", "pass-00001", "pass-00002"]
     assert [step for _, step, _ in results] == [2, 4, 6]
 
 
-def test_one_trainer_breaking_out_early_hangs_nobody(tmp_path: Path) -> None:
+def test_one_trainer_breaking_out_early_does_not_block_the_others(tmp_path: Path) -> None:
     def program(ps: Session) -> int:
         w = ps.dense("w", 1, SGD(1.0))
         for batch in ps.steps(lambda pass_, rng: range(6), passes=2):
@@ -82,7 +82,7 @@ def test_one_trainer_breaking_out_early_hangs_nobody(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("push_first", [True, False])
-def test_when_all_break_out_the_unsaved_steps_are_saved(tmp_path: Path, push_first: bool) -> None:
+def test_when_all_trainers_break_out_the_unsaved_steps_are_saved(tmp_path: Path, push_first: bool) -> None:
     def program(ps: Session) -> None:
         w = ps.dense("w", 1, SGD(1.0))
         for batch in ps.steps(lambda pass_, rng: range(6), passes=9):
@@ -115,7 +115,7 @@ def test_a_second_loop_continues_the_passes_even_after_a_break(tmp_path: Path) -
         assert saved_tags(cluster) == ["pass-00000", "pass-00001", "pass-00002"]
 
 
-def test_batches_without_a_push_make_no_step(tmp_path: Path) -> None:
+def test_batches_without_a_push_do_not_make_a_step(tmp_path: Path) -> None:
     def program(ps: Session) -> int:
         w = ps.dense("w", 1, SGD(1.0))
         for batch in ps.steps(lambda pass_, rng: range(6), passes=1):
@@ -182,7 +182,7 @@ def test_each_pass_prints_one_line_of_figures(
     assert out.count("\n") == 1
 
 
-def test_a_loss_that_is_not_finite_is_told_once(
+def test_a_loss_that_is_not_finite_is_reported_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -193,7 +193,7 @@ def test_a_loss_that_is_not_finite_is_told_once(
     assert capsys.readouterr().out.count("not finite") == 1
 
 
-def test_logged_numbers_go_out_as_weighted_means_at_most_once_a_second() -> None:
+def test_logged_numbers_are_sent_as_weighted_means_at_most_once_a_second() -> None:
     sent: list[tuple[dict[str, float], float]] = []
     book = Logbook(lambda values, weight: sent.append((values, weight)))
     book.add({"a": 1.0}, 1, now_s=0.0)

@@ -1,4 +1,4 @@
-"""Real pserver and trainer processes under a control socket, as a supervisor runs them."""
+"""Real pserver and trainer processes with a control socket, as a supervisor runs them."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ with connect() as ps:
 
 
 @pytest.mark.parametrize(("security", "mode"), [("curve", "sync"), ("none", "async")])
-def test_a_job_of_processes_runs_to_its_end(tmp_path: Path, security: str, mode: str) -> None:
+def test_a_job_of_processes_runs_to_completion(tmp_path: Path, security: str, mode: str) -> None:
     with process_cluster(tmp_path, 2, 2, TRAIN, security=security, mode=mode) as (servers, trainers):
         for trainer in trainers:
             status, out, err = trainer.wait()
@@ -70,7 +70,7 @@ def test_a_job_of_processes_runs_to_its_end(tmp_path: Path, security: str, mode:
     assert np.isfinite(model["w"]).all()
 
 
-def test_step_events_carry_what_status_shows(tmp_path: Path) -> None:
+def test_step_events_carry_the_figures_that_status_shows(tmp_path: Path) -> None:
     with process_cluster(tmp_path, 1, 1, TRAIN) as (_, [trainer]):
         assert trainer.wait()[0] == 0
     last = [event for event in trainer.events if event["event"] == "step"][-1]
@@ -79,7 +79,7 @@ def test_step_events_carry_what_status_shows(tmp_path: Path) -> None:
     assert sum(e["samples"] for e in trainer.events if e["event"] == "step") == 8 * 30
 
 
-def test_processes_end_at_once_when_their_supervisor_is_gone(tmp_path: Path) -> None:
+def test_processes_exit_at_once_when_their_supervisor_is_gone(tmp_path: Path) -> None:
     with process_cluster(tmp_path, 1, 1, WAIT) as ([server], [trainer]):
         assert trainer.process.stdout is not None
         assert trainer.process.stdout.readline() == "in\n"
@@ -88,7 +88,7 @@ def test_processes_end_at_once_when_their_supervisor_is_gone(tmp_path: Path) -> 
             assert process.process.wait(DEADLINE_S) == 70
 
 
-def test_a_trainer_waiting_for_others_ends_when_its_supervisor_is_gone(tmp_path: Path) -> None:
+def test_a_trainer_waiting_for_others_exits_when_its_supervisor_is_gone(tmp_path: Path) -> None:
     with process_cluster(tmp_path, 1, 2, TRAIN) as (_, [waiting, other]):
         other.process.kill()
         waiting.control.shutdown(socket.SHUT_RDWR)
@@ -103,7 +103,7 @@ def test_sigterm_ends_a_pserver_promptly(tmp_path: Path) -> None:
         assert time.monotonic() - began < 5
 
 
-def test_a_taken_port_is_passed_over_and_no_free_port_is_an_error(tmp_path: Path) -> None:
+def test_a_taken_port_is_skipped_and_having_no_free_port_is_an_error(tmp_path: Path) -> None:
     with socket.socket() as taken:
         taken.bind(("0.0.0.0", 0))
         taken.listen()

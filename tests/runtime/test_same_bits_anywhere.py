@@ -1,4 +1,4 @@
-"""The same program gives the same bits on any number of pservers, over CURVE or not, alone or over sockets."""
+"""A program gives the same bits on any number of pservers, with or without CURVE, alone or over sockets."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def program(ps: Session) -> list[Any]:
 
     wide = ps.dense("wide", (2, BLOCK_ELEMENTS + 11), Adagrad(0.05), uniform(0.1))
     small = ps.dense("small", (5,), Adam(0.01, l2=0.1), normal(0.3))
-    one = ps.dense("one", (), Momentum(0.1), normal(1.0))
+    single = ps.dense("one", (), Momentum(0.1), normal(1.0))
     free = ps.embedding("free", 3, Adagrad(0.1, l2=0.01))
     bounded = ps.embedding("bounded", 2, SGD(0.1), init=normal(0.2), rows=41)
     for ids in ps.steps(reader, passes=2):
@@ -36,13 +36,13 @@ def program(ps: Session) -> list[Any]:
         gradients: dict[Any, Any] = {
             wide: wide.value * scale,
             small: np.sin(small.value) + more.sum(),
-            one: one.value * scale,
+            single: single.value * scale,
         }
         ps.push({**gradients, free: (ids, rows * scale), bounded: (abs(ids), more + 1)}, samples=len(ids))
     return [
         wide.value.copy(),
         small.value.copy(),
-        one.value.copy(),
+        single.value.copy(),
         free.pull(IDS),
         bounded.pull(np.arange(41)),
     ]
@@ -59,8 +59,8 @@ def reference(tmp: Path, trainers: int) -> list[Any]:
 
 def assert_all_equal(results: list[list[Any]]) -> None:
     for other in results[1:]:
-        for mine, theirs in zip(results[0], other, strict=True):
-            np.testing.assert_array_equal(mine.view(np.uint32), theirs.view(np.uint32))
+        for value, reference_value in zip(results[0], other, strict=True):
+            np.testing.assert_array_equal(value.view(np.uint32), reference_value.view(np.uint32))
 
 
 @pytest.fixture(scope="module")
@@ -103,7 +103,7 @@ def test_every_element_lives_on_exactly_one_pserver(elements: int, pservers: int
     assert all(a[1] == b[0] for a, b in itertools.pairwise(covered))
 
 
-def test_initial_values_do_not_depend_on_who_asks_first() -> None:
+def test_initial_values_do_not_depend_on_which_trainer_asks_first() -> None:
     key = 12345
     for init in (uniform(0.3), uniform(1.0, 2.0), normal(0.5, mean=1.0)):
         whole = init.dense(key, 0, 1000)
@@ -112,7 +112,7 @@ def test_initial_values_do_not_depend_on_who_asks_first() -> None:
         np.testing.assert_array_equal(init.rows(key, ids, 4)[1:2], init.rows(key, ids[1:2], 4))
 
 
-def test_initial_values_are_spread_as_they_say() -> None:
+def test_initial_values_have_the_named_distribution() -> None:
     even = uniform(0.1).dense(1, 0, 200_000).astype(np.float64)
     assert even.min() >= -0.1
     assert even.max() < 0.1
@@ -124,8 +124,8 @@ def test_initial_values_are_spread_as_they_say() -> None:
     assert 0.675 < (abs(bell - 1) < 2).mean() < 0.685
 
 
-def test_the_generator_keeps_its_numbers() -> None:
-    """Saved models, resumed runs and other machines rely on these very bits."""
+def test_the_generator_always_gives_the_same_numbers() -> None:
+    """Saved models, resumed runs and other machines rely on exactly these bits."""
     values = uniform(1.0).dense(42, 0, 3).view(np.uint32).tolist()
     rows = normal(1.0).rows(42, np.array([-1, 7]), 1).view(np.uint32).ravel().tolist()
     assert (values, rows) == ([1056398536, 3207471162, 3202528868], [3215525120, 1021755392])

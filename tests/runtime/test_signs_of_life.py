@@ -1,4 +1,4 @@
-"""What supervisors go by to tell who hangs: pservers answer when all lanes do, trainers say whom they wait for."""
+"""Signs of life for stall detection: a pserver answers when all its lanes do; a trainer reports what it waits for."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ with connect() as ps:
 
 def test_a_pserver_answers_when_all_its_lanes_do(tmp_path: Path) -> None:
     with thread_cluster(tmp_path, 1, 1, ports_num=2) as cluster:
-        (pserver,), told = cluster.pservers, queue.SimpleQueue[str]()
-        pserver._send = lambda event, facts: told.put(event)
+        (pserver,), events = cluster.pservers, queue.SimpleQueue[str]()
+        pserver._send = lambda event, facts: events.put(event)
         pserver.handle_command({"cmd": "ping"})
-        assert told.get(timeout=10) == "pong"
+        assert events.get(timeout=10) == "pong"
         held, reached = threading.Event(), threading.Event()
         cluster.lanes[1].submit(lambda core: (reached.set(), held.wait(), [])[-1])  # type: ignore[func-returns-value]
         assert reached.wait(10)
@@ -39,21 +39,21 @@ def test_a_pserver_answers_when_all_its_lanes_do(tmp_path: Path) -> None:
         other = threading.Event()
         cluster.lanes[0].submit(lambda core: (other.set(), [])[-1])  # type: ignore[func-returns-value]
         assert other.wait(10), "the other lane has answered by now"
-        assert told.empty()
+        assert events.empty()
         held.set()
-        assert told.get(timeout=10) == "pong"
+        assert events.get(timeout=10) == "pong"
 
 
-def test_a_trainer_tells_whom_it_waits_for_as_long_as_it_waits(tmp_path: Path) -> None:
-    told: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
+def test_a_waiting_trainer_keeps_reporting_which_processes_it_waits_for(tmp_path: Path) -> None:
+    events: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
 
     def program(ps: Session) -> None:
         w = ps.dense("w", 1, SGD(1.0))
-        ps._client._link._on_wait = told.put  # type: ignore[attr-defined]
+        ps._client._link._on_wait = events.put  # type: ignore[attr-defined]
         for _ in ps.steps(lambda pass_, rng: range(2), passes=1):
-            while ps.rank == 1 and (said := told.get(timeout=30))["trainers"] != [1]:
+            while ps.rank == 1 and (event := events.get(timeout=30))["trainers"] != [1]:
                 pass
-            assert ps.rank == 0 or 0 < said["for_s"] < told.get(timeout=30)["for_s"], "the wait goes on"
+            assert ps.rank == 0 or 0 < event["for_s"] < events.get(timeout=30)["for_s"], "the wait continues"
             ps.push({w: [1.0]}, samples=1)
 
     with thread_cluster(tmp_path, 1, 2) as cluster:
@@ -61,20 +61,20 @@ def test_a_trainer_tells_whom_it_waits_for_as_long_as_it_waits(tmp_path: Path) -
         cluster.train(program)
 
 
-def test_the_stacks_of_all_threads_of_trainers_and_pservers_come_by_a_signal_that_they_have_told(
+def test_trainers_and_pservers_print_the_stacks_of_all_threads_on_the_signal_that_they_reported(
     tmp_path: Path,
 ) -> None:
     with process_cluster(tmp_path, 1, 1, HANGS) as (servers, trainers):
         (server,), (trainer,) = servers, trainers
         assert trainer.process.stdout is not None
         assert trainer.process.stdout.readline() == "up\n"
-        (told,) = [event for event in server.events if event["event"] == "stacks"]
-        assert told["pid"] == server.process.pid
-        for process, said, place in (
+        (server_event,) = [event for event in server.events if event["event"] == "stacks"]
+        assert server_event["pid"] == server.process.pid
+        for process, reported, place in (
             (trainer, trainer.until("stacks"), "a_place_to_hang"),
-            (server, told, "_run_lane"),
+            (server, server_event, "_run_lane"),
         ):
-            process.process.send_signal(said["signal"])
+            process.process.send_signal(reported["signal"])
             assert process.process.stderr is not None
             lines = iter(process.process.stderr.readline, "")
             assert any(place in line for line in lines)

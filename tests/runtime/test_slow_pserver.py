@@ -1,4 +1,4 @@
-"""A pserver that stops for a while slows its trainers; nobody's memory grows meanwhile, and training goes on."""
+"""A pserver that pauses slows its trainers down; no process's memory grows meanwhile, and training continues."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ with connect() as ps:
 
 
 @pytest.mark.slow
-def test_a_pserver_that_stands_still_for_ten_seconds_costs_time_and_no_memory(tmp_path: Path) -> None:
+def test_a_pserver_that_pauses_for_ten_seconds_costs_time_but_no_memory(tmp_path: Path) -> None:
     with process_cluster(tmp_path, 1, 2, TRAIN, mode="async") as (servers, trainers):
 
         def steps(count: int) -> None:

@@ -1,4 +1,4 @@
-"""Sync mode over real sockets against an oracle that shares no code with it, at an absolute tolerance of 1e-6."""
+"""Sync mode over real sockets, compared with an oracle that shares no code with it, within 1e-6 absolute."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ RULES = [
 
 
 def fixed_pushes(steps: int, trainers: int) -> list[list[dict[str, Any]]]:
-    """Gradients that do not depend on values: duplicates, negative ids, zero samples, absent tables and rows."""
+    """Return gradients that do not depend on values: duplicates, negative ids, zero samples, absent tables and rows."""
     rng = np.random.default_rng(11)
     out = []
     for step in range(steps):
@@ -87,7 +87,7 @@ def test_every_rule_follows_the_oracle(tmp_path: Path, rule: Rule) -> None:
         np.testing.assert_allclose(pulled, [oracle.row(key) for key in ALL_IDS.tolist()], rtol=0, atol=1e-6)
 
 
-def test_rows_that_nobody_pushed_are_not_made(tmp_path: Path) -> None:
+def test_rows_that_were_never_pushed_are_not_created(tmp_path: Path) -> None:
     with thread_cluster(tmp_path, 2, 1) as cluster:
 
         def program(ps: Session) -> None:
@@ -101,7 +101,7 @@ def test_rows_that_nobody_pushed_are_not_made(tmp_path: Path) -> None:
     assert made == [-9, 4]
 
 
-def test_a_gradient_without_samples_makes_no_row_and_moves_no_state(tmp_path: Path) -> None:
+def test_a_gradient_without_samples_creates_no_row_and_changes_no_state(tmp_path: Path) -> None:
     with thread_cluster(tmp_path, 1, 1) as cluster:
 
         def program(ps: Session) -> tuple[Any, int]:

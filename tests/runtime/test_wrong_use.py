@@ -1,4 +1,4 @@
-"""What a training program can do wrong, and what it is told."""
+"""Mistakes in training programs, and the errors that report them."""
 
 from __future__ import annotations
 
@@ -66,16 +66,16 @@ def test_a_wrong_gradient_is_named(ps: Session, gradients: Any, message: str) ->
 
 
 @pytest.mark.parametrize("samples", [-1, 1.5, float("nan"), None, "3", True])
-def test_samples_must_be_a_whole_number(ps: Session, samples: Any) -> None:
+def test_samples_must_be_an_integer(ps: Session, samples: Any) -> None:
     with pytest.raises(UseError, match="is not an integer >= 0; pass the number of examples"):
         push_once(ps, lambda w, e, f: {}, samples=samples)
 
 
-def test_numpy_numbers_and_other_floats_are_fine(ps: Session) -> None:
+def test_numpy_numbers_and_other_floats_are_accepted(ps: Session) -> None:
     push_once(ps, lambda w, e, f: {w: np.ones((2, 3), np.float16)}, samples=np.int64(3), loss=np.float32(1))
 
 
-def test_push_belongs_into_steps_and_once_per_batch(ps: Session) -> None:
+def test_push_belongs_in_steps_and_once_per_batch(ps: Session) -> None:
     with pytest.raises(UseError, match=r"push outside ps.steps\(...\)"):
         ps.push({}, samples=1)
     for _ in ps.steps(lambda pass_, rng: range(1), passes=1):
@@ -86,7 +86,7 @@ def test_push_belongs_into_steps_and_once_per_batch(ps: Session) -> None:
         ps.push({}, samples=1)
 
 
-def test_a_push_that_was_refused_can_be_done_right(ps: Session) -> None:
+def test_a_refused_push_can_be_corrected(ps: Session) -> None:
     w = ps.dense("w", 2, SGD(1.0))
     for _ in ps.steps(lambda pass_, rng: range(1), passes=1):
         with pytest.raises(UseError):
@@ -121,7 +121,7 @@ def test_ids_are_a_function_for_an_embedding_of_this_session(ps: Session, tmp_pa
             ps.steps(lambda pass_, rng: [], passes=1, prefetch=1, ids=ids)  # type: ignore[arg-type]
 
 
-def test_ids_that_are_asked_for_ahead_are_checked_too(ps: Session) -> None:
+def test_prefetched_ids_are_checked_too(ps: Session) -> None:
     e = ps.embedding("e", 2, SGD(0.1), rows=10)
     batches = ps.steps(lambda pass_, rng: [3, 10], passes=1, prefetch=1, ids={e: lambda batch: [batch]})
     next(batches)
@@ -152,7 +152,7 @@ def test_readers_and_passes_are_checked(ps: Session) -> None:
         lambda: constant("x"),  # type: ignore[arg-type]
     ],
 )
-def test_rules_and_initial_values_take_sane_numbers_only(make: Any) -> None:
+def test_rules_and_initial_values_accept_only_sane_numbers(make: Any) -> None:
     with pytest.raises(UseError):
         make()
 
@@ -169,12 +169,12 @@ def test_impossible_shapes_are_refused(ps: Session, shape: Any) -> None:
         ps.dense("w", shape, SGD(0.1))
 
 
-def test_rule_and_init_must_be_ours(ps: Session) -> None:
+def test_rule_and_init_must_be_of_our_own_classes(ps: Session) -> None:
     with pytest.raises(UseError, match="pass for example Adagrad"):
         ps.dense("w", 3, rule=0.1)  # type: ignore[arg-type]
 
 
-def test_trainers_that_disagree_about_a_table_are_told_the_difference(tmp_path: Path) -> None:
+def test_trainers_that_disagree_about_a_table_get_an_error_with_the_difference(tmp_path: Path) -> None:
     def program(ps: Session) -> None:
         ps.dense("same", 3, SGD(0.1))
         ps.dense("w", 3 + ps.rank, Adagrad(0.1 * (1 + ps.rank)))
@@ -189,7 +189,7 @@ def test_trainers_that_disagree_about_a_table_are_told_the_difference(tmp_path: 
         cluster.train(program)
 
 
-def test_making_a_table_twice_is_fine(ps: Session) -> None:
+def test_making_a_table_twice_is_allowed(ps: Session) -> None:
     first = ps.dense("w", 3, SGD(0.1), uniform(1.0))
     second = ps.dense("w", 3, SGD(0.1), uniform(1.0))
     np.testing.assert_array_equal(first.value, second.value)

@@ -13,14 +13,14 @@ from clusterctl.cli.app import run
 from clusterctl.transport import Transport
 
 JOB = "JOB20261121-081530"
-#: A title that is set, a screen that is cleared, C1 controls, text that runs backwards, DEL, a lone surrogate.
+# : A title change, a cleared screen, C1 controls, text that runs backwards, DEL, a lone surrogate.
 EVIL = "\x1b]0;owned\x07\x1b[2J\x9b31m\u202edetrever\x7f\ud800"
 HOST = "127.0.0.1"
 Answer = Callable[[dict[str, Any]], Iterator[bytes]]
 
 
 class Agent:
-    """In the place of a command on a node: its output is what `answer` gives for the request."""
+    """Stands in for a command on a node: its output is what `answer` returns for the request."""
 
     def __init__(self, answer: Answer) -> None:
         self._answer = answer
@@ -63,7 +63,7 @@ class Agent:
 
 
 class Liars:
-    """`answers` by node label; `run` is the program, in this process."""
+    """`answers` are by node label; `run` runs the program in this process."""
 
     def __init__(self, directory: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
         self.answers: dict[str, Answer] = {}
@@ -81,11 +81,11 @@ class Liars:
 
         monkeypatch.setattr("clusterctl.cluster.cluster.Transport", LyingTransport)
 
-    def run(self, *words: str) -> tuple[int, str, str]:
-        """The exit code, standard output and standard error."""
-        code = run(list(words))
-        said = self._capsys.readouterr()
-        return code, said.out, said.err
+    def run(self, *arguments: str) -> tuple[int, str, str]:
+        """Return the exit code, standard output and standard error."""
+        code = run(list(arguments))
+        captured = self._capsys.readouterr()
+        return code, captured.out, captured.err
 
 
 def lines(*messages: Any) -> Iterator[bytes]:
@@ -98,7 +98,7 @@ def process(role: str, rank: int, **more: Any) -> dict[str, Any]:
 
 
 def status(node: int, **more: Any) -> dict[str, Any]:
-    """What an honest agent says of a job of two nodes."""
+    """Return an honest agent's status of a job on two nodes."""
     return {
         "job": JOB,
         "dir": f"/home/u/clusterctl/{JOB}",
@@ -118,5 +118,5 @@ def status(node: int, **more: Any) -> dict[str, Any]:
 
 
 def is_harmless(text: str) -> bool:
-    """By Unicode's own opinion of what is printable."""
+    """Return True if all characters are printable according to Unicode."""
     return text.replace("\n", "").replace("\t", "").isprintable()

@@ -15,19 +15,19 @@ import pytest
 NOBODY = 65534
 
 needs_root = pytest.mark.skipif(
-    os.geteuid() != 0 and not os.environ.get("CI"), reason="only root can be another user as well"
+    os.geteuid() != 0 and not os.environ.get("CI"), reason="only root can run commands as another user"
 )
 
 
 def as_stranger(*argv: str) -> subprocess.CompletedProcess[bytes]:
-    """Runs a command as the user nobody."""
+    """Run a command as the user nobody."""
     return subprocess.run(
         argv, user=NOBODY, group=NOBODY, extra_groups=[], cwd="/", capture_output=True, check=False, timeout=60
     )
 
 
 def in_stranger(work: Callable[[], bool]) -> bool:
-    """What `work` returns in a child process that is the user nobody."""
+    """Return what `work` returns in a child process that runs as the user nobody."""
     pid = os.fork()
     if pid == 0:
         code = 2
@@ -45,7 +45,7 @@ def in_stranger(work: Callable[[], bool]) -> bool:
 
 @contextmanager
 def shared_directory(mode: int) -> Iterator[Path]:
-    """One that all users can reach, as a scratch disk of a node is."""
+    """A directory that all users can reach, like a node's scratch disk."""
     directory = Path(tempfile.mkdtemp(prefix="clusterctl-security-"))
     try:
         directory.chmod(mode)
@@ -56,8 +56,8 @@ def shared_directory(mode: int) -> Iterator[Path]:
 
 
 def open_to_strangers(directory: Path) -> list[str]:
-    """What the user nobody can read, write or look into, of all that is below a directory."""
-    found = as_stranger(
+    """Return all paths below a directory that the user nobody can read, write or list."""
+    listing = as_stranger(
         "find", str(directory), "-mindepth", "1", "(", "-readable", "-o", "-writable", "-o", "-executable", ")"
     )
-    return found.stdout.decode().splitlines()
+    return listing.stdout.decode().splitlines()

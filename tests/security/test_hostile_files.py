@@ -1,4 +1,4 @@
-"""What nodes send home as files goes below the directory that was asked for, and nowhere else; and it has bounds."""
+"""Files that nodes send back are written only below the requested directory, and are limited in size and number."""
 
 from __future__ import annotations
 
@@ -50,8 +50,8 @@ def offer(name: Any, size: Any = 4, data: bytes = b"evil") -> list[Any]:
     return [{"file": name, "bytes": size}, data, {"sha256": sha256(data).hexdigest()}]
 
 
-def collected(liars: Liars, *messages: Any, words: tuple[str, ...] = ("-o", "home")) -> tuple[int, str, str]:
-    """`collect` from a node that offers this, beside an honest one."""
+def collected(liars: Liars, *messages: Any, options: tuple[str, ...] = ("-o", "home")) -> tuple[int, str, str]:
+    """Run `collect` with one node that offers these messages and one honest node."""
 
     def answer(node: int, request: dict[str, Any]) -> Iterator[bytes]:
         if request["op"] == "status":
@@ -60,14 +60,14 @@ def collected(liars: Liars, *messages: Any, words: tuple[str, ...] = ("-o", "hom
 
     for node in (0, 1):
         liars.answers[f"node{node}"] = lambda request, node=node: answer(node, request)
-    return liars.run("collect", JOB, *words)
+    return liars.run("collect", JOB, *options)
 
 
 def below(directory: Path) -> list[str]:
     return sorted(str(path.relative_to(directory)) for path in directory.rglob("*") if not path.is_dir())
 
 
-def test_a_file_goes_nowhere_but_below_its_node_whatever_it_is_called(liars: Liars, tmp_path: Path) -> None:
+def test_a_file_is_written_only_below_its_nodes_directory_whatever_its_name(liars: Liars, tmp_path: Path) -> None:
     before = below(tmp_path)
     for name in PATHS:
         code, out, err = collected(liars, *offer(name))
@@ -79,10 +79,10 @@ def test_a_file_goes_nowhere_but_below_its_node_whatever_it_is_called(liars: Lia
         path for path in below(tmp_path) if path.startswith("cache/")
     }
     assert not Path("/etc/evil").exists()
-    assert (tmp_path / "home/node-0/log/train.log").read_text() == "good"  # of the honest one
+    assert (tmp_path / "home/node-0/log/train.log").read_text() == "good"  # from the honest node
 
 
-def test_sizes_that_are_none_or_do_not_fit_are_refused_before_a_byte_is_written(liars: Liars, tmp_path: Path) -> None:
+def test_sizes_that_are_invalid_or_too_large_are_refused_before_a_byte_is_written(liars: Liars, tmp_path: Path) -> None:
     for size in SIZES:
         code, _, err = collected(liars, *offer("log/evil", size))
         assert code == 3, size
@@ -90,7 +90,7 @@ def test_sizes_that_are_none_or_do_not_fit_are_refused_before_a_byte_is_written(
     assert "home/node-1/log/evil" not in below(tmp_path)
 
 
-def test_a_node_that_offers_files_for_ever_is_cut_off(liars: Liars, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_node_that_offers_endless_files_is_cut_off(liars: Liars, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(collecting, "MOST_FILES", 50)
     code, _, err = collected(liars, *(part for n in range(10_000) for part in offer(f"log/{n}")))
     assert code == 3
@@ -98,7 +98,7 @@ def test_a_node_that_offers_files_for_ever_is_cut_off(liars: Liars, monkeypatch:
     assert len(list(Path("home/node-1/log").iterdir())) == 50
 
 
-def test_a_link_that_somebody_left_is_not_followed(liars: Liars, tmp_path: Path) -> None:
+def test_an_existing_link_is_not_followed(liars: Liars, tmp_path: Path) -> None:
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
     assert collected(liars, *offer("output/model"))[0] == 0
@@ -111,21 +111,21 @@ def test_a_link_that_somebody_left_is_not_followed(liars: Liars, tmp_path: Path)
     assert "is a symbolic link" in err
     assert below(elsewhere) == []
     assert (tmp_path / "conf.py").read_text() == conf
-    assert (tmp_path / "home/node-1/output/model").read_bytes() == b"evil"  # in the link's place
+    assert (tmp_path / "home/node-1/output/model").read_bytes() == b"evil"  # instead of the link
 
 
-def test_a_node_does_not_choose_the_directory_by_calling_its_job_like_one(liars: Liars, tmp_path: Path) -> None:
+def test_a_node_cannot_choose_the_directory_by_the_name_of_its_job(liars: Liars, tmp_path: Path) -> None:
     before = below(tmp_path)
     for name in ("../evil", "/tmp/evil", "cache", EVIL, f"{JOB}/../../evil", f"{JOB}-{'1' * 500}"):
-        said = {"done": status(0, job=name)}
-        liars.answers["node0"] = liars.answers["node1"] = lambda request, said=said: lines(said)
+        status_reply = {"done": status(0, job=name)}
+        liars.answers["node0"] = liars.answers["node1"] = lambda request, status_reply=status_reply: lines(status_reply)
         code, out, err = liars.run("collect")
         assert code == 3, name
         assert is_harmless(out + err)
     assert [path for path in below(tmp_path) if path not in before and "/failed/" not in path] == []
 
 
-def test_bytes_that_are_not_what_was_announced_do_not_stay(liars: Liars, tmp_path: Path) -> None:
+def test_a_file_with_other_bytes_than_announced_is_not_kept(liars: Liars, tmp_path: Path) -> None:
     for message in ({"sha256": "0" * 64}, {"sha256": None}, {}, [], {"error": {"message": "no"}}):
         code, _, _ = collected(liars, {"file": "log/evil", "bytes": 4}, b"evil", message)
         assert code == 3
@@ -133,7 +133,7 @@ def test_bytes_that_are_not_what_was_announced_do_not_stay(liars: Liars, tmp_pat
 
 
 class Recorder:
-    """In the place of the control machine, seen by an agent."""
+    """Stands in for the control machine, as an agent sees it."""
 
     def __init__(self) -> None:
         self.files: dict[str, bytes] = {}
@@ -148,7 +148,7 @@ class Recorder:
         self.files[self._name] += data
 
 
-def test_an_agent_sends_plain_files_only_and_waits_for_no_pipe(tmp_path: Path) -> None:
+def test_an_agent_sends_only_plain_files_and_does_not_block_on_a_pipe(tmp_path: Path) -> None:
     job = tmp_path / JOB
     (job / ".clusterctl").mkdir(parents=True)
     (job / ".clusterctl/job.json").write_text("{}")
@@ -174,8 +174,8 @@ def tensors(path: Path, header: dict[str, Any], data: bytes) -> Path:
     return path
 
 
-def test_a_small_model_file_does_not_become_a_large_model(tmp_path: Path) -> None:
-    """Ten thousand blocks that are all the same four bytes."""
+def test_a_small_model_file_does_not_expand_into_a_large_model(tmp_path: Path) -> None:
+    """The file has ten thousand blocks that all refer to the same four bytes."""
     block = {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}
     header: dict[str, Any] = {f"w/block/{n}": block for n in range(10_000)}
     tensors(tmp_path / "pserver-00000.safetensors", header, np.float32(1).tobytes())
@@ -192,11 +192,11 @@ HEADERS: list[Any] = [
 ]
 
 
-def test_model_files_that_are_none_are_an_error_of_collect_and_no_crash(liars: Liars) -> None:
+def test_invalid_model_files_are_an_error_of_collect_and_not_a_crash(liars: Liars) -> None:
     manifest = {"v": 1, "step": 1, "files": [{"file": "pserver-00000.safetensors", "bytes": 0, "sha256": ""}]}
-    for said in (manifest, {**manifest, "step": 1e999}, {**manifest, "files": 7}, [[]] * 3, {"v": 1, "files": []}):
+    for document in (manifest, {**manifest, "step": 1e999}, {**manifest, "files": 7}, [[]] * 3, {"v": 1, "files": []}):
         for piece in HEADERS:
-            listed = json.dumps(said).encode()
+            listed = json.dumps(document).encode()
             parts = offer("output/pass-1/manifest.json", len(listed), listed)
             parts += offer("output/pass-1/pserver-00000.safetensors", len(piece), piece)
             for node in (0, 1):
@@ -222,8 +222,8 @@ LOCKS: list[Any] = [
 ]
 
 
-def test_packages_that_a_node_has_do_not_lead_out_of_the_store(liars: Liars, tmp_path: Path) -> None:
-    """They become paths here, and lines of a requirements file, when another node lacks them."""
+def test_names_of_packages_on_a_node_cannot_lead_out_of_the_store(liars: Liars, tmp_path: Path) -> None:
+    """On this machine, the names become paths, and lines of a requirements file when another node needs the wheels."""
     assert setup_nodes.decode_lock(
         [["a_b-1.0+cu121-1-cp311-cp311-manylinux_2_17_x86_64.manylinux2014_x86_64.whl", "0" * 64, 4]]
     )
@@ -232,8 +232,8 @@ def test_packages_that_a_node_has_do_not_lead_out_of_the_store(liars: Liars, tmp
     facts = {"implementation": "cp", "python": "3.11.2", "machine": "x86_64", "glibc": [2, 36], "pip": None}
     before = below(tmp_path)
     for lock in LOCKS:
-        told = {"facts": {**facts, "lock": lock}}
-        liars.answers["node0"] = liars.answers["node1"] = lambda request, told=told: lines(told, b"evil" * 100)
+        reply = {"facts": {**facts, "lock": lock}}
+        liars.answers["node0"] = liars.answers["node1"] = lambda request, reply=reply: lines(reply, b"evil" * 100)
         code, out, err = liars.run("setup", "workspace")
         assert code == 3, (lock, out, err)
         assert "malformed package data" in err
@@ -245,8 +245,8 @@ def test_packages_that_a_node_has_do_not_lead_out_of_the_store(liars: Liars, tmp
     ("key", "junk"),
     [("tag", "../../x"), ("run", "../1"), ("file", "../../../.ssh/authorized_keys"), ("bytes", -5), ("file", None)],
 )
-def test_a_checkpoint_that_is_somewhere_else_is_no_checkpoint(key: str, junk: Any) -> None:
-    """What a manifest names is linked and written on all nodes."""
+def test_a_manifest_that_names_files_elsewhere_is_refused(key: str, junk: Any) -> None:
+    """Files that a manifest names are linked and written on all nodes."""
     from clusterctl.launch import resume
 
     file = {"file": "pserver-00000.safetensors", "pserver": 0, "bytes": 5, "sha256": "0" * 64}
@@ -268,7 +268,7 @@ def test_a_checkpoint_that_is_somewhere_else_is_no_checkpoint(key: str, junk: An
     assert not (resume._is_sound(row) and resume._is_of(row["manifest"], str(row["tag"])))
 
 
-def test_a_node_error_is_what_names_the_liar(liars: Liars) -> None:
+def test_a_node_error_names_the_lying_node(liars: Liars) -> None:
     _, _, err = collected(liars, *offer("../x"))
     assert NodeError.exit_code == 3
     assert "check that the node has not been compromised" in err

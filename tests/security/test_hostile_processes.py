@@ -1,4 +1,4 @@
-"""A program of the job that forges what it says to its supervisor neither ends it nor speaks for others."""
+"""A program of the job that forges messages to its supervisor cannot crash it or speak for other processes."""
 
 from __future__ import annotations
 
@@ -49,27 +49,29 @@ def events(site: Site, job: str) -> list[dict[str, Any]]:
     return [json.loads(line) for run in runs for line in run.read_text().splitlines()]
 
 
-def test_supervisors_outlive_all_that_is_said_and_call_each_process_by_its_own_name(site: Site) -> None:
+def test_supervisors_survive_all_forged_messages_and_attribute_each_to_its_own_process(site: Site) -> None:
     site.conf(HOSTS=site.hosts[:2], PSERVER_COMMAND="python server.py", PSERVERS=1)
     package = forged(site)
     attached = site.run("start", "--job_dispatch_package", str(package), "--verbose")
     assert attached.code == 0, attached
     assert is_harmless(attached.out + attached.err)
     job = site.run("jobs", "--json").json()["jobs"][0]["job"]
-    for words in (("status", job), ("logs", job), ("logs", job, "--fold"), ("jobs",)):
-        shown = site.ok(*words)
-        assert is_harmless(shown.out + shown.err), words
+    for arguments in (("status", job), ("logs", job), ("logs", job, "--fold"), ("jobs",)):
+        shown = site.ok(*arguments)
+        assert is_harmless(shown.out + shown.err), arguments
     assert site.ok("status", job, "--json").out.isascii()
-    told = events(site, job)
-    assert {(e["role"], e["rank"], e["node"]) for e in told if "role" in e} == {
+    recorded = events(site, job)
+    assert {(e["role"], e["rank"], e["node"]) for e in recorded if "role" in e} == {
         ("pserver", 0, 0),
         ("trainer", 0, 0),
         ("trainer", 1, 1),
     }
-    assert not [e for e in told if e["event"] in ("saved", "phase", "exited", "ended") and EVIL[:5] in json.dumps(e)]
-    assert [e["state"] for e in told if e["event"] == "ended"] == ["succeeded", "succeeded"]
+    assert not [
+        e for e in recorded if e["event"] in ("saved", "phase", "exited", "ended") and EVIL[:5] in json.dumps(e)
+    ]
+    assert [e["state"] for e in recorded if e["event"] == "ended"] == ["succeeded", "succeeded"]
     assert not list(site.nodes_directory.rglob("evil*"))
-    collected = site.run("collect", job, "-o", str(site.directory / "home"))  # of a model that is not there
+    collected = site.run("collect", job, "-o", str(site.directory / "home"))  # of a model that does not exist
     assert (collected.code, is_harmless(collected.err)) == (3, True)
     assert "pserver-00000.safetensors is in the manifest but missing" in collected.err
     site.assert_nothing_left(job)

@@ -1,5 +1,7 @@
-"""Who has the keys of one node's supervisor can end the run, in that node's name, and no more than that: the lead
-outlives all that it says, and what other nodes are ordered makes sense."""
+"""Anyone with the keys of a node's supervisor can end the run in that node's name, but nothing more.
+
+The lead survives everything that such a supervisor sends, and other nodes only get orders that make sense.
+"""
 
 from __future__ import annotations
 
@@ -28,8 +30,8 @@ PSERVER = {"role": "pserver", "rank": 0, "attempt": 1}
 TRAINER = {"role": "trainer", "rank": 1, "attempt": 1}
 RECEIPT = {"tag": "step-1", "pass": 0, "step": 1, "mode": "sync", "seed": 0, "pserver": 0, "pservers": 1}
 RECEIPT |= {"file": "pserver-00000.safetensors", "bytes": 1, "sha256": "0" * 64, "tables": {}, "checkpoint": True}
-#: What honest supervisors say while a run goes on.
-WORDS: list[Message] = [
+# : Messages that honest supervisors send during a run.
+MESSAGES: list[Message] = [
     {"do": "hello", "epoch": 0, "endpoints": {"pserver0": "h:1"}, "new": True},
     {"do": "ready", **PSERVER, "endpoint": "h:1"},
     {"do": "running", **TRAINER},
@@ -43,7 +45,7 @@ WORDS: list[Message] = [
     {"do": "logged", "rank": 1, "value": 0.5, "step": 3, "weight": 1.0},
 ]
 JUNK: list[Any] = [None, {}, EVIL, "../../x", "a\0:1", -1, 10**400, 1e999, [[]], True]
-#: What looks like an honest word: a place that no environment takes, a number that no float is.
+# : Almost honest messages: an endpoint too long for an environment, a number too large for a float.
 CLOSE: list[Message] = [
     {"do": "ready", **PSERVER, "endpoint": "a\0:1"},
     {"do": "hello", "epoch": 0, "endpoints": {"pserver0": f"{EVIL}:1"}},
@@ -51,7 +53,10 @@ CLOSE: list[Message] = [
 ]
 FRAMES: list[Any] = [
     *([], 7, None, {}, {"a": None}, {"a": {}}, {"a": 1, "s": []}, {"a": 0, "s": "4", "m": {}}, {"a": 0, "s": 1e999}),
-    *({"a": 0, "s": 4, "m": said} for said in (None, [], {}, {"do": []}, {"do": "__class__"}, {"do": "hello" * 10**5})),
+    *(
+        {"a": 0, "s": 4, "m": content}
+        for content in (None, [], {}, {"do": []}, {"do": "__class__"}, {"do": "hello" * 10**5})
+    ),
     *({"a": 10**400, "i": []}, {"a": -1, "gone": []}, {"a": float("nan")}),
     *(b"[" * 100_000, b'{"a":' * 60 + b"1" + b"}" * 60, b"9" * 5000, b"\xff", b"", b'{"a": 0, "s": 4'),
 ]
@@ -63,7 +68,7 @@ def keys(tmp_path_factory: pytest.TempPathFactory) -> Keys:
 
 
 class Run:
-    """One that goes on: a lead, a node of which somebody else has the keys, and an honest one."""
+    """A run in progress: a lead, a node whose keys someone else has, and an honest node."""
 
     def __init__(self, keys: Keys) -> None:
         self.loop = EventLoop()
@@ -82,14 +87,14 @@ class Run:
         run_until(self.loop, lambda: "running" in [note.get("phase") for note in self.leader.notes])
 
     def is_heard(self) -> bool:
-        """Whether the hostile node's words have arrived, or were the last."""
+        """Return True if the hostile node's messages have arrived or its connection has ended."""
         return self.hostile.lead._connection is None or not self.hostile.lead._channel.repeat() or self.is_stopped()
 
     def is_stopped(self) -> bool:
         return "stop" in self.honest.ordered()
 
     def goes_on(self) -> None:
-        """The lead hears of a failure on the honest node, and does something about it, unless the run is over."""
+        """The lead receives a failure from the honest node and acts on it, unless the run is over."""
         news = {"exit_code": 1, "stopping": False, "message": "m", "tail": [], "worked": True, "t": 1.0}
         self.honest.lead.send({"do": "exited", "role": "trainer", "rank": 2, "attempt": 1, **news})
         run_until(self.loop, lambda: {"respawn", "again", "stop"} & set(self.honest.ordered()))
@@ -107,7 +112,7 @@ class Run:
 
 
 def makes_sense(order: Message) -> bool:
-    """Whether a supervisor can do what it says: places to connect to, names of directories, numbers."""
+    """Return True if a supervisor can carry the order out: places to connect to, names of directories, numbers."""
     places = [*order.get("pservers", ()), *order.get("endpoints", {}).values()]
     tags = [*order.get("tags", ()), *(order[name] for name in ("newest",) if name in order)]
     tags += [tag for tag in (order.get("recover", {}).get("tag"),) if tag is not None]
@@ -120,18 +125,18 @@ def makes_sense(order: Message) -> bool:
 
 
 def changed() -> Iterator[Message]:
-    """Each word with one of its fields, or a part of that, missing or replaced, by one thing after the other."""
+    """Yield each message with one of its fields, or part of one, missing or replaced by each junk value in turn."""
     junk = itertools.cycle(JUNK)
-    for word in WORDS:
-        for turn, (name, value) in enumerate(word.items()):
-            yield {**word, name: next(junk)}
+    for message in MESSAGES:
+        for turn, (name, value) in enumerate(message.items()):
+            yield {**message, name: next(junk)}
             if turn % 4 == 1:
-                yield {key: value for key, value in word.items() if key != name}
+                yield {key: value for key, value in message.items() if key != name}
             if isinstance(value, dict):
-                yield {**word, name: {**value, "pserver0": next(junk)}}
-                yield {**word, name: {**value, "trainer2": 1}}  # the other node's
+                yield {**message, name: {**value, "pserver0": next(junk)}}
+                yield {**message, name: {**value, "trainer2": 1}}  # a process of the other node
             elif isinstance(value, list):
-                yield {**word, name: [next(junk)]}
+                yield {**message, name: [next(junk)]}
 
 
 def outlives(keys: Keys, speak: Callable[[Run], None], what: Any) -> None:
@@ -147,14 +152,14 @@ def outlives(keys: Keys, speak: Callable[[Run], None], what: Any) -> None:
         run.close()
 
 
-def test_the_lead_outlives_every_word_of_a_node_and_orders_others_nothing_strange(keys: Keys) -> None:
-    words = [*CLOSE, *changed()]
-    assert len(words) > 60
-    for word in words:
-        outlives(keys, lambda run, word=word: run.hostile.lead.send(word), word)
+def test_the_lead_survives_every_message_of_a_node_and_sends_others_only_valid_orders(keys: Keys) -> None:
+    messages = [*CLOSE, *changed()]
+    assert len(messages) > 60
+    for message in messages:
+        outlives(keys, lambda run, message=message: run.hostile.lead.send(message), message)
 
 
-def test_the_lead_outlives_every_frame_of_a_node(keys: Keys) -> None:
+def test_the_lead_survives_every_frame_of_a_node(keys: Keys) -> None:
     for frame in FRAMES:
 
         def speak(run: Run, frame: Any = frame) -> None:

@@ -1,4 +1,4 @@
-"""Another user of a node sees that a job runs, and its command lines: no file, no environment, no secret."""
+"""Another user of a node can see that a job is running, and its command lines: no file, environment or secret."""
 
 from __future__ import annotations
 
@@ -37,25 +37,25 @@ with connect() as ps:
 
 
 def secrets_of(job: Path) -> list[bytes]:
-    """What must not be seen: the private keys of a run, the values of ENV."""
+    """Return everything that must stay hidden: the private keys of a run, and the values of ENV."""
     keys = list((job / ".clusterctl/runs/0001/keys").iterdir())
     assert {path.stat().st_mode & 0o777 for path in keys} == {0o600}
-    found = [TOKEN.encode()]
+    secrets = [TOKEN.encode()]
     for path in keys:
         text = path.read_text()
         if path.suffix == ".json":
-            found.append(json.loads(text)["secret"].encode())
+            secrets.append(json.loads(text)["secret"].encode())
         elif "PRIVATE KEY" in text:
-            found.append(text.splitlines()[1].encode())
-    assert len(found) == 4  # the token, a supervisor's key, a pserver's and a trainer's
-    return found
+            secrets.append(text.splitlines()[1].encode())
+    assert len(secrets) == 4  # the token, a supervisor's key, a pserver's and a trainer's
+    return secrets
 
 
 @needs_root
-def test_a_running_job_shows_another_user_no_file_no_environment_and_no_secret(site: Site) -> None:
-    with shared_directory(0o755) as place:
-        root = place / "root"
-        root.mkdir(0o755)  # by somebody who did not think of it
+def test_a_running_job_exposes_no_file_environment_or_secret_to_another_user(site: Site) -> None:
+    with shared_directory(0o755) as shared:
+        root = shared / "root"
+        root.mkdir(0o755)  # as created by someone who did not consider this
         site.conf(HOSTS=site.hosts[:1], ROOT_DIR=root, ENV={"TOKEN": TOKEN})
         name = site.start(TRAIN)
         job = root / name
@@ -69,7 +69,7 @@ def test_a_running_job_shows_another_user_no_file_no_environment_and_no_secret(s
             for file in ("environ", "maps", "mem", "fd", "fdinfo", "cwd/", "root/"):
                 assert as_stranger("cat" if "/" not in file else "ls", f"/proc/{pid}/{file}").returncode, file
         seen = as_stranger("sh", "-c", "cat /proc/[0-9]*/cmdline /proc/net/unix").stdout
-        assert str(job).encode() in seen  # it does look at our processes
+        assert str(job).encode() in seen  # it does check our processes
         assert [secret for secret in secrets if secret in seen] == []
         (job / "go").touch()
         wait_until(lambda: site.status(name)["state"] == "succeeded")
@@ -78,7 +78,7 @@ def test_a_running_job_shows_another_user_no_file_no_environment_and_no_secret(s
 
 
 @needs_root
-def test_the_keys_of_a_run_are_gone_when_it_is_stopped_too(site: Site) -> None:
+def test_the_keys_of_a_run_are_also_deleted_when_it_is_stopped(site: Site) -> None:
     site.conf(HOSTS=site.hosts[:1])
     job = site.start(TRAIN)
     keys = site.job_dir(job, 0) / ".clusterctl/runs/0001/keys"
@@ -136,8 +136,8 @@ def test_the_socket_of_shared_memory_turns_another_user_away_even_with_the_token
 
 
 @needs_root
-def test_a_trainer_shows_its_token_to_nobody_else_who_has_taken_the_name() -> None:
-    """The name is not secret on the pserver's host, and free on every other."""
+def test_a_trainer_does_not_show_its_token_to_another_user_who_has_taken_the_name() -> None:
+    """The name is not secret on the pserver's host, and it is free on every other host."""
     name = "clusterctl-1-0123456789abcdef"
     begun, begin = os.pipe()
 
@@ -150,16 +150,16 @@ def test_a_trainer_shows_its_token_to_nobody_else_who_has_taken_the_name() -> No
             return b"secret" in sock.recv(4096)
 
     with ThreadPoolExecutor() as pool:
-        was_told = pool.submit(in_stranger, takes_it)
+        reply = pool.submit(in_stranger, takes_it)
         assert os.read(begun, 1) == b"!"
         assert connect_shm({"name": name, "token": "secret"}, 0) is None
-        assert not was_told.result()
+        assert not reply.result()
     os.close(begun)
     os.close(begin)
 
 
-def test_temporary_names_are_beside_their_places_and_never_in_a_directory_of_all() -> None:
-    """Every call that makes one says where; a file without a name may be anywhere."""
+def test_temporary_files_are_beside_their_targets_and_never_in_a_shared_directory() -> None:
+    """Every call that creates one specifies a directory; a file without a name may be anywhere."""
     makers = {"mkstemp", "mkdtemp", "TemporaryDirectory", "NamedTemporaryFile", "mktemp", "SpooledTemporaryFile"}
     calls = []
     for path in PACKAGE.rglob("*.py"):
@@ -173,6 +173,6 @@ def test_temporary_names_are_beside_their_places_and_never_in_a_directory_of_all
 
 
 @needs_root
-def test_this_test_can_be_another_user() -> None:
+def test_this_test_can_run_as_another_user() -> None:
     assert in_stranger(lambda: os.geteuid() == NOBODY)
     assert as_stranger("cat", "/etc/shadow").returncode != 0

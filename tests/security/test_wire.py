@@ -1,4 +1,4 @@
-"""What somebody sees who listens on the network, and who gets which key."""
+"""The view of an eavesdropper on the network, and the distribution of keys to nodes."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ with connect() as ps:
 
 @contextmanager
 def overheard() -> Iterator[bytearray]:
-    """All that goes over the loopback interface meanwhile."""
-    heard = bytearray()
+    """Return everything that passes over the loopback interface inside the context."""
+    captured = bytearray()
     over = threading.Event()
     with socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(ETH_P_ALL)) as sock:
         sock.bind(("lo", 0))
@@ -44,14 +44,14 @@ def overheard() -> Iterator[bytearray]:
         def listen() -> None:
             while not over.is_set():
                 try:
-                    heard.extend(sock.recv(1 << 17))
+                    captured.extend(sock.recv(1 << 17))
                 except TimeoutError:
                     continue
 
         thread = threading.Thread(target=listen)
         thread.start()
         try:
-            yield heard
+            yield captured
         finally:
             over.set()
             thread.join()
@@ -59,20 +59,20 @@ def overheard() -> Iterator[bytearray]:
 
 @needs_root
 @pytest.mark.parametrize("security", ["curve", "none"])
-def test_who_listens_sees_tables_only_where_encryption_is_off_and_never_what_supervisors_say(
+def test_an_eavesdropper_sees_tables_only_without_encryption_and_never_sees_supervisor_messages(
     site: Site, security: str
 ) -> None:
     site.conf(HOSTS=site.hosts[:2], PS_SECURITY=security, RESTARTS=0)
-    with overheard() as heard:
+    with overheard() as captured:
         result = site.run("start", "--job_dispatch_package", str(site.workspace(TRAIN)))
     assert result.code == 1
-    assert WORDS in result.out + result.err  # they went from node1 to the lead, and from there home
-    assert (TABLE.encode() in heard) == (security == "none")
-    assert WORDS.encode() not in heard
-    assert b"SSH-2.0" in heard  # it does hear
+    assert WORDS in result.out + result.err  # they went from node1 to the lead, and then home
+    assert (TABLE.encode() in captured) == (security == "none")
+    assert WORDS.encode() not in captured
+    assert b"SSH-2.0" in captured  # the capture does work
 
 
-def test_a_node_gets_the_keys_of_its_own_processes_and_nobody_the_authoritys() -> None:
+def test_a_node_gets_only_the_keys_of_its_own_processes_and_never_the_authoritys() -> None:
     settings = from_values({"HOSTS": ["a", "b", "c"]})
     keys = make_keys(plan(settings, build(settings), []))
     assert {name for files in keys.values() for name in files} == {
@@ -85,5 +85,5 @@ def test_a_node_gets_the_keys_of_its_own_processes_and_nobody_the_authoritys() -
     for node, files in keys.items():
         assert set(files) == {"tls.pem", "ca.pem", f"pserver-{node}.json", f"trainer-{node}.json"}
         assert "PRIVATE" not in files["ca.pem"]
-    again = make_keys(plan(settings, build(settings), []))
-    assert not set(secrets.values()) & {text for files in again.values() for text in files.values()}
+    other_keys = make_keys(plan(settings, build(settings), []))
+    assert not set(secrets.values()) & {text for files in other_keys.values() for text in files.values()}

@@ -1,4 +1,4 @@
-"""The transport is tested against embedded servers and real OpenSSH daemons alike."""
+"""Fixtures that run each test of the transport against embedded servers and real OpenSSH daemons."""
 
 from __future__ import annotations
 

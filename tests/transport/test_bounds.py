@@ -1,4 +1,4 @@
-"""Many nodes cost a bounded number of threads and file descriptors, and a busy sshd no node."""
+"""Many nodes use a bounded number of threads and file descriptors, and a busy sshd does not lose a node."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ def test_threads_and_descriptors_do_not_grow_with_the_nodes(tmp_path: Path) -> N
         before = threading.active_count(), len(list(Path("/proc/self/fd").iterdir()))
         outcomes = transport.map(cluster.nodes, work, max_workers=WORKERS)
         assert [outcome.value for outcome in outcomes] == [0] * 100
-        assert transport.run(cluster.nodes[0], TRUE).exit_code == 0, "its connection is made anew"
-    # What each worker uses may come on top of what is kept; listing the descriptors takes one more.
+        assert transport.run(cluster.nodes[0], TRUE).exit_code == 0, "its connection is reestablished"
+    # Each worker may use some in addition to the connections kept; listing the descriptors takes one more.
     assert max(threads) - before[0] <= CONNECTIONS + 2 * WORKERS
     assert max(files) - before[1] <= CONNECTIONS + 2 * WORKERS
 
@@ -49,10 +49,10 @@ def test_connections_in_use_are_kept_beyond_the_limit(tmp_path: Path) -> None:
             talk.close()
 
 
-def test_all_get_through_to_an_sshd_that_turns_most_connections_away(
+def test_all_connections_succeed_with_an_sshd_that_rejects_most_of_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Sixteen ways to one server, which takes two at a time, then drops half of them, and all beyond four."""
+    """Connect sixteen times to one server, which takes two at a time, then drops half, and all beyond four."""
     made: list[str] = []
     real = dial._tcp
 
@@ -64,10 +64,10 @@ def test_all_get_through_to_an_sshd_that_turns_most_connections_away(
     with make_cluster("openssh", tmp_path, 1, "MaxStartups 2:50:4") as cluster:
         nodes = []
         for index in range(16):
-            identity = tmp_path / f"key{index}"  # what tells the connections apart
+            identity = tmp_path / f"key{index}"  # this distinguishes the connections
             identity.symlink_to(str(cluster.settings.identity_file))
             nodes.append(TestNode(f"node{index}", cluster.nodes[0].ssh_port, identity=identity))
         with Transport(cluster.settings) as transport:
             outcomes = transport.map(nodes, lambda node: transport.run(node, TRUE).exit_code)
     assert [outcome.value for outcome in outcomes] == [0] * 16
-    assert len(made) > 16, "nothing was turned away"
+    assert len(made) > 16, "no connection was rejected"

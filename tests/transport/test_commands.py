@@ -60,12 +60,12 @@ def printed(*arguments: str) -> bytes:
 
 
 @pytest.mark.parametrize("shell", SHELLS)
-def test_every_login_shell_hands_on_nasty_arguments_untouched(shell: str) -> None:
+def test_every_login_shell_passes_nasty_arguments_unchanged(shell: str) -> None:
     assert run_in(shell, quote(command("printf", "%s\\0", *NASTY))) == printed(*NASTY)
 
 
 @pytest.mark.parametrize("shell", SHELLS)
-def test_every_login_shell_leaves_the_tilde_of_a_path_to_expand_and_nothing_else(shell: str, tmp_path: Path) -> None:
+def test_every_login_shell_expands_the_tilde_of_a_path_and_nothing_else(shell: str, tmp_path: Path) -> None:
     home = tmp_path / "a home"
     home.mkdir()
     paths = ["~", "~/x y", "~/$x'`", "~/", "/abs/*", "rel ative", "-rf", "a~b"]
@@ -75,7 +75,7 @@ def test_every_login_shell_leaves_the_tilde_of_a_path_to_expand_and_nothing_else
 
 
 @pytest.mark.parametrize("shell", SHELLS)
-def test_raw_text_is_read_by_a_posix_shell_whatever_the_login_shell_is(shell: str) -> None:
+def test_raw_text_is_run_by_a_posix_shell_whatever_the_login_shell_is(shell: str) -> None:
     text = quote(command(Raw('x="a b"; for i in 1 2; do\n echo "$i $x"\ndone; echo'), "it's"))
     assert run_in(shell, text) == b"1 a b\n2 a b\nit's\n"
 
@@ -87,7 +87,7 @@ def test_any_text_survives_quoting(arguments: list[str]) -> None:
 
 
 @pytest.mark.parametrize("bad", [command(), command("echo", "a\0b")])
-def test_what_no_process_can_have_as_argument_is_refused(bad: object) -> None:
+def test_text_that_cannot_be_an_argument_is_refused(bad: object) -> None:
     with pytest.raises(UsageError):
         quote(bad)  # type: ignore[arg-type]
 

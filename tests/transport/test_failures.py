@@ -25,7 +25,7 @@ TRUE = command("true")
 
 @contextlib.contextmanager
 def listening(answer: bytes | None = None, *, hang_up: bool = False) -> Iterator[int]:
-    """A port that accepts connections and says nothing, or one thing, or hangs up."""
+    """A port that accepts connections and sends nothing, sends one thing, or hangs up."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         taken: list[socket.socket] = []
 
@@ -50,7 +50,7 @@ def listening(answer: bytes | None = None, *, hang_up: bool = False) -> Iterator
                 sock.close()
 
 
-def test_a_closed_port_is_named_with_the_question_whether_sshd_runs(cluster: Cluster) -> None:
+def test_a_closed_port_is_named_with_a_hint_to_check_sshd(cluster: Cluster) -> None:
     port = free_port()
     with Transport(cluster.settings) as transport, pytest.raises(UnreachableError, match="refused") as caught:
         transport.run(TestNode("node7", port), TRUE)
@@ -66,7 +66,7 @@ def test_a_host_name_that_does_not_resolve_is_named(cluster: Cluster) -> None:
     assert caught.value.exit_code == 3
 
 
-def test_a_host_that_listens_but_never_answers_is_given_up_at_the_deadline(cluster: Cluster) -> None:
+def test_a_host_that_listens_but_never_answers_times_out(cluster: Cluster) -> None:
     with listening() as port, Transport(cluster.settings, connect_timeout_s=1) as transport:
         began = time.monotonic()
         with pytest.raises(UnreachableError, match=r"no SSH response from .* within 1 s"):
@@ -74,7 +74,7 @@ def test_a_host_that_listens_but_never_answers_is_given_up_at_the_deadline(clust
         assert time.monotonic() - began < 3
 
 
-def test_a_host_that_falls_silent_within_the_handshake_is_given_up_too(cluster: Cluster) -> None:
+def test_a_host_that_falls_silent_during_the_handshake_times_out_too(cluster: Cluster) -> None:
     banner = b"SSH-2.0-OpenSSH_9.2\r\n"
     with listening(banner) as port, Transport(cluster.settings, connect_timeout_s=1) as transport:
         began = time.monotonic()
@@ -84,7 +84,9 @@ def test_a_host_that_falls_silent_within_the_handshake_is_given_up_too(cluster: 
     assert wait_until(lambda: not [t for t in threading.enumerate() if isinstance(t, threading.Timer)])
 
 
-def test_something_that_is_no_ssh_server_is_told_so(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_peer_that_is_not_an_ssh_server_is_reported_as_such(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(dial, "BACKOFF_S", 0.001)
     with (
         listening(b"220 mail ready\r\n", hang_up=True) as port,
@@ -96,7 +98,7 @@ def test_something_that_is_no_ssh_server_is_told_so(cluster: Cluster, monkeypatc
 
 
 class Hangup(threading.Thread):
-    """In front of a server: drops the first connections before a word is said, as MaxStartups does."""
+    """Stands in front of a server and drops the first connections before any data is sent, as MaxStartups does."""
 
     def __init__(self, target_port: int, drops: int) -> None:
         super().__init__(daemon=True)
@@ -153,16 +155,16 @@ def test_a_server_that_drops_connections_is_tried_five_times(
     assert front.connections == 5
 
 
-def test_a_connection_lost_during_a_command_is_told(cluster: Cluster, node: TestNode) -> None:
+def test_a_connection_lost_during_a_command_is_reported(cluster: Cluster, node: TestNode) -> None:
     assert node.ssh_port is not None
     front = Hangup(node.ssh_port, 0)
     front.start()
     settings = replace(cluster.settings, strict_host_keys=False)
-    via = TestNode("node7", front.port)
+    proxy_settings = TestNode("node7", front.port)
     with Transport(settings) as transport:
-        process = transport.open(via, command("sh", "-c", "echo started; exec sleep 20"))
+        process = transport.open(proxy_settings, command("sh", "-c", "echo started; exec sleep 20"))
         assert process.readline(deadline_s=10) == b"started\n"
-        for connection in transport._pool()._connections.values():  # cut it without a word, as a dying machine would
+        for connection in transport._pool()._connections.values():  # cut it silently, as a crashing machine would
             connection.result().wire.hang_up()
         with pytest.raises(UnreachableError, match="lost the connection") as caught:
             process.read(deadline_s=10)
@@ -171,11 +173,11 @@ def test_a_connection_lost_during_a_command_is_told(cluster: Cluster, node: Test
             process.wait(10)
         with pytest.raises(UnreachableError, match="lost the connection"):
             process.write(b"x")
-        assert transport.run(via, TRUE).exit_code == 0, "the next command connects anew"
+        assert transport.run(proxy_settings, TRUE).exit_code == 0, "the next command reconnects"
     front.stop()
 
 
-def test_a_server_that_dies_during_a_command_is_told(tmp_path: Path) -> None:
+def test_a_server_that_dies_during_a_command_is_reported(tmp_path: Path) -> None:
     with make_cluster("openssh", tmp_path, 1) as cluster, Transport(cluster.settings) as transport:
         process = transport.open(cluster.nodes[0], command("sh", "-c", "echo $$; exec sleep 20"))
         shell = int(process.readline(deadline_s=10))
@@ -191,7 +193,7 @@ def _sessions_above(pid: int) -> list[int]:
     return [parent]
 
 
-def test_a_wrong_key_is_named_with_what_to_do(cluster: Cluster, node: TestNode, tmp_path: Path) -> None:
+def test_a_wrong_key_is_named_with_a_hint(cluster: Cluster, node: TestNode, tmp_path: Path) -> None:
     key = make_key(tmp_path / "other")
     settings = replace(cluster.settings, identity_file=key)
     with (
@@ -204,7 +206,7 @@ def test_a_wrong_key_is_named_with_what_to_do(cluster: Cluster, node: TestNode, 
     assert caught.value.details["reason"] == "authentication"
 
 
-def test_a_key_file_that_is_missing_is_named(cluster: Cluster, node: TestNode, tmp_path: Path) -> None:
+def test_a_missing_key_file_is_named(cluster: Cluster, node: TestNode, tmp_path: Path) -> None:
     settings = replace(cluster.settings, identity_file=tmp_path / "nowhere")
     with Transport(settings) as transport, pytest.raises(UnreachableError, match=r"cannot read .*nowhere"):
         transport.run(node, TRUE)
@@ -217,7 +219,7 @@ def test_a_public_key_in_place_of_the_private_one_is_named(cluster: Cluster, nod
         transport.run(node, TRUE)
 
 
-def test_an_encrypted_key_asks_for_ssh_add(
+def test_the_error_for_an_encrypted_key_suggests_ssh_add(
     cluster: Cluster, node: TestNode, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("SSH_AUTH_SOCK", raising=False)
@@ -228,13 +230,13 @@ def test_an_encrypted_key_asks_for_ssh_add(
     assert caught.value.hint == f"unlock the key for this session: ssh-add {key}"
 
 
-def test_an_ssh_config_that_is_not_there_is_a_configuration_error(cluster: Cluster, tmp_path: Path) -> None:
+def test_a_missing_ssh_config_is_a_configuration_error(cluster: Cluster, tmp_path: Path) -> None:
     settings = replace(cluster.settings, ssh_config=tmp_path / "none")
     with Transport(settings) as transport, pytest.raises(ConfigError, match="SSH_CONFIG"):
         transport.run(cluster.nodes[0], TRUE)
 
 
-def test_paramiko_writes_nothing_on_the_terminal(
+def test_paramiko_writes_nothing_to_the_terminal(
     cluster: Cluster,
     node: TestNode,
     tmp_path: Path,
@@ -252,9 +254,7 @@ def test_paramiko_writes_nothing_on_the_terminal(
     assert captured.out + captured.err == ""
 
 
-def test_a_peer_that_falls_silent_is_noticed_and_one_that_is_idle_is_kept(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_silent_peer_is_noticed_and_an_idle_one_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from clusterctl.transport import target
 
     monkeypatch.setattr(target, "DEFAULT_ALIVE", (0.25, 4))
@@ -264,7 +264,7 @@ def test_a_peer_that_falls_silent_is_noticed_and_one_that_is_idle_is_kept(
             process = transport.open(node, command("sh", "-c", "echo $PPID; exec sleep 30"))
             server = int(process.readline(deadline_s=10))
             with pytest.raises(NodeError, match="timed out after"):
-                process.read(deadline_s=2)  # longer than a silent peer would be allowed
+                process.read(deadline_s=2)  # longer than a silent peer is allowed
             os.kill(server, signal.SIGSTOP)
             try:
                 with pytest.raises(UnreachableError, match="lost the connection"):

@@ -80,7 +80,7 @@ def test_a_revoked_host_key_is_refused_although_it_is_known(cluster: Cluster, tm
             transport.run(node, TRUE)
 
 
-def test_checks_that_are_switched_off_accept_any_key_and_record_none(cluster: Cluster, tmp_path: Path) -> None:
+def test_disabled_checks_accept_any_key_and_record_none(cluster: Cluster, tmp_path: Path) -> None:
     settings = replace(cluster.settings, known_hosts=tmp_path / "known_hosts", strict_host_keys=False)
     with Transport(settings) as transport:
         assert transport.run(cluster.nodes[0], TRUE).exit_code == 0
@@ -98,7 +98,7 @@ def test_hashed_entries_are_understood_and_written(cluster: Cluster, tmp_path: P
     subprocess.run(["ssh-keygen", "-F", name, "-f", file], check=True, capture_output=True)
 
 
-def test_entries_that_openssh_has_hashed_are_understood(cluster: Cluster, tmp_path: Path) -> None:
+def test_entries_hashed_by_openssh_are_understood(cluster: Cluster, tmp_path: Path) -> None:
     assert cluster.settings.known_hosts is not None
     file = tmp_path / "known_hosts"
     shutil.copy(cluster.settings.known_hosts, file)
@@ -139,12 +139,12 @@ def test_patterns_match_as_in_openssh(tmp_path: Path, patterns: str, name: str, 
     key = host_key(tmp_path / "key")
     file = tmp_path / "known_hosts"
     file.write_text(f"{patterns} {key.line.split(maxsplit=1)[1]}\n")
-    found = subprocess.run(["ssh-keygen", "-F", name, "-f", file], check=False, capture_output=True)
-    assert (found.returncode == 0) == matches, "this is what OpenSSH says"
+    lookup = subprocess.run(["ssh-keygen", "-F", name, "-f", file], check=False, capture_output=True)
+    assert (lookup.returncode == 0) == matches, "OpenSSH disagrees"
     assert bool(known_keys([file], name)) == matches
 
 
-def test_rubbish_in_known_hosts_is_passed_over(tmp_path: Path) -> None:
+def test_garbage_in_known_hosts_is_ignored(tmp_path: Path) -> None:
     key = host_key(tmp_path / "key")
     file = tmp_path / "known_hosts"
     file.write_bytes(
@@ -153,7 +153,7 @@ def test_rubbish_in_known_hosts_is_passed_over(tmp_path: Path) -> None:
     assert judge(known_keys([file, tmp_path / "missing"], key.name), key).state == "known"
 
 
-def test_a_file_without_a_last_line_end_loses_no_key(tmp_path: Path) -> None:
+def test_no_key_is_lost_in_a_file_without_a_final_newline(tmp_path: Path) -> None:
     first, second = host_key(tmp_path / "one", "one"), host_key(tmp_path / "two", "two")
     file = tmp_path / "known_hosts"
     file.write_text(first.line)
@@ -173,7 +173,7 @@ def test_keys_recorded_at_the_same_time_are_all_kept(tmp_path: Path) -> None:
     assert sorted(line.split()[0] for line in file.read_text().splitlines()) == sorted(names)
 
 
-def test_a_key_scan_of_a_host_says_what_ssh_keygen_says(cluster: Cluster, node: TestNode) -> None:
+def test_a_key_scan_of_a_host_shows_the_same_as_ssh_keygen(cluster: Cluster, node: TestNode) -> None:
     assert cluster.settings.known_hosts is not None
     with Transport(cluster.settings) as transport:
         shown = transport.scan_host_key(node)

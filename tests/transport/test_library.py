@@ -1,4 +1,4 @@
-"""The SSH library is imported without what costs time and is of no use, and nobody else is the worse for it."""
+"""The SSH library is imported without its expensive unused parts, which other code can still import."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ def run(code: str) -> list[str]:
     return done.stdout.split()
 
 
-def test_what_is_of_no_use_stays_out_and_can_be_imported_later() -> None:
+def test_unused_modules_are_not_imported_but_can_be_later() -> None:
     code = (
         "import sys\nfrom clusterctl.transport import paramiko_loader\nparamiko_loader.load()\nimport paramiko\n"
         "print(*{'email', 'csv', 'invoke', 'asyncio', 'unittest', 'importlib.metadata'} & set(sys.modules), '-')\n"
@@ -20,7 +20,7 @@ def test_what_is_of_no_use_stays_out_and_can_be_imported_later() -> None:
     assert run(code) == ["-", "True"]
 
 
-def test_who_imports_the_real_thing_meanwhile_gets_it() -> None:
+def test_an_import_of_the_real_module_in_the_meantime_gets_it() -> None:
     code = (
         "import sys\nfrom clusterctl.transport import paramiko_loader\n"
         "with paramiko_loader._stand_in('importlib.metadata', paramiko_loader._Metadata('importlib.metadata')):\n"

@@ -1,4 +1,4 @@
-"""Logins that real OpenSSH daemons let us in with, as an account that there is while the test runs."""
+"""Logins that real OpenSSH daemons accept, as an account that exists while the test runs."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ NODES = 2
 
 
 class Account:
-    """A local account whose password nobody else knows; it expires, should it be left behind."""
+    """A local account with a secret password; it expires in case it is left behind."""
 
     def __init__(self) -> None:
         self.name = f"clusterctl-{os.getpid()}"
@@ -51,15 +51,15 @@ class Account:
 @pytest.fixture(scope="module")
 def account() -> Iterator[Account]:
     if os.getuid() != 0 or not all(map(shutil.which, ("useradd", "userdel", "chpasswd"))):
-        pytest.skip("needs root, to make an account with a password")
+        pytest.skip("needs root to create an account with a password")
     made = Account()
     yield made
     made.remove()
 
 
 @contextlib.contextmanager
-def letting_in(account: Account, *options: str) -> Iterator[tuple[Cluster, list[TestNode]]]:
-    """Daemons in a directory that the account can read, for they look up its keys as that account."""
+def daemons_for(account: Account, *options: str) -> Iterator[tuple[Cluster, list[TestNode]]]:
+    """Daemons in a directory that the account can read, since they look up its keys as that account."""
     with tempfile.TemporaryDirectory() as directory:
         Path(directory).chmod(0o755)
         with make_cluster("openssh", Path(directory), NODES, *options) as cluster:
@@ -70,7 +70,7 @@ def without_key(cluster: Cluster) -> TestSettings:
     return TestSettings(cluster.settings.ssh_config, None, cluster.settings.known_hosts)
 
 
-def said(cluster: Cluster, node: int) -> str:
+def log_of(cluster: Cluster, node: int) -> str:
     return (cluster.directory / f"node{node}" / "sshd.log").read_text()
 
 
@@ -81,7 +81,7 @@ def _no_keys_of_ours(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 def names(settings: TestSettings, nodes: list[TestNode], person: Person) -> list[str]:
-    """Who we are on each node."""
+    """Return the account name on each node."""
     with Transport(settings, ask=person) as transport:
         outcomes = transport.map(nodes, lambda node: transport.run(node, WHO))
     return [outcome.get().stdout.decode().strip() for outcome in outcomes]
@@ -90,34 +90,34 @@ def names(settings: TestSettings, nodes: list[TestNode], person: Person) -> list
 @pytest.mark.parametrize(
     ("options", "method"), [(PASSWORD, "password"), (ASKED_BY_PAM, "keyboard-interactive/pam")], ids=["password", "pam"]
 )
-def test_one_password_lets_us_in_everywhere(account: Account, options: tuple[str, ...], method: str) -> None:
+def test_one_password_works_on_all_nodes(account: Account, options: tuple[str, ...], method: str) -> None:
     person = Person(account.password)
-    with letting_in(account, *options) as (cluster, nodes):
+    with daemons_for(account, *options) as (cluster, nodes):
         assert names(without_key(cluster), nodes, person) == [account.name] * NODES
-        assert all(f"Accepted {method} for {account.name}" in said(cluster, node) for node in range(NODES))
+        assert all(f"Accepted {method} for {account.name}" in log_of(cluster, node) for node in range(NODES))
     assert len(person.asked) == 1
 
 
 def test_no_daemon_gets_a_wrong_password_twice(account: Account) -> None:
-    """Some lock the account after a few."""
+    """Some servers lock the account after a few."""
     person = Person("wrong", account.password)
-    with letting_in(account, *PASSWORD) as (cluster, nodes):
+    with daemons_for(account, *PASSWORD) as (cluster, nodes):
         assert names(without_key(cluster), nodes, person) == [account.name] * NODES
-        assert [said(cluster, node).count("Failed password") for node in range(NODES)] == [1] * NODES
+        assert [log_of(cluster, node).count("Failed password") for node in range(NODES)] == [1] * NODES
     assert len(person.asked) == 2
 
 
-def test_a_key_may_have_to_be_followed_by_a_password(account: Account) -> None:
+def test_a_password_is_sent_if_it_is_required_after_a_key(account: Account) -> None:
     person = Person(account.password)
     both = (*ASKED_BY_PAM, "AuthenticationMethods publickey,keyboard-interactive")
-    with letting_in(account, *both) as (cluster, nodes):
+    with daemons_for(account, *both) as (cluster, nodes):
         assert names(cluster.settings, nodes, person) == [account.name] * NODES
-        assert f"Partial publickey for {account.name}" in said(cluster, 0)
+        assert f"Partial publickey for {account.name}" in log_of(cluster, 0)
     assert len(person.asked) == 1
 
 
-def test_the_program_asks_at_the_terminal_and_shows_nothing_of_it(account: Account, tmp_path: Path) -> None:
-    with letting_in(account, *ASKED_BY_PAM) as (cluster, nodes):
+def test_the_program_asks_at_the_terminal_and_does_not_echo_the_password(account: Account, tmp_path: Path) -> None:
+    with daemons_for(account, *ASKED_BY_PAM) as (cluster, nodes):
         settings = without_key(cluster)
         conf = tmp_path / "conf.py"
         hosts = [f"{account.name}@127.0.0.1:{node.ssh_port}" for node in nodes]

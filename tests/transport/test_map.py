@@ -30,7 +30,7 @@ def test_one_bad_node_of_sixteen_hides_none_of_the_others(kind: str, tmp_path: P
     assert all(outcome.seconds < 30 for outcome in outcomes)
 
 
-def test_outcomes_keep_the_order_of_the_nodes_whoever_is_first(cluster: Cluster) -> None:
+def test_outcomes_keep_the_order_of_the_nodes_whichever_finishes_first(cluster: Cluster) -> None:
     def work(node: TestNode) -> str:
         time.sleep(0.2 if node is cluster.nodes[0] else 0)
         return node.label
@@ -74,7 +74,7 @@ def test_a_local_failure_is_an_outcome_of_its_node(cluster: Cluster, tmp_path: P
         outcomes[0].get()
 
 
-def test_a_mistake_in_the_program_is_raised_after_all_have_ended(cluster: Cluster) -> None:
+def test_a_bug_in_the_program_is_raised_after_all_workers_have_ended(cluster: Cluster) -> None:
     ended: list[str] = []
 
     def work(node: TestNode) -> None:
@@ -88,7 +88,7 @@ def test_a_mistake_in_the_program_is_raised_after_all_have_ended(cluster: Cluste
     assert sorted(ended) == ["node1", "node2"]
 
 
-def test_an_interrupt_ends_what_is_running_and_starts_nothing_more(cluster: Cluster) -> None:
+def test_an_interrupt_ends_running_work_and_nothing_more_is_started(cluster: Cluster) -> None:
     started: list[str] = []
     errors: list[BaseException] = []
 
@@ -143,7 +143,7 @@ def test_an_interrupt_ends_handshakes_with_silent_hosts(cluster: Cluster) -> Non
 def test_an_interrupt_ends_a_handshake_that_is_about_to_begin(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It comes when the silent host accepted the connection and no byte was sent yet."""
+    """The interrupt arrives when the silent host has accepted the connection, before any byte is sent."""
     from clusterctl.transport import dial
 
     real = dial._reach
@@ -163,7 +163,7 @@ def test_an_interrupt_ends_a_handshake_that_is_about_to_begin(
         silent.accept()[0].close()
 
 
-def test_handshakes_at_a_time_are_capped(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_concurrent_handshakes_are_limited(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     from clusterctl.transport import dial
 
     running: list[int] = []
@@ -184,17 +184,17 @@ def test_handshakes_at_a_time_are_capped(cluster: Cluster, monkeypatch: pytest.M
     assert max(most) == 2
 
 
-def test_connections_begun_in_the_background_are_the_ones_that_are_used(cluster: Cluster) -> None:
-    gone = TestNode("node9", free_port())
+def test_connections_started_in_the_background_are_used(cluster: Cluster) -> None:
+    unreachable = TestNode("node9", free_port())
     with Transport(cluster.settings) as transport:
-        transport.warm_up([*cluster.nodes, gone])
+        transport.warm_up([*cluster.nodes, unreachable])
         assert wait_until(lambda: not [t for t in threading.enumerate() if t.name.startswith("warm-up")])
         connections = [future.result() for future in transport._pool()._connections.values()]
         assert len(connections) == 3
         assert all(
             outcome.ok for outcome in transport.map(cluster.nodes, lambda node: transport.run(node, command("true")))
         )
-        used = [future.result() for future in transport._pool()._connections.values()]  # in the order of their use
+        used = [future.result() for future in transport._pool()._connections.values()]  # in order of use
         assert set(map(id, used)) == set(map(id, connections))
         with pytest.raises(UnreachableError, match="refused"):
-            transport.run(gone, command("true"))
+            transport.run(unreachable, command("true"))

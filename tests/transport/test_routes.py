@@ -1,4 +1,4 @@
-"""Ways to a node other than straight there: ssh_config, jump hosts, proxy commands, and the agent."""
+"""Indirect routes to a node: ssh_config, jump hosts, proxy commands, and keys from the agent."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def resolved(tmp_path: Path, text: str, **node: object) -> object:
     return Resolver(settings).resolve(TestNode("node0", **{"ssh_port": None, "ssh_host": "alpha", **node}))
 
 
-def test_ssh_config_completes_what_conf_leaves_open(tmp_path: Path) -> None:
+def test_ssh_config_supplies_what_conf_leaves_unset(tmp_path: Path) -> None:
     text = "Host alpha\n HostName 10.0.0.1\n Port 2201\n User ann\n IdentityFile ~/.ssh/special\n"
     target = resolved(tmp_path, text)
     assert (target.host, target.port, target.user) == ("10.0.0.1", 2201, "ann")
@@ -37,13 +37,13 @@ def test_ssh_config_completes_what_conf_leaves_open(tmp_path: Path) -> None:
     assert target.key_name == "[10.0.0.1]:2201"
 
 
-def test_conf_wins_over_ssh_config(tmp_path: Path) -> None:
+def test_conf_takes_precedence_over_ssh_config(tmp_path: Path) -> None:
     text = "Host alpha\n Port 2201\n User ann\n IdentityFile ~/.ssh/special\n"
     target = resolved(tmp_path, text, ssh_port=22, ssh_user="bob", identity=tmp_path / "key")
     assert (target.port, target.user, target.identities) == (22, "bob", (tmp_path / "key",))
 
 
-def test_included_files_count_and_end_at_their_end(tmp_path: Path) -> None:
+def test_included_files_are_read_and_their_blocks_end_with_the_file(tmp_path: Path) -> None:
     (tmp_path / "more").mkdir()
     (tmp_path / "more/a.conf").write_text("Host beta\n User carol\n")
     (tmp_path / "more/b.conf").write_text("Host alpha\n User ann\n")
@@ -60,7 +60,7 @@ def test_a_host_key_alias_names_the_known_key(tmp_path: Path) -> None:
     assert resolved(tmp_path, "Host *\n HostKeyAlias Stable\n Port 2201\n").key_name == "stable"
 
 
-def test_a_jump_host_pattern_that_covers_the_jump_host_itself_is_no_loop(tmp_path: Path) -> None:
+def test_a_jump_host_pattern_that_matches_the_jump_host_itself_is_not_a_loop(tmp_path: Path) -> None:
     target = resolved(tmp_path, "Host *\n ProxyJump ann@gate:2200\n")
     assert (target.via.host, target.via.port, target.via.user) == ("gate", 2200, "ann")
     assert target.via.via is None
@@ -71,7 +71,7 @@ def test_a_loop_of_jump_hosts_is_a_configuration_error(tmp_path: Path) -> None:
         resolved(tmp_path, "Host alpha\n ProxyJump beta\nHost beta\n ProxyJump alpha\n")
 
 
-def test_a_port_that_is_no_number_is_a_configuration_error(tmp_path: Path) -> None:
+def test_a_port_that_is_not_a_number_is_a_configuration_error(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="port"):
         resolved(tmp_path, "Host alpha\n Port many\n")
 
@@ -87,7 +87,7 @@ def jump_config(cluster: Cluster, tmp_path: Path) -> Path:
     return config
 
 
-def test_a_jump_host_carries_us_to_the_node(cluster: Cluster, tmp_path: Path) -> None:
+def test_a_node_is_reached_through_a_jump_host(cluster: Cluster, tmp_path: Path) -> None:
     settings = replace(cluster.settings, ssh_config=jump_config(cluster, tmp_path))
     with Transport(settings) as transport:
         done = transport.run(TestNode("node1", None, ssh_host="inner0"), ASK)
@@ -121,7 +121,9 @@ def test_a_node_that_its_jump_host_cannot_reach_is_named_with_the_jump_host(clus
     assert f"{gate} cannot open a connection to 127.0.0.1:1" in str(caught.value)
 
 
-def test_a_proxy_command_carries_us_to_the_node_and_ends_with_the_connection(cluster: Cluster, tmp_path: Path) -> None:
+def test_a_node_is_reached_through_a_proxy_command_which_ends_with_the_connection(
+    cluster: Cluster, tmp_path: Path
+) -> None:
     relay = tmp_path / "relay.py"
     relay.write_text(
         "import os, socket, sys, threading\n"
@@ -142,7 +144,7 @@ def test_a_proxy_command_carries_us_to_the_node_and_ends_with_the_connection(clu
 
 @pytest.fixture
 def agent(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
-    """An ssh-agent of our own, ended afterwards."""
+    """Run a separate ssh-agent, stopped afterwards."""
     sock = tmp_path / "agent"
     with subprocess.Popen(["ssh-agent", "-D", "-a", sock], stdout=subprocess.DEVNULL) as process:
         monkeypatch.setenv("SSH_AUTH_SOCK", str(sock))
@@ -154,7 +156,7 @@ def agent(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("agent")
-def test_an_encrypted_key_works_once_the_agent_has_it(cluster: Cluster, tmp_path: Path) -> None:
+def test_an_encrypted_key_works_once_it_is_in_the_agent(cluster: Cluster, tmp_path: Path) -> None:
     assert cluster.settings.identity_file is not None
     key = tmp_path / "locked"
     key.write_bytes(Path(cluster.settings.identity_file).read_bytes())
@@ -167,7 +169,7 @@ def test_an_encrypted_key_works_once_the_agent_has_it(cluster: Cluster, tmp_path
 
 
 @pytest.mark.usefixtures("agent")
-def test_the_agent_is_asked_after_the_named_key_unless_only_that_counts(cluster: Cluster, tmp_path: Path) -> None:
+def test_the_agent_is_tried_after_the_named_key_unless_identities_only_is_set(cluster: Cluster, tmp_path: Path) -> None:
     if cluster.kind == "embedded":
         pytest.skip("asyncssh ends a connection at paramiko's second request to log in")
     subprocess.run(["ssh-add", "-q", str(cluster.settings.identity_file)], check=True, stderr=subprocess.DEVNULL)
@@ -181,14 +183,14 @@ def test_the_agent_is_asked_after_the_named_key_unless_only_that_counts(cluster:
         transport.run(cluster.nodes[0], ASK)
 
 
-def test_a_stale_agent_socket_is_no_hindrance(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stale_agent_socket_is_ignored(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SSH_AUTH_SOCK", os.devnull)
     with Transport(cluster.settings) as transport:
         assert transport.run(cluster.nodes[0], ASK).exit_code == 0
 
 
 @needs_ipv6
-def test_hosts_of_one_machine_are_told_apart_by_port_over_ipv6_too(tmp_path: Path) -> None:
+def test_hosts_on_the_same_machine_are_distinguished_by_port_over_ipv6_too(tmp_path: Path) -> None:
     from support.clusters import make_cluster
 
     with make_cluster("openssh", tmp_path, 2, "ListenAddress ::1") as cluster:
@@ -203,7 +205,7 @@ def test_hosts_of_one_machine_are_told_apart_by_port_over_ipv6_too(tmp_path: Pat
 
 
 @pytest.mark.parametrize("kind", ["ecdsa", "rsa"])
-def test_keys_of_every_kind_log_us_in(tmp_path: Path, kind: str) -> None:
+def test_every_kind_of_key_is_accepted(tmp_path: Path, kind: str) -> None:
     from support.clusters import make_cluster
 
     key = make_key(tmp_path / kind, kind)

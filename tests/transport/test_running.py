@@ -21,7 +21,7 @@ def sh(script: str) -> Command:
 
 
 @pytest.mark.parametrize("code", [0, 1, 3, 126, 127, 255])
-def test_the_exit_code_of_a_command_comes_back(transport: Transport, node: TestNode, code: int) -> None:
+def test_the_exit_code_of_a_command_is_returned(transport: Transport, node: TestNode, code: int) -> None:
     assert transport.run(node, sh(f"exit {code}")).exit_code == code
 
 
@@ -32,18 +32,18 @@ def test_a_signalled_command_exits_with_128_and_the_signal(
     assert transport.run(node, sh(f"kill -{signal} $$")).exit_code == code
 
 
-def test_a_missing_program_is_told_by_127_and_by_standard_error(transport: Transport, node: TestNode) -> None:
+def test_a_missing_program_is_reported_by_127_and_by_standard_error(transport: Transport, node: TestNode) -> None:
     done = transport.run(node, command("no-such-program-here"))
     assert done.exit_code == 127
     assert b"no-such-program-here" in done.stderr
 
 
-def test_output_and_errors_come_apart_and_byte_for_byte(transport: Transport, node: TestNode) -> None:
+def test_output_and_errors_arrive_separately_and_byte_for_byte(transport: Transport, node: TestNode) -> None:
     done = transport.run(node, sh(r"printf 'a\0\377\r\n'; printf 'b\0\376' >&2"))
     assert (done.stdout, done.stderr) == (b"a\0\xff\r\n", b"b\0\xfe")
 
 
-def test_nasty_arguments_arrive_untouched(transport: Transport, node: TestNode) -> None:
+def test_nasty_arguments_arrive_unchanged(transport: Transport, node: TestNode) -> None:
     nasty = [
         "",
         " ",
@@ -68,7 +68,7 @@ def test_the_tilde_of_a_remote_path_is_the_home_of_the_node(transport: Transport
     assert path == f"{home}/x y"
 
 
-def test_standard_input_arrives_and_ends(transport: Transport, node: TestNode) -> None:
+def test_standard_input_arrives_completely(transport: Transport, node: TestNode) -> None:
     assert transport.run(node, command("cat"), b"one\0two").stdout == b"one\0two"
     assert transport.run(node, command("cat")).stdout == b""
 
@@ -79,7 +79,7 @@ def test_fifty_megabytes_go_both_ways_at_once(transport: Transport, node: TestNo
     assert hashlib.sha256(done.stdout).digest() == hashlib.sha256(data).digest()
 
 
-def test_a_command_that_ignores_its_input_does_not_hold_us_up(transport: Transport, node: TestNode) -> None:
+def test_a_command_that_ignores_its_input_does_not_block_us(transport: Transport, node: TestNode) -> None:
     began = time.monotonic()
     assert transport.run(node, sh("exit 4"), bytes(20 * MB)).exit_code == 4
     assert time.monotonic() - began < 10
@@ -94,7 +94,7 @@ def test_a_flood_of_errors_blocks_neither_side(transport: Transport, node: TestN
         assert len(process.stderr_tail()) == 64 * 1024
 
 
-def test_writing_goes_on_while_errors_flood(transport: Transport, node: TestNode) -> None:
+def test_writing_continues_during_a_flood_of_errors(transport: Transport, node: TestNode) -> None:
     script = "head -c 20000000 /dev/zero >&2; wc -c"
     assert transport.run(node, sh(script), bytes(10 * MB)).stdout.strip() == str(10 * MB).encode()
 
@@ -156,7 +156,7 @@ def test_a_deadline_ends_a_run_and_names_the_node(transport: Transport, node: Te
     assert transport.run(node, command("true")).exit_code == 0
 
 
-def test_a_read_has_a_deadline_of_its_own(transport: Transport, node: TestNode) -> None:
+def test_a_read_has_its_own_deadline(transport: Transport, node: TestNode) -> None:
     with transport.open(node, command("cat")) as process:
         with pytest.raises(NodeError, match="timed out after"):
             process.read(deadline_s=0.3)
@@ -175,7 +175,7 @@ def test_writing_to_a_command_that_has_ended_is_an_error(transport: Transport, n
         assert caught.value.details["reason"] == "input_closed"
 
 
-def test_a_daemon_that_lets_go_of_its_streams_does_not_hold_us_up(transport: Transport, node: TestNode) -> None:
+def test_a_daemon_that_closes_its_streams_does_not_block_us(transport: Transport, node: TestNode) -> None:
     script = "setsid sleep 30 </dev/null >/dev/null 2>&1 & echo $!"
     began = time.monotonic()
     pid = transport.run(node, sh(script)).stdout.strip().decode()
@@ -212,10 +212,10 @@ def test_commands_of_several_threads_share_one_connection(transport: Transport, 
     assert len(set(ports)) == 1
 
 
-def test_an_end_of_input_that_meets_the_end_of_the_command_does_not_end_the_connection(
+def test_closing_the_input_as_the_command_ends_does_not_end_the_connection(
     transport: Transport, node: TestNode
 ) -> None:
-    """sshd hangs up on who says anything of a channel after its close, and all other commands go with it."""
+    """After a channel's close, sshd drops any connection that uses the channel, along with all other commands."""
 
     def connection() -> bytes:
         return transport.run(node, command("sh", "-c", "echo $SSH_CONNECTION")).stdout
@@ -233,7 +233,7 @@ def test_an_end_of_input_that_meets_the_end_of_the_command_does_not_end_the_conn
     assert connection() == before
 
 
-def test_closing_lets_the_command_see_the_end_of_its_input(transport: Transport, node: TestNode) -> None:
+def test_after_closing_the_command_sees_the_end_of_its_input(transport: Transport, node: TestNode) -> None:
     process = transport.open(node, sh("echo $$; cat; echo over >$HOME/over.$$"))
     pid = process.readline(deadline_s=10).decode().strip()
     process.close()

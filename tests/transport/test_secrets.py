@@ -1,4 +1,4 @@
-"""Passphrases and passwords: asked once for all nodes, of a person at a terminal."""
+"""Passphrases and passwords: entered once for all nodes, by a person at a terminal."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ TRUE = command("true")
 
 
 class Guard(paramiko.ServerInterface):
-    """Lets in who knows the password."""
+    """Accepts anyone who knows the password."""
 
     def __init__(self, password: str) -> None:
         self._password = password
@@ -46,14 +46,14 @@ class Guard(paramiko.ServerInterface):
 
 
 def _end(channel: paramiko.Channel) -> None:
-    channel.recv(1)  # the end of its input, which follows our answer to the request
+    channel.recv(1)  # the end of its input, which follows our reply to the request
     channel.send_exit_status(0)
     channel.close()
 
 
 @contextlib.contextmanager
 def guarded(*passwords: str) -> Iterator[list[TestNode]]:
-    """A server for each password, as nodes."""
+    """Servers, one for each password, as nodes."""
     key = paramiko.ECDSAKey.generate()
     servers = [socket.create_server(("127.0.0.1", 0)) for _ in passwords]
     transports: list[paramiko.Transport] = []
@@ -97,7 +97,7 @@ def sshd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 
 @pytest.fixture
 def locked(sshd: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> TestSettings:
-    """The nodes take a key that needs a passphrase, and no agent has it."""
+    """The nodes accept a key that needs a passphrase and is in no agent."""
     monkeypatch.delenv("SSH_AUTH_SOCK", raising=False)
     key = make_key(tmp_path / "locked", passphrase="secret words")
     with (sshd.directory / "client.pub").open("a") as authorized:
@@ -113,7 +113,7 @@ def test_one_passphrase_unlocks_a_key_for_all_nodes(sshd: Cluster, locked: TestS
     assert person.asked == [prompt, f"Wrong passphrase. {prompt}"]
 
 
-def test_who_does_not_know_the_passphrase_is_asked_once_and_told(sshd: Cluster, locked: TestSettings) -> None:
+def test_a_wrong_passphrase_is_asked_for_once_and_reported(sshd: Cluster, locked: TestSettings) -> None:
     person = Person(None)
     with Transport(locked, ask=person) as transport:
         outcomes = transport.map(sshd.nodes, lambda node: transport.run(node, TRUE))
@@ -131,7 +131,7 @@ def test_one_password_serves_all_hosts_of_a_user(keyless: TestSettings) -> None:
     assert person.asked[1].startswith("Permission denied. Password for ann@127.0.0.1:")
 
 
-def test_a_host_with_another_password_is_asked_for_by_name(keyless: TestSettings) -> None:
+def test_for_a_host_with_another_password_the_prompt_names_the_host(keyless: TestSettings) -> None:
     with guarded("one", "two") as nodes:
         person = Person("one", "two")
         with Transport(keyless, ask=person, max_handshakes=1) as transport:
@@ -148,8 +148,8 @@ def test_a_wrong_password_is_asked_for_three_times(keyless: TestSettings) -> Non
     assert all("the password was not accepted" in str(outcome.error) for outcome in outcomes)
 
 
-def test_nobody_waits_for_who_types(sshd: Cluster, locked: TestSettings, keyless: TestSettings) -> None:
-    """The connection to be unlocked holds no handshake, and its deadline does not run."""
+def test_nobody_waits_for_a_person_who_is_typing(sshd: Cluster, locked: TestSettings, keyless: TestSettings) -> None:
+    """The connection to be unlocked uses no handshake slot, and its deadline does not run."""
     asked, reached = threading.Event(), threading.Event()
 
     def person(prompt: str, stop: threading.Event) -> str:
@@ -171,7 +171,7 @@ def test_nobody_waits_for_who_types(sshd: Cluster, locked: TestSettings, keyless
         assert not thread.is_alive()
 
 
-def test_without_a_terminal_nothing_is_asked(sshd: Cluster, locked: TestSettings, keyless: TestSettings) -> None:
+def test_without_a_terminal_there_is_no_prompt(sshd: Cluster, locked: TestSettings, keyless: TestSettings) -> None:
     with Transport(locked) as transport, pytest.raises(UnreachableError, match="is encrypted"):
         transport.run(sshd.nodes[0], TRUE)
     with (
@@ -194,7 +194,7 @@ def conf(directory: Path, settings: TestSettings, sshd: Cluster) -> Path:
 
 
 @pytest.mark.parametrize("interrupt", [False, True])
-def test_a_person_at_a_terminal_types_it_unseen(
+def test_a_person_at_a_terminal_types_it_without_echo(
     sshd: Cluster, locked: TestSettings, tmp_path: Path, interrupt: bool
 ) -> None:
     program = "import sys, termios; from clusterctl.cli.app import run; before = termios.tcgetattr(0); " + (

@@ -1,4 +1,4 @@
-"""Our reading of ssh_config says what `ssh -G` says."""
+"""Our parser of ssh_config agrees with `ssh -G`."""
 
 from __future__ import annotations
 
@@ -70,49 +70,49 @@ def config(tmp_path: Path, text: str) -> SshConfig:
 @pytest.mark.usefixtures("ssh")
 @pytest.mark.parametrize("name", CONFIGS)
 @pytest.mark.parametrize("given", [(None, None), ("zoe", 4000)])
-def test_our_reading_is_the_reading_of_ssh(tmp_path: Path, name: str, given: tuple[str | None, int | None]) -> None:
+def test_our_parser_agrees_with_ssh(tmp_path: Path, name: str, given: tuple[str | None, int | None]) -> None:
     read = config(tmp_path, CONFIGS[name])
-    ours, theirs = read.read("alpha", *given), read.ask_ssh("alpha", *given, "the test")
+    ours, expected = read.read("alpha", *given), read.ask_ssh("alpha", *given, "the test")
     ours.setdefault("hostname", ["alpha"])
-    ours.setdefault("userknownhostsfile", theirs["userknownhostsfile"])  # of the default, ssh expands the ~
+    ours.setdefault("userknownhostsfile", expected["userknownhostsfile"])  # ssh expands the ~ of the default
     ours["hostname"] = [ours["hostname"][0].replace("%h", "alpha")]
     jump = next((key for key in ours if key in ("proxyjump", "proxycommand")), None)
     differ = {}
     for key in COMPARED:
         if key in ("proxyjump", "proxycommand") and key != jump:
-            continue  # ssh shows only the one that counts
-        if (mine := ours.get(key, DEFAULTS.get(key))) != theirs.get(key, DEFAULTS.get(key)):
-            differ[key] = (mine, theirs.get(key))
+            continue  # ssh shows only the effective one
+        if (actual := ours.get(key, DEFAULTS.get(key))) != expected.get(key, DEFAULTS.get(key)):
+            differ[key] = (actual, expected.get(key))
     assert not differ
 
 
 @pytest.mark.usefixtures("ssh")
-def test_what_only_ssh_can_tell_is_asked_of_ssh(tmp_path: Path) -> None:
+def test_ssh_is_run_for_what_only_ssh_can_evaluate(tmp_path: Path) -> None:
     text = 'Match host alpha exec "test %h = alpha"\n User ann\nMatch exec false\n Port 9\nHost alpha\n Port 8\n'
     read = config(tmp_path, text)
     with pytest.raises(OnlySshKnowsError, match="Match exec"):
         read.read("alpha", None, None)
     options = read.lookup("alpha", None, None)
     assert (options["user"], options["port"]) == (["ann"], ["8"])
-    assert "identityfile" not in options, "nobody set one: ours are the default"
+    assert "identityfile" not in options, "none is set: ours are the default"
 
 
-def test_a_host_that_it_does_not_concern_costs_no_question_to_ssh(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_ssh_is_not_run_for_an_unaffected_host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(SshConfig, "ask_ssh", None)
     read = config(tmp_path, 'Match host beta exec "true"\n User ann\nHost alpha\n Port 8\n')
     assert read.lookup("alpha", None, None) == {"port": ["8"]}
 
 
-def test_without_the_ssh_program_what_needs_it_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_ssh_program_the_option_that_needs_it_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(ConfigError, match="Match exec in ssh_config needs the ssh program"):
         config(tmp_path, "Match exec true\n User ann\n").lookup("alpha", None, None)
 
 
 @pytest.mark.usefixtures("ssh")
-def test_what_ssh_does_not_take_is_a_configuration_error(tmp_path: Path) -> None:
+def test_a_config_that_ssh_rejects_is_a_configuration_error(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="ssh rejected its configuration for alpha"):
         config(tmp_path, "Match exec true\n Port many\n").lookup("alpha", None, None)
 
@@ -123,7 +123,7 @@ def target(tmp_path: Path, text: str) -> Target:
     return Resolver(TestSettings(path, None, None)).resolve(TestNode("node0", None, ssh_host="alpha"))
 
 
-def test_tokens_stand_for_what_ssh_has_them_stand_for(tmp_path: Path) -> None:
+def test_tokens_are_expanded_as_by_ssh(tmp_path: Path) -> None:
     text = (
         "Host alpha\n HostName %h.org\n User ann\n Port 7\n IdentityFile %d/k/%n-%h-%p-%r-%%\n ProxyCommand nc %h %p\n"
     )
@@ -135,13 +135,13 @@ def test_tokens_stand_for_what_ssh_has_them_stand_for(tmp_path: Path) -> None:
         target(tmp_path, "ProxyCommand nc %q\n")
 
 
-def test_the_keep_alive_of_ssh_config_counts_and_is_never_off(tmp_path: Path) -> None:
+def test_the_keepalive_of_ssh_config_is_used_and_never_off(tmp_path: Path) -> None:
     assert target(tmp_path, "ServerAliveInterval 7\nServerAliveCountMax 2\n").alive == (7.0, 2)
     assert target(tmp_path, "ServerAliveInterval 0\n").alive == (10.0, 3)
     with pytest.raises(ConfigError, match="ServerAlive"):
         target(tmp_path, "ServerAliveInterval soon\n")
 
 
-def test_a_quote_without_its_end_is_told_with_file_and_line(tmp_path: Path) -> None:
+def test_an_unclosed_quote_is_reported_with_file_and_line(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="ssh_config:2: No closing quotation"):
         target(tmp_path, 'User ann\nHost "alpha\n')

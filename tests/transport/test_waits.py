@@ -1,4 +1,4 @@
-"""Every wait ends: for a peer that takes nothing, one that does not answer, an ssh-agent that hangs."""
+"""Every wait ends: for a peer that reads nothing, one that does not answer, and an ssh-agent that hangs."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ TRUE = command("true")
 
 @pytest.fixture
 def soon_dead(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A peer counts as dead after a second; what Linux does by itself after half a minute must not help."""
+    """A peer counts as dead after a second; what Linux does on its own after half a minute must not help."""
     from clusterctl.transport import dial, target
 
     monkeypatch.setattr(target, "DEFAULT_ALIVE", (0.25, 4))
     monkeypatch.setattr(dial, "TCP_DEAD_MS", 0)
 
 
-def test_a_server_that_stops_ends_the_connection_also_behind_a_jump_host(
+def test_a_server_that_freezes_ends_the_connection_even_behind_a_jump_host(
     cluster: Cluster, soon_dead: None, tmp_path: Path
 ) -> None:
     config = tmp_path / "ssh_config"
@@ -53,17 +53,17 @@ def test_a_server_that_stops_ends_the_connection_also_behind_a_jump_host(
 
 @contextlib.contextmanager
 def choking(port: int) -> Iterator[tuple[int, threading.Event]]:
-    """A way to a port, and what makes it take nothing any more of what is sent there. It holds little."""
+    """A route to a port, and a function that stops it from accepting any more data. Its buffers are small."""
     choked = threading.Event()
     with contextlib.ExitStack() as stack, socket.create_server(("127.0.0.1", 0)) as server:
         server.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 65536)
 
         def serve() -> None:
-            ours = stack.enter_context(server.accept()[0])
-            theirs = stack.enter_context(socket.create_connection(("127.0.0.1", port)))
-            back = threading.Thread(target=copy, args=(theirs, ours, threading.Event()), daemon=True)
+            local = stack.enter_context(server.accept()[0])
+            remote = stack.enter_context(socket.create_connection(("127.0.0.1", port)))
+            back = threading.Thread(target=copy, args=(remote, local, threading.Event()), daemon=True)
             back.start()
-            copy(ours, theirs, choked)
+            copy(local, remote, choked)
 
         thread = threading.Thread(target=serve)
         thread.start()
@@ -79,10 +79,10 @@ def copy(source: socket.socket, sink: socket.socket, end: threading.Event) -> No
             sink.sendall(data)
 
 
-def test_a_way_that_takes_nothing_any_more_ends_the_connection(
+def test_a_route_that_stops_accepting_data_ends_the_connection(
     cluster: Cluster, soon_dead: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The sender holds the lock that whoever asks for a sign of life needs too."""
+    """The sender holds a lock that the keepalive check also needs."""
     from clusterctl.transport import dial
 
     def tcp(host: str, port: int, timeout_s: float) -> socket.socket:
@@ -103,7 +103,7 @@ def test_a_way_that_takes_nothing_any_more_ends_the_connection(
             process.read(deadline_s=10)
 
 
-def test_a_command_that_takes_nothing_for_long_is_told_and_one_that_is_slow_is_not(
+def test_a_command_that_reads_nothing_for_long_is_reported_and_a_slow_one_is_not(
     cluster: Cluster, transport: Transport
 ) -> None:
     with transport.open(
@@ -116,7 +116,7 @@ def test_a_command_that_takes_nothing_for_long_is_told_and_one_that_is_slow_is_n
 
 
 class Mute(paramiko.ServerInterface):
-    """Lets everybody in, opens channels, and says nothing to what is asked in them."""
+    """Accepts every login, opens channels, and never replies to requests in them."""
 
     def __init__(self, end: threading.Event) -> None:
         self._end = end
@@ -154,7 +154,9 @@ def mute_server() -> Iterator[int]:
             thread.join()
 
 
-def test_a_server_that_never_answers_to_a_command_is_told_so(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_server_that_never_replies_to_a_command_is_reported(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from clusterctl.transport import remote_process as process
 
     monkeypatch.setattr(process, "OPEN_CHANNEL_S", 0.3)
@@ -167,7 +169,7 @@ def test_a_server_that_never_answers_to_a_command_is_told_so(cluster: Cluster, m
         transport.run(TestNode("node7", port), TRUE)
 
 
-def test_an_ssh_agent_that_hangs_is_done_without(
+def test_an_ssh_agent_that_hangs_is_skipped(
     cluster: Cluster, transport: Transport, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from clusterctl.transport import login

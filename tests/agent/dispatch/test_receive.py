@@ -1,4 +1,4 @@
-"""Dispatch, the node's side, through a real agent's pipes: a whole job directory, or no trace of one."""
+"""The node's side of a dispatch, through a real agent's pipes: a complete job directory, or nothing."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from clusterctl.errors import ClusterctlError, NodeError, RefusedError
 from support.processes import wait_until
 
 JOB = "JOB20261121-081530"
-DATA = random.Random(1).randbytes(100_000)  # cannot be compressed: half of the stream is half of the file
+DATA = random.Random(1).randbytes(100_000)  # incompressible: half of the stream is half of the file
 TREE = [
     Entry("data", DIRECTORY, 0o755, 10**18),
     Entry("train.py", FILE, 0o644, 10**18, len(DATA), hashlib.sha256(DATA).hexdigest()),
@@ -34,9 +34,9 @@ TREE = [
 
 
 def request(entries: list[Entry] = TREE, **more: Any) -> dict[str, Any]:
-    about = {"op": "dispatch", "nonce": "a", "node": 0, "nodes": 2, "by": "me@here", "workspace": "mine"}
-    about.update(source="s0", content="c0", tree=content_of(entries), base=None, complete=None)
-    return {**about, "rehash": False, "plan": False, "address": None, "nic": None, **more}
+    fields = {"op": "dispatch", "nonce": "a", "node": 0, "nodes": 2, "by": "me@here", "workspace": "mine"}
+    fields.update(source="s0", content="c0", tree=content_of(entries), base=None, complete=None)
+    return {**fields, "rehash": False, "plan": False, "address": None, "nic": None, **more}
 
 
 @contextmanager
@@ -62,10 +62,10 @@ def send(call: AgentCall, data: bytes = DATA, job: str = JOB) -> dict[str, Any]:
 
 
 def traces(home: Path) -> list[str]:
-    """What is below ROOT_DIR, the agent itself apart."""
+    """Return the paths below ROOT_DIR, except those of the agent itself."""
     root = home / "root"
-    found = [path.relative_to(root).as_posix() for path in root.rglob("*")] if root.exists() else []
-    return [name for name in found if not name.startswith(".clusterctl/lib") and name not in KEPT]
+    paths = [path.relative_to(root).as_posix() for path in root.rglob("*")] if root.exists() else []
+    return [name for name in paths if not name.startswith(".clusterctl/lib") and name not in KEPT]
 
 
 KEPT = (".clusterctl", ".clusterctl/incoming")
@@ -93,10 +93,10 @@ def test_a_workspace_becomes_a_job_directory(tmp_path: Path) -> None:
     }
     assert job.stat().st_mode & 0o777 == 0o700
     assert list((home / "root/.clusterctl/incoming").iterdir()) == []
-    assert [found["job"] for found in ask(home, {"op": "jobs"})["jobs"]] == [JOB]
+    assert [entry["job"] for entry in ask(home, {"op": "jobs"})["jobs"]] == [JOB]
 
 
-def test_what_is_there_is_told_and_kept(tmp_path: Path) -> None:
+def test_an_existing_job_directory_is_reported_and_kept(tmp_path: Path) -> None:
     home = tmp_path / "home"
     with asking(home) as (call, _):
         send(call)
@@ -109,7 +109,7 @@ def test_what_is_there_is_told_and_kept(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", ["edit", "same size and time", "extra", "gone", "mode"])
-def test_a_job_directory_that_was_touched_is_not_taken_for_what_was_sent(tmp_path: Path, damage: str) -> None:
+def test_a_modified_job_directory_does_not_count_as_the_one_that_was_sent(tmp_path: Path, damage: str) -> None:
     home = tmp_path / "home"
     with asking(home) as (call, _):
         send(call)
@@ -132,7 +132,7 @@ def test_a_job_directory_that_was_touched_is_not_taken_for_what_was_sent(tmp_pat
         assert answer["missing"] == ([] if damage in ("extra", "mode") else [[1, 2]])
 
 
-def test_a_second_dispatch_is_told_who_is_at_it(tmp_path: Path) -> None:
+def test_a_second_dispatch_is_refused_and_names_the_one_under_way(tmp_path: Path) -> None:
     with asking(tmp_path / "home"):
         with pytest.raises(NodeError, match="by me@here") as raised, asking(tmp_path / "home", nonce="b") as _:
             pass
@@ -166,18 +166,18 @@ TROUBLE = {
 }
 
 
-@pytest.mark.parametrize(("entries", "data", "kind", "words"), TROUBLE.values(), ids=TROUBLE)
-def test_trouble_leaves_nothing_and_is_told(
-    tmp_path: Path, entries: list[Entry], data: bytes, kind: type[ClusterctlError], words: str
+@pytest.mark.parametrize(("entries", "data", "kind", "expected"), TROUBLE.values(), ids=TROUBLE)
+def test_a_failed_dispatch_is_reported_and_leaves_nothing(
+    tmp_path: Path, entries: list[Entry], data: bytes, kind: type[ClusterctlError], expected: str
 ) -> None:
     with pytest.raises(kind) as raised, asking(tmp_path / "home", entries) as (call, _):
         send(call, data)
-    assert words in str(raised.value)
+    assert expected in str(raised.value)
     assert traces(tmp_path / "home") == []
 
 
 @pytest.mark.parametrize("garbage", [b"\xff" * 100, zlib.compress(b"not json at all"), zlib.compress(b"[7]")])
-def test_garbage_in_place_of_the_list_leaves_nothing_and_is_told(tmp_path: Path, garbage: bytes) -> None:
+def test_garbage_in_place_of_the_list_is_reported_and_leaves_nothing(tmp_path: Path, garbage: bytes) -> None:
     with asked(tmp_path / "home", request(manifest_bytes=len(garbage))) as call:
         call.write(garbage)
         with pytest.raises(NodeError):
@@ -186,14 +186,14 @@ def test_garbage_in_place_of_the_list_leaves_nothing_and_is_told(tmp_path: Path,
 
 
 @pytest.mark.parametrize("share", [0.0, 0.1, 0.6, 0.99])
-def test_a_stream_that_breaks_off_within_the_first_file_leaves_nothing(tmp_path: Path, share: float) -> None:
+def test_a_stream_that_breaks_off_in_the_first_file_leaves_nothing(tmp_path: Path, share: float) -> None:
     with asking(tmp_path / "home") as (call, _):
         go(call)
         call.write(stream()[: int(share * len(DATA))])
     assert traces(tmp_path / "home") == []
 
 
-def test_silence_within_the_bytes_ends_it_too(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_dispatch_times_out_when_the_stream_stalls(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(protocol, "GO_S", 0.05)
     read_end, write_end = os.pipe()
     with os.fdopen(read_end, "rb") as incoming, os.fdopen(write_end, "wb", buffering=0) as control_machine:
@@ -204,7 +204,7 @@ def test_silence_within_the_bytes_ends_it_too(monkeypatch: pytest.MonkeyPatch) -
             peer.read_some(10)
 
 
-def test_what_arrived_before_a_kill_is_not_sent_again(tmp_path: Path) -> None:
+def test_files_that_arrived_before_a_kill_are_not_sent_again(tmp_path: Path) -> None:
     home = tmp_path / "home"
     first = b"first" * 1000
     entries = [Entry("a", FILE, 0o600, 10**18, len(first), hashlib.sha256(first).hexdigest()), *TREE]
@@ -223,7 +223,7 @@ def test_what_arrived_before_a_kill_is_not_sent_again(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("tampered", [False, True])
-def test_a_large_file_goes_on_where_it_broke_off_though_the_agent_was_killed(tmp_path: Path, tampered: bool) -> None:
+def test_a_large_file_resumes_where_it_broke_off_after_the_agent_was_killed(tmp_path: Path, tampered: bool) -> None:
     home = tmp_path / "home"
     data = random.Random(2).randbytes(LARGE + 1)
     entry = Entry("large", FILE, 0o644, 10**18, len(data), hashlib.sha256(data).hexdigest())
@@ -257,7 +257,7 @@ def test_a_large_file_goes_on_where_it_broke_off_though_the_agent_was_killed(tmp
         assert answer["torn"] == {}
 
 
-def test_a_request_that_is_no_json_is_an_error_and_not_a_hang(tmp_path: Path) -> None:
+def test_a_request_that_is_not_json_is_an_error_and_does_not_hang(tmp_path: Path) -> None:
     with asked(tmp_path / "home", request(base="b", manifest_bytes=0)) as call:
         assert call.receive()["missing"] is None
         call.write(b"what?\n")

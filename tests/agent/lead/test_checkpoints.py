@@ -1,4 +1,4 @@
-"""Which checkpoints stay: the newest few, the best one, and the one that the run was resumed from until then."""
+"""The checkpoints that are kept: the newest few, the best one, and for a while the one the run was resumed from."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ def tag(step: int) -> str:
 
 
 def add(retention: CheckpointRetention, *steps: int) -> list[int]:
-    """The steps of what stays after the last of these."""
-    stay: list[str] = []
+    """Return the steps of the checkpoints that are kept after the last of these."""
+    kept: list[str] = []
     for step in steps:
-        stay = retention.add(Known(tag(step), step))
-    return [int(name[5:]) for name in stay]
+        kept = retention.add(Known(tag(step), step))
+    return [int(name[5:]) for name in kept]
 
 
-def test_the_newest_few_stay() -> None:
+def test_the_newest_few_are_kept() -> None:
     retention = CheckpointRetention(2)
     assert add(retention, 10) == [10]
     assert not retention.full
@@ -36,7 +36,7 @@ def test_the_newest_few_stay() -> None:
     assert add(retention, 30, 40) == [30, 40]
 
 
-def test_what_the_run_was_resumed_from_stays_until_enough_newer_ones_are_complete() -> None:
+def test_the_checkpoint_a_run_was_resumed_from_is_kept_until_enough_newer_ones_are_complete() -> None:
     retention = CheckpointRetention(1, first=Known(tag(500), 500))
     assert add(retention, 600) == [600]
     retention = CheckpointRetention(2, first=Known(tag(500), 500))
@@ -44,20 +44,20 @@ def test_what_the_run_was_resumed_from_stays_until_enough_newer_ones_are_complet
     assert add(retention, 700) == [600, 700]
 
 
-def test_one_that_is_written_again_counts_once() -> None:
+def test_a_checkpoint_that_is_written_again_counts_once() -> None:
     assert add(CheckpointRetention(2), 10, 20, 20) == [10, 20]
 
 
-def test_the_best_stays_besides_and_of_equals_the_newest() -> None:
+def test_the_best_one_is_kept_too_and_the_newest_of_equals() -> None:
     retention = CheckpointRetention(1, AUC)
     for step, value in ((10, 0.7), (20, 0.9), (30, 0.9), (40, 0.8)):
         retention.log(0, LoggedValue(step, value, 1.0))
-        stay = add(retention, step)
-    assert stay == [30, 40]
+        kept = add(retention, step)
+    assert kept == [30, 40]
     assert not retention.full, "an older run may have a better one"
 
 
-def test_only_what_was_logged_at_or_before_the_cut_counts_and_by_weight() -> None:
+def test_only_values_logged_at_or_before_the_cut_count_and_by_weight() -> None:
     retention = CheckpointRetention(1, Best("loss", "min"))
     retention.log(0, LoggedValue(9, 1.0, 3.0))
     retention.log(1, LoggedValue(10, 2.0, 1.0))  # the mean is 1.25
@@ -67,10 +67,10 @@ def test_only_what_was_logged_at_or_before_the_cut_counts_and_by_weight() -> Non
     retention.log(1, LoggedValue(20, 1.3, 1.0))
     assert add(retention, 20) == [10, 20]
     retention.log(0, LoggedValue(30, math.nan, 1.0))
-    assert add(retention, 30) == [10, 30], "what is not a number is no word at all"
+    assert add(retention, 30) == [10, 30], "a value that is not a number is ignored"
 
 
-def test_a_word_that_comes_after_its_checkpoint_is_heard_when_the_next_is_complete() -> None:
+def test_a_value_that_arrives_after_its_checkpoint_counts_when_the_next_is_complete() -> None:
     retention = CheckpointRetention(1, AUC)
     assert add(retention, 10) == [10]
     retention.log(0, LoggedValue(10, 0.9, 1.0))
@@ -78,7 +78,7 @@ def test_a_word_that_comes_after_its_checkpoint_is_heard_when_the_next_is_comple
     assert add(retention, 20) == [10, 20]
 
 
-def test_without_sync_each_trainer_is_at_a_step_of_its_own() -> None:
+def test_without_sync_each_trainer_has_its_own_step() -> None:
     retention = CheckpointRetention(1, AUC)
     for step, value in ((5, 0.9), (8, 0.1)):
         retention.log(0, LoggedValue(step, value, 1.0))
@@ -91,40 +91,40 @@ def test_without_sync_each_trainer_is_at_a_step_of_its_own() -> None:
 
 @settings(max_examples=200)
 @given(st.integers(1, 4), st.sampled_from(["max", "min"]), st.lists(st.integers(0, 5), max_size=12))
-def test_what_stays_is_what_a_plain_search_over_all_finds(keep: int, direction: str, values: list[int]) -> None:
+def test_the_kept_ones_are_those_that_an_exhaustive_search_finds(keep: int, direction: str, values: list[int]) -> None:
     retention = CheckpointRetention(keep, Best("auc", direction))
     scores: dict[int, int] = {}
-    stay: list[int] = []
+    kept: list[int] = []
     for step, value in enumerate(values):
         retention.log(0, LoggedValue(step, float(value), 1.0))
         scores[step] = value
-        stay = add(retention, step)
+        kept = add(retention, step)
         sign = 1 if direction == "max" else -1
         best = max(scores, key=lambda one: (sign * scores[one], one))
-        assert stay == sorted({*sorted(scores)[-keep:], best})
+        assert kept == sorted({*sorted(scores)[-keep:], best})
 
 
 def saved(play: Play, rank: int, step: int, **more: Any) -> list[Any]:
     return play.says(rank, "saved", rank=rank, tag=tag(step), step=step, checkpoint=True, **more)
 
 
-def test_older_checkpoints_go_when_the_manifest_of_a_newer_one_is_written_and_not_before() -> None:
+def test_older_checkpoints_are_removed_only_when_the_manifest_of_a_newer_one_is_written() -> None:
     play = Play(nodes=2).reach("running")
     for step in (10, 20, 30):
         saved(play, 0, step)
         saved(play, 1, step)
         play.says(0, "kept", tag=tag(step), step=step, steps=[])
     saved(play, 0, 40)
-    (whole,) = saved(play, 1, 40)
-    assert (whole.tag, whole.checkpoint) == (tag(40), True)
-    note, drop, tell = play.says(0, "kept", tag=tag(40), step=40, steps=[])
+    (complete,) = saved(play, 1, 40)
+    assert (complete.tag, complete.checkpoint) == (tag(40), True)
+    note, drop, order = play.says(0, "kept", tag=tag(40), step=40, steps=[])
     assert note.event == {"event": "saved", "tag": tag(40), "step": 40, "complete": True, "checkpoint": True}
-    stay = [tag(20), tag(30), tag(40)]
-    assert drop == DropManifests(stay, tag(40))
-    assert tell == SendOrder({"do": "keep", "tags": stay, "newest": tag(40), "alone": True})
+    kept = [tag(20), tag(30), tag(40)]
+    assert drop == DropManifests(kept, tag(40))
+    assert order == SendOrder({"do": "keep", "tags": kept, "newest": tag(40), "alone": True})
 
 
-def test_a_model_and_a_checkpoint_of_one_tag_are_two_things() -> None:
+def test_a_model_and_a_checkpoint_with_the_same_tag_are_separate() -> None:
     play = Play(nodes=2).reach("running")
     saved(play, 0, 10)
     assert play.says(1, "saved", rank=1, tag=tag(10), step=10) == []

@@ -1,4 +1,4 @@
-"""Words between supervisors: exactly once and in order, over real TLS connections."""
+"""Messages between supervisors: delivered exactly once and in order, over real TLS connections."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ def ends(loop: EventLoop, keys: Keys) -> Iterator[Ends]:
     made.close()
 
 
-# Channel: what outlives a connection.
+# Channel: the state that outlives a connection.
 
 
-def test_a_message_is_taken_once_however_often_it_is_repeated() -> None:
+def test_a_message_is_accepted_once_however_often_it_is_repeated() -> None:
     here, there = Channel(), Channel()
     frame = here.wrap({"do": "hello"})
     assert there.accept(frame) == {"do": "hello"}
@@ -37,7 +37,7 @@ def test_a_message_is_taken_once_however_often_it_is_repeated() -> None:
     assert [there.accept(again) for again in here.repeat()] == [None]
 
 
-def test_what_was_acknowledged_is_not_repeated() -> None:
+def test_acknowledged_messages_are_not_repeated() -> None:
     here, there = Channel(), Channel()
     for n in range(3):
         there.accept(here.wrap({"n": n}))
@@ -48,29 +48,29 @@ def test_what_was_acknowledged_is_not_repeated() -> None:
 
 @settings(max_examples=150)
 @given(seed=st.integers(0, 2**32), count=st.integers(0, 40), connections=st.integers(1, 8))
-def test_over_connections_that_break_anywhere_all_arrive_once_and_in_order(
+def test_all_messages_arrive_once_and_in_order_wherever_connections_break(
     seed: int, count: int, connections: int
 ) -> None:
-    """Each connection delivers a prefix of what it was given, either way; the last one delivers all."""
-    lots = random.Random(seed)
+    """Each connection delivers a prefix of what it was given, in both directions; the last one delivers everything."""
+    rng = random.Random(seed)
     sides = Channel(), Channel()
-    heard: tuple[list[int], list[int]] = ([], [])
-    told = [0, 0]
+    received: tuple[list[int], list[int]] = ([], [])
+    sent = [0, 0]
     for number in range(connections):
         last = number == connections - 1
         streams = [list(side.repeat()) for side in sides]
         for side in (0, 1):
-            more = count - told[side] if last else lots.randint(0, count - told[side])
-            streams[side] += [sides[side].wrap({"n": told[side] + n}) for n in range(more)]
+            more = count - sent[side] if last else rng.randint(0, count - sent[side])
+            streams[side] += [sides[side].wrap({"n": sent[side] + n}) for n in range(more)]
             streams[side] += [sides[side].heartbeat()]
-            told[side] += more
+            sent[side] += more
         for side in (0, 1):
-            whole = len(streams[side])
-            for frame in streams[side][: whole if last else lots.randint(0, whole)]:
+            complete = len(streams[side])
+            for frame in streams[side][: complete if last else rng.randint(0, complete)]:
                 message = sides[1 - side].accept(frame)
                 if message is not None:
-                    heard[1 - side].append(message["n"])
-    assert heard == (list(range(count)), list(range(count)))
+                    received[1 - side].append(message["n"])
+    assert received == (list(range(count)), list(range(count)))
 
 
 # Connection: one TLS connection.
@@ -81,7 +81,7 @@ def test_each_side_learns_the_others_node_from_its_certificate(loop: EventLoop, 
     assert ends.opened == {"server": 1, "client": 0}
 
 
-def test_what_was_said_before_the_handshake_arrives_after_it(loop: EventLoop, ends: Ends) -> None:
+def test_frames_sent_before_the_handshake_arrive_after_it(loop: EventLoop, ends: Ends) -> None:
     for n in range(5):
         ends.connections["client"].send({"a": 0, "n": n})
     run_until(loop, lambda: len(ends.frames["server"]) == 5)
@@ -98,7 +98,7 @@ def test_megabytes_go_both_ways_at_once(loop: EventLoop, ends: Ends) -> None:
     assert all(end.idle() for end in ends.connections.values())
 
 
-def test_the_other_side_is_told_of_a_close_once(loop: EventLoop, ends: Ends) -> None:
+def test_the_other_side_is_notified_of_a_close_once(loop: EventLoop, ends: Ends) -> None:
     run_until(loop, lambda: len(ends.opened) == 2)
     ends.connections["client"].close()
     ends.connections["client"].close()
@@ -109,13 +109,13 @@ def test_the_other_side_is_told_of_a_close_once(loop: EventLoop, ends: Ends) -> 
 
 
 def test_frames_keep_their_order_when_an_answer_is_sent_between_them(loop: EventLoop, ends: Ends) -> None:
-    """Another frame arrives while the first of two is being answered: it waits for its turn."""
+    """A frame that arrives while the first of two is being answered waits for its turn."""
     run_until(loop, lambda: len(ends.opened) == 2)
     server, client = ends.connections["server"], ends.connections["client"]
-    heard: list[int] = []
+    received: list[int] = []
 
     def answer(frame: dict[str, int]) -> None:
-        heard.append(frame["n"])
+        received.append(frame["n"])
         if frame["n"] == 1:
             client.send({"a": 0, "n": 3})
             server.send({"a": 0, "n": 0})
@@ -123,17 +123,17 @@ def test_frames_keep_their_order_when_an_answer_is_sent_between_them(loop: Event
     server.on_frame = answer
     client._outgoing += b'{"a": 0, "n": 1}\n{"a": 0, "n": 2}\n'  # in one piece, as a busy network delivers them
     client._pump()
-    run_until(loop, lambda: len(heard) == 3)
-    assert heard == [1, 2, 3]
+    run_until(loop, lambda: len(received) == 3)
+    assert received == [1, 2, 3]
 
 
 @pytest.mark.parametrize("liar", ["server", "client"])
 def test_a_certificate_of_another_authority_is_refused(
     loop: EventLoop, keys: Keys, other_keys: Keys, liar: str
 ) -> None:
-    """A client may think itself connected for a moment (TLS 1.3), but nothing it says is heard."""
-    runs = {"server": keys.of(0), "client": keys.of(1), liar: other_keys.of(1)}
-    ends = Ends(loop, runs["server"], runs["client"])
+    """With TLS 1.3, a client may briefly believe it is connected, but nothing it sends is accepted."""
+    run_keys = {"server": keys.of(0), "client": keys.of(1), liar: other_keys.of(1)}
+    ends = Ends(loop, run_keys["server"], run_keys["client"])
     ends.connections["client"].send({"a": 0, "n": 1})
     run_until(loop, lambda: ends.closed["server"] and ends.closed["client"])
     assert ends.frames == {"server": [], "client": []}
@@ -141,7 +141,7 @@ def test_a_certificate_of_another_authority_is_refused(
 
 
 @pytest.mark.parametrize("noise", [b"GET / HTTP/1.0\r\n\r\n", b"\x16\x03\x01\xff\xff" + b"\0" * 9000, b""])
-def test_a_stranger_on_the_port_is_shown_the_door(loop: EventLoop, keys: Keys, noise: bytes) -> None:
+def test_a_stranger_that_connects_is_disconnected(loop: EventLoop, keys: Keys, noise: bytes) -> None:
     ours, stranger = socket.socketpair()
     ours.setblocking(False)
     closed: list[OSError | None] = []
@@ -183,7 +183,7 @@ def test_garbage_from_a_member_closes_its_connection(
     assert ends.frames["server"] == []
 
 
-def test_listening_takes_the_first_free_port_and_says_when_there_is_none() -> None:
+def test_listening_takes_the_first_free_port_and_fails_if_all_are_taken() -> None:
     with listen("127.0.0.1", range(21000, 30000)) as first:
         port = first.getsockname()[1]
         with listen("127.0.0.1", range(port, port + 100)) as second:
@@ -192,11 +192,11 @@ def test_listening_takes_the_first_free_port_and_says_when_there_is_none() -> No
             listen("127.0.0.1", range(port, port + 1))
 
 
-# The loop below.
+# The event loop below it.
 
 
-def test_a_source_closed_by_another_ones_turn_is_not_called(loop: EventLoop) -> None:
-    """Two are ready at once, and the first to be called closes the other."""
+def test_a_socket_closed_by_anothers_callback_is_not_called(loop: EventLoop) -> None:
+    """Two sockets are ready at once, and the first callback closes the other socket."""
     calls: list[int] = []
     pairs = [socket.socketpair() for _ in range(2)]
 
@@ -217,7 +217,7 @@ def test_a_source_closed_by_another_ones_turn_is_not_called(loop: EventLoop) -> 
     assert len(calls) == 1
 
 
-def test_timers_come_in_order_and_a_cancelled_one_never(loop: EventLoop, tmp_path: Path) -> None:
+def test_timers_fire_in_order_and_a_cancelled_one_never_does(loop: EventLoop, tmp_path: Path) -> None:
     calls: list[str] = []
     loop.after(0.02, lambda: calls.append("late"))
     loop.after(0.0, lambda: calls.append("early"))

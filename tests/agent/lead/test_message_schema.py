@@ -1,4 +1,4 @@
-"""What supervisors say: what is believed of it can be handled, whatever it is."""
+"""Messages of supervisors: the lead can handle every message that passes the check."""
 
 from __future__ import annotations
 
@@ -38,44 +38,44 @@ USUAL: dict[str, list[Any]] = {
 }
 
 
-def draw_word(lots: random.Random) -> dict[str, Any]:
-    """Mostly right; a field or two are not, or are not there."""
-    word = lots.choice(sorted(NEEDED))
-    said: dict[str, Any] = {"do": word}
+def draw_message(rng: random.Random) -> dict[str, Any]:
+    """Return a message that is mostly valid: a field or two may be wrong or missing."""
+    kind = rng.choice(sorted(NEEDED))
+    message: dict[str, Any] = {"do": kind}
     for name in sorted({*FIELDS, *USUAL}):
-        if name in (*NEEDED[word], "role", "rank") or word == "saved" or lots.random() < 0.5:
-            said[name] = lots.choice(USUAL.get(name, [1]))
-    for name in lots.sample(sorted(said), lots.choice((0, 0, 1, 2))):
-        said[name] = lots.choice(STRANGE)
-        if lots.random() < 0.3:
-            del said[name]
-    return said
+        if name in (*NEEDED[kind], "role", "rank") or kind == "saved" or rng.random() < 0.5:
+            message[name] = rng.choice(USUAL.get(name, [1]))
+    for name in rng.sample(sorted(message), rng.choice((0, 0, 1, 2))):
+        message[name] = rng.choice(STRANGE)
+        if rng.random() < 0.3:
+            del message[name]
+    return message
 
 
-def test_what_is_believed_never_stops_the_lead() -> None:
-    believed = 0
+def test_an_accepted_message_never_stops_the_lead() -> None:
+    accepted = 0
     for seed in range(1000):
-        lots = random.Random(seed)
+        rng = random.Random(seed)
         lead = Lead(PROCESSES, [0, 1], now=0.0, node_grace_s=30, grace_s=5)
         lead.handle(0, {"do": "hello", "endpoints": {"pserver0": "a:7164"}}, 0.0)
-        said = [draw_word(lots) for _ in range(lots.randint(1, 12))]
-        for n, word in enumerate(said):
+        messages = [draw_message(rng) for _ in range(rng.randint(1, 12))]
+        for n, message in enumerate(messages):
             with contextlib.suppress(ValueError):
-                checked = check(word, 1, OF_NODE_1)
-                believed += 1
+                checked = check(message, 1, OF_NODE_1)
+                accepted += 1
                 try:
                     lead.handle(1, checked, float(n))
                 except Exception as exc:
-                    raise AssertionError(f"seed {seed}: {exc!r} of {said[: n + 1]}") from exc
+                    raise AssertionError(f"seed {seed}: {exc!r} of {messages[: n + 1]}") from exc
             lead.tick(float(n))
-    assert believed > 2000  # of some thousands
+    assert accepted > 2000  # of several thousand
 
 
-def test_a_supervisor_speaks_of_its_own_processes_only() -> None:
-    for word in ({"do": "running", "role": "trainer"}, {"do": "logged", "step": 1, "value": 1.0, "weight": 1.0}):
-        assert check({**word, "rank": 1}, 1, OF_NODE_1)["rank"] == 1
+def test_a_supervisor_may_only_report_its_own_processes() -> None:
+    for message in ({"do": "running", "role": "trainer"}, {"do": "logged", "step": 1, "value": 1.0, "weight": 1.0}):
+        assert check({**message, "rank": 1}, 1, OF_NODE_1)["rank"] == 1
         with pytest.raises(ValueError, match="trainer0"):
-            check({**word, "rank": 0}, 1, OF_NODE_1)
+            check({**message, "rank": 0}, 1, OF_NODE_1)
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""The lead and a supervisor on another node, over real TLS connections on loopback."""
+"""The lead and a supervisor on another node, connected by real TLS over loopback."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def leader(loop: EventLoop, keys: Keys) -> Iterator[Lead]:
 
 
 def close(leader: Lead) -> None:
-    """As when its process dies: the kernel closes everything."""
+    """Close all sockets, as the kernel does when the process dies."""
     for connection in list(leader.lead._connections.values()):
         leader.lead._loop.unwatch(connection._sock)
         connection._sock.close()
@@ -47,7 +47,7 @@ def close(leader: Lead) -> None:
 
 
 def begin(loop: EventLoop, leader: Lead, keys: Keys, **options: float) -> Follower:
-    """A supervisor on node 1 that has joined."""
+    """Return a supervisor on node 1 that has joined."""
     follower = Follower(loop, keys.of(1), leader.port, **options)
     leader.lead.send({"do": "hello"})
     follower.lead.send({"do": "hello"})
@@ -62,7 +62,7 @@ def breaks(follower: Follower) -> None:
         connection._sock.shutdown(socket.SHUT_RDWR)
 
 
-def test_a_whole_run_is_talked_through(loop: EventLoop, leader: Lead, keys: Keys) -> None:
+def test_all_messages_of_a_run_are_exchanged(loop: EventLoop, leader: Lead, keys: Keys) -> None:
     follower = begin(loop, leader, keys)
     for rank, send in ((0, leader.lead.send), (1, follower.lead.send)):
         news = {"role": "trainer", "rank": rank}
@@ -110,7 +110,7 @@ def test_orders_given_while_a_node_is_cut_off_reach_it_later(loop: EventLoop, le
     assert leader.noted("lost") == []
 
 
-def test_a_node_that_went_away_is_lost_within_seconds(loop: EventLoop, leader: Lead, keys: Keys) -> None:
+def test_a_node_that_shut_down_is_lost_within_seconds(loop: EventLoop, leader: Lead, keys: Keys) -> None:
     follower = begin(loop, leader, keys)
     follower.lead.let_go()
     breaks(follower)
@@ -120,10 +120,10 @@ def test_a_node_that_went_away_is_lost_within_seconds(loop: EventLoop, leader: L
     assert leader.noted("phase")[-1]["phase"] == "stopping"
 
 
-def test_a_node_that_cannot_be_reached_has_the_whole_grace(
+def test_an_unreachable_node_has_the_whole_grace_period(
     loop: EventLoop, leader: Lead, keys: Keys, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its connection breaks, and then nothing answers there, not even a refusal."""
+    """Its connection breaks, and afterwards nothing answers there, not even with a refusal."""
     trials: list[int] = []
 
     class WithoutRoute:
@@ -147,11 +147,11 @@ def test_a_node_that_cannot_be_reached_has_the_whole_grace(
     assert leader.noted("lost") == []
 
 
-def test_a_link_that_became_silent_is_replaced_and_nothing_is_lost(
+def test_a_silent_connection_is_replaced_and_nothing_is_lost(
     loop: EventLoop, leader: Lead, keys: Keys, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As after a cut of the network, when neither kernel knows that the other can be reached again."""
-    monkeypatch.setattr(failure_detector, "SUSPECT_S", 0.5)  # before the follower is made
+    """As after a network outage: neither kernel knows that the other is reachable again."""
+    monkeypatch.setattr(failure_detector, "SUSPECT_S", 0.5)  # before the follower is created
     follower = begin(loop, leader, keys, node_grace_s=3)
     first = leader.lead._connections[1]
     first._loop.unwatch(first._sock)
@@ -180,12 +180,12 @@ NONSENSE: list[dict[str, Any]] = [
 ]
 
 
-@pytest.mark.parametrize("word", NONSENSE, ids=str)
-def test_a_supervisor_that_says_what_none_would_ends_the_run_in_its_own_name(
-    loop: EventLoop, leader: Lead, keys: Keys, word: dict[str, Any]
+@pytest.mark.parametrize("message", NONSENSE, ids=str)
+def test_a_supervisor_that_sends_nonsense_ends_the_run_and_is_named_as_the_cause(
+    loop: EventLoop, leader: Lead, keys: Keys, message: dict[str, Any]
 ) -> None:
     follower = begin(loop, leader, keys)
-    follower.lead.send(word)
+    follower.lead.send(message)
     run_until(loop, lambda: "stop" in follower.ordered())
     cause = leader.noted("phase")[-1]["cause"]
     assert (cause["kind"], cause["node"]) == ("node", 1)
@@ -193,14 +193,14 @@ def test_a_supervisor_that_says_what_none_would_ends_the_run_in_its_own_name(
 
 
 def bears_witness(run: RunPaths, port: int) -> threading.Thread:
-    """What a guardian does that has survived its supervisor."""
+    """Act as a guardian that has survived its supervisor."""
     write_json(run.spec, spec_json(members=[0, 1], lead={"host": "127.0.0.1", "port": port}))
     thread = threading.Thread(target=guardian.report_death, args=(run,))
     thread.start()
     return thread
 
 
-def test_a_guardian_that_says_so_is_believed_at_once(
+def test_a_guardian_that_reports_the_loss_is_believed_at_once(
     loop: EventLoop, leader: Lead, keys: Keys, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(server, "COMEBACK_S", 600.0)
@@ -222,7 +222,7 @@ def test_a_guardian_of_another_run_is_not_believed(loop: EventLoop, leader: Lead
     follower.lead.let_go()
 
 
-def test_a_lead_that_is_gone_is_noticed_by_refusals_long_before_the_grace(
+def test_refused_connections_reveal_a_dead_lead_long_before_the_grace_period_ends(
     loop: EventLoop, leader: Lead, keys: Keys
 ) -> None:
     follower = begin(loop, leader, keys, node_grace_s=60)
@@ -234,8 +234,8 @@ def test_a_lead_that_is_gone_is_noticed_by_refusals_long_before_the_grace(
     assert len(follower.lost) == 1
 
 
-def test_a_lead_that_is_silent_is_lost_after_the_grace(loop: EventLoop, keys: Keys) -> None:
-    """Its kernel takes the connection, and nobody answers."""
+def test_a_silent_lead_is_lost_after_the_grace_period(loop: EventLoop, keys: Keys) -> None:
+    """Its kernel accepts the connection, but no process answers."""
     with listen("127.0.0.1", range(22000, 30000)) as deaf:
         follower = Follower(loop, keys.of(1), deaf.getsockname()[1], node_grace_s=0.5)
         run_until(loop, lambda: follower.lost)
@@ -245,7 +245,7 @@ def test_a_lead_that_is_silent_is_lost_after_the_grace(loop: EventLoop, keys: Ke
     assert 0.5 <= follower.silent_s < 5
 
 
-def test_after_the_end_a_lost_lead_is_nobodys_business(loop: EventLoop, leader: Lead, keys: Keys) -> None:
+def test_a_lead_that_is_lost_after_the_end_is_ignored(loop: EventLoop, leader: Lead, keys: Keys) -> None:
     follower = begin(loop, leader, keys, node_grace_s=0.3)
     follower.lead.let_go()
     close(leader)
@@ -254,7 +254,9 @@ def test_after_the_end_a_lost_lead_is_nobodys_business(loop: EventLoop, leader: 
     assert follower.lost == []
 
 
-def test_a_supervisor_of_another_run_is_not_let_in(loop: EventLoop, leader: Lead, keys: Keys, other_keys: Keys) -> None:
+def test_a_supervisor_of_another_run_is_not_admitted(
+    loop: EventLoop, leader: Lead, keys: Keys, other_keys: Keys
+) -> None:
     stranger = Follower(loop, other_keys.of(1), leader.port)
     stranger.lead.send({"do": "stop_wanted"})
     follower = begin(loop, leader, keys)
@@ -267,14 +269,14 @@ def test_a_supervisor_of_another_run_is_not_let_in(loop: EventLoop, leader: Lead
 def test_a_supervisor_does_not_follow_the_lead_of_another_run(loop: EventLoop, leader: Lead, other_keys: Keys) -> None:
     follower = Follower(loop, other_keys.of(1), leader.port)
     run_until(loop, lambda: follower.lost)
-    assert "another program has its port" in follower.lost[0]  # which is known long before the grace is over
+    assert "another program has its port" in follower.lost[0]  # certain long before the grace period is over
     assert leader.lead._connections == {}
 
 
-def test_a_node_that_is_not_of_the_run_is_turned_away(
+def test_a_node_that_is_not_part_of_the_run_is_turned_away(
     loop: EventLoop, leader: Lead, keys: Keys, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Node 2 has keys of this authority, and this lead has only nodes 0 and 1."""
+    """Node 2 has keys from this authority, but this lead has only nodes 0 and 1."""
     stranger = Follower(loop, keys.of(2), leader.port)
     turned_away: list[OSError | None] = []
     closed = stranger.lead._closed
@@ -291,7 +293,7 @@ def test_a_node_that_is_not_of_the_run_is_turned_away(
     stranger.lead.let_go()
 
 
-def test_another_node_in_the_leads_place_is_not_obeyed(loop: EventLoop, keys: Keys) -> None:
+def test_another_node_in_place_of_the_lead_is_not_obeyed(loop: EventLoop, keys: Keys) -> None:
     with listen("127.0.0.1", range(23000, 30000)) as listener:
         follower = Follower(loop, keys.of(1), listener.getsockname()[1], node_grace_s=1.5)
 
@@ -311,8 +313,10 @@ def test_another_node_in_the_leads_place_is_not_obeyed(loop: EventLoop, keys: Ke
     assert follower.orders == []
 
 
-def test_a_second_supervisor_of_a_node_takes_the_place_of_the_first_which_is_gone(loop: EventLoop, keys: Keys) -> None:
-    """It comes before anybody has noticed. What the end of the first leads to is not for the second."""
+def test_a_second_supervisor_of_a_node_replaces_the_first_if_that_one_is_gone(loop: EventLoop, keys: Keys) -> None:
+    """The second one connects before anyone has noticed the loss.
+    The consequences of the first one's end do not affect the second.
+    """
     leader = Lead(loop, keys, on_trainer_loss="wait", whole=True)
     begin(loop, leader, keys).lead.let_go()
     first = leader.lead._connections[1]

@@ -1,4 +1,4 @@
-"""The lead's decisions: histories of what supervisors say, replayed with a clock of our own."""
+"""The lead's decisions: sequences of messages from supervisors, replayed against a fake clock."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from clusterctl.agent.lead.failure_detector import SUSPECT_S
 from clusterctl.agent.lead.state_machine import MOST_ATTEMPTS, STOP_MARGIN_S
 
 
-def test_a_run_without_trouble_goes_through_all_phases_and_succeeds() -> None:
+def test_a_run_without_failures_goes_through_all_phases_and_succeeds() -> None:
     play = Play(nodes=3).reach("finishing")
     for rank in range(3):
         play.exits("pserver", rank)
@@ -22,7 +22,7 @@ def test_a_run_without_trouble_goes_through_all_phases_and_succeeds() -> None:
     assert play.ended() == {"event": "ended", "state": "succeeded", "cause": None, "not_heard_of": []}
 
 
-def test_nothing_is_spawned_before_every_node_is_here() -> None:
+def test_nothing_is_spawned_before_every_node_has_joined() -> None:
     play = Play(nodes=3)
     assert play.says(2, "hello") == play.says(0, "hello") == play.says(2, "hello") == []
     play.says(1, "hello")
@@ -48,7 +48,7 @@ def last_order(play: Play) -> dict[str, Any]:
 TORCH = [("trainer", 0, 0), ("trainer", 1, 1)]
 
 
-def test_ports_that_nodes_chose_are_told_to_all_before_anything_is_started() -> None:
+def test_ports_that_nodes_chose_are_sent_to_all_before_anything_is_started() -> None:
     play = Play(nodes=2)
     play.says(1, "hello", endpoints={"pserver1": "b:7164", "trainer1": "b:7165"})
     play.says(0, "hello", endpoints={"pserver0": "a:7164", "trainer0": "a:7165"})
@@ -57,14 +57,14 @@ def test_ports_that_nodes_chose_are_told_to_all_before_anything_is_started() -> 
     assert order["endpoints"]["trainer1"] == "b:7165"
 
 
-def test_when_a_port_is_taken_by_another_all_begin_again_with_other_ports() -> None:
+def test_if_another_process_takes_a_port_all_start_again_with_other_ports() -> None:
     play = Play(nodes=2, processes=TORCH)
     play.says(1, "hello")
     play.says(0, "hello", endpoints={"trainer0": "a:7164"})
     play.running(1)
     play.exits("trainer", 0, 1, port_taken=True)
-    again = last_order(play)
-    assert (again["do"], again["epoch"], again["attempts"]) == ("again", 1, {"trainer0": 2, "trainer1": 2})
+    order = last_order(play)
+    assert (order["do"], order["epoch"], order["attempts"]) == ("again", 1, {"trainer0": 2, "trainer1": 2})
     play.says(0, "idle", epoch=0, attempts={"trainer0": 1})
     play.says(1, "running", role="trainer", rank=1, attempt=1)
     play.says(1, "hello", epoch=1)
@@ -79,7 +79,7 @@ def test_when_a_port_is_taken_by_another_all_begin_again_with_other_ports() -> N
     assert play.ended()["state"] == "succeeded"
 
 
-def test_ports_that_are_always_taken_fail_the_run_in_the_end() -> None:
+def test_the_run_fails_if_ports_are_taken_again_and_again() -> None:
     play = Play(nodes=2, processes=TORCH)
     for epoch in range(MOST_ATTEMPTS):
         play.says(0, "hello", epoch=epoch)
@@ -93,7 +93,7 @@ def test_ports_that_are_always_taken_fail_the_run_in_the_end() -> None:
     assert play.ended()["cause"]["rank"] == 0
 
 
-def test_who_stops_while_all_begin_again_is_waited_for() -> None:
+def test_a_process_that_stops_while_all_start_again_is_waited_for() -> None:
     play = Play(nodes=2, processes=TORCH)
     play.says(0, "hello")
     play.says(1, "hello")
@@ -106,7 +106,7 @@ def test_who_stops_while_all_begin_again_is_waited_for() -> None:
 
 
 @pytest.mark.parametrize(("leave", "state"), [(True, "succeeded"), (False, "failed")])
-def test_pservers_may_end_before_the_trainers_only_where_the_engine_says_so(leave: bool, state: str) -> None:
+def test_pservers_may_exit_before_the_trainers_only_if_the_engine_allows_it(leave: bool, state: str) -> None:
     play = Play(nodes=1, pservers_leave=leave).reach("running")
     play.exits("pserver", 0)
     play.exits("trainer", 0)
@@ -114,7 +114,7 @@ def test_pservers_may_end_before_the_trainers_only_where_the_engine_says_so(leav
     assert play.ended()["state"] == state
 
 
-def test_a_run_without_pservers_begins_with_its_trainers() -> None:
+def test_a_run_without_pservers_starts_with_its_trainers() -> None:
     play = Play(nodes=2, processes=[("trainer", 0, 0), ("trainer", 1, 1)])
     play.says(0, "hello")
     play.says(1, "hello")
@@ -126,7 +126,7 @@ def test_a_run_without_pservers_begins_with_its_trainers() -> None:
     assert play.ended()["state"] == "succeeded"
 
 
-def test_a_trainer_that_is_done_before_another_has_begun_does_not_end_the_run() -> None:
+def test_a_trainer_that_is_done_before_another_has_started_does_not_end_the_run() -> None:
     play = Play(nodes=2).reach("trainers")
     play.running(0)
     play.exits("trainer", 0)
@@ -136,7 +136,7 @@ def test_a_trainer_that_is_done_before_another_has_begun_does_not_end_the_run() 
     assert play.lead.phase == "finishing"
 
 
-def test_all_trainers_done_before_the_last_one_counts_as_running_still_finishes() -> None:
+def test_a_run_finishes_even_if_all_trainers_are_done_before_the_last_one_was_reported_running() -> None:
     play = Play(nodes=2).reach("trainers")
     play.running(0)
     play.exits("trainer", 0)
@@ -146,7 +146,7 @@ def test_all_trainers_done_before_the_last_one_counts_as_running_still_finishes(
 
 
 @pytest.mark.parametrize("phase", PHASES)
-def test_a_failing_process_stops_everybody_in_any_phase(phase: str) -> None:
+def test_a_failing_process_stops_the_whole_run_in_any_phase(phase: str) -> None:
     play = Play().reach(phase)
     play.exits("pserver", 1, 3)
     assert play.orders()[-1] == "stop"
@@ -166,7 +166,7 @@ def test_a_failing_process_stops_everybody_in_any_phase(phase: str) -> None:
 
 
 @pytest.mark.parametrize("phase", PHASES)
-def test_what_a_node_cannot_do_stops_everybody_in_any_phase(phase: str) -> None:
+def test_a_failure_of_a_node_stops_the_whole_run_in_any_phase(phase: str) -> None:
     play = Play().reach(phase)
     play.says(1, "failed", message="cannot start 'nope'", role="trainer", rank=1)
     play.says(0, "idle")
@@ -177,7 +177,7 @@ def test_what_a_node_cannot_do_stops_everybody_in_any_phase(phase: str) -> None:
 
 
 @pytest.mark.parametrize("phase", PHASES)
-def test_the_user_stops_in_any_phase(phase: str) -> None:
+def test_the_user_can_stop_the_run_in_any_phase(phase: str) -> None:
     play = Play().reach(phase)
     play.says(1, "stop_wanted")
     play.says(0, "stop_wanted")
@@ -190,7 +190,7 @@ def test_the_user_stops_in_any_phase(phase: str) -> None:
 
 
 @pytest.mark.parametrize("phase", PHASES)
-def test_a_node_that_is_gone_fails_the_run_in_any_phase_and_is_not_waited_for(phase: str) -> None:
+def test_a_lost_node_fails_the_run_in_any_phase_and_is_not_waited_for(phase: str) -> None:
     play = Play().reach(phase)
     play.lose(1)
     assert play.orders()[-1] == "stop"
@@ -201,14 +201,14 @@ def test_a_node_that_is_gone_fails_the_run_in_any_phase_and_is_not_waited_for(ph
 
 
 @pytest.mark.parametrize("phase", PHASES[:-1])
-def test_a_pserver_that_ends_too_early_is_a_failure_even_with_exit_code_0(phase: str) -> None:
+def test_a_pserver_that_exits_too_early_is_a_failure_even_with_exit_code_0(phase: str) -> None:
     play = Play().reach(phase)
     play.exits("pserver", 0, 0)
     assert play.lead.phase == "stopping"
     assert play.noted("phase")[-1]["cause"]["exit_code"] == 0
 
 
-def test_a_trainer_may_end_while_others_go_on() -> None:
+def test_a_trainer_may_finish_while_others_continue() -> None:
     play = Play(nodes=3).reach("running")
     assert play.exits("trainer", 0) == play.exits("trainer", 2) == []
     assert play.lead.phase == "running"
@@ -226,7 +226,7 @@ def test_only_the_first_failure_is_the_cause() -> None:
     assert play.orders().count("stop") == 1
 
 
-def test_a_failure_after_the_users_stop_does_not_make_it_failed() -> None:
+def test_a_failure_after_the_user_stopped_the_run_does_not_make_it_failed() -> None:
     play = Play().reach("running")
     play.says(0, "stop_wanted")
     play.exits("trainer", 1, 1)
@@ -251,7 +251,7 @@ def test_a_silent_node_is_suspect_then_lost() -> None:
     assert play.lead.phase == "stopping"
 
 
-def test_a_suspect_node_that_speaks_again_has_rejoined_and_nothing_is_stopped() -> None:
+def test_a_suspect_node_that_sends_again_has_rejoined_and_nothing_is_stopped() -> None:
     play = Play().reach("running")
     play.pass_time(10, alive=(0,))
     play.pass_time(60, alive=(0, 1))
@@ -260,7 +260,7 @@ def test_a_suspect_node_that_speaks_again_has_rejoined_and_nothing_is_stopped() 
     assert play.lead.phase == "running"
 
 
-def test_a_node_that_never_says_hello_is_lost_after_the_grace_and_ends_the_run() -> None:
+def test_a_node_that_never_says_hello_is_lost_after_the_grace_period_and_ends_the_run() -> None:
     play = Play(nodes=3)
     play.says(0, "hello")
     play.says(1, "hello")
@@ -272,7 +272,7 @@ def test_a_node_that_never_says_hello_is_lost_after_the_grace_and_ends_the_run()
     assert play.ended()["not_heard_of"] == [2]
 
 
-def test_an_idle_node_may_fall_silent() -> None:
+def test_an_idle_node_may_be_silent() -> None:
     play = Play().reach("running")
     play.exits("trainer", 1)
     play.exits("pserver", 1, 0, stopping=True)
@@ -281,7 +281,7 @@ def test_an_idle_node_may_fall_silent() -> None:
     assert play.noted("lost") == play.noted("suspect") == []
 
 
-def test_who_is_told_to_stop_and_never_answers_does_not_hold_the_end_for_ever() -> None:
+def test_a_node_that_never_answers_a_stop_does_not_delay_the_end_forever() -> None:
     play = Play().reach("running")
     play.says(0, "stop_wanted")
     play.says(0, "idle")
@@ -292,7 +292,7 @@ def test_who_is_told_to_stop_and_never_answers_does_not_hold_the_end_for_ever() 
     assert (ended["state"], ended["not_heard_of"]) == ("stopped", [1])
 
 
-def test_a_stop_before_a_node_is_here_does_not_wait_for_it() -> None:
+def test_a_stop_does_not_wait_for_a_node_that_has_not_joined() -> None:
     play = Play(nodes=3)
     play.says(0, "hello")
     play.says(0, "stop_wanted")
@@ -301,7 +301,7 @@ def test_a_stop_before_a_node_is_here_does_not_wait_for_it() -> None:
     assert play.says(1, "hello") == []
 
 
-def test_words_after_the_end_change_nothing() -> None:
+def test_messages_after_the_end_change_nothing() -> None:
     play = Play().reach("finishing")
     play.says(0, "idle")
     play.says(1, "idle")
@@ -315,11 +315,11 @@ def test_words_after_the_end_change_nothing() -> None:
     assert len(play.actions) == count
 
 
-def test_words_that_nobody_knows_are_passed_over() -> None:
+def test_unknown_messages_are_ignored() -> None:
     assert Play().says(0, "sing") == []
 
 
-def test_a_node_that_is_lost_has_not_rejoined_when_it_speaks_again() -> None:
+def test_a_lost_node_that_sends_again_has_not_rejoined() -> None:
     play = Play().reach("running")
     play.pass_time(NODE_GRACE_S + 1, alive=(0,))
     play.alive(1)
@@ -338,7 +338,7 @@ def test_a_manifest_is_written_when_every_pserver_has_saved() -> None:
     assert play.noted("saved") == [{"event": "saved", "tag": "pass-00000", "step": 7, "complete": True}]
 
 
-def test_a_receipt_that_comes_twice_does_not_make_a_manifest_whole() -> None:
+def test_a_duplicate_receipt_does_not_complete_a_manifest() -> None:
     play = Play(nodes=2).reach("running")
     play.says(0, "saved", rank=0, tag="t", step=1)
     play.says(0, "saved", rank=0, tag="t", step=1)

@@ -1,4 +1,4 @@
-"""The lead among supervisors that live, die and speak in every order: what always holds."""
+"""Invariants of the lead when supervisors join, die and send messages in every order."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ MOVES = (
     *("port_taken", "term", "crash", "cut_off", "give_up", "rejoin", "time"),
 )
 WEIGHTS = {"deliver": 6, "obey": 6, "progress": 6, "good_exit": 3}
-LOTS = [move for move in MOVES for _ in range(WEIGHTS.get(move, 1))]
+WEIGHTED_MOVES = [move for move in MOVES for _ in range(WEIGHTS.get(move, 1))]
 Key = tuple[str, int]
 
 
 class Supervisor:
-    """What a supervisor does, without processes: messages in order, either way."""
+    """A supervisor without processes: messages in order, in both directions."""
 
     def __init__(self, node: int, processes: list[Key], *, new: bool = False) -> None:
         self.node = node
         self.states: dict[Key, str] = dict.fromkeys(processes, "waiting")
         self.orders: deque[dict[str, Any]] = deque()
-        self.words: deque[dict[str, Any]] = deque()
+        self.messages: deque[dict[str, Any]] = deque()
         self.stopping = self.finishing = self.idle = self.dead = self.gave_up = False
         self.ends = 0
         self.epoch = 0
@@ -36,11 +36,11 @@ class Supervisor:
         self.attempts = dict.fromkeys(processes, 1)
         self.send({"do": "hello", "new": True} if new else {"do": "hello"})
 
-    def send(self, word: dict[str, Any], key: Key | None = None) -> None:
+    def send(self, message: dict[str, Any], key: Key | None = None) -> None:
         about = (
             {"epoch": self.epoch} if key is None else {"role": key[0], "rank": key[1], "attempt": self.attempts[key]}
         )
-        self.words.append({**word, **about})
+        self.messages.append({**message, **about})
 
     def obey(self, order: dict[str, Any]) -> None:
         if order["do"] == "spawn" and not self.stopping:
@@ -82,7 +82,7 @@ class Supervisor:
             self.send({"do": "idle", "stopping": self.stopping, "attempts": attempts})
 
     def term(self) -> None:
-        self.words.append({"do": "stop_wanted"})
+        self.messages.append({"do": "stop_wanted"})
         self.stop()
 
     def live(self) -> list[Key]:
@@ -127,76 +127,76 @@ class World:
     def living(self) -> list[Supervisor]:
         return [supervisor for supervisor in self.supervisors if not supervisor.dead]
 
-    def move(self, lot: int) -> None:
-        name, lot = LOTS[lot % len(LOTS)], lot // len(LOTS)
+    def move(self, choice: int) -> None:
+        name, choice = WEIGHTED_MOVES[choice % len(WEIGHTED_MOVES)], choice // len(WEIGHTED_MOVES)
         living = self.living()
-        who = living[lot % len(living)]
-        getattr(self, f"_{name}")(who, lot // len(living))
+        supervisor = living[choice % len(living)]
+        getattr(self, f"_{name}")(supervisor, choice // len(living))
 
-    def _deliver(self, who: Supervisor, lot: int) -> None:
-        if who.words:
-            self.do(self.lead.alive(who.node, self.now))
-            self.do(self.lead.handle(who.node, who.words.popleft(), self.now))
-            if who.gave_up and who.idle and not who.words:
-                self._crash(who, lot)
+    def _deliver(self, supervisor: Supervisor, choice: int) -> None:
+        if supervisor.messages:
+            self.do(self.lead.alive(supervisor.node, self.now))
+            self.do(self.lead.handle(supervisor.node, supervisor.messages.popleft(), self.now))
+            if supervisor.gave_up and supervisor.idle and not supervisor.messages:
+                self._crash(supervisor, choice)
 
-    def _obey(self, who: Supervisor, lot: int) -> None:
-        if who.orders:
-            who.obey(who.orders.popleft())
+    def _obey(self, supervisor: Supervisor, choice: int) -> None:
+        if supervisor.orders:
+            supervisor.obey(supervisor.orders.popleft())
 
-    def _progress(self, who: Supervisor, lot: int) -> None:
-        waiting = [key for key, state in who.states.items() if state == "live"]
+    def _progress(self, supervisor: Supervisor, choice: int) -> None:
+        waiting = [key for key, state in supervisor.states.items() if state == "live"]
         if waiting:
-            who.progress(waiting[lot % len(waiting)])
+            supervisor.progress(waiting[choice % len(waiting)])
 
-    def _good_exit(self, who: Supervisor, lot: int) -> None:
-        live = [key for key in who.live() if key[0] == "trainer" or who.finishing or who.stopping]
+    def _good_exit(self, supervisor: Supervisor, choice: int) -> None:
+        live = [key for key in supervisor.live() if key[0] == "trainer" or supervisor.finishing or supervisor.stopping]
         if live:
-            who.exit(live[lot % len(live)], 0)
+            supervisor.exit(live[choice % len(live)], 0)
 
-    def _bad_exit(self, who: Supervisor, lot: int) -> None:
-        live = who.live()
-        if live:
-            self.trouble = True
-            who.exit(live[lot % len(live)], 1)
-
-    def _port_taken(self, who: Supervisor, lot: int) -> None:
-        live = who.live()
+    def _bad_exit(self, supervisor: Supervisor, choice: int) -> None:
+        live = supervisor.live()
         if live:
             self.trouble = True
-            who.exit(live[lot % len(live)], 1, port_taken=True)
+            supervisor.exit(live[choice % len(live)], 1)
 
-    def _term(self, who: Supervisor, lot: int) -> None:
+    def _port_taken(self, supervisor: Supervisor, choice: int) -> None:
+        live = supervisor.live()
+        if live:
+            self.trouble = True
+            supervisor.exit(live[choice % len(live)], 1, port_taken=True)
+
+    def _term(self, supervisor: Supervisor, choice: int) -> None:
         self.trouble = True
-        who.term()
+        supervisor.term()
 
-    def _give_up(self, who: Supervisor, lot: int) -> None:
-        """It heard nothing of the lead for too long: it ends its part, and leaves when that is said."""
-        if who.node != 0 and not who.stopping:
-            self.trouble = who.gave_up = True
-            who.stop()
+    def _give_up(self, supervisor: Supervisor, choice: int) -> None:
+        """It has not heard from the lead for too long: it stops its processes, and leaves once that is reported."""
+        if supervisor.node != 0 and not supervisor.stopping:
+            self.trouble = supervisor.gave_up = True
+            supervisor.stop()
 
-    def _crash(self, who: Supervisor, lot: int) -> None:
-        """The connection breaks, and nobody comes back."""
-        if who.node != 0:
-            self._cut_off(who, lot)
-            self.do(self.lead.lose(who.node, "its supervisor is gone", self.now))
+    def _crash(self, supervisor: Supervisor, choice: int) -> None:
+        """The connection breaks, and the supervisor does not come back."""
+        if supervisor.node != 0:
+            self._cut_off(supervisor, choice)
+            self.do(self.lead.lose(supervisor.node, "its supervisor is gone", self.now))
 
-    def _cut_off(self, who: Supervisor, lot: int) -> None:
-        if who.node != 0:
-            self.trouble = who.dead = True
+    def _cut_off(self, supervisor: Supervisor, choice: int) -> None:
+        if supervisor.node != 0:
+            self.trouble = supervisor.dead = True
 
-    def _rejoin(self, who: Supervisor, lot: int) -> None:
-        """Somebody starts a supervisor anew on a node that the run waits for."""
+    def _rejoin(self, _: Supervisor, choice: int) -> None:
+        """Someone starts a new supervisor on a node that the run is waiting for."""
         dead = [supervisor for supervisor in self.supervisors if supervisor.dead]
         if dead and self.waits:
-            old = dead[lot % len(dead)]
+            old = dead[choice % len(dead)]
             self.do(self.lead.lose(old.node, "its supervisor is gone", self.now))
-            if self.lead.phase != "ended":  # else it would find nobody there
+            if self.lead.phase != "ended":  # otherwise it would find no lead
                 self.supervisors[old.node] = Supervisor(old.node, list(old.states), new=True)
 
-    def _time(self, who: Supervisor, lot: int) -> None:
-        self.now += lot % 9
+    def _time(self, supervisor: Supervisor, choice: int) -> None:
+        self.now += choice % 9
         self.beat()
 
     def beat(self) -> None:
@@ -205,7 +205,7 @@ class World:
         self.do(self.lead.tick(self.now))
 
     def to_the_end(self) -> None:
-        """No more trouble: what was said is heard, programs come to their ends, and time passes."""
+        """No more failures: messages are delivered, programs finish, and time passes."""
         for supervisor in self.supervisors:
             while supervisor.gave_up and not supervisor.dead:
                 self._good_exit(supervisor, 0)
@@ -214,7 +214,7 @@ class World:
             self._rejoin(self.supervisors[0], 0)
         if self.waits:
             for supervisor in self.living():
-                supervisor.words.append({"do": "rejoin"})
+                supervisor.messages.append({"do": "rejoin"})
         for _ in range(int(NODE_GRACE_S + GRACE_S + STOP_MARGIN_S) + 10):
             for supervisor in self.living():
                 for _ in range(30):
@@ -239,14 +239,14 @@ POLICIES = st.builds(
 @example(
     nodes=4,
     policy=Policy(restarts={"pserver": 0, "trainer": 0}, on_trainer_loss="wait", together=False),
-    lots=[145, 638, 749, 141],
+    choices=[145, 638, 749, 141],
 )
 @settings(max_examples=400)
-@given(nodes=st.integers(1, 4), policy=POLICIES, lots=st.lists(st.integers(0, 10_000), max_size=150))
-def test_every_run_ends_once_and_nothing_starts_after_a_stop(nodes: int, policy: Policy, lots: list[int]) -> None:
+@given(nodes=st.integers(1, 4), policy=POLICIES, choices=st.lists(st.integers(0, 10_000), max_size=150))
+def test_every_run_ends_once_and_nothing_starts_after_a_stop(nodes: int, policy: Policy, choices: list[int]) -> None:
     world = World(nodes, policy)
-    for lot in lots:
-        world.move(lot)
+    for choice in choices:
+        world.move(choice)
     world.to_the_end()
 
     finishes = [action for action in world.actions if isinstance(action, Finish)]
@@ -260,7 +260,7 @@ def test_every_run_ends_once_and_nothing_starts_after_a_stop(nodes: int, policy:
     assert orders.count("finish") <= 1 + orders.count("again")
     assert orders.count("spawn") <= 2 * (1 + orders.count("again"))
     assert all(supervisor.ends == 1 for supervisor in world.living())
-    assert not any(supervisor.live() for supervisor in world.living()), "a process lives on after the end"
+    assert not any(supervisor.live() for supervisor in world.living()), "a process is still running after the end"
     if finishes[0].state == "succeeded":
         assert ended[0]["cause"] is None
     else:
@@ -271,15 +271,17 @@ def test_every_run_ends_once_and_nothing_starts_after_a_stop(nodes: int, policy:
         assert ended[0]["not_heard_of"] == []
 
 
-WORDS = st.sampled_from(("hello", "ready", "running", "exited", "failed", "stop_wanted", "saved", "idle"))
+MESSAGES = st.sampled_from(("hello", "ready", "running", "exited", "failed", "stop_wanted", "saved", "idle"))
 
 
 @settings(max_examples=200)
-@given(words=st.lists(st.tuples(st.integers(0, 2), WORDS, st.booleans(), st.sampled_from((0, 1, -9))), max_size=60))
-def test_words_in_no_sensible_order_do_no_harm(words: list[tuple[int, str, bool, int]]) -> None:
+@given(
+    messages=st.lists(st.tuples(st.integers(0, 2), MESSAGES, st.booleans(), st.sampled_from((0, 1, -9))), max_size=60)
+)
+def test_messages_in_no_sensible_order_do_no_harm(messages: list[tuple[int, str, bool, int]]) -> None:
     lead = Lead(one_each(3), range(3), now=0.0, node_grace_s=NODE_GRACE_S, grace_s=GRACE_S)
     actions: list[Action] = []
-    for now, (node, do, pserver, code) in enumerate(words):
+    for now, (node, do, pserver, code) in enumerate(messages):
         role = "pserver" if pserver else "trainer"
         news = {"role": role, "rank": node, "exit_code": code, "stopping": False, "endpoint": "h:1", "tag": "t"}
         actions += lead.handle(node, {"do": do, **news}, float(now))

@@ -1,4 +1,4 @@
-"""What the lead does about failures that are not the end: restarts, roll backs, nodes given up or waited for."""
+"""The lead's handling of recoverable failures: restarts, roll backs, and nodes given up or waited for."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ THRICE = {"pserver": 3, "trainer": 3}
 APART = [("pserver", 0, 0), ("pserver", 1, 1), ("trainer", 0, 0), ("trainer", 1, 1), ("trainer", 2, 2)]
 
 
-def told(play: Play, do: str) -> list[dict[str, Any]]:
+def orders(play: Play, do: str) -> list[dict[str, Any]]:
     return [action.message for action in play.actions if isinstance(action, SendOrder) and action.message["do"] == do]
 
 
@@ -29,12 +29,12 @@ def keep(play: Play, step: int) -> str:
     return tag
 
 
-def begins_again(play: Play) -> None:
-    """Every node is ready for the new epoch, pservers come up, trainers run."""
+def restart_all(play: Play) -> None:
+    """Every node becomes ready for the new epoch, pservers come up, and trainers run."""
     epoch = play.lead.epoch
     for node in range(3):
         play.says(node, "hello", epoch=epoch)
-    again = told(play, "again")[-1]["attempts"]
+    again = orders(play, "again")[-1]["attempts"]
     for rank in (0, 1):
         if f"pserver{rank}" in again:
             play.ready(rank)
@@ -43,11 +43,11 @@ def begins_again(play: Play) -> None:
             play.running(rank)
 
 
-def test_a_trainer_that_fails_is_started_again_alone_after_waits_that_double() -> None:
+def test_a_failed_trainer_is_restarted_alone_with_exponential_backoff() -> None:
     play = go()
     for attempt, wait_s in ((2, 1), (3, 2), (4, 4)):
         play.exits("trainer", 1, -9)
-        order = told(play, "respawn")[-1]
+        order = orders(play, "respawn")[-1]
         assert (order["role"], order["rank"], order["attempt"], order["in_s"]) == ("trainer", 1, attempt, wait_s)
         assert order["pservers"] == ["host:7000", "host:7001"]
         note = play.noted("restarting")[-1]
@@ -60,7 +60,7 @@ def test_a_trainer_that_fails_is_started_again_alone_after_waits_that_double() -
     assert cause["message"] == "exited with code -9; restarted 3 times, the RESTARTS limit"
 
 
-def test_failures_of_an_hour_ago_are_forgiven() -> None:
+def test_failures_of_an_hour_ago_do_not_count() -> None:
     play = go()
     for _ in range(9):
         play.exits("trainer", 1, -9)
@@ -68,22 +68,22 @@ def test_failures_of_an_hour_ago_are_forgiven() -> None:
     assert play.lead.phase == "running"
 
 
-def test_a_program_that_ends_by_itself_before_it_did_anything_is_not_tried_again() -> None:
+def test_a_program_that_exits_before_it_did_any_work_is_not_restarted() -> None:
     play = go(phase="trainers")
     play.says(1, "exited", role="trainer", rank=1, exit_code=1, stopping=False, worked=False, message="", tail=[])
     assert play.lead.phase == "stopping"
 
 
 @pytest.mark.parametrize("loss", ["fail", "shrink", "wait"])
-def test_a_failure_that_would_only_happen_again_ends_the_run_whatever_else_is_allowed(loss: str) -> None:
+def test_a_failure_that_would_only_recur_ends_the_run_whatever_the_policy(loss: str) -> None:
     play = go(loss=loss)
-    about = {"role": "trainer", "rank": 1, "exit_code": 1, "stopping": False, "worked": True, "tail": []}
-    play.says(1, "exited", **about, message="the loss is not finite", hopeless=True)
+    process = {"role": "trainer", "rank": 1, "exit_code": 1, "stopping": False, "worked": True, "tail": []}
+    play.says(1, "exited", **process, message="the loss is not finite", hopeless=True)
     assert play.lead.phase == "stopping"
     assert play.noted("phase")[-1]["cause"]["message"] == "the loss is not finite"
 
 
-def test_news_of_an_earlier_attempt_is_no_news() -> None:
+def test_news_of_an_earlier_attempt_is_ignored() -> None:
     play = go()
     play.exits("trainer", 1, -9)
     late = {"role": "trainer", "rank": 1, "attempt": 1, "exit_code": 1, "stopping": False, "message": "", "tail": []}
@@ -92,48 +92,48 @@ def test_news_of_an_earlier_attempt_is_no_news() -> None:
     assert play.lead.phase == "running"
 
 
-def test_in_sync_mode_a_lost_pserver_sends_all_back_to_the_newest_checkpoint() -> None:
+def test_in_sync_mode_a_lost_pserver_rolls_all_back_to_the_newest_checkpoint() -> None:
     play = go()
     keep(play, 100)
     newest = keep(play, 200)
     play.says(0, "saved", tag="step-000000300", checkpoint=True, rank=0, role="pserver", step=300)
     play.exits("trainer", 0)
     play.exits("pserver", 1, -11)
-    order = told(play, "again")[-1]
+    order = orders(play, "again")[-1]
     assert order["attempts"] == {f"{role}{rank}": 2 for role, rank, _ in APART}
     assert (order["epoch"], order["in_s"], order["recover"]) == (1, 1.0, {"tag": newest, "step": 200, "left": {}})
     rolled = play.noted("rolled_back")[-1]
     assert (rolled["tag"], rolled["whole"]) == (newest, True)
-    begins_again(play)
-    assert play.lead.phase == "running", "a trainer that was done has begun again too"
+    restart_all(play)
+    assert play.lead.phase == "running", "a finished trainer has been restarted too"
     play.says(1, "saved", tag="step-000000300", checkpoint=True, rank=1, role="pserver", step=300)
-    assert play.manifests() == [], "a receipt from before does not count"
+    assert play.manifests() == [], "an earlier receipt does not count"
     for rank in (0, 1, 2):
         play.exits("trainer", rank)
     assert play.lead.phase == "finishing"
 
 
-def test_before_the_first_checkpoint_all_go_back_to_the_beginning() -> None:
+def test_before_the_first_checkpoint_all_start_from_the_beginning() -> None:
     play = go(phase="trainers")
     play.exits("pserver", 0, 1)
-    assert told(play, "again")[-1]["recover"] == {"tag": None, "step": 0, "left": {}}
+    assert orders(play, "again")[-1]["recover"] == {"tag": None, "step": 0, "left": {}}
 
 
-def test_outside_of_sync_mode_the_other_pservers_and_who_is_done_stay_as_they_are() -> None:
+def test_outside_sync_mode_other_pservers_and_finished_trainers_are_left_alone() -> None:
     play = go(together=False)
     tag = keep(play, 100)
     play.says(2, "exited", role="trainer", rank=2, exit_code=0, stopping=False, pushes=40, message="", tail=[])
     play.exits("pserver", 1, -9)
-    order = told(play, "again")[-1]
+    order = orders(play, "again")[-1]
     assert order["attempts"] == {"pserver1": 2, "trainer0": 2, "trainer1": 2}
     assert order["recover"] == {"tag": tag, "step": 100, "left": {"2": 40}}
-    begins_again(play)
+    restart_all(play)
     play.exits("trainer", 0)
     play.exits("trainer", 1)
     assert play.lead.phase == "finishing"
 
 
-def test_a_checkpoint_from_which_a_pserver_cannot_begin_is_passed_over() -> None:
+def test_a_checkpoint_that_a_pserver_cannot_load_is_skipped() -> None:
     play = go()
     before = keep(play, 100)
     keep(play, 200)
@@ -142,21 +142,21 @@ def test_a_checkpoint_from_which_a_pserver_cannot_begin_is_passed_over() -> None
         play.says(node, "hello", epoch=1)
     play.exits("pserver", 0, 1)
     assert "checkpoint step-000000200 cannot be used by pserver0: last words" in play.noted("log")[-1]["message"]
-    assert told(play, "again")[-1]["recover"]["tag"] == before
-    begins_again(play)
+    assert orders(play, "again")[-1]["recover"]["tag"] == before
+    restart_all(play)
     assert play.lead.phase == "running"
 
 
-def test_programs_that_can_only_begin_together_all_begin_again() -> None:
+def test_programs_that_can_only_start_together_are_all_restarted() -> None:
     play = go(whole=True)
     play.exits("trainer", 2, 1)
-    assert set(told(play, "again")[-1]["attempts"]) == {f"{role}{rank}" for role, rank, _ in APART}
+    assert set(orders(play, "again")[-1]["attempts"]) == {f"{role}{rank}" for role, rank, _ in APART}
 
 
-def test_shrink_goes_on_without_a_trainer_and_ends_when_the_others_are_done() -> None:
+def test_shrink_continues_without_a_trainer_and_ends_when_the_others_are_done() -> None:
     play = go(loss="shrink", restarts={})
     play.exits("trainer", 1, 1)
-    assert told(play, "shrink") == [{"do": "shrink", "ranks": [1]}]
+    assert orders(play, "shrink") == [{"do": "shrink", "ranks": [1]}]
     assert [note["rank"] for note in play.noted("lost")] == [1]
     play.exits("trainer", 0)
     play.exits("trainer", 2)
@@ -174,7 +174,7 @@ def test_shrink_cannot_do_without_the_last_trainer_or_a_pserver() -> None:
     assert play.lead.phase == "stopping"
 
 
-def test_shrink_goes_on_without_a_node_of_trainers_and_does_not_wait_for_it_at_the_end() -> None:
+def test_shrink_continues_without_a_node_of_trainers_and_does_not_wait_for_it_at_the_end() -> None:
     play = go(loss="shrink")
     play.lose(2)
     play.exits("trainer", 0)
@@ -184,11 +184,11 @@ def test_shrink_goes_on_without_a_node_of_trainers_and_does_not_wait_for_it_at_t
     assert play.ended()["state"] == "succeeded"
 
 
-def test_a_roll_back_after_a_shrink_knows_who_is_gone() -> None:
+def test_a_roll_back_after_a_shrink_knows_which_trainers_are_gone() -> None:
     play = go(loss="shrink", restarts={"pserver": 1, "trainer": 0})
     play.exits("trainer", 1, 1)
     play.exits("pserver", 0, -9)
-    order = told(play, "again")[-1]
+    order = orders(play, "again")[-1]
     assert "trainer1" not in order["attempts"]
     assert order["recover"]["left"] == {"1": 0}
 
@@ -197,7 +197,7 @@ def test_wait_keeps_orders_for_a_node_that_is_cut_off_until_it_is_back() -> None
     play = go(loss="wait")
     play.pass_time(NODE_GRACE_S + 1, alive=(0, 1))
     assert [note["node"] for note in play.noted("lost")] == [2]
-    order = told(play, "respawn")[-1]
+    order = orders(play, "respawn")[-1]
     assert (order["rank"], order["attempt"]) == (2, 2)
     play.pass_time(3 * NODE_GRACE_S, alive=(0, 1))
     assert play.lead.phase == "running"
@@ -208,25 +208,25 @@ def test_wait_keeps_orders_for_a_node_that_is_cut_off_until_it_is_back() -> None
     assert play.lead.phase == "finishing"
 
 
-def test_a_new_supervisor_of_a_node_that_was_waited_for_is_told_what_to_do() -> None:
+def test_a_new_supervisor_of_a_node_that_was_waited_for_gets_its_orders() -> None:
     play = go(loss="wait")
     play.lose(2)
     play.says(2, "hello", new=True)
-    assert (told(play, "respawn")[-1]["rank"], told(play, "respawn")[-1]["attempt"]) == (2, 3)
+    assert (orders(play, "respawn")[-1]["rank"], orders(play, "respawn")[-1]["attempt"]) == (2, 3)
     play.lose(1)
     assert play.lead.phase == "gathering"
     play.says(0, "hello", epoch=1)
     play.says(2, "hello", epoch=1)
     play.says(1, "hello", new=True)
-    assert told(play, "again")[-1]["epoch"] == 1
+    assert orders(play, "again")[-1]["epoch"] == 1
     assert play.lead.phase == "gathering"
     play.says(1, "hello", epoch=1)
     assert play.lead.phase == "pservers"
 
 
 @pytest.mark.parametrize("phase", ["gathering", "pservers", "trainers", "running", "finishing"])
-def test_a_node_that_took_the_lead_for_lost_is_lost_for_the_lead(phase: str) -> None:
-    """The lead's machine was stopped for longer than the grace, and finds what the others said meanwhile."""
+def test_a_node_that_considered_the_lead_lost_is_lost_to_the_lead(phase: str) -> None:
+    """The lead's machine was stopped for longer than the grace period; then it reads what the others sent."""
     play = Play(nodes=3, policy=Policy(restarts={"trainer": 5, "pserver": 5})).reach(phase)
     for node in (1, 2):
         if phase == "running":
@@ -250,7 +250,7 @@ def test_a_stop_does_not_wait_for_nodes_that_are_waited_for() -> None:
     assert play.ended()["state"] == "stopped"
 
 
-def test_a_trainer_that_is_waited_for_starts_again_when_somebody_says_so() -> None:
+def test_a_trainer_that_is_waited_for_restarts_on_request() -> None:
     play = go(loss="wait", restarts={})
     play.exits("trainer", 1, 1)
     (held,) = play.noted("held")
@@ -258,7 +258,7 @@ def test_a_trainer_that_is_waited_for_starts_again_when_somebody_says_so() -> No
     assert "the run is waiting for start --rejoin" in held["message"]
     assert play.says(0, "rejoin") == []
     play.says(1, "rejoin")
-    assert (told(play, "respawn")[-1]["rank"], told(play, "respawn")[-1]["attempt"]) == (1, 2)
+    assert (orders(play, "respawn")[-1]["rank"], orders(play, "respawn")[-1]["attempt"]) == (1, 2)
     assert play.noted("rejoined") == [{"event": "rejoined", "role": "trainer", "rank": 1, "node": 1}]
 
 

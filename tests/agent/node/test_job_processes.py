@@ -1,4 +1,4 @@
-"""Who belongs to a job whose supervisor is gone, though it wrote over its own environment; and who does not."""
+"""Finding the processes of a job whose supervisor is gone, even if they overwrote their environment."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from clusterctl.common.files import write_json
 from clusterctl.common.paths import JobPaths
 from clusterctl.common.procfs import Identity, end_all, environment_of, identify, run_environment
 
-# Overwrites its environment, as programs do that set their title, and starts a child in a session of its own, and a
-# grandchild whose parent is gone. They say their numbers.
+# Overwrites its environment, as programs do that set their title. Starts a child in its own session, and a
+# grandchild whose parent is gone. Prints their process ids.
 CLOBBERS = """
 import ctypes, os, signal, time
 begin, end = map(int, open("/proc/self/stat").read().rpartition(")")[2].split()[47:49])
@@ -49,7 +49,7 @@ def job(tmp_path: Path) -> JobPaths:
 
 @pytest.fixture
 def family(job: JobPaths) -> Iterator[list[int]]:
-    """A process of a run that wrote over its environment, its child, and one that is nobody's child any more."""
+    """A process of a run that overwrote its environment, its child, and an orphaned descendant."""
     environment = {**os.environ, **run_environment(job.dir, "0001")}
     command = [sys.executable, "-S", "-c", CLOBBERS]
     with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, start_new_session=True) as process:
@@ -59,29 +59,32 @@ def family(job: JobPaths) -> Iterator[list[int]]:
         try:
             yield pids
         finally:
-            end_all(lambda: [who for who in kin if who is not None and identify(who.pid) == who], 0.0)
+            end_all(
+                lambda: [identity for identity in kin if identity is not None and identify(identity.pid) == identity],
+                0.0,
+            )
 
 
-def record(job: JobPaths, *whos: Identity | None) -> None:
-    """As a supervisor does; one of its processes has not begun."""
-    processes: list[dict[str, Any]] = [{"role": "trainer", "identity": who} for who in (*whos, None)]
+def record(job: JobPaths, *identities: Identity | None) -> None:
+    """Write the record as a supervisor does; one of the processes has not started."""
+    processes: list[dict[str, Any]] = [{"role": "trainer", "identity": identity} for identity in (*identities, None)]
     write_json(job.run("0001").state, {"processes": processes})
 
 
-def test_who_wrote_over_its_environment_is_found_by_the_record_and_with_it_its_children_and_session(
+def test_a_process_that_overwrote_its_environment_is_found_by_the_record_with_its_children_and_session(
     job: JobPaths, family: list[int]
 ) -> None:
     assert all(not any(entry.startswith(b"CLUSTERCTL") for entry in environment_of(pid)) for pid in family)
     record(job, identify(family[0]))
-    assert sorted(who.pid for who in of_job(job.dir)) == sorted(family)
-    assert sorted(who.pid for who in of_run(job.run("0001"))) == sorted(family)
-    assert [who.pid for who in by_job(job.dir.parent)[job.dir.name]] == family[:1]
+    assert sorted(process.pid for process in of_job(job.dir)) == sorted(family)
+    assert sorted(process.pid for process in of_run(job.run("0001"))) == sorted(family)
+    assert [process.pid for process in by_job(job.dir.parent)[job.dir.name]] == family[:1]
     assert end_all(lambda: of_job(job.dir), 10.0) == (3, 0, 0)
 
 
-def test_who_got_a_recorded_number_later_is_not_of_the_job(job: JobPaths, family: list[int]) -> None:
-    who = identify(family[0])
-    assert who is not None
-    record(job, Identity(who.pid, who.ticks - 1, who.boot))
+def test_a_process_that_reuses_a_recorded_pid_is_not_part_of_the_job(job: JobPaths, family: list[int]) -> None:
+    identity = identify(family[0])
+    assert identity is not None
+    record(job, Identity(identity.pid, identity.ticks - 1, identity.boot))
     assert of_job(job.dir) == []
     assert by_job(job.dir.parent) == {}

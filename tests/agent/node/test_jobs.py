@@ -1,4 +1,4 @@
-"""What a node says of its jobs: found by many names, and what is true of them now."""
+"""Finding a node's jobs by name, and the state that the node reports for them."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ def begin(root: Path, **state: Any) -> RunPaths:
     return run
 
 
-def process(state: str, who: Any = ME) -> dict[str, Any]:
-    return {"role": "trainer", "rank": 0, "state": state, "identity": who, "cpu": 0.5, "memory": 1}
+def process(state: str, identity: Any = ME) -> dict[str, Any]:
+    return {"role": "trainer", "rank": 0, "state": state, "identity": identity, "cpu": 0.5, "memory": 1}
 
 
-def test_a_job_is_found_by_nothing_an_id_a_prefix_and_its_directory(tmp_path: Path) -> None:
+def test_a_job_is_found_without_a_reference_and_by_id_prefix_or_directory(tmp_path: Path) -> None:
     make(tmp_path, FIRST, SECOND, "JOB20251231-000000")
     for ref, name in (
         (None, SECOND),
@@ -56,21 +56,21 @@ def test_a_job_is_found_by_nothing_an_id_a_prefix_and_its_directory(tmp_path: Pa
 @pytest.mark.parametrize(
     ("ref", "kind"), [("JOB2026", "usage"), ("JOB1999", "no_job"), ("/nowhere/JOB1", "no_job"), ("~/nope", "no_job")]
 )
-def test_a_name_of_none_or_of_several_is_an_error(tmp_path: Path, ref: str, kind: str) -> None:
+def test_a_name_that_matches_no_job_or_several_is_an_error(tmp_path: Path, ref: str, kind: str) -> None:
     make(tmp_path, FIRST, SECOND)
     with pytest.raises(AgentError) as raised:
         find_job(tmp_path, ref)
     assert raised.value.kind == kind
 
 
-def test_without_any_job_it_is_said_how_to_get_one(tmp_path: Path) -> None:
+def test_without_any_job_the_error_says_how_to_create_one(tmp_path: Path) -> None:
     with pytest.raises(AgentError) as raised:
         find_job(tmp_path / "missing", None)
     assert "dispatch" in str(raised.value.hint)
 
 
 def test_a_job_reached_through_a_link_is_the_same_job(tmp_path: Path) -> None:
-    """Its processes are found by CLUSTERCTL_JOB_DIR, which must not depend on who asks."""
+    """Its processes are found by CLUSTERCTL_JOB_DIR, which must not depend on the path used to ask."""
     make(tmp_path / "real", FIRST)
     (tmp_path / "link").symlink_to("real")
     assert find_job(tmp_path / "real", str(tmp_path / "link" / FIRST)).dir == find_job(tmp_path / "real", FIRST).dir
@@ -91,12 +91,12 @@ def test_a_job_reached_through_a_link_is_the_same_job(tmp_path: Path) -> None:
         ({"processes": [process("running")]}, "running"),
     ],
 )
-def test_a_state_file_alone_is_never_believed(tmp_path: Path, state: dict[str, Any], seen: str) -> None:
+def test_a_state_file_alone_is_never_trusted(tmp_path: Path, state: dict[str, Any], seen: str) -> None:
     run = begin(tmp_path)
     assert run_state(run, {"processes": [], "supervisor": ME, "ended": None, "phase": None, **state}) == seen
 
 
-def test_processes_that_are_said_to_live_are_looked_at() -> None:
+def test_processes_reported_as_alive_are_verified() -> None:
     state = {"supervisor": ME, "processes": [process("running"), process("running", GONE), process("failed", GONE)]}
     assert [p["state"] for p in processes_now(state, False)] == ["running", "lost", "failed"]
     assert processes_now(state, False)[1]["cpu"] is None
@@ -105,8 +105,8 @@ def test_processes_that_are_said_to_live_are_looked_at() -> None:
     assert all("identity" not in p for p in processes_now(state, False))
 
 
-def test_a_run_that_ends_while_it_is_looked_at_is_not_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The supervisor writes its last word and leaves between our reading its state and looking for it."""
+def test_a_run_that_ends_during_the_check_is_not_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The supervisor writes its last state and exits after we read its state, but before we look for it."""
     run = begin(tmp_path, phase="running")
 
     def leaves(who: object) -> bool:
@@ -117,7 +117,7 @@ def test_a_run_that_ends_while_it_is_looked_at_is_not_lost(tmp_path: Path, monke
     assert describe(run.job)["state"] == "succeeded"
 
 
-def test_a_run_without_a_last_word_gets_one(tmp_path: Path) -> None:
+def test_a_run_without_a_final_state_gets_one(tmp_path: Path) -> None:
     run = begin(tmp_path, supervisor=GONE, processes=[process("running", GONE), process("failed", GONE)])
     mark_ended(run, "stopped", "stopped by the user")
     seen = describe(run.job)
@@ -138,7 +138,7 @@ def test_jobs_are_listed_with_their_runs(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"node": "first"}', '"spec"', '{"node": 0, "members": 3}'])
-def test_a_damaged_spec_concerns_its_own_run_only(tmp_path: Path, text: str) -> None:
+def test_a_damaged_spec_affects_only_its_own_run(tmp_path: Path, text: str) -> None:
     run = begin(tmp_path, ended=ENDED)
     newer = run.job.run("0002")
     newer.dir.mkdir()

@@ -1,4 +1,4 @@
-"""A process's output on disk: whole, in time order, across rotation, and read while it grows."""
+"""A process's output on disk: complete, in time order, across rotation, and readable while it grows."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Clock:
 
 
 def write(directory: Path, *pieces: bytes, every_s: float = 1.0, rotate_bytes: int = 1 << 30) -> LogWriter:
-    """The pieces, one every so many seconds from 1000 on."""
+    """Write the pieces, one every `every_s` seconds, starting at time 1000."""
     clock = Clock()
     writer = LogWriter(directory, "train", rotate_bytes, clock)
     for piece in pieces:
@@ -41,13 +41,13 @@ def texts(lines: list[Line]) -> list[bytes]:
     return [line.text for line in lines]
 
 
-def test_the_log_holds_the_very_bytes_that_came(tmp_path: Path) -> None:
+def test_the_log_holds_exactly_the_bytes_that_were_written(tmp_path: Path) -> None:
     pieces = [b"one\r", b"\x1b[31mtwo\0\n", b"\xff\xfe\n\n", b"no end"]
     write(tmp_path, *pieces).close()
     assert (tmp_path / "train.log").read_bytes() == b"".join(pieces)
 
 
-def test_every_line_has_the_time_of_its_first_byte_and_the_offset_behind_it(tmp_path: Path) -> None:
+def test_every_line_has_the_time_of_its_first_byte_and_the_offset_of_its_end(tmp_path: Path) -> None:
     write(tmp_path, b"a\nb", b"b\n", b"c\n")
     assert read(tmp_path) == [Line(1000, b"a", 2), Line(1000, b"bb", 5), Line(1002, b"c", 7)]
 
@@ -57,7 +57,7 @@ def test_the_index_has_at_most_one_entry_every_50_ms(tmp_path: Path) -> None:
     assert (tmp_path / ".train.idx").stat().st_size / INDEX_ENTRY.size in (20, 21)
 
 
-def test_a_clock_that_is_set_back_leaves_every_line_readable(tmp_path: Path) -> None:
+def test_every_line_stays_readable_when_the_clock_is_set_back(tmp_path: Path) -> None:
     clock = Clock()
     writer = LogWriter(tmp_path, "train", clock=clock)
     for t in (1000.0, 900.0, 900.5):
@@ -82,7 +82,7 @@ def test_more_than_nine_rotations_keep_their_order(tmp_path: Path) -> None:
     assert texts(read(tmp_path)) == [b"%d" % n for n in range(25)]
 
 
-def test_a_reader_goes_on_while_the_log_grows_and_is_rotated(tmp_path: Path) -> None:
+def test_a_reader_continues_while_the_log_grows_and_is_rotated(tmp_path: Path) -> None:
     writer = LogWriter(tmp_path, "train", rotate_bytes=10)
     reader = LogReader(tmp_path, "train")
     seen: list[bytes] = []
@@ -100,7 +100,7 @@ def test_a_line_without_an_end_waits_until_the_log_is_final(tmp_path: Path) -> N
     assert read(tmp_path) == [Line(1000, b"whole", 6), Line(1000, b"part", 10)]
 
 
-def test_a_log_that_is_not_there_has_no_lines(tmp_path: Path) -> None:
+def test_a_missing_log_has_no_lines(tmp_path: Path) -> None:
     assert read(tmp_path) == []
     reader = LogReader(tmp_path, "train")
     reader.seek_tail(5)
@@ -108,7 +108,7 @@ def test_a_log_that_is_not_there_has_no_lines(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("length", [LONGEST_LINE - 1, LONGEST_LINE, LONGEST_LINE + 1, 5 * LONGEST_LINE + 7])
-def test_an_over_long_line_comes_in_pieces_and_nothing_is_lost(tmp_path: Path, length: int) -> None:
+def test_an_overlong_line_is_read_in_pieces_and_nothing_is_lost(tmp_path: Path, length: int) -> None:
     write(tmp_path, b"before\n", b"x" * length, b"\nafter\n")
     lines = read(tmp_path)
     assert texts(lines)[0] == b"before"
@@ -126,7 +126,7 @@ def test_the_tail_is_the_last_lines(tmp_path: Path, lines: int, end: bytes) -> N
     assert texts(list(reader.lines(final=True))) == [b"one", b"", b"three", b"four"][4 - lines if lines < 4 else 0 :]
 
 
-def test_the_tail_of_a_large_log_is_found_from_its_end(tmp_path: Path) -> None:
+def test_the_tail_of_a_large_log_is_searched_from_its_end(tmp_path: Path) -> None:
     write(tmp_path, b"".join(b"line %d\n" % n for n in range(100_000)))
     reader = LogReader(tmp_path, "train")
     reader.seek_tail(3)
@@ -134,7 +134,7 @@ def test_the_tail_of_a_large_log_is_found_from_its_end(tmp_path: Path) -> None:
 
 
 def test_the_tail_of_a_log_without_line_ends_does_not_fill_the_memory(tmp_path: Path) -> None:
-    """A progress bar that only writes carriage returns."""
+    """The log is from a progress bar that only writes carriage returns."""
     write(tmp_path, b"\rprogress" * 1_000_000)
     reader = LogReader(tmp_path, "train")
     assert peak_bytes(lambda: reader.seek_tail(10)) < 4 << 20
@@ -183,7 +183,7 @@ def test_looking_up_times_opens_the_index_no_more_than_once_for_each_read(
     longest=st.integers(2, 30),
     data=st.data(),
 )
-def test_whatever_is_written_is_read_whole_from_any_line_on(
+def test_everything_that_is_written_can_be_read_from_any_line_on(
     tmp_path_factory: pytest.TempPathFactory,
     pieces: list[bytes],
     rotate_bytes: int,
@@ -196,9 +196,9 @@ def test_whatever_is_written_is_read_whole_from_any_line_on(
         patch.setattr(log_files, "READ_BYTES", read_bytes)
         patch.setattr(log_files, "LONGEST_LINE", longest)
         write(directory, *pieces, rotate_bytes=rotate_bytes).close()
-        whole = b"".join(pieces)
+        expected = b"".join(pieces)
         lines = read(directory)
-        assert rebuilt(lines, whole) == whole
+        assert rebuilt(lines, expected) == expected
         assert [line.t for line in lines] == sorted(line.t for line in lines)
         if lines:
             at = data.draw(st.integers(0, len(lines) - 1))
@@ -207,7 +207,7 @@ def test_whatever_is_written_is_read_whole_from_any_line_on(
 
 
 def rebuilt(lines: list[Line], whole: bytes) -> bytes:
-    """The bytes that the lines stand for: those between two ends that are not text are line ends."""
+    """Return the bytes that the lines stand for; gaps between lines that are not text are line ends."""
     parts, before = [], 0
     for line in lines:
         gap = line.end - before - len(line.text)
@@ -217,8 +217,8 @@ def rebuilt(lines: list[Line], whole: bytes) -> bytes:
     return b"".join(parts)
 
 
-def test_a_reader_that_begins_anew_all_the_time_misses_nothing_while_files_rotate(tmp_path: Path) -> None:
-    """As followers do whose connections break: each goes on at the offset of the one before."""
+def test_a_reader_that_keeps_starting_over_misses_nothing_while_files_rotate(tmp_path: Path) -> None:
+    """Followers whose connections break do this: each continues at the offset of the previous one."""
     count, seen, offset = 20_000, list[bytes](), 0
     writer = LogWriter(tmp_path, "train", rotate_bytes=1000)
 
@@ -229,11 +229,11 @@ def test_a_reader_that_begins_anew_all_the_time_misses_nothing_while_files_rotat
     writing = threading.Thread(target=write_all)
     writing.start()
     while True:
-        over = not writing.is_alive()
+        done = not writing.is_alive()
         lines = list(itertools.islice(LogReader(tmp_path, "train", offset).lines(final=False), 2000))
         seen += texts(lines)
         offset = lines[-1].end if lines else offset
-        if over and not lines:
+        if done and not lines:
             break
     writer.close()
     assert len(list(tmp_path.glob("train.log.*"))) > 100

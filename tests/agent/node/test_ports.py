@@ -1,4 +1,4 @@
-"""Ports that are reserved for programs: shared with no process but the program itself."""
+"""Ports that are reserved for programs, and shared with no process except the program itself."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def server(port: int, *, shares: bool) -> socket.socket:
     return sock
 
 
-def test_a_program_that_shares_can_listen_on_a_reserved_port_another_only_after_release(
+def test_a_program_that_shares_ports_can_listen_on_a_reserved_one_and_others_only_after_its_release(
     held: ReservedPorts,
 ) -> None:
     port = held.ports["a"]
@@ -57,7 +57,9 @@ def test_a_program_that_shares_can_listen_on_a_reserved_port_another_only_after_
 
 
 @pytest.mark.parametrize("shared", [True, False])
-def test_two_jobs_are_never_given_the_same_port_released_or_not(held: ReservedPorts, first: int, shared: bool) -> None:
+def test_two_jobs_never_get_the_same_port_whether_it_was_released_or_not(
+    held: ReservedPorts, first: int, shared: bool
+) -> None:
     held.release("a")
     with closing(ReservedPorts(ADDRESS, first, ["a", "b"], shared=shared)) as other:
         assert not set(other.ports.values()) & set(held.ports.values())
@@ -73,17 +75,17 @@ def test_a_port_is_free_again_when_its_job_is_over(held: ReservedPorts, first: i
         assert other.ports == held.ports
 
 
-def test_for_a_program_that_does_not_share_ports_with_lingering_connections_are_passed_over(first: int) -> None:
+def test_ports_with_lingering_connections_are_skipped_for_a_program_that_does_not_share(first: int) -> None:
     with server(first, shares=True) as listener, socket.create_connection((ADDRESS, first)) as sock:
         accepted, _ = listener.accept()
-        accepted.close()  # who closes first keeps the connection's remains, here on the server's port
+        accepted.close()  # the side that closes first keeps the lingering connection: here, the server's port
         assert sock.recv(1) == b""
     for shared, same in ((True, True), (False, False)):
         with closing(ReservedPorts(ADDRESS, first, ["a"], shared=shared)) as made:
             assert (made.ports["a"] == first) == same
 
 
-def test_when_all_ports_are_taken_it_is_said_and_nothing_is_kept() -> None:
+def test_when_all_ports_are_taken_an_error_is_raised_and_no_port_is_held() -> None:
     last = 65_535
     with closing(ReservedPorts(ADDRESS, last, ["a"], shared=True)):
         with pytest.raises(OSError, match=f"no free port in {last}..{last}"):
@@ -105,7 +107,7 @@ with os.fdopen(int(sys.argv[5]), "w") as report:
 @pytest.mark.parametrize(
     ("answer", "kind"), [({"kind": "refused"}, "refused"), ({"kind": "node"}, "node"), ({}, "node")]
 )
-def test_a_start_is_refused_by_the_kind_of_its_supervisors_error_and_not_by_its_words(
+def test_a_start_is_refused_by_the_kind_of_its_supervisors_error_and_not_by_its_text(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answer: dict[str, str], kind: str
 ) -> None:
     job = JobPaths(tmp_path)
@@ -118,7 +120,7 @@ def test_a_start_is_refused_by_the_kind_of_its_supervisors_error_and_not_by_its_
     assert caught.value.kind == kind
 
 
-def test_only_taken_ports_refuse_a_start() -> None:
+def test_only_taken_ports_make_a_start_refuse() -> None:
     port = free_ports().start
     with socket.create_server(("0.0.0.0", port)), pytest.raises(NoFreePortError) as caught:
         listen("127.0.0.1", range(port, port + 1))

@@ -1,4 +1,4 @@
-"""Checkpoints on one node: found, verified, carried on and removed; pieces that come arrive whole or not at all."""
+"""Checkpoints on one node: found, verified, carried forward and removed. Pieces arrive completely or not at all."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def manifest_of(step: int, pieces: dict[str, bytes]) -> dict[str, Any]:
 
 
 def make(run: RunPaths, step: int, *ranks: int, complete: bool = True) -> dict[str, Any]:
-    """A checkpoint of two pservers with the pieces of some here."""
+    """Create a checkpoint of two pservers, with only some of its pieces on this node."""
     place = run.checkpoints / tag(step)
     place.mkdir(parents=True)
     pieces = {piece_name(rank): f"{step} of {rank}".encode() * 1000 for rank in range(2)}
@@ -61,40 +61,40 @@ def names(run: RunPaths) -> list[str]:
     return sorted(path.name for path in run.checkpoints.iterdir())
 
 
-def test_a_node_tells_what_it_has_and_what_is_wrong_with_it(job: JobPaths, tmp_path: Path) -> None:
+def test_a_node_reports_its_checkpoints_and_what_is_wrong_with_them(job: JobPaths, tmp_path: Path) -> None:
     manifest = make(job.run("0001"), 10, 0, 1)
     make(job.run("0001"), 20, 0, complete=False)
     make(job.run("0002"), 30)
     (job.run("0002").checkpoints / tag(30) / "manifest.json").write_text("{")
-    found = ask(tmp_path, {"op": "find_checkpoints", "ref": None})["checkpoints"]
-    assert [(one["run"], one["tag"], one["pieces"]) for one in found] == [
+    checkpoints = ask(tmp_path, {"op": "find_checkpoints", "ref": None})["checkpoints"]
+    assert [(checkpoint["run"], checkpoint["tag"], checkpoint["pieces"]) for checkpoint in checkpoints] == [
         ("0001", tag(10), [piece_name(0), piece_name(1)]),
         ("0001", tag(20), [piece_name(0)]),
         ("0002", tag(30), []),
     ]
-    assert (found[0]["manifest"], found[1]["manifest"], found[1]["reason"]) == (manifest, None, None)
-    assert "cannot be read" in found[2]["reason"]
+    assert (checkpoints[0]["manifest"], checkpoints[1]["manifest"], checkpoints[1]["reason"]) == (manifest, None, None)
+    assert "cannot be read" in checkpoints[2]["reason"]
 
 
 def test_every_byte_of_a_piece_is_verified(job: JobPaths, tmp_path: Path) -> None:
     manifest = make(job.run("0001"), 10, 0, 1)
-    about = {"op": "verify_checkpoint", "ref": JOB, "run": "0001", "tag": tag(10), "files": manifest["files"]}
-    assert ask(tmp_path, about)["pieces"] == {piece_name(0): None, piece_name(1): None}
+    request = {"op": "verify_checkpoint", "ref": JOB, "run": "0001", "tag": tag(10), "files": manifest["files"]}
+    assert ask(tmp_path, request)["pieces"] == {piece_name(0): None, piece_name(1): None}
     first, second = (job.run("0001").checkpoints / tag(10) / piece_name(rank) for rank in range(2))
     first.write_bytes(first.read_bytes()[:-1] + b"?")
     second.write_bytes(b"short")
-    said = ask(tmp_path, about)["pieces"]
-    assert said == {piece_name(0): "is damaged: its checksum differs", piece_name(1): "has 5 of 7000 bytes"}
+    problems = ask(tmp_path, request)["pieces"]
+    assert problems == {piece_name(0): "is damaged: its checksum differs", piece_name(1): "has 5 of 7000 bytes"}
     first.unlink()
-    assert piece_name(0) not in ask(tmp_path, about)["pieces"]
+    assert piece_name(0) not in ask(tmp_path, request)["pieces"]
 
 
 @pytest.mark.parametrize("data", [b"x" * 100_000, b"y" * 100_000, b"x" * 99_999])
-def test_a_piece_arrives_whole_or_not_at_all(job: JobPaths, tmp_path: Path, data: bytes) -> None:
+def test_a_piece_is_received_completely_or_not_at_all(job: JobPaths, tmp_path: Path, data: bytes) -> None:
     expected = b"x" * 100_000
-    about = {"run": "0001", "tag": tag(10), "file": piece_name(1)}
+    piece = {"run": "0001", "tag": tag(10), "file": piece_name(1)}
     request = {"op": "take_piece", "ref": JOB, "bytes": len(expected), "sha256": hashlib.sha256(expected).hexdigest()}
-    with asked(tmp_path, {**request, **about}) as call:
+    with asked(tmp_path, {**request, **piece}) as call:
         call.write(data)
         if len(data) < len(expected):
             call._process.close_input()
@@ -107,17 +107,17 @@ def test_a_piece_arrives_whole_or_not_at_all(job: JobPaths, tmp_path: Path, data
     assert here == ([piece_name(1)] if data == expected else [])
 
 
-def test_what_a_node_sends_is_what_it_has(job: JobPaths, tmp_path: Path) -> None:
+def test_a_node_sends_exactly_its_files(job: JobPaths, tmp_path: Path) -> None:
     make(job.run("0001"), 10, 1)
-    about = {"op": "send_piece", "ref": JOB, "run": "0001", "tag": tag(10), "file": piece_name(1)}
-    with asked(tmp_path, about) as call:
-        left, got = int(call.receive()["bytes"]), b""
-        while len(got) < left:
-            got += call.read(left - len(got))
-    assert got == b"10 of 1" * 1000
+    request = {"op": "send_piece", "ref": JOB, "run": "0001", "tag": tag(10), "file": piece_name(1)}
+    with asked(tmp_path, request) as call:
+        left, received = int(call.receive()["bytes"]), b""
+        while len(received) < left:
+            received += call.read(left - len(received))
+    assert received == b"10 of 1" * 1000
 
 
-def test_removal_takes_older_ones_and_incomplete_ones_and_nothing_else(job: JobPaths) -> None:
+def test_only_older_and_incomplete_checkpoints_are_removed(job: JobPaths) -> None:
     run, older = job.run("0002"), job.run("0001")
     make(older, 90, 0, 1)
     for step in (10, 20, 30, 1_000_000_000):
@@ -131,7 +131,7 @@ def test_removal_takes_older_ones_and_incomplete_ones_and_nothing_else(job: JobP
     assert (names(run), names(older)) == ([tag(30), tag(1_000_000_000)], [])
 
 
-def test_a_run_that_goes_on_has_its_checkpoint_for_its_own(job: JobPaths) -> None:
+def test_a_resumed_run_owns_its_checkpoint(job: JobPaths) -> None:
     manifest = make(job.run("0001"), 10, 0, 1)
     run = job.run("0002")
     carry_on(run, {"run": "0001", "tag": tag(10), "files": [piece_name(1)], "manifest": manifest})
@@ -148,7 +148,7 @@ def save_model(job: JobPaths, name: str, step: int) -> None:
 
 
 @pytest.mark.parametrize("moment", [{"step": 10}, {"step": 5, "steps": [5, 5, 0]}])
-def test_models_after_the_checkpoint_are_set_aside_and_others_stay(job: JobPaths, moment: dict[str, Any]) -> None:
+def test_models_after_the_checkpoint_are_set_aside_and_others_are_kept(job: JobPaths, moment: dict[str, Any]) -> None:
     save_model(job, "pass-00000", 10)
     save_model(job, "pass-00001", 20)
     (job.output / "mine").mkdir()
@@ -161,7 +161,7 @@ def test_models_after_the_checkpoint_are_set_aside_and_others_stay(job: JobPaths
 
 
 @pytest.mark.parametrize("resumed", [True, False])
-def test_a_start_that_is_undone_leaves_outputs_and_checkpoints_as_they_were(job: JobPaths, resumed: bool) -> None:
+def test_undoing_a_start_restores_outputs_and_checkpoints(job: JobPaths, resumed: bool) -> None:
     manifest = make(job.run("0001"), 10, 0, 1)
     save_model(job, "pass-00000", 10)
     save_model(job, "pass-00001", 20)
@@ -185,48 +185,48 @@ def receipts(step: int) -> list[dict[str, Any]]:
     return [{**common, **more, **file, "rank": rank} for rank, file in enumerate(manifest["files"])]
 
 
-@pytest.mark.parametrize("trouble", [None, "in the way", "disk full"])
-def test_a_checkpoint_counts_only_when_its_manifest_is_written(
-    job: JobPaths, trouble: str | None, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("problem", [None, "in the way", "disk full"])
+def test_a_checkpoint_does_not_count_until_its_manifest_is_written(
+    job: JobPaths, problem: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(*args: Any) -> Any:
         raise OSError(28, "No space left on device")
 
     run = job.run("0001")
     make(run, 10, 0, 1)
-    if trouble == "in the way":
+    if problem == "in the way":
         (run.checkpoints / tag(20)).write_text("")
-    elif trouble == "disk full":
+    elif problem == "disk full":
         monkeypatch.setattr("clusterctl.common.manifest.os.fsync", full)
     failed: list[str] = []
     facts: list[dict[str, Any]] = []
-    said: list[dict[str, Any]] = []
+    sent: list[dict[str, Any]] = []
 
     def fail(message: str, child: object, about: dict[str, Any]) -> None:
         failed.append(message)
         facts.append(about)
 
-    saves = CheckpointKeeper(make_context(run, send=said.append, fail=fail, job=JOB))
+    saves = CheckpointKeeper(make_context(run, send=sent.append, fail=fail, job=JOB))
     saves.write_manifest(WriteManifest(tag(20), receipts(20), checkpoint=True))
-    if trouble is None:
+    if problem is None:
         manifest = read_manifest(run.checkpoints / tag(20))
         assert manifest is not None
         assert [file["node"] for file in manifest["files"]] == [0, 1]
-        assert (said, failed) == ([{"do": "kept", "tag": tag(20), "step": 20, "steps": [5, 6]}], [])
+        assert (sent, failed) == ([{"do": "kept", "tag": tag(20), "step": 20, "steps": [5, 6]}], [])
     else:
-        assert said == []
+        assert sent == []
         assert f"cannot write the manifest of {tag(20)}" in failed[0]
-        assert ("free space" in failed[0]) == (trouble == "disk full")
-        assert facts[0]["errno"] == {"disk full": "ENOSPC", "in the way": "EEXIST"}[trouble]
-        assert ("path" in facts[0]) == (trouble == "in the way")
+        assert ("free space" in failed[0]) == (problem == "disk full")
+        assert facts[0]["errno"] == {"disk full": "ENOSPC", "in the way": "EEXIST"}[problem]
+        assert ("path" in facts[0]) == (problem == "in the way")
     assert read_manifest(run.checkpoints / tag(10)) is not None
 
 
-def test_the_lead_hears_of_the_numbers_that_keep_best_goes_by_and_of_no_others(job: JobPaths) -> None:
-    said: list[dict[str, Any]] = []
+def test_the_lead_receives_only_the_metric_that_keep_best_uses(job: JobPaths) -> None:
+    sent: list[dict[str, Any]] = []
     best = {"name": "auc", "direction": "max"}
-    saves = CheckpointKeeper(make_context(job.run("0001"), send=said.append, keep_best=best))
+    saves = CheckpointKeeper(make_context(job.run("0001"), send=sent.append, keep_best=best))
     child: Any = type("Child", (), {"role": "trainer", "rank": 3})
     for values in ({"auc": 0.5, "loss": 1.0}, {"loss": 1.0}):
         saves.log(child, {"event": "log", "step": 7, "values": values, "weight": 2})
-    assert said == [{"do": "logged", "rank": 3, "value": 0.5, "step": 7, "weight": 2.0}]
+    assert sent == [{"do": "logged", "rank": 3, "value": 0.5, "step": 7, "weight": 2.0}]

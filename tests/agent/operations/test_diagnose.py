@@ -1,4 +1,4 @@
-"""What a node answers to `why`: also which lines of a process's log are not its program's."""
+"""A node's answer to `why`, including which lines of a process's log were not written by its program."""
 
 from __future__ import annotations
 
@@ -11,25 +11,25 @@ LINES = [[1.0, "mine"], [2.0, PASS], [3.0, SAVED], [4.0, "clusterctl: a remark"]
 
 
 def printed(*events: dict[str, Any]) -> Printed:
-    found = Printed()
+    lines = Printed()
     for event in events:
-        found.take(event)
-    return found
+        lines.take(event)
+    return lines
 
 
-def test_lines_of_clusterctl_are_told_by_the_events_that_report_them() -> None:
-    found = printed(
+def test_lines_of_clusterctl_are_identified_by_the_events_that_report_them() -> None:
+    lines = printed(
         {"event": "pass", "role": "trainer", "rank": 1, "line": PASS},
         {"event": "saved", "role": "pserver", "rank": 1, "line": SAVED},
         {"event": "saved", "tag": "step-1", "complete": True},
         {"event": "log", "role": "trainer", "rank": 1, "line": "mine"},
     )
-    assert found.ours("trainer", 1, LINES) == {"ours": [1, 3]}
-    assert found.ours("pserver", 1, LINES) == {"ours": [2, 3]}
-    assert found.ours("trainer", 0, LINES) == {"ours": [3]}, "it printed nothing"
+    assert lines.ours("trainer", 1, LINES) == {"ours": [1, 3]}
+    assert lines.ours("pserver", 1, LINES) == {"ours": [2, 3]}
+    assert lines.ours("trainer", 0, LINES) == {"ours": [3]}, "it printed nothing"
 
 
-def test_nothing_is_told_where_events_of_an_older_version_do_not_report_their_lines() -> None:
-    found = printed({"event": "pass", "role": "trainer", "rank": 1, "step": 9})
-    assert found.ours("trainer", 1, LINES) == {}
-    assert found.ours("trainer", 0, LINES) == {"ours": [3]}
+def test_no_lines_are_identified_if_events_of_an_older_version_do_not_report_them() -> None:
+    lines = printed({"event": "pass", "role": "trainer", "rank": 1, "step": 9})
+    assert lines.ours("trainer", 1, LINES) == {}
+    assert lines.ours("trainer", 0, LINES) == {"ours": [3]}

@@ -1,4 +1,4 @@
-"""What a node tells of its logs and events: in time order, filtered, from where one left off."""
+"""Logs and events from a node: in time order, filtered, and continued from an offset."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ PROCESSES = [
 
 
 class Node:
-    """A job directory with a run; `say` writes to a process's log at a time of our choice."""
+    """A job directory with a run; `say` writes to a process's log at a chosen time."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -44,22 +44,22 @@ class Node:
         self.t = 0.0
         self.alive(False)
         stems = {"pserver3": "server", "trainer6": "train", "trainer7": "train.1"}
-        self.writers = {who: LogWriter(job.log, stem, clock=lambda: self.t) for who, stem in stems.items()}
+        self.writers = {name: LogWriter(job.log, stem, clock=lambda: self.t) for name, stem in stems.items()}
 
     def alive(self, alive: bool) -> None:
         supervisor = identify(os.getpid()) if alive else None
         write_json(self.run.state, {"processes": [], "supervisor": supervisor, "ended": None})
 
-    def say(self, t: float, who: str, text: str) -> None:
+    def say(self, t: float, process: str, text: str) -> None:
         self.t = t
-        self.writers[who].write(text.encode())
+        self.writers[process].write(text.encode())
 
     def event(self, **event: Any) -> None:
         with self.run.events.open("a") as f:
             f.write(json.dumps(event) + "\n")
 
     def ask(self, op: Any, **request: Any) -> list[dict[str, Any]]:
-        """The agent's answers."""
+        """Send the request and collect the agent's answers."""
         with Listening() as listening:
             op(self.root, {"ref": None, **request}, listening.peer)
         return listening.messages
@@ -72,7 +72,7 @@ class Node:
 
 
 class Listening:
-    """The control machine's end of the pipe; a thread reads it, so that nobody waits for room."""
+    """The control machine's end of the pipe, read by a thread so that the agent never blocks."""
 
     def __enter__(self) -> Listening:
         self._read, self._write = os.pipe()
@@ -100,9 +100,14 @@ def node(tmp_path: Path) -> Iterator[Node]:
         writer.close()
 
 
-def test_lines_of_all_processes_come_in_time_order(node: Node) -> None:
-    for t, who, text in ((1, "trainer6", "a\n"), (2, "pserver3", "b\n"), (3, "trainer7", "c\n"), (4, "trainer6", "d")):
-        node.say(t, who, text)
+def test_lines_of_all_processes_are_sent_in_time_order(node: Node) -> None:
+    for t, process, text in (
+        (1, "trainer6", "a\n"),
+        (2, "pserver3", "b\n"),
+        (3, "trainer7", "c\n"),
+        (4, "trainer6", "d"),
+    ):
+        node.say(t, process, text)
     first, *rest = node.ask(logs)
     assert first["streams"] == [{"role": p["role"], "rank": p["rank"], "at": 0} for p in PROCESSES]
     assert [row for message in rest for row in message["lines"]] == [
@@ -113,7 +118,7 @@ def test_lines_of_all_processes_come_in_time_order(node: Node) -> None:
     ]
 
 
-def test_a_role_a_rank_a_time_and_a_pattern_select(node: Node) -> None:
+def test_lines_are_selected_by_role_rank_time_and_pattern(node: Node) -> None:
     for t in range(6):
         node.say(t, ("pserver3", "trainer6", "trainer7")[t % 3], f"line {t}\n")
     assert node.texts(role="trainer") == ["line 1", "line 2", "line 4", "line 5"]
@@ -124,13 +129,13 @@ def test_a_role_a_rank_a_time_and_a_pattern_select(node: Node) -> None:
     assert node.texts(grep="line", since=4, role="pserver") == []
 
 
-def test_thousands_of_lines_come_in_batches_and_none_is_missing(node: Node) -> None:
+def test_thousands_of_lines_arrive_in_batches_and_none_is_missing(node: Node) -> None:
     node.say(1, "trainer6", "".join(f"{n}\n" for n in range(1234)))
     assert node.texts() == [str(n) for n in range(1234)]
     assert [len(m["lines"]) for m in node.ask(logs)[1:]] == [500, 500, 234]
 
 
-def test_bytes_that_are_no_text_arrive_as_something(node: Node) -> None:
+def test_bytes_that_are_not_text_are_replaced(node: Node) -> None:
     node.t = 1
     node.writers["trainer6"].write(b"\xff\xfe\x00ok\n")
     assert node.texts() == ["\ufffd\ufffd\0ok"]
@@ -153,7 +158,7 @@ def test_the_tail_is_the_last_lines_of_each_process(node: Node, more: dict[str, 
     assert node.texts(tail=2, **more) == ["line 3", "line 4", "line 8", "line 9"]
 
 
-def test_a_job_that_never_ran_has_no_logs_and_says_so(tmp_path: Path) -> None:
+def test_a_job_that_never_ran_has_no_logs_and_reports_so(tmp_path: Path) -> None:
     job = JobPaths(tmp_path / JOB)
     job.meta.mkdir(parents=True)
     write_json(job.record, {})
@@ -162,7 +167,7 @@ def test_a_job_that_never_ran_has_no_logs_and_says_so(tmp_path: Path) -> None:
     assert raised.value.kind == "no_run"
 
 
-def test_following_a_run_that_is_over_tells_everything_once_and_ends(node: Node) -> None:
+def test_following_a_finished_run_sends_everything_once_and_ends(node: Node) -> None:
     node.event(event="phase", phase="running")
     node.say(1, "trainer6", "a\nlast words")
     messages = node.ask(follow)
@@ -170,7 +175,7 @@ def test_following_a_run_that_is_over_tells_everything_once_and_ends(node: Node)
     assert [row[2] for m in messages for row in m.get("lines", ())] == ["a", "last words"]
 
 
-def test_following_goes_on_from_where_it_was_left(node: Node) -> None:
+def test_following_continues_where_it_left_off(node: Node) -> None:
     node.event(event="one")
     node.say(1, "trainer6", "a\n")
     at = node.run.events.stat().st_size
@@ -181,7 +186,7 @@ def test_following_goes_on_from_where_it_was_left(node: Node) -> None:
     assert [row[2] for m in messages for row in m.get("lines", ())] == ["b"]
 
 
-def test_following_lasts_as_long_as_the_supervisor_and_hears_its_last_words(
+def test_following_lasts_as_long_as_the_supervisor_and_includes_its_last_lines(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     node.alive(True)
@@ -202,7 +207,7 @@ def test_following_lasts_as_long_as_the_supervisor_and_hears_its_last_words(
     assert next(turns) == 2
 
 
-def test_a_follower_that_has_gone_is_noticed(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_follower_that_disconnects_is_noticed(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     node.alive(True)
     monkeypatch.setattr(watch, "HEARTBEAT_S", 0.0)
     read_end, write_end = os.pipe()
@@ -212,7 +217,7 @@ def test_a_follower_that_has_gone_is_noticed(node: Node, monkeypatch: pytest.Mon
     os.close(write_end)
 
 
-def test_events_are_read_in_whole_lines(tmp_path: Path) -> None:
+def test_events_are_read_as_complete_lines(tmp_path: Path) -> None:
     path = tmp_path / "events.jsonl"
     reader = EventReader(path)
     assert reader.read() == []
@@ -224,7 +229,7 @@ def test_events_are_read_in_whole_lines(tmp_path: Path) -> None:
     assert EventReader(path, reader.offset).read() == []
 
 
-def test_a_budget_passes_so_many_lines_a_second_and_ten_times_as_many_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_budget_allows_a_rate_of_lines_and_ten_times_as_many_in_a_burst(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 100.0
     monkeypatch.setattr(watch.time, "monotonic", lambda: now)
     budget = Budget(2)
@@ -241,7 +246,7 @@ def test_a_budget_passes_so_many_lines_a_second_and_ten_times_as_many_at_once(mo
     assert sum(Budget(None).spend() for _ in range(50)) == 50
 
 
-def test_what_is_more_than_the_budget_is_counted_and_passed_by(node: Node) -> None:
+def test_lines_beyond_the_budget_are_counted_and_skipped(node: Node) -> None:
     node.say(1, "trainer6", "".join(f"{n}\n" for n in range(100)))
     node.say(2, "trainer7", "".join(f"{n}\n" for n in range(100)))
     node.say(3, "pserver3", "quiet\nERROR\n")
@@ -256,8 +261,8 @@ def test_what_is_more_than_the_budget_is_counted_and_passed_by(node: Node) -> No
     assert not any("held" in m for m in node.ask(follow, budget=0))
 
 
-def test_streams_say_from_where_on_they_are_told(node: Node) -> None:
-    """A follower that loses its connection before the first line goes on there, and not at a tail of then."""
+def test_streams_report_the_offset_at_which_they_start(node: Node) -> None:
+    """A follower that loses its connection before the first line continues there, not at the tail as of that moment."""
     node.say(1, "trainer6", "1\n2\n3\n")
     assert [stream["at"] for stream in node.ask(follow, tail=1)[0]["streams"]] == [0, 4, 0]
     assert [stream["at"] for stream in node.ask(follow, tail=0)[0]["streams"]] == [0, 6, 0]

@@ -1,4 +1,4 @@
-"""A node's preflight: its facts, its ports, and how nodes prove to each other who listens."""
+"""A node's preflight: its facts, its ports, and how nodes prove to each other which of them is listening."""
 
 from __future__ import annotations
 
@@ -67,25 +67,25 @@ def outcome(where: Target) -> str:
     return result.outcome
 
 
-# Reaching.
+# Reachability.
 
 
 @pytest.mark.parametrize("address", [LOCAL, IPV6])
-def test_a_probe_that_listens_is_reached_on_all_its_ports_by_many(address: str) -> None:
+def test_a_listening_probe_is_reached_on_all_its_ports_by_many_nodes(address: str) -> None:
     first, second = listening(address), listening(address)
     with answering(first, second):
         results = try_all([target(first), target(second)] * 50)
     assert [result.outcome for result in results] == ["ok"] * 100
 
 
-def test_a_port_where_nobody_listens_refuses() -> None:
+def test_a_port_without_a_listener_refuses() -> None:
     sock = listening()
     where = target(sock)
     sock.close()
     assert outcome(where) == "refused"
 
 
-def test_a_port_that_drops_what_comes_is_told_from_one_that_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_port_that_drops_packets_is_distinguished_from_one_that_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("clusterctl.agent.node.reachability.CONNECT_S", 0.3)
     sock = listening(backlog=0)
     with contextlib.ExitStack() as stack:
@@ -98,37 +98,37 @@ def test_a_port_that_drops_what_comes_is_told_from_one_that_refuses(monkeypatch:
         assert outcome(target(sock)) == "silent"
 
 
-def test_an_address_to_which_no_route_leads_is_told_so() -> None:
+def test_an_address_without_a_route_is_reported_as_such() -> None:
     assert outcome(Target(1, "255.255.255.255", 7164, TOKEN)) == "no_route"
 
 
-def test_another_probes_port_is_a_strangers() -> None:
-    sock = listening()
-    with answering(sock):
-        assert outcome(target(sock, token="of another")) == "stranger"
+def test_a_port_of_another_probe_belongs_to_a_stranger() -> None:
+    listener = listening()
+    with answering(listener):
+        assert outcome(target(listener, token="of another")) == "stranger"
 
 
-def test_who_takes_the_connection_and_says_nothing_is_mute(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_host_that_accepts_and_sends_nothing_is_mute(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("clusterctl.agent.node.reachability.REPLY_S", 0.3)
     with listening() as sock:
         assert outcome(target(sock)) == "mute"
 
 
-def test_a_visitor_that_says_too_much_or_nothing_harms_nobody() -> None:
+def test_a_visitor_that_sends_too_much_or_nothing_does_no_harm() -> None:
     sock = listening()
     place = sock.getsockname()
-    with answering(sock), socket.create_connection(place) as rude, socket.create_connection(place):
-        rude.sendall(b"x" * 1000)
-        rude.settimeout(10)
+    with answering(sock), socket.create_connection(place) as visitor, socket.create_connection(place):
+        visitor.sendall(b"x" * 1000)
+        visitor.settimeout(10)
         with contextlib.suppress(ConnectionResetError):
-            assert rude.recv(1) == b""
+            assert visitor.recv(1) == b""
         assert outcome(target(sock)) == "ok"
 
 
 # Ports.
 
 
-def test_ports_that_others_have_are_passed_over_and_their_holder_is_named() -> None:
+def test_ports_in_use_are_skipped_and_their_holder_is_named() -> None:
     program = "import socket,sys; s=socket.socket(); s.bind(('127.0.0.1',0)); s.listen(); print(s.getsockname()[1])"
     command = [sys.executable, "-c", program + "; sys.stdout.flush(); sys.stdin.read()"]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
@@ -146,7 +146,7 @@ def test_ports_that_others_have_are_passed_over_and_their_holder_is_named() -> N
         assert holder["name"].startswith("python")
 
 
-def test_a_port_of_a_job_is_named_by_its_job() -> None:
+def test_a_port_held_by_a_job_is_reported_with_that_job() -> None:
     with listening() as sock:
         port = sock.getsockname()[1]
         program = "import sys; sys.stdin.read()"
@@ -175,7 +175,7 @@ def test_ipv6_addresses_are_found_too() -> None:
 
 
 @pytest.mark.parametrize("nic", ["240.0.0.0/8", "240.1.2.3", "2001:db8:dead::/48"])
-def test_a_subnet_that_this_node_is_not_in_is_named_beside_what_there_is(nic: str) -> None:
+def test_an_error_about_a_subnet_this_node_is_not_in_lists_the_available_ones(nic: str) -> None:
     with pytest.raises(AgentError, match=f"there is no address.*{nic}") as raised:
         find_address(None, nic)
     assert f"lo ({LOCAL})" in str(raised.value.hint)
@@ -184,7 +184,7 @@ def test_a_subnet_that_this_node_is_not_in_is_named_beside_what_there_is(nic: st
 # Leftovers.
 
 
-def test_only_processes_of_jobs_that_nobody_holds_are_left_over(tmp_path: Path) -> None:
+def test_only_processes_of_jobs_without_a_holder_are_leftovers(tmp_path: Path) -> None:
     held, dead = (JobPaths(tmp_path / name) for name in ("JOB20261121-081530", "JOB20261121-081531"))
     children = []
     for job in (held, dead):
@@ -206,28 +206,28 @@ def test_only_processes_of_jobs_that_nobody_holds_are_left_over(tmp_path: Path) 
     assert facts.leftovers(tmp_path) == []
 
 
-def test_a_dispatch_that_nobody_goes_on_with_is_left_over(tmp_path: Path) -> None:
+def test_an_abandoned_dispatch_is_a_leftover(tmp_path: Path) -> None:
     (tmp_path / ".clusterctl/incoming/half").mkdir(parents=True)
     with dispatch_lock(tmp_path, {"by": "me"}):
         assert facts.half_dispatched(tmp_path) == []
     assert facts.half_dispatched(tmp_path) == ["half"]
 
 
-# The conversation.
+# The protocol.
 
 
 def facts_of(call: Any) -> dict[str, Any]:
-    found: dict[str, Any] = call.receive()["facts"]
-    return found
+    facts: dict[str, Any] = call.receive()["facts"]
+    return facts
 
 
-def test_two_probes_tell_their_facts_and_reach_each_other(tmp_path: Path) -> None:
+def test_two_probes_report_their_facts_and_reach_each_other(tmp_path: Path) -> None:
     oldest = next(iter(PYTHONS[version] for version in ("3.9", "3.10") if version in PYTHONS), sys.executable)
     follower = {**REQUEST, "lead": False}
     with asked(tmp_path / "a", REQUEST) as a, asked(tmp_path / "b", follower, python=oldest) as b:
         of_a, of_b = facts_of(a), facts_of(b)
         assert of_a["problems"] == of_b["problems"] == []
-        assert of_a["busy"] == of_b["busy"] == [], "probes are no strangers to each other"
+        assert of_a["busy"] == of_b["busy"] == [], "probes are not strangers to each other"
         assert [len(of_a["listening"]), len(of_b["listening"])] == [3, 2]
         assert set(of_a["versions"]) == {"python", "numpy", "pyzmq"}
         assert of_a["memory"]["available"] <= of_a["memory"]["total"]
@@ -237,20 +237,22 @@ def test_two_probes_tell_their_facts_and_reach_each_other(tmp_path: Path) -> Non
         for call, count in ((a, 2), (b, 3)):
             assert call.receive()["clock"] > of_a["clock"]
             assert [result[3] for result in call.receive()["reach"]] == ["ok"] * count
-        for call in (a, b):  # only when both have tried
+        for call in (a, b):  # only after both have tried
             call.send({"over": True})
             assert call.result() == {}
 
 
-def test_without_a_job_the_python_that_setup_made_last_counts_and_its_version_is_told_anyway(tmp_path: Path) -> None:
+def test_without_a_job_the_python_of_the_latest_setup_is_checked_and_its_version_always_reported(
+    tmp_path: Path,
+) -> None:
     home = tmp_path / "home"
     bare = {**REQUEST, "python": str(bare_python(tmp_path / "bare", sys.executable))}
     minor = f"3.{sys.version_info.minor}."
     with asked(home, bare) as call:
-        found = facts_of(call)
-        assert [problem["message"].endswith("has no numpy") for problem in found["problems"]] == [True]
-        assert list(found["versions"]) == ["python"]
-        assert found["versions"]["python"].startswith(minor)
+        facts = facts_of(call)
+        assert [problem["message"].endswith("has no numpy") for problem in facts["problems"]] == [True]
+        assert list(facts["versions"]) == ["python"]
+        assert facts["versions"]["python"].startswith(minor)
     store = WheelStore(tmp_path / "store")
     store.directory.mkdir()
     lock = [store.adopt(make_wheel(tmp_path, name, "9.9", {f"{module}.py": "__version__ = '9.9'"}))
@@ -261,17 +263,17 @@ def test_without_a_job_the_python_that_setup_made_last_counts_and_its_version_is
         call.send({"do": "build", "lock": lock})
         assert call.result()["built"]
     with asked(home, bare) as call:
-        found = facts_of(call)
-        assert (found["problems"], found["versions"]["numpy"]) == ([], "9.9")
+        facts = facts_of(call)
+        assert (facts["problems"], facts["versions"]["numpy"]) == ([], "9.9")
 
 
-def test_what_a_node_lacks_does_not_keep_it_from_telling_the_rest(tmp_path: Path) -> None:
+def test_a_node_that_lacks_something_still_reports_the_rest(tmp_path: Path) -> None:
     wrong = {**REQUEST, "python": "/no/such/python", "nic": "nope0"}
     with asked(tmp_path / "home", wrong) as call:
-        found = facts_of(call)
-        assert [(problem["check"], bool(problem["hint"])) for problem in found["problems"]] == [
+        facts = facts_of(call)
+        assert [(problem["check"], bool(problem["hint"])) for problem in facts["problems"]] == [
             ("python", True),
             ("address", True),
         ]
-        assert found["listening"] == []
-        assert found["cores"] >= 1
+        assert facts["listening"] == []
+        assert facts["cores"] >= 1

@@ -1,4 +1,4 @@
-"""What `prune` removes of a node, and what stays: whatever runs, is needed, or is young."""
+"""The things that `prune` removes from a node or keeps: anything that is running, needed, or recent is kept."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from clusterctl.prune import Content, choose, describe_kept
 from support.processes import wait_until
 
 OLD, NEW = "JOB20260101-000000", "JOB20260102-000000"
-CAFE, BEEF = "cafe" * 8, "beef" * 8  # long, as all are: they are searched for in the words of processes
+CAFE, BEEF = "cafe" * 8, "beef" * 8  # as long as real ones: they are searched for in the command lines of processes
 FOREVER = [sys.executable, "-c", "print(flush=True); import time; time.sleep(600)"]
 DAY_S = 86400.0
 
@@ -62,7 +62,7 @@ def root(tmp_path: Path) -> Path:
     return tmp_path / "root"
 
 
-def test_a_job_is_removed_whole_with_read_only_directories_and_without_following_links(root: Path) -> None:
+def test_a_job_is_removed_with_its_read_only_directories_and_without_following_links(root: Path) -> None:
     job = make_job(root, OLD)
     (root / "precious").write_text("not of the job")
     (job.dir / "link").symlink_to("../precious")
@@ -73,13 +73,13 @@ def test_a_job_is_removed_whole_with_read_only_directories_and_without_following
     (job.dir / "locked").chmod(0)
     make_job(root, NEW)
     assert remove(root.parent, OLD) == []
-    assert [found["job"] for found in list_jobs(root)] == [NEW]
+    assert [job_info["job"] for job_info in list_jobs(root)] == [NEW]
     assert list((root / META / "incoming").iterdir()) == []
     assert (root / "precious").read_text() == "not of the job"
 
 
-def test_a_job_that_something_runs_of_stays(root: Path) -> None:
-    """A start holds the job's lock; a lost supervisor leaves processes, which carry the job's directory."""
+def test_a_job_with_running_processes_is_kept(root: Path) -> None:
+    """A start holds the job's lock; a lost supervisor leaves processes that carry the job's directory."""
     locked, left = make_job(root, OLD), make_job(root, NEW)
     holder = [sys.executable, "-c", "import fcntl, sys; f = open(sys.argv[1], 'w'); fcntl.flock(f, 2); " + FOREVER[2]]
     started = [
@@ -96,11 +96,11 @@ def test_a_job_that_something_runs_of_stays(root: Path) -> None:
         for process in started:
             process.kill()
             process.communicate()
-    assert {one["name"]: one["why"] for one in kept} == {
+    assert {item["name"]: item["why"] for item in kept} == {
         OLD: "it is running",
         NEW: f"it has leftover processes; to end them: clusterctl stop {NEW}",
     }
-    assert {found["job"] for found in list_jobs(root)} == {OLD, NEW}
+    assert {job_info["job"] for job_info in list_jobs(root)} == {OLD, NEW}
 
 
 def test_nothing_is_removed_while_a_dispatch_is_under_way(root: Path) -> None:
@@ -110,15 +110,15 @@ def test_nothing_is_removed_while_a_dispatch_is_under_way(root: Path) -> None:
         pytest.raises(NodeError, match=r"is running on this node \(by ada@desk\)"),
     ):
         remove(root.parent, OLD)
-    assert [found["job"] for found in list_jobs(root)] == [OLD]
+    assert [job_info["job"] for job_info in list_jobs(root)] == [OLD]
 
 
-def test_an_agent_killed_while_it_removes_leaves_the_job_whole_or_gone(root: Path) -> None:
+def test_an_agent_killed_during_removal_leaves_the_job_whole_or_gone(root: Path) -> None:
     job = make_job(root, OLD)
     for number in range(3000):
         (job.dir / str(number)).touch()
     process = agent(root.parent)
-    with asked(root.parent, {"op": "prune"}) as call:  # the agent is installed from here on
+    with asked(root.parent, {"op": "prune"}) as call:  # the agent is already installed
         call.result()
     request = {"op": "prune", "remove": {"jobs": [OLD], "content": []}}
     process.write(b"%d\n" % len(boot_code()) + boot_code() + json.dumps(request).encode() + b"\n")
@@ -132,7 +132,7 @@ def test_an_agent_killed_while_it_removes_leaves_the_job_whole_or_gone(root: Pat
     assert not (root / META / "incoming" / f"removed-{OLD}").exists()
 
 
-def test_environments_and_wheels_go_with_the_last_job_that_needs_them(root: Path) -> None:
+def test_environments_and_wheels_are_removed_with_the_last_job_that_needs_them(root: Path) -> None:
     by_requirements, by_name = make_job(root, OLD), make_job(root, NEW)
     (by_requirements.dir / "requirements.txt").write_text("numpy==1\npyzmq\n")
     write_json(by_name.record, {"job": NEW, "python": f"{root}/{META}/venvs/{BEEF}/bin/python"})
@@ -147,26 +147,26 @@ def test_environments_and_wheels_go_with_the_last_job_that_needs_them(root: Path
     }
     everything = [["environment", CAFE], ["environment", BEEF], ["wheel", "aa" * 32], ["wheel", "bb" * 32]]
     kept = remove(root.parent, OLD, content=everything)
-    assert [(one["name"], one["why"]) for one in kept] == [(BEEF, "it is in use"), ("bb" * 32, "it is in use")]
+    assert [(entry["name"], entry["why"]) for entry in kept] == [(BEEF, "it is in use"), ("bb" * 32, "it is in use")]
     assert (cafe.exists(), beef.exists()) == (False, True)
     assert remove(root.parent, NEW, content=everything) == []
     assert not beef.exists()
 
 
-def test_an_agent_goes_unless_a_process_mentions_it_or_it_is_the_one_at_work(root: Path) -> None:
+def test_an_agent_is_removed_unless_a_process_mentions_it_or_it_is_the_current_one(root: Path) -> None:
     for name in ("0123456789abcdef", "fedcba9876543210"):
         (root / META / "lib" / name).mkdir(0o700, parents=True)
     with subprocess.Popen([*FOREVER, "fedcba9876543210"], stdout=subprocess.PIPE) as old:
         assert old.stdout is not None
         old.stdout.readline()
-        found = {item["name"]: item["live"] for item in ask(root.parent, {"op": "prune"})["content"]}
-        kept = remove(root.parent, content=[["agent", name] for name in found])
+        live = {item["name"]: item["live"] for item in ask(root.parent, {"op": "prune"})["content"]}
+        kept = remove(root.parent, content=[["agent", name] for name in live])
         old.kill()
-    assert (len(found), found["0123456789abcdef"], found["fedcba9876543210"]) == (3, False, True)
-    assert {one["name"] for one in kept} == found.keys() - {"0123456789abcdef"}
+    assert (len(live), live["0123456789abcdef"], live["fedcba9876543210"]) == (3, False, True)
+    assert {kept_item["name"] for kept_item in kept} == live.keys() - {"0123456789abcdef"}
 
 
-def test_what_a_file_takes_is_counted_once_and_deleting_nothing_is_no_error(tmp_path: Path) -> None:
+def test_the_size_of_a_file_is_counted_once_and_deleting_nothing_is_not_an_error(tmp_path: Path) -> None:
     (tmp_path / "sub").mkdir()
     (tmp_path / "sub/file").write_bytes(bytes(100_000))
     (tmp_path / "loop").symlink_to(tmp_path)
@@ -186,26 +186,26 @@ def piece(kind: str, name: str, *needed_by: str, **more: Any) -> dict[str, Any]:
     return {"kind": kind, "name": name, "live": False, "needed_by": list(needed_by), "bytes": 5, "age_s": 9e9, **more}
 
 
-def test_what_may_go_is_neither_new_nor_young_nor_running_on_any_node() -> None:
+def test_jobs_that_are_the_newest_or_recent_or_running_on_any_node_are_kept() -> None:
     names = [f"JOB2026010{day}-000000" for day in range(1, 6)]
-    found = {
+    content = {
         0: {"jobs": [job(name, 5 * DAY_S) for name in names], "content": []},
         1: {
             "jobs": [job(names[0], 5 * DAY_S), job(names[1], 60.0), job(names[2], 5 * DAY_S, live=True)],
             "content": [],
         },
     }
-    chosen = choose(found, 1, DAY_S)
-    assert {one.job: one.keep for one in chosen.jobs} == dict(
+    chosen = choose(content, 1, DAY_S)
+    assert {item.job: item.keep for item in chosen.jobs} == dict(
         zip(names, [None, "young", "runs", None, "newest"], strict=True)
     )
     assert (chosen.going[1].nodes, chosen.going[1].bytes, chosen.bytes) == ((0, 1), 20, 30)
     assert chosen.on(1) == {"jobs": [names[0]], "content": []}
     assert chosen.on(7) == {"jobs": [], "content": []}
-    assert not choose(found, 9, 0.0).going
+    assert not choose(content, 9, 0.0).going
 
 
-def test_content_may_go_when_all_that_needs_it_goes() -> None:
+def test_content_is_removed_when_everything_that_needs_it_is() -> None:
     content = [
         piece("wheel", "w1", "env"),
         piece("wheel", "w2", "env", "live-env"),
@@ -224,14 +224,14 @@ def test_content_may_go_when_all_that_needs_it_goes() -> None:
     ]
 
 
-def test_what_stayed_is_told_by_its_reasons() -> None:
+def test_kept_items_are_listed_with_their_reasons() -> None:
     kept = [("job", OLD, "it is running"), ("wheel", "a", "x"), ("wheel", "b", "x"), ("environment", "c", "x")]
-    said = describe_kept({"kind": kind, "name": name, "why": why} for kind, name, why in kept)
-    assert said == f"{OLD} (it is running), 2 wheels, 1 environment (x)"
+    description = describe_kept({"kind": kind, "name": name, "why": reason} for kind, name, reason in kept)
+    assert description == f"{OLD} (it is running), 2 wheels, 1 environment (x)"
 
 
 @pytest.mark.parametrize("written", [b"a setup (pid 4711)", b'{"operation": "setup", "pid": 4711}'])
-def test_the_holder_of_the_environments_is_named_whichever_version_it_is_of(root: Path, written: bytes) -> None:
+def test_the_holder_of_the_environments_is_named_whichever_version_it_runs(root: Path, written: bytes) -> None:
     make_environment(root, CAFE, ["numpy"], "aa" * 32)
     lock = root / META / "venvs" / "lock"
     lock.write_bytes(written)
@@ -242,6 +242,6 @@ def test_the_holder_of_the_environments_is_named_whichever_version_it_is_of(root
     assert [one["why"] for one in kept] == ["a setup is running on this node"]
 
 
-def test_a_lock_that_names_no_holder_is_held_by_a_process() -> None:
+def test_a_lock_without_a_named_holder_is_reported_as_held_by_a_process() -> None:
     for written in (b"", b"{}", b"[1]", b"somebody", b'{"operation": 1}'):
         assert holder_of(written) == Holder("process", None)

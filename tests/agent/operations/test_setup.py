@@ -1,4 +1,4 @@
-"""Setup on one node: an environment is there and works, or nothing is."""
+"""Setup on one node: it leaves an environment that works, or nothing."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ REQUEST = {"op": "setup", "requirements": ["tiny"]}
 
 
 def store_of(directory: Path, *files: Path) -> tuple[WheelStore, list[Wheel]]:
-    """This machine's store with these wheels in it."""
+    """Return this machine's store, holding these wheels."""
     store = WheelStore(directory)
     directory.mkdir()
     return store, [store.adopt(file) for file in files]
@@ -65,7 +65,7 @@ def leftovers(home: Path) -> list[str]:
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-def test_an_environment_is_made_without_pip_or_venv_and_kept(version: str, tmp_path: Path) -> None:
+def test_an_environment_is_created_without_pip_or_venv_and_kept(version: str, tmp_path: Path) -> None:
     home = tmp_path / "home"
     store, lock = store_of(tmp_path / "store", tiny(tmp_path))
     with asked(home, REQUEST, python=PYTHONS[version]) as call:
@@ -73,8 +73,10 @@ def test_an_environment_is_made_without_pip_or_venv_and_kept(version: str, tmp_p
     assert made["built"]
     venv = ours(home) / "venvs" / made["environment"]
 
-    def run(*words: object) -> str:
-        return subprocess.run([str(word) for word in words], capture_output=True, text=True, check=True).stdout.strip()
+    def run(*arguments: object) -> str:
+        return subprocess.run(
+            [str(argument) for argument in arguments], capture_output=True, text=True, check=True
+        ).stdout.strip()
 
     assert run(venv / "bin/python", "-c", "import sys, tiny; print(sys.prefix, tiny.VERSION)") == f"{venv} 1.0"
     assert run(venv / "bin/tiny-say") == "tiny 1.0"
@@ -94,7 +96,7 @@ def test_an_environment_is_made_without_pip_or_venv_and_kept(version: str, tmp_p
         assert call.receive()["facts"]["environment"] is None
 
 
-def test_only_wheels_that_are_missing_are_asked_for(tmp_path: Path) -> None:
+def test_only_missing_wheels_are_requested(tmp_path: Path) -> None:
     home = tmp_path / "home"
     store, lock = store_of(tmp_path / "store", tiny(tmp_path))
     with asked(home, REQUEST) as call:
@@ -106,7 +108,7 @@ def test_only_wheels_that_are_missing_are_asked_for(tmp_path: Path) -> None:
         assert call.receive() == {"missing": [1]}
 
 
-def test_a_wheel_that_arrives_damaged_is_refused_and_nothing_stays(tmp_path: Path) -> None:
+def test_a_wheel_that_arrives_damaged_is_refused_and_nothing_is_left(tmp_path: Path) -> None:
     home = tmp_path / "home"
     store, lock = store_of(tmp_path / "store", tiny(tmp_path))
     data = bytearray(store.path(lock[0]).read_bytes())
@@ -122,17 +124,17 @@ def test_a_wheel_that_arrives_damaged_is_refused_and_nothing_stays(tmp_path: Pat
 def chained(
     directory: Path, lock: list[Wheel], length: int, python: str = sys.executable
 ) -> Iterator[tuple[AgentCall, AgentCall]]:
-    """Two nodes that are told to relay: the first, run by `python`, gets the stream, the second gets it from there."""
+    """Two nodes that relay: the first, run by `python`, gets the stream, and the second gets it from the first."""
     with asked(directory / "first", REQUEST, python=python) as first, asked(directory / "second", REQUEST) as second:
-        where = {}
+        addresses = {}
         for node, call in enumerate((first, second)):
             call.receive()
             call.send({"do": "listen", "address": "127.0.0.1", "nic": None})
             answer = call.receive()
-            where[node] = (answer["address"], answer["port"])
-        told = relay_plan.words(where, length)
+            addresses[node] = (answer["address"], answer["port"])
+        plans = relay_plan.words(addresses, length)
         for node, call in enumerate((first, second)):
-            call.send({"do": "relay", "relay": told[node], "lock": lock})
+            call.send({"do": "relay", "relay": plans[node], "lock": lock})
         yield first, second
 
 
@@ -140,7 +142,7 @@ def blob(wheel: Wheel, data: bytes) -> bytes:
     return HEADER.pack(bytes.fromhex(wheel.digest), wheel.size) + data
 
 
-def test_relayed_wheels_are_taken_if_they_are_right_and_were_asked_for(tmp_path: Path) -> None:
+def test_relayed_wheels_are_accepted_if_they_are_intact_and_were_requested(tmp_path: Path) -> None:
     store, lock = store_of(tmp_path / "store", tiny(tmp_path), make_wheel(tmp_path, "more", "2", {"more.py": ""}))
     right = store.path(lock[0]).read_bytes()
     stranger = lock[0]._replace(digest="0" * 64)
@@ -156,7 +158,7 @@ def test_relayed_wheels_are_taken_if_they_are_right_and_were_asked_for(tmp_path:
             assert call.result()["built"]
 
 
-def test_what_a_broken_relay_leaves_out_goes_directly(tmp_path: Path) -> None:
+def test_wheels_that_a_broken_relay_left_out_are_sent_directly(tmp_path: Path) -> None:
     store, lock = store_of(tmp_path / "store", tiny(tmp_path))
     data = store.path(lock[0]).read_bytes()
     with chained(tmp_path, lock, HEADER.size + 2 * len(data)) as (first, second):
@@ -168,7 +170,7 @@ def test_what_a_broken_relay_leaves_out_goes_directly(tmp_path: Path) -> None:
         assert second.result()["built"]
 
 
-def test_a_first_node_that_cannot_store_a_wheel_says_why_and_passes_it_on(tmp_path: Path) -> None:
+def test_a_first_node_that_cannot_store_a_wheel_reports_why_and_passes_it_on(tmp_path: Path) -> None:
     python = tmp_path / "python"
     python.write_text(f'#!/bin/sh\nulimit -f 2000\nexec {sys.executable} "$@"\n')  # blocks of 512 bytes
     python.chmod(0o755)
@@ -182,7 +184,7 @@ def test_a_first_node_that_cannot_store_a_wheel_says_why_and_passes_it_on(tmp_pa
 
 
 @pytest.mark.parametrize(
-    ("files", "lie_about", "words"),
+    ("files", "lie_about", "expected"),
     [
         ({"../../escaped.py": ""}, "", "would be outside the environment"),
         ({"/escaped.py": ""}, "", "would be outside the environment"),
@@ -190,19 +192,19 @@ def test_a_first_node_that_cannot_store_a_wheel_says_why_and_passes_it_on(tmp_pa
         ({"entry_points.txt": "[console_scripts]\n../x = a:b\n"}, "", "not an entry point"),
     ],
 )
-def test_a_wheel_that_is_not_sound_makes_no_environment(
-    files: dict[str, str], lie_about: str, words: str, tmp_path: Path
+def test_an_invalid_wheel_does_not_create_an_environment(
+    files: dict[str, str], lie_about: str, expected: str, tmp_path: Path
 ) -> None:
     home = tmp_path / "home"
     store, lock = store_of(tmp_path / "store", make_wheel(tmp_path, "tiny", "1.0", files, lie_about=lie_about))
-    with asked(home, REQUEST) as call, pytest.raises(NodeError, match=words):
+    with asked(home, REQUEST) as call, pytest.raises(NodeError, match=expected):
         install(call, lock, store)
     assert leftovers(home) == []
     assert not list(home.rglob("escaped.py"))
     assert {path.name for path in (ours(home) / "venvs").iterdir()} == {"lock"}
 
 
-def test_packages_that_do_not_work_on_this_machine_make_no_environment(tmp_path: Path) -> None:
+def test_packages_that_do_not_work_on_this_machine_do_not_create_an_environment(tmp_path: Path) -> None:
     home = tmp_path / "home"
     broken = make_wheel(tmp_path, "numpy", "9", {"numpy.py": "raise ImportError('needs another CPU')"})
     store, lock = store_of(tmp_path / "store", broken)
@@ -213,7 +215,7 @@ def test_packages_that_do_not_work_on_this_machine_make_no_environment(tmp_path:
     assert leftovers(home) == []
 
 
-def test_two_setups_are_kept_apart_until_the_first_is_gone(tmp_path: Path) -> None:
+def test_a_second_setup_is_refused_until_the_first_is_gone(tmp_path: Path) -> None:
     home = tmp_path / "home"
     with asked(home, REQUEST) as first:
         first.receive()
@@ -225,7 +227,7 @@ def test_two_setups_are_kept_apart_until_the_first_is_gone(tmp_path: Path) -> No
             assert "facts" in third.receive()
 
 
-def test_prune_and_setup_are_kept_apart(tmp_path: Path) -> None:
+def test_prune_and_setup_exclude_each_other(tmp_path: Path) -> None:
     home = tmp_path / "home"
     store, lock = store_of(tmp_path / "store", tiny(tmp_path))
     with asked(home, REQUEST) as call:
@@ -247,13 +249,13 @@ def test_prune_and_setup_are_kept_apart(tmp_path: Path) -> None:
     assert not (ours(home) / "venvs" / made).exists()
 
 
-def test_what_a_killed_setup_left_goes_away_with_the_next_one(tmp_path: Path) -> None:
+def test_the_next_setup_removes_what_a_killed_one_left(tmp_path: Path) -> None:
     home = tmp_path / "home"
     store, lock = store_of(tmp_path / "store", tiny(tmp_path))
     with asked(home, REQUEST) as call:
         call.receive()
         call.send({"do": "take", "lock": [lock[0]._replace(size=10**9)]})
-        call.write(b"x" * (1 << 22))  # more than the pipe holds: it is being written when all of this is gone
+        call.write(b"x" * (1 << 22))  # more than the pipe holds: it is still being written when all of this is gone
         assert leftovers(home) != []
         call._process.popen.kill()  # type: ignore[attr-defined]
         call._process.popen.wait()  # type: ignore[attr-defined]
@@ -263,8 +265,8 @@ def test_what_a_killed_setup_left_goes_away_with_the_next_one(tmp_path: Path) ->
     assert leftovers(home) == []
 
 
-def test_pip_on_the_node_is_ended_when_the_control_machine_goes(tmp_path: Path) -> None:
-    """It waits for a package index that never answers."""
+def test_pip_on_the_node_is_killed_when_the_control_machine_disconnects(tmp_path: Path) -> None:
+    """It is waiting for a package index that never answers."""
     import socket
 
     from support.processes import processes_with_environment, wait_until
@@ -282,7 +284,7 @@ def test_pip_on_the_node_is_ended_when_the_control_machine_goes(tmp_path: Path) 
     assert leftovers(home) == []
 
 
-def test_uv_lends_its_pip_to_a_python_that_has_none(tmp_path: Path) -> None:
+def test_uv_provides_pip_to_a_python_that_has_none(tmp_path: Path) -> None:
     home, index = tmp_path / "home", tmp_path / "index"
     wheel = describe(tiny(index))
     python = str(bare_python(tmp_path / "bare", sys.executable))
@@ -303,7 +305,7 @@ def test_uv_lends_its_pip_to_a_python_that_has_none(tmp_path: Path) -> None:
         assert call.receive() == {"failed": "exit code 9"}
 
 
-def test_uv_lends_its_pip_to_the_control_machine_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_uv_provides_pip_to_the_control_machine_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     index = tmp_path / "index"
     wheel = describe(tiny(index))
     platform = platform_of([facts()])
@@ -317,7 +319,7 @@ def test_uv_lends_its_pip_to_the_control_machine_too(tmp_path: Path, monkeypatch
     assert downloads.resolve(requirements, platform, cached=False) == [wheel]
 
 
-def test_uv_is_told_where_packages_are_and_not_on_its_command_line() -> None:
+def test_uv_gets_package_locations_but_not_on_its_command_line() -> None:
     lines = ["--index-url https://me:word@one/?a=b", "numpy", "--extra-index-url=two --find-links a", "--find-links b"]
     assert uv_variables(lines) == {
         "UV_DEFAULT_INDEX": "https://me:word@one/?a=b",
@@ -334,7 +336,7 @@ def test_a_lock_that_names_more_than_wheels_is_refused(tmp_path: Path) -> None:
             call.receive()
 
 
-def test_an_order_that_is_none_is_an_error(tmp_path: Path) -> None:
+def test_an_unknown_order_is_an_error(tmp_path: Path) -> None:
     with asked(tmp_path / "home", REQUEST) as call:
         call.receive()
         call.send({"do": "dance", "lock": []})
@@ -351,7 +353,7 @@ def test_requirements_are_read_without_comments_and_with_continued_lines() -> No
     assert logical_lines(text) == [(3, "numpy>=1.2"), (4, "foo ==1 --hash=sha256:0"), (7, "--index-url x")]
 
 
-def test_what_the_runtime_needs_is_added_where_it_takes_part() -> None:
+def test_requirements_of_the_runtime_are_added_if_it_is_used() -> None:
     assert effective("NumPy<2\n", runtime=True) == ["NumPy<2", "pyzmq"]
     assert effective("NumPy<2\n", runtime=False) == ["NumPy<2"]
     assert effective(None, runtime=False) == ["numpy", "pyzmq"]
@@ -377,7 +379,7 @@ def test_a_path_too_long_for_the_kernel_is_run_by_the_shell(tmp_path: Path) -> N
     assert shebang("/p") == b"#!/p\n"
 
 
-def test_nodes_of_one_kind_get_wheels_that_the_oldest_of_them_can_load() -> None:
+def test_nodes_of_the_same_kind_get_wheels_that_the_oldest_of_them_can_load() -> None:
     facts = {"implementation": "cp", "python": "3.11.2", "machine": "x86_64", "glibc": [2, 36], "pip": True}
     old = {**facts, "glibc": [2, 17]}
     assert kind_of(facts) == kind_of(old)
@@ -391,7 +393,7 @@ def test_nodes_of_one_kind_get_wheels_that_the_oldest_of_them_can_load() -> None
 
 
 @pytest.mark.parametrize(
-    ("said", "kind", "words"),
+    ("output", "kind", "expected"),
     [
         ("ERROR: x\nERROR: No matching distribution found for foo==9\n", "config", "foo==9"),
         ("WARNING: Retrying: Temporary failure in name resolution\nERROR: No matching", "node", "could not reach"),
@@ -401,13 +403,13 @@ def test_nodes_of_one_kind_get_wheels_that_the_oldest_of_them_can_load() -> None
         ("", "config", "no output"),
     ],
 )
-def test_the_words_of_pip_become_ours(said: str, kind: str, words: str) -> None:
-    error = explain(said, "on node0")
-    assert (error.kind, words in error.message) == (kind, True)
+def test_errors_of_pip_are_explained(output: str, kind: str, expected: str) -> None:
+    error = explain(output, "on node0")
+    assert (error.kind, expected in error.message) == (kind, True)
 
 
 class Giving:
-    """A node's agent that gives bytes, or is gone when there are none."""
+    """A node's agent that sends bytes, or disconnects if there are none."""
 
     def __init__(self, node: Node, data: bytes | None) -> None:
         self.node = node
@@ -422,7 +424,7 @@ class Giving:
         return self.data.read(count)
 
 
-def test_a_node_that_goes_while_it_gives_wheels_spoils_it_for_no_other(tmp_path: Path) -> None:
+def test_a_node_that_disconnects_while_sending_wheels_does_not_affect_others(tmp_path: Path) -> None:
     wheel = describe(tiny(tmp_path))
     cluster = PipeCluster(tmp_path, sys.executable, nodes=3)
     work = nodes._Setup(cluster, Requirements("", ("tiny",)), nodes.Wishes(), print, Downloads(tmp_path / "cache"))

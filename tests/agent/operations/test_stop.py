@@ -1,4 +1,4 @@
-"""Ending a job on one node, whoever holds it."""
+"""Stopping a job on one node, no matter which process holds it."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ with JobLock(JobPaths(pathlib.Path(sys.argv[1]))):
 """
 
 
-def test_a_start_that_holds_the_job_for_too_long_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its control machine has vanished: there is the lock, no run, and no supervisor to be told."""
+def test_a_start_that_holds_the_job_for_too_long_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its control machine has vanished: there is a lock, but no run and no supervisor to notify."""
     monkeypatch.setattr(stop, "START_S", 0.2)
     job = JobPaths(tmp_path / "JOB20261121-081530")
     job.meta.mkdir(parents=True)

@@ -1,4 +1,4 @@
-"""What an interpreter was found to have counts as long as nothing of it changes, and no longer."""
+"""The cached package versions of an interpreter are valid exactly as long as nothing about it changes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from support.pythons import bare_python
 
 
 class Node:
-    """A ROOT_DIR, and an interpreter whose numpy and zmq are one file each; counts how often it was started."""
+    """A ROOT_DIR and an interpreter whose numpy and zmq are one file each; counts how often it was started."""
 
     def __init__(self, directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.root = directory / "root"
@@ -44,7 +44,7 @@ class Node:
         (place or self.packages).joinpath(name, "inner.py").write_text(f"__version__ = '{version}'\n")
 
     def look(self, python: Path | str | None = None) -> list[str]:
-        """numpy's version, as often as the interpreter was started for it."""
+        """Return numpy's version and how often the interpreter was started to find it."""
         before = self.starts
         versions = interpreter.find_versions(self.root, str(python or self.python), runtime=True)
         return [versions["numpy"]] * (self.starts - before)
@@ -55,29 +55,29 @@ def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Node:
     return Node(tmp_path, monkeypatch)
 
 
-def test_an_interpreter_that_nobody_touched_is_tried_once(node: Node) -> None:
+def test_an_unchanged_interpreter_is_run_once(node: Node) -> None:
     assert [node.look(), node.look(), node.look()] == [["1.0"], [], []]
 
 
-def test_what_was_found_is_the_same_when_it_is_remembered(node: Node) -> None:
+def test_cached_versions_equal_those_that_were_found(node: Node) -> None:
     first, second = (interpreter.find_versions(node.root, str(node.python), runtime=True) for _ in range(2))
     assert first == second
     assert first["python"] == sys.version.split()[0]
 
 
 @pytest.mark.parametrize(("what", "message"), [("numpy", "has no numpy"), ("numpy/inner.py", "does not work")])
-def test_a_package_that_was_removed_is_missed(node: Node, what: str, message: str) -> None:
+def test_a_removed_package_is_noticed(node: Node, what: str, message: str) -> None:
     node.look()
     gone = node.packages / what
     shutil.rmtree(gone) if gone.is_dir() else gone.unlink()
     shutil.rmtree(node.packages / "numpy/__pycache__", ignore_errors=True)
     with pytest.raises(AgentError, match=message):
         node.look()
-    with pytest.raises(AgentError):  # what failed is not remembered
+    with pytest.raises(AgentError):  # failures are not cached
         node.look()
 
 
-def test_another_version_of_a_package_is_noticed(node: Node) -> None:
+def test_a_changed_version_of_a_package_is_noticed(node: Node) -> None:
     node.look()
     shutil.rmtree(node.packages / "numpy")
     node.install("numpy", "2.0")
@@ -90,7 +90,7 @@ def test_a_package_that_hides_another_is_noticed(node: Node, tmp_path: Path) -> 
     assert node.look() == ["3.0"]
 
 
-def test_a_variable_that_says_where_packages_are_counts(
+def test_a_variable_that_affects_where_packages_are_found_is_noticed(
     node: Node, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     node.look()
@@ -101,7 +101,7 @@ def test_a_variable_that_says_where_packages_are_counts(
     assert node.look() == ["1.0"]
 
 
-def test_an_interpreter_that_was_replaced_is_tried_again(node: Node) -> None:
+def test_a_replaced_interpreter_is_run_again(node: Node) -> None:
     node.look()
     beside = node.python.with_name("new")
     shutil.copy(node.python, beside)
@@ -109,30 +109,30 @@ def test_an_interpreter_that_was_replaced_is_tried_again(node: Node) -> None:
     assert node.look() == ["1.0"]
 
 
-def test_a_script_that_chooses_an_interpreter_is_asked_each_time(node: Node, tmp_path: Path) -> None:
+def test_a_script_that_chooses_an_interpreter_is_run_each_time(node: Node, tmp_path: Path) -> None:
     script = tmp_path / "chooser"
     script.write_text(f'#!/bin/sh\nexec {node.python} "$@"\n')
     script.chmod(0o755)
     assert [node.look(script), node.look(script)] == [["1.0"], ["1.0"]]
 
 
-def test_a_script_is_believed_whatever_it_says(node: Node, tmp_path: Path) -> None:
+def test_a_script_is_trusted_whatever_it_reports(node: Node, tmp_path: Path) -> None:
     script = tmp_path / "sayer"
     script.write_text("#!/bin/sh\necho 3.9.1 1.26 25.1\n")
     script.chmod(0o755)
     assert [node.look(script), node.look(script)] == [["1.26"], ["1.26"]]
 
 
-def test_without_the_runtime_python_alone_is_asked_for(node: Node) -> None:
+def test_without_the_runtime_only_the_python_version_is_needed(node: Node) -> None:
     shutil.rmtree(node.packages)
-    found = interpreter.find_versions(node.root, str(node.python), runtime=False)
-    assert list(found) == ["python"]
+    versions = interpreter.find_versions(node.root, str(node.python), runtime=False)
+    assert list(versions) == ["python"]
     with pytest.raises(AgentError, match="has no numpy"):
         interpreter.find_versions(node.root, str(node.python), runtime=True)
 
 
 @pytest.mark.parametrize("text", ["", "{", "{}", "[]", '{"asked": 1}'])
-def test_a_damaged_record_is_as_good_as_none(node: Node, text: str) -> None:
+def test_a_damaged_cache_entry_is_ignored(node: Node, text: str) -> None:
     node.look()
     interpreter_record(node.root).write_text(text)
     assert [node.look(), node.look()] == [["1.0"], []]

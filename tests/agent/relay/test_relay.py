@@ -1,4 +1,4 @@
-"""Nodes pass a stream on: whole, to the right ones only, and around whatever breaks."""
+"""Nodes relay a stream completely, only to the right nodes, and around any failure."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from clusterctl.common.paths import PACKAGE_ROOT
 
 @pytest.fixture(autouse=True)
 def nothing_is_left() -> Iterator[None]:
-    """No thread and no descriptor outlives a relay."""
+    """Check that no thread or descriptor outlives a relay."""
     before = set(os.listdir("/proc/self/fd"))  # noqa: PTH208
     yield
     assert [thread.name for thread in threading.enumerate() if thread.name.startswith("relay")] == []
@@ -54,14 +54,14 @@ def test_an_empty_stream_ends_at_once() -> None:
     relays.close()
 
 
-def test_what_the_receiver_does_not_read_is_passed_on_all_the_same() -> None:
+def test_bytes_that_the_receiver_does_not_read_are_passed_on_anyway() -> None:
     relays = Relays(3)
     relays.run(reads={1: lambda member: None})
     assert relays.members[2].got == STREAM
 
 
 @pytest.mark.parametrize("python", [version for version in ("3.9", "3.13") if version in PYTHONS] or ["none"])
-def test_it_works_between_processes_in_other_pythons(python: str) -> None:
+def test_a_relay_works_between_processes_in_different_pythons(python: str) -> None:
     if python == "none":
         pytest.skip("no other python on this machine")
     relays = Relays(3)
@@ -99,7 +99,7 @@ def test_it_works_between_processes_in_other_pythons(python: str) -> None:
     assert relays.members[2].got == STREAM
 
 
-def test_the_nodes_behind_a_dead_one_hear_that_nothing_comes(short_patience: None) -> None:
+def test_nodes_behind_a_dead_one_are_notified_that_nothing_will_arrive(short_patience: None) -> None:
     relays = Relays(4, dead=(2,))
     relays.run(without=(2,))
     assert relays.members[0].got == relays.members[1].got == STREAM
@@ -107,7 +107,7 @@ def test_the_nodes_behind_a_dead_one_hear_that_nothing_comes(short_patience: Non
     assert relays.members[3].broken == "the relay broke: node2 did not connect within 1 s"
 
 
-def test_the_nodes_behind_one_that_dies_midway_keep_what_came(short_patience: None) -> None:
+def test_nodes_behind_one_that_dies_midway_keep_what_arrived(short_patience: None) -> None:
     def die(member: Member) -> None:
         while len(member.got) < 1 << 20:
             member.got += member.relay.read(10_000)
@@ -124,7 +124,7 @@ def test_the_nodes_behind_one_that_dies_midway_keep_what_came(short_patience: No
         assert len(members[node].got) >= 1 << 19
 
 
-def test_a_lying_node_is_not_noticed_here_but_by_the_hashes_of_the_receiver() -> None:
+def test_a_lying_node_is_detected_by_the_receivers_hashes_and_not_by_the_relay() -> None:
     relays = Relays(3, kinds={1: LyingRelay})
     relays.run()
     assert relays.members[1].got == STREAM
@@ -132,7 +132,7 @@ def test_a_lying_node_is_not_noticed_here_but_by_the_hashes_of_the_receiver() ->
 
 
 @pytest.mark.parametrize("allowed_s", [0.3, 1e6], ids=["it lags too long", "after much work"])
-def test_a_node_that_takes_nothing_is_given_up_and_holds_up_nobody_before_it(
+def test_a_node_that_reads_nothing_is_given_up_and_does_not_delay_the_nodes_before_it(
     short_patience: None, monkeypatch: pytest.MonkeyPatch, allowed_s: float
 ) -> None:
     monkeypatch.setattr(Lag, "ALLOWED_S", allowed_s)
@@ -162,14 +162,14 @@ def test_silence_of_the_upstream_node_is_noticed(short_patience: None) -> None:
     relays.close()
 
 
-def test_strangers_are_not_served_and_hold_up_nobody() -> None:
+def test_strangers_are_not_served_and_delay_nobody() -> None:
     relays, others = Relays(3), Relays(3)
     member = relays.start(1, downstream=[])
     port = member.relay.port
     silent = [socket.create_connection(("127.0.0.1", port)) for _ in range(5)]
     silent[0].sendall(b"GET / HTTP/1.0\r\n\r\n")
     refused = []
-    stream = bytes(len(STREAM) * 8)  # more than all socket buffers take
+    stream = bytes(len(STREAM) * 8)  # more than all socket buffers can hold
     for keys in (others.keys[0], relays.keys[2]):  # of another dispatch; of another node
         stranger = Relay("127.0.0.1")
         stranger.start(keys, None, [Branch("127.0.0.1", port, "node1")], len(stream), reader(stream))
@@ -203,7 +203,7 @@ def test_nothing_is_sent_to_a_node_that_cannot_prove_its_name(wrong: str) -> Non
 
 
 @pytest.mark.parametrize("when", ["before the start", "after the start", "midway", "after the finish"])
-def test_closing_is_possible_at_any_moment(when: str) -> None:
+def test_a_relay_can_be_closed_at_any_moment(when: str) -> None:
     relays = Relays(3)
     if when != "before the start":
         for node in relays.members:
@@ -224,7 +224,7 @@ class Clock:
         return self.now
 
 
-def test_a_lag_is_allowed_in_proportion_to_the_work_and_to_the_nodes_behind() -> None:
+def test_the_allowed_lag_is_proportional_to_the_work_and_to_the_nodes_behind() -> None:
     clock = Clock()
     lags = {nodes: Lag(nodes, clock) for nodes in (1, 2, 15)}
     before = {nodes: lag.left_s() for nodes, lag in lags.items()}

@@ -18,16 +18,16 @@ from clusterctl.common.run_spec import ProcessSpec
 CHATTERS = """
 import os, socket
 line = b'{"event": "chatter"}\\n' * 1000
-said = socket.socket(fileno=int(os.environ["CONTROL"]))
+control = socket.socket(fileno=int(os.environ["CONTROL"]))
 while True:
-    said.sendall(line)
+    control.sendall(line)
 """
 
 
-def test_a_process_that_never_stops_talking_does_not_keep_its_supervisor_from_anything_else(tmp_path: Path) -> None:
-    loop, said = EventLoop(), list[dict[str, Any]]()
+def test_a_process_that_never_stops_sending_does_not_block_its_supervisor(tmp_path: Path) -> None:
+    loop, messages = EventLoop(), list[dict[str, Any]]()
     plan = ProcessSpec(role="trainer", rank=0, index=0, argv=(sys.executable, "-S", "-c", CHATTERS))
-    child = Child(plan, loop, lambda child, message: said.append(message), lambda child, exc: None)
+    child = Child(plan, loop, lambda child, message: messages.append(message), lambda child, exc: None)
     child.start(tmp_path, tmp_path, lambda fd: {**os.environ, "CONTROL": fd}, 0.0)
     assert child.pid is not None
     patience = threading.Timer(20, os.kill, (child.pid, signal.SIGKILL))
@@ -36,7 +36,7 @@ def test_a_process_that_never_stops_talking_does_not_keep_its_supervisor_from_an
     try:
         loop.run()
         assert not child.poll(), "it had to be killed"
-        assert len(said) > 1000
+        assert len(messages) > 1000
     finally:
         patience.cancel()
         child.signal(signal.SIGKILL)
@@ -46,7 +46,7 @@ def test_a_process_that_never_stops_talking_does_not_keep_its_supervisor_from_an
         child.close()
 
 
-def test_last_lines_tell_which_of_them_the_program_did_not_write(tmp_path: Path) -> None:
+def test_last_lines_mark_those_that_the_program_did_not_write(tmp_path: Path) -> None:
     plan = ProcessSpec(role="trainer", rank=0, index=0, argv=("true",))
     child = Child(plan, EventLoop(), lambda child, message: None, lambda child, exc: None)
     for line in ("of the program", "pass 3: done"):
@@ -56,7 +56,7 @@ def test_last_lines_tell_which_of_them_the_program_did_not_write(tmp_path: Path)
     assert child.last_lines() == {"tail": ["of the program", "pass 3: done", "clusterctl: stalled"], "ours": [1, 2]}
 
 
-def test_the_number_of_an_error_is_told_where_it_is_the_systems() -> None:
+def test_the_errno_of_an_error_is_reported_if_it_is_a_system_error() -> None:
     assert system_error(OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))) == {"errno": "ENOSPC"}
     for other in (OSError(errno.EPERM, "OPEN_FILES is too much"), OSError("no address"), ValueError("x"), None):
         assert system_error(other) == {"errno": None}

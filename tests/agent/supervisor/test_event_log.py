@@ -1,4 +1,4 @@
-"""What a supervisor writes about itself and for others: pauses, successions, and whom the run waits for."""
+"""Events that a supervisor records: pauses, takeovers, and the processes that the run waits for."""
 
 from __future__ import annotations
 
@@ -35,7 +35,9 @@ def waits_for(run: RunPaths) -> list[str]:
     return list(state["waits_for"])
 
 
-def test_a_supervisor_that_did_not_run_for_a_while_says_so_once(run: RunPaths, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_supervisor_that_did_not_run_for_a_while_records_it_once(
+    run: RunPaths, monkeypatch: pytest.MonkeyPatch
+) -> None:
     clock = [100.0]
     monkeypatch.setattr(event_log, "_boot_s", lambda: clock[0])
     written = begin(run)
@@ -46,7 +48,9 @@ def test_a_supervisor_that_did_not_run_for_a_while_says_so_once(run: RunPaths, m
     assert (paused["event"], paused["paused_s"]) == ("paused", PAUSED_S + 40.0)
 
 
-def test_a_pause_is_told_before_what_was_found_after_it(run: RunPaths, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_pause_is_recorded_before_the_events_detected_after_it(
+    run: RunPaths, monkeypatch: pytest.MonkeyPatch
+) -> None:
     clock = [100.0]
     monkeypatch.setattr(event_log, "_boot_s", lambda: clock[0])
     written = begin(run)
@@ -56,7 +60,7 @@ def test_a_pause_is_told_before_what_was_found_after_it(run: RunPaths, monkeypat
     assert [event["event"] for event in events(run)] == ["paused", "lost"]
 
 
-def test_a_supervisor_that_takes_over_tells_when_the_one_before_was_seen(run: RunPaths) -> None:
+def test_a_supervisor_that_takes_over_records_when_its_predecessor_was_last_seen(run: RunPaths) -> None:
     begin(run).write_state()
     before = read_json(run.state)
     assert before is not None
@@ -69,7 +73,7 @@ def test_a_supervisor_that_takes_over_tells_when_the_one_before_was_seen(run: Ru
     assert events(run)[-1]["rebooted"] is True
 
 
-def test_whom_a_run_waits_for_stands_in_the_state_until_they_are_back(run: RunPaths) -> None:
+def test_the_processes_a_run_waits_for_are_in_the_state_until_they_are_back(run: RunPaths) -> None:
     written = begin(run)
     written.record({"event": "lost", "node": 3, "message": "gone"})
     assert waits_for(run) == []

@@ -1,4 +1,4 @@
-"""Limits of memory and of open files, and kills of the kernel, which are told from kills by others."""
+"""Limits of memory and open files; kills by the kernel, as distinguished from kills by anyone else."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from clusterctl.agent.supervisor.limits import limiter
 from clusterctl.common.run_spec import Limits
 
 GROUPS = Path("/sys/fs/cgroup")
-# Joins the control group given, and starts two programs: one asks for too much, the other is killed by somebody.
+# Joins the given control group and starts two programs; one exceeds the memory limit, its parent kills the other.
 IN_A_GROUP = """
 import os, pathlib, subprocess, sys
 from clusterctl.agent.supervisor.exits import OomKills
@@ -41,10 +41,10 @@ class Counter:
         return self.count
 
 
-def test_every_kill_of_the_kernel_is_claimed_by_one_process_at_most() -> None:
+def test_every_kill_by_the_kernel_is_attributed_to_at_most_one_process() -> None:
     counter = Counter()
     kills = OomKills(counter)
-    assert not kills.claim(-9), "killed by somebody"
+    assert not kills.claim(-9), "killed by someone else"
     counter.count += 2
     assert not kills.claim(-15)
     assert not kills.claim(1)
@@ -57,7 +57,7 @@ def test_every_kill_of_the_kernel_is_claimed_by_one_process_at_most() -> None:
     assert kills.claim(-9), "a process takes a while to end"
 
 
-def test_a_kill_that_nobody_claims_for_long_was_of_others() -> None:
+def test_a_kill_that_stays_unclaimed_is_attributed_to_other_processes() -> None:
     counter = Counter()
     kills = OomKills(counter)
     counter.count += 1
@@ -68,7 +68,7 @@ def test_a_kill_that_nobody_claims_for_long_was_of_others() -> None:
 
 @pytest.fixture
 def small_group() -> Iterator[Path]:
-    """A control group with 100 MB."""
+    """A control group with a limit of 100 MB."""
     top = GROUPS / "memory" if (GROUPS / "memory").is_dir() else GROUPS
     group, limit = top / f"clusterctl-{os.getpid()}", "memory.max"
     if (top / "memory.limit_in_bytes").exists():
@@ -79,12 +79,12 @@ def small_group() -> Iterator[Path]:
     except OSError as exc:
         with contextlib.suppress(OSError):
             group.rmdir()
-        pytest.skip(f"no control group with a limit of memory can be made here: {exc}")
+        pytest.skip(f"no control group with a memory limit can be created here: {exc}")
     yield group
     group.rmdir()
 
 
-def test_a_real_kill_for_want_of_memory_is_told_from_a_kill_by_somebody(small_group: Path) -> None:
+def test_a_real_out_of_memory_kill_is_distinguished_from_another_kill(small_group: Path) -> None:
     command = [sys.executable, "-c", IN_A_GROUP, str(small_group)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout.splitlines() == ["-9 True", "-9 False"], done.stderr
@@ -95,17 +95,17 @@ def test_without_settings_nothing_is_limited() -> None:
     assert limiter(Limits(memory_limit_mb=None, open_files=None)) is None
 
 
-def test_a_process_begins_within_its_limits() -> None:
+def test_a_process_starts_with_its_limits() -> None:
     limit = limiter(Limits(memory_limit_mb=500, open_files=64))
     show = "import resource as r; print(r.getrlimit(r.RLIMIT_AS), r.getrlimit(r.RLIMIT_NOFILE))"
     done = subprocess.run([sys.executable, "-c", show], preexec_fn=limit, capture_output=True, text=True, check=True)
     assert done.stdout == "(500000000, 500000000) (64, 64)\n"
 
 
-def test_more_open_files_than_the_node_allows_are_refused_with_its_limit() -> None:
+def test_asking_for_more_open_files_than_the_node_allows_is_refused_with_its_limit() -> None:
     most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     if most == resource.RLIM_INFINITY:
-        pytest.skip("any number of files may be open here")
+        pytest.skip("there is no limit on open files here")
     with pytest.raises(OSError, match=rf"OPEN_FILES = {most + 1} is more than this node allows, {most} \(ulimit -Hn\)"):
         limiter(Limits(open_files=most + 1))
 
@@ -128,7 +128,7 @@ def test_more_open_files_than_the_node_allows_are_refused_with_its_limit() -> No
         ("raise SystemExit(3)", {"memory_limit_mb": 500}, None),
     ],
 )
-def test_a_program_that_died_of_a_limit_is_told_as_such(
+def test_a_program_that_hit_a_limit_is_reported_as_such(
     program: str, limits: dict[str, Any], expected: Shortage | None
 ) -> None:
     limit = limiter(Limits(memory_limit_mb=3000).replace(**limits))
@@ -147,14 +147,14 @@ def test_a_program_that_died_of_a_limit_is_told_as_such(
         (1, ["ValueError: x"], {"reason": None, "limit": None}),
     ],
 )
-def test_what_the_message_of_an_end_says_is_in_fields_too(code: int, tail: list[str], facts: dict[str, Any]) -> None:
+def test_facts_in_an_exit_message_are_in_fields_too(code: int, tail: list[str], facts: dict[str, Any]) -> None:
     classifier = ExitClassifier(make_context(memory_limit_mb=500))
     child: Any = type("Child", (), {"exit_code": code, "stalled": None, "hopeless": None, "peers": []})
-    told = classifier.explain(child, tail)
-    assert {name: told[name] for name in facts} == facts
+    explanation = classifier.explain(child, tail)
+    assert {name: explanation[name] for name in facts} == facts
 
 
-def test_whom_a_trainer_waited_for_in_vain_is_told_until_it_goes_on() -> None:
+def test_the_process_a_trainer_waited_for_in_vain_is_reported_until_the_trainer_goes_on() -> None:
     classifier = ExitClassifier(make_context())
     child: Any = type("Child", (), {"exit_code": 1, "stalled": None, "hopeless": None, "peers": []})
     for pserver in (3, "evil", -1, True, *range(100)):

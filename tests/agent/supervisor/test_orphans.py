@@ -1,4 +1,4 @@
-"""What a process leaves behind is ended before it begins again, whatever it has made of its environment."""
+"""The leftovers of a process are killed before it restarts, whatever it has done to its environment."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-# A supervisor of one process, which writes over its environment, starts another one in its session, and is killed.
+# A supervisor of one process, which overwrites its environment, starts another one in its session, and is killed.
 SUPERVISES = """
 import os, signal, sys
 from pathlib import Path
@@ -71,7 +71,7 @@ signal.pause()
 """
 
 
-def test_a_helper_without_environment_ends_with_the_process_whose_session_it_is_in_and_no_other(tmp_path: Path) -> None:
+def test_a_helper_without_environment_ends_only_with_the_process_in_whose_session_it_runs(tmp_path: Path) -> None:
     command = [sys.executable, "-c", SUPERVISES, str(tmp_path), CLOBBERS]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert done.stdout == "[False, True] 1\n", done.stderr

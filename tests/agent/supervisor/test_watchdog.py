@@ -1,4 +1,4 @@
-"""Who is stalled, by a clock in the hand: silence counts only of those that speak, and never our own absence."""
+"""Stalls, with a fake clock: only processes that report are watched, and the supervisor's own absence never counts."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from clusterctl.agent.supervisor.watchdog import Watchdog
 from clusterctl.common.procfs import Identity, identify
 
 STALL_S, NODE_GRACE_S = 60.0, 10.0
-# Exits with 7 when it gets the signal after those for its supervisor.
+# Exits with 7 when it gets the signal that follows the supervisor's own ones.
 SPEAKER = """
 import os, signal
 signal.signal(signal.SIGRTMIN + 4, lambda *_: os._exit(7))
@@ -28,7 +28,7 @@ signal.pause()
 
 
 class Fake:
-    """A child as `Watchdog` sees it."""
+    """A child with the attributes that `Watchdog` uses."""
 
     def __init__(self, role: str, identity: Identity | None = None) -> None:
         self.role, self.serves, self.name = role, role != "trainer", f"{role}0"
@@ -52,8 +52,8 @@ class Play:
         context = make_context(
             loop=self.loop,
             record=lambda event, child: self.events.append({**event, "who": child.name if child else None}),
-            send=lambda word: self.paces.append(
-                (name_of((word["role"], word["rank"])), word["pace"], word.get("message"))
+            send=lambda message: self.paces.append(
+                (name_of((message["role"], message["rank"])), message["pace"], message.get("message"))
             ),
             is_over=lambda: self.over,
             stall_s=STALL_S,
@@ -66,14 +66,14 @@ class Play:
         self.watchdog.receive(child, {"event": event, **more})  # type: ignore[arg-type]
 
     def passes(self, seconds: float) -> None:
-        """Time, in which the supervisor looks as it would."""
+        """Let time pass, with the supervisor's regular checks."""
         end = self.now + seconds
         while self.now < end:
             self.now += self.watchdog.period_s
             self.watchdog.look()
 
     def timers(self) -> None:
-        """Everything that is due within the next second, but not the looks."""
+        """Return everything that is due within the next second, except the checks."""
         self.loop.after(1.1, self.loop.stop)
         self.now += 1.2
         self.loop.run()
@@ -91,7 +91,7 @@ def speaker() -> Iterator[subprocess.Popen[str]]:
             process.kill()
 
 
-def test_a_trainer_is_stalled_when_it_has_said_nothing_for_so_long_and_runs_again_when_it_does() -> None:
+def test_a_trainer_is_stalled_after_it_was_silent_too_long_and_runs_again_when_it_reports() -> None:
     trainer = Fake("trainer")
     play = Play(trainer)
     play.says(trainer, "step")
@@ -107,7 +107,7 @@ def test_a_trainer_is_stalled_when_it_has_said_nothing_for_so_long_and_runs_agai
     assert trainer.signals == []
 
 
-def test_a_program_that_never_speaks_is_never_stalled() -> None:
+def test_a_program_that_never_reports_is_never_stalled() -> None:
     trainer, server = Fake("trainer"), Fake("pserver")
     server.plan = server.plan.replace(ours=False)
     play = Play(trainer, server)
@@ -115,7 +115,7 @@ def test_a_program_that_never_speaks_is_never_stalled() -> None:
     assert (play.events, server.sent) == ([], [])
 
 
-def test_a_pserver_is_asked_again_only_when_it_has_answered_and_stalled_when_it_does_not() -> None:
+def test_a_pserver_is_pinged_again_only_after_it_answered_and_is_stalled_if_it_does_not() -> None:
     server = Fake("pserver")
     play = Play(server)
     for _ in range(20):
@@ -127,12 +127,12 @@ def test_a_pserver_is_asked_again_only_when_it_has_answered_and_stalled_when_it_
     play.passes(NODE_GRACE_S + 5)
     assert (server.state, len(server.sent)) == ("stalled", asked + 1)
     play.says(server, "step")
-    assert server.state == "stalled", "one of its lanes does something; all have to answer"
+    assert server.state == "stalled", "one of its lanes is active, but all of them have to answer"
     play.says(server, "pong")
     assert server.state == "ready"
 
 
-def test_nobody_is_blamed_for_the_time_in_which_the_supervisor_itself_was_away() -> None:
+def test_no_process_is_blamed_for_the_time_in_which_the_supervisor_itself_was_paused() -> None:
     trainer, server = Fake("trainer"), Fake("pserver")
     play = Play(trainer, server)
     play.says(trainer, "step")
@@ -143,7 +143,7 @@ def test_nobody_is_blamed_for_the_time_in_which_the_supervisor_itself_was_away()
 
 
 @pytest.mark.parametrize("pid_of", ["speaker", "stranger", "nobody"])
-def test_the_signal_for_stacks_goes_to_whom_it_was_agreed_with_and_to_nobody_else(
+def test_the_signal_for_stacks_goes_only_to_the_process_it_was_agreed_with(
     speaker: subprocess.Popen[str], pid_of: str
 ) -> None:
     session = identify(os.getpid() if pid_of == "stranger" else speaker.pid)
@@ -163,7 +163,7 @@ def test_the_signal_for_stacks_goes_to_whom_it_was_agreed_with_and_to_nobody_els
 
 
 @pytest.mark.parametrize("number", [0, -1, 9, 19, 65, 10**30, "10", None, [1]])
-def test_nonsense_in_place_of_a_signal_or_a_process_does_no_harm(speaker: subprocess.Popen[str], number: Any) -> None:
+def test_an_invalid_signal_or_process_does_no_harm(speaker: subprocess.Popen[str], number: Any) -> None:
     one, other = Fake("trainer", identify(speaker.pid)), Fake("trainer", identify(speaker.pid))
     play = Play(one, other)
     play.says(one, "stacks", signal=number, pid=speaker.pid)
@@ -173,7 +173,9 @@ def test_nonsense_in_place_of_a_signal_or_a_process_does_no_harm(speaker: subpro
 
 
 @pytest.mark.parametrize("goes_on", [False, True])
-def test_fail_kills_what_is_still_stalled_after_its_stacks(speaker: subprocess.Popen[str], goes_on: bool) -> None:
+def test_fail_kills_a_process_that_is_still_stalled_after_its_stacks(
+    speaker: subprocess.Popen[str], goes_on: bool
+) -> None:
     trainer = Fake("trainer", identify(speaker.pid))
     play = Play(trainer, on_stall="fail")
     play.says(trainer, "stacks", signal=signal.SIGRTMIN + 4, pid=speaker.pid)
@@ -194,7 +196,7 @@ def test_nothing_stalls_while_the_run_is_being_stopped() -> None:
     assert (play.events, trainer.signals) == ([], [])
 
 
-def test_the_lead_is_told_who_waits_for_too_long_in_one_wait_and_when_it_moves_or_stalls() -> None:
+def test_the_lead_is_notified_when_one_wait_takes_too_long_and_when_the_trainer_moves_or_stalls() -> None:
     trainer = Fake("trainer")
     play = Play(trainer)
     play.says(trainer, "step")
@@ -216,7 +218,7 @@ def test_the_lead_is_told_who_waits_for_too_long_in_one_wait_and_when_it_moves_o
 
 
 @pytest.mark.parametrize("for_s", [None, "9999", float("nan"), float("inf"), [9999]])
-def test_nonsense_in_place_of_how_long_it_waits_is_a_sign_of_life_and_no_more(for_s: Any) -> None:
+def test_an_invalid_waiting_time_is_a_sign_of_life_and_no_more(for_s: Any) -> None:
     trainer = Fake("trainer")
     play = Play(trainer)
     play.says(trainer, "waiting", for_s=for_s)
@@ -224,7 +226,7 @@ def test_nonsense_in_place_of_how_long_it_waits_is_a_sign_of_life_and_no_more(fo
 
 
 @pytest.mark.parametrize("halted", [True, False])
-def test_that_a_process_is_stopped_by_a_signal_is_a_field_of_the_event(
+def test_the_event_of_a_stall_has_a_field_for_a_process_stopped_by_a_signal(
     speaker: subprocess.Popen[str], halted: bool
 ) -> None:
     if halted:

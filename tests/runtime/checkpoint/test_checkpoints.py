@@ -1,4 +1,4 @@
-"""Checkpoints on disk: from any number of pservers and lanes onto any other, bit for bit, and what damage does."""
+"""Checkpoints on disk: saved and loaded with any number of pservers and lanes, bit for bit, and damage to them."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Column:
 
 
 class Run:
-    """A run of blocks of a dense table, as a pserver's lane has it."""
+    """A run of blocks of a dense table, as held by one lane of a pserver."""
 
     def __init__(self, spec: TableSpec, values: np.ndarray, state: Sequence[np.ndarray], start: int, stop: int) -> None:
         self.spec, self.start, self.count = spec, start, stop - start
@@ -52,7 +52,7 @@ class Run:
 
 
 class Lane:
-    """The rows of an embedding in the slots of one lane; every second place is free, as where rows were evicted."""
+    """The rows of an embedding in the slots of one lane; every second place is free, as if rows had been evicted."""
 
     def __init__(self, table: Rows, lane: int, lanes: int) -> None:
         self.spec, self.lane, self.lanes = table.spec, lane, lanes
@@ -80,7 +80,7 @@ class Lane:
 
 
 class Rows:
-    """A whole embedding: ids in no order."""
+    """A whole embedding, with ids in no particular order."""
 
     def __init__(self, spec: TableSpec, ids: np.ndarray, candidates: np.ndarray, rng: np.random.Generator) -> None:
         self.spec, self.ids, self.candidates = spec, ids, candidates
@@ -94,7 +94,7 @@ class Rows:
 
 
 class World:
-    """All tables of a job; `write` saves them as a run with so many pservers and lanes would."""
+    """All tables of a job; `write` saves them as a run with that many pservers and lanes would."""
 
     def __init__(self) -> None:
         rng = np.random.default_rng(3)
@@ -109,7 +109,7 @@ class World:
         }
 
     def write(self, directory: Path, pservers: int, lanes: tuple[int, int] = (1, 1)) -> list[dict[str, Any]]:
-        """Pserver p has the lanes p*n to p*n+n-1 of each kind; returns the receipts."""
+        """Pserver p has the lanes p*n to p*n+n-1 of each kind; return the receipts."""
         receipts = []
         for p in range(pservers):
             tables: list[Any] = []
@@ -126,27 +126,29 @@ class World:
         return receipts
 
     def assert_dense(self, checkpoint: Checkpoint, spec: TableSpec, start: int, stop: int) -> None:
-        found = checkpoint.dense(spec, start, stop)
-        assert found is not None
-        values, state = found
+        loaded = checkpoint.dense(spec, start, stop)
+        assert loaded is not None
+        values, state = loaded
         for got, expected in zip([values, *state], self.dense[spec.name], strict=True):
             np.testing.assert_array_equal(got.view(np.uint32), expected[start:stop].view(np.uint32))
 
     def assert_rows(self, checkpoint: Checkpoint, name: str, lane: int, lanes: int) -> int:
-        whole = self.rows[name]
-        found = checkpoint.sparse(whole.spec, lane, lanes)
-        assert found is not None
-        own = np.flatnonzero(slots_of(whole.ids, whole.spec.rows) % lanes == lane)
-        own = own[np.argsort(whole.ids[own])]
-        np.testing.assert_array_equal(found.ids, whole.ids[own])
+        saved = self.rows[name]
+        loaded = checkpoint.sparse(saved.spec, lane, lanes)
+        assert loaded is not None
+        own = np.flatnonzero(slots_of(saved.ids, saved.spec.rows) % lanes == lane)
+        own = own[np.argsort(saved.ids[own])]
+        np.testing.assert_array_equal(loaded.ids, saved.ids[own])
         if len(own):
-            assert sorted(found.columns) == sorted(whole.columns)
-        for column in found.columns:
-            assert found.columns[column].tobytes() == whole.columns[column][own].tobytes()
-        waiting = dict(zip(whole.candidates.tolist(), whole.counts.tolist(), strict=True))
-        got = dict(zip(found.candidate_ids.tolist(), found.counts.tolist(), strict=True))
-        assert got == {i: n for i, n in waiting.items() if slots_of(np.array([i]), whole.spec.rows)[0] % lanes == lane}
-        return len(found.ids) + len(found.counts)
+            assert sorted(loaded.columns) == sorted(saved.columns)
+        for column in loaded.columns:
+            assert loaded.columns[column].tobytes() == saved.columns[column][own].tobytes()
+        waiting = dict(zip(saved.candidates.tolist(), saved.counts.tolist(), strict=True))
+        received = dict(zip(loaded.candidate_ids.tolist(), loaded.counts.tolist(), strict=True))
+        assert received == {
+            i: n for i, n in waiting.items() if slots_of(np.array([i]), saved.spec.rows)[0] % lanes == lane
+        }
+        return len(loaded.ids) + len(loaded.counts)
 
 
 @pytest.fixture(scope="module")
@@ -156,7 +158,7 @@ def world() -> World:
 
 @pytest.fixture
 def saved(world: World, tmp_path: Path) -> Path:
-    """Three pservers with two lanes of each kind."""
+    """A checkpoint by three pservers with two lanes of each kind."""
     receipts = world.write(tmp_path, 3, (2, 2))
     manifest = build_manifest("JOB", "0001", [{**r, "node": r["pserver"]} for r in receipts])
     assert manifest is not None
@@ -197,60 +199,60 @@ def test_a_pserver_needs_only_its_own_piece_when_nothing_moved(world: World, sav
         checkpoint.dense(DENSE, 0, DENSE.elements)
 
 
-def test_lanes_read_a_checkpoint_from_threads_of_their_own(
+def test_lanes_read_a_checkpoint_from_their_own_threads(
     world: World, saved: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """All come at once, while the checksum of each file is made for the first time."""
+    """All threads start at once, while the checksum of each file is computed for the first time."""
     lanes = 4
     first = threading.Barrier(lanes)
     hashing = reader.checksum
 
     def slowly(path: Path) -> tuple[int, str]:
         with contextlib.suppress(threading.BrokenBarrierError):
-            first.wait(0.2)  # only who makes it twice comes here together
+            first.wait(0.2)  # only threads that compute it twice meet here
         return hashing(path)
 
     monkeypatch.setattr(reader, "checksum", slowly)
     checkpoint = open_checkpoint(saved)
     with ThreadPoolExecutor(lanes) as pool:
-        found = list(pool.map(lambda lane: world.assert_rows(checkpoint, "word", lane, lanes), range(lanes)))
-    assert sum(found) == len(world.rows["word"].ids) + 50
+        results = list(pool.map(lambda lane: world.assert_rows(checkpoint, "word", lane, lanes), range(lanes)))
+    assert sum(results) == len(world.rows["word"].ids) + 50
 
 
-def test_a_table_that_is_new_is_not_in_the_checkpoint(saved: Path) -> None:
+def test_a_new_table_is_not_in_the_checkpoint(saved: Path) -> None:
     checkpoint = open_checkpoint(saved)
     assert checkpoint.dense(TableSpec("new", "dense", (3,), Adagrad(0.1), zeros()), 0, 3) is None
     assert checkpoint.sparse(TableSpec("new", "sparse", (3,), Adagrad(0.1), zeros()), 0, 1) is None
 
 
 @pytest.mark.parametrize(
-    ("spec", "words"),
+    ("spec", "expected"),
     [
         (TableSpec("bias", "dense", (4,), Adagrad(0.1), zeros()), r"'bias' differs .*shape \[4\], saved \[3\]"),
         (TableSpec("bias", "dense", (3,), Adam(0.1), zeros()), "rule .*Adam.*, saved .*Adagrad"),
     ],
 )
-def test_a_table_that_is_declared_otherwise_is_refused(saved: Path, spec: TableSpec, words: str) -> None:
-    with pytest.raises(ModelError, match=words):
+def test_a_table_that_is_declared_differently_is_refused(saved: Path, spec: TableSpec, expected: str) -> None:
+    with pytest.raises(ModelError, match=expected):
         open_checkpoint(saved).dense(spec, 0, 3)
 
 
-def test_another_learning_rate_is_the_users_wish(world: World, saved: Path) -> None:
+def test_a_different_learning_rate_is_allowed(world: World, saved: Path) -> None:
     world.assert_dense(open_checkpoint(saved), TableSpec("bias", "dense", (3,), Adagrad(0.01), zeros()), 0, 3)
 
 
-@pytest.mark.parametrize("at", [-1, 9])
-def test_a_flipped_byte_is_found_by_the_manifest(saved: Path, at: int) -> None:
+@pytest.mark.parametrize("position", [-1, 9])
+def test_a_flipped_byte_is_found_by_the_manifest(saved: Path, position: int) -> None:
     path = saved / piece_name(2)
     data = bytearray(path.read_bytes())
-    data[at] ^= 1
+    data[position] ^= 1
     path.write_bytes(data)
     with pytest.raises(ModelError, match=r"pserver-00002\.safetensors"):
         open_checkpoint(saved).sparse(WORDS, 0, 1)
 
 
 @pytest.mark.parametrize("left", [0, 4, 100, 20_000, -1])
-def test_a_piece_that_is_cut_short_is_named_without_a_manifest(saved: Path, left: int) -> None:
+def test_a_truncated_piece_is_named_even_without_a_manifest(saved: Path, left: int) -> None:
     (saved / "manifest.json").unlink()
     path = saved / piece_name(0)
     path.write_bytes(path.read_bytes()[:left])
@@ -266,7 +268,7 @@ def test_pieces_of_different_moments_are_not_mixed(world: World, saved: Path, tm
         open_checkpoint(saved)
 
 
-def test_a_saved_model_is_no_checkpoint(world: World, tmp_path: Path) -> None:
+def test_a_saved_model_is_not_a_checkpoint(world: World, tmp_path: Path) -> None:
     tables = [Run(SMALL, world.dense["bias"][0], world.dense["bias"][1:], 0, 3)]
     receipt = write_piece(tmp_path, Cut("JOB", "0001", TAG, 2, STEP, "sync", 7, 0, 1), tables)
     assert "checkpoint" not in receipt
@@ -277,7 +279,7 @@ def test_a_saved_model_is_no_checkpoint(world: World, tmp_path: Path) -> None:
         open_checkpoint(tmp_path)
 
 
-def test_the_manifest_of_a_checkpoint_tells_where_its_pieces_are(saved: Path) -> None:
+def test_the_manifest_of_a_checkpoint_records_where_its_pieces_are(saved: Path) -> None:
     manifest = json.loads((saved / "manifest.json").read_text())
     assert manifest["checkpoint"] is True
     assert (manifest["lanes"], manifest["trainers"], manifest["pservers"]) == ([2, 2], 3, 3)
@@ -285,14 +287,14 @@ def test_the_manifest_of_a_checkpoint_tells_where_its_pieces_are(saved: Path) ->
     assert manifest["tables"]["word"]["held"] == len(World().rows["word"].ids)
 
 
-def test_without_sync_a_receipt_tells_the_step_of_each_trainer(world: World, tmp_path: Path) -> None:
+def test_without_sync_a_receipt_records_the_step_of_each_trainer(world: World, tmp_path: Path) -> None:
     cut = Cut("JOB", "0001", TAG, 2, STEP, "async", 7, 0, 1)
     steps = [{**cursor, "step": 100 + cursor["rank"]} for cursor in reversed(CURSORS)]
     assert write_piece(tmp_path, cut, [], cursors=steps)["steps"] == [100, 101, 102]
     assert "steps" not in write_piece(tmp_path, replace(cut, mode="sync"), [], cursors=CURSORS)
 
 
-def test_a_checkpoint_is_a_model_too(world: World, saved: Path) -> None:
+def test_a_checkpoint_is_also_a_model(world: World, saved: Path) -> None:
     model = load_model(saved)
     assert sorted(model) == ["bias", "hour", "net/wide", "word"]
     np.testing.assert_array_equal(model["net/wide"], world.dense["net/wide"][0].reshape(DENSE.shape))
@@ -303,7 +305,7 @@ def test_a_checkpoint_is_a_model_too(world: World, saved: Path) -> None:
     np.testing.assert_array_equal(rows, whole.columns["rows"][order])
 
 
-def test_a_disk_that_is_full_leaves_the_checkpoint_before_as_it_was(
+def test_a_full_disk_leaves_the_previous_checkpoint_as_it_was(
     world: World, saved: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(*args: Any) -> Any:
@@ -316,7 +318,7 @@ def test_a_disk_that_is_full_leaves_the_checkpoint_before_as_it_was(
     assert {path.name: path.read_bytes() for path in saved.iterdir()} == before
 
 
-def test_dense_tables_go_to_torch_and_embeddings_stay(world: World, saved: Path) -> None:
+def test_dense_tables_are_exported_to_torch_and_embeddings_are_not(world: World, saved: Path) -> None:
     torch = pytest.importorskip("torch")
     state = torch_state_dict(saved)
     assert sorted(state) == ["bias", "net/wide"]
@@ -332,15 +334,15 @@ def test_without_torch_the_export_says_what_to_install(saved: Path, monkeypatch:
 
 def restored(checkpoint: Checkpoint, spec: TableSpec, lane: int, lanes: int) -> SparseTable:
     table = SparseTable(spec, 7, lane, lanes)
-    found = checkpoint.sparse(spec, lane, lanes)
-    assert found is not None
-    table.restore(found.ids, found.columns)
-    table.restore_candidates(found.candidate_ids, found.counts)
+    loaded = checkpoint.sparse(spec, lane, lanes)
+    assert loaded is not None
+    table.restore(loaded.ids, loaded.columns)
+    table.restore_candidates(loaded.candidate_ids, loaded.counts)
     return table
 
 
 def contents(tables: Sequence[SparseTable]) -> dict[int, tuple[bytes, ...]]:
-    """What is kept of each id."""
+    """Return the stored values of each id."""
     out = {}
     for table in tables:
         at = table.live()
@@ -350,8 +352,8 @@ def contents(tables: Sequence[SparseTable]) -> dict[int, tuple[bytes, ...]]:
 
 
 @pytest.mark.parametrize("expire", [older_than(6), score_below(0.6, 0.8)])
-def test_an_embedding_that_forgets_goes_on_as_if_nothing_had_been(tmp_path: Path, expire: Any) -> None:
-    """From one lane onto three: admission, expiry and the cap go on where they were."""
+def test_an_embedding_with_eviction_continues_as_if_uninterrupted(tmp_path: Path, expire: Any) -> None:
+    """Load from one lane onto three: admission, expiry and the cap continue where they were."""
     retention = Retention(after_sightings(2), expire, max_rows=1_500, sweep_every=3)
     spec = TableSpec("word", "sparse", (2,), Adagrad(0.1), uniform(0.1), retention=retention)
     whole = SparseTable(spec, 7)

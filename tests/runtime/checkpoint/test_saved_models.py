@@ -1,4 +1,4 @@
-"""Saving, loading onto another number of pservers, merging, and every way in which a saved model can be bad."""
+"""Saving a model, merging it, loading it onto another number of pservers, and every way in which it can be invalid."""
 
 from __future__ import annotations
 
@@ -25,32 +25,32 @@ IDS = np.array([-(2**63), -3, -2, 5, 6, 7, 900, 2**63 - 1])
 
 def tables(ps: Session) -> tuple[Any, ...]:
     wide = ps.dense("net/wide", (3, BLOCK_ELEMENTS), Adagrad(0.1), uniform(0.1))
-    one = ps.dense("one", (), SGD(0.1), normal(1.0))
+    single = ps.dense("one", (), SGD(0.1), normal(1.0))
     free = ps.embedding("free", 3, Adagrad(0.1))
-    none = ps.embedding("untouched", 4, SGD(0.1), rows=10)
-    return wide, one, free, none
+    empty = ps.embedding("untouched", 4, SGD(0.1), rows=10)
+    return wide, single, free, empty
 
 
 def train(ps: Session) -> dict[str, Any]:
-    wide, one, free, none = tables(ps)
+    wide, single, free, empty = tables(ps)
     for _ in ps.steps(lambda pass_, rng: range(2), passes=1):
-        ps.push({wide: wide.value, one: one.value, free: (IDS, free.pull(IDS) + 1)}, samples=3)
+        ps.push({wide: wide.value, single: single.value, free: (IDS, free.pull(IDS) + 1)}, samples=3)
     ps.save("extra")
-    return values(wide, one, free, none)
+    return values(wide, single, free, empty)
 
 
-def values(wide: Any, one: Any, free: Any, none: Any) -> dict[str, Any]:
+def values(wide: Any, single: Any, free: Any, empty: Any) -> dict[str, Any]:
     return {
         "net/wide": wide.value.copy(),
-        "one": one.value.copy(),
+        "one": single.value.copy(),
         "free": free.pull(IDS),
-        "none": none.pull([1]),
+        "none": empty.pull([1]),
     }
 
 
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
-    """A pass saved by three pservers, each in a directory of its own as on three nodes, and what trainers saw."""
+    """A pass saved by three pservers, each in its own directory as on three nodes, and the values that trainers saw."""
     root = tmp_path_factory.mktemp("saved")
     with thread_cluster(root, 3, 2) as cluster:
         seen = cluster.train(train)[0]
@@ -86,10 +86,10 @@ def test_pieces_of_several_nodes_merge_into_a_file_that_the_safetensors_library_
     root, seen = saved
     out = tmp_path / "model" / "model.safetensors"
     merge_model([root / f"node-{rank}" for rank in range(3)], out)
-    theirs = load_file(out)
-    assert sorted(theirs) == ["free/ids", "free/rows", "net/wide", "one", "untouched/ids", "untouched/rows"]
-    np.testing.assert_array_equal(theirs["net/wide"], seen["net/wide"])
-    np.testing.assert_array_equal(theirs["free/ids"], IDS)
+    reference = load_file(out)
+    assert sorted(reference) == ["free/ids", "free/rows", "net/wide", "one", "untouched/ids", "untouched/rows"]
+    np.testing.assert_array_equal(reference["net/wide"], seen["net/wide"])
+    np.testing.assert_array_equal(reference["free/ids"], IDS)
     assert_same(load_model(out.parent), seen)
     assert_same(load_model(out), seen)
     assert [p.name for p in out.parent.iterdir()] == ["model.safetensors"]
@@ -121,7 +121,7 @@ def test_a_saved_model_loads_onto_any_number_of_pservers_bit_for_bit(
         np.testing.assert_array_equal(loaded[name], array)
 
 
-def test_saving_what_was_loaded_gives_the_same_model(
+def test_saving_a_loaded_model_gives_the_same_model(
     saved: tuple[Path, dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     root, seen = saved
@@ -132,7 +132,7 @@ def test_saving_what_was_loaded_gives_the_same_model(
     assert_same(load_model(tmp_path / "output" / "copy"), seen)
 
 
-def test_a_table_that_the_model_lacks_starts_fresh_and_that_is_said(
+def test_a_table_that_the_model_lacks_starts_fresh_and_this_is_reported(
     saved: tuple[Path, dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
     root, _ = saved
@@ -207,7 +207,7 @@ def test_a_manifest_waits_for_all_receipts_and_refuses_mixed_ones() -> None:
         build_manifest("J", "1", [{**r, "mode": "async", "checkpoint": True} for r in (receipt, {**other, "step": 5})])
 
 
-def test_outside_sync_mode_the_pieces_of_a_model_may_be_some_pushes_apart(tmp_path: Path) -> None:
+def test_outside_sync_mode_pieces_of_a_model_may_be_a_few_pushes_apart(tmp_path: Path) -> None:
     receipts = [
         write_piece(tmp_path, Cut("J", "1", "t", 2, step, "async", 0, pserver, 2), [])
         for pserver, step in enumerate((7, 9))
@@ -248,7 +248,7 @@ def test_a_failed_write_leaves_the_old_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("tag", ["", ".", "../up", "a/b", "pass-00001", "x" * 101])
-def test_tags_that_are_no_directory_names_are_refused(
+def test_tags_that_are_not_directory_names_are_refused(
     tag: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)

@@ -42,9 +42,9 @@ def made_core(trainers: int = 2, mode: str = "sync") -> ServerCore:
 
 
 def join(core: ServerCore, rank: int, attempt: int = 1) -> int:
-    """Says hello and declares the tables; returns the step to go on from."""
-    about = wire.json_part({"trainers": core.state.trainer_count})
-    [hello] = answers(core.handle(rank, wire.Message(wire.HELLO, rank, 1, attempt=attempt, parts=[about])))
+    """Say hello and declare the tables; return the step to continue from."""
+    fields = wire.json_part({"trainers": core.state.trainer_count})
+    [hello] = answers(core.handle(rank, wire.Message(wire.HELLO, rank, 1, attempt=attempt, parts=[fields])))
     for number, spec in enumerate((LONG, SHORT, ROWS), 2):
         part = wire.json_part(spec.to_json())
         [made] = answers(core.handle(rank, wire.Message(wire.CREATE, rank, number, attempt=attempt, parts=[part])))
@@ -68,7 +68,7 @@ def pulled(core: ServerCore, rank: int, version: int = wire.NEWEST, attempt: int
 
 
 def push(rank: int, step: int, values: Values, samples: int | None = None, attempt: int = 1) -> Messages:
-    """A push whose gradients depend on the values: an opening, and a piece for each part of the long table."""
+    """Return a push whose gradients depend on the values: an opening, and a piece for each part of the long table."""
     count = rank + 1 if samples is None else samples
     fields: dict[str, Any] = {"step": step, "samples": count, "attempt": attempt, "batch": step, "pieces": 1 + PIECES}
     long, short, rows = (np.sin(values[name] * (rank + 2)) for name in ("long", "short", "rows"))
@@ -87,7 +87,7 @@ def push(rank: int, step: int, values: Values, samples: int | None = None, attem
 
 
 def send(core: ServerCore, messages: Messages) -> Messages:
-    """A lane keeps the messages that it gets: each arrives as one of its own."""
+    """Send copies, since a lane keeps the messages it gets."""
     return [reply for message in messages for reply in answers(core.handle(message.rank, replace(message)))]
 
 
@@ -119,7 +119,7 @@ def test_pieces_in_any_order_and_repeated_give_the_same_bits(seed: int) -> None:
     assert_same(train(made_core(), 3), pulled(core, 0))
 
 
-def test_a_part_is_answered_as_soon_as_all_have_sent_it() -> None:
+def test_a_part_is_answered_as_soon_as_all_trainers_have_sent_it() -> None:
     core = made_core()
     values = pulled(core, 0)
     mine, theirs = push(0, 0, values), push(1, 0, values)
@@ -146,10 +146,10 @@ def test_a_trainer_killed_between_any_two_messages_of_its_push_is_succeeded_bit_
 
     step = join(core, 1, attempt=2)
     assert step == (2 if other_is_first and sent == 1 + PIECES else 1)
-    got = pulled(core, 1, version=1, attempt=2)
-    assert_same(start, got)
-    heard = send(core, [*push(1, 1, got, attempt=2), *after])
-    mine = {reply.piece: reply for reply in heard if reply.rank == 1}
+    received = pulled(core, 1, version=1, attempt=2)
+    assert_same(start, received)
+    answered = send(core, [*push(1, 1, received, attempt=2), *after])
+    mine = {reply.piece: reply for reply in answered if reply.rank == 1}
     assert sorted(mine) == [0, 1, 2, 3]
     now = np.concatenate([mine[n + 1].parts[0].array for n in range(PIECES)])
     assert core.step == 2
@@ -159,7 +159,7 @@ def test_a_trainer_killed_between_any_two_messages_of_its_push_is_succeeded_bit_
     assert_same(expected, pulled(core, 0))
 
 
-def test_a_successor_that_pushes_other_things_in_a_step_that_has_begun_is_refused() -> None:
+def test_a_successor_that_pushes_something_else_in_a_step_already_begun_is_refused() -> None:
     core = made_core()
     values = pulled(core, 0)
     send(core, [*push(0, 0, values), *push(1, 0, values)[:2]])
@@ -169,7 +169,7 @@ def test_a_successor_that_pushes_other_things_in_a_step_that_has_begun_is_refuse
     assert "attempt 2 of trainer 1 pushed something else in step 0 than attempt 1:" in reply.json()["message"]
 
 
-def test_a_successors_push_takes_the_place_of_one_that_still_waits() -> None:
+def test_a_successors_push_replaces_one_that_is_still_waiting() -> None:
     core, expected = made_core(), made_core()
     values = pulled(core, 0)
     send(core, push(1, 0, values, samples=9))
@@ -191,24 +191,24 @@ def test_a_late_piece_of_a_trainer_that_was_succeeded_is_refused() -> None:
 
 @pytest.mark.parametrize("mode", ["async", "ssp(2)", "geo(2)"])
 @pytest.mark.parametrize("sent", range(1, 2 + PIECES))
-def test_outside_of_sync_what_a_killed_trainer_sent_is_not_applied_again(mode: str, sent: int) -> None:
+def test_outside_sync_a_push_of_a_killed_trainer_is_not_applied_again(mode: str, sent: int) -> None:
     core = made_core(1, mode)
     values = pulled(core, 0)
     send(core, push(0, 0, values)[:sent])
     step = join(core, 0, attempt=2)
-    heard = send(core, push(0, step, values, attempt=2))
-    whole = made_core(1, mode)
-    send(whole, push(0, 0, values))
+    answered = send(core, push(0, step, values, attempt=2))
+    complete = made_core(1, mode)
+    send(complete, push(0, 0, values))
     if step:
-        send(whole, push(0, 1, values))
-    assert {reply.piece for reply in heard} == {0, 1, 2, 3}
-    assert_same(pulled(whole, 0), pulled(core, 0, attempt=2))
+        send(complete, push(0, 1, values))
+    assert {reply.piece for reply in answered} == {0, 1, 2, 3}
+    assert_same(pulled(complete, 0), pulled(core, 0, attempt=2))
     assert core.step == step + 1
 
 
 @pytest.mark.parametrize("mode", ["async", "ssp(2)"])
-def test_outside_of_sync_a_successor_may_push_less_than_was_announced(mode: str) -> None:
-    """Its reader may give other numbers; the step must not wait for pieces that nobody will send."""
+def test_outside_sync_a_successor_may_push_less_than_was_announced(mode: str) -> None:
+    """Its reader may return different batches; the step must not wait for pieces that will never be sent."""
     core = made_core(1, mode)
     values = pulled(core, 0)
     send(core, push(0, 0, values)[:2])
@@ -219,8 +219,8 @@ def test_outside_of_sync_a_successor_may_push_less_than_was_announced(mode: str)
 
 
 @pytest.mark.parametrize("mode", ["sync", "async", "ssp(2)", "geo(2)"])
-def test_a_repeated_push_is_answered_by_what_it_was_answered_by_and_no_more(mode: str) -> None:
-    """A long table comes back once, not with each of its pieces."""
+def test_a_repeated_push_gets_exactly_its_original_answer(mode: str) -> None:
+    """A long table is returned once, not with each of its pieces."""
     core = made_core(1, mode)
     messages = push(0, 0, pulled(core, 0))
     first, again = ({r.piece: r for r in send(core, messages)} for _ in range(2))
@@ -234,7 +234,7 @@ def test_a_repeated_push_is_answered_by_what_it_was_answered_by_and_no_more(mode
 
 
 @pytest.mark.parametrize("mode", ["sync", "async"])
-def test_a_repeated_piece_of_a_table_that_is_not_there_is_refused(mode: str) -> None:
+def test_a_repeated_piece_of_an_unknown_table_is_refused(mode: str) -> None:
     core = made_core(1, mode)
     train(core, 1)
     for key, offset in ((12345, 0), (ROWS.key, 0), (LONG.key, 7), (LONG.key, 10**15)):
@@ -252,13 +252,13 @@ def test_a_pull_that_asks_for_a_table_many_times_is_refused() -> None:
     assert reply.kind == wire.ERROR
 
 
-def test_a_pull_that_a_killed_trainer_left_behind_is_not_answered_to_its_successor() -> None:
+def test_a_pending_pull_of_a_killed_trainer_is_not_answered_to_its_successor() -> None:
     core = made_core()
     start = pulled(core, 0)
     send(core, push(0, 0, start))
     ahead = wire.Message(wire.PULL, 0, 60, version=1, parts=[wire.Part(wire.IDS, IDS, ROWS.key)])
     assert send(core, [ahead]) == []
     join(core, 0, attempt=2)
-    heard = send(core, push(1, 0, start))
+    answered = send(core, push(1, 0, start))
     assert core.step == 1
-    assert 60 not in [reply.request for reply in heard]
+    assert 60 not in [reply.request for reply in answered]

@@ -1,4 +1,4 @@
-"""Saves of a lane without tables: the other lanes of its pserver write the file."""
+"""Saves on a lane without tables: the other lanes of its pserver write the file."""
 
 from __future__ import annotations
 
@@ -15,8 +15,10 @@ TAG = "pass-00000"
 
 @pytest.mark.parametrize("mode", ["sync", "async", "ssp(1)", "geo(2)"])
 @pytest.mark.parametrize("written_after", [0, 1, 2])
-def test_a_lane_without_tables_lets_trainers_go_whenever_the_others_have_written(mode: str, written_after: int) -> None:
-    """The file may be in place before any, between, or after the requests that reach such a lane."""
+def test_a_lane_without_tables_releases_trainers_whenever_the_others_have_written(
+    mode: str, written_after: int
+) -> None:
+    """The file may be written before, between or after the requests that reach such a lane."""
     core = ServerCore(LaneState(0, Layout(1), 2, mode=Mode.parse(mode)))
     for rank in range(2):
         core.handle(rank, wire.Message(wire.HELLO, rank, 1, parts=[wire.json_part({"trainers": 2})]))

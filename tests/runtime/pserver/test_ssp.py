@@ -1,4 +1,4 @@
-"""ssp(s): a trainer gets values only while it is at most s pushes ahead of the slowest that is still there."""
+"""ssp(s): a trainer gets values only while it is at most s pushes ahead of the slowest remaining one."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def made_core(mode: str, trainers: int = 2, connected: int | None = None) -> Ser
 
 
 def answered(outputs: Sequence[Output]) -> list[tuple[int, int]]:
-    """(rank, request) of each reply; none of them an error."""
+    """Return (rank, request) of each reply; none of them is an error."""
     replies = [output.message for output in outputs if isinstance(output, Reply)]
     assert all(reply.kind == wire.OK for reply in replies)
     return [(reply.rank, reply.request) for reply in replies]
@@ -60,7 +60,7 @@ def test_pushes_are_answered_up_to_the_bound_and_pulls_wait_beyond_it(bound: int
     core = made_core(f"ssp({bound})")
     assert [len(push(core, 0, step)) for step in range(bound + 1)] == [1] * bound + [0]
     assert pull(core, 0, 900) == []
-    assert core.step == bound + 1  # applied all the same
+    assert core.step == bound + 1  # applied anyway
     for ahead in range(bound + 1, bound + 3):
         mine = push(core, 1, ahead - bound - 1)
         assert sorted(mine) == sorted([(1, 100 + ahead - bound - 1), (0, 100 + ahead - 1), (0, 900)])
@@ -68,7 +68,7 @@ def test_pushes_are_answered_up_to_the_bound_and_pulls_wait_beyond_it(bound: int
         assert pull(core, 0, 900) == []
 
 
-def test_a_pull_that_waited_sees_the_push_that_let_it_go() -> None:
+def test_a_delayed_pull_sees_the_push_that_released_it() -> None:
     core = made_core("ssp(0)")
     push(core, 0, 0)
     assert pull(core, 0, 900) == []
@@ -78,7 +78,7 @@ def test_a_pull_that_waited_sees_the_push_that_let_it_go() -> None:
     assert mine.parts[0].array.tolist() == [2.0] * 4
 
 
-def test_when_the_slowest_leaves_the_others_go_on() -> None:
+def test_when_the_slowest_leaves_the_others_continue() -> None:
     core = made_core("ssp(1)", trainers=3)
     for step in range(4):
         push(core, 1, step)
@@ -88,27 +88,27 @@ def test_when_the_slowest_leaves_the_others_go_on() -> None:
     assert sorted(push(core, 0, 2)) == [(0, 102), (1, 103)]
 
 
-def test_a_trainer_that_comes_again_when_all_have_left_waits_for_nobody() -> None:
-    """It had left too, and its process began again, because of a pserver that was lost just then."""
+def test_a_trainer_that_returns_after_all_have_left_does_not_wait() -> None:
+    """The trainer had left too, and its process was restarted because a pserver was lost just then."""
     core = made_core("ssp(2)")
     for step in range(4):
         for rank in range(2):
             push(core, rank, step)
     answered(core.handle(1, wire.Message(wire.BYE, 1, 200)))
-    about = {"attempt": 2, "parts": [wire.json_part({"trainers": 2})]}
-    answered(core.handle(1, wire.Message(wire.HELLO, 1, 300, **about)))
+    fields = {"attempt": 2, "parts": [wire.json_part({"trainers": 2})]}
+    answered(core.handle(1, wire.Message(wire.HELLO, 1, 300, **fields)))
     answered(core.handle(0, wire.Message(wire.BYE, 0, 200)))
     part = wire.Part(wire.DENSE, np.empty(0, np.float32), SPEC.key)
-    again = core.handle(1, wire.Message(wire.PULL, 1, 301, attempt=2, parts=[part]))
-    assert answered(again) == [(1, 301)]
+    outputs = core.handle(1, wire.Message(wire.PULL, 1, 301, attempt=2, parts=[part]))
+    assert answered(outputs) == [(1, 301)]
 
 
-def test_a_trainer_that_has_not_come_yet_counts_as_zero_pushes() -> None:
+def test_a_trainer_that_has_not_joined_yet_counts_as_zero_pushes() -> None:
     core = made_core("ssp(2)", trainers=2, connected=1)
     assert [len(push(core, 0, step)) for step in range(3)] == [1, 1, 0]
 
 
-def test_a_probe_says_what_is_held_and_for_whom() -> None:
+def test_a_probe_reports_what_is_held_and_for_which_trainer() -> None:
     core = made_core("ssp(1)", trainers=3)
     for step in range(2):
         push(core, 0, step)
@@ -119,8 +119,8 @@ def test_a_probe_says_what_is_held_and_for_whom() -> None:
 
 
 @pytest.mark.parametrize("bound", [0, 2])
-def test_a_fast_trainer_gets_exactly_so_far_ahead_of_a_slow_one(tmp_path: Path, bound: int) -> None:
-    """The slow one waits before each push until the other is as far ahead as it may be, and sees it no farther."""
+def test_a_fast_trainer_gets_exactly_bound_pushes_ahead_of_a_slow_one(tmp_path: Path, bound: int) -> None:
+    """The slow one pushes only when the other is as far ahead as allowed, and never sees it farther ahead."""
     steps, turn = 8, threading.Condition()
     fast = [0]
 
@@ -147,7 +147,7 @@ def test_a_fast_trainer_gets_exactly_so_far_ahead_of_a_slow_one(tmp_path: Path, 
 
 
 def test_the_staleness_of_every_push_is_counted(tmp_path: Path) -> None:
-    """How many pushes of others were applied between a trainer's last answer and its push, in an order drawn."""
+    """Check the number of others' pushes applied between a trainer's last answer and its push, in a random order."""
     chance = random.Random(2)
     order = [chance.randrange(2) for _ in range(30)]
     expected: Counter[int] = Counter()
@@ -170,18 +170,18 @@ def test_the_staleness_of_every_push_is_counted(tmp_path: Path) -> None:
     ("text", "mode"),
     [("sync", Mode("sync")), ("async", Mode("async")), ("ssp(0)", Mode("ssp", 0)), ("geo(25)", Mode("geo", 25))],
 )
-def test_a_mode_reads_as_it_is_written(text: str, mode: Mode) -> None:
+def test_a_mode_is_printed_as_it_is_written(text: str, mode: Mode) -> None:
     assert (Mode.parse(text), str(mode)) == (mode, text)
 
 
 @pytest.mark.parametrize("text", ["", "Sync", "ssp", "ssp()", "ssp(-1)", "ssp(1.5)", "geo(0)", "async(3)", "sync\n"])
-def test_other_modes_are_refused_with_what_there_is(text: str) -> None:
+def test_unknown_modes_are_refused_with_a_list_of_the_valid_ones(text: str) -> None:
     with pytest.raises(UseError, match=r'is unknown; use "sync", "async", "ssp\(4\)" or "geo\(25\)"'):
         Mode.parse(text)
 
 
 @pytest.mark.parametrize("bound", [0, 1])
-def test_checkpoints_neither_stop_a_job_nor_let_a_trainer_run_further_ahead(tmp_path: Path, bound: int) -> None:
+def test_checkpoints_neither_stop_a_job_nor_let_a_trainer_get_further_ahead(tmp_path: Path, bound: int) -> None:
     def program(ps: Session) -> list[float]:
         w = ps.dense("w", 4, SGD(1.0))
         e = ps.embedding("e", 2, SGD(1.0), rows=9)
@@ -202,7 +202,7 @@ def test_checkpoints_neither_stop_a_job_nor_let_a_trainer_run_further_ahead(tmp_
     assert len(tags) > 3
 
 
-def test_a_trainer_that_comes_late_stops_for_the_checkpoint_for_which_the_others_have_stopped(
+def test_a_late_trainer_stops_for_the_checkpoint_that_the_others_have_stopped_for(
     tmp_path: Path,
 ) -> None:
     def program(ps: Session) -> int:

@@ -1,4 +1,4 @@
-"""Processes of one host exchange long arrays through shared memory: the same bits, nothing torn, nothing left."""
+"""Processes on one host exchange long arrays through shared memory: same bits, nothing torn, nothing left behind."""
 
 from __future__ import annotations
 
@@ -42,18 +42,18 @@ def program(ps: Session) -> list[Any]:
 
 
 def test_values_are_the_same_with_and_without_shared_memory(tmp_path: Path) -> None:
-    found = {}
+    values = {}
     for shm in ("auto", "off"):
         with thread_cluster(tmp_path / shm, 2, 2, shm=shm, ports_num=2, ports_num_for_sparse=1) as cluster:
-            found[shm] = cluster.train(program)
-    for (dense, rows, shared), (far_dense, far_rows, not_shared) in zip(found["auto"], found["off"], strict=True):
+            values[shm] = cluster.train(program)
+    for (dense, rows, shared), (far_dense, far_rows, not_shared) in zip(values["auto"], values["off"], strict=True):
         assert (shared > 0, not_shared) == (True, 0)
         assert (dense == far_dense).all()
         assert (rows == far_rows).all()
 
 
 def constant(ps: Session) -> list[int]:
-    """Each trainer pushes the same number everywhere: after any step all elements are equal, or the step is torn."""
+    """Each trainer pushes the same number everywhere, so all elements are equal unless a step is torn."""
     w = ps.dense("w", shape=ELEMENTS, rule=SGD(2.0**-10))
     torn = []
     for number, _ in enumerate(ps.steps(lambda pass_, rng: range(8), passes=1)):
@@ -98,7 +98,7 @@ def test_a_wrong_token_is_turned_away(sharing: ShmServer) -> None:
     assert connect_shm({**sharing.greeting(0), "name": "nobody"}, rank=0) is None
 
 
-def test_places_that_are_not_there_are_refused(sharing: ShmServer) -> None:
+def test_invalid_places_are_refused(sharing: ShmServer) -> None:
     client = connect_shm(sharing.greeting(3), rank=3)
     assert client is not None
     slot = client.acquire(100_000)
@@ -119,9 +119,9 @@ def test_places_that_are_not_there_are_refused(sharing: ShmServer) -> None:
 def test_a_message_may_not_put_ids_into_shared_memory() -> None:
     ids = wire.Part(wire.IDS, np.arange(4), 1, 0, 8)
     [frame] = wire.encode(wire.Message(wire.PULL, parts=[ids]))
-    at = wire.HEADER.size + wire.ENTRY.size - 3
-    assert frame[at] == wire.INLINE
-    hostile = frame[:at] + bytes([wire.SHARED]) + frame[at + 1 :]
+    index = wire.HEADER.size + wire.ENTRY.size - 3
+    assert frame[index] == wire.INLINE
+    hostile = frame[:index] + bytes([wire.SHARED]) + frame[index + 1 :]
     with pytest.raises(WireError, match="cannot be"):
         wire.decode([hostile], lambda table, position, size: memoryview(bytes(size)))
 
@@ -167,11 +167,11 @@ with connect() as ps:
 
 
 def regions(pid: int) -> int:
-    """How many mappings of shared memory a process has."""
+    """Return how many mappings of shared memory a process has."""
     return Path(f"/proc/{pid}/maps").read_text().count("memfd:clusterctl")
 
 
-def test_nothing_is_left_when_a_trainer_and_then_a_pserver_are_killed(tmp_path: Path) -> None:
+def test_nothing_is_left_behind_when_a_trainer_and_then_a_pserver_are_killed(tmp_path: Path) -> None:
     with process_cluster(tmp_path, 1, 1, ENDLESS, shm="auto") as ([server], [trainer]):
         assert trainer.process.stdout is not None
         assert "trains" in trainer.process.stdout.readline()
@@ -180,7 +180,7 @@ def test_nothing_is_left_when_a_trainer_and_then_a_pserver_are_killed(tmp_path: 
         trainer.process.kill()
         trainer.process.wait()
         deadline = time.monotonic() + DEADLINE_S
-        while regions(server.process.pid) > 1:  # the values stay, what the trainer lent goes
+        while regions(server.process.pid) > 1:  # the values remain; the trainer's memory is released
             assert time.monotonic() < deadline, "the pserver keeps a dead trainer's memory"
             time.sleep(0.02)
         name = next(line.split()[-1] for line in sockets() if f"clusterctl-{server.process.pid}-" in line)

@@ -1,4 +1,4 @@
-"""The index from ids to positions, against a dictionary."""
+"""The index from ids to positions, compared with a dictionary."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from clusterctl.runtime.table.sharding import SLOTS, mix64, owners_of
 
 
 class Book:
-    """An index beside a dictionary; positions are given out at random from those that are free."""
+    """An index and a dictionary; positions are drawn at random from the free ones."""
 
     def __init__(self, index: Index, room: int) -> None:
         self.index = index
@@ -39,7 +39,7 @@ class Book:
 
 
 def unmixed(hashed: Any) -> Any:
-    """The ids whose hashes these are: `mix64` undone step by step."""
+    """Return the ids with these hashes: `mix64`, undone step by step."""
 
     def unshift(x: Any, by: int) -> Any:
         out = x
@@ -58,12 +58,12 @@ OPERATIONS = st.lists(st.tuples(st.booleans(), st.sets(st.integers(0, 59), min_s
 @pytest.mark.parametrize("kind", ["colliding", "extreme", "bounded"])
 @settings(max_examples=60)
 @given(operations=OPERATIONS)
-def test_ids_come_and_go_as_in_a_dictionary(kind: str, operations: Any) -> None:
+def test_ids_are_added_and_removed_as_in_a_dictionary(kind: str, operations: Any) -> None:
     if kind == "bounded":
         lane_ids = np.arange(5 * SLOTS)[owners_of(np.arange(5 * SLOTS), 5 * SLOTS, 3) == 1]
         book, pool = Book(DirectIndex(5 * SLOTS, 1, 3), 60), lane_ids[:: len(lane_ids) // 60][:60]
     else:
-        colliding = unmixed(np.arange(60, dtype=np.uint64) + np.uint64(2**64 - 30))  # all of one cell, the last one
+        colliding = unmixed(np.arange(60, dtype=np.uint64) + np.uint64(2**64 - 30))  # all in one cell, the last one
         book = Book(HashIndex(), 60)
         pool = colliding if kind == "colliding" else np.r_[-(2**63) : -(2**63) + 30, 2**63 - 30 : 2**63 - 1, -1]
     for is_add, chosen in operations:
@@ -76,7 +76,7 @@ def test_ids_come_and_go_as_in_a_dictionary(kind: str, operations: Any) -> None:
         book.check(pool)
 
 
-def test_unmixed_ids_have_the_hashes_asked_for() -> None:
+def test_unmixed_ids_have_the_given_hashes() -> None:
     hashes = np.array([0, 1, 2**63, 2**64 - 1], np.uint64)
     assert mix64(unmixed(hashes).view(np.uint64)).tolist() == hashes.tolist()
 
@@ -87,7 +87,7 @@ def test_the_hash_index_grows_through_chunks_and_forgets_removed_cells(monkeypat
     rng = np.random.default_rng(0)
     ids = np.unique(rng.integers(-(2**62), 2**62, 60_000))
     rng.shuffle(ids)
-    for at in range(0, 50_000, 1_000):  # a window of 5,000 ids moves on
+    for at in range(0, 50_000, 1_000):  # a window of 5,000 ids moves forward
         book.add(ids[at : at + 1_000])
         if at >= 5_000:
             book.remove(ids[at - 5_000 : at - 4_000])
@@ -95,7 +95,7 @@ def test_the_hash_index_grows_through_chunks_and_forgets_removed_cells(monkeypat
     assert book.index.bytes <= 4 * 5_000 / 0.2  # 4 bytes a cell, of which at least a fifth is in use
 
 
-def test_cells_are_direct_while_a_page_for_a_row_is_no_waste() -> None:
+def test_cells_are_direct_while_that_wastes_no_pages() -> None:
     assert isinstance(make_index(10_000_000, 0, 1), DirectIndex)
     assert isinstance(make_index(100_000_000, 2, 4), DirectIndex)
     assert isinstance(make_index(100_000_000, 0, 1), HashIndex)
@@ -103,7 +103,7 @@ def test_cells_are_direct_while_a_page_for_a_row_is_no_waste() -> None:
 
 
 @pytest.mark.parametrize(("rows", "lanes"), [(1, 1), (1023, 3), (1025, 1024), (10_000, 7)])
-def test_every_id_of_every_lane_has_a_cell_of_its_own(rows: int, lanes: int) -> None:
+def test_every_id_of_every_lane_has_its_own_cell(rows: int, lanes: int) -> None:
     every = np.arange(rows)
     for lane in range(lanes):
         own = every[owners_of(every, rows, lanes) == lane]

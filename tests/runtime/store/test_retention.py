@@ -1,4 +1,4 @@
-"""Embeddings that forget, against an oracle of dictionaries, on 1, 2 and 3 lanes."""
+"""Embeddings with retention, compared with an oracle of dictionaries, on 1, 2 and 3 lanes."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def spec_of(retention: Retention | None, rows: int | None = None) -> TableSpec:
 
 
 def crowded(rows: int | None) -> list[int]:
-    """Twenty ids of which many share a slot, negative ones too where they may be."""
+    """Return twenty ids, many of which share a slot, including negative ones if they are allowed."""
     if rows is not None:
         return [slot + SLOTS * k for slot in (0, 1, 5, 1023) for k in range(5)]
     pool = np.arange(-20_000, 20_000)
@@ -49,7 +49,7 @@ def crowded(rows: int | None) -> list[int]:
 
 
 class Oracle:
-    """The whole table as dictionaries: rows, state, last push, score; one id after the other."""
+    """The whole table as dictionaries (rows, state, last push, score), processed one id at a time."""
 
     def __init__(self, spec: TableSpec, initial: dict[int, Any]) -> None:
         self.spec, self.initial = spec, initial
@@ -121,7 +121,7 @@ class Oracle:
 
 
 class Lanes:
-    """The real table, cut into lanes."""
+    """The real table, split into lanes."""
 
     def __init__(self, spec: TableSpec, lanes: int) -> None:
         self.spec, self.lanes = spec, lanes
@@ -158,7 +158,7 @@ class Lanes:
         return sum(table.counters()[name] for table in self.tables)
 
     def moved(self, lanes: int) -> Lanes:
-        """The same table on another number of lanes, through what a checkpoint holds of it."""
+        """Return the same table on another number of lanes, moved through the contents of a checkpoint."""
         other = Lanes(self.spec, lanes)
         for source in [table.frozen() for table in self.tables]:
             at = source.live()
@@ -196,7 +196,7 @@ def with_rows(history: Any, pool: list[int]) -> list[list[tuple[int, dict[int, A
 
 @settings(max_examples=60)
 @given(retention=RETENTIONS, history=PUSHES, lanes=st.integers(1, 3), after=st.integers(1, 3), bounded=st.booleans())
-def test_any_history_on_any_lanes_is_that_of_the_oracle(
+def test_any_history_on_any_lanes_matches_the_oracle(
     retention: Retention, history: Any, lanes: int, after: int, bounded: bool
 ) -> None:
     rows = 5 * SLOTS if bounded else None
@@ -220,7 +220,7 @@ def test_any_history_on_any_lanes_is_that_of_the_oracle(
 
 
 def long_history(steps: int) -> list[list[tuple[int, dict[int, Any]]]]:
-    """Ids of a drifting window: in every slot rows come, are pushed again, and go."""
+    """Return ids of a drifting window: in every slot, rows are added, pushed again, and removed."""
     rng = np.random.default_rng(2)
     named = [
         [(t + 1, np.unique(rng.integers(40 * step, 40 * step + 6_000, 900))) for t in range(2)] for step in range(steps)
@@ -235,21 +235,21 @@ def long_history(steps: int) -> list[list[tuple[int, dict[int, Any]]]]:
 
 
 @pytest.mark.parametrize("expire", [older_than(9), score_below(0.9, 0.9)], ids=repr)
-def test_one_two_and_three_lanes_hold_the_very_same_bits(expire: Any) -> None:
+def test_one_two_and_three_lanes_hold_exactly_the_same_bits(expire: Any) -> None:
     spec = spec_of(Retention(after_sightings(2), expire, max_rows=3_000, sweep_every=4))
     tables = [Lanes(spec, lanes) for lanes in (1, 2, 3)]
     for step, pushes in enumerate(long_history(40)):
         for table in tables:
             table.step(pushes, step)
-    one, *others = tables
-    assert min(one.counter(name) for name in ("admitted", "refused", "expired", "evicted")) > 100
+    single, *others = tables
+    assert min(single.counter(name) for name in ("admitted", "refused", "expired", "evicted")) > 100
     for other in others:
-        assert other.ids() == one.ids()
-        assert other.pull(one.ids(), None) == one.pull(one.ids(), None)
-        assert other.candidates() == one.candidates()
+        assert other.ids() == single.ids()
+        assert other.pull(single.ids(), None) == single.pull(single.ids(), None)
+        assert other.candidates() == single.candidates()
 
 
-def test_the_cap_holds_in_every_slot_while_rows_come_and_go() -> None:
+def test_the_cap_holds_in_every_slot_while_rows_are_added_and_removed() -> None:
     table = SparseTable(spec_of(Retention(max_rows=3_000)), 0)
     for step, pushes in enumerate(long_history(40)):
         rows = {key: row for _, named in pushes for key, row in named.items()}
@@ -258,23 +258,23 @@ def test_the_cap_holds_in_every_slot_while_rows_come_and_go() -> None:
         held = np.bincount(slots_of(table.ids, None), minlength=SLOTS)
         assert (held <= np.diff(np.arange(SLOTS + 1) * 3_000 // SLOTS)).all()
     assert len(table) > 2_900
-    assert table.live().max() < 6_000  # positions are used again: memory does not grow with the ids that came
+    assert table.live().max() < 6_000  # positions are reused: memory does not grow with the number of ids seen
 
 
-def test_a_restored_last_push_decides_who_goes_next() -> None:
-    rows, one = 9 * SLOTS, np.float32(1)
+def test_a_restored_last_push_decides_which_row_is_evicted_next() -> None:
+    rows, unit = 9 * SLOTS, np.float32(1)
     table = SparseTable(spec_of(Retention(max_rows=2 * SLOTS), rows), 0)
     ids = np.arange(9) * SLOTS
     for step in range(4):
-        table.apply([SparseGrad(one, ids[step : step + 1], np.ones((1, DIM), np.float32))], one, step)
+        table.apply([SparseGrad(unit, ids[step : step + 1], np.ones((1, DIM), np.float32))], unit, step)
     assert sorted(table.ids.tolist()) == ids[2:4].tolist()
     table.restore(ids[3:4], {"seen": np.array([0])})
-    table.apply([SparseGrad(one, ids[4:5], np.ones((1, DIM), np.float32))], one, 10)
+    table.apply([SparseGrad(unit, ids[4:5], np.ones((1, DIM), np.float32))], unit, 10)
     assert sorted(table.ids.tolist()) == [ids[2], ids[4]]
 
 
 @pytest.mark.parametrize("first", [0, 5_000])
-def test_a_loaded_row_counts_as_pushed_once_before_the_step_that_comes_next(first: int) -> None:
+def test_a_loaded_row_counts_as_pushed_once_before_the_next_step(first: int) -> None:
     rows, one = 9 * SLOTS, np.float32(1)
     table = SparseTable(spec_of(Retention(expire=score_below(0.2, 0.5), sweep_every=1), rows), 0)
     table.restore(np.array([5]), {"rows": np.ones((1, DIM), np.float32)})
@@ -285,7 +285,7 @@ def test_a_loaded_row_counts_as_pushed_once_before_the_step_that_comes_next(firs
     assert left == [1, 1, 0, 0]  # scores 1/2, 1/4, 1/8
 
 
-def test_a_checkpoint_may_be_read_by_a_table_of_another_retention() -> None:
+def test_a_checkpoint_can_be_read_by_a_table_with_another_retention() -> None:
     one, ids = np.float32(1), np.arange(8)
     tables = [SparseTable(spec_of(r), 0) for r in (None, Retention(expire=older_than(5)), Retention(max_rows=SLOTS))]
     tables[1].apply([SparseGrad(one, ids, np.ones((8, DIM), np.float32))], one, 0)
@@ -304,21 +304,21 @@ def test_a_fraction_of_ids_is_admitted_and_always_the_same() -> None:
     for step in range(2):
         for table in tables:
             table.apply(grad, np.float32(1), step)
-    some, again, more = (set(table.ids.tolist()) for table in tables)
+    some, repeated, more = (set(table.ids.tolist()) for table in tables)
     assert 0.28 < len(some) / len(ids) < 0.32
-    assert some == again
+    assert some == repeated
     assert some < more
     counters = tables[0].counters()
     assert (counters["admitted"], counters["refused"]) == (len(some), 2 * (len(ids) - len(some)))
 
 
-def test_until_its_last_sighting_a_row_is_initial_and_then_takes_the_whole_step() -> None:
+def test_a_row_keeps_its_initial_value_until_its_last_sighting_and_then_takes_the_whole_step() -> None:
     spec = TableSpec("e", "sparse", (1,), SGD(1.0), constant(5), retention=Retention(after_sightings(3)))
-    table, one = SparseTable(spec, 0), np.float32(1)
+    table, unit = SparseTable(spec, 0), np.float32(1)
     ids = np.array([4])
     seen = []
     for step in range(3):
-        table.apply([SparseGrad(one, ids, np.full((1, 1), 2, np.float32))], one, step)
+        table.apply([SparseGrad(unit, ids, np.full((1, 1), 2, np.float32))], unit, step)
         seen.append(float(table.pull(ids, None)[0, 0]))
     assert seen == [5.0, 5.0, 3.0]
     counters = table.counters()
@@ -326,17 +326,17 @@ def test_until_its_last_sighting_a_row_is_initial_and_then_takes_the_whole_step(
     assert {name: counters[name] for name in expected} == expected
 
 
-def test_candidates_that_crowd_a_slot_are_forgotten_by_halves(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_when_candidates_crowd_a_slot_half_of_them_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(eviction, "CANDIDATES_PER_SLOT", 4)
     table = SparseTable(spec_of(Retention(after_sightings(9), sweep_every=2), rows=20 * SLOTS), 0)
-    full, calm = [SLOTS * k for k in range(10)], [1 + SLOTS * k for k in range(4)]
-    for step, ids in enumerate([sorted(full + calm), full[:3]]):
+    full, quiet = [SLOTS * k for k in range(10)], [1 + SLOTS * k for k in range(4)]
+    for step, ids in enumerate([sorted(full + quiet), full[:3]]):
         grad = SparseGrad(np.float32(1), np.array(ids), np.ones((len(ids), DIM), np.float32))
         table.apply([grad], np.float32(1), step)
     ids, counts = table.candidates()
     assert dict(zip(ids.tolist(), counts.tolist(), strict=True)) == {
         **dict.fromkeys(full[:3], 1),
-        **dict.fromkeys(calm, 1),
+        **dict.fromkeys(quiet, 1),
     }
 
 
@@ -353,7 +353,7 @@ def test_definitions_without_a_retention_are_still_read() -> None:
     assert spec_from_json(data).retention is None
 
 
-def test_trainers_that_forget_differently_are_refused() -> None:
+def test_trainers_with_different_retentions_are_refused() -> None:
     with pytest.raises(TableError, match=r"retention: .*max_rows.*2048"):
         spec_of(Retention(max_rows=1024)).require_same(spec_of(Retention(max_rows=2048)), rank=3)
 
@@ -378,7 +378,7 @@ def test_trainers_that_forget_differently_are_refused() -> None:
         lambda: TableSpec("w", "dense", (2,), SGD(1.0), constant(0), retention=Retention()),
     ],
 )
-def test_what_means_nothing_is_a_wrong_use(make: Any) -> None:
+def test_meaningless_values_are_an_error(make: Any) -> None:
     with pytest.raises(UseError):
         make()
 
@@ -402,13 +402,13 @@ GOOD = Retention(after_sightings(2), older_than(5), 2048).to_json()
         {**GOOD, "sweep_every": None},
     ],
 )
-def test_a_definition_that_is_damaged_is_refused(data: Any) -> None:
+def test_a_damaged_definition_is_refused(data: Any) -> None:
     with pytest.raises(UseError):
         retention_from_json(data)
 
 
 def forgetful_program(ps: Session) -> tuple[list[float], dict[int, list[float]]]:
-    """Gradients depend on values and ids drift, so that rows come and go, and any difference grows."""
+    """Gradients depend on values and ids drift, so rows are added and removed, and any difference grows."""
     retention = Retention(after_sightings(2), older_than(3), max_rows=SLOTS, sweep_every=2)
     table = ps.embedding("e", DIM, Adagrad(0.1), retention=retention)
     sums = []
@@ -421,7 +421,7 @@ def forgetful_program(ps: Session) -> tuple[list[float], dict[int, list[float]]]
     return sums, dict(zip(ids.tolist(), table.pull(ids).tolist(), strict=True))
 
 
-def test_an_embedding_forgets_the_same_on_any_pservers_and_ports(tmp_path: Path) -> None:
+def test_an_embedding_evicts_the_same_rows_on_any_pservers_and_ports(tmp_path: Path) -> None:
     results = []
     for pservers, ports in ((1, {}), (2, {"ports_num": 1, "ports_num_for_sparse": 2})):
         with thread_cluster(tmp_path / str(pservers), pservers, 2, **ports) as cluster:

@@ -1,4 +1,4 @@
-"""A lane's rows: growth, reading for a file, and what another thread sees. Retention has tests of its own."""
+"""A lane's rows: growth, reading for a file, and concurrent reads. Retention is tested separately."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def train(table: SparseTable, steps: int, count: int = 300) -> None:
 
 
 @pytest.mark.parametrize("dim", [1, 3, 16, 20_000])
-def test_rows_keep_what_they_hold_while_the_table_grows(dim: int) -> None:
+def test_rows_keep_their_values_while_the_table_grows(dim: int) -> None:
     table, held = table_of(dim), {}
     for step in range(6):
         ids = np.arange(step, 9_000 // dim + 12, 6) * 1_000_003 - 2**40
@@ -56,25 +56,28 @@ def test_rows_keep_what_they_hold_while_the_table_grows(dim: int) -> None:
 
 
 @pytest.mark.parametrize("rows", [None, 5_000])
-def test_lanes_hold_the_bits_of_one_table(rows: int | None) -> None:
-    one, three = table_of(rows=rows), [table_of(rows=rows, lane=lane, lanes=3) for lane in range(3)]
+def test_lanes_hold_the_same_bits_as_one_table(rows: int | None) -> None:
+    single, three = table_of(rows=rows), [table_of(rows=rows, lane=lane, lanes=3) for lane in range(3)]
     rng = np.random.default_rng(0)
     for step in range(8):
-        grads = [grad_of(one, np.unique(rng.integers(0, 5_000, 400)), seed, weight=seed + 2) for seed in range(3)]
-        one.apply(grads, np.float32(9), step)
+        grads = [grad_of(single, np.unique(rng.integers(0, 5_000, 400)), seed, weight=seed + 2) for seed in range(3)]
+        single.apply(grads, np.float32(9), step)
         for lane, table in enumerate(three):
-            own = [owners_of(g.ids, rows, 3) == lane for g in grads]
+            own = [owners_of(grad.ids, rows, 3) == lane for grad in grads]
             table.apply(
-                [SparseGrad(g.weight, g.ids[o], g.rows[o]) for g, o in zip(grads, own, strict=True)],
+                [
+                    SparseGrad(grad.weight, grad.ids[mask], grad.rows[mask])
+                    for grad, mask in zip(grads, own, strict=True)
+                ],
                 np.float32(9),
                 step,
             )
     ids = np.arange(5_000)
     for lane, table in enumerate(three):
         own = ids[owners_of(ids, rows, 3) == lane]
-        np.testing.assert_array_equal(table.pull(own, None), one.pull(own, None))
-        np.testing.assert_array_equal(table.pull(own, 7), one.pull(own, 7))
-    assert sum(len(table) for table in three) == len(one)
+        np.testing.assert_array_equal(table.pull(own, None), single.pull(own, None))
+        np.testing.assert_array_equal(table.pull(own, 7), single.pull(own, 7))
+    assert sum(len(table) for table in three) == len(single)
 
 
 def test_the_previous_version_is_seen_until_the_next_step() -> None:
@@ -89,39 +92,39 @@ def test_the_previous_version_is_seen_until_the_next_step() -> None:
     assert not np.array_equal(table.pull(ids, 2), first)
 
 
-def test_a_file_read_back_goes_on_with_the_same_bits() -> None:
+def test_a_table_read_back_from_a_file_continues_with_the_same_bits() -> None:
     source, other = table_of(rule=Adam(0.01)), table_of(rule=Adam(0.01))
     train(source, 5)
-    at = source.live()
+    positions = source.live()
     assert [(c.name, c.dtype, c.width) for c in source.columns()] == [
         ("rows", "F32", 3), ("state/0", "F32", 3), ("state/1", "F32", 3)
     ]  # fmt: skip
-    other.restore(source.ids_at(at), {c.name: source.read(c.name, at) for c in source.columns()})
+    other.restore(source.ids_at(positions), {c.name: source.read(c.name, positions) for c in source.columns()})
     ids = np.arange(5_000)
     for table in (source, other):
         table.apply([grad_of(table, ids)], ONE, 5)
     np.testing.assert_array_equal(other.pull(ids, None), source.pull(ids, None))
 
 
-def test_what_is_missing_in_a_file_begins_as_in_a_new_row() -> None:
+def test_values_missing_in_a_file_start_as_in_a_new_row() -> None:
     loaded, fresh = table_of(), table_of()
     ids = np.arange(10)
     loaded.restore(ids, {"rows": fresh.pull(ids, None)})
     loaded.restore(ids + 100, {"state/0": np.zeros((10, 3), np.float32)})
-    every = np.concatenate((ids, ids + 100))
+    all_ids = np.concatenate((ids, ids + 100))
     assert len(loaded) == 20
     for table in (loaded, fresh):
-        table.apply([grad_of(table, every)], ONE, 0)
-    np.testing.assert_array_equal(loaded.pull(every, None), fresh.pull(every, None))
+        table.apply([grad_of(table, all_ids)], ONE, 0)
+    np.testing.assert_array_equal(loaded.pull(all_ids, None), fresh.pull(all_ids, None))
 
 
 def contents(reader: SparseReader) -> dict[str, Any]:
-    at = reader.live()
-    return {"ids": reader.ids_at(at), **{c.name: reader.read(c.name, at) for c in reader.columns()}}
+    positions = reader.live()
+    return {"ids": reader.ids_at(positions), **{c.name: reader.read(c.name, positions) for c in reader.columns()}}
 
 
-def test_a_frozen_table_stays_as_it_was_while_training_goes_on_in_another_thread() -> None:
-    table = table_of(retention=Retention(expire=older_than(2), sweep_every=1))  # so that places are used again
+def test_a_frozen_table_is_unchanged_while_another_thread_trains() -> None:
+    table = table_of(retention=Retention(expire=older_than(2), sweep_every=1))  # so that places are reused
     train(table, 3)
     before, frozen = contents(table), table.frozen()
     trainer = threading.Thread(target=train, args=(table, 40, 900))
@@ -146,7 +149,7 @@ def test_counters_count_ids() -> None:
     }  # fmt: skip
 
 
-def test_memory_that_is_looked_at_grows_too_and_the_view_keeps_what_it_saw() -> None:
+def test_memory_can_grow_while_a_view_exists_and_the_view_keeps_its_values() -> None:
     growing = GrowableArray(np.float32, 4)
     growing.array[:] = 1
     view, room = growing.array, len(growing.array)
@@ -157,8 +160,8 @@ def test_memory_that_is_looked_at_grows_too_and_the_view_keeps_what_it_saw() -> 
     assert not growing.array[room:].any()
 
 
-def test_great_arrays_start_with_a_huge_page_wherever_they_move() -> None:
-    """So moving them splits none. Linux aligns mappings of whole huge pages, since 6.7."""
+def test_large_arrays_start_on_a_huge_page_wherever_they_move() -> None:
+    """Moving them therefore splits no huge page. Since 6.7, Linux aligns mappings of whole huge pages."""
     huge = 2**21
     with_pages = mmap.mmap(-1, 4 * huge, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     if np.frombuffer(with_pages, np.uint8).ctypes.data % huge:
@@ -169,7 +172,7 @@ def test_great_arrays_start_with_a_huge_page_wherever_they_move() -> None:
         assert growing.array.ctypes.data % huge == 0
 
 
-def test_memory_that_cannot_be_had_is_a_memory_error_and_what_was_there_stays() -> None:
+def test_a_failed_allocation_is_a_memory_error_and_keeps_the_existing_values() -> None:
     growing = GrowableArray(np.int64)
     growing.array[:] = 5
     with pytest.raises(MemoryError):

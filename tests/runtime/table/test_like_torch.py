@@ -1,4 +1,4 @@
-"""Rules, schedules and clipping beside torch's, in float64 on its side; run where torch can be imported."""
+"""Rules, schedules and clipping compared with torch's in float64; run if torch can be imported."""
 
 from __future__ import annotations
 
@@ -47,18 +47,18 @@ RULES: list[tuple[Rule, Make]] = [
 
 
 @pytest.mark.parametrize(("rule", "make"), RULES, ids=[repr(rule) for rule, _ in RULES])
-def test_a_rule_goes_where_torch_goes(rule: Rule, make: Make) -> None:
+def test_a_rule_gives_the_values_of_torch(rule: Rule, make: Make) -> None:
     rng = np.random.default_rng(8)
     value = rng.normal(size=200).astype(np.float32)
     state = [np.zeros(200, np.float32) for _ in range(rule.states)]
-    theirs = torch.tensor(value.astype(np.float64), requires_grad=True)
-    optimizer = make([theirs])
+    parameter = torch.tensor(value.astype(np.float64), requires_grad=True)
+    optimizer = make([parameter])
     for t in range(1, 81):
         grad = rng.normal(size=200).astype(np.float32)
-        theirs.grad = torch.tensor(grad.astype(np.float64))
+        parameter.grad = torch.tensor(grad.astype(np.float64))
         optimizer.step()
         rule.update(value, state, grad, value, t)
-    np.testing.assert_allclose(value, theirs.detach().numpy(), rtol=0, atol=5e-6)
+    np.testing.assert_allclose(value, parameter.detach().numpy(), rtol=0, atol=5e-6)
 
 
 SCHEDULES: list[tuple[Schedule, Make]] = [
@@ -94,7 +94,7 @@ SCHEDULES: list[tuple[Schedule, Make]] = [
 
 
 @pytest.mark.parametrize(("schedule", "make"), SCHEDULES, ids=[repr(schedule) for schedule, _ in SCHEDULES])
-def test_a_rate_is_that_of_torch_at_every_step(schedule: Schedule, make: Make) -> None:
+def test_a_rate_equals_that_of_torch_at_every_step(schedule: Schedule, make: Make) -> None:
     optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=schedule.rate)
     scheduler = make(optimizer)
     for t in range(1, 81):
@@ -104,16 +104,16 @@ def test_a_rate_is_that_of_torch_at_every_step(schedule: Schedule, make: Make) -
 
 
 @pytest.mark.parametrize(("limit", "by_norm"), [*itertools.product([0.5, 5.0, 500.0], [True, False])])
-def test_clipping_is_that_of_torch(limit: float, by_norm: bool) -> None:
+def test_clipping_equals_that_of_torch(limit: float, by_norm: bool) -> None:
     rng = np.random.default_rng(9)
     arrays = [rng.normal(size=shape).astype(np.float32) for shape in ((30, 20), (7,))]
-    theirs = [torch.zeros(array.shape, dtype=torch.float64, requires_grad=True) for array in arrays]
-    for parameter, array in zip(theirs, arrays, strict=True):
+    parameters = [torch.zeros(array.shape, dtype=torch.float64, requires_grad=True) for array in arrays]
+    for parameter, array in zip(parameters, arrays, strict=True):
         parameter.grad = torch.tensor(array.astype(np.float64))
     if by_norm:
-        torch.nn.utils.clip_grad_norm_(theirs, limit)
+        torch.nn.utils.clip_grad_norm_(parameters, limit)
     else:
-        torch.nn.utils.clip_grad_value_(theirs, limit)
+        torch.nn.utils.clip_grad_value_(parameters, limit)
     clipped = (clip_by_norm if by_norm else clip_by_value)(limit).apply(arrays)
-    for parameter, array in zip(theirs, clipped, strict=True):
+    for parameter, array in zip(parameters, clipped, strict=True):
         np.testing.assert_allclose(array, parameter.grad.numpy(), rtol=1e-6)

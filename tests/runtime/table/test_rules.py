@@ -1,4 +1,4 @@
-"""Rules one by one: against float64 statements of their papers, and what tables rely on (cuts, aliases, bits, JSON)."""
+"""Each rule compared with its paper in float64, and the properties tables rely on (cuts, aliases, bits, JSON)."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ PAPERS = [rule for rule in ALL + SCHEDULED if rule not in SCHEDULED or not isins
 
 
 def spread(count: int, salt: int) -> Any:
-    """Numbers in -1..1 from integer arithmetic alone, float32."""
+    """Return float32 numbers in -1..1, from integer arithmetic alone."""
     bits = np.arange(1, count + 1, dtype=np.uint64) * np.uint64(2654435761) + np.uint64(salt * 40503 * 65537)
     return ((bits % np.uint64(2**32)).astype(np.float64) / 2**31 - 1).astype(np.float32)
 
 
 def trained(rule: Rule, steps: int, count: int = 300, start: Any = None) -> tuple[Any, list[Any]]:
-    """Value and state after so many steps in place."""
+    """Return value and state after this many steps in place."""
     value = spread(count, 0) if start is None else start.copy()
     state = [np.zeros(count, np.float32) for _ in range(rule.states)]
     for t in range(1, steps + 1):
@@ -51,7 +51,7 @@ def trained(rule: Rule, steps: int, count: int = 300, start: Any = None) -> tupl
 
 
 def numbers_of(rule: Rule) -> dict[str, Any]:
-    """What the oracle needs; a schedule becomes a function."""
+    """Return the numbers that the oracle needs; a schedule becomes a function."""
     numbers = {field.name: getattr(rule, field.name) for field in dataclasses.fields(rule)}
     return {name: value.at if isinstance(value, Schedule) else value for name, value in numbers.items()}
 
@@ -63,7 +63,7 @@ def test_a_rule_follows_its_paper_for_sixty_steps_within_three_millionths(rule: 
     for t in range(1, STEPS + 1):
         oracle.apply(spread(300, t).astype(np.float64), t)
     value, _ = trained(rule, STEPS, start=start)
-    assert np.abs(oracle.value - start).max() > 0.1, "it went somewhere"
+    assert np.abs(oracle.value - start).max() > 0.1, "the value changed"
     np.testing.assert_allclose(value, oracle.value, rtol=0, atol=3e-6)
 
 
@@ -81,7 +81,7 @@ def test_a_rule_follows_its_paper_for_sixty_steps_within_three_millionths(rule: 
     ],
     ids=repr,
 )
-def test_the_bits_are_those_of_the_first_version(rule: Rule, digest: str) -> None:
+def test_the_bits_equal_those_of_the_first_version(rule: Rule, digest: str) -> None:
     value, state = trained(rule, STEPS, 1000)
     assert hashlib.sha256(b"".join(a.tobytes() for a in (value, *state))).hexdigest()[:16] == digest
 
@@ -97,8 +97,8 @@ def test_the_bits_are_those_of_the_first_version(rule: Rule, digest: str) -> Non
     ],
     ids=repr,
 )
-def test_ftrl_gives_the_minimum_that_it_promises(rule: Ftrl, start: float) -> None:
-    """The gradient of what the docstring says is minimized, summed up from its history, is zero but for l1."""
+def test_ftrl_finds_the_documented_minimum(rule: Ftrl, start: float) -> None:
+    """The gradient of the documented objective, summed over its history, is zero except for l1."""
     value, state = spread(300, 0) * np.float32(start), [np.zeros(300, np.float32) for _ in range(2)]
     grads, values = [], [value.astype(np.float64)]
     for t in range(1, STEPS + 1):
@@ -120,7 +120,7 @@ def test_ftrl_gives_the_minimum_that_it_promises(rule: Ftrl, start: float) -> No
 
 
 @pytest.mark.parametrize("rule", ALL + SCHEDULED, ids=repr)
-def test_a_step_may_be_written_over_the_value_or_elsewhere(rule: Rule) -> None:
+def test_a_step_may_be_written_in_place_or_to_another_array(rule: Rule) -> None:
     value, state = trained(rule, 3)
     other, kept, out = value.copy(), [s.copy() for s in state], np.full_like(value, np.nan)
     rule.update(other, kept, spread(300, 4), out, 4)
@@ -132,7 +132,7 @@ def test_a_step_may_be_written_over_the_value_or_elsewhere(rule: Rule) -> None:
 
 @given(st.sampled_from(ALL + SCHEDULED), st.lists(st.integers(0, 300), max_size=4), st.integers(1, 5))
 @settings(max_examples=60)
-def test_how_arrays_are_cut_does_not_show(rule: Rule, cuts: list[int], steps: int) -> None:
+def test_results_do_not_depend_on_how_arrays_are_cut(rule: Rule, cuts: list[int], steps: int) -> None:
     edges = [0, *sorted(cuts), 300]
     whole, whole_state = trained(rule, steps)
     value, state = spread(300, 0), [np.zeros(300, np.float32) for _ in range(rule.states)]
@@ -145,7 +145,7 @@ def test_how_arrays_are_cut_does_not_show(rule: Rule, cuts: list[int], steps: in
 
 
 @pytest.mark.parametrize("rule", ALL + SCHEDULED, ids=repr)
-def test_rows_give_what_their_elements_give(rule: Rule) -> None:
+def test_rows_give_the_same_results_as_their_elements(rule: Rule) -> None:
     flat, _ = trained(rule, 2, 12)
     value, state = spread(12, 0).reshape(4, 3), [np.zeros((4, 3), np.float32) for _ in range(rule.states)]
     for t in (1, 2):
@@ -153,7 +153,7 @@ def test_rows_give_what_their_elements_give(rule: Rule) -> None:
     np.testing.assert_array_equal(value.ravel(), flat)
 
 
-def test_zero_gradients_from_the_start_give_no_nan() -> None:
+def test_initial_zero_gradients_give_no_nan() -> None:
     for rule in ALL:
         value, state = spread(9, 0), [np.zeros(9, np.float32) for _ in range(rule.states)]
         with np.errstate(all="raise"):
@@ -161,16 +161,16 @@ def test_zero_gradients_from_the_start_give_no_nan() -> None:
         assert np.isfinite(value).all(), rule
 
 
-def test_the_rate_of_a_step_is_that_of_its_schedule() -> None:
+def test_the_rate_of_a_step_is_given_by_its_schedule() -> None:
     rule, twice = SGD(step_decay(1.0, every=2, factor=0.5)), np.zeros(1, np.float32)
-    went = []
+    changes = []
     for t in range(1, 6):
         rule.update(twice, [], np.ones(1, np.float32), twice, t)
-        went.append(float(twice[0]))
-    assert went == [-1.0, -2.0, -2.5, -3.0, -3.25]
+        changes.append(float(twice[0]))
+    assert changes == [-1.0, -2.0, -2.5, -3.0, -3.25]
 
 
-def test_a_rate_of_zero_moves_nothing_and_makes_no_nan() -> None:
+def test_a_rate_of_zero_changes_nothing_and_gives_no_nan() -> None:
     for kind in KINDS:
         rule = kind(cosine(0.1, steps=3), l1=0.01)
         value, state = trained(rule, 3)
@@ -182,7 +182,7 @@ def test_a_rate_of_zero_moves_nothing_and_makes_no_nan() -> None:
 
 
 @pytest.mark.parametrize("l1", [0.0, 0.3])
-def test_ftrl_stays_where_it_is_without_a_gradient(l1: float) -> None:
+def test_ftrl_does_not_move_without_a_gradient(l1: float) -> None:
     rule = Ftrl(0.3, l1=l1)
     value, state = trained(rule, 30)
     kept = value.copy()
@@ -212,7 +212,7 @@ rules = st.one_of(
 
 @given(rules)
 @settings(max_examples=100)
-def test_a_rule_goes_through_json_and_back(rule: Rule) -> None:
+def test_a_rule_survives_json(rule: Rule) -> None:
     back = rule_from_json(json.loads(json.dumps(rule.to_json())))
     assert back == rule
     assert type(back) is type(rule)

@@ -1,4 +1,4 @@
-"""Learning rates by step, against their closed forms in another arithmetic, and against corners worked out by hand."""
+"""Learning rates by step, compared with closed forms in other arithmetic, and with corner cases worked out by hand."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ CURVES: list[tuple[Schedule, Curve]] = [
 
 
 @pytest.mark.parametrize(("schedule", "curve"), CURVES, ids=[repr(schedule) for schedule, _ in CURVES])
-def test_a_rate_is_its_closed_form_to_fourteen_digits(schedule: Schedule, curve: Curve) -> None:
+def test_a_rate_equals_its_closed_form_to_fourteen_digits(schedule: Schedule, curve: Curve) -> None:
     for t in range(1, 121):
         assert schedule.at(t) == pytest.approx(curve(t - 1), rel=1e-14, abs=1e-16), t
 
 
 @pytest.mark.parametrize("schedule", [schedule for schedule, _ in CURVES], ids=repr)
-def test_warm_up_climbs_evenly_to_the_full_rate_and_the_curve_follows(schedule: Schedule) -> None:
+def test_warm_up_rises_linearly_to_the_full_rate_and_the_curve_follows(schedule: Schedule) -> None:
     data = schedule.to_json()
     later = {**data, "warmup": 10, **({"steps": data["steps"] + 10} if "steps" in data else {})}
     warm = schedule_from_json(later)
@@ -53,10 +53,10 @@ def test_steps_include_the_warm_up_and_the_end_is_exact() -> None:
         assert schedule.at(501) == 0.1
         assert schedule.at(10_000) > 0.001
         assert schedule.at(10_001) == schedule.at(10**9) == 0.001
-        assert schedule.at(5_251) == pytest.approx((0.1 + 0.001) / 2), "half of the way"
+        assert schedule.at(5_251) == pytest.approx((0.1 + 0.001) / 2), "halfway"
 
 
-def test_rates_far_out_neither_overflow_nor_fail() -> None:
+def test_rates_at_huge_steps_neither_overflow_nor_fail() -> None:
     assert exponential(0.1, every=1, factor=0.5).at(10**18) == 0.0
     assert step_decay(0.1, every=1, factor=0.5).at(1_000) == 0.1 * 2.0**-999
     assert step_decay(0.1, every=1, factor=1.0).at(10**18) == 0.1
@@ -82,7 +82,7 @@ def test_the_bits_of_a_rate_are_the_same_everywhere(schedule: Schedule, t: int, 
     st.integers(1, 10**6),
 )
 @settings(max_examples=100)
-def test_a_schedule_goes_through_json_and_back(schedule: Schedule, rate: float, warmup: int, every: int) -> None:
+def test_a_schedule_survives_json(schedule: Schedule, rate: float, warmup: int, every: int) -> None:
     changed = {"rate": rate, "warmup": warmup, "every": every, "factor": rate / 10, "to": rate / 3}
     data = {**schedule.to_json(), **{k: v for k, v in changed.items() if k in schedule.to_json()}}
     made = schedule_from_json(data)
@@ -101,7 +101,7 @@ def test_after_the_warm_up_a_falling_rate_never_rises(steps: int, warmup: int, t
         assert all(b <= a for a, b in itertools.pairwise(rates))
 
 
-def test_a_schedule_is_shown_as_it_is_written() -> None:
+def test_a_schedule_is_printed_as_it_is_written() -> None:
     schedule = cosine(0.1, steps=10, to=0.01, warmup=2)
     assert repr(schedule) == "cosine(0.1, steps=10, to=0.01, warmup=2)"
     assert schedule.to_json() == {"kind": "cosine", "rate": 0.1, "steps": 10, "to": 0.01, "warmup": 2}
@@ -135,6 +135,6 @@ def test_other_json_is_refused(data: Any) -> None:
         schedule_from_json(data)
 
 
-def test_whole_numbers_of_numpy_are_fine() -> None:
+def test_integers_of_numpy_are_accepted() -> None:
     assert cosine(0.1, steps=np.int64(10)) == cosine(0.1, steps=10)
     json.dumps(cosine(0.1, steps=np.int64(10)).to_json())

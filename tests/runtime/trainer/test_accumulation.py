@@ -1,4 +1,4 @@
-"""Gradients of several batches as one, against plain float64 sums."""
+"""Gradients of several batches merged into one, compared with plain float64 sums."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from clusterctl.runtime.trainer.ids import sum_by_id
 
 
 def batch(rng: np.random.Generator) -> dict[str, Any]:
-    """Perhaps a matrix and a single number, perhaps rows of few ids with duplicates."""
+    """A batch with, at random, a matrix and a single number, and rows of few ids with duplicates."""
     count = int(rng.integers(0, 9))
     gradients: dict[str, Any] = {
         "matrix": rng.normal(size=(4, 3)).astype(np.float32),
@@ -24,7 +24,7 @@ def batch(rng: np.random.Generator) -> dict[str, Any]:
 
 
 def expected(batches: list[dict[str, Any]], samples: list[int]) -> tuple[dict[str, Any], dict[int, Any]]:
-    """Means of the dense ones, and of the rows by id, in float64; absent is zero, without samples is nothing."""
+    """Return the float64 means of dense gradients, and of rows by id; absent is zero, without samples is nothing."""
     dense: dict[str, Any] = {}
     rows: dict[int, Any] = {}
     for gradients, n in zip(batches, samples, strict=True):
@@ -39,7 +39,7 @@ def expected(batches: list[dict[str, Any]], samples: list[int]) -> tuple[dict[st
 
 @given(st.lists(st.sampled_from([0, 1, 3, 32, 1000]), min_size=1, max_size=6), st.integers(0, 2**32 - 1), st.booleans())
 @settings(max_examples=150)
-def test_it_is_the_mean_by_samples(samples: list[int], seed: int, at_the_end: bool) -> None:
+def test_the_result_is_the_mean_weighted_by_samples(samples: list[int], seed: int, at_the_end: bool) -> None:
     rng, accumulator = np.random.default_rng(seed), Accumulator[str]()
     batches = [batch(rng) for _ in samples]
     for gradients, n in zip(batches[:-1], samples[:-1], strict=True):
@@ -65,7 +65,7 @@ def test_it_is_the_mean_by_samples(samples: list[int], seed: int, at_the_end: bo
     assert sums.dtype == np.float32
 
 
-def test_one_batch_with_samples_comes_out_as_it_went_in() -> None:
+def test_a_single_batch_with_samples_is_returned_unchanged() -> None:
     rng = np.random.default_rng(1)
     gradients = {"w": rng.normal(size=5).astype(np.float32), "e": (np.array([4, 4]), np.ones((2, 1), np.float32) / 3)}
     accumulator = Accumulator[str]()
@@ -81,7 +81,7 @@ def test_one_batch_with_samples_comes_out_as_it_went_in() -> None:
     np.testing.assert_array_equal(copied["e"][1], gradients["e"][1])
 
 
-def test_arrays_may_be_used_again_after_they_were_added() -> None:
+def test_arrays_can_be_reused_after_they_were_added() -> None:
     accumulator, gradient, ids, rows = Accumulator[str](), np.ones(3, np.float32), np.array([1]), np.ones((1, 1), "f4")
     for value in (1.0, 2.0, 6.0):
         gradient[:], rows[:], ids[:] = value, value, int(value)
@@ -93,7 +93,7 @@ def test_arrays_may_be_used_again_after_they_were_added() -> None:
     np.testing.assert_array_equal(merged["e"][1][:, 0], np.array([1, 2, 6], np.float32) * np.float32(1 / 3))
 
 
-def test_dense_bits_are_those_of_a_merge_of_trainers() -> None:
+def test_dense_bits_equal_those_of_a_merge_of_trainers() -> None:
     rng = np.random.default_rng(2)
     grads, samples = rng.normal(size=(5, 1000)).astype(np.float32), [3, 64, 1, 0, 17]
     accumulator = Accumulator[str]()
@@ -107,7 +107,7 @@ def test_dense_bits_are_those_of_a_merge_of_trainers() -> None:
     assert total == 85
 
 
-def test_it_begins_anew_after_each_taking() -> None:
+def test_it_starts_over_after_each_take() -> None:
     accumulator = Accumulator[str]()
     assert accumulator.take() == ({}, 0)
     for value in (1.0, 5.0):

@@ -1,4 +1,4 @@
-"""Clipping of a whole gradient, against float64 statements and by what it must leave alone."""
+"""Clipping of a whole gradient: compared with float64, and the arrays that it must leave alone."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from clusterctl.runtime.trainer.clipping import Clip, global_norm
 
 
 def gradient(scale: float = 1.0) -> list[Any]:
-    """Some arrays of different shapes, one longer than a chunk, one empty, one of a single number."""
+    """Return arrays of different shapes: one longer than a chunk, one empty, and one with a single number."""
     rng = np.random.default_rng(5)
     shapes: list[tuple[int, ...]] = [(300, 500), (7,), (0, 4), (), (3, 5, 2)]
     return [np.asarray(rng.normal(scale=scale, size=shape), np.float32) for shape in shapes]
@@ -26,7 +26,7 @@ def exact_norm(arrays: list[Any]) -> float:
     return math.sqrt(math.fsum(float(x) ** 2 for array in arrays for x in array.ravel().tolist()))
 
 
-def test_the_norm_is_that_of_all_arrays_together() -> None:
+def test_the_norm_covers_all_arrays_together() -> None:
     arrays = gradient(3.0)
     assert global_norm(arrays) == pytest.approx(exact_norm(arrays), rel=1e-14)
     assert global_norm([]) == 0.0
@@ -37,7 +37,7 @@ def test_the_norm_neither_overflows_nor_loses_small_numbers_among_many() -> None
     assert global_norm([np.full(10**6, 1e-30, np.float32)]) == pytest.approx(1e-27, rel=1e-6)
 
 
-def test_a_norm_above_the_limit_is_brought_to_it_in_the_same_direction() -> None:
+def test_a_norm_above_the_limit_is_scaled_to_it_in_the_same_direction() -> None:
     arrays = gradient()
     clipped = clip_by_norm(5.0).apply(arrays)
     factor = 5.0 / exact_norm(arrays)
@@ -69,7 +69,7 @@ def test_values_are_clipped_one_by_one_and_untouched_arrays_are_returned_themsel
 
 
 @pytest.mark.parametrize("clip", [clip_by_value(0.1), clip_by_norm(0.1)], ids=repr)
-def test_what_is_given_is_not_written_to(clip: Clip) -> None:
+def test_arguments_are_not_modified(clip: Clip) -> None:
     arrays = gradient()
     for array in arrays:
         array.flags.writeable = False
@@ -81,7 +81,7 @@ def test_what_is_given_is_not_written_to(clip: Clip) -> None:
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
 @pytest.mark.parametrize("clip", [clip_by_value(0.1), clip_by_norm(0.1)], ids=repr)
-def test_numbers_that_are_not_finite_stay_to_be_found(clip: Clip, bad: float) -> None:
+def test_numbers_that_are_not_finite_are_kept_so_that_they_are_detected(clip: Clip, bad: float) -> None:
     arrays = [np.array([1, bad, 2], np.float32)]
     with np.errstate(all="raise"):
         [after] = clip.apply(arrays)
@@ -90,13 +90,13 @@ def test_numbers_that_are_not_finite_stay_to_be_found(clip: Clip, bad: float) ->
 
 @given(st.lists(st.floats(-1e6, 1e6, width=32), max_size=40), st.floats(1e-3, 1e3), st.integers(0, 40))
 @settings(max_examples=100)
-def test_nothing_ends_above_the_limit_and_cutting_an_array_changes_no_result(
+def test_nothing_exceeds_the_limit_and_cutting_an_array_does_not_change_the_result(
     numbers: list[float], limit: float, cut: int
 ) -> None:
-    whole = np.array(numbers, np.float32)
-    parts = [whole[:cut], whole[cut:]]
+    values = np.array(numbers, np.float32)
+    parts = [values[:cut], values[cut:]]
     for clip in (clip_by_norm(limit), clip_by_value(limit)):
-        [at_once] = clip.apply([whole])
+        [at_once] = clip.apply([values])
         np.testing.assert_allclose(np.concatenate(clip.apply(parts)), at_once, rtol=1e-6)
         norm = exact_norm([at_once])
         assert (norm if clip.kind == "norm" else np.abs(at_once).max(initial=0)) <= limit * (1 + 1e-6)

@@ -1,4 +1,4 @@
-"""The trainer's arithmetic on ids, against numpy's sorting and plain loops."""
+"""The trainer's arithmetic on ids, compared with numpy's sorting and plain loops."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ EXTREMES = st.sampled_from([-(2**63), -1, 0, 1, 2**32, 2**63 - 1])
 
 
 @given(st.lists(st.one_of(EXTREMES, st.integers(-5, 5), st.integers(-(2**63), 2**63 - 1)), max_size=60))
-def test_groups_are_those_of_sorting(ids: list[int]) -> None:
+def test_groups_equal_those_of_sorting(ids: list[int]) -> None:
     array = np.array(ids, np.int64)
     groups = group(array)
     distinct, inverse = np.unique(array, return_inverse=True)
@@ -24,10 +24,10 @@ def test_groups_are_those_of_sorting(ids: list[int]) -> None:
     assert groups.inverse.tolist() == inverse.tolist()
 
 
-def test_groups_of_many_ids_in_one_cell_are_those_of_sorting() -> None:
+def test_groups_of_many_ids_in_one_cell_equal_those_of_sorting() -> None:
     inverse_of_golden = pow(0x9E3779B97F4A7C15, -1, 2**64)
-    alike = (np.arange(700, dtype=np.uint64) * np.uint64(inverse_of_golden)).view(np.int64)  # hashes 0, 1, 2, ...
-    ids = np.random.default_rng(0).permutation(np.concatenate((alike, alike, np.arange(50))))
+    colliding = (np.arange(700, dtype=np.uint64) * np.uint64(inverse_of_golden)).view(np.int64)  # hashes 0, 1, 2, ...
+    ids = np.random.default_rng(0).permutation(np.concatenate((colliding, colliding, np.arange(50))))
     groups = group(ids)
     distinct, inverse = np.unique(ids, return_inverse=True)
     np.testing.assert_array_equal(groups.distinct, distinct)
@@ -36,8 +36,8 @@ def test_groups_of_many_ids_in_one_cell_are_those_of_sorting() -> None:
 
 @pytest.mark.parametrize("lowest", [-(2**63), -3, 0])
 @pytest.mark.parametrize("span", [3_000, 2**16 + 1, 2**24, 2**40, 2**63 - 1, 2**64 - 1])
-def test_groups_of_thousands_of_distinct_ids_are_those_of_sorting(lowest: int, span: int) -> None:
-    """Of so many the order is found digit by digit; the highest id is there, and the lowest."""
+def test_groups_of_thousands_of_distinct_ids_equal_those_of_sorting(lowest: int, span: int) -> None:
+    """With this many ids the order is found digit by digit; the highest and the lowest id are included."""
     most = min(lowest + span, 2**63 - 1)
     drawn = np.random.default_rng(span % 1_000).integers(lowest, most, 9_000, endpoint=True)
     ids = np.concatenate((drawn, [most, lowest], drawn[:500]))
@@ -60,17 +60,17 @@ def test_sums_of_zipf_ids_add_in_order_of_occurrence(dim: int) -> None:
     assert distinct.tolist() == sorted(expected)
     assert sums.tobytes() == np.array([expected[key] for key in distinct.tolist()]).tobytes()
     backwards = sum_by_id(ids[::-1].copy(), values[::-1].copy())[1]
-    assert backwards.tobytes() != sums.tobytes()  # so the order shows in these numbers
+    assert backwards.tobytes() != sums.tobytes()  # so that the order affects the sums
 
 
-def test_no_ids_have_no_sums() -> None:
+def test_without_ids_there_are_no_sums() -> None:
     distinct, sums = sum_by_id(np.empty(0, np.int64), np.empty((0, 4), np.float32))
     assert (distinct.shape, sums.shape) == ((0,), (0, 4))
 
 
 @pytest.mark.parametrize("rows", [None, 10_000])
 @pytest.mark.parametrize("lanes", [1, 3, SLOTS])
-def test_every_id_goes_to_its_owner_and_stays_in_order(rows: int | None, lanes: int) -> None:
+def test_every_id_goes_to_its_owner_and_order_is_kept(rows: int | None, lanes: int) -> None:
     ids = np.unique(np.random.default_rng(1).integers(0, 10_000, 900))
     shares = share_out(ids, rows, lanes)
     assert len(shares.positions) == lanes

@@ -1,4 +1,4 @@
-"""ON_NAN: batches whose loss or gradient is not finite are told, refused, or left out as if they had no samples."""
+"""ON_NAN: a batch whose loss or gradient is not finite is reported, refused, or left out as if without samples."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Result = tuple[list[float], float]
 
 
 def program(bad: dict[int, str], accumulate: int = 1, big: float = np.inf) -> Callable[[Session], Result]:
-    """Batch n has gradient n + 1 and n + 1 samples, or in one element `big`, or a loss that is no number."""
+    """Batch n has gradient n + 1 and n + 1 samples, or in one element `big`, or a loss that is not a number."""
 
     def run(ps: Session) -> Result:
         w = ps.dense("w", 3, SGD(1.0), zeros())
@@ -42,7 +42,7 @@ def program(bad: dict[int, str], accumulate: int = 1, big: float = np.inf) -> Ca
 
 
 def expected(bad: dict[int, str], accumulate: int, trainers: int) -> float:
-    """In float64, from the definition: the mean over all samples of what a step takes in."""
+    """In float64, by definition: the mean over all samples that a step takes in."""
     value = 0.0
     for start in range(0, BATCHES, accumulate):
         taken = [n + 1 for n in range(start, start + accumulate) for _ in range(trainers - 1)]
@@ -56,7 +56,7 @@ def expected(bad: dict[int, str], accumulate: int, trainers: int) -> float:
     ("mode", "accumulate", "trainers"),
     [("sync", 1, 1), ("sync", 1, 2), ("sync", 2, 2), ("async", 1, 1), ("async", 3, 1), ("geo(4)", 1, 1)],
 )
-def test_skip_leaves_a_batch_out_as_if_it_had_no_samples(
+def test_skip_treats_a_batch_as_if_it_had_no_samples(
     tmp_path: Path, mode: str, accumulate: int, trainers: int, bad: dict[int, str]
 ) -> None:
     with thread_cluster(tmp_path, 1, trainers, mode=mode, on_nan="skip") as cluster:
@@ -81,22 +81,22 @@ def test_batches_whose_sum_is_too_large_are_left_out_together(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize(
-    ("what", "words"),
+    ("what", "expected"),
     [("w", "the gradient of table 'w' of trainer 1"), ("loss", "the loss of trainer 1")],
 )
 @pytest.mark.parametrize("accumulate", [1, 2])
 def test_fail_raises_an_error_that_names_trainer_table_pass_and_step(
-    tmp_path: Path, what: str, words: str, accumulate: int
+    tmp_path: Path, what: str, expected: str, accumulate: int
 ) -> None:
     step = 2 // accumulate
     with (
         thread_cluster(tmp_path, 1, 2, on_nan="fail") as cluster,
-        pytest.raises(NotFiniteError, match=rf"^{words} is not finite \(pass 0, step {step}\); .*clip_by_norm"),
+        pytest.raises(NotFiniteError, match=rf"^{expected} is not finite \(pass 0, step {step}\); .*clip_by_norm"),
     ):
         cluster.train(program({2: what}, accumulate))
 
 
-def test_local_mode_goes_by_a_variable(
+def test_local_mode_uses_an_environment_variable(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -123,7 +123,7 @@ class Recorder(SupervisorSocket):
 
 
 @pytest.mark.parametrize(("policy", "action"), [("warn", "warned"), ("skip", "skipped"), ("fail", "failed")])
-def test_the_event_says_what_was_done_at_most_once_a_second(policy: str, action: str) -> None:
+def test_the_event_reports_the_action_at_most_once_a_second(policy: str, action: str) -> None:
     supervisor, now = Recorder(), 100.0
     finite = NanPolicy(policy, 3, half=False, progress=Progress(supervisor), clock=lambda: now)
     for now in (100.0, 100.4, 101.1):  # noqa: B007 - the clock reads it
@@ -132,7 +132,7 @@ def test_the_event_says_what_was_done_at_most_once_a_second(policy: str, action:
                 finite.admits(7, Gradient(), float("nan"))
         else:
             assert finite.admits(7, Gradient(), float("-inf")) == (policy == "warn")
-    told = [(e["event"], e["action"], e["step"], e["what"]) for e in supervisor.sent]
-    assert told == [("nan", action, 7, "the loss of trainer 3")] * (3 if policy == "fail" else 2)
+    events = [(e["event"], e["action"], e["step"], e["what"]) for e in supervisor.sent]
+    assert events == [("nan", action, 7, "the loss of trainer 3")] * (3 if policy == "fail" else 2)
     assert [event["skipped"] for event in supervisor.sent][-1] == (3 if policy == "skip" else 0)
     assert finite.admits(8, Gradient(), 1.0)

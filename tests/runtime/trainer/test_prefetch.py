@@ -1,4 +1,4 @@
-"""Rows that are asked for ahead: what the program gets of them, and what becomes of those that it does not take."""
+"""Prefetched rows: those that the program gets, and those that it never uses."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from tests.runtime.cluster import thread_cluster
 IDS = np.array([4, 9, 2])
 
 
-def test_rows_asked_for_before_a_break_are_not_those_of_the_next_loop(tmp_path: Path) -> None:
-    """One trainer leaves the pass after 4 of 9 batches, and in the next loop begins with the ids it had asked for."""
+def test_rows_prefetched_before_a_break_are_not_used_in_the_next_loop(tmp_path: Path) -> None:
+    """One trainer leaves the pass after 4 of 9 batches, and starts the next loop with the ids it had prefetched."""
 
     def program(ps: Session) -> Any:
         e = ps.embedding("e", 1, SGD(1.0), zeros())
@@ -39,8 +39,8 @@ def test_rows_asked_for_before_a_break_are_not_those_of_the_next_loop(tmp_path: 
 
 @pytest.mark.parametrize("ahead", [1, 3])
 @pytest.mark.parametrize("mode", ["sync", "async"])
-def test_rows_that_are_never_taken_do_not_pile_up(tmp_path: Path, mode: str, ahead: int) -> None:
-    """The function of the batch gives other ids than the program pulls."""
+def test_prefetched_rows_that_are_never_used_do_not_pile_up(tmp_path: Path, mode: str, ahead: int) -> None:
+    """The batch function returns different ids than the program pulls."""
 
     def program(ps: Session) -> int:
         e = ps.embedding("e", 1, SGD(1.0))
@@ -49,7 +49,7 @@ def test_rows_that_are_never_taken_do_not_pile_up(tmp_path: Path, mode: str, ahe
             ps.push({e: ([n], np.ones((1, 1)))}, samples=1)
             if n == 30:
                 gc.collect()
-                return sum(isinstance(thing, PendingRows) for thing in gc.get_objects())
+                return sum(isinstance(obj, PendingRows) for obj in gc.get_objects())
         raise AssertionError
 
     with thread_cluster(tmp_path, 1, 1, mode=mode) as cluster:
@@ -58,8 +58,8 @@ def test_rows_that_are_never_taken_do_not_pile_up(tmp_path: Path, mode: str, ahe
 
 
 @pytest.mark.parametrize("ahead", [1, 2, 4])
-def test_in_async_rows_are_as_old_as_the_asking(tmp_path: Path, ahead: int) -> None:
-    """One trainer whose pushes are settled before each pull: a batch's rows lack the pushes since it was read."""
+def test_in_async_rows_are_as_old_as_their_request(tmp_path: Path, ahead: int) -> None:
+    """With one trainer whose pushes are settled before each pull, a batch's rows lack the pushes since it was read."""
 
     def program(ps: Session) -> list[float]:
         e = ps.embedding("e", 1, SGD(1.0), zeros(), rows=1)
@@ -73,7 +73,7 @@ def test_in_async_rows_are_as_old_as_the_asking(tmp_path: Path, ahead: int) -> N
     with thread_cluster(tmp_path, 1, 1, mode="async") as cluster:
         [seen] = cluster.train(program)
     assert seen[0] == 0
-    for batch, value in enumerate(seen[1:], 1):  # asked for behind the push of the batch `ahead` before, or the first
+    for batch, value in enumerate(seen[1:], 1):  # requested after the push `ahead` batches before
         assert value == max(1, batch - ahead + 1), seen
 
 
