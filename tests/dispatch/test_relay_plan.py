@@ -1,4 +1,4 @@
-"""Who gets the bytes from whom, and the keys for it."""
+"""The relay tree, and the keys of its connections."""
 
 from __future__ import annotations
 
