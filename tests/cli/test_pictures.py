@@ -31,7 +31,7 @@ def steps(values: Sequence[float]) -> list[tuple[int, float]]:
     return list(enumerate(values))
 
 
-def test_fewer_than_two_points_are_no_curve() -> None:
+def test_fewer_than_two_points_make_no_curve() -> None:
     assert terminal_chart([]) == terminal_chart([(0, 1.0)]) == []
 
 

@@ -12,7 +12,7 @@ from faults.runs import Model, assert_same, model_of, resume, start
 pytestmark = pytest.mark.faults
 
 
-def test_a_short_cut_is_waited_out(lab: Laboratory, expected: Model) -> None:
+def test_a_run_waits_out_a_short_partition(lab: Laboratory, expected: Model) -> None:
     run = start(lab, NODE_GRACE_S=10)
     run.reach(30)
     lab.cut("node3")

@@ -379,7 +379,7 @@ def test_a_shutdown_of_a_node_begins_with_the_termination_of_its_processes() -> 
 @pytest.mark.parametrize("ahead_s", [3600.0, -3600.0])
 @pytest.mark.parametrize("set_since", [False, True])
 def test_a_clock_that_is_an_hour_off_does_not_hide_the_first_failure(ahead_s: float, set_since: bool) -> None:
-    """It holds even if the clock was corrected after the run, so that the offset measured now is wrong for it."""
+    """True even if the clock was corrected after the run, so that the offset measured now is wrong for it."""
     for first, second in (("trainer1", "trainer3"), ("trainer3", "trainer1")):
         history = History(skew_s={1: ahead_s}, measured_s={} if set_since else None)
         one = history.exit(5.0, first, 1, traceback("ValueError: the first"))
