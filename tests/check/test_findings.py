@@ -1,4 +1,4 @@
-"""What facts of nodes mean: findings, folded, each with its remedy. And who tries to reach whom."""
+"""Findings derived from the facts of nodes, folded, each with a hint; and the choice of who connects to whom."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ def disk(**changes: Any) -> dict[str, Any]:
     return {**facts()["disk"], **changes}
 
 
-def quick(of: dict[int, dict[str, Any]]) -> list[Finding]:
-    return findings.quick(of, {}, members=4, open_files=None)
+def quick(by_node: dict[int, dict[str, Any]]) -> list[Finding]:
+    return findings.quick(by_node, {}, members=4, open_files=None)
 
 
-def test_nodes_in_order_and_alike_give_no_finding() -> None:
+def test_healthy_identical_nodes_give_no_finding() -> None:
     assert quick({0: facts(), 1: facts()}) == []
 
 
@@ -46,23 +46,23 @@ def clocks(*ahead: float, error: float = 0.01) -> list[Finding]:
     return list(findings.clocks({node: Skew(seconds, error) for node, seconds in enumerate(ahead)}))
 
 
-@pytest.mark.parametrize(("ahead", "said"), [(2.1, "2 s ahead"), (-41, "41 s behind"), (86_400, "24.0 hours ahead")])
-def test_a_clock_that_is_off_by_two_seconds_is_found(ahead: float, said: str) -> None:
-    (found,) = clocks(0.0, ahead, 0.1, -0.1)
-    assert (found.nodes, found.message, found.severity) == ((1,), f"clock is {said}", WARNS)
-    assert "chronyc" in str(found.hint)
+@pytest.mark.parametrize(("ahead", "offset"), [(2.1, "2 s ahead"), (-41, "41 s behind"), (86_400, "24.0 hours ahead")])
+def test_a_clock_that_is_off_by_two_seconds_is_reported(ahead: float, offset: str) -> None:
+    (finding,) = clocks(0.0, ahead, 0.1, -0.1)
+    assert (finding.nodes, finding.message, finding.severity) == ((1,), f"clock is {offset}", WARNS)
+    assert "chronyc" in str(finding.hint)
 
 
-def test_what_the_round_trip_may_explain_is_not_held_against_a_clock() -> None:
+def test_an_offset_within_the_round_trip_error_is_not_reported() -> None:
     assert clocks(0, 2.5, 0, error=0.6) == []
     assert clocks(0, 1.9, 0) == []
     asked, answered = 100.0, 103.0
     assert Skew.measure(asked, 104.0, answered) == Skew(2.5, 1.5)
 
 
-def test_when_all_nodes_agree_it_is_this_machine_that_is_wrong() -> None:
-    (found,) = clocks(60.1, 59.9, 60.0)
-    assert (found.nodes, found.message) == ((), "the clock of this machine is 60 s behind the nodes'")
+def test_when_all_nodes_agree_this_machine_is_blamed() -> None:
+    (finding,) = clocks(60.1, 59.9, 60.0)
+    assert (finding.nodes, finding.message) == ((), "the clock of this machine is 60 s behind the nodes'")
     ours, odd = clocks(60, 60, 60, 0)
     assert ours.nodes == ()
     assert (odd.nodes, odd.message) == ((3,), "clock is 60 s behind")
@@ -81,56 +81,56 @@ def test_when_all_nodes_agree_it_is_this_machine_that_is_wrong() -> None:
         ({"inodes_free": 10}, WARNS),
     ],
 )
-def test_a_disk_that_is_used_up_stops_and_one_that_nearly_is_warns(changes: dict[str, Any], severity: str) -> None:
-    (found,) = quick({0: facts(), 1: facts(disk=disk(**changes))})
-    assert (found.check, found.severity, found.nodes) == ("disk", severity, (1,))
-    assert "ROOT_DIR" in f"{found.message} {found.hint}"
+def test_a_full_disk_blocks_and_a_nearly_full_disk_warns(changes: dict[str, Any], severity: str) -> None:
+    (finding,) = quick({0: facts(), 1: facts(disk=disk(**changes))})
+    assert (finding.check, finding.severity, finding.nodes) == ("disk", severity, (1,))
+    assert "ROOT_DIR" in f"{finding.message} {finding.hint}"
 
 
 def test_a_file_system_without_inodes_of_its_own_is_fine() -> None:
     assert quick({0: facts(disk=disk(inodes_free=None))}) == []
 
 
-def test_open_files_must_do_for_the_size_of_the_job() -> None:
-    of = {0: facts()}
-    assert findings.quick(of, {}, members=480, open_files=None) == []
-    (found,) = findings.quick(of, {}, members=481, open_files=None)
-    assert "1,024" in found.message
-    assert findings.quick(of, {}, members=481, open_files=4096) == []
-    (found,) = findings.quick(of, {}, members=1, open_files=4097)
-    assert found.severity == STOPS
+def test_the_open_files_limit_must_suffice_for_the_size_of_the_job() -> None:
+    by_node = {0: facts()}
+    assert findings.quick(by_node, {}, members=480, open_files=None) == []
+    (finding,) = findings.quick(by_node, {}, members=481, open_files=None)
+    assert "1,024" in finding.message
+    assert findings.quick(by_node, {}, members=481, open_files=4096) == []
+    (finding,) = findings.quick(by_node, {}, members=1, open_files=4097)
+    assert finding.severity == STOPS
 
 
 # Versions.
 
 
-def test_versions_that_differ_name_all_groups_and_blame_the_few() -> None:
+def test_a_version_mismatch_lists_all_groups_and_blames_the_minority() -> None:
     other = {"python": "3.11.2", "numpy": "2.0.0", "pyzmq": "24.0.1"}
-    (found,) = quick({0: facts(versions=other), 1: facts(), 2: facts(), 3: facts()})
-    assert found.nodes == (0,)
-    assert found.message == "numpy differs: 1.24.2 on nodes 1-3; 2.0.0 on node 0"
+    (finding,) = quick({0: facts(versions=other), 1: facts(), 2: facts(), 3: facts()})
+    assert finding.nodes == (0,)
+    assert finding.message == "numpy differs: 1.24.2 on nodes 1-3; 2.0.0 on node 0"
 
 
-def test_a_node_whose_versions_are_not_known_differs_from_nobody() -> None:
+def test_a_node_with_unknown_versions_is_not_a_mismatch() -> None:
     assert quick({0: facts(versions={}), 1: facts()}) == []
 
 
-def test_cpus_with_other_instructions_are_a_finding() -> None:
+def test_cpus_with_different_instruction_sets_are_reported() -> None:
     newer = {**facts()["system"], "simd": ["avx2", "avx512f"]}
-    (found,) = quick({0: facts(), 1: facts(system=newer)})
-    assert "avx2 on node 0; avx2+avx512f on node 1" in found.message
+    (finding,) = quick({0: facts(), 1: facts(system=newer)})
+    assert "avx2 on node 0; avx2+avx512f on node 1" in finding.message
 
 
 # Folding.
 
 
-def test_findings_that_say_the_same_are_one_and_those_that_stop_come_first() -> None:
+def test_identical_findings_are_folded_and_blocking_ones_come_first() -> None:
     warn, stop = (Finding("disk", severity, (), severity, None) for severity in (WARNS, STOPS))
     many = [Finding(f.check, f.severity, (node,), f.message) for node in (3, 1, 2) for f in (warn, stop)]
     assert [(f.severity, f.nodes) for f in folded(many)] == [(STOPS, (1, 2, 3)), (WARNS, (1, 2, 3))]
 
 
-def test_a_busy_port_names_its_holder_and_folds_those_of_one_name() -> None:
+def test_a_busy_port_names_its_holder_and_holders_of_the_same_name_are_folded() -> None:
     def holder(pid: int | None, name: str | None) -> dict[str, Any]:
         return facts(busy=[{"port": 7164, "pid": pid, "name": name, "uid": 33}])
 
@@ -142,21 +142,21 @@ def test_a_busy_port_names_its_holder_and_folds_those_of_one_name() -> None:
     assert "another account (uid 33)" in hidden.message
 
 
-def test_a_loopback_address_among_others_stops() -> None:
+def test_a_loopback_address_among_others_blocks() -> None:
     assert list(findings.addresses({0: facts(address="127.0.0.1"), 1: facts(address="::1")})) == []
-    (found,) = findings.addresses({0: facts(), 1: facts(address="127.0.0.1")})
-    assert (found.nodes, found.severity) == ((1,), STOPS)
+    (finding,) = findings.addresses({0: facts(), 1: facts(address="127.0.0.1")})
+    assert (finding.nodes, finding.severity) == ((1,), STOPS)
 
 
 # Pairs.
 
 
-def test_up_to_32_nodes_all_try_all() -> None:
+def test_with_up_to_32_nodes_every_node_tries_every_other() -> None:
     for count in (1, 2, 32):
         assert all(peers(node, range(count)) == [n for n in range(count) if n != node] for node in range(count))
 
 
-def test_of_many_each_tries_eight_with_the_lead_and_its_neighbour_and_all_are_tried() -> None:
+def test_with_more_nodes_each_tries_eight_including_the_lead_and_its_neighbour_and_all_are_tried() -> None:
     chosen = {node: peers(node, range(256)) for node in range(256)}
     assert chosen == {node: peers(node, range(256)) for node in range(256)}
     assert {len(set(others) - {node}) for node, others in chosen.items()} == {8}
@@ -172,32 +172,32 @@ def failure(source: int, target: int, outcome: str = "silent") -> Failure:
     return Failure(source, target, f"10.0.0.{target}", 7164, outcome)
 
 
-def test_a_node_that_nobody_reaches_is_one_finding() -> None:
-    (found,) = failed([failure(source, 3) for source in range(3)], 7164)
-    assert (found.nodes, found.severity) == ((3,), STOPS)
-    assert found.message == "does not respond at 10.0.0.3:7164, tried from nodes 0-2"
-    assert "firewall" in str(found.hint)
-    assert "7164-8163" in str(found.hint)
+def test_a_node_that_nobody_can_reach_is_one_finding() -> None:
+    (finding,) = failed([failure(source, 3) for source in range(3)], 7164)
+    assert (finding.nodes, finding.severity) == ((3,), STOPS)
+    assert finding.message == "does not respond at 10.0.0.3:7164, tried from nodes 0-2"
+    assert "firewall" in str(finding.hint)
+    assert "7164-8163" in str(finding.hint)
 
 
-def test_nodes_that_do_not_reach_each_other_are_one_finding() -> None:
+def test_nodes_that_cannot_reach_each_other_are_one_finding() -> None:
     pairs = [failure(a, b) for a in range(16) for b in range(16) if a != b]
-    (found,) = failed(pairs, 7164)
-    assert found.nodes == tuple(range(16))
-    assert "TCP 7164" in found.message
+    (finding,) = failed(pairs, 7164)
+    assert finding.nodes == tuple(range(16))
+    assert "TCP 7164" in finding.message
     assert len({f.check for f in failed([*pairs, failure(20, 21, "refused")], 7164)}) == 1
     assert len(list(failed([*pairs, failure(20, 21, "refused")], 7164))) == 2
 
 
-def test_processes_left_behind_are_one_finding_a_job_with_pids_and_remedy() -> None:
-    def of(*pids: int) -> dict[str, Any]:
+def test_leftover_processes_are_one_finding_per_job_with_pids_and_a_hint() -> None:
+    def node_with(*pids: int) -> dict[str, Any]:
         return facts(leftovers=[{"job": "JOB1", "pids": list(pids)}] if pids else [], half_dispatched=[])
 
-    (alone,) = findings.remains({0: of(), 1: of(12, 13)})
+    (alone,) = findings.remains({0: node_with(), 1: node_with(12, 13)})
     assert (alone.nodes, alone.hint) == ((1,), "clusterctl stop JOB1")
     assert alone.message == "2 processes of JOB1 left by a dead supervisor: pid 12, 13"
-    (several,) = findings.remains({0: of(7), 2: of(8)})
+    (several,) = findings.remains({0: node_with(7), 2: node_with(8)})
     assert several.nodes == (0, 2)
     assert several.message.endswith("pid 7 on node 0; pid 8 on node 2")
-    (many,) = findings.remains({node: of(node + 1) for node in range(9)})
+    (many,) = findings.remains({node: node_with(node + 1) for node in range(9)})
     assert many.message.endswith("pid 8 on node 7; ...")

@@ -1,4 +1,4 @@
-"""What of the command line is ours, and what is the training program's."""
+"""The split of the command line into our options and the training program's arguments."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ from clusterctl.errors import UsageError
         ["status", "--json", "--conf", "c.py", "JOB1", "-qv".replace("qv", "q"), "--only=node[0-1]", "--verbose"],
     ],
 )
-def test_global_options_stand_anywhere(argv: list[str]) -> None:
-    found = split(argv)
-    options = found.options
+def test_global_options_are_accepted_anywhere(argv: list[str]) -> None:
+    arguments = split(argv)
+    options = arguments.options
     assert (options.conf, options.only) == ("c.py", "node[0-1]")
     assert options.json
     assert options.quiet
     assert options.verbose
-    assert found.ours == ["status", "JOB1"]
+    assert arguments.ours == ["status", "JOB1"]
 
 
-def test_what_follows_two_dashes_is_left_alone() -> None:
-    found = split(["exec", "--json", "--", "ls", "--conf", "--", "-q", "--only"])
-    assert found.program == ["ls", "--conf", "--", "-q", "--only"]
-    assert found.ours == ["exec"]
-    assert found.options.json
-    assert found.options.conf is None
+def test_arguments_after_two_dashes_are_left_alone() -> None:
+    arguments = split(["exec", "--json", "--", "ls", "--conf", "--", "-q", "--only"])
+    assert arguments.program == ["ls", "--conf", "--", "-q", "--only"]
+    assert arguments.ours == ["exec"]
+    assert arguments.options.json
+    assert arguments.options.conf is None
 
 
 @pytest.mark.parametrize("option", ["--conf", "--only"])
@@ -43,7 +43,7 @@ def test_an_option_without_its_value_is_a_usage_error(option: str) -> None:
         split(["status", option])
 
 
-def test_values_may_hold_anything() -> None:
+def test_values_may_contain_anything() -> None:
     assert split(["--conf=a=b", "status"]).options.conf == "a=b"
     assert split(["--only=", "status"]).options.only == ""
 
@@ -69,31 +69,31 @@ def test_unknown_options_with_a_value_reach_the_program_in_their_order() -> None
         ("--detatch=x", "--detach"),
     ],
 )
-def test_a_letter_away_from_one_of_ours_is_a_mistake_with_a_suggestion(word: str, near: str) -> None:
+def test_an_option_one_letter_away_from_ours_is_an_error_with_a_suggestion(word: str, near: str) -> None:
     with pytest.raises(UsageError, match=f"did you mean {near}"):
         take_program_options(["start", word], START_OPTIONS)
 
 
 @pytest.mark.parametrize("word", ["--job_dispatch-package=x", "--job-dispatch_package=x"])
-def test_a_mixed_spelling_of_ours_does_not_slip_through_to_the_program(word: str) -> None:
+def test_a_mixed_spelling_of_our_option_is_not_passed_to_the_program(word: str) -> None:
     with pytest.raises(UsageError, match="did you mean"):
         take_program_options(["start", word], START_OPTIONS)
 
 
-def test_an_unknown_option_without_a_value_is_a_mistake_that_says_how_to_pass_it_on() -> None:
+def test_an_unknown_option_without_a_value_is_an_error_that_says_how_to_pass_it_on() -> None:
     with pytest.raises(UsageError, match="--fast is not an option of start") as raised:
         parse(["start", "--job_workspace", "J", "--fast"])
     assert "--fast=VALUE" in str(raised.value.hint)
 
 
-def test_what_follows_two_dashes_comes_behind_the_other_program_options() -> None:
-    found = parse(["--json", "start", "--passes=2", "--job_workspace", "J", "--", "--fast", "more"])
-    assert found.ours == ["start", "--job_workspace", "J"]
-    assert found.program == ["--passes=2", "--fast", "more"]
+def test_arguments_after_two_dashes_come_after_the_other_program_options() -> None:
+    arguments = parse(["--json", "start", "--passes=2", "--job_workspace", "J", "--", "--fast", "more"])
+    assert arguments.ours == ["start", "--job_workspace", "J"]
+    assert arguments.program == ["--passes=2", "--fast", "more"]
 
 
 @pytest.mark.parametrize("command", ["status", "stop", "logs", "dispatch"])
-def test_other_commands_take_nothing_for_a_program(command: str) -> None:
+def test_other_commands_take_no_program_arguments(command: str) -> None:
     with pytest.raises(UsageError, match=f"{command} takes no arguments after --"):
         parse([command, "--", "x"])
     assert parse([command, "--lr=1"]).ours == [command, "--lr=1"], "left for the option parser to refuse"
@@ -117,13 +117,13 @@ def test_other_commands_take_nothing_for_a_program(command: str) -> None:
         ("abc", "cab", False),
     ],
 )
-def test_one_edit_is_one_letter_more_less_other_or_swapped(a: str, b: str, one: bool) -> None:
+def test_one_edit_is_one_letter_added_removed_changed_or_swapped(a: str, b: str, one: bool) -> None:
     assert edit_distance_is_one(a, b) is one
     assert edit_distance_is_one(b, a) is one
 
 
 def distance(a: str, b: str) -> int:
-    """Optimal string alignment, by the book."""
+    """The optimal string alignment distance, by the textbook algorithm."""
     rows = [[i + j if i * j == 0 else 0 for j in range(len(b) + 1)] for i in range(len(a) + 1)]
     for i in range(1, len(a) + 1):
         for j in range(1, len(b) + 1):

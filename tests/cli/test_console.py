@@ -1,4 +1,4 @@
-"""Words for people, documents for programs, and nothing from a node that does harm on a terminal."""
+"""Text for people, JSON documents for programs, and no harmful output from a node on the terminal."""
 
 from __future__ import annotations
 
@@ -30,16 +30,16 @@ def test_escape_sequences_and_control_characters_are_made_visible(harm: str) -> 
 
 
 @pytest.mark.parametrize("mark", ["\u202a", "\u202b", "\u202c", "\u202d", "\u202e"])
-def test_text_that_runs_backwards_is_not_passed_on(mark: str) -> None:
+def test_bidirectional_embedding_marks_are_replaced(mark: str) -> None:
     assert clean(f"a{mark}b") == "a\ufffdb"
 
 
 @pytest.mark.parametrize("mark", ["\u2066", "\u2067", "\u2068", "\u2069"])
-def test_isolates_of_text_that_runs_backwards_are_not_passed_on(mark: str) -> None:
+def test_bidirectional_isolate_marks_are_replaced(mark: str) -> None:
     assert clean(f"a{mark}b") == "a\ufffdb"
 
 
-def test_words_of_all_languages_tabs_and_wanted_newlines_stay() -> None:
+def test_text_in_any_language_tabs_and_wanted_newlines_are_kept() -> None:
     text = "ünï\t日本 🙂 \u0301"
     assert clean(text) == text
     assert clean("a\nb") == "a\u240ab"
@@ -47,7 +47,7 @@ def test_words_of_all_languages_tabs_and_wanted_newlines_stay() -> None:
 
 
 @given(st.text())
-def test_what_is_clean_can_be_printed(text: str) -> None:
+def test_cleaned_text_can_be_printed(text: str) -> None:
     cleaned = clean(text)
     cleaned.encode()
     assert len(cleaned) == len(text)
@@ -56,7 +56,7 @@ def test_what_is_clean_can_be_printed(text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("count", "words"),
+    ("count", "text"),
     [
         (None, "-"),
         (0, "0 B"),
@@ -70,30 +70,30 @@ def test_what_is_clean_can_be_printed(text: str) -> None:
         (5 * 10**12, "5000 GB"),
     ],
 )
-def test_bytes_in_words(count: float | None, words: str) -> None:
-    assert human_bytes(count) == words
+def test_bytes_are_formatted_for_people(count: float | None, text: str) -> None:
+    assert human_bytes(count) == text
 
 
 @pytest.mark.parametrize(
-    ("count", "words"),
+    ("count", "text"),
     [(None, "-"), (0, "0"), (1204, "1,204"), (9999, "9,999"), (10_000, "10.0k"), (41_210.7, "41.2k")],
 )
-def test_counts_in_words(count: float | None, words: str) -> None:
-    assert human_count(count) == words
+def test_counts_are_formatted_for_people(count: float | None, text: str) -> None:
+    assert human_count(count) == text
 
 
 @pytest.mark.parametrize(
-    ("seconds", "words"), [(0, "00:00:00"), (59.9, "00:00:59"), (3661, "01:01:01"), (400_000, "111:06:40")]
+    ("seconds", "text"), [(0, "00:00:00"), (59.9, "00:00:59"), (3661, "01:01:01"), (400_000, "111:06:40")]
 )
-def test_times_in_words(seconds: float, words: str) -> None:
-    assert human_time(seconds) == words
+def test_times_are_formatted_for_people(seconds: float, text: str) -> None:
+    assert human_time(seconds) == text
 
 
-def test_shares_in_words() -> None:
+def test_shares_are_formatted_as_percentages() -> None:
     assert [percent(None), percent(0.0), percent(0.456), percent(1.5)] == ["-", "0%", "46%", "150%"]
 
 
-def test_columns_are_aligned_numbers_to_the_right_and_no_line_ends_in_blanks() -> None:
+def test_columns_are_aligned_with_numbers_to_the_right_and_no_trailing_blanks() -> None:
     lines = align(("name", "n", "state"), [["a", "7", "up"], ["longer", "1,204", ""]], numeric=("n",))
     assert lines == ["name        n  state", "a           7  up", "longer  1,204"]
     assert align(("a", "b"), []) == ["a  b"]
@@ -104,7 +104,7 @@ def console(*, json: bool = False, quiet: bool = False) -> Console:
     return Console(GlobalOptions(json=json, quiet=quiet))
 
 
-def test_without_json_words_go_to_stdout_and_documents_nowhere(capsys: pytest.CaptureFixture[str]) -> None:
+def test_without_json_text_goes_to_stdout_and_documents_nowhere(capsys: pytest.CaptureFixture[str]) -> None:
     console().say("hello")
     console().document({"a": 1})
     console().record({"a": 1})
@@ -121,7 +121,7 @@ def test_with_json_only_documents_go_to_stdout(capsys: pytest.CaptureFixture[str
     assert err == "hello\na\n1\n"
 
 
-def test_quiet_says_nothing_but_trouble(capsys: pytest.CaptureFixture[str]) -> None:
+def test_quiet_prints_errors_only(capsys: pytest.CaptureFixture[str]) -> None:
     quiet = console(quiet=True)
     quiet.say("hello")
     quiet.table(("a",), [["1"]])
@@ -129,7 +129,7 @@ def test_quiet_says_nothing_but_trouble(capsys: pytest.CaptureFixture[str]) -> N
     assert capsys.readouterr() == ("", "node1: broke\n  mend it\n")
 
 
-def test_an_error_is_a_document_with_everything_and_harmless_words(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_error_is_a_complete_document_and_harmless_text(capsys: pytest.CaptureFixture[str]) -> None:
     console(json=True).error(NodeError("bad \x1b[31mwords\nand more", node="node1", hint="mend it", details={"n": 1}))
     out, err = capsys.readouterr()
     assert json.loads(out)["error"] == {
@@ -143,7 +143,7 @@ def test_an_error_is_a_document_with_everything_and_harmless_words(capsys: pytes
     assert "words\nand more" in err
 
 
-def test_a_document_with_an_error_in_it_is_not_followed_by_another(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_document_that_contains_an_error_is_not_followed_by_another(capsys: pytest.CaptureFixture[str]) -> None:
     session = console(json=True)
     with pytest.raises(ClusterctlError) as raised:
         session.finish({"nodes": []}, UsageError("no"))
@@ -152,7 +152,7 @@ def test_a_document_with_an_error_in_it_is_not_followed_by_another(capsys: pytes
     assert json.loads(out)["error"]["kind"] == "usage"
 
 
-# Names of jobs.
+# Job names.
 
 
 def settings(root: str = "~/clusterctl", **host: str) -> Settings:
@@ -181,7 +181,7 @@ def test_a_job_directory_below_root_dir_becomes_its_id(root: str, ref: str | Non
     assert job_ref(settings(root), ref and ref.format(home=home)) == expected
 
 
-def test_a_job_is_named_in_a_form_that_holds_on_every_node() -> None:
+def test_a_job_is_named_in_a_form_that_is_valid_on_every_node() -> None:
     same = settings()
     assert job_name(same, build(same), "JOB1") == "~/clusterctl/JOB1"
     from clusterctl.config import Host
@@ -196,12 +196,12 @@ def test_a_job_is_named_in_a_form_that_holds_on_every_node() -> None:
 @pytest.mark.parametrize(
     ("text", "seconds"), [("90s", 90), ("5m", 300), ("2h", 7200), ("1.5h", 5400), ("1d", 86400), ("0s", 0)]
 )
-def test_a_time_ago(text: str, seconds: float) -> None:
+def test_a_duration_means_that_long_ago(text: str, seconds: float) -> None:
     before = time.time()
     assert before - seconds <= (parse_since(text) or 0) <= time.time() - seconds
 
 
-def test_a_date_is_in_local_time_unless_it_says_otherwise() -> None:
+def test_a_date_is_in_local_time_unless_it_has_an_offset() -> None:
     assert parse_since(None) is None
     assert parse_since("2026-11-21T08:15") == datetime(2026, 11, 21, 8, 15).timestamp()
     assert parse_since("2026-11-21 08:15:30") == datetime(2026, 11, 21, 8, 15, 30).timestamp()
@@ -209,6 +209,6 @@ def test_a_date_is_in_local_time_unless_it_says_otherwise() -> None:
 
 
 @pytest.mark.parametrize("text", ["", "5", "5 m", "-5m", "yesterday", "2026-13-01", "5m30s"])
-def test_a_time_that_is_none_is_a_usage_error_with_examples(text: str) -> None:
+def test_a_malformed_time_is_a_usage_error_with_examples(text: str) -> None:
     with pytest.raises(UsageError, match="write 90s, 5m, 2h"):
         parse_since(text)

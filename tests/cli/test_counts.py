@@ -1,4 +1,4 @@
-"""What status says below its table of how stale pushes were, and of embeddings."""
+"""The lines below the status table: staleness of pushes, and embedding tables."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def test_pushes_are_counted_over_all_pservers_in_powers_of_two() -> None:
     assert count_lines(processes)[0] == "staleness of 20 pushes  0: 50%  1: 10%  2-3: 30%  8-15: 10%"
 
 
-def test_an_embedding_is_summed_over_pservers_and_says_what_it_let_go() -> None:
+def test_an_embedding_is_summed_over_pservers_and_shows_its_evictions() -> None:
     processes = [pserver([], rows=10, bytes=1000, looked_up=100, hits=80, evicted=3), pserver([], rows=5, bytes=500)]
     assert count_lines(processes) == ["table word  15 rows, 1.5 kB, 80% of 100 lookups hit, 3 evicted"]
 

@@ -1,4 +1,4 @@
-"""What `exec` shows of many nodes' output, without the nodes."""
+"""The output of many nodes as `exec` shows it, without the nodes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from clusterctl.cli.console import Console
 
 
 @pytest.mark.parametrize("fold", [None, True, False])
-def test_what_a_node_said_before_it_was_lost_is_shown(fold: bool | None, capsys: pytest.CaptureFixture[str]) -> None:
+def test_output_received_before_a_node_was_lost_is_shown(fold: bool | None, capsys: pytest.CaptureFixture[str]) -> None:
     screen = Screen(Console(GlobalOptions()), [NODE], fold)
     screen.take(NODE.id, b"last\nwords", False)
     screen.close()

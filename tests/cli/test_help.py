@@ -1,4 +1,4 @@
-"""The help of every command, what it costs to show it, and how the program ends."""
+"""The help of every command, the modules it loads, and the exit codes of the program."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def finish(*argv: str) -> int:
     return run(list(argv))
 
 
-def test_all_commands_are_looked_at() -> None:
+def test_all_commands_are_covered() -> None:
     assert {("start",), ("status",), ("collect",), ("fake", "up")} <= set(commands())
 
 
@@ -58,12 +58,12 @@ def loaded_by(*argv: str) -> set[str]:
 
 
 @pytest.mark.parametrize("argv", [["--help"], ["start", "--help"], ["--version"], ["nonsense"]], ids=str)
-def test_help_and_plain_mistakes_load_nothing_heavy(argv: list[str], tmp_path: Path) -> None:
+def test_help_and_usage_errors_load_no_heavy_modules(argv: list[str], tmp_path: Path) -> None:
     assert not set(HEAVY) & loaded_by(*argv)
 
 
 @pytest.mark.parametrize(("redirect", "code"), [(">&-", 0), (">/dev/full", 1), ("2>&-", 0)])
-def test_the_end_is_in_order_without_a_place_for_the_output(redirect: str, code: int) -> None:
+def test_the_program_exits_cleanly_when_its_output_cannot_be_written(redirect: str, code: int) -> None:
     line = f"exec {sys.executable} -m clusterctl --version {redirect}"
     done = subprocess.run(["sh", "-c", line], capture_output=True, text=True, check=False)
     assert done.returncode == code
@@ -71,7 +71,7 @@ def test_the_end_is_in_order_without_a_place_for_the_output(redirect: str, code:
 
 
 @pytest.mark.parametrize("argv", [["--version"], ["status", "--version"]], ids=" ".join)
-def test_the_version_is_told(argv: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_version_is_printed(argv: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert finish(*argv) == 0
     assert capsys.readouterr().out == f"clusterctl {__version__}\n"
 
@@ -111,7 +111,9 @@ def test_bash_completes_commands_and_options(line: str, offered: str, tmp_path: 
     ],
     ids=" ".join,
 )
-def test_wrong_use_is_exit_code_2_and_never_a_traceback(argv: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_usage_error_is_exit_code_2_and_never_a_traceback(
+    argv: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
     assert finish(*argv, *([] if argv[-1] == "--conf" else ["--json"])) == 2
     out, err = capsys.readouterr()
     assert err.strip()
@@ -130,24 +132,24 @@ def test_wrong_use_is_exit_code_2_and_never_a_traceback(argv: list[str], capsys:
     ],
     ids=str,
 )
-def test_options_are_read_joined_or_apart_and_before_or_behind_an_argument(
+def test_options_are_accepted_joined_or_separate_and_before_or_after_an_argument(
     words: list[str], expected: dict[str, Any]
 ) -> None:
     assert given("logs", *words) == expected
 
 
 def given(command: str, *words: str) -> dict[str, Any]:
-    """The values of a command's parameters that the words give."""
+    """Return the parameters of a command that these words set."""
     values = GROUP.commands[command].make_context(command, list(words)).params
     return {name: value for name, value in values.items() if value not in (None, False) or name in str(words)}
 
 
-def test_a_flag_may_have_an_opposite_and_is_not_given_by_itself() -> None:
+def test_a_flag_may_have_an_opposite_and_is_unset_by_default() -> None:
     assert [given("exec", *words) for words in ([], ["--fold"], ["--no-fold"])] == [{}, {"fold": True}, {"fold": False}]
 
 
 @pytest.mark.parametrize(
-    ("argv", "said"),
+    ("argv", "message"),
     [
         (["statsu"], "did you mean status?"),
         (["status", "--wacth"], "did you mean --watch?"),
@@ -167,9 +169,9 @@ def test_a_flag_may_have_an_opposite_and_is_not_given_by_itself() -> None:
     ],
     ids=str,
 )
-def test_wrong_use_is_explained(argv: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_usage_error_is_explained(argv: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert finish(*argv) == 2
-    assert said in capsys.readouterr().err
+    assert message in capsys.readouterr().err
 
 
 def test_json_for_the_program_is_not_json_for_us(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -177,9 +179,7 @@ def test_json_for_the_program_is_not_json_for_us(tmp_path: Path, capsys: pytest.
     assert capsys.readouterr().out == ""
 
 
-def test_a_conf_py_that_is_not_there_is_exit_code_2_with_a_remedy(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_missing_conf_py_is_exit_code_2_with_a_hint(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert finish("status", "--json", "--conf", str(tmp_path / "missing.py")) == 2
     error = json.loads(capsys.readouterr().out)["error"]
     assert error["kind"] == "config"

@@ -1,4 +1,4 @@
-"""Curves: in the terminal, as a line of bars, as a picture."""
+"""Curves as a terminal chart, a sparkline, and an SVG image."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def steps(values: Sequence[float]) -> list[tuple[int, float]]:
     return list(enumerate(values))
 
 
-def test_fewer_than_two_points_are_no_curve() -> None:
+def test_fewer_than_two_points_make_no_curve() -> None:
     assert terminal_chart([]) == terminal_chart([(0, 1.0)]) == []
 
 
@@ -41,7 +41,7 @@ def test_a_flat_curve_is_flat() -> None:
 
 
 @given(st.lists(st.tuples(numbers, numbers), max_size=200), st.integers(1, 60))
-def test_a_shorter_curve_has_at_most_so_many_points_in_order_and_within_the_old_ones(
+def test_a_resampled_curve_has_at_most_the_given_number_of_points_in_order_and_in_range(
     points: list[tuple[float, float]], count: int
 ) -> None:
     short = resample(points, count)
@@ -68,15 +68,15 @@ def test_a_sparkline_fits(values: list[float], width: int) -> None:
     assert set(line) <= set(BARS)
 
 
-def test_a_sparkline_shows_the_course() -> None:
+def test_a_sparkline_shows_the_shape_of_the_curve() -> None:
     assert sparkline(steps([1, 2, 3, 4, 5, 6, 7, 8]), 8) == BARS
     assert sparkline(steps(range(800)), 8) == BARS
 
 
 @pytest.mark.parametrize("loss", [math.nan, math.inf, -math.inf])
 @pytest.mark.parametrize("draw", [lambda points: sparkline(points, 8), terminal_chart], ids=["sparkline", "chart"])
-def test_a_training_that_diverges_is_still_drawn(loss: float, draw: object) -> None:
-    """It is then that somebody looks at the curve."""
+def test_a_diverging_loss_is_still_drawn(loss: float, draw: object) -> None:
+    """That is when somebody looks at the curve."""
     assert callable(draw)
     assert draw(steps([3.0, 2.0, loss, 1.0]))
 
@@ -85,13 +85,13 @@ def text_of(svg: str) -> list[str]:
     return [element.text or "" for element in ElementTree.fromstring(svg).iter() if element.tag.endswith("text")]
 
 
-def test_the_picture_is_well_formed_and_names_what_it_shows() -> None:
+def test_the_image_is_well_formed_and_labelled() -> None:
     svg = svg_chart(CURVE, "a <b> & c", "step", "loss < 7")
     assert {"a <b> & c", "step", "loss < 7", "7.00", "199"} <= set(text_of(svg))
     assert "http" not in svg.replace("http://www.w3.org/2000/svg", "")
 
 
-def test_the_line_of_the_picture_stays_within_its_frame() -> None:
+def test_the_line_stays_within_the_image() -> None:
     root = ElementTree.fromstring(svg_chart(CURVE, "t", "x", "y"))
     (line,) = [element for element in root.iter() if element.tag.endswith("polyline")]
     points = [tuple(map(float, pair.split(","))) for pair in line.attrib["points"].split()]
@@ -101,5 +101,5 @@ def test_the_line_of_the_picture_stays_within_its_frame() -> None:
 
 
 @pytest.mark.parametrize("points", [[], [(5.0, 1.0)], [(1.0, 2.0), (2.0, 2.0)]])
-def test_a_picture_of_next_to_nothing_is_well_formed(points: list[tuple[float, float]]) -> None:
+def test_an_image_of_almost_no_data_is_well_formed(points: list[tuple[float, float]]) -> None:
     assert len(text_of(svg_chart(points, "t", "x", "y"))) > 3

@@ -1,4 +1,4 @@
-"""When an attached start stops waiting for nodes though the lead has told the end."""
+"""How long an attached start waits for the other nodes once the lead has reported the end."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ TICKS = 100  # seconds, by the clock of these tests
 
 @pytest.fixture(autouse=True)
 def clock(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each look at it takes a second."""
+    """A clock that advances one second per reading."""
     monkeypatch.setattr(start, "time", SimpleNamespace(monotonic=itertools.count().__next__))
 
 
 def left_over(*news: News, ended: dict[str, str] | None = None) -> int:
-    """How many of the ticks after these news were not waited for."""
+    """Return the number of ticks left when the watch stopped."""
     script: Iterator[News | None] = iter([*news, *[None] * TICKS])
     display: Any = SimpleNamespace(news=lambda one: None)
     view: Any = SimpleNamespace(ended=ended)
@@ -32,9 +32,9 @@ def left_over(*news: News, ended: dict[str, str] | None = None) -> int:
     return len(list(script))
 
 
-def test_it_ends_when_the_lead_has_spoken_and_another_node_has_not() -> None:
+def test_watching_ends_when_the_lead_has_reported_the_end_and_another_node_has_not() -> None:
     assert left_over(News(NODES[0], ended={"state": "failed"}), ended={"state": "failed"}) > 0
 
 
-def test_it_waits_for_the_lead_as_long_as_it_takes() -> None:
+def test_watching_waits_for_the_lead_indefinitely() -> None:
     assert left_over(*(News(node, error=UnreachableError("gone")) for node in NODES)) == 0

@@ -1,4 +1,4 @@
-"""Which id a dispatch gets and what each node is told, from what the nodes say; and how those are kept that wait."""
+"""The choice of the job id and of each node's part in a dispatch; and the keepalive of waiting nodes."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ WANTED = Wanted({0: "t", 1: "t"}, "here", 2, None)
 
 
 def answer(at: int, newest: str | None = OLD, *, jobs: tuple[str, ...] | None = None, **about: Any) -> dict[str, Any]:
-    """What a node says that has the wanted tree as its newest job, but for `about`."""
-    found = {"job": newest, "started": False, "exact": True, "tree": "t", "source": "here", "node": at, "nodes": 2}
+    """Return the answer of a node whose newest job has the wanted tree, changed by `about`."""
+    job = {"job": newest, "started": False, "exact": True, "tree": "t", "source": "here", "node": at, "nodes": 2}
     named = (newest,) if newest else ()
     return {
         "jobs": list(named if jobs is None else jobs),
-        "newest": {**found, **about} if newest else None,
+        "newest": {**job, **about} if newest else None,
         "holds": False,
     }
 
 
-def test_nodes_that_have_it_all_keep_it() -> None:
+def test_nodes_with_the_complete_job_keep_it() -> None:
     assert decide(NEW, {0: answer(0), 1: answer(1)}, WANTED) == (OLD, {0: {"keep": OLD}, 1: {"keep": OLD}})
 
 
-def test_a_node_without_it_gets_it_under_the_id_that_the_others_have() -> None:
+def test_a_node_without_the_job_gets_it_under_the_id_the_others_have() -> None:
     target, words = decide(NEW, {0: answer(0), 1: answer(1, None)}, WANTED)
     assert target == OLD
     assert words == {0: {"keep": OLD}, 1: {"go": OLD, "supersede": None}}
@@ -49,7 +49,7 @@ def test_a_job_that_one_node_cannot_keep_gets_a_new_id_on_all(about: dict[str, A
     assert words[0]["go"] == words[1]["go"] == NEW
 
 
-def test_a_job_that_was_never_started_is_replaced_and_one_that_was_anywhere_is_not() -> None:
+def test_a_job_is_replaced_only_if_no_node_ever_started_it() -> None:
     other = {"tree": "other"}
     _, words = decide(NEW, {0: answer(0, **other), 1: answer(1, **other)}, WANTED)
     assert [word["supersede"] for word in words.values()] == [OLD, OLD]
@@ -61,7 +61,7 @@ def test_a_job_that_was_never_started_is_replaced_and_one_that_was_anywhere_is_n
     assert [word["supersede"] for word in words.values()] == [None, None]
 
 
-def test_an_id_that_is_taken_anywhere_gets_a_suffix() -> None:
+def test_an_id_that_is_taken_on_any_node_gets_a_suffix() -> None:
     taken = answer(1, NEW, jobs=(NEW, f"{NEW}-2"), source="there")
     assert decide(NEW, {0: answer(0, None), 1: taken}, WANTED)[0] == f"{NEW}-3"
 
@@ -79,7 +79,7 @@ def test_completing_a_dispatch_never_touches_another_job_of_that_id() -> None:
 
 
 class Call:
-    """Counts what it is sent; `broken` ones cannot be reached."""
+    """A call that records a keepalive; a `broken` one fails to send."""
 
     def __init__(self, broken: bool = False) -> None:
         self.broken = broken
@@ -92,7 +92,7 @@ class Call:
             raise NodeError("gone")
 
 
-def test_who_waits_is_told_so_and_who_is_served_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_waiting_nodes_get_keepalives(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(keepalive, "PATIENCE_S", 0.01)
     served, first, gone, last = Call(), Call(), Call(broken=True), Call()
     with keepalive.Waiting() as queue:

@@ -1,4 +1,4 @@
-"""However a workspace was changed since, a dispatch makes what a fresh copy would be; and so after any interruption."""
+"""A dispatch leaves what a fresh copy would, however the workspace changed or the last one was interrupted."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def place(tmp_path: Path) -> Iterator[Place]:
 
 
 def change(top: Path, path: str, how: str, data: bytes) -> None:
-    """One thing that people do to a workspace."""
+    """Make one change that users make to a workspace."""
     target = top / path
     if not target.parent.is_dir() or any(parent.is_symlink() for parent in target.parents):
         return
@@ -91,7 +91,7 @@ STEP = st.tuples(st.lists(CHANGE, max_size=6), st.sampled_from(("no", "no", "sta
 
 @settings(max_examples=8, deadline=None, suppress_health_check=list(HealthCheck))
 @given(steps=st.lists(STEP, min_size=2, max_size=4))
-def test_after_any_changes_every_node_has_what_a_fresh_copy_would_be(
+def test_after_any_changes_every_node_equals_a_fresh_copy(
     tmp_path_factory: pytest.TempPathFactory, steps: list[Any]
 ) -> None:
     place = Place(tmp_path_factory.mktemp("delta"))
@@ -117,7 +117,7 @@ def test_an_unchanged_workspace_is_the_same_job_and_sends_nothing(place: Place) 
     assert [outcome.get().kept for outcome in second.outcomes] == [True, True]
 
 
-def test_an_edit_takes_the_place_of_a_job_that_was_never_started(place: Place) -> None:
+def test_an_edit_replaces_a_job_that_was_never_started(place: Place) -> None:
     (place.workspace / "f").write_text("f")
     (place.workspace / "g").write_bytes(random.Random(1).randbytes(100_000))
     place.dispatch()
@@ -130,7 +130,7 @@ def test_an_edit_takes_the_place_of_a_job_that_was_never_started(place: Place) -
         assert outcome.get().bytes_sent < 1000
 
 
-def test_a_job_that_was_started_stays_and_its_files_are_copied_not_sent(place: Place) -> None:
+def test_a_started_job_is_kept_and_its_files_are_copied_not_sent(place: Place) -> None:
     (place.workspace / "g").write_bytes(random.Random(1).randbytes(100_000))
     first = place.dispatch()
     (place.job_dirs(first)[1] / ".clusterctl/runs/0001").mkdir()
@@ -144,7 +144,7 @@ def test_a_job_that_was_started_stays_and_its_files_are_copied_not_sent(place: P
     assert (place.job_dirs(first)[0] / "g").stat().st_size == 100_000
 
 
-def test_what_an_older_job_has_is_not_sent_again(place: Place) -> None:
+def test_files_of_an_older_job_are_not_sent_again(place: Place) -> None:
     for text in ("one", "two", "one"):
         (place.workspace / "f").write_text(text)
         done = place.dispatch()
@@ -154,7 +154,7 @@ def test_what_an_older_job_has_is_not_sent_again(place: Place) -> None:
     assert [(path / "f").read_text() for path in place.job_dirs(done)] == ["one", "one"]
 
 
-def test_rehash_finds_what_stamps_cannot(place: Place) -> None:
+def test_rehash_detects_changes_that_timestamps_do_not_show(place: Place) -> None:
     (place.workspace / "f").write_text("good")
     done = place.dispatch()
     for directory in place.job_dirs(done):
@@ -181,7 +181,7 @@ def test_a_job_that_was_started_on_one_node_only_is_followed_by_a_new_one_on_all
 @pytest.mark.parametrize(
     "how", ["edit", "stray", "mode", "remove", "run", "lock", "incoming", "younger job", "cut seal"]
 )
-def test_a_job_that_was_touched_in_any_way_is_looked_at_closely(place: Place, how: str) -> None:
+def test_a_job_that_was_touched_in_any_way_is_no_longer_untouched(place: Place, how: str) -> None:
     (place.workspace / "f").write_text("f")
     done = place.dispatch()
     directory = place.job_dirs(done)[0]
@@ -202,7 +202,7 @@ def test_a_job_that_was_touched_in_any_way_is_looked_at_closely(place: Place, ho
     assert untouched_job(root, done.job, tree) == ""
 
 
-def test_a_plan_tells_and_does_nothing(place: Place) -> None:
+def test_a_plan_lists_changes_and_makes_none(place: Place) -> None:
     (place.workspace / "f").write_text("f")
     (place.workspace / "g").write_text("g")
     done = place.dispatch()
@@ -214,7 +214,7 @@ def test_a_plan_tells_and_does_nothing(place: Place) -> None:
     assert [(path / "f").read_text() for path in place.job_dirs(done)] == ["f", "f"]
 
 
-def test_only_a_part_of_the_nodes_completes_the_last_dispatch(place: Place) -> None:
+def test_a_dispatch_to_some_of_the_nodes_completes_the_last_one(place: Place) -> None:
     (place.workspace / "f").write_text("f")
     done = place.dispatch()
     shutil.rmtree(place.job_dirs(done)[1])
@@ -230,7 +230,7 @@ def test_only_a_part_of_the_nodes_completes_the_last_dispatch(place: Place) -> N
 
 
 class Killing(Pipes):
-    """Kills its agent once it has been sent so many bytes."""
+    """Kills its agent after `left` bytes have been sent to it."""
 
     left = 0
 
@@ -243,7 +243,7 @@ class Killing(Pipes):
         super().write(data, stall_s)
 
 
-def test_after_a_kill_at_any_moment_of_the_stream_the_next_dispatch_is_right(
+def test_after_a_kill_at_any_point_of_the_stream_the_next_dispatch_is_correct(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     chance = random.Random(7)
@@ -259,11 +259,11 @@ def test_after_a_kill_at_any_moment_of_the_stream_the_next_dispatch_is_right(
 
 
 class Killed(BaseException):
-    """Nothing that anyone handles."""
+    """An exception that no code handles."""
 
 
 def change_every_way(workspace: Path) -> None:
-    """What is kept, edited, removed, and turns from one kind into another."""
+    """Edit, remove, and turn entries from one kind into another; leave one as it is."""
     (workspace / "edited").write_text("anew")
     (workspace / "gone").unlink()
     shutil.rmtree(workspace / "becomes-link")
@@ -275,13 +275,13 @@ def change_every_way(workspace: Path) -> None:
 def fill_for_every_way(workspace: Path) -> None:
     for name in ("kept", "edited", "gone", "becomes-directory"):
         (workspace / name).write_text(name)
-    for name in ("becomes-file", "becomes-link", "pointed-at"):  # through the link its old contents must not be seen
+    for name in ("becomes-file", "becomes-link", "pointed-at"):  # old contents must not show through the link
         (workspace / name).mkdir()
         (workspace / name / "inner").write_text(name)
 
 
 def killed_at(cut: int, work: Callable[[], None]) -> bool:
-    """Whether `work` ended before it changed something for the `cut`th time; there it is killed."""
+    """Run `work` and kill it at its `cut`th change; return True if it finished before that."""
     count = 0
     with pytest.MonkeyPatch.context() as patched:
         for name in ("replace", "rename", "unlink", "mkdir", "symlink", "chmod", "utime", "rmdir"):
@@ -302,7 +302,7 @@ def killed_at(cut: int, work: Callable[[], None]) -> bool:
     return True
 
 
-def test_a_change_in_place_that_was_cut_off_anywhere_is_finished_by_the_next_call(tmp_path: Path) -> None:
+def test_an_in_place_update_interrupted_anywhere_is_completed_by_recovery(tmp_path: Path) -> None:
     place = Place(tmp_path)
     fill_for_every_way(place.workspace)
     done = place.dispatch()
@@ -320,7 +320,7 @@ def test_a_change_in_place_that_was_cut_off_anywhere_is_finished_by_the_next_cal
         finished = killed_at(cut, partial(in_place.supersede, root, staging, done.job, record, entries, base))
         in_place.recover(root)
         names = [path.name for path in root.glob("JOB*")]
-        if names == [done.job]:  # cut off before the journal stood: nothing has happened
+        if names == [done.job]:  # interrupted before the journal was written: nothing has happened
             assert described(root / done.job) != described(place.workspace)
             assert cut < 5
         else:
@@ -329,4 +329,4 @@ def test_a_change_in_place_that_was_cut_off_anywhere_is_finished_by_the_next_cal
         if finished:
             break
     assert finished
-    assert cut > 12, "the cuts came where something happens"
+    assert cut > 12, "the interruptions hit real changes"

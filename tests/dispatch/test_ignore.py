@@ -1,4 +1,4 @@
-"""`.clusterctlignore` means what a .gitignore means: git itself is the judge."""
+"""`.clusterctlignore` has the semantics of .gitignore, checked against git itself."""
 
 from __future__ import annotations
 
@@ -67,13 +67,13 @@ class Judge:
         return set(filter(None, listed.split(b"\0")))
 
     def reasons(self, top: Path, ignored: tuple[Ignored, ...]) -> list[tuple[str, int, str]]:
-        """(file, line, rule) that git names for each path, whose ignore files are called .gitignore too."""
+        """Return (file, line, rule) as git reports them; the ignore files are also there as .gitignore."""
         stdin = b"".join(os.fsencode(one.path) + b"\0" for one in ignored)
         args = ("check-ignore", "-v", "-z", "--no-index", "--stdin")
-        words = os.fsdecode(self._git(*self._in(top), *args, stdin=stdin, ok=(0, 1))).split("\0")[:-1]
-        sources, lines, rules = words[::4], words[1::4], words[2::4]
-        found = zip(sources, lines, rules, strict=True)
-        return [(source.replace(".gitignore", IGNORE_FILE), int(line), rule) for source, line, rule in found]
+        fields = os.fsdecode(self._git(*self._in(top), *args, stdin=stdin, ok=(0, 1))).split("\0")[:-1]
+        sources, lines, rules = fields[::4], fields[1::4], fields[2::4]
+        matches = zip(sources, lines, rules, strict=True)
+        return [(source.replace(".gitignore", IGNORE_FILE), int(line), rule) for source, line, rule in matches]
 
 
 @pytest.fixture(scope="module")
@@ -82,7 +82,7 @@ def judge(tmp_path_factory: pytest.TempPathFactory) -> Judge:
 
 
 def make(top: Path, tree: list[bytes], ignores: dict[bytes, bytes]) -> None:
-    """A tree, in which a path that cannot be (its parent is a file) is left out."""
+    """Create a tree; skip a path that cannot exist because its parent is a file."""
     for path in tree:
         write(top / os.fsdecode(path), path)
     for directory, data in ignores.items():
@@ -103,7 +103,7 @@ def sent(workspace: Workspace) -> set[bytes]:
 @needs_git
 @given(trees, st.dictionaries(st.one_of(st.just(b""), paths), ignore_files, min_size=1, max_size=3))
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_what_is_sent_is_what_git_would_list_and_the_rules_are_those_that_git_names(
+def test_the_sent_files_and_the_reported_rules_are_those_of_git(
     judge: Judge, tree: list[bytes], ignores: dict[bytes, bytes]
 ) -> None:
     top = judge.tree()
@@ -116,7 +116,7 @@ def test_what_is_sent_is_what_git_would_list_and_the_rules_are_those_that_git_na
 
 
 @needs_git
-def test_every_class_of_characters_holds_the_bytes_that_it_holds_for_git(judge: Judge) -> None:
+def test_every_character_class_matches_the_same_bytes_as_in_git(judge: Judge) -> None:
     tree = [b"%s/x%c" % (name, byte) for name in CLASSES for byte in BYTES]
     rules = b"".join(b"/%s/x[[:%s:]]\n" % (name, name) for name in CLASSES)
     top = judge.tree()
@@ -142,7 +142,7 @@ def kept(workspace: Workspace) -> set[str]:
     return {entry.path for entry in workspace.entries if entry.kind == "f"} - {IGNORE_FILE, f"sub/{IGNORE_FILE}"}
 
 
-def test_caches_of_tools_stay_at_home_and_a_directory_called_data_does_not(tree: Callable[..., Workspace]) -> None:
+def test_tool_caches_are_ignored_by_default_and_a_directory_called_data_is_not(tree: Callable[..., Workspace]) -> None:
     workspace = tree("data/a", "build/a", "lib/a", ".env", "sub/.git/HEAD", "sub/__pycache__/x", ".venv/bin/python")
     assert kept(workspace) == {"data/a", "build/a", "lib/a", ".env"}
     assert {(one.path, one.reason) for one in workspace.ignored} == {
@@ -157,7 +157,7 @@ def test_an_exclamation_mark_brings_a_default_back(tree: Callable[..., Workspace
     assert kept(workspace) == {".venv/bin/python", "sub/.git/HEAD"}
 
 
-def test_nothing_brings_back_the_names_that_a_job_directory_needs(tree: Callable[..., Workspace]) -> None:
+def test_names_reserved_for_the_job_directory_cannot_be_brought_back(tree: Callable[..., Workspace]) -> None:
     workspace = tree("log/a", "output/a", "nodefile", ".clusterctl/a", "sub/log/a", top="!log\n!/output\n!nodefile\n")
     assert kept(workspace) == {"sub/log/a"}
     assert {one.source for one in workspace.ignored} == {"reserved"}
@@ -183,12 +183,12 @@ def test_an_excluded_directory_is_not_entered(tree: Callable[..., Workspace], tm
         tree("a", top="")
 
 
-def test_a_byte_order_mark_and_windows_line_ends_are_no_part_of_a_rule() -> None:
+def test_a_byte_order_mark_and_windows_line_endings_are_not_part_of_a_rule() -> None:
     rules = list(parse(b"\xef\xbb\xbfa\r\nb \r\n\r\n#c\r\nd\\ ", "f"))
     assert [(rule.text, rule.line) for rule in rules] == [("a", 1), ("b", 2), ("d\\ ", 5)]
 
 
-def test_an_ignore_file_that_is_a_dangling_link_is_an_error_and_not_no_rules(tmp_path: Path) -> None:
+def test_an_ignore_file_that_is_a_dangling_link_is_an_error(tmp_path: Path) -> None:
     (tmp_path / IGNORE_FILE).symlink_to("nowhere")
     with pytest.raises(ConfigError, match="No such file"):
         scan(tmp_path)

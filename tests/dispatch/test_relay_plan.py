@@ -1,4 +1,4 @@
-"""Who gets the bytes from whom, and the keys for it."""
+"""The relay tree, and the keys of its connections."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_relaying_is_chosen_by_nodes_bytes_and_setting(nodes: int, total: int, m
     assert worth_it(nodes, total, mode) is relayed
 
 
-def test_each_node_has_a_certificate_of_its_own_name_and_all_have_one_authority() -> None:
+def test_each_node_has_a_certificate_in_its_own_name_from_one_common_authority() -> None:
     keys = make_keys([3, 7])
     names = [x509.load_pem_x509_certificate(own.encode()).subject.rfc4514_string() for own, _ in keys.values()]
     assert names == ["CN=node3", "CN=node7"]

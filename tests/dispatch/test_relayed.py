@@ -1,4 +1,4 @@
-"""Dispatches through the relay, with real agents: whatever one hop does, every other node has the very same tree."""
+"""Dispatches through the relay, with real agents: whatever one hop does, every other node gets an identical tree."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ T = TypeVar("T")
 NODES = 5
 BAD = 2  # a node in the middle of the chain
 
-# What a bad node's relay does: appended to its copy of agent/relay/relay.py.
+# Faults of a bad node's relay: appended to its copy of agent/relay/relay.py.
 LIES = "Relay.pass_on = lambda self, piece: memoryview(bytes(len(piece)))"
 IS_DEAF = """
 _start = Relay.start
@@ -53,7 +53,7 @@ def _slow(self, piece):
     return piece
 Relay.pass_on = _slow
 """
-IMPATIENT = """
+SHORT_TIMEOUTS = """
 STALL_S, CUT_S = 2.0, 0.5
 Lag.MOST, Lag.ALLOWED_S, Lag.ALLOWED_MORE_S = 1, 0.2, 0.1
 """
@@ -69,7 +69,7 @@ Staging._write = _full
 
 
 class Threads:
-    """The agents' transport, with all nodes at once."""
+    """The agents' transport, with all nodes in parallel."""
 
     def __init__(self, cluster: PipeCluster) -> None:
         self.open, self.close, self.home = cluster.local.open, cluster.local.close, cluster.local.home
@@ -77,11 +77,13 @@ class Threads:
 
     def map(self, nodes: Sequence[Node], work: Callable[[Node], T], **_: Any) -> list[NodeOutcome[T]]:
         with ThreadPoolExecutor(len(nodes)) as pool:
-            return [outcome for found in pool.map(lambda node: self._map([node], work), nodes) for outcome in found]
+            return [
+                outcome for outcomes in pool.map(lambda node: self._map([node], work), nodes) for outcome in outcomes
+            ]
 
 
 class Place:
-    """A workspace of a few megabytes, and nodes that have an agent, but nothing else."""
+    """A workspace of a few megabytes, and nodes with only an agent on them."""
 
     def __init__(self, directory: Path, nic: str) -> None:
         self.workspace = directory / "workspace"
@@ -94,15 +96,15 @@ class Place:
         self.cluster.ask({"op": "jobs"})
 
     def change(self, node: int, source: str, module: str = "relay/relay") -> None:
-        """Makes a node's agent another one."""
+        """Append `source` to a module of a node's agent."""
         lib = self.cluster.home(node) / "clusterctl/.clusterctl/lib" / BUNDLE.digest
         with (lib / f"clusterctl/agent/{module}.py").open("a") as f:
             f.write(f"\n{source}\n")
 
     def hurry(self) -> None:
-        """Makes all nodes impatient."""
+        """Shorten the timeouts of all nodes."""
         for node in range(NODES):
-            self.change(node, IMPATIENT, "relay/links")
+            self.change(node, SHORT_TIMEOUTS, "relay/links")
             self.change(node, SHORT_LINKS, "relay/downstream")
             self.change(node, SHORT_JOIN, "relay/upstream")
 
@@ -128,7 +130,7 @@ def place(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Place]:
 
 
 def sent_directly(done: Dispatched) -> list[bool]:
-    """By node, whether the control machine had to send it something itself."""
+    """Return, for each node, True if the control machine had to send it something itself."""
     return [outcome.ok and outcome.get().bytes_sent > 0 for outcome in done.outcomes]
 
 
@@ -139,7 +141,7 @@ def test_the_control_machine_sends_each_byte_once(place: Place) -> None:
     assert sent_directly(done) == [True, False, False, False, False]
 
 
-def test_nodes_that_lost_what_they_were_sent_get_it_through_the_relay_again(place: Place, tmp_path: Path) -> None:
+def test_nodes_that_lost_their_files_get_them_through_the_relay_again(place: Place, tmp_path: Path) -> None:
     cache = tmp_path / "cache"
     first = dispatch(place.cluster, scan(place.workspace), Progress(), "JOB20261121-000001", cache=cache)
     for outcome in first.outcomes:
@@ -149,7 +151,7 @@ def test_nodes_that_lost_what_they_were_sent_get_it_through_the_relay_again(plac
     assert sent_directly(done) == [True, False, False, False, False]
 
 
-def test_a_large_file_of_which_all_have_the_beginning_goes_on_through_the_relay(place: Place) -> None:
+def test_a_large_file_that_every_node_has_partly_is_resumed_through_the_relay(place: Place) -> None:
     (place.workspace / "large").write_bytes(random.Random(2).randbytes(9 << 20))
     (entry,) = (entry for entry in scan(place.workspace).entries if entry.path == "large")
     for node, share in enumerate((7, 6, 8, 7, 5)):
@@ -163,14 +165,14 @@ def test_a_large_file_of_which_all_have_the_beginning_goes_on_through_the_relay(
     assert done.outcomes[0].get().bytes_received == small + (4 << 20)
 
 
-def test_wrong_bytes_are_noticed_and_come_directly(place: Place) -> None:
+def test_corrupt_bytes_are_detected_and_sent_directly(place: Place) -> None:
     place.change(BAD, LIES)
     done = place.dispatch()
     place.assert_same(done)
     assert sent_directly(done) == [True, False, False, True, True]
 
 
-def test_wrong_bytes_that_end_within_a_large_file_are_not_built_upon(place: Place) -> None:
+def test_a_large_file_cut_off_after_corrupt_bytes_is_not_resumed_from_them(place: Place) -> None:
     (place.workspace / "large").write_bytes(random.Random(2).randbytes(9 << 20))
     place.change(BAD, LIES_AND_DIES)
     place.hurry()
@@ -179,7 +181,7 @@ def test_wrong_bytes_that_end_within_a_large_file_are_not_built_upon(place: Plac
     place.assert_same(done, but=(BAD,))
 
 
-def test_nodes_behind_one_that_nobody_reaches_are_served_directly(place: Place) -> None:
+def test_nodes_behind_an_unreachable_one_are_served_directly(place: Place) -> None:
     place.change(BAD, IS_DEAF)
     place.hurry()
     done = place.dispatch()
@@ -198,7 +200,9 @@ def test_a_node_that_dies_fails_alone(place: Place) -> None:
 
 
 @pytest.mark.parametrize("full", [0, BAD])
-def test_a_full_disk_is_named_and_the_nodes_behind_get_everything_through_it(place: Place, full: int) -> None:
+def test_a_full_disk_is_reported_and_the_nodes_behind_it_still_get_everything_through_the_relay(
+    place: Place, full: int
+) -> None:
     place.change(full, IS_FULL, "dispatch/staging")
     done = place.dispatch()
     assert [outcome.ok for outcome in done.outcomes] == [node != full for node in range(NODES)]
@@ -213,7 +217,9 @@ def test_a_full_disk_is_named_and_the_nodes_behind_get_everything_through_it(pla
 
 def test_a_slow_node_does_not_hold_up_the_others_for_long(place: Place) -> None:
     place.change(BAD, IS_SLOW)
-    (place.workspace / "large").write_bytes(bytes(32 << 20))  # more than the kernel takes for a node that does not read
+    (place.workspace / "large").write_bytes(
+        bytes(32 << 20)
+    )  # more than the kernel buffers for a node that does not read
     place.hurry()
     done = place.dispatch()
     place.assert_same(done)

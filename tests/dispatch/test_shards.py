@@ -1,4 +1,4 @@
-"""Who gets which shard, and what is said of a pattern that matches nothing."""
+"""The assignment of shards to nodes, and the warnings about patterns that match nothing."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ def entries(*paths: str) -> list[Entry]:
     return [Entry(path, FILE, 0o644, 0) for path in paths]
 
 
-def paths(found: list[Entry]) -> list[str]:
-    return [entry.path for entry in found]
+def paths(entries: list[Entry]) -> list[str]:
+    return [entry.path for entry in entries]
 
 
 TREE = ["train.py", "train_data/words", *(f"train_data/t.txt-{n:05d}" for n in range(5)), "test_data/t-00003"]
 
 
-def test_the_number_modulo_trainers_decides_and_everything_else_goes_everywhere() -> None:
+def test_a_shard_goes_to_its_number_modulo_trainers_and_everything_else_goes_everywhere() -> None:
     shards = Shards(entries(*TREE), ["train_data/t.*"], 2)
     common = ["train.py", "train_data/words"]
     numbers = [[0, 2, 4], [1, 3]]
@@ -38,11 +38,11 @@ def test_the_number_modulo_trainers_decides_and_everything_else_goes_everywhere(
     assert paths(shards.of(node())) == [*common, "test_data/t-00003"]
 
 
-def test_a_pattern_without_a_slash_is_about_names_anywhere() -> None:
+def test_a_pattern_without_a_slash_matches_names_in_any_directory() -> None:
     assert paths(Shards(entries(*TREE), ["t*-0000?"], 4).of(node(0))) == [*TREE[:3], TREE[6]]
 
 
-def test_a_directory_is_no_shard() -> None:
+def test_a_directory_is_not_a_shard() -> None:
     tree = [Entry("d-1", DIRECTORY, 0o755, 0), *entries("d-1/a-1")]
     assert paths(Shards(tree, ["*-1"], 2).of(node(0))) == ["d-1"]
 
@@ -59,7 +59,7 @@ def test_a_directory_is_no_shard() -> None:
         ("d/1/x7", 7),
     ],
 )
-def test_the_number_is_the_last_thing_before_the_endings(name: str, number: int) -> None:
+def test_the_number_is_the_last_one_before_the_file_extensions(name: str, number: int) -> None:
     assert shard_number(name) == number
 
 
@@ -68,7 +68,7 @@ def test_a_shard_without_a_number_is_an_error_that_names_it() -> None:
         Shards(entries(*TREE), ["train_data/*"], 2)
 
 
-def test_a_pattern_that_matches_nothing_is_told_with_what_it_may_have_meant() -> None:
+def test_a_pattern_that_matches_nothing_is_reported_with_a_suggestion() -> None:
     patterns = ["t.txt-*", "data/t.txt-*", "train_dota/t.txt-0000?", "xyz"]
     tree = [*entries(*TREE), Entry("xyz", DIRECTORY, 0o755, 0)]
     assert Shards(tree, patterns, 2).warnings() == [

@@ -1,4 +1,4 @@
-"""Shards hold every record once, whole, to the byte; and a split that fails leaves nothing."""
+"""Shards hold every record once, whole and unchanged; and a failed split leaves nothing."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from clusterctl.errors import ConfigError, RefusedError, UsageError
 
 
 def records_of(data: bytes, delimiter: bytes) -> list[bytes]:
-    """The plain way, all at once."""
+    """Return the records by the simple method, all in memory."""
     *whole, rest = data.split(delimiter)
     return [record + delimiter for record in whole] + ([rest] if rest else [])
 
@@ -35,7 +35,7 @@ def records_of(data: bytes, delimiter: bytes) -> list[bytes]:
     st.integers(1, 9),
 )
 @settings(max_examples=100)
-def test_record_i_is_in_shard_i_mod_count_wherever_blocks_end(
+def test_record_i_is_in_shard_i_mod_count_at_any_block_size(
     data: bytes, delimiter: bytes, count: int, block: int
 ) -> None:
     expected = records_of(data, delimiter)
@@ -69,9 +69,9 @@ def test_a_gz_file_is_unpacked_into_shards_of_its_name_without_gz(tmp_path: Path
 @pytest.mark.parametrize(
     "data",
     [b"plain", gzip.compress(b"1\n" * 9999)[:-9], gzip.compress(b"1\n")[:12] + b"\xff" * 9],
-    ids=["plain", "cut off", "damaged"],  # not the bytes, in which is the time
+    ids=["plain", "cut off", "damaged"],  # the bytes contain the time
 )
-def test_a_gz_file_that_is_none_or_damaged_is_named_and_leaves_nothing(tmp_path: Path, data: bytes) -> None:
+def test_an_invalid_or_damaged_gz_file_is_named_in_the_error_and_leaves_nothing(tmp_path: Path, data: bytes) -> None:
     (tmp_path / "t.gz").write_bytes(data)
     with pytest.raises(ConfigError, match=r"cannot read .*t\.gz"):
         split(tmp_path / "t.gz", 1, b"\n", tmp_path / "out")
@@ -79,7 +79,7 @@ def test_a_gz_file_that_is_none_or_damaged_is_named_and_leaves_nothing(tmp_path:
 
 
 @pytest.mark.parametrize("existing", ["t-00000", "t-00007"])
-def test_shards_that_are_there_are_not_overwritten_nor_mixed_with_new_ones(tmp_path: Path, existing: str) -> None:
+def test_existing_shards_are_neither_overwritten_nor_mixed_with_new_ones(tmp_path: Path, existing: str) -> None:
     (tmp_path / "t").write_bytes(b"1\n2\n")
     (tmp_path / existing).write_bytes(b"mine")
     with pytest.raises(RefusedError, match=existing):
@@ -88,15 +88,17 @@ def test_shards_that_are_there_are_not_overwritten_nor_mixed_with_new_ones(tmp_p
     assert (tmp_path / existing).read_bytes() == b"mine"
 
 
-def test_shards_that_came_meanwhile_are_not_overwritten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_shards_that_appear_during_the_split_are_not_overwritten(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "t").write_bytes(b"1\n2\n")
     write = module._ShardWriter.write
 
-    def write_and_meet(self: module._ShardWriter, *args: object) -> None:
+    def write_with_a_competitor(self: module._ShardWriter, *args: object) -> None:
         write(self, *args)  # type: ignore[arg-type]
         (tmp_path / "t-00001").write_bytes(b"theirs")
 
-    monkeypatch.setattr(module._ShardWriter, "write", write_and_meet)
+    monkeypatch.setattr(module._ShardWriter, "write", write_with_a_competitor)
     with pytest.raises(RefusedError, match="t-00001"):
         split(tmp_path / "t", 2, b"\n")
     assert {path.name for path in tmp_path.iterdir()} == {"t", "t-00001"}
@@ -121,10 +123,10 @@ def test_a_full_disk_is_a_clear_error_and_leaves_nothing(tmp_path: Path) -> None
 
 
 def test_ctrl_c_leaves_nothing(tmp_path: Path) -> None:
-    """It reads from a pipe that gives one record and then waits, so that it is in the middle for sure."""
+    """The input is a pipe that delivers one record and then waits, so the split is certainly in progress."""
     os.mkfifo(tmp_path / "t")
     with program("t", "--count", "2", "-o", "out", cwd=tmp_path) as process, (tmp_path / "t").open("wb") as pipe:
-        pipe.write(b"x" * (2 << 20))  # more than a pipe and a block hold: when this returns, some of it is split
+        pipe.write(b"x" * (2 << 20))  # more than a pipe and a block hold: once this returns, some of it is split
         pipe.flush()
         assert list((tmp_path / "out").glob(".split-*/00000"))
         process.send_signal(signal.SIGINT)
@@ -134,8 +136,8 @@ def test_ctrl_c_leaves_nothing(tmp_path: Path) -> None:
     assert not (tmp_path / "out").exists()
 
 
-def test_a_record_larger_than_memory_would_hold_streams_through(tmp_path: Path) -> None:
-    """300 MB in one record, and an address space of 250 MB beside what python itself takes."""
+def test_a_record_larger_than_memory_is_streamed(tmp_path: Path) -> None:
+    """A record of 300 MB, and an address space 150 MB larger than that of Python itself."""
     with (tmp_path / "t").open("wb") as f:
         f.write(b"a\n")
         f.truncate(300 << 20)
@@ -155,17 +157,17 @@ def test_a_record_larger_than_memory_would_hold_streams_through(tmp_path: Path) 
     ("text", "expected"),
     [(r"\n", b"\n"), (r"\n\n", b"\n\n"), (r"\0", b"\0"), (r"\x1e;", b"\x1e;"), (r"\\n", b"\\n"), ("ü", b"\xc3\xbc")],
 )
-def test_escapes_of_a_delimiter(text: str, expected: bytes) -> None:
+def test_escapes_in_a_delimiter_are_decoded(text: str, expected: bytes) -> None:
     assert delimiter_bytes(text) == expected
 
 
 @pytest.mark.parametrize("text", ["", "\\", r"\q", r"\x1"])
-def test_a_delimiter_that_means_nothing_is_wrong_use(text: str) -> None:
+def test_an_invalid_delimiter_is_a_usage_error(text: str) -> None:
     with pytest.raises(UsageError, match="--delimiter"):
         delimiter_bytes(text)
 
 
-def test_the_command_tells_what_it_made_and_which_setting_comes_next(
+def test_the_command_prints_the_shards_and_the_setting_for_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -181,7 +183,7 @@ def test_the_command_tells_what_it_made_and_which_setting_comes_next(
 
 
 @pytest.mark.parametrize(("name", "code"), [("missing", 2), (".", 2), ("t.bz2", 2)])
-def test_what_cannot_be_split_is_exit_code_2(
+def test_a_file_that_cannot_be_split_is_exit_code_2(
     name: str, code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)

@@ -1,4 +1,4 @@
-"""Which trees nodes are to have, and how they are told."""
+"""The trees that nodes are to have, and their encoding."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ COMMON = workspace("a.py", "b.py", "c.py", "d.py")
 
 @pytest.mark.parametrize("last", [None, sent(SHARDED), sent(COMMON)])
 @pytest.mark.parametrize("now", [SHARDED, COMMON])
-def test_a_tree_has_the_name_that_nodes_give_it(now: Workspace, last: Sent | None) -> None:
+def test_a_tree_has_the_same_id_as_on_the_nodes(now: Workspace, last: Sent | None) -> None:
     for tree in make_trees(now, last, NODES, SHARDS, 4).values():
         assert tree.id == content_of(tree.entries)
 
 
 @pytest.mark.parametrize("shards", [(), SHARDS, ("nothing-*",)])
-def test_what_was_sent_last_is_not_told_again(shards: tuple[str, ...]) -> None:
+def test_an_unchanged_tree_is_not_sent_again(shards: tuple[str, ...]) -> None:
     trees = make_trees(SHARDED, sent(SHARDED), NODES, shards, 4)
     assert [tree.packed for tree in trees.values()] == [b""] * 4
     assert [tree.base for tree in trees.values()] == [tree.id for tree in trees.values()]
@@ -46,14 +46,12 @@ def test_what_was_sent_last_is_not_told_again(shards: tuple[str, ...]) -> None:
 
 @pytest.mark.parametrize("last", [None, sent(SHARDED)])
 @pytest.mark.parametrize(("shards", "different"), [((), 1), (SHARDS, 4), (("nothing-*",), 1)])
-def test_nodes_that_are_to_have_the_same_share_a_tree(
-    shards: tuple[str, ...], different: int, last: Sent | None
-) -> None:
+def test_nodes_with_the_same_files_share_a_tree(shards: tuple[str, ...], different: int, last: Sent | None) -> None:
     trees = make_trees(SHARDED, last, NODES, shards, 4)
     assert len({id(tree) for tree in trees.values()}) == different
 
 
-def test_few_changes_are_told_as_changes_and_many_as_a_new_tree() -> None:
+def test_few_changes_are_sent_as_a_delta_and_many_as_a_new_tree() -> None:
     few = workspace("a.py", "b.py", "c.py")
     assert {tree.base for tree in make_trees(few, sent(COMMON), NODES, (), 4).values()} == {COMMON.content}
     touched = workspace("a.py", "b.py", "c.py", "d.py", mtime_ns=1)

@@ -1,4 +1,4 @@
-"""A scanned workspace: hashed only where it must be, never wrongly, and the same whatever the way it was read."""
+"""Scanning a workspace: files are hashed only when necessary, never wrongly, and in any order with the same result."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ OLD_NS = 10**18
 
 @pytest.fixture
 def top(tmp_path: Path) -> Path:
-    """200 small files and a large one, in directories, one with a name that is not UTF-8."""
+    """200 small files in directories, a large one, and one with a name that is not UTF-8."""
     top = tmp_path / "workspace"
     for i in range(200):
         path = top / f"d{i // 50}" / f"f{i}"
@@ -36,7 +36,7 @@ def top(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def later(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Hashing happens an hour after the files were written."""
+    """Let hashing happen an hour after the files were written."""
     now = hashing.time.time_ns
     monkeypatch.setattr(hashing.time, "time_ns", lambda: now() + 3600 * 10**9)
 
@@ -59,14 +59,14 @@ def contents(top: Path) -> dict[str, str]:
     return {os.fspath(path.relative_to(top)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
 
 
-def test_what_is_scanned_has_the_hashes_of_its_files_and_counts_them(top: Path) -> None:
+def test_a_scanned_workspace_has_the_hashes_and_the_counts_of_its_files(top: Path) -> None:
     workspace = scan(top)
     assert digests(workspace) == contents(top)
     assert workspace.files == 202
     assert workspace.bytes == sum(path.stat().st_size for path in top.rglob("*") if path.is_file()) - 1
     seen = {""}
     for entry in workspace.entries:
-        assert os.path.dirname(entry.path) in seen  # noqa: PTH120 - "" of a name at the top
+        assert os.path.dirname(entry.path) in seen  # noqa: PTH120 - a top-level name has ""
         seen.add(entry.path)
 
 
@@ -82,7 +82,7 @@ def test_an_unchanged_file_is_not_read_again_unless_asked_to(top: Path, tmp_path
 
 
 @pytest.mark.usefixtures("later")
-def test_only_what_changed_is_read_again(top: Path, tmp_path: Path, read: list[str]) -> None:
+def test_only_changed_files_are_read_again(top: Path, tmp_path: Path, read: list[str]) -> None:
     scan(top, cache=tmp_path / "cache")
     status = (top / "d1/f60").stat()
     (top / "d1/f60").write_bytes(b"06")  # as long as before, and dated back
@@ -99,7 +99,7 @@ def test_only_what_changed_is_read_again(top: Path, tmp_path: Path, read: list[s
 
 def test_a_file_that_was_written_a_moment_ago_is_not_trusted(top: Path, tmp_path: Path, read: list[str]) -> None:
     scan(top, cache=tmp_path / "cache")
-    os.utime(top / "d0/f1", ns=(OLD_NS, OLD_NS))  # its ctime is young all the same
+    os.utime(top / "d0/f1", ns=(OLD_NS, OLD_NS))  # its ctime is still recent
     read.clear()
     scan(top, cache=tmp_path / "cache")
     assert len(read) == 202
@@ -119,7 +119,7 @@ def garbage(data: bytes) -> bytes:
 
 @pytest.mark.usefixtures("later")
 @pytest.mark.parametrize("damage", [cut, flip, garbage, lambda data: b"", lambda data: data[:30]])
-def test_a_damaged_cache_is_no_cache(top: Path, tmp_path: Path, damage: Callable[[bytes], bytes]) -> None:
+def test_a_damaged_cache_is_ignored(top: Path, tmp_path: Path, damage: Callable[[bytes], bytes]) -> None:
     first = scan(top, cache=tmp_path / "cache")
     place = caches.cache_path(tmp_path / "cache", top)
     whole = place.read_bytes()
@@ -129,7 +129,7 @@ def test_a_damaged_cache_is_no_cache(top: Path, tmp_path: Path, damage: Callable
 
 
 @pytest.mark.parametrize("obstacle", ["a file", "a directory in place of the file"])
-def test_a_cache_that_cannot_be_written_is_no_cache(top: Path, tmp_path: Path, obstacle: str) -> None:
+def test_a_cache_that_cannot_be_written_is_ignored(top: Path, tmp_path: Path, obstacle: str) -> None:
     if obstacle == "a file":
         (tmp_path / "cache").write_text("")
     else:
@@ -137,20 +137,20 @@ def test_a_cache_that_cannot_be_written_is_no_cache(top: Path, tmp_path: Path, o
     assert digests(scan(top, cache=tmp_path / "cache")) == contents(top)
 
 
-def test_two_workspaces_have_a_cache_each_and_a_link_to_one_shares_it(tmp_path: Path) -> None:
+def test_each_workspace_has_its_own_cache_and_a_link_to_it_shares_it(tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to("a")
     places = [caches.cache_path(tmp_path, tmp_path / name) for name in ("a", "b", "link")]
     assert places[0] == places[2] != places[1]
 
 
 def disturb(monkeypatch: pytest.MonkeyPatch, times: int, change: Callable[[], object]) -> None:
-    """Something happens between the two looks at a file, the first `times` that one is taken."""
+    """Run `change` between the two fstat calls on a file, for the first `times` reads."""
     original = os.fstat
-    looks = iter(range(2 * times))
+    calls = iter(range(2 * times))
 
     def fstat(fd: int) -> os.stat_result:
         status = original(fd)
-        if next(looks, 1) % 2 == 0:
+        if next(calls, 1) % 2 == 0:
             change()
         return status
 
@@ -179,14 +179,14 @@ def test_a_file_that_changes_while_it_is_read_is_read_again(
     assert (workspace.entries[0].size, workspace.entries[0].mtime_ns) == (path.stat().st_size, path.stat().st_mtime_ns)
 
 
-def test_a_file_that_never_stands_still_is_refused_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_that_keeps_changing_is_refused_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "train.log").write_bytes(b"x")
     disturb(monkeypatch, 2, lambda: append(tmp_path / "train.log"))
     with pytest.raises(RefusedError, match=r"'train\.log' in the workspace changed while it was being read"):
         scan(tmp_path)
 
 
-def test_a_file_that_is_gone_or_a_link_when_it_is_to_be_read_is_refused(tmp_path: Path) -> None:
+def test_a_file_that_vanished_or_became_a_link_before_hashing_is_refused(tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to("f")
     with pytest.raises(RefusedError, match="'f' in the workspace changed"):
         list(hashing.hash_files(str(tmp_path), [("f", 1)]))
@@ -196,21 +196,21 @@ def test_a_file_that_is_gone_or_a_link_when_it_is_to_be_read_is_refused(tmp_path
 
 @pytest.fixture
 def public() -> Iterator[Path]:
-    """A directory that an ordinary account can enter; root may read everything, so tests of that are no one."""
+    """A directory for an ordinary account; as root, tests become `nobody`, since root can read everything."""
     with tempfile.TemporaryDirectory() as name:
         Path(name).chmod(0o755)
-        was = os.geteuid()
-        if was == 0:
+        uid = os.geteuid()
+        if uid == 0:
             os.chown(name, 65534, 65534)
             os.seteuid(65534)
         try:
             yield Path(name)
         finally:
-            os.seteuid(was)
+            os.seteuid(uid)
 
 
 @pytest.mark.parametrize("kind", ["file", "directory"])
-def test_what_cannot_be_read_is_named_with_a_remedy(public: Path, kind: str) -> None:
+def test_an_unreadable_path_is_named_with_a_hint(public: Path, kind: str) -> None:
     path = public / "secret"
     path.touch() if kind == "file" else path.mkdir()
     path.chmod(0)
@@ -221,7 +221,7 @@ def test_what_cannot_be_read_is_named_with_a_remedy(public: Path, kind: str) -> 
     assert ".clusterctlignore" in str(info.value.hint)
 
 
-def test_the_content_has_one_name_whatever_the_order_and_another_for_every_change(top: Path) -> None:
+def test_the_content_id_is_independent_of_the_order_and_differs_for_every_change(top: Path) -> None:
     workspace = scan(top)
     shuffled = list(workspace.entries)
     random.Random(0).shuffle(shuffled)

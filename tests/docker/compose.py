@@ -1,4 +1,4 @@
-"""The cluster of docker/compose.yaml, and what the tests ask Docker about it."""
+"""The cluster of docker/compose.yaml, and queries to Docker about it."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from support.processes import wait_until
 
 FILE = Path(__file__).parents[2] / "docker" / "compose.yaml"
 USER = "trainer"
-PREFIX = os.environ.get("CLUSTERCTL_TEST_PROJECT", "clusterctl-test")  # by which .ci/docker finds what was left
+PREFIX = os.environ.get("CLUSTERCTL_TEST_PROJECT", "clusterctl-test")  # .ci/docker finds leftovers by it
 IMAGES = {"CLUSTERCTL_NODE_IMAGE": "clusterctl/node", "CLUSTERCTL_CONTROL_IMAGE": "clusterctl/control"}
 
 
 def docker(*args: str, **options: Any) -> str:
-    """What `docker ARGS` prints. It must succeed."""
+    """Run `docker ARGS`, which must succeed, and return its output."""
     return _output("docker", *args, **options)
 
 
@@ -43,7 +43,7 @@ def image(variable: str) -> str:
 
 @functools.cache
 def compose_command() -> tuple[str, ...]:
-    """`docker compose` or `docker-compose`. Skips without Docker, but fails for root where CI is set."""
+    """Return the command of Docker Compose. Without it, skip the test, or fail it for root if CI is set."""
     if not _works("docker", "info"):
         missing("needs docker, and a daemon that runs")
     for command in (("docker", "compose"), ("docker-compose",)):
@@ -72,13 +72,13 @@ def missing(reason: str) -> NoReturn:
 
 @dataclass(frozen=True)
 class Node:
-    """One container. `run` is what a person at its console could do, also while it has no network."""
+    """One container. `run` works like its console, even while it has no network."""
 
     name: str
 
     @property
     def port(self) -> int:
-        """Of the host, published for its sshd; another one after each start."""
+        """The port of the host published for its sshd; it changes with each start."""
         return int(docker("port", self.name, "22").splitlines()[0].rpartition(":")[2])
 
     @property
@@ -92,14 +92,14 @@ class Node:
         return json.loads(docker("inspect", self.name))[0]
 
     def processes(self) -> list[str]:
-        """What runs as the user of jobs, and every zombie, except of the `ps` that asks."""
+        """Return the processes of the job user and all zombies."""
         lines = self.run("ps", "-eo", "user=,stat=,args=").splitlines()
         return [line for line in lines if line.split()[0] == USER or line.split()[1].startswith("Z")]
 
 
 @dataclass
 class Compose:
-    """A project of its own, of `docker/compose.yaml`, whose nodes take the key `identity`."""
+    """A separate project of `docker/compose.yaml` whose nodes accept the key `identity`."""
 
     identity: Path
     count: int
@@ -117,12 +117,12 @@ class Compose:
         return _output(*command, *args, env=env)
 
     def containers(self, service: str) -> list[Node]:
-        """In the order of their numbers."""
+        """Return the containers of a service, ordered by number."""
         labels = {"project": self.project, "service": service}
         filters = [f"--filter=label=com.docker.compose.{name}={value}" for name, value in labels.items()]
         number = '{{.Label "com.docker.compose.container-number"}}'
-        found = docker("ps", "-a", *filters, "--format", f"{number} {{{{.Names}}}}").splitlines()
-        return [Node(name) for _, name in sorted((int(line.split()[0]), line.split()[1]) for line in found)]
+        lines = docker("ps", "-a", *filters, "--format", f"{number} {{{{.Names}}}}").splitlines()
+        return [Node(name) for _, name in sorted((int(line.split()[0]), line.split()[1]) for line in lines)]
 
     @property
     def nodes(self) -> list[Node]:
@@ -134,31 +134,31 @@ class Compose:
         return control
 
     def heal(self) -> None:
-        """Every container runs, is in the network, and is healthy."""
-        everyone = [*self.nodes, *self.containers("control")]
-        for container in everyone:
+        """Start and reconnect all containers, and wait until they are healthy."""
+        containers = [*self.nodes, *self.containers("control")]
+        for container in containers:
             seen = container.inspect()
             if self.network not in seen["NetworkSettings"]["Networks"]:
                 docker("network", "connect", self.network, container.name)
             if not seen["State"]["Running"]:
                 docker("start", container.name)
-        assert wait_until(lambda: all(is_healthy(container) for container in everyone), 60)
+        assert wait_until(lambda: all(is_healthy(container) for container in containers), 60)
 
     def left(self) -> list[str]:
-        """Containers, networks and volumes of the project."""
+        """Return the containers, networks and volumes of the project."""
         mine = f"label=com.docker.compose.project={self.project}"
         kinds = (("ps", "-a"), ("network", "ls"), ("volume", "ls"))
         return [name for kind in kinds for name in docker(*kind, "-q", "--filter", mine).split()]
 
 
 def is_healthy(container: Node) -> bool:
-    seen = docker("inspect", "-f", "{{.State.Health.Status}}", container.name).strip()
-    return seen == "healthy"
+    health = docker("inspect", "-f", "{{.State.Health.Status}}", container.name).strip()
+    return health == "healthy"
 
 
 @contextlib.contextmanager
 def compose_cluster(directory: Path, n: int) -> Iterator[Compose]:
-    """Bring `n` nodes and a control container up; afterwards nothing of theirs is left."""
+    """Bring up `n` nodes and a control container, and remove everything of them afterwards."""
     compose_command()
     need_images()
     compose = Compose(make_key(directory / "key"), n)
@@ -173,7 +173,7 @@ def compose_cluster(directory: Path, n: int) -> Iterator[Compose]:
 
 @contextlib.contextmanager
 def volumes(n: int) -> Iterator[list[str]]:
-    """Names of new volumes, removed afterwards."""
+    """Create volumes, yield their names, and remove them afterwards."""
     compose_command()
     need_images()
     names = [f"{PREFIX}-{uuid.uuid4().hex[:8]}" for _ in range(n)]

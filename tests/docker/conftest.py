@@ -15,7 +15,7 @@ NODES = 3
 NODE_GRACE_S = 5
 
 
-@pytest.hookimpl(tryfirst=True)  # before -m selects
+@pytest.hookimpl(tryfirst=True)  # before -m is applied
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     here = Path(__file__).parent
     for item in items:
@@ -31,7 +31,7 @@ def containers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Compose]:
 
 @pytest.fixture
 def cluster(containers: Compose) -> Iterator[Compose]:
-    """All nodes up, healthy and connected; afterwards nothing of a job runs on any, also where a node was lost."""
+    """A cluster with all nodes up, healthy and connected; no process of a job may be left on any node afterwards."""
     yield containers
     containers.heal()
     for node in containers.nodes:

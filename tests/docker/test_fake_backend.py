@@ -1,4 +1,4 @@
-"""`clusterctl fake` and `clusterctl demo` with containers for nodes."""
+"""`clusterctl fake` and `clusterctl demo` with containers as nodes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ LABEL = "com.docker.compose.project"
 
 @pytest.fixture(scope="module")
 def fake_directory(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """Where a fake cluster of three containers is up; afterwards Docker has nothing of it."""
+    """The directory of a fake cluster of three containers; Docker has nothing of it afterwards."""
     compose_command()
     need_images()
     directory = tmp_path_factory.mktemp("containers") / "fake"
@@ -36,10 +36,10 @@ def fake_directory(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 def projects() -> set[str]:
-    """Of fake clusters: those that any container, network or volume belongs to."""
+    """Return the projects of fake clusters that any container, network or volume belongs to."""
     kinds = (("ps", "-a"), ("network", "ls"), ("volume", "ls"))
-    found = [name for kind in kinds for name in docker(*kind, "--format", f'{{{{.Label "{LABEL}"}}}}').split()]
-    return {name for name in found if re.fullmatch("clusterctl-[0-9a-f]{12}", name)}
+    names = [name for kind in kinds for name in docker(*kind, "--format", f'{{{{.Label "{LABEL}"}}}}').split()]
+    return {name for name in names if re.fullmatch("clusterctl-[0-9a-f]{12}", name)}
 
 
 def begin(directory: Path, *args: str) -> subprocess.Popen[str]:
@@ -69,7 +69,9 @@ def states(directory: Path) -> list[tuple[str, bool]]:
 
 
 @pytest.mark.parametrize(("fault", "state"), [("kill", "killed"), ("pause", "paused"), ("cut", "cut")])
-def test_a_node_is_harmed_and_healed_and_the_files_lead_to_it(fake_directory: Path, fault: str, state: str) -> None:
+def test_a_fault_of_a_node_is_injected_and_healed_and_the_files_still_lead_to_it(
+    fake_directory: Path, fault: str, state: str
+) -> None:
     assert states(fake_directory) == [("up", True)] * 3
     finish(begin(fake_directory, "fake", fault, "node1", "--dir", str(fake_directory)))
     assert states(fake_directory) == [("up", True), (state, False), ("up", True)]
@@ -80,7 +82,7 @@ def test_a_node_is_harmed_and_healed_and_the_files_lead_to_it(fake_directory: Pa
     assert addresses == {node.node.address for node in fake.status(fake_directory).nodes}
 
 
-def test_a_node_that_is_cut_off_fails_the_run_by_its_name(fake_directory: Path) -> None:
+def test_a_node_that_is_cut_off_fails_the_run_and_is_named(fake_directory: Path) -> None:
     conf = fake_directory / "conf.py"
     ours = conf.read_text()
     workspace = fake_directory.parent / "work"
@@ -93,9 +95,9 @@ def test_a_node_that_is_cut_off_fails_the_run_by_its_name(fake_directory: Path) 
     finish(begin(fake_directory, "fake", "cut", "2", "--dir", str(fake_directory)))
     out, err = finish(starting, 1)
     assert "node2" in out + err
-    _, said = finish(begin(fake_directory, "fake", "heal", "2", "--dir", str(fake_directory)))
+    _, message = finish(begin(fake_directory, "fake", "heal", "2", "--dir", str(fake_directory)))
     port = fake.status(fake_directory).nodes[2].node.port
-    assert (f"set HOSTS[2] to Host('trainer@127.0.0.1:{port}'" in said) == (f":{port}'" not in ours)
+    assert (f"set HOSTS[2] to Host('trainer@127.0.0.1:{port}'" in message) == (f":{port}'" not in ours)
     assert wait_until(lambda: not any(node.processes for node in fake.status(fake_directory).nodes), 30)
     conf.write_text(ours)
 
@@ -111,7 +113,7 @@ def test_the_demo_runs_and_leaves_nothing(tmp_path: Path) -> None:
     assert not (tmp_path / "it/cluster").exists()
 
 
-def test_a_cluster_whose_maker_is_killed_leaves_nothing(tmp_path: Path) -> None:
+def test_a_cluster_whose_creator_is_killed_leaves_nothing(tmp_path: Path) -> None:
     compose_command()
     need_images()
     before = projects()
@@ -121,11 +123,11 @@ def test_a_cluster_whose_maker_is_killed_leaves_nothing(tmp_path: Path) -> None:
         f"fake.up(Path({str(directory)!r}), 1, backend='docker', lifeline=True, remove=True)\n"
         "print('up', flush=True); time.sleep(300)\n"
     )
-    with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE) as maker:
-        assert maker.stdout is not None
-        assert maker.stdout.readline() == b"up\n"
+    with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE) as creator:
+        assert creator.stdout is not None
+        assert creator.stdout.readline() == b"up\n"
         assert projects() - before
-        maker.send_signal(signal.SIGKILL)
+        creator.send_signal(signal.SIGKILL)
     assert wait_until(lambda: projects() <= before, 30)
     assert_none_left("CLUSTERCTL_FAKE", str(directory))
     assert not directory.exists()

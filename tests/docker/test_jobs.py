@@ -1,4 +1,4 @@
-"""Jobs over the compose cluster: one that ends well, nodes that die or are cut off, and work from the inside."""
+"""Jobs on the compose cluster: one that succeeds, nodes that die or are cut off, and work from inside the network."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from support.site import Site
 ENDLESS = "--num_passes=1000000"
 
 
-def test_check_finds_that_all_is_well(site: Site) -> None:
-    said = site.ok("check")
-    assert "6/6 pairs can reach each other" in said.out
-    assert "no problems found" in said.out
+def test_check_finds_no_problems(site: Site) -> None:
+    result = site.ok("check")
+    assert "6/6 pairs can reach each other" in result.out
+    assert "no problems found" in result.out
 
 
-def test_a_job_trains_over_three_containers_and_comes_home(site: Site) -> None:
+def test_a_job_trains_on_three_containers_and_is_collected(site: Site) -> None:
     job = site.dispatch(REGRESSION)
     assert "succeeded after" in site.ok("start", "--job_workspace", job, "--num_passes=2").out
     status = site.status(job)
@@ -37,25 +37,25 @@ def test_a_killed_container_fails_the_run_everywhere(site: Site, cluster: Compos
     *others, killed = cluster.nodes
     with training(site) as starting:
         docker("kill", killed.name)
-        said = end_of(starting)
-    assert starting.returncode == 1, said
-    assert "node2" in first_cause(said)
+        output = wait_for_end(starting)
+    assert starting.returncode == 1, output
+    assert "node2" in first_cause(output)
     assert_nothing_runs(others)
 
 
 @pytest.mark.parametrize("number", [0, 1])
 def test_a_container_cut_off_fails_the_run_on_both_sides(site: Site, cluster: Compose, number: int) -> None:
-    """Node 0 leads. Nothing runs on the side of the cut that it is not on, either."""
+    """Node 0 leads. Nothing is left running on the other side of the cut either."""
     cut = cluster.nodes[number]
     with training(site) as starting:
         docker("network", "disconnect", cluster.network, cut.name)
-        said = end_of(starting)
-    assert starting.returncode == 1, said
-    assert f"node{number}" in said
+        output = wait_for_end(starting)
+    assert starting.returncode == 1, output
+    assert f"node{number}" in output
     assert_nothing_runs(cluster.nodes)
 
 
-def test_one_can_work_from_inside_the_network(cluster: Compose) -> None:
+def test_jobs_can_be_controlled_from_inside_the_network(cluster: Compose) -> None:
     control = cluster.control
     control.run("sh", "-c", "mkdir -p inside && cat >inside/train.py", input=REGRESSION)
     assert "6/6 pairs can reach each other" in control.run("clusterctl", "check")
@@ -68,7 +68,7 @@ def test_one_can_work_from_inside_the_network(cluster: Compose) -> None:
 
 
 def training(site: Site) -> subprocess.Popen[str]:
-    """An attached start whose trainers have begun to learn."""
+    """Return an attached start whose trainers have finished a pass."""
     package = str(site.workspace(REGRESSION))
     starting = site.popen("start", "--job_dispatch_package", package, ENDLESS)
     assert starting.stdout is not None
@@ -81,13 +81,13 @@ def training(site: Site) -> subprocess.Popen[str]:
     raise AssertionError("".join(seen))
 
 
-def end_of(starting: subprocess.Popen[str]) -> str:
+def wait_for_end(starting: subprocess.Popen[str]) -> str:
     out, err = starting.communicate(timeout=90)
     return out + err
 
 
-def first_cause(said: str) -> str:
-    (line,) = [line for line in said.splitlines() if "first cause" in line]
+def first_cause(output: str) -> str:
+    (line,) = [line for line in output.splitlines() if "first cause" in line]
     return line
 
 

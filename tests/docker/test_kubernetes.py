@@ -1,4 +1,4 @@
-"""The manifest of docker/kubernetes: valid to the letter, and of one piece with the image. It is not run here."""
+"""The manifest of docker/kubernetes is valid and consistent with the image. It is not run here."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ MANIFEST = FILE.parent / "kubernetes" / "ssh-nodes.yaml"
 
 @pytest.fixture
 def validator() -> Path:
-    found = Path(sys.executable).with_name("kubernetes-validate")
-    if not found.exists():
+    program = Path(sys.executable).with_name("kubernetes-validate")
+    if not program.exists():
         (pytest.fail if os.environ.get("CI") else pytest.skip)("needs kubernetes-validate: pip install '.[docker]'")
-    return found
+    return program
 
 
 def validate(validator: Path, manifest: Path) -> subprocess.CompletedProcess[str]:
@@ -36,7 +36,7 @@ def test_the_manifest_is_valid(validator: Path, tmp_path: Path) -> None:
     assert "'replica' was unexpected" in validate(validator, broken).stdout
 
 
-def test_its_parts_name_one_another(validator: Path) -> None:
+def test_the_parts_of_the_manifest_refer_to_one_another(validator: Path) -> None:
     import yaml  # comes with the validator
 
     parts: dict[str, Any] = {part["kind"]: part for part in yaml.safe_load_all(MANIFEST.read_text())}
@@ -53,8 +53,8 @@ def test_its_parts_name_one_another(validator: Path) -> None:
     assert {mount["name"] for mount in container["volumeMounts"]} == claims
 
 
-def test_the_image_keeps_its_key_and_jobs_on_the_disks_that_the_manifest_mounts() -> None:
-    """Two containers after one another, as when a pod moves."""
+def test_the_image_keeps_its_key_and_jobs_on_the_volumes_that_the_manifest_mounts() -> None:
+    """Run two containers in succession, as when a pod moves."""
     with volumes(2) as (keys, data):
         mounts = ("-v", f"{keys}:/etc/ssh/host_keys", "-v", f"{data}:/data")
         seen = [in_new_container(mounts) for _ in range(2)]
@@ -63,7 +63,7 @@ def test_the_image_keeps_its_key_and_jobs_on_the_disks_that_the_manifest_mounts(
 
 
 def in_new_container(mounts: tuple[str, ...]) -> str:
-    """The public host key, once sshd answers and the user has written to the disk."""
+    """Return the public host key once sshd answers and the user has written to the volume."""
     name = docker("run", "-d", "--rm", "--network=none", *mounts, image("CLUSTERCTL_NODE_IMAGE")).strip()
     try:
         assert wait_until(lambda: docker("exec", name, "sh", "-c", "sshd-answers 2>/dev/null; echo $?") == "0\n", 20)

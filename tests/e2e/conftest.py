@@ -1,4 +1,4 @@
-"""The whole program, as a user runs it, over embedded SSH servers and over real OpenSSH daemons."""
+"""Fixtures that run the whole program as a user does, over embedded SSH servers and over real OpenSSH daemons."""
 
 from __future__ import annotations
 

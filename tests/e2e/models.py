@@ -1,4 +1,4 @@
-"""Models that jobs brought home, compared to the bit."""
+"""Bit-for-bit comparison of collected models."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from support.site import Site
 
 
 def model_of(site: Site, job: str) -> dict[str, Any]:
-    """The model that a job brings home."""
+    """Collect a job and return its model."""
     site.ok("collect", job, "-o", "home")
     return load_model(site.directory / "home" / "model")
 
 
 def assert_same(model: dict[str, Any], expected: dict[str, Any]) -> None:
-    """The dense tables `w` and `wide`, and the embedding `e`."""
+    """Compare the dense tables `w` and `wide` and the embedding `e`."""
     assert sorted(model) == sorted(expected) == ["e", "w", "wide"]
     for name in ("w", "wide"):
         assert model[name].tobytes() == expected[name].tobytes(), name

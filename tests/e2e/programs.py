@@ -29,7 +29,7 @@ with connect() as ps:
 print("done with", rest)
 """
 
-# A program that says that it is ready need not live for a second to count as running.
+# A program that reports that it is ready counts as running without living for a second.
 READY = """
 import os
 os.write(int(os.environ["CLUSTERCTL_CONTROL_FD"]), b'{"event":"ready"}\\n')

@@ -1,4 +1,4 @@
-"""`clusterctl check` as a user runs it: whole clusters, and each thing that may be wrong."""
+"""`clusterctl check` as a user runs it: on healthy clusters, and with each kind of problem."""
 
 from __future__ import annotations
 
@@ -20,23 +20,23 @@ PAUSE = "import time; time.sleep(600)"
 
 
 def findings(result: Result) -> list[tuple[str, str, list[int]]]:
-    return [(found["check"], found["severity"], found["nodes"]) for found in result.json()["findings"]]
+    return [(finding["check"], finding["severity"], finding["nodes"]) for finding in result.json()["findings"]]
 
 
-def test_a_cluster_in_order_is_said_to_be(any_site: Site) -> None:
+def test_a_healthy_cluster_is_reported_as_such(any_site: Site) -> None:
     done = any_site.ok("check", "--json")
     report = done.json()
-    assert [found for found in findings(done) if found[0] != "ports"] == []  # others on this machine may have some
+    assert [finding for finding in findings(done) if finding[0] != "ports"] == []  # ports may be in use on this machine
     assert report["pairs"] == {"possible": 12, "tried": 12, "ok": 12, "failed": []}
     for node in report["nodes"]:
         assert node["ok"]
         assert abs(node["clock_ahead_s"]) <= node["clock_error_s"] + 0.5
-    said = any_site.ok("check").out
-    assert "nodes 0-3     ssh ok, python" in said
-    assert "0-3 x 0-3     12/12 pairs can reach each other" in said
+    output = any_site.ok("check").out
+    assert "nodes 0-3     ssh ok, python" in output
+    assert "0-3 x 0-3     12/12 pairs can reach each other" in output
 
 
-def test_every_finding_names_its_nodes_and_what_stops_start_exits_with_3(site: Site) -> None:
+def test_every_finding_names_its_nodes_and_blocking_ones_exit_with_3(site: Site) -> None:
     dead = socket.socket()
     dead.bind(("127.0.0.1", 0))
     gone = f"127.0.0.1:{dead.getsockname()[1]}"
@@ -49,9 +49,9 @@ def test_every_finding_names_its_nodes_and_what_stops_start_exits_with_3(site: S
     assert [node["ok"] for node in report["nodes"]] == [False] * 4
     assert report["pairs"]["possible"] == 0
     assert "refused" in report["nodes"][3]["error"]["message"]
-    said = site.run("check")
-    assert "blocks start: there is no address in 240.0.0.0/8" in said.out
-    assert "1 of 4 nodes could not be checked" in said.err
+    result = site.run("check")
+    assert "blocks start: there is no address in 240.0.0.0/8" in result.out
+    assert "1 of 4 nodes could not be checked" in result.err
 
 
 def test_an_unknown_host_key_exits_with_4(site: Site) -> None:
@@ -62,7 +62,7 @@ def test_an_unknown_host_key_exits_with_4(site: Site) -> None:
     assert {severity for _, severity, _ in findings(done)} == {"stops"}
 
 
-def test_a_port_that_another_program_has_is_a_warning(site: Site) -> None:
+def test_a_port_in_use_by_another_program_is_a_warning(site: Site) -> None:
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))
         other.listen()
@@ -70,14 +70,14 @@ def test_a_port_that_another_program_has_is_a_warning(site: Site) -> None:
         site.conf(PORT=min(port, 64_000))
         done = site.ok("check", "--json")
         if port < 64_000:
-            said = [found for found in done.json()["findings"] if found["nodes"] == [0, 1, 2, 3]]
-            assert f"port {port} is in use by " in said[0]["message"]
-            assert said[0]["severity"] == "warns"
+            matches = [finding for finding in done.json()["findings"] if finding["nodes"] == [0, 1, 2, 3]]
+            assert f"port {port} is in use by " in matches[0]["message"]
+            assert matches[0]["severity"] == "warns"
             assert done.json()["nodes"][0]["busy"][0]["pid"] == os.getpid()
 
 
-def test_nodes_that_differ_and_leftovers_are_warnings_which_start_gives_too(site: Site, tmp_path: Path) -> None:
-    # A python that says another version on one node, found by its home.
+def test_version_mismatches_and_leftovers_are_warnings_of_check_and_start(site: Site, tmp_path: Path) -> None:
+    # A python that reports another version on one node, which it recognizes by its home.
     python = tmp_path / "python"
     python.write_text(
         f'#!/bin/sh\ncase $HOME in {site.home(2)}) [ "$1" = -c ] && echo 3.11.0 1.0 2.0 && exit 0;; esac\n'
@@ -121,10 +121,10 @@ def test_a_job_runs_over_ipv6(site: Site) -> None:
     assert site.status(job)["state"] == "succeeded"
 
 
-def test_a_start_up_file_that_prints_is_named(tmp_path: Path) -> None:
+def test_a_start_up_file_that_prints_is_reported(tmp_path: Path) -> None:
     with openssh_cluster(tmp_path / "sshd", 1) as sshd:
         (sshd.daemons[0].home / ".bashrc").write_text("echo welcome\n")
-        if b"welcome" not in _said_by_shell(sshd):
+        if b"welcome" not in _shell_output(sshd):
             pytest.skip("the login shell here reads no start-up file")
         values: dict[str, Any] = {
             "HOSTS": list(sshd.hosts),
@@ -141,15 +141,15 @@ def test_a_start_up_file_that_prints_is_named(tmp_path: Path) -> None:
         assert "start-up file" in done.stdout
 
 
-def _said_by_shell(sshd: Any) -> bytes:
+def _shell_output(sshd: Any) -> bytes:
     user, _, port = sshd.hosts[0].rpartition(":")
     options = ["-F", str(sshd.ssh_config), "-i", str(sshd.identity), "-o", f"UserKnownHostsFile={sshd.known_hosts}"]
     done = subprocess.run(["ssh", *options, "-p", port, user, "true"], capture_output=True, timeout=30, check=False)
     return done.stdout
 
 
-def test_a_way_between_nodes_that_is_closed_stops_a_start_before_anything_runs(site: Site) -> None:
-    """Node 2 answers as a program that has its address would."""
+def test_nodes_that_cannot_reach_each_other_block_a_start_before_anything_runs(site: Site) -> None:
+    """Node 2 answers like another program at its address."""
     job = site.dispatch("raise SystemExit('this must not run')")
     reach = site.home(2) / "clusterctl/.clusterctl/lib" / Bundle().digest / "clusterctl/agent/node/reachability.py"
     ours = reach.read_text()

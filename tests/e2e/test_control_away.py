@@ -1,4 +1,4 @@
-"""The control machine goes away, or its way to the nodes: the job goes on, and whoever comes back misses nothing."""
+"""Losing the control machine or its connections: the job keeps running, and nothing is missed on return."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.nodes(2)
 
 LINES = 9000
 ONE_EACH = {"PSERVERS": 1, "TRAINERS": 1, "RESTARTS": 3}
-# Two thousand lines a second; it is killed in the middle of them, and its successor goes on, in the end when told.
+# Two thousand lines a second. Killed halfway; its successor writes the rest, the last lines once the file `go` exists.
 TALKATIVE = f"""
 import os, signal, sys, time
 {READY}
@@ -39,7 +39,7 @@ for n in range(half if attempt > 1 else 0, {LINES}):
     while n == 8000 and not os.path.exists("go"):
         time.sleep(0.01)
 """
-UNTIL_TOLD = f"""
+UNTIL_RELEASED = f"""
 import os, time
 {READY}
 print("begun", flush=True)
@@ -51,12 +51,12 @@ for n in range(3000):
 
 
 def numbers(text: str) -> list[int]:
-    return [int(found) for found in re.findall(r"trainer0@node\d +line (\d+)$", text, re.MULTILINE)]
+    return [int(number) for number in re.findall(r"trainer0@node\d +line (\d+)$", text, re.MULTILINE)]
 
 
 @contextlib.contextmanager
 def breakable(site: Site) -> Iterator[Callable[[], None]]:
-    """The way to the nodes, as a function that breaks every connection: sshd's sessions are killed, or it is reset."""
+    """Yield a function that breaks every connection to the nodes: it kills sshd sessions, or resets relayed ones."""
     if not (site.nodes_directory / "nodes").is_dir():
         yield lambda: kill_sessions(site)
         return
@@ -72,7 +72,7 @@ def breakable(site: Site) -> Iterator[Callable[[], None]]:
 
 
 def kill_sessions(site: Site) -> None:
-    """Every process of sshd but those that listen."""
+    """Kill every sshd process except the listening ones."""
     configs = [os.fsencode(site.nodes_directory / f"node{node}/sshd_config") for node in range(len(site.hosts))]
     commands = {proc: command_of(proc) for proc in map(int, filter(str.isdigit, os.listdir("/proc")))}  # noqa: PTH208
     for daemon in [pid for pid, command in commands.items() if any(config in command for config in configs)]:
@@ -85,8 +85,8 @@ def command_of(pid: int) -> bytes:
     return b""
 
 
-def elsewhere(site: Site, directory: Path) -> dict[str, str | Path]:
-    """Another machine of the user, as far as `clusterctl` can tell: its conf.py and its caches."""
+def another_machine(site: Site, directory: Path) -> dict[str, str | Path]:
+    """Return the options of calls from another machine of the user, with its own conf.py and caches."""
     directory.mkdir()
     (directory / "conf.py").write_text(site.conf_path.read_text())
     environment = {"CLUSTERCTL_CONF": str(directory / "conf.py"), "XDG_CACHE_HOME": str(directory / "cache")}
@@ -94,22 +94,22 @@ def elsewhere(site: Site, directory: Path) -> dict[str, str | Path]:
 
 
 def job_of(starting: subprocess.Popen[str], until: str) -> str:
-    """Reads on until the start says this; the job's id."""
+    """Read the output of a start up to this text and return the job's id."""
     assert starting.stdout is not None
-    said = ""
+    output = ""
     for line in starting.stdout:
-        said += line
+        output += line
         if until in line:
             break
-    found = re.search(r"JOB\d+-\d+(-\d+)?", said)
-    assert found, said
-    return found[0]
+    match = re.search(r"JOB\d+-\d+(-\d+)?", output)
+    assert match, output
+    return match[0]
 
 
-def test_followers_that_lose_their_connections_go_on_without_gap_or_repeat(any_site: Site) -> None:
-    """An attached start and `logs -f`, both cut off three times, once about when the trainer begins again.
+def test_followers_that_lose_their_connections_resume_without_gap_or_repeat(any_site: Site) -> None:
+    """An attached start and `logs -f`, both cut off three times, once around the restart of the trainer.
 
-    Each time only after both are back and have come as far: what is cut before that is nobody's connection.
+    Each cut waits until both are back and have read as far, since before that there is no connection to cut.
     """
     site = any_site
     site.conf(**ONE_EACH)
@@ -117,20 +117,20 @@ def test_followers_that_lose_their_connections_go_on_without_gap_or_repeat(any_s
     with breakable(site) as break_it, site.popen("start", "--job_dispatch_package", str(package)) as starting:
         job = job_of(starting, "line 10\n")
         with site.popen("logs", "-f", job, "--role", "trainer") as following:
-            heard: list[str] = []
-            reader = threading.Thread(target=lambda: heard.extend(following.stdout or ()))
+            logged: list[str] = []
+            reader = threading.Thread(target=lambda: logged.extend(following.stdout or ()))
             reader.start()
             assert starting.stdout is not None
-            seen = ""
+            output = ""
             cuts, back = [1500, LINES // 2 - 10, 7000], 0
             for line in starting.stdout:
-                seen += line
+                output += line
                 if "node0 is back" in line:
                     back += 1
                     if back == 3:
                         (site.job_dir(job, 0) / "go").touch()
                 elif cuts and back == 3 - len(cuts) and any(number >= cuts[0] for number in numbers(line)):
-                    assert wait_until(lambda: max(numbers("".join(heard[-9:])), default=0) >= cuts[0], 60)
+                    assert wait_until(lambda: max(numbers("".join(logged[-9:])), default=0) >= cuts[0], 60)
                     break_it()
                     del cuts[0]
             err = starting.communicate(timeout=60)[1]
@@ -138,19 +138,19 @@ def test_followers_that_lose_their_connections_go_on_without_gap_or_repeat(any_s
             reader.join(60)
     log = (site.job_dir(job, 0) / "log/train.log").read_text()
     assert log == "".join(f"line {n}\n" for n in range(LINES))
-    assert numbers("".join(heard)) == list(range(LINES))
-    assert numbers(seen) == list(range(11, LINES))
-    assert len(re.findall(r"node0: lost the connection.*; retrying", seen)) == seen.count("node0 is back") == 3
-    assert "not shown" not in seen
+    assert numbers("".join(logged)) == list(range(LINES))
+    assert numbers(output) == list(range(11, LINES))
+    assert len(re.findall(r"node0: lost the connection.*; retrying", output)) == output.count("node0 is back") == 3
+    assert "not shown" not in output
 
 
-def test_a_killed_control_machine_is_replaced_by_any_other(site: Site, tmp_path: Path) -> None:
+def test_any_other_machine_can_take_over_from_a_killed_control_machine(site: Site, tmp_path: Path) -> None:
     site.conf(**ONE_EACH)
     with site.popen("start", "--job_dispatch_package", str(site.workspace(SLEEP))) as starting:
         job = job_of(starting, "  up\n")
         starting.kill()
         starting.wait(10)
-    other = elsewhere(site, tmp_path / "other")
+    other = another_machine(site, tmp_path / "other")
     assert site.ok("status", job, "--json", **other).json()["state"] == "running"
     with site.popen("logs", "-f", job, "--role", "trainer", **other) as following:
         assert following.stdout is not None
@@ -161,13 +161,13 @@ def test_a_killed_control_machine_is_replaced_by_any_other(site: Site, tmp_path:
     site.assert_nothing_left(job)
 
 
-def test_a_control_machine_that_slept_through_the_end_tells_it_all(site: Site, tmp_path: Path) -> None:
+def test_a_control_machine_that_slept_through_the_end_reports_everything(site: Site, tmp_path: Path) -> None:
     site.conf(**ONE_EACH)
-    with site.popen("start", "--job_dispatch_package", str(site.workspace(UNTIL_TOLD))) as starting:
+    with site.popen("start", "--job_dispatch_package", str(site.workspace(UNTIL_RELEASED))) as starting:
         job = job_of(starting, "begun")
         starting.send_signal(signal.SIGSTOP)
         (site.job_dir(job, 0) / "go").touch()
-        other = elsewhere(site, tmp_path / "other")
+        other = another_machine(site, tmp_path / "other")
         try:
             ended = lambda: site.run("status", job, "--json", **other).json()["state"] == "succeeded"  # noqa: E731
             assert wait_until(ended, 30)
@@ -180,8 +180,8 @@ def test_a_control_machine_that_slept_through_the_end_tells_it_all(site: Site, t
 
 
 @pytest.mark.parametrize("any_site", ["openssh"], indirect=True)
-def test_a_stop_that_loses_its_connections_is_done_by_the_next(any_site: Site) -> None:
-    """The agents that were asked go on or end; nothing is stuck for whoever asks again."""
+def test_a_stop_that_loses_its_connections_is_completed_by_the_next(any_site: Site) -> None:
+    """The agents of the first stop continue or exit, and nothing blocks the second one."""
     site = any_site
     site.conf(**ONE_EACH)
     job = site.start(SLEEP)
@@ -195,7 +195,7 @@ def test_a_stop_that_loses_its_connections_is_done_by_the_next(any_site: Site) -
 
 
 def test_a_node_that_rejoins_is_followed_again(site: Site) -> None:
-    train = UNTIL_TOLD.replace('"begun"', '"begun", os.environ["CLUSTERCTL_ATTEMPT"]')
+    train = UNTIL_RELEASED.replace('"begun"', '"begun", os.environ["CLUSTERCTL_ATTEMPT"]')
     site.conf(PSERVERS=1, TRAINERS=[site.hosts[1]], ON_TRAINER_LOSS="wait")
     with site.popen("start", "--job_dispatch_package", str(site.workspace(train))) as starting:
         job = job_of(starting, "begun 1")

@@ -1,4 +1,4 @@
-"""kill -9 of what supervises: no process survives its supervisor, and nobody hangs."""
+"""kill -9 of supervisors and guardians: no process outlives its supervisor, and nothing hangs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.nodes(2)
 
 
 @pytest.mark.nodes(3)
-def test_a_dead_supervisor_takes_its_processes_along_and_fails_the_run(site: Site) -> None:
+def test_the_processes_of_a_dead_supervisor_die_with_it_and_the_run_fails(site: Site) -> None:
     job = site.start(SLEEP)
     mine = [p["pid"] for p in site.status(job)["processes"] if p["node"] == 2]
     with site.popen("logs", "-f", job) as following:
@@ -43,7 +43,7 @@ def test_a_dead_lead_stops_the_run_everywhere(any_site: Site) -> None:
     assert site.status(job)["state"] == "stopped"
 
 
-def test_an_attached_start_tells_that_the_lead_was_lost(site: Site) -> None:
+def test_an_attached_start_reports_that_the_lead_was_lost(site: Site) -> None:
     site.conf(ENGINE="none")
     package = site.workspace(SLEEP)
     with site.popen("start", "--job_dispatch_package", str(package)) as starting:
@@ -59,7 +59,7 @@ def test_an_attached_start_tells_that_the_lead_was_lost(site: Site) -> None:
     site.assert_nothing_left(job)
 
 
-def test_every_supervisor_dead_leaves_nothing_and_the_state_is_lost(site: Site) -> None:
+def test_when_every_supervisor_dies_nothing_is_left_and_the_state_is_lost(site: Site) -> None:
     job = site.start(REGRESSION, "--num_passes=1000000")
     for node in range(len(site.hosts)):
         os.kill(site.supervisor(job, node), signal.SIGKILL)
@@ -76,8 +76,8 @@ def test_a_dead_guardian_is_replaced(site: Site) -> None:
     job = site.start(SLEEP)
 
     def guardian() -> int:
-        found = [p.pid for p in agent_processes(str(site.job_dir(job, 1))) if " guardian " in p.command]
-        return found[0] if found else 0
+        pids = [p.pid for p in agent_processes(str(site.job_dir(job, 1))) if " guardian " in p.command]
+        return pids[0] if pids else 0
 
     first = guardian()
     os.kill(first, signal.SIGKILL)
@@ -89,7 +89,7 @@ def test_a_dead_guardian_is_replaced(site: Site) -> None:
     site.assert_nothing_left(job, 30)
 
 
-def test_a_stopped_node_is_suspected_and_the_run_goes_on_when_it_wakes(site: Site) -> None:
+def test_a_stopped_node_is_suspected_and_the_run_continues_when_it_wakes(site: Site) -> None:
     site.conf(ENGINE="none")
     job = site.start(SLEEP)
     supervisor = site.supervisor(job, 1)
@@ -102,7 +102,7 @@ def test_a_stopped_node_is_suspected_and_the_run_goes_on_when_it_wakes(site: Sit
     site.ok("stop", job)
 
 
-def test_a_node_silent_beyond_its_grace_fails_the_run(site: Site) -> None:
+def test_a_node_silent_for_longer_than_the_grace_period_fails_the_run(site: Site) -> None:
     site.conf(ENGINE="none", NODE_GRACE_S=4)
     job = site.start(SLEEP)
     supervisor = site.supervisor(job, 1)
@@ -116,7 +116,7 @@ def test_a_node_silent_beyond_its_grace_fails_the_run(site: Site) -> None:
 
 
 @pytest.mark.parametrize("presses", [1, 3])
-def test_ctrl_c_however_often_leaves_nothing_half_stopped(site: Site, presses: int) -> None:
+def test_any_number_of_ctrl_c_leaves_nothing_half_stopped(site: Site, presses: int) -> None:
     site.conf(ENGINE="none")
     with site.popen("start", "--job_dispatch_package", str(site.workspace(DEAF))) as starting:
         assert starting.stdout is not None
@@ -136,7 +136,7 @@ def test_ctrl_c_however_often_leaves_nothing_half_stopped(site: Site, presses: i
     site.assert_nothing_left(job)
 
 
-def test_ctrl_c_while_sending_leaves_no_job_and_the_next_dispatch_goes_on(site: Site) -> None:
+def test_ctrl_c_while_sending_leaves_no_job_and_the_next_dispatch_resumes(site: Site) -> None:
     workspace = site.workspace("")
     (workspace / "big").write_bytes(os.urandom(200 << 20))
     before = {job["job"] for job in site.ok("jobs", "--json").json()["jobs"]}
@@ -154,11 +154,11 @@ def test_ctrl_c_while_sending_leaves_no_job_and_the_next_dispatch_goes_on(site: 
 
 
 def arrived(incoming: Path) -> int:
-    """How much has come of a large file."""
+    """Return the number of bytes received of a partial large file."""
     return sum(path.stat().st_size for path in incoming.glob("*/torn-*"))
 
 
-def test_what_a_killed_dispatch_left_is_removed_by_the_next(site: Site) -> None:
+def test_leftovers_of_a_killed_dispatch_are_removed_by_the_next(site: Site) -> None:
     place = site.home(1) / "clusterctl/.clusterctl/incoming/JOB20200101-000000"
     place.mkdir(parents=True)
     (place / "lock").write_text("{}")
@@ -168,12 +168,12 @@ def test_what_a_killed_dispatch_left_is_removed_by_the_next(site: Site) -> None:
 
 
 def test_supervisors_stay_small(site: Site) -> None:
-    """What a node has of ours while it trains: under 30 MB, pages that both programs share counted once."""
+    """Supervisor and guardian of a node take under 30 MB, with the pages they share counted once."""
     job = site.start(SLEEP)
     for node in range(len(site.hosts)):
-        found = agent_processes(str(site.job_dir(job, node)))
-        (supervisor,) = [p.pid for p in found if " supervisor " in p.command]
-        (guardian,) = [p.pid for p in found if " guardian " in p.command]
+        processes = agent_processes(str(site.job_dir(job, node)))
+        (supervisor,) = [p.pid for p in processes if " supervisor " in p.command]
+        (guardian,) = [p.pid for p in processes if " guardian " in p.command]
         taken_kb = memory_kb(supervisor, "Rss") + memory_kb(guardian, "Private_Clean", "Private_Dirty")
         assert taken_kb < 30_000
     site.ok("stop", job)
@@ -191,12 +191,12 @@ def has_socket(pid: int) -> bool:
 
 
 def test_ctrl_c_at_any_moment_of_a_start_leaves_no_process(site: Site) -> None:
-    """Eight moments from the first connection to the running job."""
+    """Try eight moments from the first connection to the running job."""
     job = site.dispatch(SLEEP)
     for moment in range(8):
         with site.popen("start", "--job_workspace", job) as starting:
             assert wait_until(lambda: has_socket(starting.pid), 30)
-            time.sleep(0.12 * moment)  # no synchronisation: any moment must do
+            time.sleep(0.12 * moment)  # no synchronisation: it must work at any moment
             starting.send_signal(signal.SIGINT)
             _, err = starting.communicate(timeout=60)
         assert starting.returncode == 130, err

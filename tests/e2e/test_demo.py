@@ -1,4 +1,4 @@
-"""`clusterctl demo`: it trains for real, beside another, and after one that was killed."""
+"""`clusterctl demo` trains for real, alongside another demo, and after one that was killed."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def finish(demo: subprocess.Popen[str]) -> tuple[str, str]:
 
 
 def assert_learned(directory: Path, out: str, err: str) -> None:
-    """A model that beats the baseline twofold in two passes, and all that a demo promises beside it."""
+    """Assert that the model halves the baseline perplexity in two passes, and that all promised files are there."""
     document = json.loads(out)
     assert (document["schema"], document["nodes"], len(document["passes"])) == ("clusterctl/1", 4, 2)
     assert document["perplexity"] * 2 < document["unigram_perplexity"]
@@ -57,12 +57,12 @@ def assert_learned(directory: Path, out: str, err: str) -> None:
         assert "compute" in (target / f"results/node-{rank}/log/train.log").read_text()
 
 
-def test_a_demo_makes_four_passes_unless_it_is_told_another_number() -> None:
+def test_a_demo_makes_four_passes_by_default() -> None:
     assert inspect.signature(declarations.demo).parameters["passes"].default == 4
 
 
 @pytest.mark.parametrize("backend", ["embedded", pytest.param("ssh", marks=pytest.mark.slow)])
-def test_a_killed_demo_leaves_no_process_and_the_next_two_train_side_by_side_and_leave_nothing(
+def test_a_killed_demo_leaves_no_process_and_the_next_two_train_concurrently_and_leave_nothing(
     tmp_path: Path, backend: str
 ) -> None:
     if backend == "ssh":
@@ -89,7 +89,7 @@ def test_a_killed_demo_leaves_no_process_and_the_next_two_train_side_by_side_and
         assert not (target / "cluster/nodes").exists()
 
 
-def test_ctrl_c_ends_the_demo_and_everything_of_it(tmp_path: Path) -> None:
+def test_ctrl_c_ends_the_demo_and_all_its_processes(tmp_path: Path) -> None:
     with begin(tmp_path, "-n", "2", "--dir", "it", "--passes", "50") as demo:
         assert demo.stdout is not None
         for line in demo.stdout:

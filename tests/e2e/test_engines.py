@@ -1,4 +1,4 @@
-"""Programs written for other engines: they find what they expect, listen where they are told, and come to an end."""
+"""Programs written for other engines find their environment, listen at their addresses, and come to an end."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 
 from support.site import Site
 
-# The same program in every role, as in Paddle's and MXNet's examples: a server echoes until it is ended.
+# The same program in every role, as in Paddle's and MXNet's examples. A server echoes until it is terminated.
 ECHO = """
 import os, socket, sys
 
@@ -65,7 +65,7 @@ else:
 print("rank", env["RANK"], "of", env["WORLD_SIZE"], flush=True)
 """
 
-# Servers and the scheduler leave as soon as all workers have said goodbye, which may be before these have ended.
+# Servers and the scheduler leave once all workers have said goodbye, possibly before those have exited.
 DMLC = """
 env = os.environ
 import time
@@ -106,63 +106,63 @@ def program(body: str, *, reuse: bool = True, wait: bool = False) -> str:
     return f"REUSE, WAIT = {reuse}, {wait}\n{ECHO}{body}"
 
 
-def trained(site: Site, train: str, *options: str) -> str:
-    """What all processes of a run that succeeded have said."""
+def train_and_read_logs(site: Site, train: str, *options: str) -> str:
+    """Run to success and return the output of all processes."""
     package = str(site.workspace(train))
     job: str = site.ok("start", "--job_dispatch_package", package, "--detach", "--json", *options).json()["job"]
     site.ok("status", job, "--watch", "--json")
     assert site.status(job)["state"] == "succeeded"
-    said = site.ok("logs", job).out
+    output = site.ok("logs", job).out
     site.assert_nothing_left(job)
-    return said
+    return output
 
 
-def test_servers_that_never_end_are_ended_when_the_trainers_are_done(site: Site) -> None:
+def test_servers_that_never_exit_are_stopped_when_the_trainers_are_done(site: Site) -> None:
     site.conf(HOSTS=site.hosts[:2])
-    said = trained(site, program(PADDLE), "--engine", "paddle")
-    assert said.count("answer HELLO FROM TRAINER 0") == said.count("answer HELLO FROM TRAINER 1") == 2
-    assert said.count("in attempt 1") == 2
+    output = train_and_read_logs(site, program(PADDLE), "--engine", "paddle")
+    assert output.count("answer HELLO FROM TRAINER 0") == output.count("answer HELLO FROM TRAINER 1") == 2
+    assert output.count("in attempt 1") == 2
 
 
-def test_a_program_that_does_not_share_its_port_gets_it_in_the_second_attempt(site: Site) -> None:
+def test_a_program_that_does_not_share_its_port_gets_it_on_the_second_attempt(site: Site) -> None:
     site.conf(HOSTS=site.hosts[:2], ENGINE="paddle")
-    said = trained(site, program(PADDLE, reuse=False))
-    assert said.count("in attempt 2") == 2
-    assert "Address already in use" in said
+    output = train_and_read_logs(site, program(PADDLE, reuse=False))
+    assert output.count("in attempt 2") == 2
+    assert "Address already in use" in output
 
 
-def test_ranks_meet_at_the_first_ones_address(site: Site) -> None:
+def test_ranks_meet_at_the_address_of_rank_0(site: Site) -> None:
     site.conf(HOSTS=site.hosts[:3], ENGINE="torch", TRAINERS_PER_NODE=2)
-    said = trained(site, program(TORCH))
-    assert [f"rank {rank} of 6" in said for rank in range(6)] == [True] * 6
+    output = train_and_read_logs(site, program(TORCH))
+    assert [f"rank {rank} of 6" in output for rank in range(6)] == [True] * 6
 
 
-def test_a_master_that_does_not_share_its_port_begins_again_with_all_ranks(site: Site) -> None:
+def test_a_master_that_does_not_share_its_port_is_restarted_with_all_ranks(site: Site) -> None:
     site.conf(HOSTS=site.hosts[:2], ENGINE="torch")
-    said = trained(site, program(TORCH, reuse=False))
-    assert "in attempt 2" in said
-    assert "rank 1 of 2" in said
+    output = train_and_read_logs(site, program(TORCH, reuse=False))
+    assert "in attempt 2" in output
+    assert "rank 1 of 2" in output
 
 
-def test_a_scheduler_runs_beside_servers_and_workers(site: Site) -> None:
+def test_a_scheduler_runs_alongside_servers_and_workers(site: Site) -> None:
     site.conf(HOSTS=site.hosts[:2], ENGINE="dmlc", ENV={"MEET": str(site.directory / "met")})
-    said = trained(site, program(DMLC))
-    assert said.count("GOODBYE") == 2
-    assert said.count("HELLO") == 2
-    assert "scheduler0" in said
+    output = train_and_read_logs(site, program(DMLC))
+    assert output.count("GOODBYE") == 2
+    assert output.count("HELLO") == 2
+    assert "scheduler0" in output
 
 
-def test_mpi_style_ranks(site: Site) -> None:
+def test_mpi_programs_get_their_ranks(site: Site) -> None:
     site.conf(HOSTS=site.hosts[:2], ENGINE="mpi", TRAINERS_PER_NODE=2)
-    said = trained(site, MPI)
-    assert [f"rank {rank} of 4 local {rank % 2}" in said for rank in range(4)] == [True] * 4
+    output = train_and_read_logs(site, MPI)
+    assert [f"rank {rank} of 4 local {rank % 2}" in output for rank in range(4)] == [True] * 4
 
 
-def test_two_jobs_on_the_same_nodes_have_ports_of_their_own(site: Site) -> None:
+def test_two_jobs_on_the_same_nodes_have_separate_ports(site: Site) -> None:
     site.conf(HOSTS=site.hosts[:2], ENGINE="paddle")
     jobs = [site.start(program(PADDLE, wait=True)) for _ in range(2)]
-    said = [site.ok("logs", job, "--role", "pserver").out for job in jobs]
-    served = [{line.split("serves on ")[1] for line in text.splitlines() if "serves on" in line} for text in said]
+    outputs = [site.ok("logs", job, "--role", "pserver").out for job in jobs]
+    served = [{line.split("serves on ")[1] for line in text.splitlines() if "serves on" in line} for text in outputs]
     for job in jobs:
         site.ok("stop", job)
         site.assert_nothing_left(job)

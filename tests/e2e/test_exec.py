@@ -1,4 +1,4 @@
-"""`exec`: one command on every node, its output folded or as it comes."""
+"""`exec`: one command on every node, its output folded or line by line."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ON_NODE_2 = "test $(basename $HOME) = home && id=$(basename $(dirname $HOME)) ||
 
 
 def gate(site: Site) -> Path:
-    """A file that the commands of a test wait for."""
+    """The path of the file that the commands of a test wait for."""
     return site.directory / "go"
 
 
@@ -24,14 +24,14 @@ def wait_for(path: Path) -> str:
     return f"while ! test -e {path}; do sleep 0.05; done"
 
 
-def test_what_nodes_say_alike_is_shown_once_and_failures_are_counted(any_site: Site) -> None:
+def test_identical_output_is_shown_once_and_failures_are_counted(any_site: Site) -> None:
     result = any_site.run("exec", "--", f"echo same; echo err >&2; if {ON_NODE_2}; then exit 7; fi")
     assert result.code == 3
     assert result.out == "--- node[0,1,3]\nsame\nerr\n--- node2 (exit code 7)\nsame\nerr\n"
     assert "the command exited with code 7" in result.err
 
 
-def test_json_has_each_code_and_keeps_the_streams_apart(site: Site) -> None:
+def test_json_has_each_exit_code_and_separate_streams(site: Site) -> None:
     result = site.run("exec", "--json", "--", f"echo out; echo err >&2; if {ON_NODE_2}; then exit 7; fi")
     assert result.code == 3
     document = result.json()
@@ -58,7 +58,7 @@ def test_a_long_command_shows_its_lines_as_they_come(site: Site, options: tuple[
     assert "exec failed on 4 of 4 nodes" in err
 
 
-def test_nodes_that_have_ended_are_folded_when_the_others_take_long(site: Site) -> None:
+def test_finished_nodes_are_folded_when_the_others_take_long(site: Site) -> None:
     script = f"echo here; if {ON_NODE_2}; then {wait_for(gate(site))}; fi"
     process = site.popen("exec", "--", script)
     assert process.stdout is not None
@@ -68,7 +68,7 @@ def test_nodes_that_have_ended_are_folded_when_the_others_take_long(site: Site) 
     assert shown == ["--- node[0,1,3]\n", "here\n", "node2: here\n"]
 
 
-def test_much_output_is_not_kept_and_what_is_dropped_is_said(site: Site) -> None:
+def test_large_output_is_truncated_and_the_dropped_amount_is_reported(site: Site) -> None:
     flood = "yes 12345678 | head -n 200000"
     live = site.ok("exec", "--only", "node[0-1]", "--", flood).out.splitlines()
     assert len(live) == 400_000
@@ -81,7 +81,7 @@ def test_much_output_is_not_kept_and_what_is_dropped_is_said(site: Site) -> None
     assert len(kept["stdout"]) + kept["dropped_bytes"] == 9 * 200_000
 
 
-def test_the_reader_may_leave(site: Site) -> None:
+def test_the_reader_may_close_the_pipe_early(site: Site) -> None:
     process = site.popen("exec", "--no-fold", "--", "yes")
     assert process.stdout is not None
     process.stdout.readline()
@@ -92,12 +92,12 @@ def test_the_reader_may_leave(site: Site) -> None:
         assert process.stderr.read() == ""
 
 
-def test_ctrl_c_ends_it_and_says_where_it_was_still_running(any_site: Site) -> None:
+def test_ctrl_c_ends_the_command_and_lists_where_it_was_still_running(any_site: Site) -> None:
     script = f"echo begun; if {ON_NODE_2}; then exit 0; fi; {wait_for(gate(any_site))}"
     process = any_site.popen("exec", "--no-fold", "--", script)
     assert process.stdout is not None
     assert {process.stdout.readline() for _ in range(4)} == {f"node{n}: begun\n" for n in range(4)}
-    # node2 has ended once its shell has: it has said its only word, and waits for nothing
+    # node2 has printed its only line and is about to exit
     os.kill(process.pid, signal.SIGINT)
     _, err = process.communicate(timeout=30)
     gate(any_site).touch()
@@ -106,7 +106,7 @@ def test_ctrl_c_ends_it_and_says_where_it_was_still_running(any_site: Site) -> N
     assert wait_until(lambda: not any_site.leftovers())
 
 
-def test_data_on_standard_input_is_refused_and_an_empty_one_is_not(site: Site, tmp_path: Path) -> None:
+def test_data_on_standard_input_is_refused_and_empty_input_is_not(site: Site, tmp_path: Path) -> None:
     full = tmp_path / "full"
     full.write_text("data\n")
     with full.open() as stdin:
@@ -126,7 +126,7 @@ def test_a_pipe_with_data_is_refused_too(site: Site) -> None:
         os.close(theirs)
 
 
-def test_a_node_that_is_gone_and_a_command_that_fails_are_both_told(site: Site) -> None:
+def test_an_unreachable_node_and_a_failing_command_are_both_reported(site: Site) -> None:
     site.conf(HOSTS=[*site.hosts[:3], "127.0.0.1:1"])
     result = site.run("exec", "--", f"if {ON_NODE_2}; then exit 7; fi")
     assert result.code == 3

@@ -1,4 +1,4 @@
-"""`--only failed@last`: the nodes that the command before failed on, and only those."""
+"""`--only failed@last` selects exactly the nodes that the previous command failed on."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ NODE3 = NodeError("no", node="node3").to_json()
 FAILS_ON_2 = "case $HOME in *node2*) exit 7;; esac"
 
 
-def which(site: Site, *args: str) -> list[int]:
+def selected(site: Site, *args: str) -> list[int]:
     document = site.ok("exec", "--only", *(args or ("failed@last",)), "--json", "--", "true").json()
     return [node["node"] for node in document["nodes"]]
 
 
-def test_only_failed_last_means_the_nodes_that_the_command_before_failed_on(site: Site) -> None:
-    """By an exit code and by being unreachable; a command that works everywhere empties the record."""
+def test_failed_last_selects_the_nodes_that_the_previous_command_failed_on(site: Site) -> None:
+    """Both failed commands and unreachable nodes count; a command that succeeds everywhere clears the record."""
     assert "no node failed last time" in site.run("exec", "--only", "failed@last", "--", "true").err
     assert site.run("exec", "--", FAILS_ON_2).code == 3
-    assert which(site) == [2]
+    assert selected(site) == [2]
     nothing = site.run("exec", "--only", "failed@last", "--", "true")
     assert (nothing.code, "no node failed last time" in nothing.err) == (2, True)
     with socket.socket() as sock:
@@ -39,17 +39,17 @@ def test_only_failed_last_means_the_nodes_that_the_command_before_failed_on(site
         assert site.run("jobs", "--only", "failed@last").code == 3
 
 
-def test_a_mistake_on_the_command_line_forgets_nothing_and_other_hosts_are_other_nodes(site: Site) -> None:
+def test_a_usage_error_keeps_the_record_and_other_hosts_have_their_own(site: Site) -> None:
     assert site.run("exec", "--", FAILS_ON_2).code == 3
     assert site.run("exec", "--only", "nobody", "--", "true").code == 2
     assert site.run("start", "--plan", "--job_workspace", "JOB1").code == 0
     site.conf(HOSTS=site.hosts[1:])
     assert site.run("exec", "--only", "failed@last", "--", "true").code == 2
     site.conf()
-    assert which(site) == [2]
+    assert selected(site) == [2]
 
 
-def test_a_cache_that_cannot_be_written_is_no_error(site: Site) -> None:
+def test_a_cache_that_cannot_be_written_is_not_an_error(site: Site) -> None:
     file = site.directory / "file"
     file.touch()
     env = {"XDG_CACHE_HOME": str(file)}
@@ -72,12 +72,14 @@ def test_a_cache_that_cannot_be_written_is_no_error(site: Site) -> None:
         (ClusterctlError("the disk here is full"), None),
     ],
 )
-def test_what_failed_is_read_from_how_a_command_ended(error: ClusterctlError | None, failed: list[int] | None) -> None:
+def test_the_failed_nodes_are_taken_from_the_error_of_a_command(
+    error: ClusterctlError | None, failed: list[int] | None
+) -> None:
     assert last_failed.failed_nodes(error) == failed
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"nodes": 3}', '{"nodes": null}', "\xff"])
-def test_a_damaged_record_is_none(tmp_path: Path, text: str) -> None:
+def test_a_damaged_record_is_ignored(tmp_path: Path, text: str) -> None:
     path = last_failed.record_path(tmp_path, from_values({"HOSTS": ["a", "b"]}))
     path.parent.mkdir()
     path.write_text(text, encoding="latin-1")

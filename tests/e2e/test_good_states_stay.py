@@ -1,4 +1,4 @@
-"""What was good stays good: failed starts, later runs and broken listeners take nothing away."""
+"""Failed starts, later runs and broken listeners do not damage earlier results."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from support.site import Site
 
 
 @pytest.mark.nodes(2)
-def test_a_start_that_is_refused_leaves_the_previous_outputs_where_they_were(site: Site) -> None:
+def test_a_refused_start_leaves_the_previous_outputs_in_place(site: Site) -> None:
     job = site.dispatch(REGRESSION)
     site.ok("start", "--job_workspace", job, "--num_passes=1")
     with socket.create_server(("0.0.0.0", 65534)), socket.create_server(("0.0.0.0", 65535)):
@@ -36,22 +36,22 @@ def test_a_start_that_is_refused_leaves_the_previous_outputs_where_they_were(sit
     assert site.ok("logs", job, "--role=trainer").out
 
 
-def test_collecting_again_brings_the_newest_runs_model_not_an_older_one(site: Site) -> None:
+def test_collecting_again_fetches_the_model_of_the_newest_run(site: Site) -> None:
     site.conf(HOSTS=site.hosts[:2])
     job = site.dispatch(REGRESSION)
     site.ok("start", "--job_workspace", job, "--num_passes=3")
     first = load_model(site.directory / site.ok("collect", job, "-o", "home", "--json").json()["model"])["w"]
     site.ok("start", "--job_workspace", job, "--num_passes=1")
     second = load_model(site.directory / site.ok("collect", job, "-o", "home", "--json").json()["model"])["w"]
-    fresh = load_model(site.directory / site.ok("collect", job, "-o", "fresh", "--json").json()["model"])["w"]
-    assert (second == fresh).all()
+    clean = load_model(site.directory / site.ok("collect", job, "-o", "fresh", "--json").json()["model"])["w"]
+    assert (second == clean).all()
     assert (first != second).any()
     assert not (site.directory / "home/node-0/output/pass-00002").exists() or not list(
         (site.directory / "home/node-0/output/pass-00002").iterdir()
     )
 
 
-def test_collect_brings_what_the_reachable_nodes_have(site: Site) -> None:
+def test_collect_fetches_the_files_of_the_reachable_nodes(site: Site) -> None:
     job = site.dispatch(REGRESSION)
     site.ok("start", "--job_workspace", job, "--num_passes=1")
     with socket.socket() as sock:
@@ -88,9 +88,9 @@ def test_a_killed_listener_on_a_node_does_not_make_a_run_lost(site: Site) -> Non
     assert "succeeded" in out
 
 
-@pytest.mark.slow  # `stop` gives such a start 20 seconds
+@pytest.mark.slow  # `stop` waits 20 seconds for such a start
 def test_a_start_whose_control_machine_vanished_is_ended_by_stop(site: Site) -> None:
-    """Such a machine says no goodbye: its agent waits with the job's lock. Here it waits on a pipe that stays open."""
+    """The agent of a vanished machine waits, holding the job's lock. Here it waits on a pipe that stays open."""
     job = site.dispatch(SLEEP)
     home = site.home(1)
     request = {"op": "start", "ref": job, "node": 1, "nodes": 4, "python": "python3", "runtime": False}
@@ -116,7 +116,7 @@ def test_a_start_whose_control_machine_vanished_is_ended_by_stop(site: Site) -> 
     site.ok("stop", job)
 
 
-def test_code_in_a_directory_that_others_can_write_to_is_not_run(site: Site) -> None:
+def test_code_in_a_directory_writable_by_others_is_not_run(site: Site) -> None:
     root = site.directory / "shared"
     lib = root / ".clusterctl/lib"
     lib.mkdir(parents=True)
@@ -128,15 +128,15 @@ def test_code_in_a_directory_that_others_can_write_to_is_not_run(site: Site) -> 
 
 
 @pytest.mark.nodes(2)
-def test_nonsense_from_a_program_harms_neither_supervisor_nor_status(site: Site) -> None:
+def test_malformed_events_from_a_program_harm_neither_supervisor_nor_status(site: Site) -> None:
     train = """
 import json, os, time
 fd = int(os.environ["CLUSTERCTL_CONTROL_FD"])
-for said in (
+for message in (
     {"event": "step", "step": 3, "loss": "x"}, {"event": "ready"}, {"event": "saved"}, {"event": "log"}, [1],
     {"event": "ended", "state": "succeeded"}, {"event": "saved", "tag": "../../up"}, {"event": "step", "node": 9},
 ):
-    os.write(fd, json.dumps(said).encode() + b"\\n")
+    os.write(fd, json.dumps(message).encode() + b"\\n")
 os.write(fd, b"\\xff{]\\n")
 time.sleep(600)
 """

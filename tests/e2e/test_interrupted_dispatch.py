@@ -1,4 +1,4 @@
-"""Dispatches that are killed at some moment, on either side: the next one makes the very tree, and leaves nothing."""
+"""Dispatches killed at random moments on either side: the next one is complete and leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ NODES = 4
 
 
 def agents(site: Site, node: int) -> list[int]:
-    """The agents that serve a command on a node now."""
-    found = processes_with_environment("HOME", str(site.home(node)))
-    return [process.pid for process in found if FIRST_LINE in process.command]
+    """Return the pids of the agents that are serving a command on a node."""
+    processes = processes_with_environment("HOME", str(site.home(node)))
+    return [process.pid for process in processes if FIRST_LINE in process.command]
 
 
 def assert_arrives(site: Site, top: Path) -> None:
@@ -43,8 +43,8 @@ def assert_arrives(site: Site, top: Path) -> None:
     ],
     indirect=["any_site"],
 )
-def test_after_a_kill_on_either_side_the_next_dispatch_is_whole(any_site: Site, relay: str) -> None:
-    """The moments are chosen anew each time; what was chosen is in the name of the file that changes."""
+def test_after_a_kill_on_either_side_the_next_dispatch_is_complete(any_site: Site, relay: str) -> None:
+    """The moments are random; the name of the changed file records each."""
     chance = random.Random()
     any_site.conf(RELAY=relay)
     top = any_site.directory / f"killed-{relay}"

@@ -1,4 +1,4 @@
-"""A run that fails for its limits, or for numbers that are not finite, says so, and is not tried again in vain."""
+"""A run that fails because of its limits or non-finite numbers says so, and is not restarted in vain."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def events(site: Site, job: str, node: int) -> list[dict[str, Any]]:
     return [json.loads(line) for line in log.read_text().splitlines()]
 
 
-def test_a_program_begins_within_the_limits_and_its_end_by_them_is_named(site: Site) -> None:
+def test_a_program_runs_under_its_limits_and_hitting_one_is_reported(site: Site) -> None:
     site.conf(ENGINE="none", PSERVERS=0, TRAINERS=1, MEMORY_LIMIT_MB=500, OPEN_FILES=100)
     job = site.dispatch(GREEDY)
     done = site.run("start", "--job_workspace", job)
@@ -45,7 +45,7 @@ def test_a_program_begins_within_the_limits_and_its_end_by_them_is_named(site: S
     site.assert_nothing_left(job)
 
 
-def test_with_more_open_files_than_a_node_allows_nothing_is_started(site: Site) -> None:
+def test_nothing_is_started_with_more_open_files_than_a_node_allows(site: Site) -> None:
     site.conf(ENGINE="none", PSERVERS=0, TRAINERS=1, OPEN_FILES=10**9)
     job = site.dispatch(GREEDY)
     done = site.run("start", "--job_workspace", job)
@@ -56,17 +56,17 @@ def test_with_more_open_files_than_a_node_allows_nothing_is_started(site: Site) 
     site.assert_nothing_left(job)
 
 
-def test_on_nan_fail_ends_the_run_whatever_restarts_and_on_trainer_loss_say(site: Site) -> None:
+def test_on_nan_fail_ends_the_run_regardless_of_restarts_and_on_trainer_loss(site: Site) -> None:
     site.conf(PSERVERS=1, TRAINERS=2, ON_NAN="fail", RESTARTS=3, ON_TRAINER_LOSS="shrink")
     job = site.dispatch(NAN)
     done = site.run("start", "--job_workspace", job)
     assert done.code == 1
-    words = "the gradient of table 'weights' of trainer 1 is not finite (pass 0, step 3)"
+    message = "the gradient of table 'weights' of trainer 1 is not finite (pass 0, step 3)"
     assert "trainer1@node1" in done.err
-    assert words in done.err
-    (told,) = [event for event in events(site, job, 1) if event["event"] == "nan"]
-    assert (told["action"], told["role"], told["rank"], told["step"]) == ("failed", "trainer", 1, 3)
+    assert message in done.err
+    (reported,) = [event for event in events(site, job, 1) if event["event"] == "nan"]
+    assert (reported["action"], reported["role"], reported["rank"], reported["step"]) == ("failed", "trainer", 1, 3)
     assert [event for event in events(site, job, 0) if event["event"] in ("restarting", "lost")] == []
     (ended,) = [e for e in events(site, job, 1) if e["event"] == "exited" and e["role"] == "trainer"]
-    assert (ended["message"], ended["hopeless"]) == (f"exited with code 1: {words}", True)
+    assert (ended["message"], ended["hopeless"]) == (f"exited with code 1: {message}", True)
     site.assert_nothing_left(job)

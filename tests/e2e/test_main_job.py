@@ -21,7 +21,7 @@ pytestmark = pytest.mark.nodes(2)
 
 
 @pytest.mark.nodes(4)
-def test_a_job_trains_and_comes_home(any_site: Site) -> None:
+def test_a_job_trains_and_is_collected(any_site: Site) -> None:
     site = any_site
     job = site.dispatch(REGRESSION)
     name = f"~/clusterctl/{job}"
@@ -93,8 +93,8 @@ def test_documents_have_the_promised_fields(site: Site) -> None:
     assert {"path", "node", "bytes", "sha256"} == set(home["files"][0])
 
 
-def test_a_job_is_named_by_id_prefix_or_directory(site: Site) -> None:
-    site.conf(ROOT_DIR="~/one")  # where this job is alone
+def test_a_job_can_be_named_by_id_prefix_or_directory(site: Site) -> None:
+    site.conf(ROOT_DIR="~/one")  # contains only this job
     job = site.dispatch(SLEEP)
     spellings = (job, job[:8], f"~/one/{job}", f"{Path.home()}/one/{job}")
     assert {site.status(spelling)["job"] for spelling in spellings} == {job}
@@ -120,7 +120,7 @@ def test_a_second_directory_with_the_same_conf_attaches_and_stops(site: Site, tm
     site.assert_nothing_left(job)
 
 
-def test_a_new_run_keeps_the_logs_of_the_old_one_apart(site: Site) -> None:
+def test_a_new_run_keeps_the_logs_of_the_old_one(site: Site) -> None:
     site.conf(ENGINE="none")
     job = site.dispatch("print('run', __import__('os').environ['CLUSTERCTL_RUN'])")
     site.ok("start", "--job_workspace", job)
@@ -150,7 +150,7 @@ def test_two_jobs_run_side_by_side_on_the_same_nodes(site: Site) -> None:
 
 
 @pytest.mark.nodes(4)
-def test_the_plan_says_what_would_run_and_does_nothing(site: Site) -> None:
+def test_the_plan_shows_what_would_run_and_does_nothing(site: Site) -> None:
     job = site.dispatch(SLEEP)
     plan = site.ok("start", "--job_workspace", job, "--plan", "--json", "--", "--passes", "2").json()
     trainer = next(p for p in plan["processes"] if (p["role"], p["rank"]) == ("trainer", 3))
@@ -161,7 +161,7 @@ def test_the_plan_says_what_would_run_and_does_nothing(site: Site) -> None:
 
 
 @pytest.mark.nodes(4)
-def test_exec_folds_equal_output_and_tells_who_failed(site: Site) -> None:
+def test_exec_folds_identical_output_and_names_the_failed_nodes(site: Site) -> None:
     result = site.run("exec", "--fold", "--", "sh", "-c", "echo same; test $CLUSTERCTL_FAKE_NODE != 2")
     assert result.code == 3
     assert "node[0,1,3]" in result.out.replace("0-1", "0,1")
@@ -210,7 +210,7 @@ def test_every_process_gets_the_promised_environment(site: Site) -> None:
 
 
 @pytest.mark.nodes(4)
-def test_data_shards_reach_only_their_trainers_nodes(site: Site) -> None:
+def test_data_shards_go_only_to_the_nodes_of_their_trainers(site: Site) -> None:
     site.conf(SHARDS=["data/*.txt-*"])
     workspace = site.workspace("")
     (workspace / "data").mkdir()
@@ -241,7 +241,7 @@ def test_an_attached_start_is_stopped_by_ctrl_c(site: Site, when: str) -> None:
         site.assert_nothing_left(jobs[0]["job"])
 
 
-def test_the_job_goes_on_when_the_attached_program_is_killed(site: Site) -> None:
+def test_the_job_keeps_running_when_the_attached_start_is_killed(site: Site) -> None:
     site.conf(ENGINE="none")
     package = site.workspace(SLEEP)
     with site.popen("start", "--job_dispatch_package", str(package)) as starting:
@@ -257,7 +257,7 @@ def test_the_job_goes_on_when_the_attached_program_is_killed(site: Site) -> None
     site.assert_nothing_left(job)
 
 
-def test_output_into_a_closed_pipe_ends_quietly(site: Site) -> None:
+def test_output_to_a_closed_pipe_ends_quietly(site: Site) -> None:
     site.conf(HOSTS=site.hosts[:1])
     job = site.dispatch("print('line\\n' * 200000)")
     site.ok("start", "--job_workspace", job)

@@ -1,4 +1,4 @@
-"""Nothing is left of a job, whatever its programs do and whoever of ours was killed; nobody else is touched."""
+"""No process of a job is left, whatever its programs do and whatever was killed; no unrelated process is touched."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from support.site import Site, agent_processes
 
 NODES = 3
 pytestmark = pytest.mark.nodes(NODES)
-# A process in a session of its own, whose parent has gone; it says its number, and does not end for TERM.
+# A process in its own session whose parent has exited. It writes its pid to a file and ignores TERM.
 DAEMON = """
 import os, signal, subprocess, sys, time
 if os.fork() == 0:
@@ -58,12 +58,12 @@ def daemons(site: Site, job: str) -> list[int]:
 
 
 def kill_ours(site: Site, job: str, nodes: Sequence[int] = range(NODES)) -> None:
-    """Supervisors and guardians, by kill -9, so that neither sees the other's end."""
+    """Kill supervisors and guardians with SIGKILL, stopped first so that neither notices the death of the other."""
     pids = [proc.pid for proc in agent_processes(*(str(site.job_dir(job, node)) for node in nodes))]
     assert len(pids) == 2 * len(nodes)
-    for number in (signal.SIGSTOP, signal.SIGKILL):
+    for signum in (signal.SIGSTOP, signal.SIGKILL):
         for pid in pids:
-            os.kill(pid, number)
+            os.kill(pid, signum)
     assert wait_until(lambda: not any(is_alive(pid) for pid in pids))
 
 
@@ -78,7 +78,9 @@ def running(**environment: str) -> Iterator[subprocess.Popen[bytes]]:
             process.kill()
 
 
-def test_without_supervisor_and_guardian_all_is_found_and_ended_and_no_stranger(site: Site, tmp_path: Path) -> None:
+def test_without_supervisor_and_guardian_stop_finds_and_ends_all_processes_but_no_others(
+    site: Site, tmp_path: Path
+) -> None:
     site.conf(ENGINE="none")
     job = site.start(KEEPS)
     pids = daemons(site, job)
@@ -87,8 +89,8 @@ def test_without_supervisor_and_guardian_all_is_found_and_ended_and_no_stranger(
     elsewhere = {"CLUSTERCTL_JOB_DIR": str(tmp_path / "clusterctl" / job), "CLUSTERCTL_RUN": "0001"}
     likely = {"CLUSTERCTL_JOB_DIR": f"{site.job_dir(job, 0)}-2", "HOME": "/nowhere"}
     with running(**elsewhere) as other_root, running(**likely) as other_job, running(CLUSTERCTL_JOB=job) as no_mark:
-        found = site.ok("check", "--json").json()["findings"]
-        (left,) = [finding for finding in found if f" of {job} left by a dead supervisor" in finding["message"]]
+        findings = site.ok("check", "--json").json()["findings"]
+        (left,) = [finding for finding in findings if f" of {job} left by a dead supervisor" in finding["message"]]
         assert left["nodes"] == list(range(NODES))
         assert all(str(pid) in left["message"] for pid in pids)
         assert left["hint"] == f"clusterctl stop {job}"
@@ -99,20 +101,20 @@ def test_without_supervisor_and_guardian_all_is_found_and_ended_and_no_stranger(
         assert [process.poll() for process in (other_root, other_job, no_mark)] == [None] * 3
     assert site.status(job)["state"] == "stopped"
     again = site.ok("check", "--json").json()["findings"]
-    assert not [found for found in again if f" of {job} left by a dead supervisor" in found["message"]]
+    assert not [finding for finding in again if f" of {job} left by a dead supervisor" in finding["message"]]
 
 
 def is_removed(directory: Path) -> bool:
-    """Whether it is gone now, however much a supervisor wrote to it meanwhile."""
+    """Remove a directory and return True if it is gone; a supervisor may have written to it meanwhile."""
     shutil.rmtree(directory, ignore_errors=True)
     return not directory.exists()
 
 
-def test_a_job_whose_directory_is_gone_is_stopped_all_the_same(site: Site) -> None:
+def test_a_job_whose_directory_is_gone_can_still_be_stopped(site: Site) -> None:
     site.conf(ENGINE="none")
     job = site.start(KEEPS)
     pids = daemons(site, job)
-    os.kill(site.supervisor(job, 1), signal.SIGSTOP)  # it ends for TERM even so
+    os.kill(site.supervisor(job, 1), signal.SIGSTOP)  # TERM ends it even so
     for node in (0, 1):
         assert wait_until(lambda: is_removed(site.job_dir(job, node)))  # noqa: B023
     stopped = site.ok("stop", job, "--json").json()
@@ -147,51 +149,51 @@ def test_orphans_of_a_run_leave_no_zombies(site: Site) -> None:
     assert wait_until(lambda: len(children()) == 2), children()  # the trainer and the guardian
     (trainer,) = [process["pid"] for process in site.status(job)["processes"]]
     os.kill(trainer, signal.SIGSTOP)
-    assert "KILL was needed" not in site.ok("stop", job).out, "it is woken to hear TERM"
+    assert "KILL was needed" not in site.ok("stop", job).out, "it is continued so that TERM can end it"
 
 
-def test_stop_does_not_say_that_a_port_is_free_which_is_not(site: Site) -> None:
-    """A pserver's port has gone to a program that nobody knows; to one of another job would be all right."""
+def test_stop_does_not_report_a_busy_port_as_free(site: Site) -> None:
+    """The port of a pserver was taken by an unknown program; by one of another job would be fine."""
     site.conf(PSERVERS=1, TRAINERS=1)
     job = site.start(SLEEP)
-    (said,) = re.findall(r"ready on port ([\d, ]+)", site.ok("logs", job, "--role", "pserver").out)
-    *_, port = map(int, said.split(", "))  # of its last lane
+    (ports,) = re.findall(r"ready on port ([\d, ]+)", site.ok("logs", job, "--role", "pserver").out)
+    *_, port = map(int, ports.split(", "))  # the port of its last lane
     kill_ours(site, job)
-    server = wait_for_port(port)  # our pserver ends by itself
+    server = wait_for_port(port)  # our pserver exits on its own
     with server:
         stopped = site.run("stop", job, "--json")
         assert stopped.code == 3
         assert (stopped.json()["survivors"], stopped.json()["nodes"][0]["ports_busy"]) == (0, [port])
         assert f"port {port} is in use by pid {os.getpid()}" in stopped.json()["error"]["message"]
-        again = site.ok("stop", job).out  # what others do with the port of old is no matter, and is said
+        again = site.ok("stop", job).out  # a former port in use by others is reported but is not an error
         assert "0 processes left\n" in again
         assert f"port {port} is in use by pid {os.getpid()}" in again
     assert "0 processes left, ports free\n" in site.ok("stop", job).out
 
 
 def wait_for_port(port: int) -> socket.socket:
-    made: list[socket.socket] = []
+    servers: list[socket.socket] = []
 
     def take() -> bool:
         with contextlib.suppress(OSError):
-            made.append(socket.create_server(("127.0.0.1", port)))
-        return bool(made)
+            servers.append(socket.create_server(("127.0.0.1", port)))
+        return bool(servers)
 
     assert wait_until(take)
-    return made[0]
+    return servers[0]
 
 
 def events_of(site: Site, job: str, node: int) -> list[dict[str, Any]]:
-    """What a node knows, by its event log."""
+    """Return the complete events in the log of a node."""
     text = (site.job_dir(job, node) / ".clusterctl/runs/0001/events.jsonl").read_text()
     return [json.loads(line) for line in text.splitlines() if line.endswith("}")]
 
 
 @pytest.mark.parametrize("victim", ["trainer", "pserver", "supervisor", "supervisor and guardian"])
-def test_whoever_ends_on_a_node_is_known_on_all_others_though_silence_means_nothing_yet(
+def test_the_death_of_any_process_is_known_on_all_nodes_long_before_the_grace_period_ends(
     site: Site, victim: str
 ) -> None:
-    """NODE_GRACE_S is ten minutes; a guardian bears witness, else the node's kernel, which answers in their place."""
+    """NODE_GRACE_S is ten minutes; the guardian reports the death, or else the kernel refuses connections."""
     site.conf(RESTARTS=0, NODE_GRACE_S=600)
     job = site.start(SLEEP)
     at = {(process["role"], process["node"]): process["pid"] for process in site.status(job)["processes"]}

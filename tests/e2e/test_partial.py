@@ -1,4 +1,4 @@
-"""`--allow-partial`: a run of the nodes that can, whichever those are, and all that is asked of it later."""
+"""`--allow-partial`: a run on whichever nodes are available, and later commands on that run."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from support.site import Site
 
 @pytest.fixture
 def refused() -> Iterator[str]:
-    """A host and port where nobody listens."""
+    """A host and port that refuse connections."""
     with socket.socket() as sock:
         sock.bind(("127.0.0.1", 0))
         yield f"127.0.0.1:{sock.getsockname()[1]}"
 
 
-def test_a_run_without_node_0_trains_to_its_end_and_is_whole(site: Site, refused: str) -> None:
+def test_a_run_without_node_0_trains_to_the_end_and_is_complete(site: Site, refused: str) -> None:
     site.conf(HOSTS=[refused, *site.hosts[1:]])
     package = str(site.workspace(REGRESSION))
     alone = site.run("start", "--job_dispatch_package", package, "--json")
@@ -76,7 +76,7 @@ def test_the_first_member_leads_and_its_death_ends_the_run(site: Site, refused: 
     assert site.status(job)["state"] == "stopped"
 
 
-def test_a_node_that_lacks_the_job_is_left_out_and_one_that_is_not_trusted_is_not(site: Site) -> None:
+def test_a_node_that_lacks_the_job_is_left_out_but_an_untrusted_one_is_an_error(site: Site) -> None:
     job = site.dispatch(SLEEP)
     shutil.rmtree(site.job_dir(job, 2))
     assert site.run("start", "--job_workspace", job, "--detach").code == 3
@@ -96,7 +96,7 @@ def test_a_node_that_lacks_the_job_is_left_out_and_one_that_is_not_trusted_is_no
     assert (stopped["survivors"], stopped["members"]) == (0, [0, 1, 3])
 
 
-def test_a_plan_that_has_no_pserver_left_starts_nothing(site: Site, refused: str) -> None:
+def test_nothing_is_started_when_no_pserver_is_left(site: Site, refused: str) -> None:
     site.conf(HOSTS=[refused, *site.hosts[1:]], PSERVERS=1)
     failed = site.run("start", "--job_dispatch_package", str(site.workspace(SLEEP)), "--allow-partial", "--json")
     assert failed.code == 3

@@ -1,4 +1,4 @@
-"""Several processes on a node, nodes on one machine, and addresses in the cluster that are not SSH's."""
+"""Several processes per node, several nodes per machine, and cluster addresses that differ from those of SSH."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ HOSTS = [
 """
 
 
-def test_hosts_run_as_many_processes_as_they_are_told_at_the_addresses_they_are_told(site: Site) -> None:
+def test_hosts_run_the_configured_number_of_processes_at_the_configured_addresses(site: Site) -> None:
     conf = site.conf()
     conf.write_text(conf.read_text() + HOSTS)
     job = site.start(REGRESSION + "\nimport os\nprint('threads', os.environ['OMP_NUM_THREADS'])")
@@ -28,10 +28,10 @@ def test_hosts_run_as_many_processes_as_they_are_told_at_the_addresses_they_are_
     assert placed == sorted([*servers, (0, "trainer", 0), *((1, "trainer", rank) for rank in (1, 2, 3))])
     logs = {path.name for path in (site.job_dir(job, 0) / "log").glob("[a-z]*.log")}
     assert logs == {"server.log", "server.1.log", "train.log", "supervisor.log"}
-    said = site.ok("logs", job, "--role", "trainer").out
-    own = max(1, len(os.sched_getaffinity(0)) // 3)
-    assert said.count(f"threads {own}\n") == 1
-    assert said.count("threads 7\n") == 3
+    output = site.ok("logs", job, "--role", "trainer").out
+    threads = max(1, len(os.sched_getaffinity(0)) // 3)
+    assert output.count(f"threads {threads}\n") == 1
+    assert output.count("threads 7\n") == 3
     spec = (site.job_dir(job, 1) / ".clusterctl/runs/0001/spec.json").read_text()
     assert '"address": "127.0.0.10"' in spec
     site.assert_nothing_left(job)

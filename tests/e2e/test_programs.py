@@ -1,4 +1,4 @@
-"""Training programs that misbehave: the run ends as it should, says why, and leaves nothing."""
+"""Training programs that misbehave: the run fails cleanly, reports the reason, and leaves nothing."""
 
 from __future__ import annotations
 
@@ -56,19 +56,19 @@ def test_a_program_that_exits_3_at_once_fails_the_start(site: Site, options: tup
     assert "no licence" in result.err
 
 
-def test_a_command_that_cannot_be_started_names_itself(site: Site) -> None:
+def test_a_command_that_cannot_be_started_is_named(site: Site) -> None:
     site.conf(ENGINE="none", TRAINER_COMMAND="./does-not-exist --now")
     result = start_and_fail(site, "", "--detach")
     assert "cannot start './does-not-exist'" in result.err
     assert "node" in result.err
 
 
-def test_a_missing_train_py_is_told_by_its_own_last_words(site: Site) -> None:
+def test_a_missing_train_py_is_reported_by_the_last_lines_of_python(site: Site) -> None:
     site.conf(ENGINE="none", TRAINER_COMMAND="python missing.py")
     assert "missing.py" in start_and_fail(site, "").err
 
 
-def test_a_missing_module_on_a_node_is_an_error_of_its_own(site: Site) -> None:
+def test_a_missing_module_on_a_node_has_its_own_error(site: Site) -> None:
     site.conf(PYTHON="/usr/bin/env")
     result = site.run("start", "--job_dispatch_package", str(site.workspace("")))
     assert result.code == 3
@@ -82,7 +82,7 @@ def test_a_missing_module_on_a_node_is_an_error_of_its_own(site: Site) -> None:
     assert "run clusterctl setup: it makes an environment" in result.err
 
 
-def test_a_hundred_megabytes_of_output_are_all_kept(site: Site) -> None:
+def test_a_hundred_megabytes_of_output_are_kept_completely(site: Site) -> None:
     lines = 1_000_000
     train = f"import sys\nfor i in range({lines}): sys.stdout.write('%099d\\n' % i)\n"
     site.conf(HOSTS=site.hosts[:1])
@@ -116,15 +116,15 @@ def test_stop_kills_a_program_that_ignores_term(site: Site) -> None:
     site.assert_nothing_left(job)
 
 
-def test_a_stop_that_names_no_job_tells_of_another_one_that_runs(site: Site) -> None:
+def test_a_stop_without_a_job_mentions_another_job_that_is_still_running(site: Site) -> None:
     site.conf(ENGINE="none")
-    runs = site.start(SLEEP)
+    running = site.start(SLEEP)
     newer = site.dispatch(SLEEP)
     stopped = site.ok("stop").out
     assert f"stopping {newer}" in stopped
-    assert f"{runs} is still running     to stop it too: clusterctl stop {runs}" in stopped
-    assert "is still running" not in site.ok("stop", runs).out
-    site.assert_nothing_left(runs)
+    assert f"{running} is still running     to stop it too: clusterctl stop {running}" in stopped
+    assert "is still running" not in site.ok("stop", running).out
+    site.assert_nothing_left(running)
 
 
 GRANDCHILD = """
@@ -147,7 +147,7 @@ def test_stop_ends_a_grandchild_that_called_setsid(site: Site) -> None:
     site.assert_nothing_left(job)
 
 
-def test_a_program_killed_by_a_signal_is_told_in_words(site: Site) -> None:
+def test_a_program_killed_by_a_signal_is_reported_with_its_name(site: Site) -> None:
     site.conf(ENGINE="none")
     result = start_and_fail(site, ONLY_RANK_1 + "os.kill(os.getpid(), 11)")
     assert "trainer1@node1" in result.err

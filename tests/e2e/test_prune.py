@@ -1,4 +1,4 @@
-"""Old jobs: they can be started again, and removed, on all nodes."""
+"""Old jobs can be started again, and be removed on all nodes."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_an_earlier_job_directory_starts_again_and_equal_contents_are_recognised
     assert "the first" in site.ok("logs", first, "--role=trainer").out
 
 
-def test_prune_shows_asks_removes_and_leaves_what_runs(site: Site) -> None:
+def test_prune_shows_asks_removes_and_keeps_running_jobs(site: Site) -> None:
     site.conf(ENGINE="none")
     done = site.start("print('done')", "--quiet")
     running = site.start(SLEEP)
@@ -37,8 +37,8 @@ def test_prune_shows_asks_removes_and_leaves_what_runs(site: Site) -> None:
     shown = site.ok("prune", *OLD, "--plan")
     assert done in shown.out
     assert "1 running" in shown.out
-    nobody = site.run("prune", *OLD, "--json")
-    assert (nobody.code, "prune --yes" in nobody.err) == (2, True)
+    unconfirmed = site.run("prune", *OLD, "--json")
+    assert (unconfirmed.code, "prune --yes" in unconfirmed.err) == (2, True)
     assert site.ok("prune").out.startswith("nothing to remove")
     assert jobs(site) == before
     document = site.ok("prune", *OLD, "--yes", "--json").json()
@@ -52,7 +52,7 @@ def test_prune_shows_asks_removes_and_leaves_what_runs(site: Site) -> None:
     site.ok("stop", running)
 
 
-def test_prune_works_on_the_nodes_that_answer_and_names_the_others(site: Site) -> None:
+def test_prune_works_on_the_reachable_nodes_and_names_the_others(site: Site) -> None:
     job = site.dispatch(SLEEP)
     with socket.socket() as sock:
         sock.bind(("127.0.0.1", 0))

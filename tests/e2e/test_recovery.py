@@ -1,4 +1,4 @@
-"""Kill -9 of a pserver or a trainer while a run goes on: it goes on, and the model is that of an undisturbed run."""
+"""kill -9 of a pserver or a trainer during a run: it recovers, and the model is that of an undisturbed run."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.nodes(3)
 QUICK = {"PSERVERS": 2, "TRAINERS": 3, "SAVE_EVERY": 7, "KEEP": 2, "RESTARTS": 3}
 STEPS = 60
 # For each argument KIND:STEP, trainer 0 kills a process of that kind at that step, once. With "last" the last trainer
-# kills itself there, each time; with "hold" trainer 0 waits there until the file `go` is beside it.
+# kills itself at that step, every time; with "hold" trainer 0 waits there until the file `go` exists.
 TRAIN = """
 import os, random, signal, sys, time
 import numpy as np
@@ -37,7 +37,7 @@ def read(pid, name):
         return ""
 
 def kill(kind, step):
-    with open(f"killed-{step}", "a") as file:  # once, whoever comes to this step again
+    with open(f"killed-{step}", "a") as file:  # only once, even if the step is repeated
         if file.tell():
             return
         file.write("done")
@@ -83,12 +83,12 @@ def expected(embedded_site: Site, tmp_path_factory: pytest.TempPathFactory) -> d
     return model_of(site, job)
 
 
-def test_after_kills_of_every_kind_in_sync_mode_the_model_is_that_of_an_undisturbed_run(
+def test_in_sync_mode_the_model_after_kills_of_every_kind_is_that_of_an_undisturbed_run(
     site: Site, expected: dict[str, Any]
 ) -> None:
     site.conf(**QUICK)
     job = site.dispatch(TRAIN)
-    victims = ["pserver", "pserver", "self", "self", "trainer"]  # trainer 0 at most as often as RESTARTS allows
+    victims = ["pserver", "pserver", "self", "self", "trainer"]  # trainer 0 at most RESTARTS times
     kills = [f"{kind}:{step}" for kind, step in zip(victims, random.sample(range(1, STEPS), 5), strict=True)]
     done = site.ok("start", "--job_workspace", job, "--", *kills)
     site.assert_nothing_left(job)
@@ -97,7 +97,7 @@ def test_after_kills_of_every_kind_in_sync_mode_the_model_is_that_of_an_undistur
 
 
 @pytest.mark.parametrize(("mode", "every"), [("async", "9 passes"), ("ssp(3)", 7), ("geo(5)", "1 pass")])
-def test_outside_of_sync_mode_only_the_pserver_goes_back_and_what_was_lost_is_said(
+def test_outside_sync_mode_only_the_pserver_is_rolled_back_and_the_loss_is_reported(
     site: Site, mode: str, every: object
 ) -> None:
     site.conf(**{**QUICK, "SAVE_EVERY": every}, MODE=mode)
@@ -107,16 +107,16 @@ def test_outside_of_sync_mode_only_the_pserver_goes_back_and_what_was_lost_is_sa
     assert "killed by signal 9; restarting in 1 s (restart 1 of 3)" in done.out
     assert re.search("restarting pserver[01] from (checkpoint step-|the beginning)", done.out)
     words = site.ok("logs", job, "--role", "pserver").out
-    if mode == "async":  # else a checkpoint may have been made just then
+    if mode == "async":  # otherwise a checkpoint may just have been saved
         assert re.search(r"\b[1-9][0-9]* pushes were lost with the pserver before this one", words), words
     passes = re.findall(r"trainer0@node0  pass (\d): (\d+) steps", done.out)
     assert [steps for _, steps in passes[:2]] == ["20", "20"], done.out
-    assert len(passes) == 3, f"trainers go on where they were: {done.out}"
+    assert len(passes) == 3, f"trainers continue where they were: {done.out}"
     assert int(passes[2][1]) < 20, done.out
     assert all(np.isfinite(model_of(site, job)["w"]))
 
 
-def test_the_others_go_on_without_a_trainer_that_is_given_up_and_share_its_batches(site: Site) -> None:
+def test_the_others_continue_without_a_trainer_that_was_given_up_and_share_its_batches(site: Site) -> None:
     site.conf(**{**QUICK, "RESTARTS": {"trainer": 1}}, ON_TRAINER_LOSS="shrink")
     job = site.dispatch(TRAIN)
     done = site.ok("start", "--job_workspace", job, "--", "last:5", "last:8")
@@ -131,13 +131,13 @@ def test_the_others_go_on_without_a_trainer_that_is_given_up_and_share_its_batch
     assert states["trainer", 0] == states["trainer", 1] == "succeeded"
 
 
-def held(site: Site, job: str) -> None:
-    """Starts the job, and returns when trainer 0 waits in its second pass."""
+def start_and_hold(site: Site, job: str) -> None:
+    """Start the job and return once trainer 0 is waiting in its second pass."""
     site.ok("start", "--job_workspace", job, "--detach", "--", "hold:25")
     assert wait_until((site.job_dir(job, 0) / "held").exists, 30)
 
 
-def goes_on(site: Site, job: str) -> None:
+def release_and_finish(site: Site, job: str) -> None:
     (site.job_dir(job, 0) / "go").touch()
     followed = site.run("logs", "-f", job)
     assert followed.code == 0, followed.err
@@ -146,10 +146,10 @@ def goes_on(site: Site, job: str) -> None:
 
 
 def test_a_run_waits_for_a_node_whose_supervisor_died_until_it_rejoins(site: Site, expected: dict[str, Any]) -> None:
-    """Node 2 has a trainer alone, node 1 a pserver too."""
+    """Node 2 has only a trainer, node 1 a pserver as well."""
     site.conf(**QUICK, ON_TRAINER_LOSS="wait")
     job = site.dispatch(TRAIN)
-    held(site, job)
+    start_and_hold(site, job)
     lead = site.job_dir(job, 0) / ".clusterctl/runs/0001/events.jsonl"
     for count, node in enumerate((2, 1), 1):
         os.kill(site.supervisor(job, node), signal.SIGKILL)
@@ -161,19 +161,19 @@ def test_a_run_waits_for_a_node_whose_supervisor_died_until_it_rejoins(site: Sit
         assert f"the run is waiting for node{node}; when it is fixed" in waits
         joined = site.ok("start", "--rejoin", "--only", f"node{node}", "--job_workspace", job)
         assert f"node{node} has rejoined run 1" in joined.out
-    goes_on(site, job)
+    release_and_finish(site, job)
     assert_same(model_of(site, job), expected)
     after = site.ok("why", job).out
     assert "nothing has failed for good" in after
     assert after.count("its supervisor was killed, and its processes with it") == 2
 
 
-def test_a_run_waits_for_a_trainer_that_is_given_up_until_somebody_says_rejoin(
+def test_a_run_waits_for_a_trainer_that_was_given_up_until_it_is_told_to_rejoin(
     site: Site, expected: dict[str, Any]
 ) -> None:
     site.conf(**{**QUICK, "RESTARTS": 0}, ON_TRAINER_LOSS="wait")
     job = site.dispatch(TRAIN)
-    held(site, job)
+    start_and_hold(site, job)
     (pid,) = [p["pid"] for p in site.status(job)["processes"] if (p["role"], p["rank"]) == ("trainer", 1)]
     os.kill(pid, signal.SIGKILL)
     lead = site.job_dir(job, 0) / ".clusterctl/runs/0001/events.jsonl"
@@ -181,13 +181,13 @@ def test_a_run_waits_for_a_trainer_that_is_given_up_until_somebody_says_rejoin(
     assert "the run is waiting for trainer1; once it is fixed" in site.ok("status", job).out
     rejoined = site.ok("start", "--rejoin").out
     assert "node1 is already in run 1; restarting any trainer that failed there" in rejoined
-    goes_on(site, job)
+    release_and_finish(site, job)
     refused = site.run("start", "--rejoin", "--job_workspace", job)
     assert (refused.code, "is not running" in refused.err) == (4, True)
     assert_same(model_of(site, job), expected)
 
 
-def test_programs_of_other_engines_all_begin_again_as_often_as_restarts_says(site: Site) -> None:
+def test_all_processes_of_other_engines_restart_up_to_the_restarts_limit(site: Site) -> None:
     train = """
 import os, sys, time
 mine, attempt = os.environ["RANK"], int(os.environ["CLUSTERCTL_ATTEMPT"])
@@ -205,7 +205,7 @@ while mine == "0" and attempt < 3:
     seen = re.findall(r"rank (\d), attempt (\d)", words)
     assert {("1", "1"), ("1", "2"), ("1", "3"), ("0", "3")} <= set(seen)
     other = (site.job_dir(job, 0) / ".clusterctl/runs/0001/events.jsonl").read_text()
-    assert other.count('"event":"spawned"') == 3  # though it may have been ended before it said a word
+    assert other.count('"event":"spawned"') == 3  # even if it was terminated before it printed anything
     site.conf(TRAINERS=2, ENGINE="torch", RESTARTS=1)
     failed = site.run("start", "--job_workspace", job)
     assert failed.code == 1

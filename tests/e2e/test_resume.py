@@ -1,4 +1,4 @@
-"""Kill -9 anywhere at any moment, then `start --resume`: the model is that of an undisturbed run, bit for bit."""
+"""kill -9 at any moment, then `start --resume`: the model is that of an undisturbed run, bit for bit."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from support.site import Result, Site
 
 QUICK = {"PSERVERS": 3, "TRAINERS": 3, "SAVE_EVERY": 7, "KEEP": 2}
 STEPS = 85
-# With the arguments KIND, STEP and RUN, trainer 0 of that run kills a process of the job, any of that kind, at that
-# step; it waits for two complete checkpoints in the first run, for one in the others.
+# With the arguments KIND, STEP and RUN, trainer 0 of that run kills a random process of that kind at that step. Before
+# that it waits for two complete checkpoints in the first run, and for one in the others.
 TRAIN = """
 import glob, os, random, signal, sys, time
 import numpy as np
@@ -31,7 +31,7 @@ def read(pid, name):
         return ""
 
 def kill():
-    nodes = os.getcwd().partition("/node0/")[0]  # job ids may be those of another cluster on this machine too
+    nodes = os.getcwd().partition("/node0/")[0]  # another cluster on this machine may have the same job ids
     pids = [pid for pid in os.listdir("/proc") if pid.isdigit() and words in read(pid, "cmdline")]
     os.kill(int(random.choice([p for p in pids if nodes in read(p, "environ") + read(p, "cmdline")])), signal.SIGKILL)
 
@@ -62,7 +62,7 @@ def quick(site: Site, **settings: Any) -> None:
 
 
 def checkpoints(site: Site, job: str, run: str = "0001") -> list[str]:
-    """The complete ones, oldest first."""
+    """Return the names of the complete checkpoints, oldest first."""
     place = site.job_dir(job, 0) / f".clusterctl/runs/{run}/checkpoints"
     return sorted(path.parent.name for path in place.glob("*/manifest.json"))
 
@@ -73,26 +73,26 @@ def tag(step: int) -> str:
 
 @pytest.fixture(scope="module")
 def expected(embedded_site: Site, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """What an undisturbed run comes to."""
+    """The model of an undisturbed run."""
     site = embedded_site
     site.directory = tmp_path_factory.mktemp("undisturbed")
     site.conf_path = site.directory / "conf.py"
     quick(site, KEEP_BEST="auc:max")
     job = site.dispatch(TRAIN)
     site.ok("start", "--job_workspace", job)
-    best = [tag(28)]  # the newest before the second pass ends, whose auc is lower
+    best = [tag(28)]  # the newest before the end of the second pass, whose auc is lower
     assert checkpoints(site, job) == [*best, tag(77), tag(84)]
     return model_of(site, job)
 
 
 def crash(site: Site, *args: str) -> Result:
-    """A run in which a process is killed."""
+    """Start a run in which a process is killed and return its result."""
     result = site.run("start", *args)
     assert result.code == 1, result.out + result.err
     return result
 
 
-def test_a_killed_trainer_and_a_resumed_run_make_the_model_of_an_undisturbed_run(
+def test_a_run_resumed_after_a_killed_trainer_makes_the_model_of_an_undisturbed_run(
     site: Site, expected: dict[str, Any]
 ) -> None:
     quick(site)
@@ -113,7 +113,7 @@ def test_a_killed_trainer_and_a_resumed_run_make_the_model_of_an_undisturbed_run
     assert len(checkpoints(site, job, "0002")) == 2
 
 
-def test_after_a_killed_pserver_the_last_undamaged_checkpoint_goes_to_other_pservers_and_lanes(
+def test_after_a_killed_pserver_the_last_undamaged_checkpoint_loads_into_fewer_pservers_and_more_lanes(
     site: Site, expected: dict[str, Any]
 ) -> None:
     quick(site)
@@ -130,7 +130,7 @@ def test_after_a_killed_pserver_the_last_undamaged_checkpoint_goes_to_other_pser
     assert_same(model_of(site, job), expected)
 
 
-def test_a_resumed_run_that_dies_before_its_first_checkpoint_is_resumed_from_the_same(
+def test_a_resumed_run_that_dies_before_its_first_checkpoint_resumes_from_the_same_one(
     site: Site, expected: dict[str, Any]
 ) -> None:
     quick(site, NODE_GRACE_S=5)
@@ -147,7 +147,7 @@ def test_a_resumed_run_that_dies_before_its_first_checkpoint_is_resumed_from_the
     assert_same(model_of(site, job), expected)
 
 
-def test_without_a_checkpoint_resume_is_refused_with_the_remedy(site: Site) -> None:
+def test_without_a_checkpoint_resume_is_refused_with_a_hint(site: Site) -> None:
     job = site.dispatch(TRAIN)
     refused = site.run("start", "--resume", "--json")
     assert refused.code == 4

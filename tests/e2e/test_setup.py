@@ -1,4 +1,4 @@
-"""`clusterctl setup` as a user runs it; packages come from a directory, so that no network is needed."""
+"""`clusterctl setup` as a user runs it, with packages from a directory so that no network is needed."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ TRAIN = "import sys, tiny\nprint('got', tiny.VERSION, sys.prefix, flush=True)\n"
 
 
 def workspace(site: Site, version: str = "1.0") -> Path:
-    """Needs the tiny package of this version, which is in a directory beside it."""
+    """Make a workspace that needs this version of the tiny package from a directory next to it."""
     site.conf(ENGINE="none")
     index = site.directory / "index"
     tiny(index, version)
@@ -27,10 +27,10 @@ def workspace(site: Site, version: str = "1.0") -> Path:
     return site.workspace(TRAIN, **{"requirements.txt": text})
 
 
-def test_a_job_runs_in_the_environment_that_setup_made(any_site: Site) -> None:
+def test_a_job_runs_in_the_environment_created_by_setup(any_site: Site) -> None:
     site = any_site
     directory = workspace(site)
-    home = {"HOME": str(site.directory / "myhome")}  # where it keeps what it downloads
+    home = {"HOME": str(site.directory / "myhome")}  # the downloads are kept there
     first = site.ok("setup", str(directory), "--offline", "--json", env=home).json()
     assert [node["built"] for node in first["nodes"]] == [True] * 4
     assert len({node["environment"] for node in first["nodes"]}) == 1
@@ -52,7 +52,7 @@ def _run(site: Site, directory: Path) -> str:
     return str(site.ok("jobs", "--json").json()["jobs"][0]["job"])
 
 
-def test_offline_packages_go_from_here_and_are_remembered_here(site: Site) -> None:
+def test_offline_packages_are_sent_from_this_machine_and_cached_on_it(site: Site) -> None:
     directory = workspace(site, "2.0")
     home = {"HOME": str(site.directory / "myhome")}
     first = site.ok("setup", str(directory), "--offline", "--only=node0", "--json", env=home).json()
@@ -65,7 +65,7 @@ def test_offline_packages_go_from_here_and_are_remembered_here(site: Site) -> No
     assert {node["environment"] for node in rest["nodes"]} == {first["nodes"][0]["environment"]}
 
 
-def test_packages_for_many_nodes_go_from_here_once(site: Site) -> None:
+def test_packages_for_many_nodes_are_sent_once(site: Site) -> None:
     directory = workspace(site, "6.0")
     site.conf(ENGINE="none", RELAY="always")
     home = {"HOME": str(site.directory / "myhome")}
@@ -75,13 +75,13 @@ def test_packages_for_many_nodes_go_from_here_once(site: Site) -> None:
     assert [node["built"] for node in done["nodes"]] == [True] * 4
 
 
-def test_upgrade_chooses_anew(site: Site) -> None:
+def test_upgrade_resolves_versions_again(site: Site) -> None:
     directory = workspace(site, "3.0")
     (directory / "requirements.txt").write_text(f"--no-index\n--find-links {site.directory / 'index'}\ntiny>=3\n")
     two = ("setup", str(directory), "--only=node[0,1]", "--json")
     first = site.ok(*two).json()
     assert first["environments"][0]["chosen_by"] == "node0"
-    assert [node["bytes_sent"] for node in first["nodes"]] == [0, 0], "node1 has fetched it by itself"
+    assert [node["bytes_sent"] for node in first["nodes"]] == [0, 0], "node1 has fetched it itself"
     tiny(site.directory / "index", "3.1")
     kept = site.ok(*two).json()
     assert kept["environments"][0]["packages"] == {"tiny": "3.0"}
@@ -89,7 +89,7 @@ def test_upgrade_chooses_anew(site: Site) -> None:
     assert new["environments"][0]["packages"] == {"tiny": "3.1"}
 
 
-def test_a_node_that_cannot_be_reached_does_not_keep_the_others_from_being_ready(site: Site) -> None:
+def test_an_unreachable_node_does_not_prevent_the_others_from_being_ready(site: Site) -> None:
     directory = workspace(site, "4.0")
     with socket.socket() as sock:
         sock.bind(("127.0.0.1", 0))
@@ -107,11 +107,11 @@ def test_a_node_that_cannot_be_reached_does_not_keep_the_others_from_being_ready
 
 
 @pytest.mark.slow
-def test_nodes_with_other_pythons_get_wheels_of_their_own_also_without_pip_and_venv(tmp_path: Path) -> None:
+def test_nodes_with_other_pythons_get_matching_wheels_even_without_pip_and_venv(tmp_path: Path) -> None:
     ours = f"3.{sys.version_info.minor}"
     others = {version: path for version, path in PYTHONS.items() if int(version[2:]) >= 9 and version != ours}
     if len(others) < 2:
-        pytest.skip("needs two more pythons than its own")
+        pytest.skip("needs two other versions of Python")
     first, second = list(others)[:2]
     bare = bare_python(tmp_path / "bare", sys.executable)
     with make_site("openssh", tmp_path, 3) as site:
@@ -128,8 +128,8 @@ def test_nodes_with_other_pythons_get_wheels_of_their_own_also_without_pip_and_v
         made = site.ok("setup", str(directory), "--offline", env=home).out
         assert "tiny differs: 1.1 on node0, 1.2 on node1, 1.0 on node2" in made
         assert site.ok("setup", str(directory)).out.count("already ready") == 3
-        found = site.ok("check", "--json").json()["findings"]
-        assert [(one["check"], one["nodes"]) for one in found if "python differs" in one["message"]] == [
+        findings = site.ok("check", "--json").json()["findings"]
+        assert [(one["check"], one["nodes"]) for one in findings if "python differs" in one["message"]] == [
             ("versions", [1, 2])
         ]
         job = _run(site, directory)
@@ -141,18 +141,18 @@ def test_nodes_with_other_pythons_get_wheels_of_their_own_also_without_pip_and_v
 
 
 @pytest.mark.parametrize(
-    ("line", "words"),
+    ("line", "message"),
     [
         ("nump y==", "requirements.txt:2: 'nump y==' is not a requirement"),
         ("-r other.txt", "requirements.txt:2: '-r other.txt' refers to another file"),
         ("tiny==99", "tiny==99"),
     ],
 )
-def test_requirements_that_cannot_be_met_are_named(site: Site, line: str, words: str) -> None:
+def test_requirements_that_cannot_be_met_are_named(site: Site, line: str, message: str) -> None:
     directory = workspace(site, "5.0")
     index = site.directory / "index"
     (directory / "requirements.txt").write_text(f"--no-index --find-links {index}\n{line}\n")
     result = site.run("setup", str(directory))
     assert result.code == 2, result.err
-    assert words in result.err
+    assert message in result.err
     assert "Traceback" not in result.err

@@ -1,4 +1,4 @@
-"""Processes that hang, while all others wait for them: the right one is named, with its stacks, and may be killed."""
+"""Hanging processes that all others wait for: the right one is named, with its stacks, and may be killed."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from support.site import Site
 pytestmark = pytest.mark.nodes(2)
 
 QUICK = {"PSERVERS": 1, "TRAINERS": 2, "STALL_S": 2, "SAVE_EVERY": 5}
-# Trainer 1 hangs in batch 7 of its first attempt until there is a file `go_on`, or stops itself by a signal.
+# Trainer 1 hangs in batch 7 of its first attempt until the file `go_on` exists, or stops itself with SIGSTOP.
 TRAIN = """
 import os, signal, sys, time
 import numpy as np
@@ -38,7 +38,7 @@ with connect() as ps:
             a_loop_that_goes_on()
         ps.push({w: x.mean(0)}, samples=len(x))
 """
-# All trainers ask for values of a step that will never be.
+# All trainers request the values of a step that never comes.
 WAITS = """
 from clusterctl.runtime import connect, SGD
 from clusterctl.runtime.wire import messages as wire
@@ -56,7 +56,7 @@ with connect() as ps:
 
 
 def stalls(site: Site, job: str) -> list[dict[str, Any]]:
-    """The `stalled` events of all nodes."""
+    """Return the `stalled` events of all nodes."""
     logs = [site.job_dir(job, node) / ".clusterctl/runs/0001/events.jsonl" for node in range(len(site.hosts))]
     lines = [line for log in logs if log.exists() for line in log.read_text().splitlines()]
     return [event for event in map(json.loads, lines) if event["event"] == "stalled"]
@@ -66,14 +66,16 @@ def states(site: Site, job: str) -> dict[str, str]:
     return {f"{p['role']}{p['rank']}": p["state"] for p in site.status(job)["processes"]}
 
 
-def test_who_hangs_is_stalled_with_its_stacks_until_it_goes_on_and_those_that_wait_for_it_are_not(site: Site) -> None:
+def test_a_hanging_process_is_stalled_with_its_stacks_until_it_continues_and_its_waiting_peers_are_not(
+    site: Site,
+) -> None:
     site.conf(**QUICK)
     job = site.start(TRAIN)
     assert wait_until(lambda: bool(stalls(site, job)), 30)
     assert states(site, job) == {"pserver0": "ready", "trainer0": "running", "trainer1": "stalled"}
-    words = site.ok("logs", job, "--role", "trainer").out
-    assert "trainer1 has made no step for 2 s: stalled; the stacks of its threads follow" in words
-    assert "in a_loop_that_goes_on" in words
+    output = site.ok("logs", job, "--role", "trainer").out
+    assert "trainer1 has made no step for 2 s: stalled; the stacks of its threads follow" in output
+    assert "in a_loop_that_goes_on" in output
     (pserver,) = [p["pid"] for p in site.status(job)["processes"] if p["role"] == "pserver"]
     os.kill(pserver, signal.SIGSTOP)
     (site.job_dir(job, 1) / "go_on").touch()
@@ -82,8 +84,8 @@ def test_who_hangs_is_stalled_with_its_stacks_until_it_goes_on_and_those_that_wa
     os.kill(pserver, signal.SIGCONT)
     assert wait_until(lambda: site.has_ended(job), 30)
     assert site.status(job)["state"] == "succeeded"
-    told = {(e["role"], e.get("over", False)): e["message"] for e in stalls(site, job)}
-    assert told == {
+    reported = {(e["role"], e.get("over", False)): e["message"] for e in stalls(site, job)}
+    assert reported == {
         ("trainer", False): "has made no step for 2 s: stalled",
         ("trainer", True): "goes on",
         ("pserver", False): "has not answered for 2 s: stalled (it is stopped by a signal)",
@@ -92,7 +94,7 @@ def test_who_hangs_is_stalled_with_its_stacks_until_it_goes_on_and_those_that_wa
     site.assert_nothing_left(job)
 
 
-def test_with_on_stall_fail_what_hangs_is_killed_and_started_again(site: Site) -> None:
+def test_with_on_stall_fail_a_hanging_process_is_killed_and_restarted(site: Site) -> None:
     site.conf(**QUICK, ON_STALL="fail", RESTARTS=1)
     job = site.dispatch(TRAIN)
     done = site.ok("start", "--job_workspace", job, "--", "stop")
@@ -101,7 +103,7 @@ def test_with_on_stall_fail_what_hangs_is_killed_and_started_again(site: Site) -
     site.assert_nothing_left(job)
 
 
-def test_a_run_whose_trainers_all_wait_while_nobody_is_silent_is_told_with_all_stacks_and_fails_if_wanted(
+def test_a_deadlock_of_responsive_trainers_is_reported_with_all_stacks_and_fails_with_on_stall_fail(
     site: Site,
 ) -> None:
     site.conf(**{**QUICK, "STALL_S": 1}, ON_STALL="fail", RESTARTS=3)
@@ -112,9 +114,9 @@ def test_a_run_whose_trainers_all_wait_while_nobody_is_silent_is_told_with_all_s
     assert "(trainer0 for trainer1; trainer1 for trainer0)" in done.out
     assert "first cause: the run is stalled: all trainers have been waiting for " in done.err
     for role, place in (("trainer", "in for_what_never_comes"), ("pserver", "in _run_module_as_main")):
-        words = site.ok("logs", job, "--role", role).out
-        assert words.count("every process responds") == words.count(place) == QUICK[f"{role.upper()}S"]
+        output = site.ok("logs", job, "--role", role).out
+        assert output.count("every process responds") == output.count(place) == QUICK[f"{role.upper()}S"]
     assert stalls(site, job) == [], "nobody is blamed"
-    found = site.run("why", job, "--json").json()
-    assert (found["cause"]["kind"], found["cause"]["role"]) == ("stalled", None)
+    explanation = site.run("why", job, "--json").json()
+    assert (explanation["cause"]["kind"], explanation["cause"]["role"]) == ("stalled", None)
     site.assert_nothing_left(job)

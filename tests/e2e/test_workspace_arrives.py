@@ -1,4 +1,4 @@
-"""What is dispatched arrives as it was: names, modes, times, links; and what points outside does not leave."""
+"""A dispatch preserves names, modes, times and links, and refuses links that point outside."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def make_odd_tree(top: Path) -> None:
     (top / "read-only directory").chmod(0o555)
 
 
-def test_a_workspace_arrives_as_it_was(any_site: Site) -> None:
+def test_a_workspace_arrives_unchanged(any_site: Site) -> None:
     top = any_site.directory / "odd"
     make_odd_tree(top)
     expected = described(top)
@@ -60,7 +60,7 @@ def test_a_workspace_arrives_as_it_was(any_site: Site) -> None:
 
 
 @pytest.mark.parametrize("target", ["/etc/passwd", "../outside", "sub/../../outside"])
-def test_a_link_that_leads_outside_is_refused(site: Site, target: str) -> None:
+def test_a_link_that_points_outside_is_refused(site: Site, target: str) -> None:
     workspace = site.workspace("")
     (workspace / "link").symlink_to(target)
     before = len(site.ok("jobs", "--json").json()["jobs"])
@@ -79,7 +79,7 @@ def test_a_pipe_in_the_workspace_is_refused_not_waited_for(site: Site) -> None:
     assert "'pipe'" in result.err
 
 
-def test_caches_and_our_own_directories_stay_at_home(site: Site) -> None:
+def test_caches_and_our_own_directories_are_not_sent(site: Site) -> None:
     workspace = site.workspace("")
     for name in (".git/objects", "__pycache__", "pkg/__pycache__", ".venv/bin", "output/pass-00000", "log"):
         (workspace / name).mkdir(parents=True)

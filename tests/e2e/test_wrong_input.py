@@ -1,4 +1,4 @@
-"""Mistakes: each gets one clear error with the node, the remedy and the right exit code; nothing is left half done."""
+"""User errors: each gets one clear message with the node, a hint and the right exit code; nothing is left half done."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def job_count(site: Site) -> int:
     return len(site.ok("jobs", "--json").json()["jobs"])
 
 
-def test_an_unreachable_host_is_named_the_others_have_the_job_and_the_rest_is_repeated(any_site: Site) -> None:
+def test_an_unreachable_host_is_named_the_others_have_the_job_and_it_can_be_completed_later(any_site: Site) -> None:
     site = any_site
     workspace = str(site.workspace(SLEEP))
     with socket.socket() as sock:
@@ -54,7 +54,7 @@ def test_an_unreachable_host_is_named_the_others_have_the_job_and_the_rest_is_re
     assert [node["kept"] for node in site.ok("dispatch", workspace, "--json").json()["nodes"]] == [True] * 4
 
 
-def test_status_shows_what_is_known_when_a_node_cannot_be_reached(site: Site) -> None:
+def test_status_shows_what_is_known_when_a_node_is_unreachable(site: Site) -> None:
     site.conf(ENGINE="none")
     job = site.start(SLEEP)
     with socket.socket() as sock:
@@ -68,7 +68,7 @@ def test_status_shows_what_is_known_when_a_node_cannot_be_reached(site: Site) ->
     site.ok("stop", job)
 
 
-def test_a_wrong_key_is_told_with_what_to_do(any_site: Site) -> None:
+def test_a_wrong_key_is_reported_with_a_hint(any_site: Site) -> None:
     site = any_site
     stranger = make_key(site.directory / "stranger")
     site.conf(IDENTITY_FILE=stranger)
@@ -134,7 +134,7 @@ def test_a_changed_host_key_is_refused_and_explained(any_site: Site) -> None:
         (["status", "--", "x"], ["takes no arguments after --"]),
     ],
 )
-def test_a_mistyped_command_is_a_usage_error_with_a_way_out(site: Site, args: list[str], words: list[str]) -> None:
+def test_a_mistyped_command_is_a_usage_error_with_a_hint(site: Site, args: list[str], words: list[str]) -> None:
     result = failing(site, 2, *args)
     for word in words:
         assert word in result.err, result.err
@@ -152,7 +152,7 @@ def test_a_mistyped_command_is_a_usage_error_with_a_way_out(site: Site, args: li
         ("", ["HOSTS"]),
     ],
 )
-def test_a_wrong_conf_names_file_line_and_key(site: Site, text: str, words: list[str]) -> None:
+def test_an_error_in_conf_names_the_file_line_and_key(site: Site, text: str, words: list[str]) -> None:
     site.conf_path.write_text(text)
     result = failing(site, 2, "status")
     for word in words:
@@ -170,7 +170,7 @@ def test_two_nodes_with_one_root_dir_are_refused(site: Site) -> None:
     assert not list((shared / ".clusterctl/incoming").iterdir())
 
 
-def test_a_root_dir_that_cannot_be_written_is_told_per_node(site: Site) -> None:
+def test_a_root_dir_that_cannot_be_written_is_reported_per_node(site: Site) -> None:
     blocked = site.directory / "file"
     blocked.write_text("in the way")
     site.conf(ROOT_DIR=str(blocked / "root"))
@@ -178,7 +178,7 @@ def test_a_root_dir_that_cannot_be_written_is_told_per_node(site: Site) -> None:
     assert "ROOT_DIR" in result.err
 
 
-def test_hosts_in_another_order_than_at_dispatch_are_refused(site: Site) -> None:
+def test_hosts_in_a_different_order_than_at_dispatch_are_refused(site: Site) -> None:
     job = site.dispatch(SLEEP)
     site.conf(HOSTS=[site.hosts[1], site.hosts[0], *site.hosts[2:]])
     result = failing(site, 4, "start", "--job_workspace", job)
@@ -188,7 +188,7 @@ def test_hosts_in_another_order_than_at_dispatch_are_refused(site: Site) -> None
 
 
 @pytest.mark.nodes(3)
-def test_a_job_that_is_missing_on_one_node_starts_nowhere(site: Site) -> None:
+def test_a_job_missing_on_one_node_is_not_started_anywhere(site: Site) -> None:
     job = site.dispatch(SLEEP)
     shutil.rmtree(site.job_dir(job, 2))
     result = failing(site, 3, "start", "--job_workspace", job)
@@ -196,7 +196,7 @@ def test_a_job_that_is_missing_on_one_node_starts_nowhere(site: Site) -> None:
     site.assert_nothing_left(job)
 
 
-def test_collect_does_not_mix_into_other_files(site: Site) -> None:
+def test_collect_does_not_write_into_a_directory_with_other_files(site: Site) -> None:
     job = site.dispatch("")
     mine = site.directory / "mine"
     mine.mkdir()

@@ -1,4 +1,4 @@
-/* The time of day, CLOCK_OFF_S seconds wrong, for programs that begin with this library (LD_PRELOAD). */
+/* Shifts the time of day by CLOCK_OFF_S seconds for programs that preload this library (LD_PRELOAD). */
 #define _GNU_SOURCE
 #include <stdlib.h>
 #include <sys/syscall.h>

@@ -1,4 +1,4 @@
-"""One laboratory for all tests; each begins with all machines on, the network well, and no process on them."""
+"""One laboratory for all tests. Each begins with all machines on, a working network, and no leftover processes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from support.processes import wait_until
 
 @pytest.fixture(scope="session")
 def machines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Laboratory]:
-    """Skips without root, but fails where CI is set."""
+    """The laboratory. Without root, skip the test, or fail it if CI is set."""
     if reason := enough_rights():
         if os.environ.get("CI"):
             pytest.fail(reason)
@@ -41,10 +41,10 @@ def lab(machines: Laboratory, tmp_path: Path) -> Iterator[Laboratory]:
     machines.directory, machines.conf_path = tmp_path, tmp_path / "conf.py"
     machines.conf()
     yield machines
-    machines.mend()
+    machines.heal_network()
     for machine in machines.machines:
         machine.free_disk()
-    # An agent whose connection is gone exits on its own, but not in the same instant.
+    # An agent whose connection is gone exits on its own, but not immediately.
     wait_until(lambda: not machines.leftovers())
     left = machines.leftovers()
     machines.end_everything()

@@ -1,4 +1,4 @@
-"""What a soak has done and seen: faults by kind, how runs ended, and how long everything took."""
+"""The statistics of a soak: faults by kind, outcomes of runs, and how long detection and recovery took."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Times = dict[str, list[float]]
 
 @dataclass
 class Figures:
-    """How often each fault was injected, and seconds until it was noticed, and until training went on or all ended."""
+    """Counts of injected faults, and seconds until each was noticed and until training continued or the run ended."""
 
     injected: Counter[str] = field(default_factory=Counter)
     runs: Counter[str] = field(default_factory=Counter)
@@ -27,12 +27,12 @@ class Figures:
         self.injected[_kind(fault)] += 1
 
     def measure(self, fault: Fault, at: float, events: Sequence[Event], over: float) -> None:
-        """`events` in the order of their times; the last process ended when it was `over`."""
+        """Add the times of one fault; `events` are sorted by time, and the last process ended at `over`."""
         later = [event for event in events if event["at"] > at]
         if fault.name == "kill":
             self._add(fault, *_restart_times(fault, at, later))
         elif fault.name in storms.WAITED:
-            lost, back = _at(later, _is("lost", fault)), _at(later, _is("rejoined", fault))
+            lost, back = _at(later, _about("lost", fault)), _at(later, _about("rejoined", fault))
             step = back and _at(later, lambda event: event["event"] == "step" and event["at"] > back)
             self._add(fault, lost and lost - at, step and step - at)
         elif fault.name in storms.ENDING:
@@ -45,12 +45,12 @@ class Figures:
                 table.setdefault(_kind(fault), []).append(value)
 
     def lines(self) -> list[str]:
-        found = [f"{sum(self.injected.values())} faults in {sum(self.runs.values())} runs: {dict(self.runs)}"]
+        lines = [f"{sum(self.injected.values())} faults in {sum(self.runs.values())} runs: {dict(self.runs)}"]
         for kind, count in sorted(self.injected.items()):
             tables = (("noticed", self.noticed_s), ("recovered", self.recovered_s))
             words = [_spread(name, table.get(kind, [])) for name, table in tables]
-            found.append(f"  {kind:<24} {count:>4}  {'  '.join(words)}".rstrip())
-        return found
+            lines.append(f"  {kind:<24} {count:>4}  {'  '.join(words)}".rstrip())
+        return lines
 
 
 def _kind(fault: Fault) -> str:
@@ -64,23 +64,23 @@ def _spread(name: str, values: Sequence[float]) -> str:
 
 
 def _restart_times(fault: Fault, at: float, later: Sequence[Event]) -> tuple[float | None, float | None]:
-    """Until the lead has decided, and until the first step of the process that comes next, or of its trainers."""
-    who = {"role": fault.target.rstrip("0123456789"), "rank": fault.number}
-    decided = _at(later, lambda event: event["event"] == "restarting" and who.items() <= event.items())
-    spawned = _at(later, lambda event: event["event"] == "spawned" and who.items() <= event.items())
+    """Return the seconds until the lead decided, and until the first step of the new process or its trainers."""
+    process = {"role": fault.target.rstrip("0123456789"), "rank": fault.number}
+    decided = _at(later, lambda event: event["event"] == "restarting" and process.items() <= event.items())
+    spawned = _at(later, lambda event: event["event"] == "spawned" and process.items() <= event.items())
     if decided is None or spawned is None:
         return None, None
 
-    def goes_on(event: Event) -> bool:
-        ours = who["role"] == "pserver" or who.items() <= event.items()
+    def continues(event: Event) -> bool:
+        ours = process["role"] == "pserver" or process.items() <= event.items()
         return bool(event["event"] == "step" and event["at"] > spawned and ours)
 
-    step = _at(later, goes_on)
+    step = _at(later, continues)
     return decided - at, step and step - at
 
 
-def _is(name: str, fault: Fault) -> Callable[[Event], bool]:
-    """What the lead says of a node."""
+def _about(name: str, fault: Fault) -> Callable[[Event], bool]:
+    """Return a predicate for an event of this name that the lead recorded about a node."""
     return lambda event: event["event"] == name and "role" not in event and event["node"] == fault.number
 
 

@@ -1,4 +1,4 @@
-"""Machines on a network of their own, `clusterctl` on one more machine of it, and what can go wrong between them."""
+"""Machines on their own network, with `clusterctl` on one more of them, and the faults to inject between them."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Event = dict[str, Any]
 
 
 class Laboratory(Site):
-    """`machines` are the nodes; `control` is where `clusterctl` runs, with this program's files and processes."""
+    """`machines` are the nodes; `clusterctl` runs on `control`, with the files and processes of this program."""
 
     def __init__(self, directory: Path, n: int, seed: str) -> None:
         names = [f"node{index}" for index in range(n)]
@@ -54,7 +54,7 @@ class Laboratory(Site):
         return Machine(place, self.disks, self.cable, None if name == CONTROL else self._identity.with_suffix(".pub"))
 
     def boot(self) -> None:
-        """Switches on what is off."""
+        """Switch on all machines that are off."""
         for machine in [self.control, *self.machines]:
             if not machine.is_on:
                 machine.boot()
@@ -65,7 +65,7 @@ class Laboratory(Site):
         self.cable.close()
         self.disks.close()
 
-    # What a Site is, here.
+    # The interface of Site.
 
     def home(self, node: int) -> Path:
         return self.disks.seen(self.machines[node].home)
@@ -80,7 +80,7 @@ class Laboratory(Site):
         return [proc for machine in self.machines for proc in machine.processes()]
 
     def end_everything(self) -> None:
-        """No test finds what one before it has left, commands on the control machine included."""
+        """Remove everything that a test has left, including commands on the control machine."""
         for command in self._commands:
             if command.poll() is None:
                 command.kill()
@@ -97,24 +97,24 @@ class Laboratory(Site):
     # Processes.
 
     def find(self, name: str) -> int:
-        """The process of `trainer1`, `pserver0`, `supervisor2` or `guardian3`, by our pid of it.
+        """Return the pid, in our namespace, of `trainer1`, `pserver0`, `supervisor2` or `guardian3`.
 
-        Raises AssertionError when there is none.
+        Raises AssertionError if there is no such process.
         """
         role, number = name.rstrip("0123456789"), int(name[len(name.rstrip("0123456789")) :])
         if role in ("supervisor", "guardian"):
-            found = [p.pid for p in self.machines[number].processes() if f" {role} " in p.command]
+            pids = [p.pid for p in self.machines[number].processes() if f" {role} " in p.command]
         else:
-            found = [p.pid for p in self.leftovers() if _is_process(p.pid, role, number)]
-        assert found, f"no {name} among {self.leftovers()}"
-        return min(found)
+            pids = [p.pid for p in self.leftovers() if _is_process(p.pid, role, number)]
+        assert pids, f"no {name} among {self.leftovers()}"
+        return min(pids)
 
-    def kill(self, name: str, number: int = signal.SIGKILL) -> None:
-        os.kill(self.find(name), number)
+    def kill(self, name: str, signum: int = signal.SIGKILL) -> None:
+        os.kill(self.find(name), signum)
 
     @contextlib.contextmanager
     def paused(self, name: str) -> Iterator[int]:
-        """SIGSTOP, and SIGCONT at the end."""
+        """Send SIGSTOP, and SIGCONT at the end."""
         pid = self.find(name)
         os.kill(pid, signal.SIGSTOP)
         try:
@@ -122,71 +122,71 @@ class Laboratory(Site):
         finally:
             os.kill(pid, signal.SIGCONT)
 
-    # The network: rules for the frames of one direction, by the names of machines.
+    # The network: rules for frames in one direction, by names of machines.
 
     def rule(self, source: str, target: str, **rule: float) -> None:
-        """What happens to frames from `source` to `target`; either may be "*"."""
+        """Add a rule for frames from `source` to `target`; either may be "*"."""
         names = [machine.place.name for machine in [*self.machines, self.control]]
         for a in names if source == EVERYBODY else [source]:
             for b in names if target == EVERYBODY else [target]:
                 if a != b:
                     self.rules[f"{a}>{b}"] = {**self.rules.get(f"{a}>{b}", {}), **rule}
-        self.cable.tell(rules=self.rules)
+        self.cable.send(rules=self.rules)
 
     def cut(self, name: str) -> None:
-        """A machine hears nobody, and nobody hears it."""
+        """Cut a machine off in both directions."""
         self.rule(name, EVERYBODY, loss=1)
         self.rule(EVERYBODY, name, loss=1)
 
-    def mend(self) -> None:
-        """The network is as it should be."""
+    def heal_network(self) -> None:
+        """Remove all rules."""
         self.rules.clear()
-        self.cable.tell(rules=self.rules)
+        self.cable.send(rules=self.rules)
 
-    # What happened.
+    # Events.
 
     def run_dir(self, job: str, node: int, run: str = "0001") -> Path:
         return self.job_dir(job, node) / ".clusterctl" / "runs" / run
 
     def events(self, job: str, node: int = 0, run: str = "0001") -> list[Event]:
-        """Those that a node has recorded; `at` is their true time."""
+        """Return the events that a node has recorded; `at` is their true time."""
         with contextlib.suppress(FileNotFoundError):
             lines = (self.run_dir(job, node, run) / "events.jsonl").read_text().splitlines()
-            found = [json.loads(line) for line in lines if line.endswith("}")]
-            return [{**event, "at": event["t"] - self.machines[node].clock_off_s} for event in found]
+            events = [json.loads(line) for line in lines if line.endswith("}")]
+            return [{**event, "at": event["t"] - self.machines[node].clock_off_s} for event in events]
         return []
 
     def all_events(self, job: str, run: str = "0001") -> list[Event]:
-        found = [event for node in range(len(self.machines)) for event in self.events(job, node, run)]
-        return sorted(found, key=lambda event: event["at"])
+        events = [event for node in range(len(self.machines)) for event in self.events(job, node, run)]
+        return sorted(events, key=lambda event: event["at"])
 
     def wait_for(self, job: str, wanted: Callable[[Event], object], run: str = "0001", deadline_s: float = 60) -> Event:
-        """The first event, of any node, that is wanted."""
+        """Wait for a wanted event on any node and return the first one."""
         end = time.monotonic() + deadline_s
         while time.monotonic() < end:
             for event in self.all_events(job, run):
                 if wanted(event):
                     return event
             time.sleep(0.05)
-        raise AssertionError(f"did not happen within {deadline_s} s:\n{self.told(job, run)}")
+        raise AssertionError(f"did not happen within {deadline_s} s:\n{self.story(job, run)}")
 
     def wait_for_step(self, job: str, step: int, run: str = "0001") -> None:
         self.wait_for(job, lambda event: event["event"] == "step" and (event.get("step") or 0) >= step, run)
 
-    def told(self, job: str, run: str = "0001") -> str:
-        """The story of a run, for messages of tests."""
-        dull = ("step", "pass", "saved", "ready")
-        lines = [json.dumps(event)[:400] for event in self.all_events(job, run) if event["event"] not in dull]
+    def story(self, job: str, run: str = "0001") -> str:
+        """Return the events and logs of a run, for failure messages."""
+        omitted = ("step", "pass", "saved", "ready")
+        lines = [json.dumps(event)[:400] for event in self.all_events(job, run) if event["event"] not in omitted]
         logs = [path for node in range(len(self.machines)) for path in (self.job_dir(job, node) / "log").glob("*.log")]
         return "\n".join([*lines, *(f"{path}:\n{path.read_text(errors='replace')[-1000:]}" for path in logs)])
 
     def wait_for_end(self, job: str, deadline_s: float = 60) -> None:
-        """Until nothing of it runs on any machine, for a moment: who follows it may still ask."""
+        """Wait for a moment when nothing of a job is running on any machine; a follower may still connect later."""
         ended = wait_until(lambda: not self.leftovers(), deadline_s)
-        assert ended, f"{self.leftovers()}\n{self.told(job)}"
+        assert ended, f"{self.leftovers()}\n{self.story(job)}"
 
     def wait_for_silence(self, node: int, deadline_s: float = 40) -> None:
-        """Until no program of a run works on a machine; its supervisor may still live."""
+        """Wait until no program of a run is running on a machine; its supervisor may still be alive."""
 
         def working() -> list[Proc]:
             return [proc for proc in self.machines[node].processes() if _works(proc.pid)]
@@ -194,7 +194,7 @@ class Laboratory(Site):
         assert wait_until(lambda: not working(), deadline_s), working()
 
     def assert_nothing_remains(self) -> None:
-        """No process, port, socket, shared memory or temporary file on any machine."""
+        """Assert that no process, port, socket, shared memory or temporary file is left on any machine."""
         assert wait_until(lambda: not self.leftovers()), self.leftovers()
         gone = wait_until(lambda: not any(machine.remains() for machine in self.machines))
         assert gone, {machine.place.name: machine.remains() for machine in self.machines}
@@ -220,9 +220,9 @@ def _is_process(pid: int, role: str, rank: int) -> bool:
 
 @contextlib.contextmanager
 def laboratory(directory: Path, n: int = 4, seed: str = "0") -> Iterator[Laboratory]:
-    made = Laboratory(directory, n, seed)
+    lab = Laboratory(directory, n, seed)
     try:
-        made.boot()
-        yield made
+        lab.boot()
+        yield lab
     finally:
-        made.close()
+        lab.close()

@@ -1,7 +1,7 @@
-"""Machines out of namespaces: processes, network, host name and mounts of their own, and a disk that outlives them.
+"""Machines made of namespaces (processes, network, host name and mounts), each with a disk that outlives it.
 
-Everything hangs on processes: what a machine has of the kernel goes with its first process, and that goes when this
-program does, even by kill -9. Nothing of it has a name in the system.
+Everything depends on processes: the kernel resources of a machine go with its first process, and that one exits when
+this program does, even by kill -9. Nothing has a name in the host system.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from support.processes import Proc, is_alive, kill_all, wait_until
 DISK_MB = 192
 DIES_WITH_US = ("setpriv", "--pdeathsig", "KILL", "--")
 LISTENING = "0A"
-HALF_WRITTEN = re.compile(r"\..+(\.\d+|-\w{8})")  # beside its place, before it is renamed
-# The first process of a machine: it takes in orphans, as every first process does.
+HALF_WRITTEN = re.compile(r"\..+(\.\d+|-\w{8})")  # a temporary file that is about to be renamed
+# The first process of a machine: it reaps orphans, as every init process does.
 FIRST = "import os, time\nwhile True:\n    try: os.wait()\n    except ChildProcessError: time.sleep(0.05)\n"
 
 
 def popen(*argv: str, log: Path) -> subprocess.Popen[bytes]:
-    """A process of the laboratory's own, which ends with this one."""
+    """Start a process of the laboratory itself, which dies with this one."""
     with log.open("ab") as output:
         return subprocess.Popen([*DIES_WITH_US, *argv], stdin=subprocess.DEVNULL, stdout=output, stderr=output)
 
@@ -43,7 +43,7 @@ def end(process: subprocess.Popen[bytes] | None) -> None:
 
 
 class Disks:
-    """One small file system per machine, in a mount namespace of its own. `seen` is how this program reaches them."""
+    """One small file system per machine, in a separate mount namespace. `seen` is its path for this program."""
 
     def __init__(self, directory: Path, names: list[str]) -> None:
         mounts = [f"mount -t tmpfs -o size={DISK_MB}m,mode=755 none {directory / name}" for name in names]
@@ -67,7 +67,7 @@ class Disks:
 
 
 class Cable:
-    """All machines hang on one switch."""
+    """The switch that connects all machines."""
 
     def __init__(self, directory: Path, seed: str) -> None:
         program = str(Path(__file__).with_name("switch.py"))
@@ -81,7 +81,7 @@ class Cable:
                 text=True,
             )
 
-    def tell(self, **order: object) -> None:
+    def send(self, **order: object) -> None:
         assert self._switch.stdin is not None
         assert self._switch.stdout is not None
         self._switch.stdin.write(json.dumps(order) + "\n")
@@ -95,17 +95,17 @@ class Cable:
 
 @dataclass(frozen=True)
 class Place:
-    """What a machine keeps when it is switched off."""
+    """The properties that a machine keeps while it is switched off."""
 
     name: str
     address: str
     mac: str
-    directory: Path  # of its sshd
-    disk: Path  # as the machine names it
+    directory: Path  # the directory of its sshd
+    disk: Path  # the path inside the machine
 
 
 class Machine:
-    """Switched on by `boot`, which may be repeated. `pid` is that of its first process, as this program sees it."""
+    """A machine, switched on by each `boot`. `pid` is that of its first process in the namespace of this program."""
 
     def __init__(self, place: Place, disks: Disks, cable: Cable, authorized: Path | None) -> None:
         self.place = place
@@ -125,7 +125,7 @@ class Machine:
 
     @property
     def home(self) -> Path:
-        """As the machine names it."""
+        """The path of its home inside the machine."""
         return self.place.disk / "home"
 
     @property
@@ -133,7 +133,7 @@ class Machine:
         return self.place.directory / "log"
 
     def set_clock(self, off_s: int) -> None:
-        """Its time of day is wrong by so much; it is switched off and on for that."""
+        """Set its time of day wrong by `off_s` seconds; this reboots it."""
         if off_s != self.clock_off_s:
             self.clock_off_s = off_s
             self.boot()
@@ -153,7 +153,7 @@ class Machine:
         if not wait_until(lambda: up.exists() and bool(_children(self._unshare))):
             raise RuntimeError(f"{self.place.name} does not come up: {self.log.read_text()}")
         (self.pid,) = _children(self._unshare)
-        self._cable.tell(plug=[self.place.name, self.pid, self.place.address, self.place.mac])
+        self._cable.send(plug=[self.place.name, self.pid, self.place.address, self.place.mac])
         if self._authorized is not None:
             self.start_sshd()
 
@@ -174,7 +174,7 @@ class Machine:
             raise RuntimeError(f"no sshd on {self.place.name}: {self.log.read_text()}")
 
     def _clock(self) -> dict[str, str]:
-        """Its time of day is wrong for every program that sshd starts, and theirs."""
+        """Return the environment that sets the time of day wrong for everything that sshd starts."""
         if not self.clock_off_s:
             return {}
         library = self.place.directory / "clock.so"
@@ -183,27 +183,27 @@ class Machine:
         return {"LD_PRELOAD": str(library), "CLOCK_OFF_S": str(self.clock_off_s)}
 
     def stop_sshd(self, *, sessions: bool) -> None:
-        """kill -9 of the server, and of its sessions or not."""
+        """Kill the server with SIGKILL, and its sessions too if `sessions`."""
         of_sshd = [proc for proc in self._all() if _is_sshd(proc)]
         kill_all(proc.pid for proc in of_sshd if sessions or "listener" in proc.command)
         end(self._sshd)
 
     def inside(self) -> list[str]:
-        """What a command begins with that is to run on it."""
+        """Return the prefix of a command that is to run on it."""
         return ["nsenter", "-t", str(self.pid), "-m", "-u", "-i", "-n", "-p", "--"]
 
     def power_off(self) -> None:
-        """Its network first, since a kernel says goodbye for processes that are killed; the disk stays."""
+        """Unplug the network first, since the kernel closes connections of killed processes; the disk is kept."""
         if self.pid:
-            self._cable.tell(unplug=self.place.name)
+            self._cable.send(unplug=self.place.name)
             kill_all([self.pid])
-            wait_until(lambda: not is_alive(self.pid))  # it ends after all others
+            wait_until(lambda: not is_alive(self.pid))  # it exits after all others
             end(self._sshd)
             end(self._unshare)
             self.pid = 0
 
     def _all(self) -> Iterator[Proc]:
-        """Every living process of it, the first one excepted; pids are as this program sees them."""
+        """Yield all live processes except the first one, with pids in the namespace of this program."""
         with contextlib.suppress(OSError):
             mine = Path(f"/proc/{self.pid}/ns/pid").readlink()
             for entry in Path("/proc").iterdir():
@@ -214,18 +214,18 @@ class Machine:
                             yield Proc(int(entry.name), words)
 
     def processes(self) -> list[Proc]:
-        """What runs on it besides its SSH server."""
+        """Return its processes except the SSH server."""
         return [proc for proc in self._all() if not _is_sshd(proc)] if self.is_on else []
 
     def listening(self) -> set[int]:
-        """The TCP ports on which somebody listens."""
+        """Return the TCP ports that are being listened on."""
         with contextlib.suppress(OSError):
             rows = [row.split() for row in Path(f"/proc/{self.pid}/net/tcp").read_text().splitlines()[1:]]
             return {int(row[1].partition(":")[2], 16) for row in rows if row[3] == LISTENING}
         return set()
 
     def remains(self) -> list[str]:
-        """Ports, shared memory, sockets, and temporary and half-written files of programs that have ended."""
+        """Return leftover ports, shared memory, sockets, and temporary and half-written files."""
         if not self.is_on:
             return []
         ports = [f"port {port}" for port in sorted(self.listening() - {22})]
@@ -235,13 +235,13 @@ class Machine:
         return ports + memory + temporary + [name for name in sockets if name.startswith("@")]
 
     def fill_disk(self) -> None:
-        """Until there is no space left."""
+        """Write until there is no space left."""
         with (self._disks.seen(self.place.disk) / "filler").open("wb", buffering=0) as filler:
             try:
                 while True:
                     filler.write(bytes(1 << 16))
             except OSError as exc:
-                assert exc.errno == errno.ENOSPC, exc  # noqa: PT017 - it is the purpose
+                assert exc.errno == errno.ENOSPC, exc  # noqa: PT017 - the expected error
 
     def _temporary_files(self) -> list[Path]:
         runs = self._disks.seen(self.home).glob("clusterctl/*/.clusterctl/runs/**/.*")
@@ -249,7 +249,7 @@ class Machine:
         return [*self._disks.seen(self.temporary).iterdir(), *half_written]
 
     def tidy(self) -> None:
-        """Nothing of what `remains` is there any more."""
+        """Remove everything that `remains` reports."""
         for path in self._temporary_files():
             shutil.rmtree(path) if path.is_dir() else path.unlink()
         self.boot()
@@ -271,7 +271,7 @@ def _children(process: subprocess.Popen[bytes] | None) -> list[int]:
 
 
 def enough_rights() -> str:
-    """Why machines cannot be made here; empty when they can."""
+    """Return the reason why machines cannot be made here, or an empty string if they can."""
     if os.getuid() != 0:
         return "needs root, for namespaces of processes, network and mounts"
     if not Path("/dev/net/tun").exists():

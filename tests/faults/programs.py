@@ -1,4 +1,4 @@
-"""What is trained in the laboratory: dense and sparse tables, a step every 20 ms, about 40 KB per push."""
+"""The training program of the laboratory: dense and sparse tables, a step every 20 ms, about 40 KB per push."""
 
 PASSES, STEPS_OF_PASS, PAUSE_S = 4, 40, 0.02
 STEPS = PASSES * STEPS_OF_PASS

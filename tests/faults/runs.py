@@ -1,4 +1,4 @@
-"""Runs in the laboratory: node0 leads and has a pserver, node1 a pserver and trainer 0, node2 and node3 a trainer."""
+"""Runs in the laboratory: node0 has the lead and a pserver, node1 a pserver and trainer 0, node2 and node3 trainers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Model = dict[str, Any]
 
 @dataclass
 class Run:
-    """An attached start under way."""
+    """An attached start in progress."""
 
     lab: Laboratory
     job: str
@@ -23,11 +23,11 @@ class Run:
     run: str = "0001"
 
     def reach(self, step: int) -> None:
-        """Waits until it has come so far."""
+        """Wait until the run has reached this step."""
         self.lab.wait_for_step(self.job, step, self.run)
 
     def event(self, name: str, **values: object) -> Event:
-        """Waits for an event of this name and with these values, recorded on any node."""
+        """Wait for an event with this name and these values on any node and return it."""
         wanted = {"event": name, **values}
         return self.lab.wait_for(self.job, lambda event: wanted.items() <= event.items(), self.run)
 
@@ -35,17 +35,17 @@ class Run:
         return [event for event in self.lab.all_events(self.job, self.run) if event["event"] == name]
 
     def cause(self) -> Event:
-        """Why it failed, by the lead's word."""
+        """Return the cause of the failure as recorded by the lead."""
         cause: Event = self.event("ended", node=0)["cause"]
         return cause
 
     def ends(self, state: str, code: int, deadline_s: float = 90) -> str:
-        """Waits for the end, which is this one, with nothing left on any machine; what `start` said."""
+        """Wait for the run to end in this state with nothing left on any machine; return the output of `start`."""
         out, err = self.starting.communicate(timeout=deadline_s)
         self.lab.wait_for_end(self.job)
-        told = f"{out}\n{err}\n{self.lab.told(self.job, self.run)}"
-        assert self.starting.returncode == code, told
-        assert self.lab.status(self.job)["state"] == state, told
+        story = f"{out}\n{err}\n{self.lab.story(self.job, self.run)}"
+        assert self.starting.returncode == code, story
+        assert self.lab.status(self.job)["state"] == state, story
         self.lab.assert_nothing_remains()
         return out + err
 
@@ -86,7 +86,7 @@ def model_of(lab: Laboratory, job: str) -> Model:
 
 
 def assert_same(model: Model, expected: Model) -> None:
-    """To the bit."""
+    """Assert that two models are identical bit for bit."""
     assert sorted(model) == sorted(expected) == ["e", "w", "wide"]
     for name in ("w", "wide"):
         assert model[name].tobytes() == expected[name].tobytes(), name

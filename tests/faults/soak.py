@@ -1,9 +1,9 @@
 """Runs under random faults for a while: `python -m faults.soak SECONDS SEED [ROUND]` in `tests`, as root.
 
-Each round is one run and one storm, drawn from the seed and the round's number. At its end: in sync mode the model is
-that of an undisturbed run, to the bit; nothing is left on any machine; all processes have no more descriptors than
-before; `why` names what was done to the run, be it that the run went on in spite of it or ended by it; and a run that
-has ended goes on with `--resume`.
+Each round is one run and one storm, drawn from the seed and the number of the round. At its end: in sync mode the model
+is that of an undisturbed run, bit for bit; nothing is left on any machine; no process has more open descriptors than
+before; `why` names the faults, whether the run survived them or ended because of them; and a run that has ended
+continues with `--resume`.
 """
 
 from __future__ import annotations
@@ -32,19 +32,19 @@ PASSES = 12
 LONGEST_RUN_S = 150
 SETTINGS: dict[str, Any] = {"NODE_GRACE_S": storms.NODE_GRACE_S, "RESTARTS": 20}
 FIRST_STEP = 10
-SETTLED_S = 6.0  # a process that has just begun opens what it needs
+SETTLED_S = 6.0  # a process that has just started is still opening files
 WATCHED = (*storms.SUPERVISORS, *storms.PSERVERS, *storms.TRAINERS)
 
 
 def descriptors(lab: Laboratory) -> dict[str, int]:
-    """How many of them each process has open, checkpoints apart: a pserver may have gone back to one since."""
+    """Return the number of open descriptors of each process, without those of checkpoints, which a rollback opens."""
     opened = {name: _open_files(lab.find(name)) for name in WATCHED}
     return {name: sum("/checkpoints/" not in file for file in files) for name, files in opened.items()}
 
 
 def _open_files(pid: int) -> Iterator[str]:
     for descriptor in Path(f"/proc/{pid}/fd").iterdir():
-        with contextlib.suppress(FileNotFoundError):  # it was closed meanwhile
+        with contextlib.suppress(FileNotFoundError):  # it has been closed meanwhile
             yield str(descriptor.readlink())
 
 
@@ -74,11 +74,11 @@ class Round:
             self._compare_descriptors(before)
 
     def _compare_descriptors(self, before: dict[str, int]) -> None:
-        """All processes run again, and soon have no more than before; a run that ends meanwhile tells nothing."""
+        """Assert that all processes are back and soon have no more descriptors than before, unless the run ends."""
         seen: dict[str, int] = {}
 
         def observe() -> bool:
-            with contextlib.suppress(AssertionError, FileNotFoundError):  # of one that is not there right now
+            with contextlib.suppress(AssertionError, FileNotFoundError):  # a process is missing right now
                 seen.update(descriptors(self.lab))
                 return True
             return False
@@ -91,10 +91,10 @@ class Round:
         assert fine, more()
 
     def end(self, expected: Model) -> None:
-        """Everything that must hold afterwards."""
+        """Check everything that must hold afterwards."""
         self.lab.wait_for_end(self.run.job, LONGEST_RUN_S)
         self._measure(time.time())
-        self.lab.mend()
+        self.lab.heal_network()
         self.lab.boot()
         self.run.starting.communicate(timeout=60)
         self.lab.assert_nothing_remains()
@@ -123,10 +123,10 @@ class Round:
             assert ended_by.name != "fill-disk" or "No space left" in json.dumps(cause), cause
         else:
             assert cause is None, cause
-            told = {f"{one['role']}{one['rank']}" for one in why["before"] if one["role"]}
+            reported = {f"{one['role']}{one['rank']}" for one in why["before"] if one["role"]}
             restarted = {f"{event['role']}{event['rank']}" for event in self.run.events("restarting")}
             killed = {fault.target for fault, _ in self._times if fault.name == "kill"} & restarted
-            assert killed <= told, f"{killed} were killed, and why tells of {told}"
+            assert killed <= reported, f"{killed} were killed, and why reports {reported}"
 
     def _resume(self) -> None:
         self.lab.run("stop", self.run.job)
@@ -141,7 +141,7 @@ class Round:
             assert np.abs(model["w"] - np.arange(4)).max() < 1.5, model["w"]  # pushes may be lost
 
     def story(self) -> str:
-        return self.lab.told(self.run.job)
+        return self.lab.story(self.run.job)
 
 
 def undisturbed(lab: Laboratory) -> Model:
@@ -152,7 +152,7 @@ def undisturbed(lab: Laboratory) -> Model:
 
 
 def soak(seconds: float, seed: str, first: int, directory: Path) -> Figures:
-    """Raises AssertionError with the story of the round that went wrong, and what repeats it."""
+    """Raise AssertionError with the story of a round that failed and the command that repeats it."""
     figures = Figures()
     with laboratory(directory, len(storms.NODES), seed) as lab:
         lab.directory = directory / "work"
@@ -168,8 +168,8 @@ def soak(seconds: float, seed: str, first: int, directory: Path) -> Figures:
                 one.end(expected)
             except Exception as exc:
                 say("\n".join(figures.lines()))
-                told = f"{one.story()}\nround {number} of seed {seed} went wrong: {exc!r}"
-                raise AssertionError(f"{told}\nrepeat it: make soak SECONDS=1 SEED={seed} ROUND={number}") from exc
+                story = f"{one.story()}\nround {number} of seed {seed} failed: {exc!r}"
+                raise AssertionError(f"{story}\nrepeat it: make soak SECONDS=1 SEED={seed} ROUND={number}") from exc
             lab.end_everything()
             number += 1
     return figures

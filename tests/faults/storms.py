@@ -1,4 +1,4 @@
-"""Random faults, drawn from a seed: what is done to a run, when, and what must come of it."""
+"""Random faults drawn from a seed: the action, its time, and its acceptable outcomes."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from faults.laboratory import EVERYBODY
 from faults.runs import Run
 from support.processes import wait_until
 
-NODES = ("node0", "node1", "node2", "node3")  # the first one leads
+NODES = ("node0", "node1", "node2", "node3")  # node0 leads
 PSERVERS = ("pserver0", "pserver1")
 TRAINERS = ("trainer0", "trainer1", "trainer2")
 SUPERVISORS = ("supervisor0", "supervisor1", "supervisor2", "supervisor3")
 GUARDIANS = ("guardian0", "guardian1", "guardian2", "guardian3")
 NODE_GRACE_S = 10
-BORNE_S = 5.0  # well below NODE_GRACE_S
+SURVIVED_S = 5.0  # well below NODE_GRACE_S
 MOST_FAULTS = 4
-PATIENT = 0.3  # of all runs wait for nodes that are lost
-FATAL = 0.35  # of the others are ended by their last fault, or may be
+PATIENT = 0.3  # of all runs wait for lost nodes
+FATAL = 0.35  # of the other runs have a last fault that may end them
 OFF = 0.2  # of all runs have a machine with a wrong clock
 
 
 @dataclass(frozen=True)
 class Fault:
-    """`after_s` the one before it; `target` is a process or a machine; `for_s` and `amount` where it has such."""
+    """A fault `after_s` seconds after the previous one. `target` is a process or a machine; the rest is optional."""
 
     name: str
     target: str
@@ -41,13 +41,13 @@ class Fault:
 
     @property
     def number(self) -> int:
-        """Of its process or machine."""
+        """The number of its process or machine."""
         return int(self.target.lstrip("abcdefghijklmnopqrstuvwxyz"))
 
 
 @dataclass(frozen=True)
 class Storm:
-    """`clock`: a machine, and how many hours its clock is ahead. `patient`: the run waits for nodes that are lost."""
+    """The faults of a run. `clock`: a machine and the hours its clock is ahead. `patient`: it waits for lost nodes."""
 
     mode: str
     patient: bool
@@ -75,38 +75,38 @@ def pause(run: Run, fault: Fault) -> None:
 
 def cut(run: Run, fault: Fault) -> None:
     run.lab.cut(fault.target)
-    _mend_after(run, fault)
+    _heal_after(run, fault)
 
 
 def cut_out(run: Run, fault: Fault) -> None:
     run.lab.rule(fault.target, EVERYBODY, loss=1)
-    _mend_after(run, fault)
+    _heal_after(run, fault)
 
 
 def cut_in(run: Run, fault: Fault) -> None:
     run.lab.rule(EVERYBODY, fault.target, loss=1)
-    _mend_after(run, fault)
+    _heal_after(run, fault)
 
 
 def lose_frames(run: Run, fault: Fault) -> None:
     run.lab.rule(EVERYBODY, EVERYBODY, loss=fault.amount)
-    _mend_after(run, fault)
+    _heal_after(run, fault)
 
 
 def delay(run: Run, fault: Fault) -> None:
     run.lab.rule(EVERYBODY, fault.target, delay_s=fault.amount)
-    _mend_after(run, fault)
+    _heal_after(run, fault)
 
 
 def make_thin(run: Run, fault: Fault) -> None:
     run.lab.rule(fault.target, EVERYBODY, bytes_per_s=fault.amount)
-    _mend_after(run, fault)
+    _heal_after(run, fault)
 
 
-def _mend_after(run: Run, fault: Fault) -> None:
+def _heal_after(run: Run, fault: Fault) -> None:
     if fault.for_s:
         time.sleep(fault.for_s)
-        run.lab.mend()
+        run.lab.heal_network()
 
 
 def restart_sshd(run: Run, fault: Fault) -> None:
@@ -142,9 +142,9 @@ def cut_until_lost(run: Run, fault: Fault) -> None:
 
     if _lose(run, fault, act):
         run.lab.wait_for_silence(fault.number)
-        run.lab.mend()
-        _is_back(run, fault)
-    run.lab.mend()
+        run.lab.heal_network()
+        _wait_until_back(run, fault)
+    run.lab.heal_network()
 
 
 def power_off_and_on(run: Run, fault: Fault) -> None:
@@ -160,27 +160,27 @@ def kill_and_rejoin(run: Run, fault: Fault) -> None:
 
 
 def _lose(run: Run, fault: Fault, act: Callable[[], None]) -> bool:
-    """Whether the lead lost the node by it; the run may have ended before that."""
+    """Run `act` and return True once the lead has lost the node, or False if the run ended before."""
     before = _count(run, "lost", fault)
     act()
-    assert wait_until(lambda: is_over(run) or _count(run, "lost", fault) > before, 60), "nobody has lost it"
+    assert wait_until(lambda: is_over(run) or _count(run, "lost", fault) > before, 60), "the node was not reported lost"
     return not is_over(run)
 
 
 def _rejoin(run: Run, fault: Fault) -> None:
     run.lab.ok("start", "--rejoin", "--only", fault.target, "--job_workspace", run.job)
-    _is_back(run, fault)
+    _wait_until_back(run, fault)
 
 
-def _is_back(run: Run, fault: Fault) -> None:
+def _wait_until_back(run: Run, fault: Fault) -> None:
     wanted = _count(run, "lost", fault)
-    assert wait_until(lambda: is_over(run) or _count(run, "rejoined", fault) >= wanted, 60), "it does not come back"
+    assert wait_until(lambda: is_over(run) or _count(run, "rejoined", fault) >= wanted, 60), "the node has not rejoined"
 
 
 def _count(run: Run, name: str, fault: Fault) -> int:
-    """How often the lead has said so of a node."""
-    found = [event for event in run.lab.events(run.job) if event["event"] == name and "role" not in event]
-    return len([event for event in found if event["node"] == fault.number])
+    """Return how many events of this name the lead has recorded about a node."""
+    events = [event for event in run.lab.events(run.job) if event["event"] == name and "role" not in event]
+    return len([event for event in events if event["node"] == fault.number])
 
 
 def is_over(run: Run) -> bool:
@@ -190,46 +190,46 @@ def is_over(run: Run) -> bool:
 Draw = Callable[[random.Random], dict[str, float]]
 
 
-def _none(chance: random.Random) -> dict[str, float]:
+def _no_numbers(chance: random.Random) -> dict[str, float]:
     return {}
 
 
-def _borne_s(chance: random.Random) -> dict[str, float]:
-    return {"for_s": chance.uniform(0.3, BORNE_S)}
+def _survived_s(chance: random.Random) -> dict[str, float]:
+    return {"for_s": chance.uniform(0.3, SURVIVED_S)}
 
 
 @dataclass(frozen=True)
 class Kind:
-    """What does it, what it is done to, its numbers, and how the run may end by it."""
+    """A kind of fault: its action, targets and random numbers, and the states in which the run may end."""
 
     act: Callable[[Run, Fault], None]
     targets: tuple[str, ...]
-    draw: Draw = _none
+    draw: Draw = _no_numbers
     ends: frozenset[str] = frozenset({"succeeded"})
     weight: int = 1
 
 
 LOST = frozenset({"failed", "lost"})
-#: A run survives these.
-BEARABLE: dict[str, Kind] = {
+#: Faults that every run survives.
+SURVIVED: dict[str, Kind] = {
     "kill": Kind(kill, (*TRAINERS, *TRAINERS, *PSERVERS, *PSERVERS, *GUARDIANS), weight=4),
-    "pause": Kind(pause, (*TRAINERS, *PSERVERS, *SUPERVISORS), _borne_s),
-    "cut": Kind(cut, NODES, _borne_s),
-    "cut-out": Kind(cut_out, NODES, _borne_s),
-    "cut-in": Kind(cut_in, NODES, _borne_s),
+    "pause": Kind(pause, (*TRAINERS, *PSERVERS, *SUPERVISORS), _survived_s),
+    "cut": Kind(cut, NODES, _survived_s),
+    "cut-out": Kind(cut_out, NODES, _survived_s),
+    "cut-in": Kind(cut_in, NODES, _survived_s),
     "lose-frames": Kind(lose_frames, ("all",), lambda c: {"for_s": c.uniform(1, 4), "amount": c.uniform(0.01, 0.08)}),
     "delay": Kind(delay, NODES, lambda c: {"for_s": c.uniform(1, 4), "amount": c.uniform(0.002, 0.03)}),
     "make-thin": Kind(make_thin, NODES, lambda c: {"for_s": c.uniform(1, 4), "amount": c.uniform(1e6, 4e6)}),
     "restart-sshd": Kind(restart_sshd, NODES),
     "kill-control": Kind(kill_control, ("control",)),
 }
-#: A run that waits survives these too.
+#: Further faults that a patient run survives.
 WAITED: dict[str, Kind] = {
     "cut-until-lost": Kind(cut_until_lost, NODES[1:]),
     "power-off-and-on": Kind(power_off_and_on, NODES[1:]),
     "kill-and-rejoin": Kind(kill_and_rejoin, NODES[1:]),
 }
-#: These are its last.
+#: Faults that may end a run; always the last of a storm.
 ENDING: dict[str, Kind] = {
     "kill-supervisor": Kind(kill, SUPERVISORS, ends=LOST),
     "pause-for-long": Kind(pause, SUPERVISORS, lambda chance: {"for_s": NODE_GRACE_S + 6.0}, LOST),
@@ -240,15 +240,15 @@ ENDING: dict[str, Kind] = {
     ),
     "stop": Kind(stop, ("all",), ends=frozenset({"stopped"})),
 }
-KINDS = {**BEARABLE, **WAITED, **ENDING}
+KINDS = {**SURVIVED, **WAITED, **ENDING}
 
 
 def draw(seed: str) -> Storm:
-    """The same for the same seed."""
+    """Draw a storm; the same seed always gives the same one."""
     chance = random.Random(seed)
     mode, patient = chance.choice(["sync", "async"]), chance.random() < PATIENT
     clock = (chance.randrange(len(NODES)), chance.choice([-1, 1])) if chance.random() < OFF else None
-    faults = [_draw_one(chance, BEARABLE) for _ in range(chance.randint(1, MOST_FAULTS))]
+    faults = [_draw_one(chance, SURVIVED) for _ in range(chance.randint(1, MOST_FAULTS))]
     if patient:
         faults.insert(chance.randint(0, len(faults)), _draw_one(chance, WAITED))
     elif chance.random() < FATAL:
@@ -264,24 +264,24 @@ def _draw_one(chance: random.Random, table: dict[str, Kind]) -> Fault:
 
 
 def inject(run: Run, fault: Fault) -> float | None:
-    """When it was done; None when the run had ended. A process may be about to begin again, and is waited for."""
+    """Inject a fault; return its time, or None if the run has ended. Wait for a target that is restarting."""
     time.sleep(fault.after_s)
     is_process = fault.target in (*TRAINERS, *PSERVERS, *SUPERVISORS, *GUARDIANS)
     if is_process:
-        assert wait_until(lambda: is_over(run) or _is_there(run, fault.target), 40), f"no {fault.target}"
+        assert wait_until(lambda: is_over(run) or _exists(run, fault.target), 40), f"no {fault.target}"
     if is_over(run):
         return None
     at = time.time()
     try:
         KINDS[fault.name].act(run, fault)
     except (AssertionError, ProcessLookupError):
-        if is_process and is_over(run):  # it ended while it was looked for
+        if is_process and is_over(run):  # it ended during the search
             return None
         raise
     return at
 
 
-def _is_there(run: Run, target: str) -> bool:
+def _exists(run: Run, target: str) -> bool:
     try:
         return run.lab.find(target) > 0
     except AssertionError:

@@ -1,8 +1,8 @@
-"""A user-space Ethernet switch between network namespaces: what it carries it can lose, delay and slow down.
+"""A user-space Ethernet switch between network namespaces that can lose, delay and slow down frames.
 
 `python switch.py SEED` reads JSON lines and answers `ok` to each: `{"plug": [name, pid, address, mac]}` puts a TAP
-device into the network namespace of a process, `{"unplug": name}` takes it away; `{"rules": {...}}` replaces all rules,
-which are for frames of one direction, `"source>target"`: `{"loss": 0.05, "delay_s": 0.01, "bytes_per_s": 1e6}`. A loss
+device into the network namespace of a process, `{"unplug": name}` removes it; `{"rules": {...}}` replaces all rules,
+each for frames in one direction, `"source>target"`: `{"loss": 0.05, "delay_s": 0.01, "bytes_per_s": 1e6}`. A loss
 of 1 is a cut. Every random choice comes from the seed.
 """
 
@@ -28,11 +28,11 @@ TUNSETIFF, TAP_WITHOUT_HEADER = 0x400454CA, 0x1002
 NEW_NETWORK = 0x40000000
 DEVICE, MTU = "eth0", 9000
 FRAMES_PER_TURN = 64
-LONGEST_QUEUE_S = 0.5  # of a slow link; what would wait longer is dropped, as a real queue would
+LONGEST_QUEUE_S = 0.5  # of a slow link; frames that would wait longer are dropped, as by a real queue
 
 
 def enter_network(process: int | str) -> None:
-    """Moves the calling thread into the network namespace of a process, or into one that was kept open."""
+    """Move the calling thread into the network namespace of a process, or into one at a path."""
     where = os.open(f"/proc/{process}/ns/net" if isinstance(process, int) else process, os.O_RDONLY)
     try:
         if ctypes.CDLL(None, use_errno=True).setns(where, NEW_NETWORK):
@@ -42,7 +42,7 @@ def enter_network(process: int | str) -> None:
 
 
 def open_tap(pid: int, address: str, mac: str) -> int:
-    """The descriptor of a new device in a process's network namespace, up and with an address."""
+    """Create a device in the network namespace of a process, bring it up with an address, and return its descriptor."""
     home = os.open("/proc/self/ns/net", os.O_RDONLY)
     enter_network(pid)
     try:
@@ -88,7 +88,7 @@ class Switch:
             os.close(port.tap)
 
     def read(self, tap: int) -> None:
-        """Takes frames that a port sends, and decides about each."""
+        """Read frames from a port and forward each by the rules."""
         for _ in range(FRAMES_PER_TURN):
             try:
                 frame = os.read(tap, MTU + 100)
@@ -103,8 +103,8 @@ class Switch:
                     self.carry(source, target, frame)
 
     def carry(self, source: str, target: Port, frame: bytes) -> None:
-        way = f"{source}>{target.name}"
-        rule = self.rules.get(way)
+        link = f"{source}>{target.name}"
+        rule = self.rules.get(link)
         if rule is None:
             self.write(target.tap, frame)
             return
@@ -113,18 +113,18 @@ class Switch:
         now = time.monotonic()
         at = now
         if rule.get("bytes_per_s"):
-            at = max(now, self.busy_until.get(way, 0.0)) + len(frame) / rule["bytes_per_s"]
+            at = max(now, self.busy_until.get(link, 0.0)) + len(frame) / rule["bytes_per_s"]
             if at - now > LONGEST_QUEUE_S:
                 return
-            self.busy_until[way] = at
+            self.busy_until[link] = at
         heapq.heappush(self.queue, (at + rule.get("delay_s", 0.0), next(self.numbers), target.tap, frame))
 
     def write(self, tap: int, frame: bytes) -> None:
-        with contextlib.suppress(OSError):  # its queue is full, or the port is gone: a switch drops
+        with contextlib.suppress(OSError):  # its queue is full or the port is gone: drop the frame
             os.write(tap, frame)
 
     def deliver(self) -> float | None:
-        """Writes what is due; seconds until the next frame is."""
+        """Write all frames that are due; return the seconds until the next one."""
         while self.queue:
             rest_s = self.queue[0][0] - time.monotonic()
             if rest_s > 0:

@@ -1,4 +1,4 @@
-"""kill -9, SIGSTOP and switched-off machines: what becomes of the run, and that no process is left anywhere."""
+"""kill -9, SIGSTOP and power failures: the outcome of the run, and no process left anywhere."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from faults.runs import Model, assert_same, model_of, resume, start
 pytestmark = pytest.mark.faults
 
 
-@pytest.mark.parametrize(("victim", "what"), [("trainer1", "restarting"), ("pserver1", "rolled_back")])
-def test_a_killed_process_begins_again_and_the_model_is_the_same(
-    lab: Laboratory, expected: Model, victim: str, what: str
+@pytest.mark.parametrize(("victim", "event"), [("trainer1", "restarting"), ("pserver1", "rolled_back")])
+def test_a_killed_process_is_restarted_and_the_model_is_the_same(
+    lab: Laboratory, expected: Model, victim: str, event: str
 ) -> None:
     run = start(lab)
     run.reach(30)
     lab.kill(victim)
-    run.event(what)
+    run.event(event)
     run.succeeds()
     assert_same(model_of(lab, run.job), expected)
 
@@ -37,14 +37,14 @@ def test_a_lost_node_ends_the_run_everywhere_and_it_can_be_resumed(
         lab.kill(f"supervisor{node}")
     lab.wait_for_end(run.job, 40)
     lab.boot()
-    said = run.ends(state, 1)
-    assert f"first cause: node{node} is lost" in said
+    output = run.ends(state, 1)
+    assert f"first cause: node{node} is lost" in output
     lab.ok("stop", run.job)
     resume(lab, run.job).succeeds()
     assert_same(model_of(lab, run.job), expected)
 
 
-def test_a_pserver_that_stops_for_a_while_is_waited_for(lab: Laboratory, expected: Model) -> None:
+def test_the_run_waits_for_a_pserver_that_is_stopped_briefly(lab: Laboratory, expected: Model) -> None:
     run = start(lab)
     run.reach(30)
     with lab.paused("pserver0"):
@@ -55,14 +55,14 @@ def test_a_pserver_that_stops_for_a_while_is_waited_for(lab: Laboratory, expecte
 
 
 @pytest.mark.parametrize("node", [3, 0], ids=["node", "lead"])
-def test_a_supervisor_that_stops_for_too_long_finds_a_run_that_is_over_and_ends_too(
+def test_a_supervisor_that_was_stopped_for_too_long_finds_the_run_over_and_exits(
     lab: Laboratory, expected: Model, node: int
 ) -> None:
     run = start(lab)
     run.reach(50)
     with lab.paused(f"supervisor{node}"):
         run.event("ended", node=1)
-        time.sleep(1)  # it wakes when nobody is there any more
+        time.sleep(1)  # it wakes after all others have gone
     run.fails()
     assert lab.ok("why", run.job, "--json").json()["cause"]["node"] == node
     resume(lab, run.job).succeeds()

@@ -1,4 +1,4 @@
-"""The laboratory's own faults do what they say, seen from the machines."""
+"""The faults of the laboratory work as described, as seen from the machines."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def reaches(lab: Laboratory, source: int, target: int) -> bool:
     return on(lab.machines[source], "python3", "-c", REACH, lab.hosts[target]).returncode == 0
 
 
-def test_machines_have_processes_names_and_networks_of_their_own(lab: Laboratory) -> None:
+def test_machines_have_their_own_processes_names_and_networks(lab: Laboratory) -> None:
     names = {on(machine, "hostname").stdout for machine in lab.machines}
     assert names == {f"node{index}\n" for index in range(4)}
     assert "pytest" not in on(lab.machines[0], "cat", "/proc/1/cmdline").stdout
@@ -36,22 +36,22 @@ def test_machines_have_processes_names_and_networks_of_their_own(lab: Laboratory
     assert "unreachable" in outside.stderr, outside
 
 
-def test_a_cut_has_the_directions_that_it_is_told(lab: Laboratory) -> None:
+def test_a_cut_affects_only_the_given_directions(lab: Laboratory) -> None:
     lab.cut("node1")
     assert not reaches(lab, 0, 1)
     assert not reaches(lab, 1, 0)
     assert reaches(lab, 0, 2)
-    lab.mend()
+    lab.heal_network()
     assert reaches(lab, 0, 1)
-    lab.rule("node1", EVERYBODY, loss=1)  # what it says is lost, what it is told arrives
-    with subprocess.Popen([*lab.machines[1].inside(), "python3", "-c", ANSWER]) as hearing:
-        shout = "import socket, sys; socket.socket(2, 2).sendto(b'x', (sys.argv[1], 99))"
+    lab.rule("node1", EVERYBODY, loss=1)  # its own frames are lost, those sent to it arrive
+    with subprocess.Popen([*lab.machines[1].inside(), "python3", "-c", ANSWER]) as listener:
+        send = "import socket, sys; socket.socket(2, 2).sendto(b'x', (sys.argv[1], 99))"
         on(lab.machines[0], "ip", "neigh", "replace", lab.hosts[1], "lladdr", "02:00:00:00:00:0c", "dev", "eth0")
         end = time.monotonic() + 10
-        while hearing.poll() is None and time.monotonic() < end:
-            on(lab.machines[0], "python3", "-c", shout, lab.hosts[1])
-        heard = hearing.poll()
-        hearing.kill()
+        while listener.poll() is None and time.monotonic() < end:
+            on(lab.machines[0], "python3", "-c", send, lab.hosts[1])
+        heard = listener.poll()
+        listener.kill()
     assert heard == 0
     assert not reaches(lab, 0, 1)
 
@@ -64,12 +64,12 @@ def test_a_link_can_be_slow_and_lossy(lab: Laboratory) -> None:
 
     lab.rule("node0", "node1", delay_s=0.2)
     assert round_trip_ms() >= 200
-    lab.mend()
+    lab.heal_network()
     lab.rule("node0", "node1", bytes_per_s=1000)  # a SYN is 74 bytes
     assert round_trip_ms() >= 70
 
 
-def test_a_machine_without_power_has_no_process_and_keeps_its_disk(lab: Laboratory) -> None:
+def test_a_machine_that_is_switched_off_has_no_process_and_keeps_its_disk(lab: Laboratory) -> None:
     machine = lab.machines[2]
     with subprocess.Popen([*machine.inside(), "sleep", "300"]) as sleeping:
         (lab.home(2) / "kept").write_text("here")
@@ -85,7 +85,7 @@ def test_a_machine_without_power_has_no_process_and_keeps_its_disk(lab: Laborato
     (lab.home(2) / "kept").unlink()
 
 
-def test_a_full_disk_takes_nothing_more(lab: Laboratory) -> None:
+def test_a_full_disk_accepts_no_more_data(lab: Laboratory) -> None:
     lab.machines[1].fill_disk()
     with pytest.raises(OSError, match="No space left"):
         (lab.home(1) / "more").write_bytes(bytes(5000))
@@ -94,7 +94,7 @@ def test_a_full_disk_takes_nothing_more(lab: Laboratory) -> None:
     (lab.home(1) / "more").unlink()
 
 
-def test_a_wrong_clock_is_wrong_for_what_ssh_starts(lab: Laboratory) -> None:
+def test_a_wrong_clock_applies_to_everything_that_ssh_starts(lab: Laboratory) -> None:
     machine = lab.machines[1]
     try:
         machine.set_clock(3600)
@@ -105,7 +105,7 @@ def test_a_wrong_clock_is_wrong_for_what_ssh_starts(lab: Laboratory) -> None:
 
 
 @pytest.mark.parametrize("left", ["a file", "a port", "shared memory", "a process"])
-def test_what_a_program_leaves_behind_is_seen(lab: Laboratory, left: str) -> None:
+def test_leftovers_of_a_program_are_detected(lab: Laboratory, left: str) -> None:
     machine = lab.machines[0]
     path = {"a file": lab.home(0).parent / "tmp/left", "shared memory": Path(f"/proc/{machine.pid}/root/dev/shm/left")}
     if left in path:
@@ -123,7 +123,7 @@ def test_what_a_program_leaves_behind_is_seen(lab: Laboratory, left: str) -> Non
         os.kill(one.pid, 9)
 
 
-def test_a_storm_is_the_same_for_the_same_seed_and_no_other() -> None:
+def test_a_storm_depends_only_on_its_seed() -> None:
     assert [storms.draw(f"7/{n}") for n in range(20)] == [storms.draw(f"7/{n}") for n in range(20)]
     drawn = [storms.draw(f"7/{n}") for n in range(200)]
     assert {fault.name for storm in drawn for fault in storm.faults} == {*storms.KINDS}

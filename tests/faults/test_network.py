@@ -1,4 +1,4 @@
-"""Partitions, loss, delay and thin links: what the run bears, and that it lives on neither side of a cut."""
+"""Partitions, loss, delay and slow links: the faults a run survives, and that it survives on neither side of a cut."""
 
 from __future__ import annotations
 
@@ -12,32 +12,32 @@ from faults.runs import Model, assert_same, model_of, resume, start
 pytestmark = pytest.mark.faults
 
 
-def test_a_short_cut_is_waited_out(lab: Laboratory, expected: Model) -> None:
+def test_a_run_waits_out_a_short_partition(lab: Laboratory, expected: Model) -> None:
     run = start(lab, NODE_GRACE_S=10)
     run.reach(30)
     lab.cut("node3")
-    time.sleep(7)  # the kernel would try the old connections again after 12 s only
-    lab.mend()
+    time.sleep(7)  # the kernel would retry the old connections only after 12 s
+    lab.heal_network()
     run.succeeds()
     assert run.events("lost") == []
     assert_same(model_of(lab, run.job), expected)
 
 
-@pytest.mark.parametrize("ways", ["both", "out", "in"])
-def test_a_node_that_is_cut_off_for_long_is_lost_and_its_processes_end(
-    lab: Laboratory, expected: Model, ways: str
+@pytest.mark.parametrize("directions", ["both", "out", "in"])
+def test_a_node_that_is_cut_off_for_too_long_is_lost_and_its_processes_end(
+    lab: Laboratory, expected: Model, directions: str
 ) -> None:
     run = start(lab)
     run.reach(50)
-    if ways in ("both", "out"):
+    if directions in ("both", "out"):
         lab.rule("node3", EVERYBODY, loss=1)
-    if ways in ("both", "in"):
+    if directions in ("both", "in"):
         lab.rule(EVERYBODY, "node3", loss=1)
     run.event("lost", node=3)
-    lab.wait_for_end(run.job, 40)  # behind the cut too
-    lab.mend()
-    said = run.fails()
-    assert "node3 is lost" in said
+    lab.wait_for_end(run.job, 40)  # on the other side of the cut too
+    lab.heal_network()
+    output = run.fails()
+    assert "node3 is lost" in output
     resume(lab, run.job).succeeds()
     assert_same(model_of(lab, run.job), expected)
 
@@ -47,9 +47,9 @@ def test_a_lead_that_is_cut_off_ends_the_run_on_both_sides(lab: Laboratory, expe
     run.reach(50)
     lab.cut("node0")
     lab.wait_for_end(run.job, 40)
-    lab.mend()
-    said = run.ends("failed", 1)
-    assert "lost" in said
+    lab.heal_network()
+    output = run.ends("failed", 1)
+    assert "lost" in output
     resume(lab, run.job).succeeds()
     assert_same(model_of(lab, run.job), expected)
 
@@ -57,7 +57,7 @@ def test_a_lead_that_is_cut_off_ends_the_run_on_both_sides(lab: Laboratory, expe
 @pytest.mark.parametrize(
     "weather", [{"loss": 0.05}, {"delay_s": 0.02}, {"bytes_per_s": 2e6}], ids=["loss", "delay", "thin"]
 )
-def test_bad_links_only_make_it_slower(lab: Laboratory, expected: Model, weather: dict[str, float]) -> None:
+def test_bad_links_only_slow_a_run_down(lab: Laboratory, expected: Model, weather: dict[str, float]) -> None:
     run = start(lab, NODE_GRACE_S=30)
     run.reach(10)
     lab.rule(EVERYBODY, EVERYBODY, **weather)

@@ -1,4 +1,4 @@
-"""Disks, clocks, SSH servers and the control machine."""
+"""Faults of disks, clocks, SSH servers and the control machine."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ pytestmark = pytest.mark.faults
 
 
 @pytest.mark.parametrize("node", [0, 1])
-def test_a_disk_that_is_full_fails_the_run_by_name_and_the_checkpoint_before_it_is_whole(
+def test_a_full_disk_fails_the_run_and_is_named_and_the_last_checkpoint_is_intact(
     lab: Laboratory, expected: Model, node: int
 ) -> None:
-    """Node 0 leads, and its pserver is the first to notice; on node 1 it may be the log of a trainer."""
+    """Node 0 leads, and its pserver fails first; on node 1 it may be the log of a trainer."""
     run = start(lab)
     run.event("saved", checkpoint=True)
     lab.machines[node].fill_disk()
-    said = run.fails()
-    assert "No space left on device" in said
-    assert f"node{node}" in said.partition("first cause:")[2].splitlines()[0]
+    output = run.fails()
+    assert "No space left on device" in output
+    assert f"node{node}" in output.partition("first cause:")[2].splitlines()[0]
     lab.machines[node].free_disk()
     resume(lab, run.job).succeeds()
     assert_same(model_of(lab, run.job), expected)
 
 
-def test_an_sshd_that_is_restarted_does_not_touch_the_run(lab: Laboratory, expected: Model) -> None:
+def test_a_restart_of_sshd_does_not_affect_the_run(lab: Laboratory, expected: Model) -> None:
     run = start(lab)
     run.reach(30)
     for machine in lab.machines:
@@ -42,9 +42,7 @@ def test_an_sshd_that_is_restarted_does_not_touch_the_run(lab: Laboratory, expec
     assert_same(model_of(lab, run.job), expected)
 
 
-def test_without_its_control_machine_a_run_goes_on_and_others_follow_and_stop_it(
-    lab: Laboratory, tmp_path: Path
-) -> None:
+def test_a_run_outlives_its_control_machine_and_others_can_follow_and_stop_it(lab: Laboratory, tmp_path: Path) -> None:
     job = dispatch(lab)
     run = begin(lab, job, passes=1000)
     run.reach(10)
@@ -67,13 +65,13 @@ def test_without_its_control_machine_a_run_goes_on_and_others_follow_and_stop_it
 
 
 @pytest.mark.parametrize("hours", [1, -1])
-def test_a_clock_that_is_an_hour_off_does_no_harm(lab: Laboratory, expected: Model, hours: int) -> None:
+def test_a_clock_that_is_an_hour_off_does_not_affect_the_run(lab: Laboratory, expected: Model, hours: int) -> None:
     machine = lab.machines[2]
     try:
         machine.set_clock(hours * 3600)
         run = start(lab)
-        said = run.succeeds()
-        assert re.search(r"node 2 +clock is 3,\d+ s " + ("ahead" if hours > 0 else "behind"), said), said
+        output = run.succeeds()
+        assert re.search(r"node 2 +clock is 3,\d+ s " + ("ahead" if hours > 0 else "behind"), output), output
         off = run.event("spawned", node=2)["t"] - run.event("spawned", node=1)["t"]
         assert abs(off - hours * 3600) < 60
         assert_same(model_of(lab, run.job), expected)

@@ -1,4 +1,4 @@
-"""Runs with every text of ours in them reworded: what `why` concludes may not depend on one."""
+"""Runs with all of our texts reworded: `why` must conclude the same from them."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from clusterctl.observe.why.older_versions import complete, ours_in
 
 Reword = Callable[[str], str]
 TEXTS = ("message", "why", "what", "count", "line")  # fields of events and causes that are for people to read
-#: An error of the runtime is ours too; its class is not a text.
+#: The message of a runtime error is ours too; its class is not a text.
 RUNTIME_ERROR = re.compile(r"^(clusterctl\.runtime\.errors\.\w+): (.*)$")
 UNANSWERED = re.compile(r"UnreachableError: pserver (\d+)")
 _numbers = itertools.count()
 
-#: Ways to reword: the same for the same text, to nothing at all, and to something new each time.
+#: Ways to reword a text: consistently, to nothing, and to something new each time.
 WAYS: Mapping[str, Reword] = {
     "another language": lambda text: codecs.encode(text, "rot13"),
     "without digits": lambda text: re.sub(r"\d+", "some", text),
@@ -33,19 +33,19 @@ Message = dict[str, Any]
 
 
 def as_written_now(answer: Message) -> Message:
-    """The answer of a node that ran an older version, with the fields that events and answers have now."""
+    """Return the answer of a node that ran an older version with the fields of the current one."""
     outputs = [{**output, "ours": ours_in([text for _, text in output["lines"]])} for output in answer["outputs"]]
     return {**answer, "events": [_with_peers(complete(event)) for event in answer["events"]], "outputs": outputs}
 
 
 def _with_peers(event: Message) -> Message:
     text = "\n".join(map(str, event.get("tail") or ()))
-    found = {**event, "peers": [f"pserver{number}" for number in UNANSWERED.findall(text)]} if text else event
-    return {**found, "cause": _with_peers(event["cause"])} if isinstance(event.get("cause"), dict) else found
+    whole = {**event, "peers": [f"pserver{number}" for number in UNANSWERED.findall(text)]} if text else event
+    return {**whole, "cause": _with_peers(event["cause"])} if isinstance(event.get("cause"), dict) else whole
 
 
 def reworded(answer: Message, reword: Reword) -> Message:
-    """The same run, had all our texts been others; what programs wrote stays."""
+    """Return the answer with all of our texts reworded and the output of programs unchanged."""
     outputs = [
         {**output, "lines": [[t, text] for (t, _), text in zip(output["lines"], _texts(output, reword), strict=True)]}
         for output in answer["outputs"]
@@ -75,14 +75,17 @@ def _program_line(line: str, reword: Reword) -> str:
     return f"{error[1]}: {reword(error[2])}" if error else line
 
 
-def conclusion(found: Explanation) -> Message:
-    """All that an explanation says, but for its texts."""
-    series = {name: tuple(map(_conclusion, getattr(found, name))) for name in ("then", "before", "alike", "open")}
+def conclusion(explanation: Explanation) -> Message:
+    """Return everything in an explanation except its texts."""
+    series = {name: tuple(map(_conclusion, getattr(explanation, name))) for name in ("then", "before", "alike", "open")}
     return {
-        "cause": found.cause and _conclusion(found.cause),
+        "cause": explanation.cause and _conclusion(explanation.cause),
         **series,
-        **{name: getattr(found, name) for name in ("notes", "stopped", "not_heard_of", "pass_", "step", "ended_t")},
-        "checkpoint": found.checkpoint and found.checkpoint["tag"],
+        **{
+            name: getattr(explanation, name)
+            for name in ("notes", "stopped", "not_heard_of", "pass_", "step", "ended_t")
+        },
+        "checkpoint": explanation.checkpoint and explanation.checkpoint["tag"],
     }
 
 
@@ -92,10 +95,10 @@ def _conclusion(one: Incident) -> Message:
 
 
 def assert_wording_does_not_matter(
-    stories: Sequence[NodeReport], lead: int, silent: Mapping[int, str], state: str, found: Explanation
+    stories: Sequence[NodeReport], lead: int, silent: Mapping[int, str], state: str, explanation: Explanation
 ) -> None:
-    """`found` is what these stories explain, which have all fields; so do those of the same run with other texts."""
-    expected = conclusion(found)
+    """Assert that these reports, which have all fields, lead to `explanation`, and so do their reworded versions."""
+    expected = conclusion(explanation)
     assert conclusion(explain(stories, lead, silent, state)) == expected
     for way, reword in WAYS.items():
         other = [replace(story, answer=reworded(story.answer, reword)) for story in stories]

@@ -1,4 +1,4 @@
-"""Who takes part in the newest run, and what the rest means for a job's state: from the words of its nodes."""
+"""The members of the newest run, and how other nodes' answers count towards a job's state."""
 
 from __future__ import annotations
 
@@ -48,13 +48,13 @@ class Nodes:
         return status(self, "JOB")  # type: ignore[arg-type]
 
 
-def test_all_nodes_take_part_in_a_job_that_never_started_and_in_a_run_that_does_not_say() -> None:
+def test_all_nodes_are_members_of_a_job_that_never_started_and_of_a_run_without_a_member_list() -> None:
     for answers in ([], [NEVER, NEVER], [NEVER, says("0001", "running", None)]):
         members = members_of(INVENTORY, answers)
         assert (list(members.by_id), members.lead, members.left_out) == ([0, 1, 2, 3], 0, ())
 
 
-def test_the_newest_run_says_who_takes_part_and_why_the_others_do_not() -> None:
+def test_the_newest_run_lists_its_members_and_why_the_others_were_left_out() -> None:
     why = [{"node": 0, "message": "gone"}]
     newest = says("0010", "running", [1, 2], left_out=why)
     members = members_of(INVENTORY, [says("0009", "failed", [0, 1, 2, 3], t=5.0), newest, NEVER])
@@ -63,7 +63,7 @@ def test_the_newest_run_says_who_takes_part_and_why_the_others_do_not() -> None:
     assert members.left_out == ({"node": 0, "message": "gone"}, {"node": 3, "message": "not in conf.py at the time"})
 
 
-def test_of_two_runs_of_one_name_that_nodes_gave_apart_the_later_counts() -> None:
+def test_of_two_runs_with_the_same_name_the_later_counts() -> None:
     answers = [says("0002", "succeeded", [0, 1], t=7.0), says("0002", "failed", [2, 3], t=6.0)]
     assert list(members_of(INVENTORY, answers).by_id) == [0, 1]
     assert list(members_of(INVENTORY, answers[::-1]).by_id) == [0, 1]
@@ -85,11 +85,11 @@ GONE = UnreachableError("gone")
         ((GONE, says("0001", "running", [0, 1, 2, 3]), GONE, GONE), "unknown"),
     ],
 )
-def test_the_first_member_has_the_word_and_strangers_have_none(seen: Any, merged: str) -> None:
+def test_the_first_member_decides_the_state_and_other_nodes_do_not_count(seen: Any, merged: str) -> None:
     assert state(*seen) == merged
 
 
-def test_a_stranger_may_be_out_of_reach_or_lack_the_job_but_not_show_another_host_key() -> None:
+def test_a_node_outside_the_run_may_be_unreachable_or_lack_the_job_but_must_have_its_host_key() -> None:
     members = members_of(INVENTORY, [says("0001", "running", [1, 2])])
     lost, no_job, changed = UnreachableError("lost"), NodeError("no job"), RefusedError("changed")
     assert members.errors(outcomes(no_job, lost, NEVER, GONE)) == [lost]
@@ -97,12 +97,12 @@ def test_a_stranger_may_be_out_of_reach_or_lack_the_job_but_not_show_another_hos
 
 
 def full(answer: dict[str, Any], *states: str) -> dict[str, Any]:
-    """An answer about trainers 0, 1, ... in these states."""
+    """Return an answer with trainers 0, 1, ... in these states."""
     trainers = [{"role": "trainer", "rank": rank, "state": state} for rank, state in enumerate(states)]
     return {"job": "JOB", "dir": "/job", "processes": trainers, **answer}
 
 
-def test_only_processes_of_this_run_are_shown_and_those_of_a_silent_node_under_their_ranks_of_it() -> None:
+def test_only_processes_of_this_run_are_shown_and_those_of_a_silent_node_with_their_ranks_in_it() -> None:
     now = says("0002", "running", [1, 2])
     seen = Nodes(full(says("0001", "failed", None), "failed"), GONE, full(now), GONE).status()
     assert [(row["node"], row["role"], row["rank"], row["state"]) for row in seen.processes] == [
@@ -113,13 +113,13 @@ def test_only_processes_of_this_run_are_shown_and_those_of_a_silent_node_under_t
     assert (seen.run, seen.state, seen.lead, seen.errors) == ("0002", "unknown", None, [GONE])
 
 
-def test_a_lead_that_lost_the_job_and_got_it_anew_says_nothing_of_the_run() -> None:
+def test_a_lead_that_lost_the_job_and_got_it_again_knows_nothing_of_the_run() -> None:
     run = full(says("0001", "failed", [0, 1, 2, 3]), "failed")
     seen = Nodes(full(NEVER), run, run, run).status()
     assert (seen.state, seen.lead, len(seen.processes)) == ("failed", None, 3)
 
 
-def test_a_view_takes_the_last_word_from_the_lead_whichever_node_that_is() -> None:
+def test_a_view_takes_the_end_of_the_run_from_the_lead_whichever_node_that_is() -> None:
     view = RunView(INVENTORY.nodes[1:])
     view.take({"event": "ended", "node": 2, "state": "failed"})
     assert view.ended is None
@@ -127,7 +127,7 @@ def test_a_view_takes_the_last_word_from_the_lead_whichever_node_that_is() -> No
     assert view.ended == {"event": "ended", "node": 1, "state": "stopped"}
 
 
-def test_a_run_that_succeeds_all_the_same_has_its_doubts() -> None:
+def test_a_run_that_succeeds_may_still_have_warnings() -> None:
     view = RunView(INVENTORY.nodes)
     for step in (3, 4):
         view.take({"event": "nan", "role": "trainer", "rank": 1, "message": f"the loss is not finite (step {step})"})

@@ -1,1 +1,1 @@
-"""What tests of several packages share. Put `tests` on sys.path and import `support.openssh` and so on."""
+"""Helpers shared by several test packages. Put `tests` on sys.path and import `support.openssh` and so on."""

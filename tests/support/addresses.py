@@ -1,4 +1,4 @@
-"""Loopback by IPv6, where this machine has it."""
+"""The IPv6 loopback address, where this machine has one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Nodes to test against: embedded servers or real OpenSSH daemons, behind one face."""
+"""Nodes to test against: embedded servers or real OpenSSH daemons, behind one interface."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ KINDS = ("embedded", "openssh")
 
 @dataclass(frozen=True)
 class Cluster:
-    """Some nodes of either kind, and the settings that reach them."""
+    """Some nodes of either kind, and the settings to reach them."""
 
     kind: str
     directory: Path
@@ -26,9 +26,9 @@ class Cluster:
 
 @contextlib.contextmanager
 def make_cluster(kind: str, directory: Path, n: int, *sshd_options: str) -> Iterator[Cluster]:
-    """Bring `n` nodes up under a directory, and down again."""
+    """Bring up `n` nodes under a directory, and take them down afterwards."""
     if kind == "embedded":
-        with fake.up(directory / "fake", n, lifeline=True) as up:  # it ends with pytest, however that ends
+        with fake.up(directory / "fake", n, lifeline=True) as up:  # it ends with pytest in any case
             nodes = [TestNode(f"node{node.index}", node.port) for node in up.nodes]
             yield Cluster(kind, up.directory, nodes, TestSettings(up.ssh_config, up.identity, up.known_hosts))
         return

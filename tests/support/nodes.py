@@ -1,4 +1,4 @@
-"""The least that the transport wants to know of settings and nodes."""
+"""The minimal settings and nodes that the transport needs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Real OpenSSH daemons on loopback, run by the current user, one per node, each with a home of its own."""
+"""Real OpenSSH daemons on loopback, run by the current user, one per node, each with its own home."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ MARK = "CLUSTERCTL_TEST_SSHD"
 class Daemon:
     port: int
     home: Path
-    host_key: Path  # the .pub beside it is the line for known_hosts
+    host_key: Path  # the .pub next to it is the line for known_hosts
     process: subprocess.Popen[bytes]
 
 
 @dataclass(frozen=True)
 class OpenSshCluster:
-    """What a conf.py needs to use the daemons, and the daemons."""
+    """The daemons, and the settings a conf.py needs to use them."""
 
     directory: Path
     hosts: tuple[str, ...]
@@ -43,26 +43,26 @@ class OpenSshCluster:
 
 
 def find_sshd() -> str:
-    """The path of sshd. Skips the test without one, but fails where CI is set, which must have it."""
-    found = shutil.which("sshd", path=os.environ.get("PATH", "") + ":/usr/sbin:/usr/local/sbin:/sbin")
-    if found is None or shutil.which("ssh-keygen") is None:
+    """Return the path of sshd. Without one, skip the test, or fail it if CI is set."""
+    sshd = shutil.which("sshd", path=os.environ.get("PATH", "") + ":/usr/sbin:/usr/local/sbin:/sbin")
+    if sshd is None or shutil.which("ssh-keygen") is None:
         reason = "needs sshd and ssh-keygen (apt-get install openssh-server)"
         if os.environ.get("CI"):
             pytest.fail(reason)
         pytest.skip(reason)
-    return found
+    return sshd
 
 
 @contextlib.contextmanager
 def openssh_cluster(directory: Path, n: int, *extra_options: str) -> Iterator[OpenSshCluster]:
-    """Run `n` daemons with everything they need under `directory`; afterwards nothing of theirs is left.
+    """Run `n` daemons with everything they need under `directory`, and end all their processes afterwards.
 
-    `extra_options` are further lines of sshd_config. As in sshd always, a command starts in the real home
+    `extra_options` are further lines of sshd_config. As always with sshd, a command starts in the real home
     of the user, while $HOME is the node's own.
     """
     sshd = find_sshd()
     if os.getuid() == 0:
-        Path("/run/sshd").mkdir(mode=0o755, exist_ok=True)  # privilege separation demands it
+        Path("/run/sshd").mkdir(mode=0o755, exist_ok=True)  # privilege separation requires it
     directory = directory.resolve()
     directory.mkdir(parents=True, exist_ok=True)
     identity = make_key(directory / "client")
@@ -76,7 +76,7 @@ def openssh_cluster(directory: Path, n: int, *extra_options: str) -> Iterator[Op
 
 
 def free_port() -> int:
-    """A port that is free now. Whoever binds it next must be ready to try another."""
+    """Return a port that is free now. The caller must be ready to try another if binding it fails."""
     with socket.socket() as sock:
         sock.bind((ADDRESS, 0))
         port: int = sock.getsockname()[1]
@@ -84,7 +84,7 @@ def free_port() -> int:
 
 
 def make_key(path: Path, kind: str = "ed25519", passphrase: str = "") -> Path:
-    """A private key file, with its public half beside it."""
+    """Make a private key file with its public half next to it; return its path."""
     subprocess.run(["ssh-keygen", "-q", "-t", kind, "-N", passphrase, "-C", path.name, "-f", str(path)], check=True)
     return path
 
@@ -140,7 +140,7 @@ def _describe(directory: Path, identity: Path, daemons: tuple[Daemon, ...]) -> O
     known_hosts = directory / "known_hosts"
     known_hosts.write_text("".join(lines))
     ssh_config = directory / "ssh_config"
-    ssh_config.write_text("")  # so that the user's own does not count
+    ssh_config.write_text("")  # so that the user's own has no effect
     return OpenSshCluster(
         directory=directory,
         hosts=tuple(f"{getpass.getuser()}@{ADDRESS}:{daemon.port}" for daemon in daemons),
@@ -153,7 +153,7 @@ def _describe(directory: Path, identity: Path, daemons: tuple[Daemon, ...]) -> O
 
 def _end(directory: Path, daemons: list[Daemon]) -> None:
     for daemon in daemons:
-        # Its sessions do not end with it, and are found by their parent only while that lives.
+        # Its sessions outlive it, and can be found by their parent only while it is alive.
         below = descendants(daemon.process.pid)
         daemon.process.send_signal(signal.SIGTERM)
         kill_all(below)

@@ -1,4 +1,4 @@
-"""Who is asked for secrets: a list of answers, or a process's terminal."""
+"""Answers to prompts for secrets: from a list, or typed on a terminal."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import threading
 
 
 class Person:
-    """Types these answers one after the other, and remembers what was asked."""
+    """A prompt that gives these answers in order and records the prompts."""
 
     def __init__(self, *answers: str | None) -> None:
         self.answers = list(answers)
@@ -21,7 +21,7 @@ class Person:
 
 
 def on_terminal(*argv: str) -> tuple[int, int]:
-    """A process whose terminal is ours: its id and our end of it."""
+    """Start a process on a new terminal; return its pid and our end of the terminal."""
     pid, terminal = pty.fork()
     if pid == 0:
         os.execv(argv[0], argv)

@@ -1,4 +1,4 @@
-"""Finding and ending what a test may have left behind, by environment and by parentage."""
+"""Finding and killing processes that a test may have left, by environment and by parent."""
 
 from __future__ import annotations
 
@@ -18,39 +18,39 @@ class Proc:
 
 
 def processes_with_environment(name: str, *values: str) -> list[Proc]:
-    """The living processes of this user, other than this one, started with this variable at one of these values."""
+    """Return the other live processes of this user that were started with this variable at one of these values."""
     wanted = {f"{name}={value}".encode() for value in values}
-    found: list[Proc] = []
+    matches: list[Proc] = []
     for pid in _pids():
         if pid == os.getpid():
             continue
-        with contextlib.suppress(OSError):  # of a zombie there is nothing to read
+        with contextlib.suppress(OSError):  # a zombie has nothing to read
             if not wanted.isdisjoint(Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")):
-                found.append(Proc(pid, _command(pid)))
-    return found
+                matches.append(Proc(pid, _command(pid)))
+    return matches
 
 
 def processes_below(directory: Path) -> list[Proc]:
-    """The living processes, other than this one, that have a file below a directory open, or as an argument."""
-    found: list[Proc] = []
+    """Return the other live processes that have a file below a directory open or as an argument."""
+    matches: list[Proc] = []
     for pid in _pids():
         if pid != os.getpid() and not _is_zombie(pid):
             with contextlib.suppress(OSError):
                 links = [str(link.readlink()) for link in Path(f"/proc/{pid}/fd").iterdir()]
                 if f"{directory}/" in _command(pid) or any(link.startswith(f"{directory}/") for link in links):
-                    found.append(Proc(pid, _command(pid)))
-    return found
+                    matches.append(Proc(pid, _command(pid)))
+    return matches
 
 
 def assert_none_left(name: str, value: str, *, deadline_s: float = 5.0) -> None:
-    """Fail, naming them, if such processes are still there at the deadline."""
+    """Fail and list the processes with this variable if any are left at the deadline."""
     wait_until(lambda: not processes_with_environment(name, value), deadline_s)
     left = processes_with_environment(name, value)
     assert not left, f"processes left with {name}={value}: {left}"
 
 
 def wait_until(condition: Callable[[], bool], deadline_s: float = 10.0) -> bool:
-    """Whether the condition came true in time."""
+    """Wait for a condition; return True if it became true in time."""
     end = time.monotonic() + deadline_s
     while not condition():
         if time.monotonic() > end:
@@ -60,24 +60,24 @@ def wait_until(condition: Callable[[], bool], deadline_s: float = 10.0) -> bool:
 
 
 def is_alive(pid: int) -> bool:
-    """Whether there is such a process, zombies not counted."""
+    """Return True if there is such a process and it is not a zombie."""
     return Path(f"/proc/{pid}").exists() and not _is_zombie(pid)
 
 
 def descendants(root: int) -> list[int]:
-    """All processes below one, itself not counted."""
+    """Return all descendants of a process, without itself."""
     children: dict[int, list[int]] = {}
     for pid in _pids():
         stat = _stat(pid)
         if stat:
             children.setdefault(int(stat[1]), []).append(pid)
-    found: list[int] = []
+    pids: list[int] = []
     todo = [root]
     while todo:
         below = children.get(todo.pop(), [])
-        found += below
+        pids += below
         todo += below
-    return found
+    return pids
 
 
 def kill_all(pids: Iterable[int]) -> None:
@@ -91,7 +91,7 @@ def _pids() -> list[int]:
 
 
 def _stat(pid: int) -> list[bytes]:
-    """The fields of /proc/PID/stat after the name: state, parent, ..."""
+    """Return the fields of /proc/PID/stat after the name: state, parent, ..."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_bytes()
     except OSError:

@@ -1,4 +1,4 @@
-"""Pythons of which a machine has too little, or too much."""
+"""Interpreters that lack pip or venv, or borrow pip from another one."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ ABOUT = "import os, sys, sysconfig; print(os.path.realpath(sys.executable), sysc
 
 
 def bare_python(directory: Path, like: str) -> Path:
-    """An interpreter like that one, with neither pip nor venv nor ensurepip."""
-    told = subprocess.run([like, "-I", "-c", ABOUT], capture_output=True, text=True, check=True).stdout
-    executable, library = map(Path, told.split())
+    """Make a copy of an interpreter without pip, venv and ensurepip."""
+    output = subprocess.run([like, "-I", "-c", ABOUT], capture_output=True, text=True, check=True).stdout
+    executable, library = map(Path, output.split())
     ours = directory / "lib" / library.name
     ours.mkdir(parents=True)
     for entry in library.iterdir():
@@ -24,7 +24,7 @@ def bare_python(directory: Path, like: str) -> Path:
 
 
 def lend_pip(uv: Path, lender: str, index: Path) -> None:
-    """A stand-in for uv, which runs another interpreter's pip; fails unless it is told of the index."""
+    """Write a stand-in for uv that runs another interpreter's pip and fails unless it is given the index."""
     uv.parent.mkdir(parents=True, exist_ok=True)
     uv.write_text(
         f'#!/bin/sh\n[ "$1 $2 $UV_NO_INDEX $UV_FIND_LINKS" = "tool run 1 {index}" ] || exit 9\n'

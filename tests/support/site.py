@@ -1,4 +1,4 @@
-"""A cluster and the `clusterctl` program, as a user has them."""
+"""A cluster and the `clusterctl` program as a user has them."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Result:
 
 
 class Site:
-    """Four nodes with a home each. `conf` writes a conf.py for them; every call of the program is a real process.
+    """Four nodes, each with a home. `conf` writes a conf.py for them; every call of the program is a real process.
 
     `environment` is added to the environment of each.
     """
@@ -46,7 +46,7 @@ class Site:
         self.conf()
 
     def conf(self, **settings: Any) -> Path:
-        """Writes conf.py anew: short graces, the first failure is the end, plus `settings`."""
+        """Rewrite conf.py with short grace periods, no restarts, and `settings`."""
         values: dict[str, Any] = {"HOSTS": self.hosts, "GRACE_S": GRACE_S, "RESTARTS": 0, **self.paths, **settings}
         plain = {name: str(value) if isinstance(value, Path) else value for name, value in values.items()}
         self.conf_path.write_text("".join(f"{name} = {value!r}\n" for name, value in plain.items()))
@@ -57,7 +57,7 @@ class Site:
         return embedded if embedded.is_dir() else self.nodes_directory / f"node{node}" / "home"
 
     def bin(self, node: int) -> Path:
-        """Of an OpenSSH node, first in its PATH; not there unless a test makes it."""
+        """The first directory in the PATH of an OpenSSH node; it does not exist unless a test creates it."""
         return self.nodes_directory / f"node{node}" / "bin"
 
     def job_dir(self, job: str, node: int) -> Path:
@@ -100,7 +100,7 @@ class Site:
         return result
 
     def workspace(self, train: str, name: str = "workspace", **files: str) -> Path:
-        """A workspace with this train.py."""
+        """Make a workspace with this train.py."""
         directory = self.directory / name
         directory.mkdir(exist_ok=True)
         (directory / "train.py").write_text(train)
@@ -113,7 +113,7 @@ class Site:
         return job
 
     def start(self, train: str, *args: str) -> str:
-        """Dispatches and starts, detached; returns the job's id."""
+        """Dispatch and start a job, detached; return its id."""
         package = str(self.workspace(train))
         job: str = self.ok("start", "--job_dispatch_package", package, "--detach", "--json", *args).json()["job"]
         return job
@@ -122,20 +122,20 @@ class Site:
         return self.run("status", job, "--json").json()
 
     def has_ended(self, job: str) -> bool:
-        """True once node 0, which leads, has recorded the end of the first run. Cheaper than asking for the status."""
+        """Return True once node 0, the lead, has recorded the end of the first run. Cheaper than `status`."""
         events = self.job_dir(job, 0) / ".clusterctl/runs/0001/events.jsonl"
         return '"event":"ended"' in events.read_text()
 
     def processes(self, job: str) -> list[Proc]:
-        """What runs of a job on all nodes, supervisors included."""
+        """Return the processes of a job on all nodes, including supervisors."""
         directories = [str(self.job_dir(job, node)) for node in range(len(self.hosts))]
-        found = processes_with_environment("CLUSTERCTL_JOB_DIR", *directories) + agent_processes(*directories)
-        return list({proc.pid: proc for proc in found}.values())
+        all_processes = processes_with_environment("CLUSTERCTL_JOB_DIR", *directories) + agent_processes(*directories)
+        return list({proc.pid: proc for proc in all_processes}.values())
 
     def supervisor(self, job: str, node: int) -> int:
-        found = [p for p in agent_processes(str(self.job_dir(job, node))) if " supervisor " in p.command]
-        assert len(found) == 1, found
-        return found[0].pid
+        matches = [p for p in agent_processes(str(self.job_dir(job, node))) if " supervisor " in p.command]
+        assert len(matches) == 1, matches
+        return matches[0].pid
 
     def assert_nothing_left(self, job: str, deadline_s: float = 15.0) -> None:
         wait_until(lambda: not self.processes(job), deadline_s)
@@ -143,26 +143,26 @@ class Site:
         assert not left, left
 
     def end_everything(self) -> None:
-        """After a test that failed half-way."""
+        """Kill all leftover processes, after a test that failed halfway."""
         kill_all(proc.pid for proc in self.leftovers())
 
     def leftovers(self) -> list[Proc]:
-        """Every process of the nodes that is not an SSH server of theirs."""
+        """Return all processes of the nodes except their SSH servers."""
         homes = [str(self.home(node)) for node in range(len(self.hosts))]
         return [proc for proc in processes_with_environment("HOME", *homes) if "sshd" not in proc.command]
 
 
 def agent_processes(*job_dirs: str) -> list[Proc]:
-    """Supervisors and guardians of job directories; they do not carry the run's environment."""
+    """Return the supervisors and guardians of job directories, which do not have the run's environment."""
     wanted = {os.fsencode(job_dir) for job_dir in job_dirs}
-    found = []
+    matches = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             with contextlib.suppress(OSError):
                 words = (entry / "cmdline").read_bytes().split(b"\0")
                 if any(word.endswith(b"/agent/entry.py") for word in words) and not wanted.isdisjoint(words):
-                    found.append(Proc(int(entry.name), b" ".join(words).decode(errors="replace")))
-    return found
+                    matches.append(Proc(int(entry.name), b" ".join(words).decode(errors="replace")))
+    return matches
 
 
 @contextlib.contextmanager
@@ -188,9 +188,9 @@ def make_site(kind: str, directory: Path, n: int = 4) -> Iterator[Site]:
 
 @contextlib.contextmanager
 def fresh(site: Site, request: pytest.FixtureRequest) -> Iterator[Site]:
-    """Give a test the same nodes with a directory of its own and the plain conf.py; no process may be left afterwards.
+    """Give a test the same nodes with its own directory and the default conf.py; no process may be left afterwards.
 
-    The mark `nodes(2)` selects the first two of the nodes: each one costs time, and few tests need all of them.
+    The mark `nodes(2)` selects the first two nodes: each one costs time, and few tests need all of them.
     """
     before = every, _, _ = site.hosts, site.directory, site.conf_path
     mark = request.node.get_closest_marker("nodes")

@@ -1,4 +1,4 @@
-"""What a directory tree holds, to compare one with another."""
+"""Descriptions of directory trees, for comparison."""
 
 from __future__ import annotations
 
@@ -10,13 +10,14 @@ from clusterctl.common.paths import RESERVED
 
 
 def described(top: Path) -> dict[str, tuple[object, ...]]:
-    """Everything below `top` that a dispatch must bring: kind, mode, time, contents; what is ours in it left out."""
-    found: dict[str, tuple[object, ...]] = {}
+    """Return kind, mode, time and contents of everything below `top` that a dispatch must preserve."""
+    entries: dict[str, tuple[object, ...]] = {}
     for folder, directories, files in os.walk(top):
         for name in directories + files:
             path = Path(folder, name)
-            found[os.path.relpath(path, top)] = _described(path)
-    return {name: what for name, what in found.items() if name.split("/")[0] not in RESERVED}
+            entries[os.path.relpath(path, top)] = _described(path)
+    # Reserved names are ours, not the workspace's.
+    return {name: description for name, description in entries.items() if name.split("/")[0] not in RESERVED}
 
 
 def _described(path: Path) -> tuple[object, ...]:

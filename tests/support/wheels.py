@@ -11,7 +11,7 @@ from pathlib import Path
 def make_wheel(
     directory: Path, name: str, version: str, files: dict[str, str], *, lie_about: str = "", tag: str = "py3-none-any"
 ) -> Path:
-    """A wheel; `files` may hold `entry_points.txt` (metadata) and `scripts/NAME`. RECORD lies about one file."""
+    """Make a wheel; `files` may have `entry_points.txt` and `scripts/NAME`, and RECORD is wrong about `lie_about`."""
     directory.mkdir(parents=True, exist_ok=True)
     info = f"{name}-{version}.dist-info"
     contents = {
@@ -34,7 +34,7 @@ def make_wheel(
 
 
 def tiny(directory: Path, version: str = "1.0", tag: str = "py3-none-any") -> Path:
-    """A module, a console script and a plain script."""
+    """Make a wheel with a module, a console script and a plain script."""
     return make_wheel(
         directory,
         "tiny",

@@ -1,4 +1,4 @@
-"""A network between `clusterctl` and the nodes that can be cut: every byte goes through a relay on loopback."""
+"""A breakable network between `clusterctl` and the nodes: all bytes go through a relay on loopback."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ LINGER_0 = struct.pack("ii", 1, 0)  # a close is a reset
 
 
 class Wire:
-    """Listens on `port`, and passes on to a node's own; `cut` resets what is connected, new connections work again."""
+    """Forwards connections from `port` to a node's port; `cut` resets the open ones, and new ones work again."""
 
     def __init__(self, target: int) -> None:
         self._target = target
@@ -58,7 +58,7 @@ class Wire:
 
 @contextlib.contextmanager
 def wires_to(ports: list[int]) -> Iterator[list[Wire]]:
-    """One to each of these ports."""
+    """Yield a wire to each of these ports."""
     wires: list[Wire] = []
     try:
         for port in ports:

@@ -1,4 +1,4 @@
-"""The template as a user gets it: a copy, with data, whose programs are imported and run from there."""
+"""The template as a user gets it: a copy, with data, whose programs are imported and run in place."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def workspace(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def programs(workspace: Path) -> SimpleNamespace:
-    """The workspace's programs as modules; their common names do not stay in sys.modules."""
+    """The workspace's programs as modules, removed from sys.modules because of their common names."""
     sys.path.insert(0, str(workspace))
     try:
         modules = {name: importlib.import_module(name) for name in PROGRAMS}
@@ -40,7 +40,7 @@ def programs(workspace: Path) -> SimpleNamespace:
 
 @pytest.fixture
 def run() -> Run:
-    """Runs a program of a workspace, without a cluster, and returns how it ended."""
+    """A function that runs a program of a workspace without a cluster and returns the completed process."""
 
     def run_program(directory: Path, *argv: str, **environ: str) -> subprocess.CompletedProcess[str]:
         env = {name: value for name, value in os.environ.items() if not name.startswith("CLUSTERCTL_")}

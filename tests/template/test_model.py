@@ -1,4 +1,4 @@
-"""The mathematics, against the same formula written down in float64 and differentiated numerically."""
+"""The mathematics, checked against the same formula in float64 with numerical derivatives."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Parameters = list[Doubles]  # vectors, hidden.w, hidden.b, output.w, output.b
 
 
 def oracle(parameters: Parameters, targets: npt.NDArray[np.int64]) -> float:
-    """The mean of -log softmax(tanh(x W + b) V + c)[target], sample by sample."""
+    """Return the mean of -log softmax(tanh(x W + b) V + c)[target], computed sample by sample."""
     vectors, hidden_w, hidden_b, output_w, output_b = parameters
     losses = []
     for sample, target in zip(vectors, targets, strict=True):
@@ -25,7 +25,7 @@ def oracle(parameters: Parameters, targets: npt.NDArray[np.int64]) -> float:
 
 
 def slope(parameters: Parameters, targets: npt.NDArray[np.int64], which: int, at: tuple[int, ...]) -> float:
-    """The central difference of the oracle by one element of one parameter."""
+    """Return the central difference of the oracle with respect to one element of one parameter."""
     step, losses = 1e-5, []
     for sign in (+1, -1):
         moved = [array.copy() for array in parameters]
@@ -59,22 +59,22 @@ def gradients(programs: SimpleNamespace, parameters: Parameters, targets: Any) -
 def test_gradients_agree_with_finite_differences(
     programs: SimpleNamespace, point: tuple[Parameters, Any], which: int
 ) -> None:
-    _, found = gradients(programs, *point)
+    _, computed = gradients(programs, *point)
     shape = point[0][which].shape
-    assert found[which].shape == shape
-    assert found[which].dtype == np.float32
+    assert computed[which].shape == shape
+    assert computed[which].dtype == np.float32
     rng = np.random.default_rng(which)
     for _ in range(60):
         at = tuple(int(rng.integers(size)) for size in shape)
-        assert found[which][at] == pytest.approx(slope(*point, which, at), rel=1e-3, abs=2e-6)
+        assert computed[which][at] == pytest.approx(slope(*point, which, at), rel=1e-3, abs=2e-6)
 
 
-def test_the_loss_is_that_of_the_formula(programs: SimpleNamespace, point: tuple[Parameters, Any]) -> None:
+def test_the_loss_matches_the_formula(programs: SimpleNamespace, point: tuple[Parameters, Any]) -> None:
     loss, _ = gradients(programs, *point)
     assert loss == pytest.approx(oracle(*point), rel=1e-5)
 
 
-def test_a_second_batch_is_not_marked_by_the_first(programs: SimpleNamespace, point: tuple[Parameters, Any]) -> None:
+def test_a_second_batch_is_not_affected_by_the_first(programs: SimpleNamespace, point: tuple[Parameters, Any]) -> None:
     parameters, targets = point
     vectors, *weights = (array.astype(np.float32) for array in parameters)
     weights = programs.model.Weights(*weights)
@@ -92,6 +92,6 @@ def test_huge_scores_give_a_finite_loss_and_finite_gradients(
     programs: SimpleNamespace, point: tuple[Parameters, Any]
 ) -> None:
     parameters, targets = point
-    loss, found = gradients(programs, [array * 1e4 for array in parameters], targets)
+    loss, computed = gradients(programs, [array * 1e4 for array in parameters], targets)
     assert np.isfinite(loss)
-    assert all(np.isfinite(array).all() for array in found)
+    assert all(np.isfinite(array).all() for array in computed)

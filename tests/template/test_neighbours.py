@@ -1,4 +1,4 @@
-"""Neighbours in a model whose vectors are made up."""
+"""Neighbours in a model with made-up vectors."""
 
 from __future__ import annotations
 
@@ -37,21 +37,21 @@ def saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_neighbours_are_sorted_by_cosine_and_leave_out_the_word_itself_and_signs(
+def test_neighbours_are_sorted_by_cosine_and_exclude_the_word_itself_and_punctuation(
     programs: SimpleNamespace, saved: Path
 ) -> None:
     model, words = saved / "output" / "pass-00000", saved / "words.txt"
-    found = programs.neighbours.neighbours(model, words, ["north"], k=3)
-    assert [word for word, _ in found["north"]] == ["up", "northeast", "east"]
-    cosines = [cosine for _, cosine in found["north"]]
+    result = programs.neighbours.neighbours(model, words, ["north"], k=3)
+    assert [word for word, _ in result["north"]] == ["up", "northeast", "east"]
+    cosines = [cosine for _, cosine in result["north"]]
     assert cosines == pytest.approx([5 / np.sqrt(25.01), np.sqrt(0.5), 0.0], abs=1e-6)
 
 
-def test_words_that_the_model_does_not_know_are_left_out(programs: SimpleNamespace, saved: Path) -> None:
+def test_words_unknown_to_the_model_are_left_out(programs: SimpleNamespace, saved: Path) -> None:
     model, words = saved / "output" / "pass-00000", saved / "words.txt"
-    found = programs.neighbours.neighbours(model, words, ["unseen", "nowhere", "south"])
-    assert list(found) == ["south"]
-    assert len(found["south"]) == 4
+    result = programs.neighbours.neighbours(model, words, ["unseen", "nowhere", "south"])
+    assert list(result) == ["south"]
+    assert len(result["south"]) == 4
 
 
 def test_a_merged_model_has_the_same_neighbours(programs: SimpleNamespace, saved: Path) -> None:

@@ -1,4 +1,4 @@
-"""The data: the same every time, shared out evenly, and nothing of the test in the training."""
+"""The prepared data is reproducible and evenly distributed, and no test text is in the training data."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ def test_two_processes_with_different_hash_seeds_write_the_same_bytes(
 ) -> None:
     for seed in ("1", "2"):
         argv = ("prepare_data.py", "--shards", "4", "--out", str(tmp_path / seed))
-        ended = run(workspace, *argv, PYTHONHASHSEED=seed)
-        assert ended.returncode == 0, ended.stderr
+        done = run(workspace, *argv, PYTHONHASHSEED=seed)
+        assert done.returncode == 0, done.stderr
     assert contents(tmp_path / "1") == contents(tmp_path / "2")
 
 
@@ -87,12 +87,12 @@ def test_the_dictionary_has_the_words_seen_twice_in_training_by_frequency(data: 
     assert seen == sorted(seen, reverse=True)
 
 
-def test_tables_and_rules_of_markup_give_no_words(programs: SimpleNamespace) -> None:
+def test_tables_and_rules_of_the_markup_yield_no_words(programs: SimpleNamespace) -> None:
     text = 'The "Table"\n***********\n\n+-----+---+\n| key | x |\n+=====+===+\n  | v | y |\nis  over.'
     assert programs.prepare_data.split_words(text) == ("the", "table", "is", "over", ".")
 
 
-def test_less_than_one_shard_is_refused_with_the_reason(workspace: Path, run: Run) -> None:
-    ended = run(workspace, "prepare_data.py", "--shards", "0")
-    assert ended.returncode == 2
-    assert "at least 1" in ended.stderr
+def test_fewer_than_one_shard_is_refused_with_a_reason(workspace: Path, run: Run) -> None:
+    done = run(workspace, "prepare_data.py", "--shards", "0")
+    assert done.returncode == 2
+    assert "at least 1" in done.stderr

@@ -1,4 +1,4 @@
-"""train.py without a cluster: which shards it reads, what it makes of them, and that it learns."""
+"""train.py without a cluster: the shards it reads, the samples it makes of them, and that it learns."""
 
 from __future__ import annotations
 
@@ -29,16 +29,16 @@ def numbers_read(programs: SimpleNamespace, folder: Path, rank: int, trainers: i
     return [int(path.name[-5:]) for path in programs.train.own_shards(folder, "train", session)]
 
 
-def test_trainers_that_share_a_node_share_its_shards_by_rank(programs: SimpleNamespace, tmp_path: Path) -> None:
+def test_trainers_on_the_same_node_share_its_shards_by_rank(programs: SimpleNamespace, tmp_path: Path) -> None:
     shards(tmp_path, *range(7))
     assert [numbers_read(programs, tmp_path, rank, 3) for rank in range(3)] == [[0, 3, 6], [1, 4], [2, 5]]
 
 
-def test_a_trainer_alone_reads_every_shard(programs: SimpleNamespace, tmp_path: Path) -> None:
+def test_a_single_trainer_reads_every_shard(programs: SimpleNamespace, tmp_path: Path) -> None:
     assert numbers_read(programs, shards(tmp_path, 0, 1, 2, 3), 0, 1) == [0, 1, 2, 3]
 
 
-def test_a_trainer_takes_what_is_on_its_node_when_none_is_dealt_to_its_rank(
+def test_a_trainer_reads_all_shards_on_its_node_when_none_is_assigned_to_its_rank(
     programs: SimpleNamespace, tmp_path: Path
 ) -> None:
     assert numbers_read(programs, shards(tmp_path, 5), 2, 4) == [5]
@@ -60,34 +60,34 @@ def test_the_unigram_loss_adds_one_to_the_count_of_every_word(programs: SimpleNa
     assert programs.train.unigram_loss(ngrams, held_out, 4) == pytest.approx(expected)
 
 
-def test_one_pass_alone_beats_the_unigram_model_and_leaves_a_model_that_neighbours_reads(
+def test_a_single_pass_beats_the_unigram_model_and_saves_a_model_that_neighbours_can_read(
     own_workspace: Path, run: Run
 ) -> None:
     assert run(own_workspace, "prepare_data.py").returncode == 0
-    ended = run(own_workspace, "train.py", "--num_passes=1", "--use_gpu=0")
-    assert ended.returncode == 0, ended.stderr
-    found = re.search(r"pass 0: held-out perplexity ([\d.]+), unigram ([\d.]+)", ended.stdout)
-    assert found is not None, ended.stdout
-    assert 2 * float(found[1]) < float(found[2])
-    assert "ignored: --use_gpu=0" in ended.stdout
+    done = run(own_workspace, "train.py", "--num_passes=1", "--use_gpu=0")
+    assert done.returncode == 0, done.stderr
+    match = re.search(r"pass 0: held-out perplexity ([\d.]+), unigram ([\d.]+)", done.stdout)
+    assert match is not None, done.stdout
+    assert 2 * float(match[1]) < float(match[2])
+    assert "ignored: --use_gpu=0" in done.stdout
     shown = run(own_workspace, "neighbours.py", "output/pass-00000", "can", "nosuchword")
     assert re.search(r"^ +can  \S+ 0\.\d\d, ", shown.stdout), shown.stderr
     assert "nosuchword  is not in the dictionary" in shown.stdout
 
 
-def test_training_goes_on_without_held_out_text(own_workspace: Path, run: Run) -> None:
+def test_training_works_without_held_out_text(own_workspace: Path, run: Run) -> None:
     data = own_workspace / "data"
     data.mkdir()
     (data / "words.txt").write_text("<unk>\n<s>\na\nb\n")
     (data / "train.txt-00000").write_text("a b a b\n" * 20)
     (data / "test.txt-00000").touch()
-    ended = run(own_workspace, "train.py", "--num_passes=1")
-    assert ended.returncode == 0, ended.stderr
-    assert "perplexity" not in ended.stdout
+    done = run(own_workspace, "train.py", "--num_passes=1")
+    assert done.returncode == 0, done.stderr
+    assert "perplexity" not in done.stdout
 
 
-def test_without_data_it_says_how_to_make_it(own_workspace: Path, run: Run) -> None:
-    ended = run(own_workspace, "train.py")
-    assert ended.returncode == 1
-    assert "run python prepare_data.py --shards 1" in ended.stderr
-    assert "Traceback" not in ended.stderr
+def test_without_data_it_explains_how_to_prepare_it(own_workspace: Path, run: Run) -> None:
+    done = run(own_workspace, "train.py")
+    assert done.returncode == 1
+    assert "run python prepare_data.py --shards 1" in done.stderr
+    assert "Traceback" not in done.stderr

@@ -1,4 +1,4 @@
-"""One fake cluster of the version before for each backend; a test uses it as `old` and as `new`."""
+"""One fake cluster of the previous version for each backend; a test uses it as `old` and as `new`."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 
 from support.site import Site, fresh
-from upgrade.versions import BACKENDS, cluster_of_before, install, of_before
+from upgrade.versions import BACKENDS, install, old_cluster, old_site
 
 
 @pytest.fixture(scope="session")
 def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The version before, for PYTHONPATH."""
+    """The previous version, for PYTHONPATH."""
     target = tmp_path_factory.mktemp("before")
     install(tmp_path_factory.mktemp("source"), target)
     return target
@@ -21,13 +21,13 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def embedded_cluster(installed: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
-    with cluster_of_before(installed, "embedded", tmp_path_factory.mktemp("embedded")) as site:
+    with old_cluster(installed, "embedded", tmp_path_factory.mktemp("embedded")) as site:
         yield site
 
 
 @pytest.fixture(scope="session")
 def ssh_cluster(installed: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
-    with cluster_of_before(installed, "ssh", tmp_path_factory.mktemp("ssh")) as site:
+    with old_cluster(installed, "ssh", tmp_path_factory.mktemp("ssh")) as site:
         yield site
 
 
@@ -39,7 +39,7 @@ def backend(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture
 def new(request: pytest.FixtureRequest) -> Iterator[Site]:
-    """This version, on embedded nodes, or on those of `backend` when the test asks for it."""
+    """This version, on embedded nodes, or on those of `backend` if the test requests it."""
     backend = request.getfixturevalue("backend") if "backend" in request.fixturenames else "embedded"
     with fresh(request.getfixturevalue(f"{backend}_cluster"), request) as site:
         yield site
@@ -47,5 +47,5 @@ def new(request: pytest.FixtureRequest) -> Iterator[Site]:
 
 @pytest.fixture
 def old(new: Site, installed: Path) -> Site:
-    """The version before, on the nodes of `new`."""
-    return of_before(new, installed)
+    """The previous version, on the nodes of `new`."""
+    return old_site(new, installed)

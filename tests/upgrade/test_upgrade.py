@@ -1,7 +1,7 @@
-"""A machine is upgraded while jobs run: the new version sees, ends and continues what the old version started.
+"""A machine is upgraded while jobs are running: the new version sees, stops and resumes runs of the old version.
 
-`old` and `new` are the two versions on one control machine. No user sees the contracts that these tests protect, and
-they must not change unless the new version still reads the old form:
+`old` and `new` are the two versions on one control machine. The contracts that these tests protect are invisible to
+users, and they must not change unless the new version still reads the old form:
 
 | test | contracts |
 |---|---|
@@ -13,7 +13,7 @@ supervisor; manifest.json and pieces of a checkpoint |
 messages between trainers and pservers; keys/; fake.json and the control socket of the embedded backend |
 | a trainer that was given up ... | SIGUSR1 to a supervisor; messages between a supervisor and its lead |
 | an ended run ... | state.json and events.jsonl of a run that is over; job.json; saved models |
-| runs that failed, a run that lost ... | events in which `why` finds causes, with the messages of the old version |
+| runs that failed, a run that lost ... | events from which `why` derives causes, with the messages of the old version |
 | an unchanged workspace ... | `manifest` and `seal` of a job directory; caches of the control machine: `sent-*`, \
 `hashes/` |
 | an edited workspace ... | the same; job.json of a job that the new version starts |
@@ -41,13 +41,13 @@ from e2e.models import assert_same, model_of
 from e2e.programs import SLEEP
 from support.processes import is_alive, wait_until
 from support.site import Site
-from upgrade.versions import NODES, cluster_of_before, of_before, processes_of
+from upgrade.versions import NODES, old_cluster, old_site, processes_of
 
 pytestmark = pytest.mark.upgrade
 
 SETTINGS = {"PSERVERS": 2, "TRAINERS": NODES, "SAVE_EVERY": 7, "KEEP": 2}
 STEPS, HELD_AT, SAVED_AT = 30, 17, 14
-# Each trainer prints its steps. With an argument, trainer 0 waits at that step until the file `go` is beside it.
+# Each trainer prints its steps. With an argument, trainer 0 waits at that step until the file `go` exists.
 TRAIN = f"""
 import os, sys, time
 import numpy as np
@@ -77,7 +77,7 @@ with connect() as ps:
 
 @dataclass(frozen=True)
 class Undisturbed:
-    """A complete run of the old version on embedded nodes, and the files and the model that this version collected."""
+    """A complete run of the old version on embedded nodes, with the files and the model that it collected."""
 
     workspace: Path
     job: str
@@ -87,8 +87,8 @@ class Undisturbed:
 
 @pytest.fixture(scope="module")
 def undisturbed(embedded_cluster: Site, installed: Path, tmp_path_factory: pytest.TempPathFactory) -> Undisturbed:
-    """It runs once for all tests."""
-    old = of_before(embedded_cluster, installed)
+    """An undisturbed run, made once for all tests."""
+    old = old_site(embedded_cluster, installed)
     old.directory = tmp_path_factory.mktemp("undisturbed")
     old.conf_path = old.directory / "conf.py"
     old.conf(**SETTINGS)
@@ -104,8 +104,8 @@ def expected(undisturbed: Undisturbed) -> dict[str, Any]:
     return undisturbed.model
 
 
-def held(old: Site, **settings: Any) -> str:
-    """Start a job, and return its id when its trainer 0 waits."""
+def start_and_hold(old: Site, **settings: Any) -> str:
+    """Start a job and return its id once its trainer 0 is waiting."""
     old.conf(**{**SETTINGS, **settings})
     job = old.dispatch(TRAIN)
     old.ok("start", "--job_workspace", job, "--detach", "--", str(HELD_AT))
@@ -113,12 +113,12 @@ def held(old: Site, **settings: Any) -> str:
     return job
 
 
-def let_go(site: Site, job: str) -> None:
+def release(site: Site, job: str) -> None:
     (site.job_dir(job, 0) / "go").touch()
 
 
-def goes_on_to_its_end(new: Site, job: str, expected: dict[str, Any]) -> None:
-    let_go(new, job)
+def release_and_finish(new: Site, job: str, expected: dict[str, Any]) -> None:
+    release(new, job)
     assert new.run("logs", "-f", job).code == 0
     assert new.status(job)["state"] == "succeeded"
     new.assert_nothing_left(job)
@@ -126,7 +126,7 @@ def goes_on_to_its_end(new: Site, job: str, expected: dict[str, Any]) -> None:
 
 
 def steps_of(json_lines: str) -> dict[int, list[int]]:
-    """The steps in the output of `logs --json`, by the trainers' ranks."""
+    """Return the steps in the output of `logs --json` by rank of the trainer."""
     steps: dict[int, list[int]] = {}
     for line in map(json.loads, json_lines.splitlines()):
         if line["line"].startswith("step "):
@@ -135,7 +135,7 @@ def steps_of(json_lines: str) -> dict[int, list[int]]:
 
 
 def agent_of(site: Site, job: str, node: int) -> str:
-    """The digest of the agent that supervises a node's processes; each version has its own."""
+    """Return the digest of the agent that supervises a node's processes; each version has its own."""
     words = Path(f"/proc/{site.supervisor(job, node)}/cmdline").read_text().split("\0")
     (entry,) = [word for word in words if word.endswith("/agent/entry.py")]
     return Path(entry).parents[2].name
@@ -153,7 +153,7 @@ def lead_events(site: Site, job: str) -> list[dict[str, Any]]:
 def test_a_running_job_is_seen_left_alone_and_followed_to_its_end(
     backend: str, old: Site, new: Site, expected: dict[str, Any]
 ) -> None:
-    job = held(old)
+    job = start_and_hold(old)
     seen = new.status(job)
     assert (seen["state"], seen["run"], seen["members"]) == ("running", "0001", [0, 1, 2])
     assert processes(seen) == processes(old.status(job))
@@ -172,11 +172,11 @@ def test_a_running_job_is_seen_left_alone_and_followed_to_its_end(
 
     with new.popen("logs", "-f", job, "--role", "trainer", "--json") as following:
         assert following.stdout is not None
-        told = following.stdout.readline()
-        let_go(new, job)
-        told += following.stdout.read()
+        output = following.stdout.readline()
+        release(new, job)
+        output += following.stdout.read()
     assert following.returncode == 0
-    assert steps_of(told) == {rank: list(range(STEPS)) for rank in range(NODES)}
+    assert steps_of(output) == {rank: list(range(STEPS)) for rank in range(NODES)}
     assert new.status(job)["state"] == "succeeded"
     new.assert_nothing_left(job)
     assert_same(model_of(new, job), expected)
@@ -185,7 +185,7 @@ def test_a_running_job_is_seen_left_alone_and_followed_to_its_end(
 def test_a_running_job_is_stopped_and_resumed_from_its_checkpoint(
     backend: str, old: Site, new: Site, expected: dict[str, Any]
 ) -> None:
-    job = held(old)
+    job = start_and_hold(old)
     tag = f"step-{SAVED_AT:09d}"
     checkpoint = new.job_dir(job, 0) / f".clusterctl/runs/0001/checkpoints/{tag}/manifest.json"
     assert wait_until(checkpoint.exists, 30)
@@ -195,7 +195,7 @@ def test_a_running_job_is_stopped_and_resumed_from_its_checkpoint(
     assert [(node["node"], node["ok"], node["holders"]) for node in stopped["nodes"]] == [
         (node, True, []) for node in range(NODES)
     ]
-    assert len(pids) >= 5 + NODES  # with the supervisors
+    assert len(pids) >= 5 + NODES  # including the supervisors
     assert not [pid for pid in pids if is_alive(pid)]
     new.assert_nothing_left(job)
     why = new.ok("why", job, "--json").json()
@@ -217,7 +217,7 @@ def test_nodes_that_a_run_waits_for_rejoin_with_new_supervisors_under_its_old_le
     backend: str, old: Site, new: Site, expected: dict[str, Any]
 ) -> None:
     """The supervisor of node 1, which has a pserver, is killed; node 2 has a power cut."""
-    job = held(old, ON_TRAINER_LOSS="wait")
+    job = start_and_hold(old, ON_TRAINER_LOSS="wait")
     lead, fake = new.supervisor(job, 0), str(new.nodes_directory)
     os.kill(new.supervisor(job, 1), signal.SIGKILL)
     new.ok("fake", "kill", "node2", "--dir", fake)
@@ -234,23 +234,23 @@ def test_nodes_that_a_run_waits_for_rejoin_with_new_supervisors_under_its_old_le
     agents = [agent_of(new, job, node) for node in range(NODES)]
     assert agents[0] != agents[1] == agents[2]
     assert new.supervisor(job, 0) == lead
-    goes_on_to_its_end(new, job, expected)
+    release_and_finish(new, job, expected)
     assert {e["node"] for e in lead_events(new, job) if e["event"] == "rejoined"} >= {1, 2}
 
 
 def test_a_trainer_that_was_given_up_is_restarted_by_its_old_supervisor(
     old: Site, new: Site, expected: dict[str, Any]
 ) -> None:
-    job = held(old, ON_TRAINER_LOSS="wait")
+    job = start_and_hold(old, ON_TRAINER_LOSS="wait")
     (pid,) = [p["pid"] for p in new.status(job)["processes"] if (p["role"], p["rank"]) == ("trainer", 1)]
     os.kill(pid, signal.SIGKILL)
     assert wait_until(lambda: any(e["event"] == "held" for e in lead_events(new, job)), 20)
     joined = new.ok("start", "--rejoin", "--job_workspace", job, "--json").json()
     assert {node["did"] for node in joined["nodes"]} == {"told"}
-    goes_on_to_its_end(new, job, expected)
+    release_and_finish(new, job, expected)
 
 
-def test_an_ended_run_is_listed_read_and_brought_home(old: Site, new: Site, undisturbed: Undisturbed) -> None:
+def test_an_ended_run_is_listed_read_and_collected(old: Site, new: Site, undisturbed: Undisturbed) -> None:
     job = undisturbed.job
     jobs = new.ok("jobs", "--json").json()["jobs"]
     assert jobs == old.ok("jobs", "--json").json()["jobs"]
@@ -268,7 +268,7 @@ def test_an_ended_run_is_listed_read_and_brought_home(old: Site, new: Site, undi
     assert_same(load_model(new.directory / collected["model"]), undisturbed.model)
 
 
-# By reason: the settings, the program, and fields of the cause that `why` names. One node suffices.
+# By reason: the settings, the program, and fields of the cause that `why` reports. One node suffices.
 FAILURES: dict[str, tuple[dict[str, Any], str, dict[str, Any]]] = {
     "import_error": ({}, "import nosuchmodule", {"subject": "nosuchmodule", "where": "train.py:1", "exit_code": 1}),
     "out_of_memory": ({"MEMORY_LIMIT_MB": 500}, "bytearray(10**9)", {"error": "MemoryError", "exit_code": 1}),
@@ -288,18 +288,18 @@ def test_the_cause_of_runs_that_failed_before_the_upgrade_is_named(old: Site, ne
     settings, train, about = FAILURES[reason]
     old.conf(**{"ENGINE": "none", "PSERVERS": 0, "TRAINERS": 1, **settings})
     assert old.run("start", "--job_dispatch_package", str(old.workspace(train)), "--", "5").code == 1
-    found = new.ok("why", "--json").json()
+    report = new.ok("why", "--json").json()
     expected = {"reason": reason, "role": "trainer", "rank": 0, "node": 0, **about}
-    assert {name: found["cause"][name] for name in expected} == expected
-    assert found["state"] == "failed"
-    assert NAMED_IN_ADVICE.get(reason, "") in found["advice"]
+    assert {name: report["cause"][name] for name in expected} == expected
+    assert report["state"] == "failed"
+    assert NAMED_IN_ADVICE.get(reason, "") in report["advice"]
 
 
 @pytest.mark.nodes(2)
-def test_a_run_that_lost_a_node_before_the_upgrade_is_explained_from_the_beginning_of_the_silence(
+def test_a_run_that_lost_a_node_before_the_upgrade_is_explained_from_the_start_of_the_silence(
     old: Site, new: Site
 ) -> None:
-    old.conf(ENGINE="none", HEARTBEAT_S=2, NODE_GRACE_S=4)  # lost before it would count as suspect, after 6 s
+    old.conf(ENGINE="none", HEARTBEAT_S=2, NODE_GRACE_S=4)  # it is lost before it would become suspect after 6 s
     job = old.start(SLEEP)
     supervisor = new.supervisor(job, 1)
     os.kill(supervisor, signal.SIGSTOP)
@@ -317,27 +317,27 @@ def test_a_run_that_lost_a_node_before_the_upgrade_is_explained_from_the_beginni
 def test_an_unchanged_workspace_is_the_same_job_and_sends_nothing(
     old: Site, new: Site, undisturbed: Undisturbed
 ) -> None:
-    package = str(undisturbed.workspace)  # whose files are old enough for the cache of digests
+    package = str(undisturbed.workspace)  # its files are old enough for the cache of digests
     job = old.ok("dispatch", package, "--json").json()["job"]
-    assert new.status(job)["state"] == "dispatched"  # now every node has the new agent, too
+    assert new.status(job)["state"] == "dispatched"  # now every node also has the new agent
     before = touched(new), cache_of(new)
     for options in ((), ("--rehash",)):
         again = new.ok("dispatch", package, "--json", *options).json()
         assert again["job"] == job
         assert [(node["kept"], node["files_sent"], node["bytes_sent"]) for node in again["nodes"]] == [(True, 0, 0)] * 2
-        if not options:  # the seals alone answered: no node took its lock
+        if not options:  # the seals were enough: no node took its lock
             assert (touched(new), cache_of(new)) == before
     plan = new.ok("dispatch", package, "--plan", "--json").json()
     assert [(node["job"], node["send"], node["delete"]) for node in plan["nodes"]] == [(job, [], [])] * 2
 
 
 def touched(site: Site) -> list[int]:
-    """The time of the last change to each node's directory of locks and journals."""
+    """Return the time of the last change to each node's directory of locks and journals."""
     return [(site.home(node) / "clusterctl/.clusterctl").stat().st_mtime_ns for node in range(len(site.hosts))]
 
 
 def cache_of(site: Site) -> dict[str, bytes]:
-    """The dispatch caches of the control machine: files by path."""
+    """Return the dispatch caches of the control machine: contents by path."""
     top = site.nodes_directory / "cache"
     kept = [path for name in ("sent-*", "hashes/*") for path in top.glob(f"clusterctl/{name}")]
     assert kept
@@ -368,7 +368,7 @@ def test_an_edited_workspace_replaces_an_unstarted_job_and_copies_from_a_started
 
 
 def jobs_of(site: Site) -> dict[str, str]:
-    """The states of all jobs, by id."""
+    """Return the states of all jobs by id."""
     return {job["job"]: job["state"] for job in site.ok("jobs", "--json").json()["jobs"]}
 
 
@@ -380,7 +380,7 @@ def test_the_nodes_on_which_the_last_command_failed_are_known(old: Site, new: Si
 
 @pytest.mark.nodes(1)
 def test_jobs_side_by_side_never_choose_the_same_port(old: Site, new: Site) -> None:
-    """No process listens on these ports yet, so that both jobs could bind the same one."""
+    """No process listens on these ports yet, so both jobs could bind the same one."""
     old.conf(ENGINE="torch", PSERVERS=0, TRAINERS=1)
     train = f"import os\nprint('port', os.environ['MASTER_PORT'], flush=True)\n{SLEEP}"
     jobs = [site.start(train) for site in (old, new)]
@@ -425,10 +425,10 @@ def test_prune_removes_neither_a_running_job_nor_its_agent(old: Site, new: Site)
         assert not list(root.glob("JOB*"))
 
 
-def test_a_cluster_with_a_running_job_goes_down(backend: str, installed: Path, tmp_path: Path) -> None:
-    with cluster_of_before(installed, backend, tmp_path) as new:
+def test_a_cluster_with_a_running_job_is_taken_down(backend: str, installed: Path, tmp_path: Path) -> None:
+    with old_cluster(installed, backend, tmp_path) as new:
         new.conf(ENGINE="none", PSERVERS=0, TRAINERS=1)
-        job = of_before(new, installed).start(SLEEP)
+        job = old_site(new, installed).start(SLEEP)
         running = new.processes(job)
         fake = new.nodes_directory
         status = new.ok("fake", "status", "--dir", str(fake), "--json").json()
@@ -437,4 +437,4 @@ def test_a_cluster_with_a_running_job_goes_down(backend: str, installed: Path, t
         down = new.ok("fake", "down", "--dir", str(fake), "--json").json()
         assert down["killed"] >= len(running) > 1
         assert processes_of(fake) == []
-        assert [path.name for path in fake.iterdir()] == ["cache"]  # that of the control machine
+        assert [path.name for path in fake.iterdir()] == ["cache"]  # the cache of the control machine

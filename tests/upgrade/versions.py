@@ -1,4 +1,4 @@
-"""The version before, installed from a wheel of its commit, and the clusters that it brings up."""
+"""The previous version, installed from a wheel of its commit, and the clusters that it brings up."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ NODES = 3
 
 
 def install(source: Path, target: Path) -> None:
-    """Install the version before into `target`; it runs with the dependencies of this environment.
+    """Install the previous version into `target`; it runs with the dependencies of this environment.
 
-    Its version number is changed, so that its agent differs from that of this version, and from that of other tests
-    under way on this machine, even where the code is the same.
+    Its version number is changed so that its agent differs from that of this version and of other tests running on
+    this machine, even if the code is the same.
     """
     with tarfile.open(fileobj=io.BytesIO(_archive(COMMIT))) as archive:
         archive.extractall(source)
@@ -47,7 +47,7 @@ def install(source: Path, target: Path) -> None:
 
 
 def _archive(commit: str) -> bytes:
-    """The files of a commit, as a tar. Skips the test when the history lacks it, but fails where CI is set."""
+    """Return a commit as a tar. If the history lacks it, skip the test, or fail it if CI is set."""
     try:
         done = subprocess.run(["git", "archive", "--format=tar", commit], cwd=ROOT, capture_output=True, check=False)
         reason = done.stderr.decode(errors="replace").strip() if done.returncode else ""
@@ -62,14 +62,14 @@ def _archive(commit: str) -> bytes:
 
 
 @contextlib.contextmanager
-def cluster_of_before(installed: Path, backend: str, directory: Path) -> Iterator[Site]:
-    """A fake cluster that the version before brings up and this version takes down, as a site of this version."""
+def old_cluster(installed: Path, backend: str, directory: Path) -> Iterator[Site]:
+    """Yield a site of this version: a fake cluster that the previous version brings up and this one takes down."""
     if backend == "ssh":
         find_sshd()
     fake = directory / "fake"
     (directory / "work").mkdir()
     site = Site(directory / "work", fake, [], {})
-    old = of_before(site, installed)
+    old = old_site(site, installed)
     assert old.ok("--version").out == f"clusterctl {VERSION}\n"
     assert site.ok("--version").out != f"clusterctl {VERSION}\n"
     try:
@@ -85,13 +85,13 @@ def cluster_of_before(installed: Path, backend: str, directory: Path) -> Iterato
     assert (down.code, left) == (0, []), down.err
 
 
-def of_before(site: Site, installed: Path) -> Site:
-    """The same site for the version before: its nodes, its directory, its conf.py and its caches."""
+def old_site(site: Site, installed: Path) -> Site:
+    """Return the same site for the previous version: its nodes, directory, conf.py and caches."""
     old = copy.copy(site)
     old.environment = {"PYTHONPATH": str(installed)}
     return old
 
 
 def processes_of(fake: Path) -> list[Proc]:
-    """The processes of a fake cluster, its SSH servers included."""
+    """Return the processes of a fake cluster, including its SSH servers."""
     return [*processes_with_environment("CLUSTERCTL_FAKE", str(fake)), *processes_below(fake)]

@@ -1,4 +1,4 @@
-"""Endings in words, by the structure of what programs say: also of programs that nobody here knows."""
+"""Diagnoses of exits by the structure of the output, including that of unknown programs."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ JAVA_CAUSE = "Caused by: java.io.FileNotFoundException: /nowhere/x (No such file
 RUST = "thread 'main' panicked: Os { code: 98, kind: AddrInUse, message: \"Address already in use\" }"
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="the table is of Linux, which the nodes run")
-def test_the_table_of_errors_is_that_of_the_system() -> None:
+@pytest.mark.skipif(sys.platform != "linux", reason="the table is that of Linux, which the nodes run")
+def test_the_errno_table_matches_the_system() -> None:
     assert {name: (getattr(errno, name), os.strerror(getattr(errno, name))) for name in ERRNOS} == {
         name: (error.number, error.text) for name, error in ERRNOS.items()
     }
@@ -94,14 +94,14 @@ def test_the_table_of_errors_is_that_of_the_system() -> None:
         ("import argparse; argparse.ArgumentParser().parse_args(['--what'])", "usage", None),
     ],
 )
-def test_real_programs_that_fail(tmp_path: Path, program: str, kind: str, subject: str | None) -> None:
+def test_failures_of_real_programs_are_diagnosed(tmp_path: Path, program: str, kind: str, subject: str | None) -> None:
     if "ExceptionGroup" in program and sys.version_info < (3, 11):
         pytest.skip("there are no exception groups")
     script = tmp_path / "train.py"
     script.write_text(program)
     done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, check=False, timeout=60)
-    found = diagnose(done.returncode, done.stderr.splitlines())
-    assert (found.kind, found.subject) == (kind, subject), done.stderr
+    diagnosis = diagnose(done.returncode, done.stderr.splitlines())
+    assert (diagnosis.kind, diagnosis.subject) == (kind, subject), done.stderr
 
 
 @pytest.mark.parametrize(
@@ -132,11 +132,11 @@ def test_real_programs_that_fail(tmp_path: Path, program: str, kind: str, subjec
         (-64, [], "signal"),
     ],
 )
-def test_programs_in_other_languages(code: int, lines: list[str], kind: str) -> None:
+def test_failures_of_programs_in_other_languages_are_diagnosed(code: int, lines: list[str], kind: str) -> None:
     assert diagnose(code, lines).kind == kind
 
 
-def test_the_prefix_of_a_launcher_is_no_hindrance_and_the_place_is_the_programs_own() -> None:
+def test_a_launcher_prefix_is_ignored_and_the_location_is_in_the_program_itself() -> None:
     lines = [
         "[rank0]: Traceback (most recent call last):",
         '[rank0]:   File "/job/train.py", line 31, in <module>',
@@ -146,32 +146,32 @@ def test_the_prefix_of_a_launcher_is_no_hindrance_and_the_place_is_the_programs_
         "[rank0]: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.",
         "W1122 some warning at exit",
     ]
-    found = diagnose(1, lines)
-    assert (found.kind, found.where) == ("out_of_memory", "train.py:31")
+    diagnosis = diagnose(1, lines)
+    assert (diagnosis.kind, diagnosis.where) == ("out_of_memory", "train.py:31")
 
 
 def test_of_several_tracebacks_the_last_one_counts() -> None:
     one = ["Traceback (most recent call last):", '  File "a.py", line 1, in f', "KeyError: 'x'"]
     two = ["Traceback (most recent call last):", '  File "a.py", line 9, in g', "ValueError: y"]
-    assert [found.name for found in raised([*one, "carrying on", *two])] == ["ValueError"]
+    assert [exception.name for exception in raised([*one, "carrying on", *two])] == ["ValueError"]
 
 
-def test_what_a_program_says_at_last_is_quoted_where_nothing_in_it_is_known() -> None:
+def test_the_last_line_is_quoted_when_nothing_in_the_output_is_recognized() -> None:
     assert diagnose(1, ["no licence for node2"]).words == '"no licence for node2"'
-    said = diagnose(2, ["panic: index out of range [5]", "goroutine 1 [running]:", "exit status 2"])
-    assert said.words == '"panic: index out of range [5]"'
+    diagnosis = diagnose(2, ["panic: index out of range [5]", "goroutine 1 [running]:", "exit status 2"])
+    assert diagnosis.words == '"panic: index out of range [5]"'
     assert "(config.ini: wrong)" in diagnose(-6, ["config.ini: fine", "terminate: (config.ini: wrong)"]).words
 
 
-def test_an_apostrophe_is_no_quotation_mark() -> None:
-    said = diagnose(2, ["python3: can't open file '/job/train.py': [Errno 2] No such file or directory"])
-    assert (said.kind, said.subject) == ("missing_file", "/job/train.py")
+def test_an_apostrophe_is_not_a_quotation_mark() -> None:
+    diagnosis = diagnose(2, ["python3: can't open file '/job/train.py': [Errno 2] No such file or directory"])
+    assert (diagnosis.kind, diagnosis.subject) == ("missing_file", "/job/train.py")
 
 
-def test_the_first_of_exceptions_that_only_translate_it_is_told_with_what_it_led_to() -> None:
+def test_the_original_of_a_chain_of_exceptions_is_reported_with_what_it_led_to() -> None:
     lines = [*FRAMES[:2], "KeyError: 'gpu'", "", f"{DIRECT} of the following exception:", "", *FRAMES]
-    found = diagnose(1, [*lines, "RuntimeError: training setup failed"])
-    assert (found.words, found.error) == (
+    diagnosis = diagnose(1, [*lines, "RuntimeError: training setup failed"])
+    assert (diagnosis.words, diagnosis.error) == (
         "KeyError: 'gpu', which led to RuntimeError: training setup failed",
         "KeyError: 'gpu'",
     )
@@ -197,5 +197,5 @@ def test_calls_inside_libraries_are_folded_and_the_programs_own_are_shown() -> N
     ]
 
 
-def test_clocks_are_compared_by_the_quickest_answer_with_the_way_halved() -> None:
+def test_clocks_are_compared_by_the_fastest_answer_with_half_its_round_trip() -> None:
     assert clock_offset([(100.0, 3700.5, 101.0), (102.0, 3702.05, 102.1)]) == pytest.approx((-3600.0, 0.05))

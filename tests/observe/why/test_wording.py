@@ -1,7 +1,7 @@
-"""`why` goes by fields, not by messages; where a run of an older version has no such field, by that version's texts.
+"""`why` relies on fields, not messages; for runs of an older version without a field, on the texts of that version.
 
 `History.explain` checks the first half for every run of test_first_cause.py. The runs here are those whose facts used
-to be in a message alone.
+to be in a message only.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def memory_limit() -> History:
     return history.fail(3.1, history.exit(3.0, "trainer1", 1, traceback("MemoryError"), message=message))
 
 
-def words_of_ours_after_its_own() -> History:
+def our_lines_after_the_programs() -> History:
     history = History()
     last = [
         "no licence",
@@ -54,7 +54,7 @@ def words_of_ours_after_its_own() -> History:
     return history.fail(3.1, history.exit(3.0, "trainer1", 3, last))
 
 
-def command_that_is_not_there() -> History:
+def missing_command() -> History:
     history = History()
     cause = {"kind": "node", "message": "cannot start 'pyhton': No such file or directory", "tail": [], "node": 1}
     return history.fail(1.0, {**cause, **ABOUT, "t": START_T + 1})
@@ -67,7 +67,7 @@ def full_disk_of_the_lead() -> History:
 
 
 def pserver_that_died_after_its_trainer() -> History:
-    """Trainer 1 names pserver 2, whose end was noted long after its own."""
+    """A run in which trainer 1 names pserver 2, whose exit was noted long after its own."""
     history = History()
     words = "clusterctl.runtime.errors.UnreachableError: pserver 2 (10.9.9.9:1) has not answered for 46 s"
     first = history.exit(5.2, "trainer1", 1, traceback(words))
@@ -79,16 +79,16 @@ RUNS: Sequence[Callable[[], History]] = (
     silent_node,
     halted_process,
     memory_limit,
-    words_of_ours_after_its_own,
-    command_that_is_not_there,
+    our_lines_after_the_programs,
+    missing_command,
     full_disk_of_the_lead,
     pserver_that_died_after_its_trainer,
 )
 
 
 def test_the_texts_of_older_runs_are_read() -> None:
-    found = [run().explain() for run in RUNS]
-    assert [(one.cause and one.cause.process, one.cause and one.cause.diagnosis.kind) for one in found] == [
+    explanations = [run().explain() for run in RUNS]
+    assert [(one.cause and one.cause.process, one.cause and one.cause.diagnosis.kind) for one in explanations] == [
         (None, "node_silent"),
         ("trainer1", "stalled"),
         ("trainer1", "out_of_memory"),
@@ -97,7 +97,7 @@ def test_the_texts_of_older_runs_are_read() -> None:
         (None, "no_space"),
         ("pserver2", "segfault"),
     ]
-    silent, halted, memory, own, command, full, late = (one.cause for one in found if one.cause)
+    silent, halted, memory, own, command, full, late = (one.cause for one in explanations if one.cause)
     assert silent.onset == START_T + 10.0
     assert silent.message == LONG_AGO
     assert (halted.diagnosis.advice, memory.diagnosis.advice) == (HALTED, MEMORY_LIMIT)
@@ -109,8 +109,8 @@ def test_the_texts_of_older_runs_are_read() -> None:
 
 
 @pytest.mark.parametrize("run", RUNS)
-def test_a_run_without_the_fields_loses_its_facts_when_its_texts_change(run: Callable[[], History]) -> None:
-    """So the rewording is one that would be noticed."""
+def test_without_the_fields_facts_are_lost_when_texts_change(run: Callable[[], History]) -> None:
+    """This shows that the rewording would be noticed."""
     history = run()
     before = history.explain()
     others = [reworded_as_it_is(history, way) for way in WAYS]
@@ -125,18 +125,18 @@ def reworded_as_it_is(history: History, way: str) -> Explanation:
     return explain([NodeReport(node, 0.0, 0.001, answers[node]) for node in history.nodes], 0, {}, history.state)
 
 
-def quoted(found: Explanation) -> str:
-    return found.cause.diagnosis.words if found.cause else ""
+def quoted(explanation: Explanation) -> str:
+    return explanation.cause.diagnosis.words if explanation.cause else ""
 
 
-def test_alike_are_those_that_ended_in_the_same_way_whatever_is_said_of_it() -> None:
+def test_processes_that_ended_in_the_same_way_are_grouped_whatever_their_messages() -> None:
     history = History()
     first = history.exit(3.0, "trainer1", 3, message="ended with exit code 3")
     history.exit(3.1, "trainer2", 3, message="has come to its end with code 3")
     history.exit(3.2, "trainer3", 4, message="ended with exit code 4")
-    found = history.fail(3.3, first).explain()
-    assert [one.process for one in found.alike] == ["trainer2"]
-    assert [one.process for one in found.then] == ["trainer3"]
+    explanation = history.fail(3.3, first).explain()
+    assert [one.process for one in explanation.alike] == ["trainer2"]
+    assert [one.process for one in explanation.then] == ["trainer3"]
 
 
 @pytest.mark.parametrize("explained", [True, False])
@@ -147,11 +147,11 @@ def test_a_reason_that_the_message_gives_is_not_given_twice(explained: bool) -> 
     )
     one = of_exit(Evidence([], 0, {}), None, event)
     assert one.explained == explained
-    found = type("Found", (), {"members": type("Members", (), {"by_id": {}})})()
-    assert headline(found, one) == "was ended by signal 11" + ("" if explained else ": segmentation fault")
+    report = type("Found", (), {"members": type("Members", (), {"by_id": {}})})()
+    assert headline(report, one) == "was ended by signal 11" + ("" if explained else ": segmentation fault")
 
 
-def test_fields_that_are_there_are_believed_against_the_text() -> None:
+def test_existing_fields_take_precedence_over_the_text() -> None:
     lost = {"event": "lost", "message": "nothing heard of it for 30 s", "silent_s": 12.5, "why": "it is gone"}
     assert complete(lost) == lost
     exited = {"event": "exited", "message": "out of memory", "reason": None, "limit": None, "ours": [], "tail": []}
