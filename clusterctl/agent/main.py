@@ -20,7 +20,7 @@ OPERATIONS = {
     "stop": ("stop", "stop"),
     "logs": ("logs", "logs"),
     "follow": ("logs", "follow"),
-    "story": ("diagnose", "story"),
+    "diagnose": ("diagnose", "diagnose"),
     "collect": ("collect", "collect"),
     "prune": ("prune", "prune"),
     "find_checkpoints": ("checkpoints", "find"),

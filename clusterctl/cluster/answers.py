@@ -267,7 +267,7 @@ ANSWERS: Mapping[str, Mapping[str, Shape]] = {
         **MEMBERSHIP,
     },
     "jobs": {"jobs": list_of(JOB)},
-    "story": {
+    "diagnose": {
         "job": job_id,
         "run": maybe(run_name),
         "state": one_of(*STATES),

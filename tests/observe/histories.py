@@ -127,13 +127,13 @@ class History:
     ) -> Explanation:
         """What `why` concludes; of the run as it is, and of the same run with all of our texts reworded."""
         silent = silent or {}
-        stories = [
+        reports = [
             NodeReport(node, -self.measured_s.get(node, 0.0), 0.001, self.answers[node])
             for node in self.nodes
             if node not in silent
         ]
-        found = explain(stories, 0, silent, state or self.state)
+        found = explain(reports, 0, silent, state or self.state)
         if reword:
-            now = [replace(story, answer=as_written_now(story.answer)) for story in stories]
+            now = [replace(report, answer=as_written_now(report.answer)) for report in reports]
             assert_wording_does_not_matter(now, 0, silent, state or self.state, found)
         return found

@@ -95,12 +95,12 @@ def _conclusion(one: Incident) -> Message:
 
 
 def assert_wording_does_not_matter(
-    stories: Sequence[NodeReport], lead: int, silent: Mapping[int, str], state: str, explanation: Explanation
+    reports: Sequence[NodeReport], lead: int, silent: Mapping[int, str], state: str, explanation: Explanation
 ) -> None:
     """Assert that these reports, which have all fields, lead to `explanation`, and so do their reworded versions."""
     expected = conclusion(explanation)
-    assert conclusion(explain(stories, lead, silent, state)) == expected
+    assert conclusion(explain(reports, lead, silent, state)) == expected
     for way, reword in WAYS.items():
-        other = [replace(story, answer=reworded(story.answer, reword)) for story in stories]
+        other = [replace(report, answer=reworded(report.answer, reword)) for report in reports]
         quiet = {node: reword(reason) for node, reason in silent.items()}
         assert conclusion(explain(other, lead, quiet, state)) == expected, way

@@ -41,7 +41,7 @@ def answer(node: int, request: dict[str, Any], **more: Any) -> Iterator[bytes]:
         return lines({"done": {"jobs": [{"job": JOB, "dir": "/d", "record": RECORD, "runs": [RUN]}]}})
     if operation == "stop":
         return lines({"done": STOPPED})
-    if operation == "story":
+    if operation == "diagnose":
         report = {
             "events": EVENTS,
             "outputs": OUTPUTS,
@@ -77,8 +77,8 @@ def test_malformed_answers_are_reported_by_node_and_hide_no_other_node(liars: Li
     """Replace every part of every answer by many things."""
     liars.answers["node0"] = honest(0)
     attempts = 0
-    for operation in ("status", "jobs", "stop", "story"):
-        command = {"stop": ("stop", JOB), "story": ("why",)}.get(operation, (operation,))
+    for operation in ("status", "jobs", "stop", "diagnose"):
+        command = {"stop": ("stop", JOB), "diagnose": ("why",)}.get(operation, (operation,))
         *before, last = answer(1, {"op": operation})
         whole = json.loads(last)
         for index, junk in enumerate(JUNK):
@@ -209,7 +209,7 @@ def failed_run(*events: dict[str, Any], **more: Any) -> Any:
     facts = {"events": events, "outputs": [], "seen": 1.7e9, "booted": None, "free_bytes": 1, "python": "3.11"}
     return lambda request: (
         lines(*CLOCK, {"done": {**status(1, state="failed"), **facts, **more}})
-        if request["op"] == "story"
+        if request["op"] == "diagnose"
         else answer(1, request, ended=ENDED, state="failed")
     )
 

@@ -30,7 +30,7 @@ PRINTING = ("pass", "saved")  # events whose processes print a line about it
 QUIET = ("running", "starting", "succeeded")
 
 
-def story(root: Path, request: dict[str, Any], peer: Peer) -> dict[str, Any]:
+def diagnose(root: Path, request: dict[str, Any], peer: Peer) -> dict[str, Any]:
     """Report on the requested run, else on the newest."""
     while "now" in peer.next_message():
         peer.send({"now": time.time()})

@@ -54,23 +54,23 @@ class Incident:
 
 
 class Evidence:
-    """All evidence about a run: `stories` on one clock, `lead` the id of the lead's node, and `silent` the nodes that
+    """All evidence about a run: `reports` on one clock, `lead` the id of the lead's node, and `silent` the nodes that
     do not answer now, with the reason.
     """
 
-    def __init__(self, stories: Sequence[NodeReport], lead: int, silent: Mapping[int, str]) -> None:
-        self.stories = {story.node: story for story in stories}
+    def __init__(self, reports: Sequence[NodeReport], lead: int, silent: Mapping[int, str]) -> None:
+        self.reports = {report.node: report for report in reports}
         self.lead_node = lead
-        self.lead = self.stories.get(lead)
+        self.lead = self.reports.get(lead)
         self.silent = silent
         self.endpoints = {
             event["endpoint"]: f"{event['role']}{event['rank']}"
-            for story in stories
-            for event in story.find("ready")
+            for report in reports
+            for event in report.find("ready")
             if event.get("endpoint")
         }
         self.node_of = {
-            f"{event['role']}{event['rank']}": story.node for story in stories for event in story.find("spawned")
+            f"{event['role']}{event['rank']}": report.node for report in reports for event in report.find("spawned")
         }
 
     @property
@@ -87,7 +87,7 @@ class Evidence:
         """The cause as the lead saw it, from any node that has it; empty if no node does."""
         if self.stop:
             return dict(self.stop.get("cause") or {})
-        ends = [event for story in self.stories.values() for event in story.find("ended")]
+        ends = [event for report in self.reports.values() for event in report.find("ended")]
         return next((dict(event["cause"]) for event in ends if event.get("cause")), {})
 
     def peers_in(self, text: str) -> set[str]:
@@ -105,5 +105,5 @@ class Evidence:
         """The time of the lead's order to stop, or else of the first node's end; 0 while the run continues."""
         if self.stop_t is not None:
             return self.stop_t
-        ends = [story.at(event["t"]) for story in self.stories.values() for event in story.find("ended")]
+        ends = [report.at(event["t"]) for report in self.reports.values() for event in report.find("ended")]
         return min(ends, default=0.0)

@@ -56,9 +56,9 @@ class Explanation:
     ended_t: float | None = None
 
 
-def explain(stories: Sequence[NodeReport], lead: int, silent: Mapping[int, str], state: str) -> Explanation:
+def explain(reports: Sequence[NodeReport], lead: int, silent: Mapping[int, str], state: str) -> Explanation:
     """Explain how the run came to `state`. `silent` are the nodes that did not answer, with the reason."""
-    evidence = Evidence(in_order(stories, lead), lead, silent)
+    evidence = Evidence(in_order(reports, lead), lead, silent)
     known = [replace(one, forgiven=one.forgiven or _survived(evidence, one)) for one in incidents(evidence)]
     over = state not in ("starting", "running", "succeeded") or evidence.stop is not None
     fatal = [one for one in known if not one.forgiven and one.kind not in CONTRIBUTE] if over else []
@@ -134,7 +134,7 @@ def _doubt_s(evidence: Evidence, one: Incident, other: Incident) -> float:
     """The error of the difference between the clocks of two incidents' nodes, in seconds."""
     if one.node == other.node:
         return 0.0
-    margins = [evidence.stories[i.node].margin_s for i in (one, other) if i.node in evidence.stories]
+    margins = [evidence.reports[i.node].margin_s for i in (one, other) if i.node in evidence.reports]
     return sum(margins) + 0.002
 
 
@@ -175,36 +175,36 @@ def _is_blamed(one: Incident, other: Incident) -> bool:
 
 def _notes(evidence: Evidence, cause: Incident, alike: Sequence[Incident]) -> list[str]:
     """Facts that set the node of the cause apart from the others."""
-    story = evidence.stories.get(cause.node) if cause.node is not None else None
-    if story is None:
+    report = evidence.reports.get(cause.node) if cause.node is not None else None
+    if report is None:
         return []
     notes = []
     failures = evidence.cause.get("failures")
     if failures and cause.process == _process(evidence.cause):
         notes.append(f"restarted {_times(failures - 1)}, the RESTARTS limit")
-    pythons = {node: one.answer.get("python") for node, one in evidence.stories.items()}
-    mine = pythons.get(story.node)
-    others = {python for node, python in pythons.items() if node != story.node and python}
+    pythons = {node: one.answer.get("python") for node, one in evidence.reports.items()}
+    mine = pythons.get(report.node)
+    others = {python for node, python in pythons.items() if node != report.node and python}
     if mine and others and mine not in others and cause.diagnosis.kind in ("import_error", "syntax_error", "exception"):
-        notes.append(f"Python is {mine} on node{story.node}, but {', '.join(sorted(others))} on the others")
+        notes.append(f"Python is {mine} on node{report.node}, but {', '.join(sorted(others))} on the others")
     if cause.diagnosis.kind in ENVIRONMENT and cause.role and not alike:
         well = _did_well(evidence, cause)
         if well:
             notes.append(f"only here: {well} other {cause.role}{'s' * (well > 1)} did not fail this way")
     elif alike and cause.diagnosis.kind in ENVIRONMENT:
         notes.append("not specific to one node")
-    free = story.answer.get("free_bytes")
+    free = report.answer.get("free_bytes")
     if cause.diagnosis.kind == "no_space" and free is not None:
-        notes.append(f"node{story.node} has {free / 1e9:.1f} GB free now on the disk of ROOT_DIR")
-    skew = abs(story.offset_s)
+        notes.append(f"node{report.node} has {free / 1e9:.1f} GB free now on the disk of ROOT_DIR")
+    skew = abs(report.offset_s)
     if skew > 2.0:
-        notes.append(f"the clock of node{story.node} is {skew:,.0f} s {'behind' if story.offset_s > 0 else 'ahead'}")
+        notes.append(f"the clock of node{report.node} is {skew:,.0f} s {'behind' if report.offset_s > 0 else 'ahead'}")
     return notes
 
 
 def _did_well(evidence: Evidence, cause: Incident) -> int:
     """Count the other processes of its role that got past the point of failure: they made steps or lived longer."""
-    lives = [life for story in evidence.stories.values() for life in _lives(story) if life.role == cause.role]
+    lives = [life for report in evidence.reports.values() for life in _lives(report) if life.role == cause.role]
     its = [life.seconds for life in lives if (life.rank, life.attempt) == (cause.rank, cause.attempt)]
     well = {life.rank for life in lives if life.worked or (its and life.seconds > max(its) + CLEARLY_S)}
     return len(well - {cause.rank})
@@ -220,12 +220,12 @@ class Life(NamedTuple):
     worked: bool
 
 
-def _lives(story: NodeReport) -> Iterator[Life]:
-    for event in story.find("exited"):
+def _lives(report: NodeReport) -> Iterator[Life]:
+    for event in report.find("exited"):
         about = {name: event.get(name) for name in ("role", "rank", "attempt")}
-        began = story.first("spawned", **about)
+        began = report.first("spawned", **about)
         if began is not None:
-            worked = bool(event.get("worked")) or story.first("step", **about) is not None
+            worked = bool(event.get("worked")) or report.first("step", **about) is not None
             yield Life(event["role"], event["rank"], event.get("attempt") or 1, event["t"] - began["t"], worked)
 
 
@@ -235,10 +235,10 @@ def _times(count: int) -> str:
 
 def _progress(evidence: Evidence) -> Explanation:
     """An explanation without a cause: the run's progress, the processes stopped, and the checkpoint to resume from."""
-    events = [event for story in evidence.stories.values() for event in story.events]
+    events = [event for report in evidence.reports.values() for event in report.events]
     steps = [event for event in events if event["event"] == "step" and event.get("step") is not None]
     saved = [e for e in events if e["event"] == "saved" and e.get("complete") and e.get("checkpoint")]
-    ends = [story.at(e["t"]) for story in evidence.stories.values() for e in story.find("ended")]
+    ends = [report.at(e["t"]) for report in evidence.reports.values() for e in report.find("ended")]
     missing = [e["not_heard_of"] for e in events if e["event"] == "ended" and "not_heard_of" in e]
     last_attempts = [e for e in events if e["event"] == "exited" and e.get("stopping")]
     return Explanation(

@@ -22,25 +22,25 @@ TIME_LIMIT = "raise TIME_LIMIT_S; start --resume continues from the last checkpo
 
 def incidents(evidence: Evidence) -> list[Incident]:
     """Return everything that went wrong, ordered by onset."""
-    known = [one for story in evidence.stories.values() for one in _of_node(evidence, story)]
+    known = [one for report in evidence.reports.values() for one in _of_node(evidence, report)]
     known += lost_nodes(evidence)
     known += _of_lead(evidence, known)
     return sorted(known, key=lambda one: (one.onset, one.t))
 
 
-def _of_node(evidence: Evidence, story: NodeReport) -> Iterator[Incident]:
-    for event in story.events:
+def _of_node(evidence: Evidence, report: NodeReport) -> Iterator[Incident]:
+    for event in report.events:
         name = event.get("event")
         if name == "exited" and _went_wrong(evidence, event):
-            yield of_exit(evidence, story, event)
-        elif name == "exited" and has_left(evidence, story, event):
-            yield leaving(story, event)
+            yield of_exit(evidence, report, event)
+        elif name == "exited" and has_left(evidence, report, event):
+            yield leaving(report, event)
         elif name == "stalled" and not event.get("over"):
-            yield stall(story, event)
+            yield stall(report, event)
         elif name == "standstill" and not event.get("over"):
-            yield standstill(story, event)
+            yield standstill(report, event)
         elif name == "nan":
-            yield nan(story, event)
+            yield nan(report, event)
 
 
 def _went_wrong(evidence: Evidence, event: dict[str, Any]) -> bool:
@@ -65,17 +65,17 @@ def _granted(evidence: Evidence, event: dict[str, Any]) -> bool:
     if any(int(one.get("attempt") or attempt + 1) > attempt for one in granted):
         return True
     return any(
-        int(one.get("attempt") or 1) > attempt for s in evidence.stories.values() for one in s.find("spawned", **key)
+        int(one.get("attempt") or 1) > attempt for s in evidence.reports.values() for one in s.find("spawned", **key)
     )
 
 
-def of_exit(evidence: Evidence, story: NodeReport | None, event: dict[str, Any], t: float | None = None) -> Incident:
-    """The end of a process. Without a `story` of its node, `event` is the lead's account of it."""
+def of_exit(evidence: Evidence, report: NodeReport | None, event: dict[str, Any], t: float | None = None) -> Incident:
+    """The end of a process. Without a `report` of its node, `event` is the lead's account of it."""
     role, rank, attempt = event["role"], event["rank"], int(event.get("attempt") or 1)
-    t = story.at(event["t"]) if story and t is None else t or 0.0
-    output = story.output(role, rank, attempt) if story else Output()
+    t = report.at(event["t"]) if report and t is None else t or 0.0
+    output = report.output(role, rank, attempt) if report else Output()
     output = output if output.lines else _tail(event, t)
-    fresh = output.since(_its_last_step(story, event) - STEP_SLACK_S)
+    fresh = output.since(_its_last_step(report, event) - STEP_SLACK_S)
     texts = fresh.own
     oom, stalled = bool(event.get("oom")), bool(event.get("stalled"))
     diagnosis = diagnose(event.get("exit_code"), texts, oom=oom, stalled=stalled)
@@ -86,7 +86,7 @@ def of_exit(evidence: Evidence, story: NodeReport | None, event: dict[str, Any],
         "exit",
         t,
         t,
-        event.get("node", story.node if story else None),
+        event.get("node", report.node if report else None),
         str(event.get("message", "")),
         diagnosis,
         role,
@@ -114,10 +114,10 @@ def _is_held(evidence: Evidence, event: dict[str, Any]) -> bool:
     return bool(held) and held[-1] > max(back, default=0.0) and not _granted(evidence, event)
 
 
-def _its_last_step(story: NodeReport | None, event: dict[str, Any]) -> float:
+def _its_last_step(report: NodeReport | None, event: dict[str, Any]) -> float:
     """The time of its last step. Output from before that did not end it."""
     keys = {name: event.get(name) for name in ("role", "rank", "attempt")}
-    steps = [story.at(step["t"]) for step in story.find("step", **keys)] if story else []
+    steps = [report.at(step["t"]) for step in report.find("step", **keys)] if report else []
     return max(steps, default=0.0)
 
 
@@ -126,7 +126,7 @@ def _of_lead(evidence: Evidence, known: Sequence[Incident]) -> Iterator[Incident
     cause, t = evidence.cause, evidence.ended_t
     kind = cause.get("kind")
     if kind == "exit" and not any(_names(cause, _key(one)) for one in known if one.kind == "exit"):
-        yield of_exit(evidence, evidence.stories.get(cause.get("node", -1)), cause, t)
+        yield of_exit(evidence, evidence.reports.get(cause.get("node", -1)), cause, t)
     elif kind == "node":
         yield _of_failure(evidence, cause, t)
     elif kind in ("time_limit", "stopped"):
@@ -143,8 +143,8 @@ def _key(one: Incident) -> dict[str, Any]:
 def _of_failure(evidence: Evidence, cause: dict[str, Any], t: float) -> Incident:
     """An operation that failed in a supervisor."""
     message = str(cause.get("message"))
-    story = evidence.stories.get(cause.get("node", -1))
-    t = story.at(cause["t"]) if story and cause.get("t") else t
+    report = evidence.reports.get(cause.get("node", -1))
+    t = report.at(cause["t"]) if report and cause.get("t") else t
     output = _tail(cause, t)
     system = of_name(cause.get("errno"), cause.get("command") or cause.get("path"))
     if system is not None:

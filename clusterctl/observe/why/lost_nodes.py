@@ -21,12 +21,12 @@ SILENT = "check its load, memory and swap at that time; NODE_GRACE_S is the sile
 def lost_nodes(evidence: Evidence) -> Iterator[Incident]:
     """Yield the nodes that others lost, and those that were gone when no node was left to notice."""
     reported: dict[int, tuple[NodeReport, dict[str, Any]]] = {}
-    for story in evidence.stories.values():
-        for event in story.find("lost", role=None):
-            reported.setdefault(_lost_node(event), (story, event))
+    for report in evidence.reports.values():
+        for event in report.find("lost", role=None):
+            reported.setdefault(_lost_node(event), (report, event))
     for node in set(reported) - _mirrored(evidence, reported):
         yield _lost(evidence, node, *reported[node])
-    for node, own in evidence.stories.items():
+    for node, own in evidence.reports.items():
         if (own.state == "lost" or own.is_closed) and node not in reported and not _took_part_to_the_end(evidence, own):
             yield _vanished(own)
     cause = evidence.cause
@@ -36,7 +36,7 @@ def lost_nodes(evidence: Evidence) -> Iterator[Incident]:
 
 def _took_part_to_the_end(evidence: Evidence, own: NodeReport) -> bool:
     """Return True if a node that looks lost took part in the end of the run. A full disk leaves its state stale."""
-    lead = evidence.stories.get(evidence.lead_node)
+    lead = evidence.reports.get(evidence.lead_node)
     ended = lead.first("ended") if lead is not None else None
     heard = ended is not None and own.node not in ended.get("not_heard_of", [own.node])
     return heard or own.first("ended") is not None or (own is lead and _lead_announced_the_end(evidence))
@@ -44,7 +44,7 @@ def _took_part_to_the_end(evidence: Evidence, own: NodeReport) -> bool:
 
 def _lead_announced_the_end(evidence: Evidence) -> bool:
     """Return True if nodes have the end from the lead. A node that lost the lead records that as the cause."""
-    causes = [event.get("cause") or {} for story in evidence.stories.values() for event in story.find("ended")]
+    causes = [event.get("cause") or {} for report in evidence.reports.values() for event in report.find("ended")]
     return any(cause.get("kind") != "node_lost" or cause.get("node") != evidence.lead_node for cause in causes)
 
 
@@ -54,7 +54,7 @@ def _mirrored(evidence: Evidence, reported: Mapping[int, tuple[NodeReport, dict[
     The lead is to blame if all others lost it, otherwise the others are.
     """
     lead = evidence.lead_node
-    others = set(evidence.stories) - {lead}
+    others = set(evidence.reports) - {lead}
     deserters = {node for node in others if _has_lost(evidence, node, lead)}
     apart = {node for node in reported if node in deserters and reported[node][0].node == lead}
     if not apart:
@@ -64,7 +64,7 @@ def _mirrored(evidence: Evidence, reported: Mapping[int, tuple[NodeReport, dict[
 
 def _has_lost(evidence: Evidence, node: int, other: int) -> bool:
     """Return True if `node` recorded that it had lost `other`."""
-    own = evidence.stories.get(node)
+    own = evidence.reports.get(node)
     return own is not None and any(_lost_node(event) == other for event in own.find("lost", role=None))
 
 
@@ -72,15 +72,15 @@ def _lost_node(event: dict[str, Any]) -> int:
     return int(event["lost_node"] if "lost_node" in event else event["node"])
 
 
-def _lost(evidence: Evidence, node: int, story: NodeReport, event: dict[str, Any]) -> Incident:
-    """The loss that `story` reports in `event`. It began at the node's last sign of life."""
-    t = story.at(event["t"])
-    diagnosis, seen = _why_lost(evidence, node, story, t)
+def _lost(evidence: Evidence, node: int, report: NodeReport, event: dict[str, Any]) -> Incident:
+    """The loss that `report` reports in `event`. It began at the node's last sign of life."""
+    t = report.at(event["t"])
+    diagnosis, seen = _why_lost(evidence, node, report, t)
     begins = [t, t - float(event.get("silent_s") or 0.0), seen or t]
-    for suspect in story.find("suspect", node=node):
+    for suspect in report.find("suspect", node=node):
         if suspect["t"] <= event["t"]:
-            begins.append(story.at(suspect["t"]) - float(suspect.get("silent_s") or 0))
-    back = any(one["t"] > event["t"] for one in story.find("rejoined", node=node))
+            begins.append(report.at(suspect["t"]) - float(suspect.get("silent_s") or 0))
+    back = any(one["t"] > event["t"] for one in report.find("rejoined", node=node))
     awaited = bool(event.get("waits")) and not back
     message = event.get("why") or "no heartbeat"
     return Incident("node_lost", min(begins), t, node, message, diagnosis, forgiven=back, awaited=awaited)
@@ -88,7 +88,7 @@ def _lost(evidence: Evidence, node: int, story: NodeReport, event: dict[str, Any
 
 def _why_lost(evidence: Evidence, node: int, by: NodeReport, t: float) -> tuple[Diagnosis, float | None]:
     """The reason why node `by` lost a node at `t`, and when the node was last seen alive, if known."""
-    own = evidence.stories.get(node)
+    own = evidence.reports.get(node)
     if own is None:
         reason = evidence.silent.get(node)
         now = f"it still does not answer: {reason}" if reason else "nothing else is known about it"
@@ -129,6 +129,6 @@ def _vanished(own: NodeReport) -> Incident:
 def _lost_by_cause(evidence: Evidence, cause: dict[str, Any]) -> Incident:
     """A node that the cause of the run's end names as lost, reported by a node that does not answer."""
     node, t = int(cause["node"]), evidence.ended_t
-    by = next(iter(evidence.stories.values()))
+    by = next(iter(evidence.reports.values()))
     diagnosis, seen = _why_lost(evidence, node, by, t)
     return Incident("node_lost", min(t, seen or t), t, node, str(cause.get("why")), diagnosis)

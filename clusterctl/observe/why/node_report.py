@@ -147,39 +147,39 @@ def clock_offset(readings: Sequence[tuple[float, float, float]]) -> tuple[float,
     return (asked + answered) / 2 - theirs, (answered - asked) / 2
 
 
-def in_order(stories: Sequence[NodeReport], lead: int) -> list[NodeReport]:
-    """The stories, with the offset corrected of every clock that contradicts the order of cause and effect.
+def in_order(reports: Sequence[NodeReport], lead: int) -> list[NodeReport]:
+    """The reports, with the offset corrected of every clock that contradicts the order of cause and effect.
 
     A clock that was set after the run has a different offset now than it had then. With today's offset, processes
     would have started before the lead's order, or pservers become ready after the lead was informed of it.
     """
-    leading = next((story for story in stories if story.node == lead), None)
+    leading = next((report for report in reports if report.node == lead), None)
     if leading is None:
-        return list(stories)
-    return [_moved(story, leading) for story in stories]
+        return list(reports)
+    return [_moved(report, leading) for report in reports]
 
 
-def _moved(story: NodeReport, lead: NodeReport) -> NodeReport:
-    if story.node == lead.node:
-        return story
+def _moved(report: NodeReport, lead: NodeReport) -> NodeReport:
+    if report.node == lead.node:
+        return report
     least, most = float("-inf"), float("inf")
     for phase, name, role in AFTER:
-        order, done = lead.first("phase", phase=phase), story.first(name, role=role)
+        order, done = lead.first("phase", phase=phase), report.first(name, role=role)
         if order and done:
             least = max(least, lead.at(order["t"]) - done["t"])
     for phase, name, role in BEFORE:
-        order, done = lead.first("phase", phase=phase), story.first(name, role=role)
+        order, done = lead.first("phase", phase=phase), report.first(name, role=role)
         if order and done:
             most = min(most, lead.at(order["t"]) - done["t"])
     stop = lead.first("phase", phase="stopping")
     cause = (stop or {}).get("cause") or {}
-    for event in story.find("exited", stopping=False):
-        if stop and cause.get("node") == story.node and _is(event, cause):
+    for event in report.find("exited", stopping=False):
+        if stop and cause.get("node") == report.node and _is(event, cause):
             most = min(most, lead.at(stop["t"]) - event["t"])
-    slack = story.margin_s + lead.margin_s + 0.05
-    if story.offset_s < least - slack:
-        return replace(story, offset_s=least)
-    return replace(story, offset_s=most) if story.offset_s > most + slack else story
+    slack = report.margin_s + lead.margin_s + 0.05
+    if report.offset_s < least - slack:
+        return replace(report, offset_s=least)
+    return replace(report, offset_s=most) if report.offset_s > most + slack else report
 
 
 def _is(event: dict[str, Any], cause: dict[str, Any]) -> bool:

@@ -18,18 +18,18 @@ from clusterctl.observe.why.first_cause import Explanation, explain
 from clusterctl.observe.why.node_report import NodeReport, clock_offset
 
 READINGS = 3  # of each node's clock
-STORY_S = 120.0
+REPORT_S = 120.0
 
 
 @dataclass(frozen=True)
 class Why:
-    """The explanation of a job's newest run. `errors` are those of nodes that gave no story."""
+    """The explanation of a job's newest run. `errors` are those of nodes that gave no report."""
 
     job: str
     members: Members
     state: str
     explanation: Explanation
-    stories: tuple[NodeReport, ...]
+    reports: tuple[NodeReport, ...]
     errors: list[ClusterctlError]
     started_t: float | None
 
@@ -51,65 +51,65 @@ def why(cluster: Cluster, ref: str | None, *, answer_s: float = ANSWER_S) -> Why
         return Why(seen.job, seen.members, DISPATCHED, Explanation(None), (), seen.errors, None)
     answering = [view["node"] for view in seen.nodes if view["ok"]]
     outcomes = ask(cluster, [node for node in seen.members.nodes if node.id in answering], seen.job, seen.run)
-    stories = tuple(outcome.get() for outcome in outcomes if outcome.ok)
+    reports = tuple(outcome.get() for outcome in outcomes if outcome.ok)
     errors = [*seen.errors, *(outcome.error for outcome in outcomes if outcome.error)]
-    lead = next((story for story in stories if story.node == seen.members.lead), None)
-    first = (lead or stories[0]) if stories else None
+    lead = next((report for report in reports if report.node == seen.members.lead), None)
+    first = (lead or reports[0]) if reports else None
     state = "lost" if lead is not None and lead.is_closed else seen.state
     return Why(
         seen.job,
         seen.members,
         state,
-        explain(stories, seen.members.lead, _silent(seen.members, stories, errors), state),
-        stories,
+        explain(reports, seen.members.lead, _silent(seen.members, reports, errors), state),
+        reports,
         errors,
         first.at(first.answer["started"]) if first and first.answer.get("started") else None,
     )
 
 
 def ask(cluster: Cluster, nodes: Sequence[Node], job: str, run: str) -> list[NodeOutcome[NodeReport]]:
-    """Ask each node for its story, and measure the offset of its clock."""
+    """Ask each node for its report, and measure the offset of its clock."""
 
     def one(node: Node) -> NodeReport:
-        with cluster.call(node, {"op": "story", "ref": job, "run": run}) as call:
+        with cluster.call(node, {"op": "diagnose", "ref": job, "run": run}) as call:
             readings = []
             for _ in range(READINGS):
                 asked = time.time()
                 call.send({"now": asked})
                 theirs = call.receive().get("now")
                 if not answers.moment(theirs):
-                    raise ValueError("story: now")
+                    raise ValueError("diagnose: now")
                 readings.append((asked, float(theirs or 0.0), time.time()))
             call.send({"tell": True})
-            answer = call.result(STORY_S)
-        answers.check("story", answer)
+            answer = call.result(REPORT_S)
+        answers.check("diagnose", answer)
         return NodeReport(node.id, *clock_offset(readings), answer)
 
     return cluster.map(one, nodes)
 
 
-def _silent(members: Members, stories: Sequence[NodeReport], errors: Sequence[ClusterctlError]) -> dict[int, str]:
-    answered = {story.node for story in stories}
+def _silent(members: Members, reports: Sequence[NodeReport], errors: Sequence[ClusterctlError]) -> dict[int, str]:
+    answered = {report.node for report in reports}
     reasons = {error.node: error.message for error in errors}
     return {node.id: reasons.get(node.label, "not asked") for node in members.nodes if node.id not in answered}
 
 
-def to_json(report: Why) -> dict[str, Any]:
+def to_json(result: Why) -> dict[str, Any]:
     """The document of `why --json`."""
-    known = report.explanation
-    by_id = report.members.by_id
+    known = result.explanation
+    by_id = result.members.by_id
     last = known.checkpoint
 
     def incident(one: Incident) -> dict[str, Any]:
         return _incident(one, by_id[one.node].where if one.node in by_id else None)
 
     return {
-        "job": report.job,
-        "run": report.members.run,
-        "state": report.state,
-        **report.members.to_json(),
+        "job": result.job,
+        "run": result.members.run,
+        "state": result.state,
+        **result.members.to_json(),
         "cause": incident(known.cause) if known.cause else None,
-        "advice": advice(report),
+        "advice": advice(result),
         "notes": list(known.notes),
         "then": [incident(one) for one in known.then],
         "alike": [incident(one) for one in known.alike],
@@ -119,12 +119,12 @@ def to_json(report: Why) -> dict[str, Any]:
         "not_heard_of": None if known.not_heard_of is None else list(known.not_heard_of),
         "pass": known.pass_,
         "step": known.step,
-        "seconds": report.seconds,
+        "seconds": result.seconds,
         "checkpoint": {name: last.get(name) for name in ("tag", "step")} if last else None,
         "clocks": [
-            {"node": story.node, "offset_s": story.offset_s, "margin_s": story.margin_s} for story in report.stories
+            {"node": node.node, "offset_s": node.offset_s, "margin_s": node.margin_s} for node in result.reports
         ],
-        "unknown": [{"node": error.node, "message": error.message} for error in report.errors],
+        "unknown": [{"node": error.node, "message": error.message} for error in result.errors],
     }
 
 
