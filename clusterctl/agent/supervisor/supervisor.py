@@ -351,8 +351,9 @@ class Supervisor:
     def _leave(self) -> None:
         self.event_log.write_state()
         shutil.rmtree(self.run.keys, ignore_errors=True)
-        with contextlib.suppress(OSError):  # the guardian may just have been killed
-            os.write(self._lifeline, guardian.GOODBYE)
+        if self._cleared:  # else the guardian ends the rest
+            with contextlib.suppress(OSError):  # it may just have been killed
+                os.write(self._lifeline, guardian.GOODBYE)
         self.loop.stop()
 
 
