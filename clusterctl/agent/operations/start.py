@@ -21,6 +21,7 @@ from typing import Any
 from clusterctl.agent.node.addresses import find_address
 from clusterctl.agent.node.checkpoint_files import carry_on, set_aside_later
 from clusterctl.agent.node.facts import quick
+from clusterctl.agent.node.job_processes import MOST_NAMED, of_job
 from clusterctl.agent.node.jobs import find_job, is_free, need_spec, pick_run, read_state, supervisor_of
 from clusterctl.agent.node.locks import JobLock, check_free
 from clusterctl.agent.node.ports import take_as_a_job
@@ -31,11 +32,12 @@ from clusterctl.agent.peer import Peer
 from clusterctl.common.errors import AgentError
 from clusterctl.common.files import read_json, write_atomic, write_json
 from clusterctl.common.paths import ENTRY, JobPaths, RunPaths
-from clusterctl.common.procfs import is_alive, send_signal, wait_until
+from clusterctl.common.procfs import Identity, is_alive, send_signal, wait_until
 from clusterctl.common.records import RecordError
 from clusterctl.common.run_spec import RunSpec
 
 ENDING_S = 10.0
+EXITING_S = 0.5  # for processes that are just exiting
 
 
 def start(root: Path, request: dict[str, Any], peer: Peer) -> dict[str, Any]:
@@ -46,6 +48,7 @@ def start(root: Path, request: dict[str, Any], peer: Peer) -> dict[str, Any]:
         lock = stack.enter_context(JobLock(job)) if request["lead"] else None
         if lock is None:
             check_free(job)
+        _check_nothing_left(job)
         venv = find_for_job(root, job.dir, request["runtime"])
         python = str(venv / "bin/python") if venv else request["python"]
         versions = find_versions(root, python, runtime=request["runtime"])
@@ -73,6 +76,24 @@ def start(root: Path, request: dict[str, Any], peer: Peer) -> dict[str, Any]:
         except BaseException:
             _undo(run, previous, resumed="resume" in go)
             raise
+
+
+def _check_nothing_left(job: JobPaths) -> None:
+    """Raise AgentError if processes of an earlier run outlived its supervisor and its guardian.
+
+    A second generation beside them would write to the same files.
+    """
+    left: list[Identity] = []
+
+    def is_clear() -> bool:
+        left[:] = of_job(job.dir)
+        return not left
+
+    if job.newest_run() is not None and not wait_until(is_clear, EXITING_S):
+        count = "1 process" if len(left) == 1 else f"{len(left)} processes"
+        pids = ", ".join(str(process.pid) for process in left[:MOST_NAMED])
+        message = f"{count} of {job.dir.name} left by a dead supervisor: pid {pids}"
+        raise AgentError(message, kind="refused", hint=f"to end what is left: clusterctl stop {job.dir.name}")
 
 
 def _wait_for_go(ready: dict[str, Any], request: dict[str, Any], peer: Peer) -> dict[str, Any]:
