@@ -1,7 +1,7 @@
 """Certificates for one run or one dispatch: a separate authority, and a certificate for each node. P-256.
 
-They have subject and authority key identifiers and key usage, which newer Pythons require. They are valid from a year
-ago until long after any job, so that a wrong clock does no harm.
+They have subject and authority key identifiers and key usage, which newer Pythons require. They are valid at all times,
+so that a wrong clock does no harm: the trust is in the authority, which lives as long as its run.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-VALID_YEARS = 20
+VALID_FROM, VALID_UNTIL = datetime.datetime(1970, 1, 1), datetime.datetime(9999, 12, 31, 23, 59, 59)  # in UTC
 NO_USAGE = dict.fromkeys(
     (
         "digital_signature",
@@ -36,7 +36,6 @@ class Authority:
     def __init__(self) -> None:
         self._key = ec.generate_private_key(ec.SECP256R1())
         self._name = _named("clusterctl")
-        self._begin = datetime.datetime.now(datetime.timezone.utc) - datetime.timedelta(days=365)
         usage = x509.KeyUsage(**{**NO_USAGE, "key_cert_sign": True, "crl_sign": True})
         builder = self._build(self._name, self._key.public_key(), usage, is_authority=True)
         self.trusted = _pem(builder.sign(self._key, hashes.SHA256()))
@@ -63,8 +62,8 @@ class Authority:
             .issuer_name(self._name)
             .public_key(key)
             .serial_number(x509.random_serial_number())
-            .not_valid_before(self._begin)
-            .not_valid_after(self._begin + datetime.timedelta(days=365 * VALID_YEARS))
+            .not_valid_before(VALID_FROM)
+            .not_valid_after(VALID_UNTIL)
             .add_extension(x509.BasicConstraints(ca=is_authority, path_length=None), critical=True)
             .add_extension(usage, critical=True)
             .add_extension(x509.SubjectKeyIdentifier.from_public_key(key), critical=False)

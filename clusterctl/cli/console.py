@@ -19,7 +19,9 @@ if TYPE_CHECKING:
 
 SCHEMA = "clusterctl/1"
 BIDI = "\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"  # text direction
-HARMFUL = re.compile(f"[\x00-\x08\x0a-\x1f\x7f-\x9f\ud800-\udfff{BIDI}]")
+#: Characters without a width, line separators, and tags. Joiners stay: scripts and emoji need them.
+INVISIBLE = "\xad\u180e\u200b\u2028\u2029\u2060-\u2064\u206a-\u206f\ufeff\ufff9-\ufffb\U000e0000-\U000e007f"
+HARMFUL = re.compile(f"[\x00-\x08\x0a-\x1f\x7f-\x9f\ud800-\udfff{BIDI}{INVISIBLE}]")
 
 
 class Console:
@@ -167,7 +169,7 @@ def fitting(
 
 
 def clean(text: str, *, keep_newlines: bool = False) -> str:
-    """Make text from a node safe for a terminal by replacing control characters with visible ones."""
+    """Make text from a node safe for a terminal by replacing control and invisible characters with visible ones."""
     if (text.replace("\n", "") if keep_newlines else text).isprintable():
         return text
     return HARMFUL.sub(lambda match: _harmless(match[0], keep_newlines), text)

@@ -39,8 +39,14 @@ def test_bidirectional_isolate_marks_are_replaced(mark: str) -> None:
     assert clean(f"a{mark}b") == "a\ufffdb"
 
 
+@pytest.mark.parametrize("mark", ["\u200b", "\u2028", "\u2029", "\ufeff", "\u2060", "\xad", "\U000e0041", "\U000e007f"])
+def test_invisible_characters_are_replaced(mark: str) -> None:
+    """They could make one name look like another, hide text in what is copied, or break a line in some viewers."""
+    assert clean(f"a{mark}b") == "a\ufffdb"
+
+
 def test_text_in_any_language_tabs_and_wanted_newlines_are_kept() -> None:
-    text = "ünï\t日本 🙂 \u0301"
+    text = "ünï\t日本 🙂 👩\u200d🔬 \u0646\u200c\u0647 \u0301"
     assert clean(text) == text
     assert clean("a\nb") == "a\u240ab"
     assert clean("a\nb", keep_newlines=True) == "a\nb"

@@ -94,6 +94,11 @@ def test_without_supervisor_and_guardian_stop_finds_and_ends_all_processes_but_n
         assert left["nodes"] == list(range(NODES))
         assert all(str(pid) in left["message"] for pid in pids)
         assert left["hint"] == f"clusterctl stop {job}"
+        refused = site.run("start", "--detach", "--job_workspace", job)
+        assert refused.code == 4, "a second generation beside the first"
+        assert f"of {job} left by a dead supervisor" in refused.err
+        assert f"clusterctl stop {job}" in refused.err
+        assert all(is_alive(pid) for pid in pids)
         stopped = site.ok("stop", job)
         assert stopped.out.endswith(f"stopped: {NODES}/{NODES} nodes, 0 processes left, ports free\n")
         assert "needed KILL" in stopped.out

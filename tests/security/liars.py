@@ -13,8 +13,9 @@ from clusterctl.cli.app import run
 from clusterctl.transport import Transport
 
 JOB = "JOB20261121-081530"
-# : A title change, a cleared screen, C1 controls, text that runs backwards, DEL, a lone surrogate.
-EVIL = "\x1b]0;owned\x07\x1b[2J\x9b31m\u202edetrever\x7f\ud800"
+#: A title change, a cleared screen, C1 controls, text that runs backwards, DEL, a lone surrogate, characters without
+#: a width, a line separator, a tag.
+EVIL = "\x1b]0;owned\x07\x1b[2J\x9b31m\u202edetrever\x7f\ud800\u200b\u2028\ufeff\U000e0041"
 HOST = "127.0.0.1"
 Answer = Callable[[dict[str, Any]], Iterator[bytes]]
 

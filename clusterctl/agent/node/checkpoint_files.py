@@ -18,6 +18,7 @@ from clusterctl.common.manifest import NAME, sync_directory, write_manifest
 from clusterctl.common.paths import JobPaths, RunPaths
 
 PIECES = "pserver-*.safetensors"
+HALF_WRITTEN = f"*/.{PIECES}-*"  # as `runtime/checkpoint/writer.py` names them
 MAX_HEADER_BYTES = 256 << 20
 
 
@@ -45,6 +46,16 @@ def carry_on(run: RunPaths, resume: dict[str, Any]) -> None:
             shutil.copy2(source / name, target / name)
     sync_directory(target)
     write_manifest(target, resume["manifest"])
+
+
+def remove_half_written(run: RunPaths) -> None:
+    """Remove the pieces of checkpoints and models that pservers were writing when they were killed."""
+    for directory in (run.checkpoints, run.job.output):
+        for path in directory.glob(HALF_WRITTEN):
+            with contextlib.suppress(OSError):
+                if not path.parent.is_symlink():
+                    path.unlink()
+                    path.parent.rmdir()  # if that was all
 
 
 def set_aside_later(job: JobPaths, manifest: dict[str, Any], aside: Path) -> None:

@@ -43,16 +43,37 @@ class JobLock:
             os.pwrite(self._fd, dumps(identify(os.getpid())), 0)
         else:
             os.close(self._fd)
-            job, run = self._job.dir.name, self._job.newest_run()
-            raise AgentError(
-                f"{job} is already running" + (f" (run {int(run)})" if run else ""),
-                kind="refused",
-                hint=f"to stop it: clusterctl stop {job}; or dispatch again to create a new job",
-            )
+            raise _held(self._job)
         return self._fd
 
     def __exit__(self, *_: object) -> None:
         os.close(self._fd)  # the supervisor holds the lock by its own descriptor
+
+
+def check_free(job: JobPaths) -> None:
+    """Raise AgentError if another process holds the job's lock."""
+    from clusterctl.common.procfs import wait_until
+
+    if not wait_until(lambda: not is_locked(job.lock), LOCK_S):
+        raise _held(job)
+
+
+def _held(job: JobPaths) -> AgentError:
+    """Return the error for a job whose lock another process holds: a run, a start, or a guardian after a run."""
+    from clusterctl.agent.node.jobs import pick_run, read_state, supervisor_of
+    from clusterctl.common.procfs import Identity, is_alive
+
+    name, run = job.dir.name, pick_run(job)
+    state = read_state(run) if run else {"ended": True}
+    if run and not state.get("ended") and is_alive(supervisor_of(state)):
+        hint = f"to stop it: clusterctl stop {name}; or dispatch again to create a new job"
+        return AgentError(f"{name} is already running (run {int(run.run)})", kind="refused", hint=hint)
+    starter = read_json(job.lock)
+    if isinstance(starter, list) and len(starter) == len(Identity._fields) and is_alive(Identity(*starter)):
+        hint = f"clusterctl status {name} shows what becomes of it"
+        return AgentError(f"another clusterctl start of {name} is under way", kind="refused", hint=hint)
+    hint = f"try again in a moment; clusterctl stop {name} ends what is left at once"
+    return AgentError(f"an earlier run of {name} is still being ended here", kind="refused", hint=hint)
 
 
 @contextlib.contextmanager

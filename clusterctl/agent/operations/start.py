@@ -6,6 +6,7 @@ lock is taken here and handed to the supervisor, so that it is held exactly as l
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -20,8 +21,9 @@ from typing import Any
 from clusterctl.agent.node.addresses import find_address
 from clusterctl.agent.node.checkpoint_files import carry_on, set_aside_later
 from clusterctl.agent.node.facts import quick
+from clusterctl.agent.node.job_processes import MOST_NAMED, of_job
 from clusterctl.agent.node.jobs import find_job, is_free, need_spec, pick_run, read_state, supervisor_of
-from clusterctl.agent.node.locks import JobLock
+from clusterctl.agent.node.locks import JobLock, check_free
 from clusterctl.agent.node.ports import take_as_a_job
 from clusterctl.agent.node.reachability import Target, answering, try_all
 from clusterctl.agent.packages.interpreter import find_versions
@@ -30,17 +32,23 @@ from clusterctl.agent.peer import Peer
 from clusterctl.common.errors import AgentError
 from clusterctl.common.files import read_json, write_atomic, write_json
 from clusterctl.common.paths import ENTRY, JobPaths, RunPaths
-from clusterctl.common.procfs import is_alive, send_signal, wait_until
+from clusterctl.common.procfs import Identity, is_alive, send_signal, wait_until
 from clusterctl.common.records import RecordError
 from clusterctl.common.run_spec import RunSpec
 
 ENDING_S = 10.0
+EXITING_S = 0.5  # for processes that are just exiting
 
 
 def start(root: Path, request: dict[str, Any], peer: Peer) -> dict[str, Any]:
     job = find_job(root, request["ref"])
     _check_identity(job, request)
-    with JobLock(job) as lock:
+    with contextlib.ExitStack() as stack:
+        # Of two starts at once, the one that has the lead's node wins; the other nodes lock when it orders them to go.
+        lock = stack.enter_context(JobLock(job)) if request["lead"] else None
+        if lock is None:
+            check_free(job)
+        _check_nothing_left(job)
         venv = find_for_job(root, job.dir, request["runtime"])
         python = str(venv / "bin/python") if venv else request["python"]
         versions = find_versions(root, python, runtime=request["runtime"])
@@ -57,6 +65,8 @@ def start(root: Path, request: dict[str, Any], peer: Peer) -> dict[str, Any]:
         go = _wait_for_go(ready, request, peer)
         if "spec" not in go:
             raise AgentError("the start was cancelled")
+        if lock is None:
+            lock = stack.enter_context(JobLock(job))
         spec = in_environment(_checked(go["spec"]), venv, request["python"])
         previous = job.newest_run()
         run = job.run(spec.run)
@@ -66,6 +76,24 @@ def start(root: Path, request: dict[str, Any], peer: Peer) -> dict[str, Any]:
         except BaseException:
             _undo(run, previous, resumed="resume" in go)
             raise
+
+
+def _check_nothing_left(job: JobPaths) -> None:
+    """Raise AgentError if processes of an earlier run outlived its supervisor and its guardian.
+
+    A second generation beside them would write to the same files.
+    """
+    left: list[Identity] = []
+
+    def is_clear() -> bool:
+        left[:] = of_job(job.dir)
+        return not left
+
+    if job.newest_run() is not None and not wait_until(is_clear, EXITING_S):
+        count = "1 process" if len(left) == 1 else f"{len(left)} processes"
+        pids = ", ".join(str(process.pid) for process in left[:MOST_NAMED])
+        message = f"{count} of {job.dir.name} left by a dead supervisor: pid {pids}"
+        raise AgentError(message, kind="refused", hint=f"to end what is left: clusterctl stop {job.dir.name}")
 
 
 def _wait_for_go(ready: dict[str, Any], request: dict[str, Any], peer: Peer) -> dict[str, Any]:

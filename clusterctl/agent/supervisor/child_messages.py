@@ -85,10 +85,11 @@ class ChildMessages:
         assert child.exit_code is not None
         if child.role == "trainer" and child.exit_code == 0:
             self._launcher.running(child)
-        replaced = child.next_attempt > child.attempt
-        expected = self._context.is_over() or child.state == "stopped" or replaced
+        is_over, replaced = self._context.is_over(), child.next_attempt > child.attempt
+        expected = is_over or child.state == "stopped" or replaced
         ending = "failed" if child.exit_code else "succeeded"
-        child.state = child.state if replaced else "stopped" if expected else ending
+        if is_over or not replaced:  # a process that is replaced stays "restarting", unless the run stops meanwhile
+            child.state = "stopped" if expected else ending
         news = self._describe(child, child.exit_code, expected)
         self._context.record({"event": "exited", **news}, child)
         self._context.send({"do": "exited", **process_of(child), "t": time.time(), **news})

@@ -16,6 +16,7 @@ import threading
 from pathlib import Path
 
 from clusterctl.agent.lead.connection import GONE, peer_node, tls_context
+from clusterctl.agent.node.checkpoint_files import remove_half_written
 from clusterctl.agent.node.job_processes import of_run
 from clusterctl.common.files import read_json
 from clusterctl.common.paths import ENTRY, JobPaths, RunPaths
@@ -44,11 +45,15 @@ def spawn(job_dir: Path, run: str, grace_s: float, lock_fd: int) -> tuple[subpro
 
 
 def end_run(job_dir: str, run: str, grace_s: str) -> None:
-    """Send TERM to every process of the run, and KILL after the grace; report to the lead meanwhile."""
+    """Send TERM to every process of the run, and KILL after the grace; report to the lead meanwhile.
+
+    Then remove the files that they were writing.
+    """
     paths = JobPaths(Path(job_dir)).run(run)
     reporting = threading.Thread(target=report_death, args=(paths,))
     reporting.start()
     end_all(lambda: of_run(paths), float(grace_s))
+    remove_half_written(paths)
     reporting.join()
 
 

@@ -21,6 +21,7 @@ from clusterctl.agent.lead.client import LeadClient
 from clusterctl.agent.lead.messages import Again, End, Failed, Hello, Order, Report, Respawn
 from clusterctl.agent.lead.process_table import name_of
 from clusterctl.agent.lead.server import LeadServer
+from clusterctl.agent.node.checkpoint_files import remove_half_written
 from clusterctl.agent.node.jobs import need_spec
 from clusterctl.agent.node.ports import NoFreePortError, take_top
 from clusterctl.agent.supervisor import guardian
@@ -293,10 +294,11 @@ class Supervisor:
             self._orphans.clear(self._clear)
 
     def _clear(self) -> None:
-        """Report that no process of the run is left on this node."""
+        """Report that no process of the run, and nothing that it was writing, is left on this node."""
         for child in self.children:
             child.close()
         self._launcher.release_ports()
+        remove_half_written(self.run)
         self._cleared = True
         attempts = {child.name: child.attempt for child in self.children}
         self.lead.send({"do": "idle", "epoch": self._epoch, "attempts": attempts, "stopping": self.stopping})
@@ -351,8 +353,9 @@ class Supervisor:
     def _leave(self) -> None:
         self.event_log.write_state()
         shutil.rmtree(self.run.keys, ignore_errors=True)
-        with contextlib.suppress(OSError):  # the guardian may just have been killed
-            os.write(self._lifeline, guardian.GOODBYE)
+        if self._cleared:  # else the guardian ends the rest
+            with contextlib.suppress(OSError):  # it may just have been killed
+                os.write(self._lifeline, guardian.GOODBYE)
         self.loop.stop()
 
 

@@ -30,10 +30,12 @@ def collect_job(
     job, members = find(cluster, ref)
     target = output or Path(job)
     collection = run(cluster, members.nodes, job, target, lambda file: None)
+    count = f"{sum(o.ok for o in collection.outcomes)}/{len(collection.outcomes)} nodes"
+    size = human_bytes(sum(file.bytes for file in collection.files))
     invocation.console.say(
-        f"collected {plural(len(collection.files), 'file')}, "
-        f"{human_bytes(sum(file.bytes for file in collection.files))}, from "
-        f"{sum(o.ok for o in collection.outcomes)}/{len(collection.outcomes)} nodes into {target}/; checksums match"
+        f"collected {plural(len(collection.files), 'file')}, {size}, from {count} into {target}/; checksums match"
+        if collection.files
+        else f"collected no files from {count}"
     )
     for line in left_out_lines(members):
         invocation.console.say(line)
