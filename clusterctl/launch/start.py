@@ -119,7 +119,7 @@ def start(
 
     try:
         with Waiting() as waiting:
-            outcomes = cluster.map(look, [node for node in cluster.nodes if node.id not in (failed or {})])
+            outcomes = _look_at_all(cluster, look, failed or {})
             launch, left_out = _select_nodes(launch, outcomes, failed or {}, allow_partial)
             looks = {outcome.node.id: outcome.get() for outcome in outcomes if outcome.ok}
             run = _make_run(launch, looks, skews, left_out)
@@ -135,6 +135,20 @@ def start(
     finally:
         for call in calls.values():
             call.close()
+
+
+def _look_at_all(
+    cluster: Cluster, look: Callable[[Node], ReadyNode], failed: Mapping[int, ClusterctlError]
+) -> list[NodeOutcome[ReadyNode]]:
+    """Look at the first node, and if no other run or start has locked the job there, at the others.
+
+    So of two starts at once, one locks all nodes, and the other none.
+    """
+    nodes = [node for node in cluster.nodes if node.id not in failed]
+    outcomes = cluster.map(look, nodes[:1])
+    if any(outcome.error and outcome.error.details.get("locked") for outcome in outcomes):
+        return outcomes
+    return outcomes + cluster.map(look, nodes[1:])
 
 
 def _select_nodes(

@@ -51,7 +51,10 @@ def carry_on(run: RunPaths, resume: dict[str, Any]) -> None:
 def remove_half_written(run: RunPaths) -> None:
     """Remove the pieces of checkpoints and models that pservers were writing when they were killed."""
     for directory in (run.checkpoints, run.job.output):
-        for path in directory.glob(HALF_WRITTEN):
+        paths: list[Path] = []
+        with contextlib.suppress(OSError):
+            paths += directory.glob(HALF_WRITTEN)
+        for path in paths:
             with contextlib.suppress(OSError):
                 if not path.parent.is_symlink():
                     path.unlink()

@@ -50,14 +50,6 @@ class JobLock:
         os.close(self._fd)  # the supervisor holds the lock by its own descriptor
 
 
-def check_free(job: JobPaths) -> None:
-    """Raise AgentError if another process holds the job's lock."""
-    from clusterctl.common.procfs import wait_until
-
-    if not wait_until(lambda: not is_locked(job.lock), LOCK_S):
-        raise _held(job)
-
-
 def _held(job: JobPaths) -> AgentError:
     """Return the error for a job whose lock another process holds: a run, a start, or a guardian after a run."""
     from clusterctl.agent.node.jobs import pick_run, read_state, supervisor_of
@@ -67,13 +59,13 @@ def _held(job: JobPaths) -> AgentError:
     state = read_state(run) if run else {"ended": True}
     if run and not state.get("ended") and is_alive(supervisor_of(state)):
         hint = f"to stop it: clusterctl stop {name}; or dispatch again to create a new job"
-        return AgentError(f"{name} is already running (run {int(run.run)})", kind="refused", hint=hint)
+        return AgentError(f"{name} is already running (run {int(run.run)})", kind="refused", hint=hint, locked=True)
     starter = read_json(job.lock)
     if isinstance(starter, list) and len(starter) == len(Identity._fields) and is_alive(Identity(*starter)):
         hint = f"clusterctl status {name} shows what becomes of it"
-        return AgentError(f"another clusterctl start of {name} is under way", kind="refused", hint=hint)
+        return AgentError(f"another clusterctl start of {name} is under way", kind="refused", hint=hint, locked=True)
     hint = f"try again in a moment; clusterctl stop {name} ends what is left at once"
-    return AgentError(f"an earlier run of {name} is still being ended here", kind="refused", hint=hint)
+    return AgentError(f"an earlier run of {name} is still being ended here", kind="refused", hint=hint, locked=True)
 
 
 @contextlib.contextmanager

@@ -6,7 +6,6 @@ lock is taken here and handed to the supervisor, so that it is held exactly as l
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import shutil
@@ -23,7 +22,7 @@ from clusterctl.agent.node.checkpoint_files import carry_on, set_aside_later
 from clusterctl.agent.node.facts import quick
 from clusterctl.agent.node.job_processes import MOST_NAMED, of_job
 from clusterctl.agent.node.jobs import find_job, is_free, need_spec, pick_run, read_state, supervisor_of
-from clusterctl.agent.node.locks import JobLock, check_free
+from clusterctl.agent.node.locks import JobLock
 from clusterctl.agent.node.ports import take_as_a_job
 from clusterctl.agent.node.reachability import Target, answering, try_all
 from clusterctl.agent.packages.interpreter import find_versions
@@ -43,11 +42,7 @@ EXITING_S = 0.5  # for processes that are just exiting
 def start(root: Path, request: dict[str, Any], peer: Peer) -> dict[str, Any]:
     job = find_job(root, request["ref"])
     _check_identity(job, request)
-    with contextlib.ExitStack() as stack:
-        # Of two starts at once, the one that has the lead's node wins; the other nodes lock when it orders them to go.
-        lock = stack.enter_context(JobLock(job)) if request["lead"] else None
-        if lock is None:
-            check_free(job)
+    with JobLock(job) as lock:
         _check_nothing_left(job)
         venv = find_for_job(root, job.dir, request["runtime"])
         python = str(venv / "bin/python") if venv else request["python"]
@@ -65,8 +60,6 @@ def start(root: Path, request: dict[str, Any], peer: Peer) -> dict[str, Any]:
         go = _wait_for_go(ready, request, peer)
         if "spec" not in go:
             raise AgentError("the start was cancelled")
-        if lock is None:
-            lock = stack.enter_context(JobLock(job))
         spec = in_environment(_checked(go["spec"]), venv, request["python"])
         previous = job.newest_run()
         run = job.run(spec.run)

@@ -50,7 +50,11 @@ class Downstream:
         self._deadline = self._stall_s = 0.0
         self._called = time.monotonic()
         self._settled = threading.Event()
-        self._sock = loop.connect((branch.address, branch.port), CALL_S, self._shake_hands)
+        try:
+            self._sock = loop.connect((branch.address, branch.port), CALL_S, self._shake_hands)
+        except OSError:  # such as an address of an interface that is not here
+            self._sock = socket.socket()
+            self._settled.set()
 
     def fileno(self) -> int:
         return self._sock.fileno()
@@ -151,7 +155,7 @@ class Downstream:
 
     def _greet(self, sock: ssl.SSLSocket, error: OSError | None) -> None:
         self._ready = error is None and peer_name(sock) == self.name
-        if self.lost:  # `drop` hangs up if it comes later
+        if self.lost or not self._ready:  # `drop` hangs up if it comes later
             hang_up(sock)
         self._settled.set()
 

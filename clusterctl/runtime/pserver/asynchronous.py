@@ -34,6 +34,7 @@ class AsyncUpdates(UpdatePolicy):
         self._ahead: dict[int, Push] = {}  # ssp: applied, and answered when the trainer may continue
         self._cut_requests: dict[int, wire.Message] = {}
         self._cuts_done: dict[int, wire.Message] = {}  # ssp: answered when the trainer may continue
+        self._stops: dict[int, int] = {}  # by rank, the newest checkpoint that it has stopped for, on whatever lane
         self._saved_at = -1
         self._announced_at = 0.0
 
@@ -78,6 +79,7 @@ class AsyncUpdates(UpdatePolicy):
             self.cuts = max(self.cuts, message.cut)
             self.cuts_made = max(self.cuts_made, message.cut)
         trainer.declared = True
+        self._note_stop(message)
 
     def catch_up(self, rank: int, pushes: int, cursor: tuple[int, int]) -> None:
         """Skip a trainer's pushes that this lane does not know. After a restart they are lost with the old process."""
@@ -96,10 +98,15 @@ class AsyncUpdates(UpdatePolicy):
     def forget_requests(self, rank: int) -> None:
         self._cut_requests.pop(rank, None)
         self._cuts_done.pop(rank, None)
+        self._stops.pop(rank, None)
+
+    def _note_stop(self, message: wire.Message) -> None:
+        self._stops[message.rank] = max(message.cut, self._stops.get(message.rank, 0))
 
     def cut(self, message: wire.Message) -> list[Output]:
         """Record that a trainer stopped for a checkpoint, which is made when all have."""
         self.cuts = max(self.cuts, message.cut)
+        self._note_stop(message)
         requests = self._cuts_done if message.cut <= self.cuts_made else self._cut_requests
         requests[message.rank] = message
         return self.trainers_changed()
@@ -187,9 +194,12 @@ class AsyncUpdates(UpdatePolicy):
             sent = () if self.lane.mode.name == "ssp" else push.later
             keys = [key for key in sorted(self.lane.tables) if key not in sent]
             out.append(self._reply(push.message, self.lane.newest(rank, keys)))
-        keys = sorted(self.lane.tables) if self.lane.mode.name == "ssp" else []
-        for rank in [rank for rank in self._cuts_done if not self._is_ahead(rank)]:
-            out.append(self._reply(self._cuts_done.pop(rank), self.lane.newest(rank, keys)))
+        for rank, message in list(self._cuts_done.items()):
+            if not self._is_ahead(rank):
+                keys = sorted(self.lane.tables) if self.lane.mode.name == "ssp" else []
+                out.append(self._reply(self._cuts_done.pop(rank), self.lane.newest(rank, keys)))
+            elif self._has_to_stop_again(message):
+                out.append(self._reply(self._cuts_done.pop(rank), [], wire.STOP_AGAIN))
         return [*out, *self._answer_held()]
 
     def _again(self, message: wire.Message) -> list[Output]:
@@ -204,17 +214,30 @@ class AsyncUpdates(UpdatePolicy):
         return [self._reply(message, self.lane.newest(message.rank, keys), wire.REPEATED)]
 
     def _is_ahead(self, rank: int) -> bool:
-        mode, trainers = self.lane.mode, self.lane.trainers
-        return mode.name == "ssp" and trainers[rank].pushed - trainers.slowest > mode.bound
+        return self._is_too_far_from(rank, self.lane.trainers.active())
 
     def _is_held_back(self, rank: int) -> bool:
-        """Return True if a trainer is too far ahead of one that has not stopped for a checkpoint."""
-        if not self._is_ahead(rank):
+        """Return True if a trainer is too far ahead of one that does not wait for it to stop for a checkpoint.
+
+        One that stopped for a newer checkpoint than it did waits for it, perhaps on another lane.
+        """
+        own = self._stops.get(rank, 0)
+        waiting = {other for other, stop in self._stops.items() if stop > own}
+        return self._is_too_far_from(rank, self.lane.trainers.active() - waiting - set(self._cut_requests))
+
+    def _is_too_far_from(self, rank: int, others: set[int]) -> bool:
+        """On lane 0, which all use, every trainer counts; on the others those that have made a table there."""
+        mode, trainers = self.lane.mode, self.lane.trainers
+        if mode.name != "ssp":
             return False
-        trainers = self.lane.trainers
-        at_work = [trainers[other].pushed for other in trainers.active() - set(self._cut_requests)]
         pushed = trainers[rank].pushed
-        return pushed - min(at_work, default=pushed) > self.lane.mode.bound
+        theirs = [trainers[o].pushed for o in others if self.lane.lane == 0 or trainers[o].declared]
+        return pushed - min(theirs, default=pushed) > mode.bound
+
+    def _has_to_stop_again(self, stopped: wire.Message) -> bool:
+        """Return True if those that a trainer is too far ahead of wait for it to stop for a newer checkpoint."""
+        due = max((self._stops.get(other, 0) for other in self.lane.trainers.active()), default=0)
+        return due > stopped.cut and not self._is_held_back(stopped.rank)
 
     def _announce_if_due(self) -> None:
         every, trainers = self.lane.save_every, self.lane.trainers

@@ -128,7 +128,8 @@ class ServerCore:
             raise RefusedError(f"a message claims to be from trainer {message.rank}; its key belongs to trainer {rank}")
         if message.kind not in self._handlers:
             raise RefusedError(f"trainer {rank} sent a message of kind {message.kind}, which is not a request")
-        if message.kind != wire.HELLO and message.epoch != self.state.epoch:
+        before_hello = message.kind == wire.PROBE and message.attempt > trainer.attempt
+        if message.kind != wire.HELLO and not before_hello and message.epoch != self.state.epoch:
             raise RefusedError(
                 f"trainer {rank} sent a message of epoch {message.epoch}, the job is in epoch {self.state.epoch}"
             )

@@ -238,6 +238,8 @@ class Server:
     def take(self, lane: Lane, save: Save) -> None:
         """Take a lane's part of a save; queue the file when all lanes that have tables have given theirs."""
         with self._lock:
+            if save.checkpoint:
+                self._discard_older(lane.core.state.lane, save)
             parts = self._parts.setdefault(save.tag, {})
             parts[lane.core.state.lane] = save
             if any(other.core.tables and other.core.state.lane not in parts for other in self.lanes):
@@ -249,6 +251,14 @@ class Server:
             with contextlib.suppress(queue.Full):
                 self._jobs.put(whole, timeout=0.25)
                 return
+
+    def _discard_older(self, lane: int, newer: Save) -> None:
+        """Discard a lane's parts of checkpoints that the other lanes made at another moment: none will complete."""
+        for tag, parts in list(self._parts.items()):
+            if lane in parts and parts[lane].checkpoint and parts[lane].step < newer.step:
+                del parts[lane]
+            if not parts:
+                del self._parts[tag]
 
     def _run_lane(self, lane: Lane) -> None:
         try:

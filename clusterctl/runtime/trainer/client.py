@@ -218,14 +218,18 @@ class Client:
         due = self.mode.name != "sync" and self._cut > self.cuts_taken
         return due and self.step >= self._even_from
 
-    def take_cut(self) -> None:
-        """Wait until all pushes are answered, then until the checkpoint that is due is made."""
+    def take_cut(self) -> bool:
+        """Wait until all pushes are answered, then until the checkpoint that is due is made.
+
+        Return True if the next one is due before any push.
+        """
         self.settle()
         self.cuts_taken = self._cut
         replies = self.ask(wire.CUT, self.used, cut=self._cut, version=self._versions[0])
         for reply in replies.values():
             for part in reply.parts:
                 self._refresh(part)
+        return any(reply.flags & wire.STOP_AGAIN for reply in replies.values())
 
     # Start and end
 

@@ -51,8 +51,8 @@ class Parameters:
         client.push(self.packer.pack(sent, dict.fromkeys(client.used)), context, samples)
         when_sent()
         client.settle(client.window - 1)
-        if client.stop_for_cut():
-            client.take_cut()
+        while client.stop_for_cut() and client.take_cut():
+            pass
 
     def settle(self) -> None:
         """Wait until all pushes are applied, and discard prefetched rows."""

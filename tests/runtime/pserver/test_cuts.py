@@ -28,8 +28,8 @@ Answers = dict[tuple[int, int], wire.Message]
 class LaneOfTwo:
     """One lane and two trainers, which have made `w` there unless it is new. Answers are by (rank, request)."""
 
-    def __init__(self, mode: str, *, new: bool = False) -> None:
-        self.core = ServerCore(LaneState(0, Layout(1), 2, mode=Mode.parse(mode)))
+    def __init__(self, mode: str, *, new: bool = False, number: int = 0) -> None:
+        self.core = ServerCore(LaneState(number, Layout(1 + number), 2, mode=Mode.parse(mode)))
         self.attempts = [0, 0]
         for rank in range(2):
             self.begin(rank)
@@ -46,8 +46,8 @@ class LaneOfTwo:
         return self._handle(wire.CREATE, rank, 2, cut=cut, parts=[wire.json_part(SPEC.to_json())])
 
     def push(self, rank: int, step: int) -> Answers:
-        part = wire.Part(wire.DENSE, -np.ones(4, np.float32), SPEC.key)
-        return self._handle(wire.PUSH, rank, 100 + step, step=step, samples=1, parts=[part])
+        parts = [wire.Part(wire.DENSE, -np.ones(4, np.float32), SPEC.key)] if self.core.state.lane == 0 else []
+        return self._handle(wire.PUSH, rank, 100 + step, step=step, samples=1, parts=parts)
 
     def stop(self, rank: int, cut: int) -> Answers:
         return self._handle(wire.CUT, rank, 500 + cut, cut=cut, version=self.core.step)
@@ -130,6 +130,46 @@ def test_a_lane_that_comes_late_counts_the_checkpoints_before_it_as_made() -> No
     assert lane.stop(0, cut=4) == {}
     assert (0, 504) in lane.create(1, cut=4)
     assert lane.begin(1)["cuts_made"] == 4
+
+
+def test_a_trainer_that_stopped_for_a_newer_checkpoint_elsewhere_holds_nobody_back_here() -> None:
+    """This lane has made the checkpoint with the first attempt of trainer 1; another lane still waits for the second.
+
+    Trainer 0, which waits there, is not at work, although this lane has answered it.
+    """
+    lane = LaneOfTwo("ssp(0)")
+    lane.stop(1, cut=1)
+    assert sorted(lane.stop(0, cut=1)) == [(0, 501), (1, 501)]
+    lane.begin(1)
+    assert list(lane.push(1, 0)) == [(1, 100)]
+
+
+def test_a_trainer_that_others_wait_for_stops_again_though_it_is_ahead() -> None:
+    lane = LaneOfTwo("ssp(0)")
+    lane.push(0, 0)
+    lane.begin(1)
+    lane.stop(1, cut=1)
+    assert list(lane.stop(0, cut=1)) == [(1, 501)]
+    answers = lane.stop(1, cut=2)
+    assert list(answers) == [(0, 501)]
+    assert answers[0, 501].flags & wire.STOP_AGAIN
+    assert (1, 502) in lane.stop(0, cut=2)
+
+
+def test_a_trainer_that_has_no_table_on_a_lane_yet_holds_nobody_back_there() -> None:
+    """Except on the first lane, which all use."""
+    for number, answered in ((0, []), (1, [(0, 100)])):
+        lane = LaneOfTwo("ssp(0)", new=True, number=number)
+        lane.create(0)
+        assert list(lane.push(0, 0)) == answered
+
+
+def test_a_probe_of_a_new_attempt_is_answered_before_its_hello_in_any_epoch() -> None:
+    lane = LaneOfTwo("async")
+    lane.core.begin_epoch(1)
+    [reply] = lane.core.handle(0, wire.Message(wire.PROBE, 0, 7, attempt=2))
+    assert isinstance(reply, Reply)
+    assert reply.message.kind == wire.STATE
 
 
 def test_a_trainer_that_died_while_it_stopped_stops_again_for_the_lanes_that_wait(tmp_path: Path) -> None:
