@@ -162,7 +162,7 @@ def counted(ps: Session) -> float:
 
 @pytest.mark.parametrize("mode", ["sync", "async"])
 def test_losing_a_quarter_of_all_messages_changes_nothing(tmp_path: Path, mode: str) -> None:
-    """Requests and replies alike can be lost between two trainers and two pservers."""
+    """Two trainers and two pservers lose both requests and replies."""
     with thread_cluster(tmp_path, 2, 2, mode=mode) as cluster, Between(cluster, seed=9, lose=0.25) as between:
         cluster.probe_every_s = 0.02
         results = cluster.train(counted)

@@ -214,25 +214,25 @@ class AsyncUpdates(UpdatePolicy):
         return [self._reply(message, self.lane.newest(message.rank, keys), wire.REPEATED)]
 
     def _is_ahead(self, rank: int) -> bool:
-        return self._is_too_far_from(rank, self.lane.trainers.active())
+        return self.lane.mode.name == "ssp" and self._is_too_far_from(rank, self.lane.trainers.active())
 
     def _is_held_back(self, rank: int) -> bool:
         """Return True if a trainer is too far ahead of one that does not wait for it to stop for a checkpoint.
 
         One that stopped for a newer checkpoint than it did waits for it, perhaps on another lane.
         """
+        if not self._is_ahead(rank):
+            return False
         own = self._stops.get(rank, 0)
         waiting = {other for other, stop in self._stops.items() if stop > own}
         return self._is_too_far_from(rank, self.lane.trainers.active() - waiting - set(self._cut_requests))
 
     def _is_too_far_from(self, rank: int, others: set[int]) -> bool:
         """On lane 0, which all use, every trainer counts; on the others those that have made a table there."""
-        mode, trainers = self.lane.mode, self.lane.trainers
-        if mode.name != "ssp":
-            return False
+        trainers = self.lane.trainers
         pushed = trainers[rank].pushed
         theirs = [trainers[o].pushed for o in others if self.lane.lane == 0 or trainers[o].declared]
-        return pushed - min(theirs, default=pushed) > mode.bound
+        return pushed - min(theirs, default=pushed) > self.lane.mode.bound
 
     def _has_to_stop_again(self, stopped: wire.Message) -> bool:
         """Return True if those that a trainer is too far ahead of wait for it to stop for a newer checkpoint."""

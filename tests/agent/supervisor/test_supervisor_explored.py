@@ -272,7 +272,7 @@ class World:
         self.settle()
 
     def end(self, lot: int) -> None:
-        """The lead ends the run without this node: it waited for too long, or is told of another failure."""
+        """End the run as a lead does that has given up waiting for this node."""
         self.stop(lot)
         self.order("end", state="failed", cause=None)
 

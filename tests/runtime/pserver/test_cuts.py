@@ -1,4 +1,4 @@
-"""Checkpoints outside of sync mode: every trainer stops for one, on every lane, whoever died or came back before."""
+"""Checkpoints in async, ssp and geo mode: every trainer stops for one on every lane, even after restarts."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class LaneOfTwo:
                 self.create(rank)
 
     def begin(self, rank: int) -> dict[str, object]:
-        """Begin a new attempt of a trainer; return what the lane told it."""
+        """Start a new attempt of a trainer and return the reply to its hello."""
         self.attempts[rank] += 1
         [reply] = self._handle(wire.HELLO, rank, 1, parts=[wire.json_part({"trainers": 2})]).values()
         return dict(reply.json())
