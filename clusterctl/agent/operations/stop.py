@@ -119,13 +119,16 @@ def _busy_ports(job: JobPaths) -> list[dict[str, Any]]:
     run = pick_run(job)
     had = {port for p in read_state(run)["processes"] for port in p.get("ports", ())} if run else set()
     ours = os.path.realpath(job.dir)
+    listeners: list[dict[str, Any]] = []
 
-    def holders() -> list[dict[str, Any]]:
-        listeners = [holder for port in sorted(had) if ports.is_listening(port) for holder in ports.holders([port])]
-        return [holder for holder in listeners if _may_be_of(ours, holder)]
+    def are_free() -> bool:
+        """Update `listeners`. One that is seen exiting has no environment any more, so look again before blaming it."""
+        found = [holder for port in sorted(had) if ports.is_listening(port) for holder in ports.holders([port])]
+        listeners[:] = [holder for holder in found if _may_be_of(ours, holder)]
+        return not listeners
 
-    wait_until(lambda: not holders(), PORTS_S)
-    return holders()
+    wait_until(are_free, PORTS_S)
+    return listeners
 
 
 def _may_be_of(job_dir: str, holder: dict[str, Any]) -> bool:

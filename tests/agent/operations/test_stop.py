@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 from io import BytesIO
@@ -67,3 +68,24 @@ def test_a_job_with_a_damaged_spec_is_stopped(tmp_path: Path, text: str) -> None
             process.kill()
     assert (done["run"], done["was"], done["leftovers"], done["survivors"]) == ("0001", "lost", 1, 0)
     assert read_json(run.state)["ended"]["state"] == "stopped"
+
+
+@pytest.mark.parametrize("exiting", [(True, False), (False, True)], ids=["first look", "second look"])
+def test_another_job_that_exits_while_its_port_is_looked_at_is_not_taken_for_this_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, exiting: tuple[bool, bool]
+) -> None:
+    """A process that exits loses its environment before its sockets."""
+    job = JobPaths(tmp_path / "JOB20261121-081530")
+    run = job.run("0001")
+    run.dir.mkdir(parents=True)
+    write_json(job.record, {"job": job.dir.name})
+    looks = iter(exiting)
+    monkeypatch.setattr(stop, "job_dir_of", lambda _: None if next(looks) else str(tmp_path / "JOB20261121-081531"))
+    with socket.create_server(("127.0.0.1", 0)) as server, Path(os.devnull).open("wb") as nobody:
+        held = {"role": "pserver", "ports": [server.getsockname()[1]], "state": "stopped"}
+        ended = {"state": "stopped", "reason": "", "time": 0}
+        write_json(
+            run.state, {"processes": [held], "supervisor": (2**22 + 1, 1, "boot"), "ended": ended, "phase": None}
+        )
+        done = stop.stop(tmp_path, {"ref": job.dir.name}, Peer(BytesIO(), nobody.fileno()))
+    assert done["ports_busy"] == []
