@@ -3,13 +3,16 @@
 May import every part that runs on the control machine, but not `agent` or `runtime`. Start reading at `app.py`.
 """
 
+import _thread
 import os
+import signal
 import sys
 from typing import NoReturn
 
 
 def main() -> None:
     """Entry point of the `clusterctl` program."""
+    repeat_ignored_interrupts()
     try:
         from clusterctl.cli.app import run
 
@@ -19,6 +22,24 @@ def main() -> None:
 
         code = InterruptedRun.exit_code
     _leave(code)
+
+
+def repeat_ignored_interrupts() -> None:
+    """Raise KeyboardInterrupt again if Ctrl-C hits code whose exceptions Python ignores.
+
+    Such code is a callback of weakref, which every import calls, or a `__del__`. Without this, Ctrl-C would seldom, but
+    then completely, be lost.
+    """
+    report = sys.unraisablehook
+
+    def on_ignored(unraisable: "sys.UnraisableHookArgs") -> None:
+        if issubclass(unraisable.exc_type, KeyboardInterrupt):
+            # From this thread it would hit this function. A signal, since nothing else wakes a thread that waits.
+            _thread.start_new_thread(signal.pthread_kill, (_thread.get_ident(), signal.SIGINT))
+        else:
+            report(unraisable)
+
+    sys.unraisablehook = on_ignored
 
 
 def _leave(code: int) -> NoReturn:
