@@ -15,6 +15,7 @@ from clusterctl.errors import ClusterctlError
 ENVIRONMENT_NAME = "CLUSTERCTL_FAKE"
 NODE_ENVIRONMENT_NAME = "CLUSTERCTL_FAKE_NODE"
 NODES_GRACE_S = 3.0  # between TERM and KILL for processes on the nodes
+STOP_S = 5.0
 DEATH_S = 5.0
 
 Find = Callable[[], Iterable[Identity]]
@@ -50,6 +51,7 @@ def freeze(find: Find) -> set[Identity]:
     while new := set(find()) - frozen:
         _signal(new, signal.SIGSTOP)
         frozen |= new
+    wait_until(lambda: not any(map(_runs, frozen)), STOP_S)  # a process that waits for a processor stops later
     return frozen
 
 
@@ -75,6 +77,11 @@ def is_frozen(process: Identity) -> bool:
     """Return True if a process is stopped."""
     fields = stat_fields(process.pid)
     return fields is not None and fields[0] == "T"
+
+
+def _runs(process: Identity) -> bool:
+    fields = stat_fields(process.pid)
+    return fields is not None and fields[0] not in "TZX" and is_alive(process)
 
 
 def _signal(processes: Iterable[Identity], number: int) -> None:
