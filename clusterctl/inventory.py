@@ -113,7 +113,8 @@ def _counts(settings: Settings, role: str, findings: list[Finding]) -> list[int]
     )
     able = [_count(host, role, per_node) for host in settings.hosts]
     chosen, problems = _chosen(settings.hosts, able, role, wanted)
-    if not chosen and not problems and (role == "trainer" or settings.engine == "clusterctl"):
+    needed = role == "trainer" or (settings.engine == "clusterctl" and wanted != 0)
+    if needed and not chosen and not problems:
         problems = [f"leaves no host to run a {role}; check the roles and counts of Host(...) too"]
     file, line = str(settings.source or "settings"), settings.lines.get(setting)
     findings += [Finding(file, line, setting, f"{setting} {problem}") for problem in problems]

@@ -20,7 +20,8 @@ class ExitFacts(TypedDict, total=False):
     """Facts about an exit, beside its code. `ours` are the indexes of the lines in `tail` that clusterctl wrote.
 
     `reason` is the reason that the message gives, as `clusterctl why` names it, `limit` the setting that was exceeded,
-    `peers` the processes that did not answer.
+    `peers` the processes that did not answer. `unfinished` is the reason why a trainer's exit with code 0 is a failure:
+    "not_connected" or "not_left". `unsaid` means that it left the run without a message to the pservers.
     """
 
     tail: Sequence[str]
@@ -34,6 +35,8 @@ class ExitFacts(TypedDict, total=False):
     stalled: bool
     hopeless: bool
     port_taken: bool
+    unfinished: str | None
+    unsaid: bool
 
 
 class FailureFacts(TypedDict, total=False):

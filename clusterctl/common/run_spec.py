@@ -216,6 +216,11 @@ class RunSpec(Record):
         """True if this node leads the run."""
         return self.node == self.lead_node
 
+    @property
+    def trains_with_ours(self) -> bool:
+        """True if all pservers are ours. Then every trainer connects to them, and leaves the run before it exits."""
+        return self.training.pservers > 0 and self.training.engine == "clusterctl" and not self.failures.whole
+
 
 @dataclass(frozen=True, kw_only=True)
 class RunSummary(Record):

@@ -148,7 +148,8 @@ class RunView:
         if process is None:
             return
         process.exit_code = event["exit_code"]
-        process.state = "stopped" if event["stopping"] else ("failed" if event["exit_code"] else "succeeded")
+        failed = event["exit_code"] or event.get("unfinished")
+        process.state = "stopped" if event["stopping"] else ("failed" if failed else "succeeded")
         if process.state == "failed" and not event.get("port_taken"):
             self.failures.append(event)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import atexit
+
 from clusterctl.runtime.environment import Environment, read_environment
 from clusterctl.runtime.errors import ProcessError
 from clusterctl.runtime.supervisor_socket import SupervisorSocket
@@ -13,8 +15,11 @@ def connect(load: str | None = None) -> Session:
     """Join the run named by the environment, or run a pserver in this process if the environment names no run.
 
     Use it as a context manager. A clean exit reports to the pservers that this trainer is done; an exception does not,
-    so that the run can detect the failure. `load` is the directory (or file) of a saved model that tables start from,
-    relative to the job directory, or to the current directory in local mode. Not thread-safe.
+    so that the run can detect the failure. Without `with`, the end of the program counts as the exit. A trainer that
+    exits with code 0 in any other way has failed.
+
+    `load` is the directory (or file) of a saved model that tables start from, relative to the job directory, or to the
+    current directory in local mode. Not thread-safe.
     """
     env = read_environment()
     if env.role == "pserver":
@@ -23,10 +28,13 @@ def connect(load: str | None = None) -> Session:
     supervisor.register_stack_dump()
     link = _make_link(env, supervisor)
     try:
-        return Session(env, link, supervisor, load if load is not None else env.spec.saving.load)
+        session = Session(env, link, supervisor, load if load is not None else env.spec.saving.load)
     except BaseException:
         link.close()
         raise
+    supervisor.send("connected")
+    atexit.register(session.leave_at_exit)
+    return session
 
 
 def _make_link(env: Environment, supervisor: SupervisorSocket) -> Link:

@@ -163,7 +163,7 @@ def test_all_mistakes_about_roles_are_reported_together_with_their_lines(tmp_pat
         (["a"], {"TRAINERS": 0}, "trainer"),
         (["a"], {"TRAINERS": [], "ENGINE": "none"}, "trainer"),
         ([Host("a", roles=("pserver",))], {}, "trainer"),
-        (["a"], {"PSERVERS": 0}, "pserver"),
+        (["a"], {"PSERVERS": []}, "pserver"),
         ([Host("a", pservers=0)], {}, "pserver"),
     ],
 )
@@ -171,6 +171,10 @@ def test_a_job_without_trainers_or_our_engine_without_pservers_is_an_error(
     hosts: list[Any], values: dict[str, object], role: str
 ) -> None:
     assert f"leaves no host to run a {role}" in problem(*hosts, **values)
+
+
+def test_a_job_has_no_pservers_if_the_user_says_so() -> None:
+    assert [node.pserver_ranks for node in inventory("a", "b", PSERVERS=0).nodes] == [(), ()]
 
 
 @pytest.fixture

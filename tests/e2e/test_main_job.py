@@ -173,7 +173,8 @@ def test_exec_folds_identical_output_and_names_the_failed_nodes(site: Site) -> N
 @pytest.mark.nodes(4)
 def test_every_process_gets_the_promised_environment(site: Site) -> None:
     site.conf(ENV={"MINE": "a b'c$d"}, LD_LIBRARY_PATH="/opt/lib", PADDLE_USE_GPU="False")
-    job = site.dispatch("import json, os; print(json.dumps(dict(os.environ)))")
+    show = "import json, os; print(json.dumps(dict(os.environ)))"
+    job = site.dispatch(f"from clusterctl.runtime import connect\nwith connect(): {show}")
     site.ok("start", "--job_workspace", job)
     line = (site.job_dir(job, 2) / "log/train.log").read_text()
     env = json.loads(line)
@@ -258,7 +259,7 @@ def test_the_job_keeps_running_when_the_attached_start_is_killed(site: Site) -> 
 
 
 def test_output_to_a_closed_pipe_ends_quietly(site: Site) -> None:
-    site.conf(HOSTS=site.hosts[:1])
+    site.conf(HOSTS=site.hosts[:1], PSERVERS=0)
     job = site.dispatch("print('line\\n' * 200000)")
     site.ok("start", "--job_workspace", job)
     with site.popen("logs", job) as reading:

@@ -85,7 +85,7 @@ def test_a_missing_module_on_a_node_has_its_own_error(site: Site) -> None:
 def test_a_hundred_megabytes_of_output_are_kept_completely(site: Site) -> None:
     lines = 1_000_000
     train = f"import sys\nfor i in range({lines}): sys.stdout.write('%099d\\n' % i)\n"
-    site.conf(HOSTS=site.hosts[:1])
+    site.conf(HOSTS=site.hosts[:1], PSERVERS=0)
     site.ok("start", "--job_dispatch_package", str(site.workspace(train)), timeout_s=150)
     job = newest_job(site)
     log = site.job_dir(job, 0) / "log/train.log"
@@ -96,7 +96,7 @@ def test_a_hundred_megabytes_of_output_are_kept_completely(site: Site) -> None:
 
 def test_escape_sequences_do_not_reach_the_terminal(site: Site) -> None:
     train = "import sys; sys.stdout.buffer.write(b'\\x1b[31mred\\x1b]0;title\\x07\\xff\\x9b2J bell\\x08 end\\n')"
-    site.conf(HOSTS=site.hosts[:1])
+    site.conf(HOSTS=site.hosts[:1], PSERVERS=0)
     attached = site.ok("start", "--job_dispatch_package", str(site.workspace(train)))
     job = newest_job(site)
     for out in (attached.out, site.ok("logs", job).out):

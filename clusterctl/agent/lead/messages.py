@@ -93,6 +93,8 @@ class _ExitFacts(_OfProcess, total=False):
     stalled: bool
     hopeless: bool
     port_taken: bool
+    unfinished: str | None
+    unsaid: bool
 
 
 class _FailureFacts(_OfProcess, total=False):
@@ -266,6 +268,13 @@ class Shrink(TypedDict):
     ranks: Sequence[int]
 
 
+class Left(TypedDict):
+    """These trainers have left the run, which the pservers do not know yet."""
+
+    do: Literal["left"]
+    ranks: Sequence[int]
+
+
 class FinishPservers(TypedDict):
     do: Literal["finish"]
     epoch: int
@@ -296,12 +305,13 @@ class End(TypedDict):
     cause: Cause | None
 
 
-Order = Union[Spawn, Again, Respawn, Shrink, FinishPservers, Keep, Stacks, Stop, End]
+Order = Union[Spawn, Again, Respawn, Shrink, Left, FinishPservers, Keep, Stacks, Stop, End]
 ORDERS: Mapping[str, Callable[..., Order]] = {
     "spawn": Spawn,
     "again": Again,
     "respawn": Respawn,
     "shrink": Shrink,
+    "left": Left,
     "finish": FinishPservers,
     "keep": Keep,
     "stacks": Stacks,

@@ -186,10 +186,11 @@ class Lead:
             self._port_trials += 1
             why = f"{name_of(key)} found its port taken; restarting all processes with other ports"
             return [warning(node, why), *self._roll_back(self._table.node_of)]
-        well = message["exit_code"] == 0
+        well = message["exit_code"] == 0 and not message.get("unfinished")
         if well and key[0] == "trainer":
             self._table.ended_well[key[1]] = int(message.get("pushes") or 0)
-            return self._finish_if_trained()
+            left = [SendOrder({"do": "left", "ranks": [key[1]]})] if message.get("unsaid") else []
+            return [*left, *self._finish_if_trained()]
         if well and (self.phase == "finishing" or self._pservers_leave):
             return []
         return self._forgive(key, messages.cause_of(message, "exit", node), now)
@@ -270,7 +271,7 @@ class Lead:
     def _is_hopeless(self, key: Key, cause: Cause) -> bool:
         """True if a program exited on its first attempt before it did anything."""
         began = self._table.attempts[key] > 1 or cause.get("worked", True) or self._policy.whole
-        return not began and cause["exit_code"] > 0
+        return not began and (cause["exit_code"] > 0 or cause.get("unfinished") == "not_connected")
 
     def _distrust(self, key: Key, cause: Cause) -> list[Action]:
         """Discard a checkpoint that a pserver cannot load, and restart from the one before."""

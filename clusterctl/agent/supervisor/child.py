@@ -42,6 +42,8 @@ class Child:
         self.attempt = self.next_attempt = attempt
         self.worked = False
         self.pushes = 0
+        self.connected = False
+        self.goodbye: str | None = None  # "done" if the pservers know that it left the run, "leaving" if not
         self.stalled: str | None = None  # why the supervisor killed it
         self.hopeless: str | None = None  # why a restart would fail, too
         self.peers: list[str] = []  # the processes that did not answer it

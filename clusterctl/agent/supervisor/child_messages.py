@@ -9,16 +9,24 @@ from typing import Any
 from clusterctl.agent.lead.messages import Saved
 from clusterctl.agent.supervisor.checkpoints import CheckpointKeeper
 from clusterctl.agent.supervisor.child import Child, process_of
-from clusterctl.agent.supervisor.exits import ExitClassifier, describe_exit, found_port_taken
+from clusterctl.agent.supervisor.exits import (
+    NOT_CONNECTED,
+    NOT_LEFT,
+    ExitClassifier,
+    describe_exit,
+    found_port_taken,
+)
 from clusterctl.agent.supervisor.launcher import Launcher
 from clusterctl.agent.supervisor.run_context import RunContext
 from clusterctl.agent.supervisor.watchdog import Watchdog
 from clusterctl.common.events import Exit
 from clusterctl.common.manifest import check_receipt
 from clusterctl.common.records import typed
+from clusterctl.common.safe_json import is_whole
 
 WORKED_S = 60.0  # a program that ran for so long has done something, even if it never sent a message
 FROM_PROCESSES = ("ready", "step", "pass", "log", "saved", "nan")
+GOODBYES = ("done", "leaving")
 OURS_IN_EVENTS = ("v", "t", "node", "seq", "role", "rank", "attempt", "do", "complete")
 FIGURES = ("pass", "step", "loss", "samples_per_s", "compute", "wait", "wire")
 #: Counts that pservers report: pushes by staleness, and for each sparse table rows, look-ups and so on.
@@ -46,8 +54,10 @@ class ChildMessages:
         """Handle one message of a process."""
         self._watchdog.receive(child, message)
         self._classifier.receive(child, message)
-        if message["event"] == "done" and isinstance(message.get("pushes"), int):
-            child.pushes = message["pushes"]
+        if message["event"] == "connected":
+            child.connected = True
+        elif message["event"] in GOODBYES and is_whole(message.get("pushes")):
+            child.goodbye, child.pushes = message["event"], message["pushes"]
         if message["event"] not in FROM_PROCESSES:
             return
         event = {key: value for key, value in message.items() if key not in OURS_IN_EVENTS}
@@ -83,19 +93,26 @@ class ChildMessages:
     def exited(self, child: Child) -> None:
         """Record the exit of a process and report it to the lead."""
         assert child.exit_code is not None
-        if child.role == "trainer" and child.exit_code == 0:
-            self._launcher.running(child)
         is_over, replaced = self._context.is_over(), child.next_attempt > child.attempt
         expected = is_over or child.state == "stopped" or replaced
-        ending = "failed" if child.exit_code else "succeeded"
+        unfinished = None if expected else self._unfinished(child)
+        if child.role == "trainer" and child.exit_code == 0 and unfinished is None:
+            self._launcher.running(child)
+        ending = "failed" if child.exit_code or unfinished else "succeeded"
         if is_over or not replaced:  # a process that is replaced stays "restarting", unless the run stops meanwhile
             child.state = "stopped" if expected else ending
-        news = self._describe(child, child.exit_code, expected)
+        news = self._describe(child, child.exit_code, expected, unfinished)
         self._context.record({"event": "exited", **news}, child)
         self._context.send({"do": "exited", **process_of(child), "t": time.time(), **news})
 
-    def _describe(self, child: Child, exit_code: int, expected: bool) -> Exit:
-        failed = exit_code != 0 and not expected
+    def _unfinished(self, child: Child) -> str | None:
+        """The reason why a trainer's exit with code 0 is a failure: the others would wait for it without end."""
+        if child.role != "trainer" or child.exit_code != 0 or not self._context.spec.trains_with_ours or child.goodbye:
+            return None
+        return NOT_LEFT if child.connected else NOT_CONNECTED
+
+    def _describe(self, child: Child, exit_code: int, expected: bool, unfinished: str | None) -> Exit:
+        failed = (exit_code != 0 or unfinished is not None) and not expected
         news: Exit = {
             "exit_code": exit_code,
             "stopping": expected,
@@ -106,9 +123,11 @@ class ChildMessages:
         }
         if failed:
             lines = child.last_lines()
-            news = typed(Exit, {**news, **lines, **self._classifier.explain(child, lines["tail"])})
+            news = typed(Exit, {**news, **lines, **self._classifier.explain(child, lines["tail"], unfinished)})
         if failed and self._launcher.has_port(child) and found_port_taken(news["tail"]):
             news["port_taken"] = True
+        if exit_code == 0 and child.goodbye == "leaving":
+            news["unsaid"] = True
         return news
 
 

@@ -17,6 +17,7 @@ from typing import Any, Callable, NamedTuple, Optional
 from clusterctl.agent.supervisor.child import Child
 from clusterctl.agent.supervisor.run_context import RunContext
 from clusterctl.common.events import ExitFacts, FailureFacts
+from clusterctl.common.records import typed
 from clusterctl.common.run_spec import Limits
 from clusterctl.common.safe_json import is_whole
 
@@ -33,6 +34,11 @@ CRASHES: Mapping[int, str] = {
     signal.SIGBUS: "bus error",
     signal.SIGFPE: "arithmetic error",
     signal.SIGILL: "illegal instruction",
+}
+NOT_CONNECTED, NOT_LEFT = "not_connected", "not_left"
+UNFINISHED: Mapping[str, str] = {
+    NOT_CONNECTED: "before it connected to the pservers (set PSERVERS = 0 if it needs none)",
+    NOT_LEFT: "without leaving the run",
 }
 SEGFAULT, OUT_OF_MEMORY = "segfault", "out_of_memory"
 MOST_PEERS = 16
@@ -82,8 +88,18 @@ class ExitClassifier:
         elif message["event"] == "step":
             child.peers = []
 
-    def explain(self, child: Child, tail: Sequence[str]) -> Explanation:
-        """The message about an exit, and its facts. `oom`, `stalled` and `hopeless` are present only if true."""
+    def explain(self, child: Child, tail: Sequence[str], unfinished: str | None = None) -> Explanation:
+        """The message about an exit, and its facts. `oom`, `stalled` and `hopeless` are present only if true.
+
+        `unfinished` is the reason why an exit with code 0 is a failure, and present only then.
+        """
+        explanation = self._explain(child, tail)
+        if unfinished is None:
+            return explanation
+        message = f"{describe_exit(0)} {UNFINISHED[unfinished]}"
+        return typed(Explanation, {**explanation, "message": message, "unfinished": unfinished})
+
+    def _explain(self, child: Child, tail: Sequence[str]) -> Explanation:
         code = child.exit_code or 0
         if child.stalled is not None:
             return {"message": child.stalled, "stalled": True, "reason": None, "limit": None, "peers": child.peers}

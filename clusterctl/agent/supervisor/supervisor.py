@@ -139,6 +139,8 @@ class Supervisor:
             self._respawn(order)
         elif order["do"] == "shrink":
             self._send_to_pservers({"cmd": "lost", "ranks": order["ranks"]})
+        elif order["do"] == "left":
+            self._send_to_pservers({"cmd": "left", "ranks": order["ranks"]})
         elif order["do"] == "finish":
             self._finish()
         elif order["do"] == "keep":

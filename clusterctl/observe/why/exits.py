@@ -7,7 +7,7 @@ an unknown program, in any language, is understood as far as it reports errors t
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from clusterctl.observe.why.errno_and_signals import (
@@ -40,6 +40,11 @@ WAIT_FOR_EACH_OTHER = (
 STALLED = "see the stacks of its threads in its log; ON_STALL sets what happens to a stalled process"
 MEMORY_LIMIT = "raise MEMORY_LIMIT_MB in conf.py, or use less memory (smaller batches)"
 LEFT = "let it leave `with connect()` (os._exit skips that), or exit with another code so that it is restarted"
+NOT_CONNECTED = "call `connect()` in the program, and wait for processes that it starts; or set PSERVERS = 0 in conf.py"
+UNFINISHED: Mapping[str, Diagnosis] = {
+    "not_connected": Diagnosis("not_connected", "", NOT_CONNECTED),
+    "not_left": Diagnosis("left_early", "", LEFT),
+}
 HALTED = "resume it with kill -CONT on {node}, or end the run with clusterctl stop"
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from clusterctl.observe.why.errno_and_signals import SHELL_CODES, Diagnosis, of_name
 from clusterctl.observe.why.evidence import Evidence, Incident
-from clusterctl.observe.why.exits import MEMORY_LIMIT, WAIT_FOR_EACH_OTHER, diagnose
+from clusterctl.observe.why.exits import MEMORY_LIMIT, UNFINISHED, WAIT_FOR_EACH_OTHER, diagnose
 from clusterctl.observe.why.lost_nodes import lost_nodes
 from clusterctl.observe.why.node_report import NodeReport, Output
 from clusterctl.observe.why.symptoms import has_left, leaving, nan, stall, standstill
@@ -46,7 +46,7 @@ def _of_node(evidence: Evidence, report: NodeReport) -> Iterator[Incident]:
 def _went_wrong(evidence: Evidence, event: dict[str, Any]) -> bool:
     if event.get("stopping"):
         return False
-    if event["exit_code"]:
+    if event["exit_code"] or event.get("unfinished"):
         return True
     serves = event.get("role") != "trainer"
     return (serves and _granted(evidence, event)) or _names(evidence.cause, event)
@@ -81,6 +81,8 @@ def of_exit(evidence: Evidence, report: NodeReport | None, event: dict[str, Any]
     diagnosis = diagnose(event.get("exit_code"), texts, oom=oom, stalled=stalled)
     if event.get("limit") == MEMORY_SETTING:
         diagnosis = replace(diagnosis, advice=MEMORY_LIMIT)
+    if diagnosis.kind == "exit" and event.get("unfinished"):
+        diagnosis = UNFINISHED.get(event["unfinished"], diagnosis)
     peers = event.get("peers") or evidence.peers_in(" ".join([diagnosis.error or "", *texts[-3:]]))
     return Incident(
         "exit",

@@ -102,12 +102,17 @@ class ServerCore:
 
     def drop(self, ranks: Iterable[int]) -> list[Output]:
         """Continue the run without these trainers."""
-        out: list[Output] = []
-        for rank in ranks:
-            if rank in self.trainers.by_rank and not self.trainers[rank].left:
-                self._redistribute(rank)
-                out += self._leave(self.trainers[rank])
-        return out
+        here = self._here(ranks)
+        for rank in here:
+            self._redistribute(rank)
+        return self.leave(here)
+
+    def leave(self, ranks: Iterable[int]) -> list[Output]:
+        """Take note that these trainers have left the run, as their own message says otherwise."""
+        return [output for rank in self._here(ranks) for output in self._leave(self.trainers[rank])]
+
+    def _here(self, ranks: Iterable[int]) -> list[int]:
+        return [rank for rank in ranks if rank in self.trainers.by_rank and not self.trainers[rank].left]
 
     def _redistribute(self, rank: int) -> None:
         """Let the others read a trainer's share from the next pass that no trainer can have started."""

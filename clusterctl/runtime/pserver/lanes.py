@@ -95,6 +95,7 @@ class Lane:
         with np.errstate(all="ignore"):  # numbers that are not finite stay so, and trainers report them
             while not self._finishing:
                 self._receive(receive_frames(self.router))
+            self._do_tasks()
 
     def close(self) -> None:
         self._waker.close()
@@ -106,8 +107,7 @@ class Lane:
 
     def _receive(self, frames: Sequence[zmq.Frame]) -> None:
         if len(frames) == 2 and len(frames[1]) == 0:
-            while not self._tasks.empty():
-                self._send(self._tasks.get()(self.core))
+            self._do_tasks()
             return
         route = frames[0].bytes
         try:
@@ -118,6 +118,10 @@ class Lane:
             self._refuse(str(exc))
             return
         self._handle(route, rank, message)
+
+    def _do_tasks(self) -> None:
+        while not self._tasks.empty():
+            self._send(self._tasks.get()(self.core))
 
     def _rank(self, route: bytes, frames: Sequence[zmq.Frame]) -> int:
         """Return the trainer whose key opened this connection; without keys, the rank that the message claims."""

@@ -94,6 +94,8 @@ class PServer:
             self._submit(lambda core: core.begin_epoch(int(command["epoch"])))
         elif name == "lost":
             self._submit(lambda core: self._drop(core, command["ranks"]))
+        elif name == "left":
+            self._submit(lambda core: core.leave(command["ranks"]))
 
     def _send_pong(self) -> None:
         """Send a pong when every lane has responded; at once if the lanes are finishing."""

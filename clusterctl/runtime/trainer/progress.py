@@ -129,6 +129,10 @@ class Progress:
         """Report that this trainer left the run after `pushes` pushes; a pserver that restarts later is informed."""
         self._supervisor.send("done", pushes=pushes)
 
+    def leaving(self, pushes: int) -> None:
+        """Report that this trainer leaves the run if the program's exit code is 0."""
+        self._supervisor.send("leaving", pushes=pushes)
+
     def flush_log(self) -> None:
         self._logbook.flush(self._clock())
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import atexit
+import os
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Callable
 
@@ -47,6 +50,8 @@ class Session:
         self.layout = link.layout
         self.pservers = link.layout.pservers
         self._load = load
+        self._local = env.local
+        self._pid = os.getpid()  # a fork of the program does not leave the run
         self._handles: dict[int, Handle] = {}
         self._context: StepContext | None = None
         self._progress = Progress(supervisor)
@@ -69,16 +74,35 @@ class Session:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        atexit.unregister(self.leave_at_exit)
         clean = error is None or (isinstance(error, SystemExit) and error.code in (None, 0))
+        self._leave(self._say_goodbye if clean else None)
+
+    def leave_at_exit(self) -> None:
+        """Leave the run at the end of a program that did not use `with`, unless an uncaught exception ends it.
+
+        The exit code is not known here. The supervisor waits for it and informs the pservers if it is 0.
+        """
+        if os.getpid() != self._pid or hasattr(sys, "last_value"):
+            return
+        self._leave(self._say_goodbye if self._local else self._announce_exit)
+
+    def _leave(self, say: Callable[[], None] | None) -> None:
         try:
-            if clean:
+            if say is not None:
                 self._parameters.settle()
                 self._progress.flush(self.step)
                 self._progress.flush_log()
-                self._client.ask_all(wire.BYE)
-                self._progress.done(self._client.step)
+                say()
         finally:
             self._client.close()
+
+    def _say_goodbye(self) -> None:
+        self._client.ask_all(wire.BYE)
+        self._progress.done(self._client.step)
+
+    def _announce_exit(self) -> None:
+        self._progress.leaving(self._client.step)
 
     @property
     def step(self) -> int:

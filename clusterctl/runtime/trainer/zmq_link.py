@@ -81,7 +81,7 @@ class RemoteLink:
         on_unanswered: Callable[[int], None] = lambda pserver: None,
     ) -> None:
         if not env.pservers:
-            raise ProcessError("CLUSTERCTL_PSERVERS names no pserver")
+            raise ProcessError("this run has no pservers (PSERVERS = 0 in conf.py, or CLUSTERCTL_PSERVERS is empty)")
         self.layout: Layout = layout_of(env.spec.ports, len(env.pservers))
         self._clock = clock
         self._probe_every_s = probe_every_s

@@ -32,7 +32,8 @@ USUAL: dict[str, list[Any]] = {
     "tables": [{}, {"w": {"held": 1, "shape": [1]}}],
     **{name: [0, 1] for name in ("epoch", "exit_code", "pass", "seed", "bytes", "pserver", "pservers")},
     **{name: [True, False] for name in ("new", "stopping", "worked", "port_taken", "hopeless", "oom", "stalled")},
-    "checkpoint": [True, False],
+    **{name: [True, False] for name in ("checkpoint", "unsaid")},
+    "unfinished": [None, "not_left"],
     "endpoint": ["b:7164"],
     "pace": ["moves", "waits", "stalled"],
 }

@@ -74,6 +74,24 @@ def test_a_program_that_exits_before_it_did_any_work_is_not_restarted() -> None:
     assert play.lead.phase == "stopping"
 
 
+@pytest.mark.parametrize(("unfinished", "phase"), [("not_connected", "stopping"), ("not_left", "trainers")])
+def test_a_trainer_that_exits_unfinished_is_restarted_if_it_had_connected(unfinished: str, phase: str) -> None:
+    play = go(phase="trainers")
+    process = {"role": "trainer", "rank": 1, "exit_code": 0, "stopping": False, "worked": False}
+    play.says(1, "exited", **process, message="exited with code 0", unfinished=unfinished)
+    assert play.lead.phase == phase
+    assert len(orders(play, "respawn")) == (phase == "trainers")
+
+
+def test_pservers_are_told_of_a_trainer_that_left_without_a_message_to_them() -> None:
+    play = go()
+    process = {"role": "trainer", "exit_code": 0, "stopping": False, "worked": True}
+    for rank, unsaid in ((0, False), (1, True), (2, True)):
+        play.says(rank, "exited", **process, rank=rank, message="exited with code 0", unsaid=unsaid)
+    assert [order["ranks"] for order in orders(play, "left")] == [[1], [2]]
+    assert play.orders()[-2:] == ["left", "finish"]
+
+
 @pytest.mark.parametrize("loss", ["fail", "shrink", "wait"])
 def test_a_failure_that_would_only_recur_ends_the_run_whatever_the_policy(loss: str) -> None:
     play = go(loss=loss)

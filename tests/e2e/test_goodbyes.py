@@ -1,0 +1,104 @@
+"""A trainer that exits with code 0 has finished only if it has left the run."""
+
+from __future__ import annotations
+
+import pytest
+
+from e2e.models import model_of
+from e2e.test_programs import newest_job, start_and_fail
+from support.site import Site
+
+pytestmark = pytest.mark.nodes(2)
+TRAIN = """
+import os, sys
+from clusterctl.runtime import SGD, connect
+
+RANK, ATTEMPT = os.environ["CLUSTERCTL_RANK"], os.environ["CLUSTERCTL_ATTEMPT"]
+
+def train(ps, passes, until=None):
+    w = ps.dense("w", 4, SGD(0.1))
+    for number, _ in enumerate(ps.steps(lambda pass_, rng: range(5), passes=passes)):
+        if number == until and ATTEMPT == "1":
+            return
+        ps.push({w: w.value - 1}, samples=1)
+"""
+
+
+def explained(site: Site) -> tuple[str, str]:
+    """The process and the reason that `why` gives for the newest job."""
+    cause = site.ok("why", newest_job(site), "--json").json()["cause"]
+    return f"{cause['role']}{cause['rank']}@node{cause['node']}", cause["reason"]
+
+
+def test_a_trainer_that_exits_before_it_connects_fails_the_run(site: Site) -> None:
+    train = f"{TRAIN}\nif RANK == '1': sys.exit(0)\nwith connect() as ps: train(ps, 2)"
+    result = start_and_fail(site, train)
+    assert "exited with code 0 before it connected to the pservers" in result.err
+    assert explained(site) == ("trainer1@node1", "not_connected")
+
+
+@pytest.mark.parametrize("begins", ["with connect() as ps:\n    train(ps, 2, until=3)", "train(connect(), 2, until=3)"])
+def test_a_trainer_that_skips_its_goodbye_in_the_middle_of_a_pass_is_restarted(site: Site, begins: str) -> None:
+    site.conf(RESTARTS=1)
+    leaves = "if RANK == ATTEMPT == '1': os._exit(0)"
+    train = TRAIN.replace("            return", f"            {leaves}\n            continue")
+    site.ok("start", "--job_dispatch_package", str(site.workspace(f"{train}\n{begins}")))
+    status = site.status(newest_job(site))
+    assert (status["state"], sum(process["restarts"] for process in status["processes"])) == ("succeeded", 1)
+
+
+def test_without_restarts_it_fails_the_run_and_is_named(site: Site) -> None:
+    result = start_and_fail(
+        site, f"{TRAIN}\nwith connect() as ps:\n    train(ps, 2, until=3 if RANK == '1' else 99)\n    os._exit(0)"
+    )
+    assert "exited with code 0 without leaving the run" in result.err
+    assert explained(site)[1] == "left_early"
+
+
+def test_an_exception_behind_a_pipe_fails_the_run_and_is_named(site: Site) -> None:
+    site.conf(TRAINER_COMMAND="sh run.sh")
+    train = f"{TRAIN}\nwith connect() as ps:\n    train(ps, 2, until=3)\n    raise ValueError('bad shard')"
+    package = site.workspace(train, **{"run.sh": "python3 train.py 2>&1 | cat"})
+    result = site.run("start", "--job_dispatch_package", str(package))
+    assert result.code == 1, result.out + result.err
+    assert "ValueError: bad shard" in result.err
+    assert explained(site)[1] == "exception"
+
+
+@pytest.mark.parametrize("mode", ["sync", "async"])
+def test_without_with_the_end_of_the_program_is_the_goodbye(site: Site, mode: str) -> None:
+    """Trainer 1 makes one pass, trainer 0 three: from the second on it waits for nobody."""
+    site.conf(MODE=mode)
+    site.ok(
+        "start", "--job_dispatch_package", str(site.workspace(f"{TRAIN}\ntrain(connect(), 1 if RANK == '1' else 3)"))
+    )
+    job = newest_job(site)
+    assert site.status(job)["state"] == "succeeded"
+    site.assert_nothing_left(job)
+
+
+def test_an_exit_code_other_than_0_is_no_goodbye(site: Site) -> None:
+    """The other trainer waits for its next attempt, which trains on from the next batch."""
+    site.conf(RESTARTS=1)
+    train = f"{TRAIN}\ntrain(connect(), 2, until=3 if RANK == '1' else None)\nif RANK == ATTEMPT == '1': sys.exit(3)"
+    site.ok("start", "--job_dispatch_package", str(site.workspace(train)))
+    job = newest_job(site)
+    assert sum(process["restarts"] for process in site.status(job)["processes"]) == 1
+    assert model_of(site, job)["w"] == pytest.approx(1 - 0.9**10), "all ten steps, each once"
+
+
+@pytest.mark.parametrize(
+    ("command", "files"),
+    [("python train.py", {}), ("sh run.sh", {"run.sh": "python3 -c 'import time; time.sleep(600)' &"})],
+    ids=["an empty program", "a program in the background"],
+)
+def test_a_run_in_which_no_trainer_connects_fails(site: Site, command: str, files: dict[str, str]) -> None:
+    site.conf(TRAINER_COMMAND=command)
+    result = site.run("start", "--job_dispatch_package", str(site.workspace("", **files)))
+    assert result.code == 1, result.out + result.err
+    assert "before it connected to the pservers" in result.err
+    assert "PSERVERS = 0" in result.err
+    job = newest_job(site)
+    site.assert_nothing_left(job)
+    site.conf(TRAINER_COMMAND=command, PSERVERS=0)
+    assert "succeeded" in site.ok("start", "--job_workspace", job).out
