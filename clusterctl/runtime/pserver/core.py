@@ -183,6 +183,10 @@ class ServerCore:
         return [Reply(message.rank, message.answer(wire.OK, epoch=state.epoch, parts=[wire.json_part(facts)]))]
 
     def _create(self, message: wire.Message) -> list[Output]:
+        """Make a table; without one, only learn where the trainer is."""
+        if not message.parts:
+            self.policy.join(message)
+            return [Reply(message.rank, message.answer(wire.OK)), *self.policy.trainers_changed()]
         spec = spec_from_json(message.json())
         self.policy.join(message)
         declared = self._declared.get(spec.key)

@@ -197,6 +197,7 @@ class Server:
         self._write = write
         self._lock = threading.Lock()
         self._parts: dict[str, dict[int, Save]] = {}
+        self._whole: set[str] = set()  # tags of complete saves; a lane without tables may give its part later
         self._jobs: queue.Queue[Save | None] = queue.Queue(_SAVES_WAITING)
         self._failures: list[BaseException] = []
         self._over = threading.Event()
@@ -242,15 +243,21 @@ class Server:
     def take(self, lane: Lane, save: Save) -> None:
         """Take a lane's part of a save; queue the file when all lanes that have tables have given theirs."""
         with self._lock:
+            if save.tag in self._whole:
+                return
             if save.checkpoint:
                 self._discard_older(lane.core.state.lane, save)
             parts = self._parts.setdefault(save.tag, {})
             parts[lane.core.state.lane] = save
-            if any(other.core.tables and other.core.state.lane not in parts for other in self.lanes):
+            needed = [other for other in self.lanes if other.core.tables] or self.lanes[:1]
+            if any(other.core.state.lane not in parts for other in needed):
                 return
             del self._parts[save.tag]
-        tables = tuple(table for _, part in sorted(parts.items()) for table in part.tables)
-        whole = replace(save, tables=tables, pause_s=max(part.pause_s for part in parts.values()))
+            self._whole.add(save.tag)
+        pieces = [part for _, part in sorted(parts.items()) if part.tables] or [save]
+        tables = tuple(table for piece in pieces for table in piece.tables)
+        latest = max(pieces, key=lambda piece: piece.step)
+        whole = replace(latest, tables=tables, pause_s=max(piece.pause_s for piece in pieces))
         while not self._failures and not self._abandoned.is_set():  # the writer takes no more then
             with contextlib.suppress(queue.Full):
                 self._jobs.put(whole, timeout=0.25)

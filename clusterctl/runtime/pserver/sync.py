@@ -85,7 +85,7 @@ class SyncUpdates(UpdatePolicy):
         return [rank for rank, trainer in self.lane.trainers.by_rank.items() if trainer.is_awaited]
 
     def progress_of(self, rank: int) -> tuple[bool, int]:
-        return bool(self.lane.tables), self.lane.step
+        return bool(self.lane.tables) or self.lane.lane == 0, self.lane.step  # lane 0 gets all pushes
 
     def join(self, message: wire.Message) -> None:
         if not self.lane.tables:

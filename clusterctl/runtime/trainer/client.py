@@ -269,9 +269,11 @@ class Client:
         self.cuts_taken = min(int(own["cuts_made"]) for own in known.values())
 
     def end_pass(self, tag: str) -> None:
-        """Request the save at the end of a pass; the replies name the trainers that are gone for good."""
-        request = {"flags": wire.END_OF_PASS, "parts": [wire.json_part({"tag": tag})]}
-        first = self.ask(wire.SAVE, self.used, **request)[0]
+        """Request the save at the end of a pass; the replies name the trainers that are gone for good.
+
+        All lanes get it: another trainer may have made a table on a lane that this one does not use yet.
+        """
+        first = self.ask_all(wire.SAVE, flags=wire.END_OF_PASS, parts=[wire.json_part({"tag": tag})])[0]
         if first.parts:
             self._gone = dict(first.json()["gone"])
 

@@ -158,6 +158,8 @@ class Session:
         self._parameters.settle()
         pass_ = self._next_pass if self._rejoins or self._open_pass is None else self._open_pass
         cursor = {"pass_": pass_, "batch": self._batch, "step": self._client.step, "cut": self._client.cuts_taken}
+        if 0 not in lanes and self._client.step and self.mode != "sync":
+            self._client.ask(wire.CREATE, [0], **cursor)  # it gets all pushes, and a new pserver may run it
         replies = self._client.ask(wire.CREATE, lanes, **cursor, parts=[wire.json_part(spec.to_json())])
         self._client.use(lanes, reply_bytes=4 * spec.elements if kind == "dense" else 0)
         if self.rank == 0 and any(reply.json().get("initial") for reply in replies.values()):
@@ -343,7 +345,7 @@ class Session:
         if check_tag(tag).startswith("pass-"):
             raise UseError(f"tag {tag!r} is reserved for saves at the end of passes", remedy="choose another name")
         self._parameters.settle()
-        self._client.ask(wire.SAVE, self._client.used, parts=[wire.json_part({"tag": tag})])
+        self._client.ask_all(wire.SAVE, parts=[wire.json_part({"tag": tag})])
 
     def log(self, weight: float = 1, **numbers: float) -> None:
         """Report named numbers; they are averaged over trainers and time, weighted by `weight`."""
