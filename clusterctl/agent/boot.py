@@ -13,7 +13,66 @@ import stat
 import sys
 
 
-def install(lib, digest, source):
+def boot_id():
+    try:
+        with open("/proc/sys/kernel/random/boot_id") as f:
+            return f.read().strip()
+    except OSError:
+        return "unknown"
+
+
+def sync(path):
+    """Write all files to the disk before they are renamed: after a power cut they might be empty."""
+    try:
+        import ctypes
+
+        syncfs = ctypes.CDLL(None).syncfs
+    except (ImportError, AttributeError):
+        os.sync()
+        return
+    fd = os.open(path, os.O_RDONLY)
+    failed = syncfs(fd)
+    os.close(fd)
+    if failed:
+        raise OSError("the disk cannot be synced")
+
+
+def is_whole(lib, digest, mark):
+    """Verify the installed agent once after each reboot, which a power cut may have caused. `mark` shows that it was.
+
+    Compiled files are removed: nobody else would verify them.
+    """
+    if os.path.exists(mark):
+        return True
+    import hashlib
+    import shutil
+
+    names = []
+    for top, directories, files in os.walk(lib):
+        if "__pycache__" in directories:
+            directories.remove("__pycache__")
+            shutil.rmtree(os.path.join(top, "__pycache__"), ignore_errors=True)
+        names += [os.path.relpath(os.path.join(top, name), lib) for name in files if name.endswith(".py")]
+    whole = hashlib.sha256()
+    for name in sorted(names):
+        with open(os.path.join(lib, name), "rb") as f:
+            data = f.read()
+        whole.update(b"%s\0%d\0%s" % (name.encode(), len(data), data))
+    if whole.hexdigest()[: len(digest)] != digest:
+        return False
+    open(mark, "w").close()
+    return True
+
+
+def set_aside(lib):
+    import shutil
+
+    aside = "%s.%d.damaged" % (lib, os.getpid())
+    os.rename(lib, aside)
+    shutil.rmtree(aside, ignore_errors=True)
+
+
+def install(lib, digest, source, mark):
     import hashlib
     import zlib
 
@@ -30,6 +89,8 @@ def install(lib, digest, source):
         with open(path, "wb") as f:
             f.write(whole[offset : offset + int(size)])
         offset += int(size)
+    open(os.path.join(beside, mark), "w").close()
+    sync(beside)
     try:
         os.rename(beside, lib)
     except OSError:
@@ -69,19 +130,23 @@ def boot(digest, root, *expected):
     os.umask(0o077)  # files of the agent and the job are private to this account
     request = source.readline()
     lib = os.path.join(root, ".clusterctl", "lib", digest)
+    mark = "verified-" + boot_id()
     try:
         check_owner(root, lib)
         have = os.path.isdir(lib)
+        if have and not is_whole(lib, digest, os.path.join(lib, mark)):
+            set_aside(lib)
+            have = False
         if not have:
             print('{"need": "%s"}' % digest, flush=True)
-            install(lib, digest, source)
+            install(lib, digest, source, mark)
     except Exception as exc:  # noqa: BLE001 - damaged data raises errors of many kinds
         refuse("cannot install the agent: " + str(exc), "check that this account can write to ROOT_DIR (" + root + ")")
     sys.path.insert(0, lib)
     if have and expected:
         from clusterctl.common.seal import untouched_job
 
-        job_dir = untouched_job(root, *expected)
+        job_dir = untouched_job(root, expected[0], expected[1], mark)
         if job_dir:
             print('{"untouched": "%s"}' % job_dir, flush=True)
             os._exit(0)

@@ -16,10 +16,10 @@ class Bundle:
     """The shipped code. It is read once, so that its name and contents match even if the sources change meanwhile."""
 
     def __init__(self) -> None:
-        paths = [PACKAGE / "__init__.py", *(path for part in PARTS for path in sorted((PACKAGE / part).rglob("*.py")))]
+        paths = [PACKAGE / "__init__.py", *(path for part in PARTS for path in (PACKAGE / part).rglob("*.py"))]
         parts = []
-        for path in paths:
-            name, data = f"clusterctl/{path.relative_to(PACKAGE).as_posix()}", path.read_bytes()
+        for name in sorted(f"clusterctl/{path.relative_to(PACKAGE).as_posix()}" for path in paths):
+            data = (PACKAGE.parent / name).read_bytes()
             parts += [b"%s\0%d\0" % (name.encode(), len(data)), data]
         self._whole = b"".join(parts)
         self.digest = hashlib.sha256(self._whole).hexdigest()[:DIGEST_CHARS]

@@ -26,6 +26,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from clusterctl.common.files import sync_directory
+
 NAME = "manifest.json"
 VERSION = 1
 
@@ -134,12 +136,3 @@ def is_piece_name(name: object) -> bool:
 def is_tag(name: object) -> bool:
     """Return True if it can name a directory of pieces, and is not a path."""
     return isinstance(name, str) and _TAG.fullmatch(name) is not None
-
-
-def sync_directory(directory: Path) -> None:
-    """Make a rename in `directory` survive a power cut."""
-    handle = os.open(directory, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

@@ -13,13 +13,16 @@ RESERVED = ("nodefile", "log", "output", META)  # ours at the top of a job direc
 ID_CHARS = len("JOB20261121-081530")
 
 
-def untouched_job(root: str, job: str, tree: str) -> str:
+def untouched_job(root: str, job: str, tree: str, mark: str) -> str:
     """Return the absolute directory of `job` if it is the newest, sealed as `tree`, never started, and not in use.
 
-    Return "" if any of that is false or hard to determine: the agent then checks in detail.
+    Return "" if any of that is false or hard to determine: the agent then checks in detail. `mark` is the name of the
+    file that shows that no power cut can have damaged the job since it was verified.
     """
     here = os.path.join(root, job)
     try:
+        if not os.path.exists(f"{here}/{META}/{mark}"):
+            return ""
         if _newest(root) != job or os.listdir(f"{here}/{META}/runs") or os.listdir(f"{root}/{META}/incoming"):
             return ""
         for path in (f"{here}/{META}/lock", f"{root}/{META}/journal", f"{root}/{META}/dispatch.lock"):

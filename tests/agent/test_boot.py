@@ -89,6 +89,27 @@ def test_an_agent_that_is_cut_off_in_transit_leaves_nothing(tmp_path: Path) -> N
     assert list((tmp_path / "home").rglob("*.py")) == []
 
 
+def test_after_a_reboot_a_damaged_agent_is_replaced(tmp_path: Path) -> None:
+    """A power cut leaves files empty, compiled ones too. Without a reboot the agent does not look, to save time."""
+    ask(tmp_path / "home", JOBS)
+    lib = tmp_path / "home/root/.clusterctl/lib" / BUNDLE.digest
+    (mark,) = lib.glob("verified-*")
+    damaged = lib / "clusterctl/agent/lead/state_machine.py"
+    damaged.write_text("")
+    assert ask(tmp_path / "home", JOBS) == {"jobs": []}
+    assert damaged.read_text() == ""
+    mark.unlink()
+    assert ask(tmp_path / "home", JOBS) == {"jobs": []}
+    assert damaged.read_text() != ""
+    assert list(lib.parent.iterdir()) == [lib]
+    mark.unlink()
+    compiled = next(lib.rglob("*.pyc"))
+    compiled.write_bytes(bytes(1000))
+    assert ask(tmp_path / "home", JOBS) == {"jobs": []}
+    assert not compiled.exists() or compiled.read_bytes() != bytes(1000)
+    assert mark.exists()
+
+
 def test_many_agents_may_install_themselves_at_once(tmp_path: Path) -> None:
     code, data = boot_code(), BUNDLE.data
     processes = [agent(tmp_path / "home") for _ in range(4)]

@@ -179,15 +179,16 @@ def test_a_job_that_was_started_on_one_node_only_is_followed_by_a_new_one_on_all
 
 
 @pytest.mark.parametrize(
-    "how", ["edit", "stray", "mode", "remove", "run", "lock", "incoming", "younger job", "cut seal"]
+    "how", ["edit", "stray", "mode", "remove", "run", "lock", "incoming", "younger job", "cut seal", "reboot"]
 )
 def test_a_job_that_was_touched_in_any_way_is_no_longer_untouched(place: Place, how: str) -> None:
     (place.workspace / "f").write_text("f")
     done = place.dispatch()
     directory = place.job_dirs(done)[0]
     root, tree = str(directory.parent), read_seal(str(directory))[0]
-    assert untouched_job(root, done.job, tree) == str(directory)
-    assert untouched_job(root, done.job, tree + "0") == ""
+    (mark,) = (directory / ".clusterctl").glob("verified-*")
+    assert untouched_job(root, done.job, tree, mark.name) == str(directory)
+    assert untouched_job(root, done.job, tree + "0", mark.name) == ""
     {
         "edit": lambda: (directory / "f").write_text("g"),
         "stray": (directory / "stray").touch,
@@ -198,8 +199,9 @@ def test_a_job_that_was_touched_in_any_way_is_no_longer_untouched(place: Place, 
         "incoming": (directory.parent / ".clusterctl/incoming/x").mkdir,
         "younger job": (directory.parent / (done.job + "-2")).mkdir,
         "cut seal": lambda: os.truncate(directory / ".clusterctl/seal", 10),
+        "reboot": mark.unlink,
     }[how]()
-    assert untouched_job(root, done.job, tree) == ""
+    assert untouched_job(root, done.job, tree, mark.name) == ""
 
 
 def test_a_plan_lists_changes_and_makes_none(place: Place) -> None:

@@ -17,6 +17,7 @@ from clusterctl.common.errors import AgentError
 from clusterctl.common.fastjson import dumps, loads
 from clusterctl.common.files import write_all
 from clusterctl.common.paths import META, JobPaths, find_jobs, incoming_dir
+from clusterctl.common.procfs import boot_id
 from clusterctl.common.seal import joined, line_of, listing, read_seal, write_seal
 from clusterctl.common.tree import COPY_BYTES, DIRECTORY, FILE, LINK, Entry
 
@@ -46,11 +47,27 @@ class Row(NamedTuple):
 
 
 class Source(NamedTuple):
-    """A file on this node with the wanted bytes; it may be moved if nothing else needs it."""
+    """A file on this node with the wanted bytes; it may be moved if nothing else needs it.
+
+    If it is not `sure`, a power cut may have damaged it.
+    """
 
     path: str
     stamp: Stamp
     movable: bool
+    sure: bool
+
+
+def is_verified(directory: Path) -> bool:
+    """Return True if the files of a job, or of a dispatch in progress, were made or verified since the last reboot.
+
+    `directory` has the mark: the `.clusterctl` of a job.
+    """
+    return (directory / f"verified-{boot_id()}").exists()
+
+
+def mark_verified(directory: Path) -> None:
+    os.close(os.open(directory / f"verified-{boot_id()}", os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, 0o600))
 
 
 def stamp_of(status: os.stat_result) -> Stamp:
@@ -129,19 +146,21 @@ def _of_job(job: JobPaths, missing: set[str]) -> Iterator[tuple[str, Source]]:
         return
     if len(missing) <= FEW and not any(digest.encode() in text for digest in missing):
         return
+    sure = is_verified(job.meta)
     for row in read_manifest(job.dir) or ():
         if row.stamp and row.entry.digest in missing:
-            yield row.entry.digest, Source(f"{job.dir}/{row.entry.path}", row.stamp, False)
+            yield row.entry.digest, Source(f"{job.dir}/{row.entry.path}", row.stamp, False, sure)
 
 
 def _left_over(incoming: Path) -> Iterator[tuple[str, Source]]:
     """Yield files that arrived whole in interrupted dispatches: their staging directories keep a list."""
     for staging in incoming.iterdir():
         with contextlib.suppress(OSError), (staging / "arrived").open() as lines:
+            sure = is_verified(staging)
             for line in lines:
                 with contextlib.suppress(ValueError, TypeError):  # the last line may be torn
                     digest, path, stamp = loads(line)
-                    yield digest, Source(f"{staging}/{path}", Stamp(*stamp), True)
+                    yield digest, Source(f"{staging}/{path}", Stamp(*stamp), True, sure)
 
 
 def find_torn(incoming: Path, sizes: dict[str, int]) -> dict[str, tuple[str, int]]:

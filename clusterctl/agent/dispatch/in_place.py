@@ -12,11 +12,19 @@ import os
 import stat
 from typing import TYPE_CHECKING, Any
 
-from clusterctl.agent.dispatch.content import Row, read_manifest, stamp_of, write_manifest
+from clusterctl.agent.dispatch.content import Row, mark_verified, read_manifest, stamp_of, write_manifest
 from clusterctl.agent.node.locks import dispatch_lock
 from clusterctl.common.errors import AgentError
 from clusterctl.common.fastjson import LightPath, dumps, loads
-from clusterctl.common.files import delete, is_locked, read_json, write_atomic, write_json
+from clusterctl.common.files import (
+    delete,
+    is_locked,
+    read_json,
+    sync_directory,
+    sync_disk,
+    write_atomic,
+    write_json,
+)
 from clusterctl.common.paths import JobPaths, incoming_dir
 from clusterctl.common.tree import DIRECTORY, FILE, LINK, Entry, decode, owned_name
 
@@ -55,7 +63,8 @@ def supersede(
     The files that `changed` names are in `staging/new/NUMBER`, verified.
     """
     write_atomic(staging / "entries", dumps(entries), durable=False)
-    write_json(journal_of(root), {"staging": staging.name, "old": old, "record": record}, durable=False)
+    sync_disk(staging)
+    write_json(journal_of(root), {"staging": staging.name, "old": old, "record": record})
     return _complete(root, entries, base)
 
 
@@ -93,7 +102,9 @@ def _complete(root: Path, entries: list[Entry] | None = None, base: dict[str, Ro
         entries = entries or decode(loads((staging / "entries").read_bytes()))
         base = base or {row.entry.path: row for row in read_manifest(tree) or ()}
         _change(tree, staging, entries, base, journal["record"])
+        sync_disk(tree)
         tree.rename(new)
+    sync_directory(root)
     journal_of(root).unlink()
     with contextlib.suppress(OSError):
         delete(staging)
@@ -180,4 +191,5 @@ def seal(job: JobPaths, record: dict[str, Any], rows: list[Row]) -> None:
         ours.mkdir(0o700, exist_ok=True)
     write_atomic(job.nodefile, b"%d\n" % record["node"], 0o644, durable=False)
     write_json(job.record, record, durable=False)
+    mark_verified(job.meta)
     write_manifest(job.dir, owned_name(record["tree"], record["source"], record["node"], record["nodes"]), rows)

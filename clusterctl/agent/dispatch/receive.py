@@ -15,13 +15,21 @@ import time
 import zlib
 from typing import TYPE_CHECKING, Any, Callable
 
-from clusterctl.agent.dispatch.content import Source, find_sources, find_torn, is_exact, read_manifest
+from clusterctl.agent.dispatch.content import (
+    Source,
+    find_sources,
+    find_torn,
+    is_exact,
+    is_verified,
+    mark_verified,
+    read_manifest,
+)
 from clusterctl.agent.dispatch.in_place import journal_of, supersede, was_started
 from clusterctl.agent.node.locks import dispatch_lock
 from clusterctl.agent.peer import Peer
 from clusterctl.common.errors import AgentError, Gone
 from clusterctl.common.fastjson import loads
-from clusterctl.common.files import delete, digest_of, read_json
+from clusterctl.common.files import delete, digest_of, read_json, sync_directory, sync_disk
 from clusterctl.common.paths import RESERVED, JobPaths, find_jobs, incoming_dir
 from clusterctl.common.tree import FILE, Entry, content_of, decode, fold_rows, order
 
@@ -85,12 +93,14 @@ class _Dispatch:
             return None
         started = was_started(job)
         self._exact = not started and self._base is not None and is_exact(job.dir)
-        if self._exact and self._request["rehash"]:
+        if self._exact and (self._request["rehash"] or not is_verified(job.meta)):
             self._exact = all(
                 digest_of(f"{job.dir}/{entry.path}", self._peer.beat) == entry.digest
                 for entry, stamp in self._base or ()
                 if stamp
             )
+            if self._exact:
+                mark_verified(job.meta)
         about = {name: self._record.get(name) for name in ("tree", "source", "node", "nodes")}
         return {"job": job.dir.name, "started": started, "exact": self._exact, **about}
 
@@ -146,11 +156,15 @@ class _Dispatch:
         if self._exact and self._newest:
             for entry, stamp in self._base or ():
                 if stamp and entry.digest in sizes:
-                    self._sources[entry.digest] = Source(f"{self._newest.dir}/{entry.path}", stamp, False)
+                    self._sources[entry.digest] = Source(f"{self._newest.dir}/{entry.path}", stamp, False, True)
         missing = [digest for digest in sizes if digest not in self._sources]
         sources = find_sources(self._root, missing, sizes, self._peer.beat) if missing else {}
-        if self._request["rehash"]:
-            sources = {digest: s for digest, s in sources.items() if digest_of(s.path, self._peer.beat) == digest}
+        rehash = self._request["rehash"]
+        sources = {
+            digest: source
+            for digest, source in sources.items()
+            if (source.sure and not rehash) or digest_of(source.path, self._peer.beat) == digest
+        }
         self._sources.update(sources)
         self._torn = find_torn(incoming_dir(self._root), {d: sizes[d] for d in missing if d not in sources})
         torn = {digest: size for digest, (_, size) in self._torn.items()}
@@ -174,7 +188,9 @@ class _Dispatch:
             record = self._new_record(message)
             if old is None:
                 work.finish(record)
+                sync_disk(staging)
                 (staging / "tree").rename(self._root / message["go"])
+                sync_directory(self._root)
             elif not supersede(self._root, staging, old, record, self._entries, base):
                 raise AgentError(f"{old} was started in the meantime", hint="dispatch again")
         except BaseException as exc:

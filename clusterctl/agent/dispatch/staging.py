@@ -7,7 +7,7 @@ import hashlib
 import os
 from typing import TYPE_CHECKING, Any, BinaryIO, Callable
 
-from clusterctl.agent.dispatch.content import TORN, Row, Source, Stamp, copy_file, stamp_of
+from clusterctl.agent.dispatch.content import TORN, Row, Source, Stamp, copy_file, mark_verified, stamp_of
 from clusterctl.agent.dispatch.in_place import changed, finish_directory, make_link, seal
 from clusterctl.common.errors import AgentError
 from clusterctl.common.fastjson import dumps
@@ -53,6 +53,7 @@ class Staging:
     def begin(self) -> None:
         """Create all directories."""
         self._path.mkdir(0o700)
+        mark_verified(self._path)
         (self._path / ("new" if self._in_place else "tree")).mkdir(0o700)
         if not self._in_place:
             for entry in self._entries:
@@ -168,7 +169,7 @@ class Staging:
                 source = self._own(number)
 
     def _own(self, number: int) -> Source:
-        return Source(f"{self._path}/{self._name(number)}", self._stamps[number], False)
+        return Source(f"{self._path}/{self._name(number)}", self._stamps[number], False, True)
 
     def _copy(self, number: int, source: Source) -> None:
         entry, path = self._entries[number], f"{self._path}/{self._name(number)}"

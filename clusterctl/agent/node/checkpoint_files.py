@@ -14,7 +14,8 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
 
-from clusterctl.common.manifest import NAME, sync_directory, write_manifest
+from clusterctl.common.files import sync_directory
+from clusterctl.common.manifest import NAME, write_manifest
 from clusterctl.common.paths import JobPaths, RunPaths
 
 PIECES = "pserver-*.safetensors"

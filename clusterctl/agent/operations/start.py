@@ -17,6 +17,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from clusterctl.agent.dispatch.power_cuts import find_damage
 from clusterctl.agent.node.addresses import find_address
 from clusterctl.agent.node.checkpoint_files import carry_on, set_aside_later
 from clusterctl.agent.node.facts import quick
@@ -43,6 +44,7 @@ def start(root: Path, request: dict[str, Any], peer: Peer) -> dict[str, Any]:
     job = find_job(root, request["ref"])
     _check_identity(job, request)
     with JobLock(job) as lock:
+        _check_undamaged(job, peer)
         _check_nothing_left(job)
         venv = find_for_job(root, job.dir, request["runtime"])
         python = str(venv / "bin/python") if venv else request["python"]
@@ -69,6 +71,15 @@ def start(root: Path, request: dict[str, Any], peer: Peer) -> dict[str, Any]:
         except BaseException:
             _undo(run, previous, resumed="resume" in go)
             raise
+
+
+def _check_undamaged(job: JobPaths, peer: Peer) -> None:
+    damaged = find_damage(job, peer.beat)
+    if damaged:
+        more = f" and {len(damaged) - MOST_NAMED} more" if len(damaged) > MOST_NAMED else ""
+        hint = f"put these files back into {job.dir}, or dispatch the workspace again"
+        names = ", ".join(damaged[:MOST_NAMED]) + more
+        raise AgentError(f"a power cut seems to have damaged {job.dir.name}: {names}", kind="refused", hint=hint)
 
 
 def _check_nothing_left(job: JobPaths) -> None:
@@ -120,6 +131,8 @@ def _listen(address: str, request: dict[str, Any]) -> list[socket.socket]:
 
 def _check_identity(job: JobPaths, request: dict[str, Any]) -> None:
     record = read_json(job.record)
+    if not isinstance(record, dict) or not {"node", "nodes"} <= record.keys():
+        raise AgentError(f"{job.record} is damaged", kind="refused", hint="dispatch the workspace again")
     if record["node"] != request["node"] or record["nodes"] != request["nodes"]:
         raise AgentError(
             f"{job.dir.name} was dispatched to this host as node {record['node']} of {record['nodes']}, "

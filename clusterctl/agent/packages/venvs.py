@@ -19,7 +19,7 @@ from typing import Any
 
 from clusterctl.agent.packages.wheel_install import InstallTarget, unpack
 from clusterctl.common.errors import AgentError
-from clusterctl.common.files import read_json, write_json
+from clusterctl.common.files import read_json, sync_disk, write_json
 from clusterctl.common.paths import META
 from clusterctl.common.requirements import digest, effective, read_text
 from clusterctl.common.run_spec import RunSpec
@@ -93,6 +93,7 @@ class Venvs:
             self._fill(beside, lock, store, str(self.python(name)))
             try_out(beside / "bin" / "python", lock)
             write_json(beside / "clusterctl.json", {"v": 1, "lock": [list(wheel) for wheel in lock]})
+            sync_disk(beside)
             shutil.rmtree(self.path(name), ignore_errors=True)
             beside.rename(self.path(name))
         finally:

@@ -19,7 +19,7 @@ from typing import Any, BinaryIO, Callable
 
 import numpy as np
 
-from clusterctl.common.manifest import sync_directory
+from clusterctl.common.files import sync_directory
 from clusterctl.runtime.arrays import Array
 from clusterctl.runtime.errors import ModelError
 

@@ -1,0 +1,42 @@
+"""Files that a power cut has damaged: they are looked for when a job is first used after a reboot."""
+
+from __future__ import annotations
+
+import os
+import stat
+from typing import TYPE_CHECKING, Callable
+
+from clusterctl.agent.dispatch.content import Row, is_verified, mark_verified, read_manifest, stamp_of
+from clusterctl.common.files import digest_of
+from clusterctl.common.paths import META
+
+if TYPE_CHECKING:
+    from clusterctl.common.paths import JobPaths
+
+
+def find_damage(job: JobPaths, beat: Callable[[], None]) -> list[str]:
+    """Return the paths of a job whose bytes are not those that were dispatched, though nobody has changed them.
+
+    `beat` is called periodically.
+    """
+    if is_verified(job.meta):
+        return []
+    rows = read_manifest(job.dir)
+    if rows is None:
+        return [f"{META}/manifest"]
+    damaged = [row.entry.path for row in rows if _is_damaged(f"{job.dir}/{row.entry.path}", row, beat)]
+    if not damaged:
+        mark_verified(job.meta)
+    return damaged
+
+
+def _is_damaged(path: str, row: Row, beat: Callable[[], None]) -> bool:
+    try:
+        status = os.lstat(path)
+    except OSError:
+        return False
+    if row.stamp is None or not stat.S_ISREG(status.st_mode):
+        return False
+    if stamp_of(status) != row.stamp:  # somebody changed it, unless the power cut undid the last change
+        return status.st_ctime_ns < row.stamp.ctime_ns or status.st_size == 0 < row.entry.size
+    return status.st_size != row.entry.size or digest_of(path, beat) != row.entry.digest

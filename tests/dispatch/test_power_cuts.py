@@ -1,0 +1,95 @@
+"""A job of which a power cut has damaged files is not used before they are replaced."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from clusterctl.agent.dispatch.content import read_manifest, stamp_of, write_manifest
+from clusterctl.agent.dispatch.power_cuts import find_damage
+from clusterctl.common.paths import JobPaths
+from clusterctl.common.seal import read_seal
+from dispatch.test_delta import Place
+
+BYTES = b"import clusterctl\n" * 100
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Place:
+    made = Place(tmp_path)
+    for name in ("train.py", "model.py"):
+        (made.workspace / name).write_bytes(BYTES)
+    return made
+
+
+@pytest.fixture
+def job(place: Place) -> JobPaths:
+    """A job that was dispatched before the node was rebooted."""
+    paths = JobPaths(place.job_dirs(place.dispatch())[0])
+    reboot(paths)
+    return paths
+
+
+def reboot(job: JobPaths) -> None:
+    for mark in job.meta.glob("verified-*"):
+        mark.unlink()
+
+
+def damage(job: JobPaths, name: str, contents: bytes) -> None:
+    """Change the contents of a file, but not what the manifest knows of its times and inode."""
+    (job.dir / name).write_bytes(contents)
+    stamp = stamp_of((job.dir / name).lstat())
+    rows = [row._replace(stamp=stamp) if row.entry.path == name else row for row in read_manifest(job.dir) or ()]
+    write_manifest(job.dir, read_seal(str(job.dir))[0], rows)
+
+
+def found(job: JobPaths) -> list[str]:
+    return find_damage(job, lambda: None)
+
+
+def test_a_job_is_verified_once_after_a_reboot(job: JobPaths) -> None:
+    assert found(job) == []
+    damage(job, "train.py", b"")
+    assert found(job) == [], "nothing is read again"
+    reboot(job)
+    assert found(job) == ["train.py"]
+
+
+@pytest.mark.parametrize("contents", [b"", BYTES[:-1], bytes(len(BYTES))], ids=["empty", "cut", "zeros"])
+def test_other_bytes_that_nobody_wrote_are_damage(job: JobPaths, contents: bytes) -> None:
+    damage(job, "train.py", contents)
+    assert found(job) == ["train.py"]
+    assert found(job) == ["train.py"], "it does not count as verified"
+
+
+def test_an_empty_file_is_damaged_whatever_its_times(job: JobPaths) -> None:
+    (job.dir / "train.py").write_bytes(b"")
+    assert found(job) == ["train.py"]
+
+
+def test_files_that_somebody_changed_or_removed_are_not_damaged(job: JobPaths) -> None:
+    (job.dir / "train.py").write_bytes(b"mine")
+    (job.dir / "model.py").unlink()
+    assert found(job) == []
+
+
+def test_a_job_without_its_list_of_files_is_damaged(job: JobPaths) -> None:
+    (job.meta / "manifest").write_bytes(b"")
+    assert found(job) == [".clusterctl/manifest"]
+
+
+@pytest.mark.parametrize("started", [False, True], ids=["in place", "copied"])
+def test_a_dispatch_after_a_reboot_replaces_damaged_files(place: Place, started: bool) -> None:
+    job = JobPaths(place.job_dirs(place.dispatch())[0])
+    damage(job, "train.py", bytes(len(BYTES)))
+    if started:
+        (job.runs / "0001").mkdir()
+    reboot(job)
+    (place.workspace / "new").write_text("new")
+    place.assert_same(place.dispatch())
+
+
+def test_a_dispatch_without_changes_after_a_reboot_replaces_damaged_files(place: Place, job: JobPaths) -> None:
+    damage(job, "train.py", bytes(len(BYTES)))
+    place.assert_same(place.dispatch())
