@@ -60,7 +60,7 @@ INSIDE_AGENT: Table = {
     "supervisor": ("event_loop", "lead", "node"),
     "relay": ("event_loop", "node", "peer", "tls"),
     "dispatch": ("node", "peer", "relay"),
-    "operations": ("dispatch", "node", "packages", "peer", "relay", "supervisor"),
+    "operations": ("node", "packages", "peer", "relay", "supervisor"),
     "main": ("dispatch", "node", "operations", "peer"),
     "boot": ("main",),
     "entry": ("supervisor",),

@@ -14,8 +14,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clusterctl.agent.dispatch.content import Source, stamp_of
 from clusterctl.agent.dispatch.staging import Staging
+from clusterctl.agent.node.content import Source, stamp_of
 from clusterctl.common.errors import AgentError, Gone
 from clusterctl.common.paths import RESERVED
 from clusterctl.common.seal import listing, read_seal

@@ -17,7 +17,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from agent.nodes import PipeCluster, Pipes
-from clusterctl.agent.dispatch import content, in_place
+from clusterctl.agent.dispatch import in_place
+from clusterctl.agent.node import content
 from clusterctl.common.seal import listing, read_seal, untouched_job, write_seal
 from clusterctl.dispatch import Dispatched, Progress, dispatch, plan, scan
 from clusterctl.errors import ClusterctlError

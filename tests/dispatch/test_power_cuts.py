@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl.agent.dispatch.content import read_manifest, stamp_of, write_manifest
-from clusterctl.agent.dispatch.power_cuts import find_damage
+from clusterctl.agent.node.content import read_manifest, stamp_of, write_manifest
+from clusterctl.agent.node.power_cuts import find_damage
 from clusterctl.common.paths import JobPaths
 from clusterctl.common.seal import read_seal
 from dispatch.test_delta import Place

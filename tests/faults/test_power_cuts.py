@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from agent.nodes import BUNDLE, PipeCluster
-from clusterctl.agent.dispatch.content import read_manifest
+from clusterctl.agent.node.content import read_manifest
 from clusterctl.common.files import digest_of
 from clusterctl.common.tree import FILE
 from clusterctl.dispatch import Progress, dispatch, scan

@@ -12,7 +12,7 @@ import os
 import stat
 from typing import TYPE_CHECKING, Any
 
-from clusterctl.agent.dispatch.content import Row, mark_verified, read_manifest, stamp_of, write_manifest
+from clusterctl.agent.node.content import Row, mark_verified, read_manifest, stamp_of, write_manifest
 from clusterctl.agent.node.locks import dispatch_lock
 from clusterctl.common.errors import AgentError
 from clusterctl.common.fastjson import LightPath, dumps, loads

@@ -15,7 +15,8 @@ import time
 import zlib
 from typing import TYPE_CHECKING, Any, Callable
 
-from clusterctl.agent.dispatch.content import (
+from clusterctl.agent.dispatch.in_place import journal_of, supersede, was_started
+from clusterctl.agent.node.content import (
     Source,
     find_sources,
     find_torn,
@@ -24,7 +25,6 @@ from clusterctl.agent.dispatch.content import (
     mark_verified,
     read_manifest,
 )
-from clusterctl.agent.dispatch.in_place import journal_of, supersede, was_started
 from clusterctl.agent.node.locks import dispatch_lock
 from clusterctl.agent.peer import Peer
 from clusterctl.common.errors import AgentError, Gone

@@ -7,8 +7,8 @@ import hashlib
 import os
 from typing import TYPE_CHECKING, Any, BinaryIO, Callable
 
-from clusterctl.agent.dispatch.content import TORN, Row, Source, Stamp, copy_file, mark_verified, stamp_of
 from clusterctl.agent.dispatch.in_place import changed, finish_directory, make_link, seal
+from clusterctl.agent.node.content import TORN, Row, Source, Stamp, copy_file, mark_verified, stamp_of
 from clusterctl.common.errors import AgentError
 from clusterctl.common.fastjson import dumps
 from clusterctl.common.files import write_all

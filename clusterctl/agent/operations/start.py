@@ -17,7 +17,6 @@ import time
 from pathlib import Path
 from typing import Any
 
-from clusterctl.agent.dispatch.power_cuts import find_damage
 from clusterctl.agent.node.addresses import find_address
 from clusterctl.agent.node.checkpoint_files import carry_on, set_aside_later
 from clusterctl.agent.node.facts import quick
@@ -25,6 +24,7 @@ from clusterctl.agent.node.job_processes import MOST_NAMED, of_job
 from clusterctl.agent.node.jobs import find_job, is_free, need_spec, pick_run, read_state, supervisor_of
 from clusterctl.agent.node.locks import JobLock
 from clusterctl.agent.node.ports import take_as_a_job
+from clusterctl.agent.node.power_cuts import find_damage
 from clusterctl.agent.node.reachability import Target, answering, try_all
 from clusterctl.agent.packages.interpreter import find_versions
 from clusterctl.agent.packages.venvs import find_for_job, in_environment

@@ -6,7 +6,7 @@ import os
 import stat
 from typing import TYPE_CHECKING, Callable
 
-from clusterctl.agent.dispatch.content import Row, is_verified, mark_verified, read_manifest, stamp_of
+from clusterctl.agent.node.content import Row, is_verified, mark_verified, read_manifest, stamp_of
 from clusterctl.common.files import digest_of
 from clusterctl.common.paths import META
 
