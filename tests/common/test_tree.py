@@ -196,7 +196,7 @@ def test_leftovers_of_a_broken_dispatch_are_removed_even_from_a_read_only_direct
     left.parent.chmod(0o500)
     work = Staging(tmp_path / "new", [entry], {}, in_place=False)
     work.begin()
-    work.copy({entry.digest: Source(str(left), stamp_of(left.stat()), True)})
+    work.copy({entry.digest: Source(str(left), stamp_of(left.stat()), True, True)})
     left.parent.chmod(0o700)
     assert (tmp_path / "new/tree/a").read_bytes() == b"same"
 

@@ -35,6 +35,13 @@ import os
 os.write(int(os.environ["CLUSTERCTL_CONTROL_FD"]), b'{"event":"ready"}\\n')
 """
 
+# A program that does no steps succeeds only if it joins the run and leaves it.
+LEAVE = """
+from clusterctl.runtime import connect
+with connect():
+    pass
+"""
+
 SLEEP = f"""
 import time
 print("up", flush=True)

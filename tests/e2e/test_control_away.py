@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from e2e.programs import READY, SLEEP
+from e2e.programs import LEAVE, READY, SLEEP
 from support.processes import descendants, kill_all, wait_until
 from support.site import Site
 from support.wires import wires_to
@@ -38,6 +38,7 @@ for n in range(half if attempt > 1 else 0, {LINES}):
         time.sleep(0.01)
     while n == 8000 and not os.path.exists("go"):
         time.sleep(0.01)
+{LEAVE}
 """
 UNTIL_RELEASED = f"""
 import os, time
@@ -47,6 +48,7 @@ while not os.path.exists("go"):
     time.sleep(0.01)
 for n in range(3000):
     print("line", n)
+{LEAVE}
 """
 
 
