@@ -83,14 +83,19 @@ class AsyncUpdates(UpdatePolicy):
 
     def catch_up(self, rank: int, pushes: int, cursor: tuple[int, int]) -> None:
         """Skip a trainer's pushes that this lane does not know. After a restart they are lost with the old process."""
+        missing = self._move(rank, pushes, cursor)
+        if self.lane.epoch > 0:
+            self.lost += missing
+            self.lane.step += missing
+
+    def _move(self, rank: int, pushes: int, cursor: tuple[int, int]) -> int:
+        """Advance a trainer to where it is; return the number of its pushes that this lane does not have."""
         trainer = self.lane.trainers[rank]
         missing = max(0, pushes - trainer.pushed)
         if missing:
             trainer.pushed, trainer.cursor = pushes, cursor
             trainer.passes = max(trainer.passes, cursor[0])
-        if self.lane.epoch > 0:
-            self.lost += missing
-            self.lane.step += missing
+        return missing
 
     def announce(self) -> None:
         self.cuts += 1
@@ -105,6 +110,8 @@ class AsyncUpdates(UpdatePolicy):
 
     def cut(self, message: wire.Message) -> list[Output]:
         """Record that a trainer stopped for a checkpoint, which is made when all have."""
+        if not self.lane.trainers[message.rank].declared:  # it has no table here yet, and pushes to the others only
+            self._move(message.rank, message.step, (message.pass_, message.batch))
         self.cuts = max(self.cuts, message.cut)
         self._note_stop(message)
         requests = self._cuts_done if message.cut <= self.cuts_made else self._cut_requests

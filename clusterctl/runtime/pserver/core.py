@@ -46,6 +46,7 @@ class ServerCore:
         self.greeting: dict[str, Any] = {}
         self._declared: dict[int, TableSpec] = {}
         self._is_restored = restored is not None
+        self._is_first = restored is None and state.epoch == 0
         self._maker = TableMaker(state.lane, state.layout, state.seed, state.mode, open_model, restored, state.lender)
         self._saver = Saver(state)
         self._book = self._saver.book
@@ -133,8 +134,7 @@ class ServerCore:
             raise RefusedError(f"a message claims to be from trainer {message.rank}; its key belongs to trainer {rank}")
         if message.kind not in self._handlers:
             raise RefusedError(f"trainer {rank} sent a message of kind {message.kind}, which is not a request")
-        before_hello = message.kind == wire.PROBE and message.attempt > trainer.attempt
-        if message.kind != wire.HELLO and not before_hello and message.epoch != self.state.epoch:
+        if message.kind not in (wire.HELLO, wire.PROBE) and message.epoch != self.state.epoch:
             raise RefusedError(
                 f"trainer {rank} sent a message of epoch {message.epoch}, the job is in epoch {self.state.epoch}"
             )
@@ -234,6 +234,8 @@ class ServerCore:
         tag, at_pass_end = str(message.json().get("tag", "")), bool(message.flags & wire.END_OF_PASS)
         gone = [wire.json_part({"gone": self._gone()})] if self.gone_from else []
         done = Reply(message.rank, message.answer(wire.OK, parts=gone))
+        if message.flags & wire.REPEATED and not self._is_first:
+            return [done]  # the pserver before this one may have saved it
         if self._book.ask(tag, message, at_pass_end):
             return [done]
         out = self._saver.due(force=False)

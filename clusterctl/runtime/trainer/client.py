@@ -69,6 +69,7 @@ class Client:
         self._pushes: deque[PendingReplies] = deque()
         self._cut = 0
         self.cuts_taken = 0
+        self._cursor = (0, 0)
         self._has_tables = False
         self._pieces_out: dict[int, int] = {}
         self._reply_bytes = 0
@@ -148,6 +149,7 @@ class Client:
             self._send_pieces(pending, make, pieces)
         self._pushes.append(pending)
         self.step += 1
+        self._cursor = (context.pass_ + 1, 0) if context.last else (context.pass_, context.batch + 1)
 
     def _push_maker(self, context: StepContext, samples: int) -> MakePush:
         """Return the function that makes the messages of one push; their common fields are looked up once."""
@@ -219,13 +221,15 @@ class Client:
         return due and self.step >= self._even_from
 
     def take_cut(self) -> bool:
-        """Wait until all pushes are answered, then until the checkpoint that is due is made.
+        """Wait until all pushes are answered, then until the checkpoint that is due is made, on all lanes.
 
         Return True if the next one is due before any push.
         """
         self.settle()
         self.cuts_taken = self._cut
-        replies = self.ask(wire.CUT, self.used, cut=self._cut, version=self._versions[0])
+        pass_, batch = self._cursor
+        cursor = {"step": self.step, "pass_": pass_, "batch": batch}
+        replies = self.ask_all(wire.CUT, cut=self._cut, version=self._versions[0], **cursor)
         for reply in replies.values():
             for part in reply.parts:
                 self._refresh(part)
@@ -268,12 +272,14 @@ class Client:
         # The others may have stopped for a checkpoint that only some lanes have made: the rest wait for this trainer.
         self.cuts_taken = min(int(own["cuts_made"]) for own in known.values())
 
-    def end_pass(self, tag: str) -> None:
+    def end_pass(self, tag: str, *, repeated: bool = False) -> None:
         """Request the save at the end of a pass; the replies name the trainers that are gone for good.
 
-        All lanes get it: another trainer may have made a table on a lane that this one does not use yet.
+        All lanes get it: another trainer may have made a table on a lane that this one does not use yet. It is
+        `repeated` if an earlier attempt may have requested it.
         """
-        first = self.ask_all(wire.SAVE, flags=wire.END_OF_PASS, parts=[wire.json_part({"tag": tag})])[0]
+        flags = wire.END_OF_PASS | (wire.REPEATED if repeated else 0)
+        first = self.ask_all(wire.SAVE, flags=flags, parts=[wire.json_part({"tag": tag})])[0]
         if first.parts:
             self._gone = dict(first.json()["gone"])
 

@@ -61,7 +61,9 @@ class Session:
         self.mode, self.seed = self._client.mode.name, self._client.seed
         self._next_pass, self._batch, self._skip = self._client.next_pass, self._client.batch, self._client.batch
         self._first_pass = 0
-        self._rejoins = self._client.passes_done < self._next_pass
+        # An earlier attempt ended a pass. It may have died before its save, or when only some lanes knew of that.
+        self._pass_is_over = self._client.passes_done >= self._next_pass > 0
+        self._rejoins = self._client.passes_done < self._next_pass or (self._pass_is_over and self._batch == 0)
         self._open_pass = self._next_pass - 1 if self._rejoins else None
         self._sharded = False
         self._accumulate = 1
@@ -211,7 +213,7 @@ class Session:
     ) -> Iterator[Any]:
         if self._open_pass is not None:  # an earlier loop ended by break, or an earlier attempt died before its save
             self._finish_pass(flagged=self._rejoins)
-            self._save_pass()
+            self._save_pass(repeated=self._rejoins and self._pass_is_over)
             self._first_pass = self._first_pass if self._rejoins else self._next_pass
         self._rejoins = False
         if self._client.left:  # an earlier attempt had left the run, and died at its very end
@@ -253,11 +255,11 @@ class Session:
             self._batch += 1
             flagged = True
 
-    def _save_pass(self) -> None:
+    def _save_pass(self, *, repeated: bool = False) -> None:
         self._progress.flush_log()
         pass_ = self._open_pass or 0
         self._parameters.settle()
-        self._client.end_pass(f"pass-{pass_:05d}")
+        self._client.end_pass(f"pass-{pass_:05d}", repeated=repeated)
         self._open_pass, self._next_pass, self._batch = None, pass_ + 1, 0
 
     def push(self, gradients: Mapping[Handle, Any], samples: int, loss: float | None = None) -> None:

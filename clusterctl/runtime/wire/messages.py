@@ -60,8 +60,9 @@ DENSE, IDS, ROWS, JSON, LATER, DENSE16, ROWS16, SAME = 1, 2, 3, 4, 5, 6, 7, 8
 INLINE, FRAME, SHARED = 0, 1, 2
 
 # Flags. LAST_OF_PASS: the trainer's last push of this pass. END_OF_PASS: a save at the end of a pass, when all trainers
-# request it. REPEATED: a reply to a push that was applied before. SHARDED: a push of a share of the
-# batches that all trainers read. STOP_AGAIN: a reply to a stop; the next stop is due before any push.
+# request it. REPEATED: a reply to a push that was applied before, or a save that an earlier attempt may have requested.
+# SHARDED: a push of a share of the batches that all trainers read. STOP_AGAIN: a reply to a stop; the next stop is due
+# before any push.
 LAST_OF_PASS, END_OF_PASS, REPEATED, SHARDED, STOP_AGAIN = 1, 2, 4, 8, 16
 
 #: The version of a pull that takes the newest values.

@@ -1,0 +1,241 @@
+"""The parts of a simulated run: real sessions and lanes, with simulated links and pservers between and around them.
+
+Each trainer is a thread, but only one runs at a time, and only until it waits: the test decides what happens next.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from clusterctl.common.run_spec import RunSpec
+from clusterctl.runtime import SGD
+from clusterctl.runtime.checkpoint.writer import Save
+from clusterctl.runtime.environment import Environment
+from clusterctl.runtime.errors import RuntimeFailure
+from clusterctl.runtime.modes import Every
+from clusterctl.runtime.pserver.core import ServerCore
+from clusterctl.runtime.pserver.lane_state import Output, Reply
+from clusterctl.runtime.pserver.lanes import Server
+from clusterctl.runtime.supervisor_socket import SupervisorSocket
+from clusterctl.runtime.table.sharding import Layout
+from clusterctl.runtime.trainer.link import OnReply, raise_for_error
+from clusterctl.runtime.trainer.session import Session
+from clusterctl.runtime.wire import messages as wire
+
+PASSES = 2
+IDS = np.arange(6)
+Frames = list[bytes]
+
+
+@dataclass(frozen=True)
+class Setting:
+    """The settings of a run and the number of its faults. `batches` are those of each trainer in a pass.
+
+    With `late` the trainers make their embedding after some steps. `checkpoints` are announced as if due by the clock.
+    `loss` is the probability that a message is lost.
+    """
+
+    mode: str
+    layout: Layout
+    batches: tuple[int, ...]
+    dense: bool = True
+    late: bool = False
+    save_every: Every | None = None
+    checkpoints: int = 0
+    loss: float = 0.0
+    killed: int = 0
+    dropped: int = 0
+    lost_pservers: int = 0
+
+
+class SimulatedLink:
+    """A trainer's link. By lane: the messages on their way, `sent` and `replies`, and `pending` requests by number.
+
+    `wait_until` lets the rest of the run go on.
+    """
+
+    def __init__(self, layout: Layout, wait_until: Callable[[Callable[[], bool]], None]) -> None:
+        self.layout = layout
+        self.sent: list[deque[Frames]] = [deque() for _ in range(layout.lanes)]
+        self.replies: list[deque[Frames]] = [deque() for _ in range(layout.lanes)]
+        self.pending: list[dict[int, tuple[wire.Message, Frames, OnReply]]] = [{} for _ in range(layout.lanes)]
+        self._wait_until = wait_until
+        self._error: RuntimeFailure | None = None
+
+    def open(self, *_: object) -> None:
+        pass
+
+    share = close = open
+
+    def post(self, lane: int, message: wire.Message, on_reply: OnReply, full: wire.Message | None = None) -> None:
+        frames = to_bytes(message)
+        self.pending[lane][message.request] = (message, frames, on_reply)
+        self.sent[lane].append(frames)
+
+    def wait(self, done: Callable[[], bool], reply_bytes: int = 0) -> None:
+        self._wait_until(lambda: done() or self._error is not None)
+        if self._error is not None:
+            raise self._error
+
+    def take(self, lane: int) -> None:
+        """Handle the next reply of a lane; `wait` raises its error."""
+        reply = wire.decode(self.replies[lane].popleft())
+        if reply.request in self.pending[lane] and not self._is_error(reply):
+            self.pending[lane].pop(reply.request)[-1](reply)
+
+    def probe(self, lane: int, core: ServerCore) -> bool:
+        """Send what a silent lane does not hold again, as `RemoteLink` does; return True if there is anything."""
+        if self.sent[lane] or self.replies[lane] or not self.pending[lane]:
+            return False
+        oldest, *_ = next(iter(self.pending[lane].values()))
+        probe = wire.Message(wire.PROBE, oldest.rank, 2**63, oldest.epoch, oldest.attempt)
+        [state] = core.handle(oldest.rank, probe)
+        assert isinstance(state, Reply)
+        held = () if self._is_error(state.message) else state.message.json()["held"]
+        lost = [frames for request, (_, frames, _) in self.pending[lane].items() if request not in held]
+        self.sent[lane].extend(lost)
+        return bool(lost)
+
+    def _is_error(self, reply: wire.Message) -> bool:
+        try:
+            raise_for_error(reply)
+        except RuntimeFailure as error:
+            self._error = error
+        return self._error is not None
+
+
+def to_bytes(message: wire.Message) -> Frames:
+    return [bytes(frame) for frame in wire.encode(message)]
+
+
+class Killed(BaseException):
+    """Ends the thread of a trainer."""
+
+
+class Trainer:
+    """One attempt of a trainer: a real session, in a thread that runs during `resume` only."""
+
+    def __init__(self, setting: Setting, rank: int, attempt: int) -> None:
+        self.rank = rank
+        self.attempt = attempt
+        self.link = SimulatedLink(setting.layout, self._wait_until)
+        self.pushes: int | None = None  # once it has left the run
+        self._setting = setting
+        self._is_ready: Callable[[], bool] = lambda: True
+        self._is_killed = False
+        self._failure: BaseException | None = None
+        self._go, self._stopped = threading.Semaphore(0), threading.Semaphore(0)
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    @property
+    def is_ready(self) -> bool:
+        return self.pushes is None and self._is_ready()
+
+    def resume(self) -> None:
+        """Let the thread run until it waits or ends. Raises the error that ended it."""
+        self._go.release()
+        self._stopped.acquire()
+        if self._failure is not None:
+            raise self._failure
+
+    def kill(self) -> None:
+        self._is_killed = True
+        self._go.release()
+        self._thread.join()
+
+    def _wait_until(self, done: Callable[[], bool] = lambda: True) -> None:
+        self._is_ready = done
+        self._stopped.release()
+        self._await_turn()
+
+    def _await_turn(self) -> None:
+        self._go.acquire()
+        if self._is_killed:
+            raise Killed
+
+    def _run(self) -> None:
+        here, spec, trainers = Path(), RunSpec(job="JOB", run="0001", node=0), len(self._setting.batches)
+        env = Environment("trainer", self.rank, trainers, "JOB", "0001", here, here, 7, spec, self.attempt)
+        try:
+            self._await_turn()
+            with Session(env, self.link, SupervisorSocket(None), None) as session:
+                self._train(session)
+            self.pushes = session._client.step
+        except BaseException as failure:  # noqa: BLE001 - `resume` raises it
+            self._failure = failure
+        finally:
+            self._stopped.release()
+
+    def _train(self, session: Session) -> None:
+        dense = session.dense("w", 8, SGD(1.0)) if self._setting.dense else None
+        rows = None if self._setting.late else session.embedding("e", 2, SGD(1.0))
+        for pass_, batch in session.steps(self._read, PASSES):
+            self._wait_until()
+            if rows is None and (pass_ > 0 or batch > 1):
+                rows = session.embedding("e", 2, SGD(1.0))
+            gradients: dict[Any, Any] = {} if dense is None else {dense: np.ones(8)}
+            if rows is not None:
+                gradients[rows] = (IDS, rows.pull(IDS))
+            self._wait_until()
+            session.push(gradients, samples=1)
+
+    def _read(self, pass_: int, rng: object) -> Iterator[tuple[int, int]]:
+        return ((pass_, batch) for batch in range(self._setting.batches[self.rank]))
+
+
+class SimulatedLane:
+    """A real core without a socket, and tasks for it."""
+
+    def __init__(self, core: ServerCore) -> None:
+        self.core = core
+        self.tasks: deque[Callable[[ServerCore], list[Output]]] = deque()
+
+
+class SimulatedPServer:
+    """The lanes of a pserver, and the real `Server` that puts their saves together; `files` are yet to be written."""
+
+    def __init__(self, cores: Sequence[ServerCore]) -> None:
+        self.lanes = [SimulatedLane(core) for core in cores]
+        self.files: deque[Save] = deque()
+        self._server = Server(self.lanes, self.files.append)  # type: ignore[arg-type]
+
+    def take(self, lane: SimulatedLane, save: Save) -> None:
+        """Take a lane's part of a save. In files, the cursors of each lane take the place of its tables."""
+        part = replace(save, tables=(save.cursors,) if save.tables else ())
+        self._server.take(lane, part)  # type: ignore[arg-type]
+        if not self._server._jobs.empty():
+            self.files.append(self._server._jobs.get())  # type: ignore[arg-type]
+
+    def write(self) -> Save:
+        """Write the next file and return it; the lanes will be notified."""
+        file = self.files.popleft()
+        for lane in self.lanes:
+            lane.tasks.append(lambda core: core.saved(file.tag))
+        return file
+
+
+class Checkpoint:
+    """A checkpoint for pservers to resume from. It lacks the tables, whose values do not matter here."""
+
+    mode = ""
+
+    def __init__(self, files: Sequence[Save]) -> None:
+        """Join the files of all pservers. Raises AssertionError unless all lanes have the same steps of trainers."""
+        self.step, self.cursors = files[0].step, list(files[0].cursors)
+        lanes = [cursors for file in files for cursors in file.tables]
+        left = {cursor["rank"] for cursors in lanes for cursor in cursors if cursor["left"]}
+        steps = [[cursor["step"] for cursor in cursors if cursor["rank"] not in left] for cursors in lanes]
+        assert all(own == steps[0] for own in steps), f"{files[0].tag} differs from lane to lane: {steps}"
+
+    def dense(self, *_: object) -> None:
+        pass
+
+    sparse = dense
