@@ -6,9 +6,11 @@ before anything else is imported.
 
 import os
 import stat
+import time
 
 META = ".clusterctl"
 SEAL = META + "/seal"
+VERIFIED = "verified-"  # and the id of a boot
 RESERVED = ("nodefile", "log", "output", META)  # ours at the top of a job directory
 ID_CHARS = len("JOB20261121-081530")
 
@@ -21,7 +23,7 @@ def untouched_job(root: str, job: str, tree: str, mark: str) -> str:
     """
     here = os.path.join(root, job)
     try:
-        if not os.path.exists(f"{here}/{META}/{mark}"):
+        if not is_verified(f"{here}/{META}", mark):
             return ""
         if _newest(root) != job or os.listdir(f"{here}/{META}/runs") or os.listdir(f"{root}/{META}/incoming"):
             return ""
@@ -31,6 +33,18 @@ def untouched_job(root: str, job: str, tree: str, mark: str) -> str:
         return here if _is_plain(here) and read_seal(here) == (tree, listing(here)) else ""
     except (OSError, ValueError):
         return ""
+
+
+def is_verified(directory: str, mark: str) -> bool:
+    """Return True if a job was made or verified since the node's last reboot. `directory` has its seal. Raises OSError.
+
+    Older versions made no marks; there the time of the seal decides.
+    """
+    if os.path.exists(f"{directory}/{mark}"):
+        return True
+    if any(name.startswith(VERIFIED) for name in os.listdir(directory)):
+        return False
+    return os.stat(f"{directory}/seal").st_ctime > time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 def _newest(root: str) -> str:

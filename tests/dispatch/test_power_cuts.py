@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import pytest
@@ -33,7 +34,7 @@ def job(place: Place) -> JobPaths:
 
 def reboot(job: JobPaths) -> None:
     for mark in job.meta.glob("verified-*"):
-        mark.unlink()
+        mark.rename(mark.with_name("verified-before"))
 
 
 def damage(job: JobPaths, name: str, contents: bytes) -> None:
@@ -77,6 +78,17 @@ def test_files_that_somebody_changed_or_removed_are_not_damaged(job: JobPaths) -
 def test_a_job_without_its_list_of_files_is_damaged(job: JobPaths) -> None:
     (job.meta / "manifest").write_bytes(b"")
     assert found(job) == [".clusterctl/manifest"]
+
+
+def test_a_job_of_an_older_version_counts_as_verified_until_the_next_reboot(
+    job: JobPaths, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Older versions left no marks. The time of the boot is that of the clock that ticks since then."""
+    (job.meta / "verified-before").unlink()
+    damage(job, "train.py", b"")
+    assert found(job) == []
+    monkeypatch.setattr(time, "clock_gettime", lambda _: -1.0)
+    assert found(job) == ["train.py"]
 
 
 @pytest.mark.parametrize("started", [False, True], ids=["in place", "copied"])

@@ -13,12 +13,13 @@ import stat
 from collections.abc import Collection, Iterator
 from typing import TYPE_CHECKING, Callable, NamedTuple, Optional
 
+from clusterctl.common import seal
 from clusterctl.common.errors import AgentError
 from clusterctl.common.fastjson import dumps, loads
 from clusterctl.common.files import write_all
 from clusterctl.common.paths import META, JobPaths, find_jobs, incoming_dir
 from clusterctl.common.procfs import boot_id
-from clusterctl.common.seal import joined, line_of, listing, read_seal, write_seal
+from clusterctl.common.seal import VERIFIED, joined, line_of, listing, read_seal, write_seal
 from clusterctl.common.tree import COPY_BYTES, DIRECTORY, FILE, LINK, Entry
 
 if TYPE_CHECKING:
@@ -63,11 +64,14 @@ def is_verified(directory: Path) -> bool:
 
     `directory` has the mark: the `.clusterctl` of a job.
     """
-    return (directory / f"verified-{boot_id()}").exists()
+    try:
+        return seal.is_verified(str(directory), VERIFIED + boot_id())
+    except OSError:
+        return False
 
 
 def mark_verified(directory: Path) -> None:
-    os.close(os.open(directory / f"verified-{boot_id()}", os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, 0o600))
+    os.close(os.open(directory / (VERIFIED + boot_id()), os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, 0o600))
 
 
 def stamp_of(status: os.stat_result) -> Stamp:
