@@ -114,6 +114,9 @@ class AsyncUpdates(UpdatePolicy):
             self._move(message.rank, message.step, (message.pass_, message.batch))
         self.cuts = max(self.cuts, message.cut)
         self._note_stop(message)
+        if not self.lane.tables and self.lane.lane != 0:  # nothing to save; trainers of an older version stop elsewhere
+            self.cuts_made = max(self.cuts_made, message.cut)
+            return [self._reply(message, [])]
         requests = self._cuts_done if message.cut <= self.cuts_made else self._cut_requests
         requests[message.rank] = message
         return self.trainers_changed()

@@ -179,6 +179,7 @@ class ServerCore:
             "batch": trainer.cursor[1],
             "cut": self.policy.cuts,
             "cuts_made": self.policy.cuts_made,
+            "any_lane": True,
         }
         return [Reply(message.rank, message.answer(wire.OK, epoch=state.epoch, parts=[wire.json_part(facts)]))]
 

@@ -70,6 +70,7 @@ class Client:
         self._cut = 0
         self.cuts_taken = 0
         self._cursor = (0, 0)
+        self.any_lane = False  # pservers of an older version want to hear only of tables and stops on lanes in use
         self._has_tables = False
         self._pieces_out: dict[int, int] = {}
         self._reply_bytes = 0
@@ -229,7 +230,8 @@ class Client:
         self.cuts_taken = self._cut
         pass_, batch = self._cursor
         cursor = {"step": self.step, "pass_": pass_, "batch": batch}
-        replies = self.ask_all(wire.CUT, cut=self._cut, version=self._versions[0], **cursor)
+        lanes = list(range(self.layout.lanes)) if self.any_lane else self.used
+        replies = self.ask(wire.CUT, lanes, cut=self._cut, version=self._versions[0], **cursor)
         for reply in replies.values():
             for part in reply.parts:
                 self._refresh(part)
@@ -256,6 +258,7 @@ class Client:
     def _continue_from(self, facts: dict[int, dict[str, Any]], first: list[int]) -> None:
         """Continue where the lanes are: take over their settings, and this trainer's step and position in the data."""
         self.used = first
+        self.any_lane = all(own.get("any_lane") for own in facts.values())
         used = {lane: own for lane, own in facts.items() if own["used"]}
         known = used or {lane: own for lane, own in facts.items() if own["restored"] or lane in first}
         self.left = any(own["left"] for own in facts.values())

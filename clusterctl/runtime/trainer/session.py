@@ -160,7 +160,7 @@ class Session:
         self._parameters.settle()
         pass_ = self._next_pass if self._rejoins or self._open_pass is None else self._open_pass
         cursor = {"pass_": pass_, "batch": self._batch, "step": self._client.step, "cut": self._client.cuts_taken}
-        if 0 not in lanes and self._client.step and self.mode != "sync":
+        if 0 not in lanes and self._client.any_lane and self.mode != "sync":
             self._client.ask(wire.CREATE, [0], **cursor)  # it gets all pushes, and a new pserver may run it
         replies = self._client.ask(wire.CREATE, lanes, **cursor, parts=[wire.json_part(spec.to_json())])
         self._client.use(lanes, reply_bytes=4 * spec.elements if kind == "dense" else 0)
