@@ -21,29 +21,35 @@ def boot_id():
         return "unknown"
 
 
-def sync(path):
-    """Write all files to the disk before they are renamed: after a power cut they might be empty."""
-    try:
-        import ctypes
+def is_verified(lib, digest, mark):
+    """Return True if the installed agent is whole. One that a power cut has damaged is removed.
 
-        syncfs = ctypes.CDLL(None).syncfs
-    except (ImportError, AttributeError):
-        os.sync()
-        return
-    fd = os.open(path, os.O_RDONLY)
-    failed = syncfs(fd)
-    os.close(fd)
-    if failed:
-        raise OSError("the disk cannot be synced")
-
-
-def is_whole(lib, digest, mark):
-    """Verify the installed agent once after each reboot, which a power cut may have caused. `mark` shows that it was.
-
-    Compiled files are removed: nobody else would verify them.
+    It is verified once after each reboot; then there is a file `mark`.
     """
     if os.path.exists(mark):
         return True
+    import contextlib
+    import fcntl
+
+    lock = os.open(os.path.dirname(lib), os.O_RDONLY)
+    try:
+        with contextlib.suppress(OSError):  # some file systems have no locks
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        if not os.path.exists(mark):
+            if not os.path.isdir(lib):
+                return False
+            if not is_whole(lib, digest):
+                remove(lib)
+                return False
+            with contextlib.suppress(OSError):  # a power cut may leave the disk read-only
+                open(mark, "w").close()
+        return True
+    finally:
+        os.close(lock)
+
+
+def is_whole(lib, digest):
+    """Compare the agent with its digest. Compiled files are not part of it, so they are removed, or else ignored."""
     import hashlib
     import shutil
 
@@ -52,19 +58,18 @@ def is_whole(lib, digest, mark):
         if "__pycache__" in directories:
             directories.remove("__pycache__")
             shutil.rmtree(os.path.join(top, "__pycache__"), ignore_errors=True)
+            if os.path.exists(os.path.join(top, "__pycache__")):
+                sys.pycache_prefix = os.devnull
         names += [os.path.relpath(os.path.join(top, name), lib) for name in files if name.endswith(".py")]
     whole = hashlib.sha256()
     for name in sorted(names):
         with open(os.path.join(lib, name), "rb") as f:
             data = f.read()
         whole.update(b"%s\0%d\0%s" % (name.encode(), len(data), data))
-    if whole.hexdigest()[: len(digest)] != digest:
-        return False
-    open(mark, "w").close()
-    return True
+    return whole.hexdigest()[: len(digest)] == digest
 
 
-def set_aside(lib):
+def remove(lib):
     import shutil
 
     aside = "%s.%d.damaged" % (lib, os.getpid())
@@ -88,9 +93,10 @@ def install(lib, digest, source, mark):
         os.makedirs(os.path.dirname(path), 0o700, exist_ok=True)
         with open(path, "wb") as f:
             f.write(whole[offset : offset + int(size)])
+            f.flush()
+            os.fsync(f.fileno())  # after a power cut it might be empty
         offset += int(size)
     open(os.path.join(beside, mark), "w").close()
-    sync(beside)
     try:
         os.rename(beside, lib)
     except OSError:
@@ -133,10 +139,7 @@ def boot(digest, root, *expected):
     mark = "verified-" + boot_id()
     try:
         check_owner(root, lib)
-        have = os.path.isdir(lib)
-        if have and not is_whole(lib, digest, os.path.join(lib, mark)):
-            set_aside(lib)
-            have = False
+        have = os.path.isdir(lib) and is_verified(lib, digest, os.path.join(lib, mark))
         if not have:
             print('{"need": "%s"}' % digest, flush=True)
             install(lib, digest, source, mark)

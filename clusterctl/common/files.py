@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from clusterctl.common.fastjson import LightPath
 
 READ_BYTES = 1 << 20
+SYNC_BEAT_S = 1.0
 
 
 def write_atomic(path: Path, data: bytes, mode: int = 0o600, *, durable: bool = True) -> None:
@@ -35,16 +36,37 @@ def write_atomic(path: Path, data: bytes, mode: int = 0o600, *, durable: bool = 
         raise
 
 
-def sync_disk(path: Path) -> None:
+def sync_disk(path: Path, beat: Callable[[], None] = lambda: None) -> None:
     """Write everything on the file system of `path` to the disk: many files at once, before they are renamed.
 
-    For 2,000 files this takes 70 ms, and to sync each of them takes seconds. Raises OSError.
+    For 2,000 files this takes 70 ms, and to sync each of them takes seconds. But it waits for the data of all programs,
+    so `beat` is called periodically. Raises OSError.
     """
+    import threading
+
+    failures: list[OSError] = []
+
+    def sync() -> None:
+        try:
+            _sync_disk(path)
+        except OSError as failure:
+            failures.append(failure)
+
+    thread = threading.Thread(target=sync)
+    thread.start()
+    while thread.is_alive():
+        thread.join(SYNC_BEAT_S)
+        beat()
+    if failures:
+        raise failures[0]
+
+
+def _sync_disk(path: Path) -> None:
     try:
         import ctypes
 
         syncfs = ctypes.CDLL(None, use_errno=True).syncfs
-    except (ImportError, AttributeError):
+    except (ImportError, AttributeError, OSError):  # an incomplete or a static Python
         os.sync()
         return
     fd = os.open(path, os.O_RDONLY)

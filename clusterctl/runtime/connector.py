@@ -33,7 +33,8 @@ def connect(load: str | None = None) -> Session:
         link.close()
         raise
     supervisor.send("connected")
-    atexit.register(session.leave_at_exit)
+    if not env.local:
+        atexit.register(session.leave_at_exit)
     return session
 
 

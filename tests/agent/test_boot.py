@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -108,6 +109,28 @@ def test_after_a_reboot_a_damaged_agent_is_replaced(tmp_path: Path) -> None:
     assert ask(tmp_path / "home", JOBS) == {"jobs": []}
     assert not compiled.exists() or compiled.read_bytes() != bytes(1000)
     assert mark.exists()
+
+
+def test_several_agents_at_once_replace_a_damaged_one(tmp_path: Path) -> None:
+    ask(tmp_path / "home", JOBS)
+    lib = tmp_path / "home/root/.clusterctl/lib" / BUNDLE.digest
+    (lib / "clusterctl/agent/main.py").write_text("")
+    for mark in lib.glob("verified-*"):
+        mark.unlink()
+    with ThreadPoolExecutor() as pool:
+        answers = list(pool.map(lambda _: ask(tmp_path / "home", JOBS), range(4)))
+    assert answers == [{"jobs": []}] * 4
+    assert list(lib.parent.iterdir()) == [lib]
+
+
+def test_an_agent_on_a_read_only_disk_answers_after_a_reboot(tmp_path: Path) -> None:
+    """A power cut may leave the disk read-only. Here the mark cannot be made for another reason."""
+    ask(tmp_path / "home", JOBS)
+    lib = tmp_path / "home/root/.clusterctl/lib" / BUNDLE.digest
+    (mark,) = lib.glob("verified-*")
+    mark.unlink()
+    mark.symlink_to(tmp_path / "missing/mark")
+    assert ask(tmp_path / "home", JOBS) == {"jobs": []}
 
 
 def test_many_agents_may_install_themselves_at_once(tmp_path: Path) -> None:

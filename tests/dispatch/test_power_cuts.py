@@ -64,13 +64,8 @@ def test_other_bytes_that_nobody_wrote_are_damage(job: JobPaths, contents: bytes
     assert found(job) == ["train.py"], "it does not count as verified"
 
 
-def test_an_empty_file_is_damaged_whatever_its_times(job: JobPaths) -> None:
-    (job.dir / "train.py").write_bytes(b"")
-    assert found(job) == ["train.py"]
-
-
 def test_files_that_somebody_changed_or_removed_are_not_damaged(job: JobPaths) -> None:
-    (job.dir / "train.py").write_bytes(b"mine")
+    (job.dir / "train.py").write_bytes(b"")
     (job.dir / "model.py").unlink()
     assert found(job) == []
 

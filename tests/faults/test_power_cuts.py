@@ -17,10 +17,12 @@ from clusterctl.common.files import digest_of
 from clusterctl.common.tree import FILE
 from clusterctl.dispatch import Progress, dispatch, scan
 from clusterctl.observe.status import jobs
+from support.processes import wait_until
 
 pytestmark = pytest.mark.faults
 MEGABYTES = 48
 COPIES = 12
+MOST_READS = 200
 COMMIT_S = 1  # ext4 writes names to its journal so often, and the bytes of new files up to 30 s later
 FILES = 100
 
@@ -43,15 +45,16 @@ class Disk:
         command("mount", "-o", f"loop,commit={COMMIT_S}", self.image, self.top)
 
     def unmount(self) -> None:
-        command("umount", self.top)
+        assert wait_until(lambda: subprocess.run(["umount", self.top], check=False).returncode == 0, 20)
 
     def copy(self, to: Path) -> None:
         """Copy the image at one moment: again if it changed while it was read."""
-        while True:
+        for _ in range(MOST_READS):
             before = self.image.read_bytes()
             if before == self.image.read_bytes():
                 to.write_bytes(before)
                 return
+        raise AssertionError("the disk is never at rest")
 
 
 @pytest.fixture

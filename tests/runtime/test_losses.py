@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,11 @@ import pytest
 
 from clusterctl.runtime import SGD
 from clusterctl.runtime.errors import RefusedError
-from runtime.cluster import ThreadCluster, thread_cluster
+from clusterctl.runtime.pserver.process import PServer
+from clusterctl.runtime.supervisor_socket import SupervisorSocket
+from clusterctl.runtime.trainer.session import Session
+from clusterctl.runtime.trainer.zmq_link import RemoteLink
+from runtime.cluster import ThreadCluster, environment, make_job, thread_cluster
 
 BATCHES = 12
 
@@ -100,6 +105,33 @@ def test_pservers_save_what_a_trainer_left_that_its_supervisor_reports(
             pserver.handle_command({"cmd": "left", "ranks": [0]})
             pserver.handle_command({"cmd": "finish"})
     assert sorted((receipt["pserver"], receipt["step"]) for receipt in cluster.receipts) == [(0, 3), (1, 3)]
+
+
+def test_a_pserver_fails_if_a_save_fails_for_which_nobody_waits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would look like a success: the trainer has left, and its program has ended."""
+
+    def fail(*_: object) -> None:
+        raise OSError("no space")
+
+    monkeypatch.setattr("clusterctl.runtime.pserver.process.write_save", fail)
+    root = make_job(tmp_path, 1, 1)
+    pserver = PServer(environment(root, "pserver", 0), lambda *_: None)
+    with ThreadPoolExecutor() as pool:
+        running = pool.submit(pserver.run)
+        env = environment(root, "trainer", 0, (f"127.0.0.1:{pserver.ports[0]}",))
+        ps = Session(env, RemoteLink(env), SupervisorSocket(None), None)
+        w = ps.dense("w", shape=8, rule=SGD(1.0))
+        for _ in ps.steps(reader, passes=1):
+            ps.push({w: np.ones(8, np.float32)}, samples=4)
+            break
+        ps._client.close()
+        pserver.handle_command({"cmd": "left", "ranks": [0]})
+        pserver.handle_command({"cmd": "finish"})
+        with pytest.raises(OSError, match="no space"):
+            running.result(20)
+    pserver.close()
 
 
 def test_in_a_new_epoch_messages_of_the_previous_one_are_refused(tmp_path: Path) -> None:

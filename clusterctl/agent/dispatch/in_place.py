@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import stat
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Callable
 
 from clusterctl.agent.node.content import Row, mark_verified, read_manifest, stamp_of, write_manifest
 from clusterctl.agent.node.locks import dispatch_lock
@@ -35,6 +35,10 @@ JOURNAL = "journal"
 SETTLE_S = 10.0
 
 
+def nothing() -> None:
+    pass
+
+
 def journal_of(root: Path) -> Path:
     return incoming_dir(root).parent / JOURNAL
 
@@ -56,16 +60,22 @@ def changed(base: dict[str, Row], entries: list[Entry]) -> list[int]:
 
 
 def supersede(
-    root: Path, staging: Path, old: str, record: dict[str, Any], entries: list[Entry], base: dict[str, Row]
+    root: Path,
+    staging: Path,
+    old: str,
+    record: dict[str, Any],
+    entries: list[Entry],
+    base: dict[str, Row],
+    beat: Callable[[], None] = nothing,
 ) -> bool:
     """Turn job `old`, whose rows are `base`, into `record["job"]`. Return False if it was started in the meantime.
 
     The files that `changed` names are in `staging/new/NUMBER`, verified.
     """
     write_atomic(staging / "entries", dumps(entries), durable=False)
-    sync_disk(staging)
+    sync_disk(staging, beat)
     write_json(journal_of(root), {"staging": staging.name, "old": old, "record": record})
-    return _complete(root, entries, base)
+    return _complete(root, entries, base, beat)
 
 
 def recover(root: Path) -> None:
@@ -85,7 +95,12 @@ def recover(root: Path) -> None:
     wait_until(settled, SETTLE_S)
 
 
-def _complete(root: Path, entries: list[Entry] | None = None, base: dict[str, Row] | None = None) -> bool:
+def _complete(
+    root: Path,
+    entries: list[Entry] | None = None,
+    base: dict[str, Row] | None = None,
+    beat: Callable[[], None] = nothing,
+) -> bool:
     """Carry out the journal. `entries` and `base` are read from disk if they are not given."""
     journal = read_json(journal_of(root))
     staging = incoming_dir(root) / str(journal["staging"]) if journal else None
@@ -102,7 +117,7 @@ def _complete(root: Path, entries: list[Entry] | None = None, base: dict[str, Ro
         entries = entries or decode(loads((staging / "entries").read_bytes()))
         base = base or {row.entry.path: row for row in read_manifest(tree) or ()}
         _change(tree, staging, entries, base, journal["record"])
-        sync_disk(tree)
+        sync_disk(tree, beat)
         tree.rename(new)
     sync_directory(root)
     journal_of(root).unlink()

@@ -188,10 +188,10 @@ class _Dispatch:
             record = self._new_record(message)
             if old is None:
                 work.finish(record)
-                sync_disk(staging)
+                sync_disk(staging, self._peer.beat)
                 (staging / "tree").rename(self._root / message["go"])
                 sync_directory(self._root)
-            elif not supersede(self._root, staging, old, record, self._entries, base):
+            elif not supersede(self._root, staging, old, record, self._entries, base, self._peer.beat):
                 raise AgentError(f"{old} was started in the meantime", hint="dispatch again")
         except BaseException as exc:
             stays = isinstance(exc, Gone) and (work.files_received or work.torn())  # for the next dispatch to continue

@@ -62,7 +62,7 @@ class Source(NamedTuple):
 def is_verified(directory: Path) -> bool:
     """Return True if the files of a job, or of a dispatch in progress, were made or verified since the last reboot.
 
-    `directory` has the mark: the `.clusterctl` of a job.
+    `directory` has the mark: the `.clusterctl` of a job, or the directory of a dispatch.
     """
     try:
         return seal.is_verified(str(directory), VERIFIED + boot_id())

@@ -1,9 +1,8 @@
-"""Files that a power cut has damaged: they are looked for when a job is first used after a reboot."""
+"""Finds files that a power cut has damaged, when a job is first used after a reboot."""
 
 from __future__ import annotations
 
 import os
-import stat
 from typing import TYPE_CHECKING, Callable
 
 from clusterctl.agent.node.content import Row, is_verified, mark_verified, read_manifest, stamp_of
@@ -35,8 +34,6 @@ def _is_damaged(path: str, row: Row, beat: Callable[[], None]) -> bool:
         status = os.lstat(path)
     except OSError:
         return False
-    if row.stamp is None or not stat.S_ISREG(status.st_mode):
+    if row.stamp != stamp_of(status):  # somebody changed it
         return False
-    if stamp_of(status) != row.stamp:  # somebody changed it, unless the power cut undid the last change
-        return status.st_ctime_ns < row.stamp.ctime_ns or status.st_size == 0 < row.entry.size
     return status.st_size != row.entry.size or digest_of(path, beat) != row.entry.digest

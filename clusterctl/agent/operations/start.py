@@ -208,6 +208,7 @@ def rejoin(root: Path, request: dict[str, Any], peer: Peer) -> dict[str, Any]:
     # A guardian may still be ending leftover processes.
     wait_until(lambda: is_free(job), 2 * spec.timing.grace_s + ENDING_S)
     with JobLock(job) as lock:
+        _check_undamaged(job, peer)
         return {**about, "did": "joined", **_launch(run, lock, "new")}
 
 

@@ -93,11 +93,11 @@ class ChildMessages:
     def exited(self, child: Child) -> None:
         """Record the exit of a process and report it to the lead."""
         assert child.exit_code is not None
+        if child.role == "trainer" and child.exit_code == 0:
+            self._launcher.running(child)
         is_over, replaced = self._context.is_over(), child.next_attempt > child.attempt
         expected = is_over or child.state == "stopped" or replaced
         unfinished = None if expected else self._unfinished(child)
-        if child.role == "trainer" and child.exit_code == 0 and unfinished is None:
-            self._launcher.running(child)
         ending = "failed" if child.exit_code or unfinished else "succeeded"
         if is_over or not replaced:  # a process that is replaced stays "restarting", unless the run stops meanwhile
             child.state = "stopped" if expected else ending
@@ -106,7 +106,7 @@ class ChildMessages:
         self._context.send({"do": "exited", **process_of(child), "t": time.time(), **news})
 
     def _unfinished(self, child: Child) -> str | None:
-        """The reason why a trainer's exit with code 0 is a failure: the others would wait for it without end."""
+        """The reason why a trainer's exit with code 0 is a failure: the others would wait for it forever."""
         if child.role != "trainer" or child.exit_code != 0 or not self._context.spec.trains_with_ours or child.goodbye:
             return None
         return NOT_LEFT if child.connected else NOT_CONNECTED

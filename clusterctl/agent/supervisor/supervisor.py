@@ -44,6 +44,7 @@ from clusterctl.common.records import typed
 from clusterctl.common.run_spec import ProcessSpec, Recovery, RunSpec
 
 FINISH_LIMIT_S = 300.0
+LAST_SAVE_LIMIT_S = 3600.0  # if a trainer did not wait for the last save itself
 END_POLL_S = 0.05
 SIGNALS = (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)
 NOT_OVER = ("waiting", "restarting", *LIVE_STATES)
@@ -63,6 +64,7 @@ class Supervisor:
         self._lock_fd = lock_fd
         self._idle = False
         self._cleared = False
+        self._finish_limit_s = FINISH_LIMIT_S
         self._epoch = spec.epoch
         self._entered: int | None = None  # the newest epoch that an order began here
         self._new = new
@@ -140,6 +142,7 @@ class Supervisor:
         elif order["do"] == "shrink":
             self._send_to_pservers({"cmd": "lost", "ranks": order["ranks"]})
         elif order["do"] == "left":
+            self._finish_limit_s = LAST_SAVE_LIMIT_S
             self._send_to_pservers({"cmd": "left", "ranks": order["ranks"]})
         elif order["do"] == "finish":
             self._finish()
@@ -167,13 +170,13 @@ class Supervisor:
                     child.state = "stopped"
                     child.signal(signal.SIGTERM)
         children = list(self.children)
-        self.loop.after(FINISH_LIMIT_S, lambda: self._finish_took_too_long(children))
+        self.loop.after(self._finish_limit_s, lambda: self._finish_took_too_long(children))
         self._settle()
 
     def _finish_took_too_long(self, children: list[Child]) -> None:
         for child in children:
             if child.alive and not self.stopping:
-                self._fail_node(f"did not end within {FINISH_LIMIT_S:.0f} s after the last trainer", child)
+                self._fail_node(f"did not end within {self._finish_limit_s:.0f} s after the last trainer", child)
 
     def stop(self) -> None:
         """Send TERM to all processes, and KILL after the grace."""

@@ -109,7 +109,7 @@ class ServerCore:
         return self.leave(here)
 
     def leave(self, ranks: Iterable[int]) -> list[Output]:
-        """Take note that these trainers have left the run, as their own message says otherwise."""
+        """Record that these trainers have left the run; usually their own message says so."""
         return [output for rank in self._here(ranks) for output in self._leave(self.trainers[rank])]
 
     def _here(self, ranks: Iterable[int]) -> list[int]:

@@ -228,10 +228,17 @@ class Server:
                 if thread.ident is not None:
                     thread.join(ending_s)
             self._is_used = any(thread.is_alive() for thread in threads)
+        if not self._failures:
+            self._end_writer(writer)
         if self._failures:
             raise self._failures[0]
-        self._jobs.put(None)
-        writer.join()
+
+    def _end_writer(self, writer: threading.Thread) -> None:
+        """Wait until all saves are written, or one failed."""
+        while writer.is_alive():
+            with contextlib.suppress(queue.Full):
+                self._jobs.put(None, timeout=0.25)
+                writer.join()
 
     def close(self) -> bool:
         """Close the sockets and return True, or return False if a thread still uses them."""

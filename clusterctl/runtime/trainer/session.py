@@ -50,7 +50,6 @@ class Session:
         self.layout = link.layout
         self.pservers = link.layout.pservers
         self._load = load
-        self._local = env.local
         self._pid = os.getpid()  # a fork of the program does not leave the run
         self._handles: dict[int, Handle] = {}
         self._context: StepContext | None = None
@@ -87,7 +86,7 @@ class Session:
         """
         if os.getpid() != self._pid or hasattr(sys, "last_value"):
             return
-        self._leave(self._say_goodbye if self._local else self._announce_exit)
+        self._leave(self._announce_exit)
 
     def _leave(self, say: Callable[[], None] | None) -> None:
         try:
