@@ -6,6 +6,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import TypedDict
 
+from clusterctl.common.paths import is_job_id, job_key
 from clusterctl.common.tree import owned_name
 from clusterctl.dispatch.relay_plan import RelayPart
 from clusterctl.errors import RefusedError
@@ -82,8 +83,8 @@ class Wanted:
 def decide(job: str, answers: Mapping[int, Answer], wanted: Wanted) -> tuple[str, dict[int, Instruction]]:
     """Return the job id for all nodes and an instruction for each node: keep the job it has under that id, or go.
 
-    A new job gets the id `job`, with a suffix if that id is taken. Raises RefusedError if the job to complete is a
-    different one on some node.
+    A new job gets the id `job`, or the next one after the newest job of any node. Raises RefusedError if the job to
+    complete is a different one on some node.
     """
     if wanted.completing:
         target = wanted.completing
@@ -101,10 +102,10 @@ def decide(job: str, answers: Mapping[int, Answer], wanted: Wanted) -> tuple[str
             for id_, answer in answers.items()
             if (newest := answer["newest"]) and wanted.is_same(id_, newest)
         }
-        target = max(same.values(), default="")
+        target = max(same.values(), key=job_key, default="")
         kept = {id_ for id_, name in same.items() if name == target}
         if not target or any(target in answer["jobs"] for id_, answer in answers.items() if id_ not in kept):
-            target, kept = _free_id(job, answers.values()), set()
+            target, kept = _next_id(job, answers.values()), set()
     instructions: dict[int, Instruction] = {}
     for id_, answer in answers.items():
         go = Instruction(go=target, supersede=_replaceable(id_, answer, answers, wanted))
@@ -125,11 +126,11 @@ def _replaceable(id_: int, answer: Answer, answers: Mapping[int, Answer], wanted
     return old
 
 
-def _free_id(job: str, answers: Collection[Answer]) -> str:
-    taken = {name for answer in answers for name in answer["jobs"]}
-    number = 1
-    name = job
-    while name in taken:
-        number += 1
-        name = f"{job}-{number}"
-    return name
+def _next_id(job: str, answers: Collection[Answer]) -> str:
+    """Return `job`, or the id after the newest one on any node: the clock of this machine may be behind another's."""
+    known = (name for answer in answers for name in answer["jobs"] if is_job_id(name))
+    newest = max(known, key=job_key, default=None)
+    if newest is None or job_key(job) > job_key(newest):
+        return job
+    moment, number = job_key(newest)
+    return f"{moment}-{max(2, number + 1)}"

@@ -48,7 +48,7 @@ def dispatch(
     cache: Path | None = None,
     rehash: bool = False,
 ) -> Dispatched:
-    """Create the job directory on every reachable node. A new job gets the id `job`, with a suffix if that is taken.
+    """Create the job directory on every reachable node. A new job gets the id `job`, or the next after the newest one.
 
     Nodes that already have an identical tree that was never started keep it under its id. If `cluster` is limited to
     some of the nodes, complete the last dispatch there. Raises if no node is reachable, if a node refuses, or if

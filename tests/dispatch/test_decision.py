@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from clusterctl.cluster import keepalive
+from clusterctl.common.paths import is_job_id, job_key
 from clusterctl.dispatch.decision import Wanted, decide
 from clusterctl.errors import NodeError, RefusedError
 
@@ -64,6 +65,15 @@ def test_a_job_is_replaced_only_if_no_node_ever_started_it() -> None:
 def test_an_id_that_is_taken_on_any_node_gets_a_suffix() -> None:
     taken = answer(1, NEW, jobs=(NEW, f"{NEW}-2"), source="there")
     assert decide(NEW, {0: answer(0, None), 1: taken}, WANTED)[0] == f"{NEW}-3"
+
+
+@pytest.mark.parametrize("newest", ["JOB20990101-000000", "JOB20990101-000000-2", "JOB20990101-000000-10"])
+def test_a_job_is_newer_than_one_from_a_machine_whose_clock_was_ahead(newest: str) -> None:
+    ahead = answer(1, newest, jobs=(OLD, newest), source="there")
+    made, _ = decide(NEW, {0: answer(0, None), 1: ahead}, WANTED)
+    assert job_key(made) > job_key(newest)
+    assert made.startswith("JOB20990101-000000-")
+    assert is_job_id(made)
 
 
 def test_completing_a_dispatch_never_touches_another_job_of_that_id() -> None:
