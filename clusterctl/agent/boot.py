@@ -108,17 +108,27 @@ def install(lib, digest, source, mark):
 
 
 def check_owner(root, lib):
-    """Refuse to run code from directories that others can write to."""
+    """Refuse to run code from directories that others can write to or rename. ROOT_DIR may be a link of one's own."""
+    ours = (0, os.getuid())
     path = lib
     while len(path) >= len(root):
         if os.path.lexists(path):
             status = os.lstat(path)
-            theirs = status.st_uid not in ((0, os.getuid()) if path == root else (os.getuid(),))
+            if path == root and stat.S_ISLNK(status.st_mode) and status.st_uid in ours:
+                status = os.stat(path)
+            theirs = status.st_uid not in (ours if path == root else (os.getuid(),))
             shared = status.st_mode & 0o022 and not (path == root and status.st_mode & stat.S_ISVTX)
-            link = stat.S_ISLNK(status.st_mode) and path != root
-            if theirs or shared or link:
+            if theirs or shared or stat.S_ISLNK(status.st_mode):
                 raise OSError(path + " can be written by others: it must be this account's own directory")
         path = os.path.dirname(path)
+    for start in (root, os.path.realpath(root)):
+        path, above = start, os.path.dirname(start)
+        while above != path:
+            mode = os.stat(above).st_mode if os.path.exists(above) else 0
+            fixed = mode & stat.S_ISVTX and not (os.path.lexists(path) and os.lstat(path).st_uid not in ours)
+            if mode & 0o002 and not fixed:
+                raise OSError(above + " can be written by everybody: others could replace ROOT_DIR below it")
+            path, above = above, os.path.dirname(above)
 
 
 def refuse(message, hint):

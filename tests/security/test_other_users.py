@@ -111,6 +111,33 @@ def test_a_link_that_another_user_left_in_a_shared_root_dir_is_not_used(site: Si
         assert list((place / "mine").iterdir()) == []
 
 
+@needs_root
+def test_a_root_dir_that_others_could_rename_is_not_used(site: Site) -> None:
+    with shared_directory(0o777) as place:
+        (place / "between/mine").mkdir(0o700, parents=True)
+        site.conf(HOSTS=site.hosts[:1], ROOT_DIR=place / "between/mine")
+        result = site.run("dispatch", str(site.workspace("")))
+        assert result.code == 3
+        assert f"{place} can be written by everybody" in result.err
+        assert list((place / "between/mine").iterdir()) == []
+        place.chmod(0o1777)  # the sticky bit keeps others from renaming what is not theirs
+        site.ok("dispatch", str(site.workspace("")))
+
+
+@needs_root
+def test_a_root_dir_may_be_a_link_of_ones_own_but_not_of_another_user(site: Site) -> None:
+    with shared_directory(0o1777) as place:
+        (place / "mine").mkdir(0o700)
+        (place / "link").symlink_to(place / "mine")
+        site.conf(HOSTS=site.hosts[:1], ROOT_DIR=place / "link")
+        site.ok("dispatch", str(site.workspace("")))
+        assert as_stranger("ln", "-s", str(place / "mine"), str(place / "trap")).returncode == 0
+        site.conf(HOSTS=site.hosts[:1], ROOT_DIR=place / "trap")
+        result = site.run("dispatch", str(site.workspace("")))
+        assert result.code == 3
+        assert "can be written by others" in result.err
+
+
 @pytest.fixture
 def sharing() -> Iterator[ShmServer]:
     made = ShmServer()
