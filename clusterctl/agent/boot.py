@@ -121,7 +121,7 @@ def check_owner(root, lib):
             if theirs or shared or stat.S_ISLNK(status.st_mode):
                 raise OSError(path + " can be written by others: it must be this account's own directory")
         path = os.path.dirname(path)
-    for start in (root, os.path.realpath(root)):
+    for start in {root, os.path.realpath(root)}:
         path, above = start, os.path.dirname(start)
         while above != path:
             mode = os.stat(above).st_mode if os.path.exists(above) else 0

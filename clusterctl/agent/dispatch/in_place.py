@@ -35,10 +35,6 @@ JOURNAL = "journal"
 SETTLE_S = 10.0
 
 
-def nothing() -> None:
-    pass
-
-
 def journal_of(root: Path) -> Path:
     return incoming_dir(root).parent / JOURNAL
 
@@ -66,7 +62,7 @@ def supersede(
     record: dict[str, Any],
     entries: list[Entry],
     base: dict[str, Row],
-    beat: Callable[[], None] = nothing,
+    beat: Callable[[], None] = lambda: None,
 ) -> bool:
     """Turn job `old`, whose rows are `base`, into `record["job"]`. Return False if it was started in the meantime.
 
@@ -99,7 +95,7 @@ def _complete(
     root: Path,
     entries: list[Entry] | None = None,
     base: dict[str, Row] | None = None,
-    beat: Callable[[], None] = nothing,
+    beat: Callable[[], None] = lambda: None,
 ) -> bool:
     """Carry out the journal. `entries` and `base` are read from disk if they are not given."""
     journal = read_json(journal_of(root))

@@ -69,7 +69,6 @@ class Client:
         self._pushes: deque[PendingReplies] = deque()
         self._cut = 0
         self.cuts_taken = 0
-        self._cursor = (0, 0)
         self.any_lane = False  # pservers of an older version want to hear only of tables and stops on lanes in use
         self._has_tables = False
         self._pieces_out: dict[int, int] = {}
@@ -150,7 +149,6 @@ class Client:
             self._send_pieces(pending, make, pieces)
         self._pushes.append(pending)
         self.step += 1
-        self._cursor = (context.pass_ + 1, 0) if context.last else (context.pass_, context.batch + 1)
 
     def _push_maker(self, context: StepContext, samples: int) -> MakePush:
         """Return the function that makes the messages of one push; their common fields are looked up once."""
@@ -221,14 +219,14 @@ class Client:
         due = self.mode.name != "sync" and self._cut > self.cuts_taken
         return due and self.step >= self._even_from
 
-    def take_cut(self) -> bool:
+    def take_cut(self, context: StepContext) -> bool:
         """Wait until all pushes are answered, then until the checkpoint that is due is made, on all lanes.
 
-        Return True if the next one is due before any push.
+        `context` is that of the last push. Return True if the next one is due before any push.
         """
         self.settle()
         self.cuts_taken = self._cut
-        pass_, batch = self._cursor
+        pass_, batch = (context.pass_ + 1, 0) if context.last else (context.pass_, context.batch + 1)
         cursor = {"step": self.step, "pass_": pass_, "batch": batch}
         lanes = list(range(self.layout.lanes)) if self.any_lane else self.used
         replies = self.ask(wire.CUT, lanes, cut=self._cut, version=self._versions[0], **cursor)

@@ -51,7 +51,7 @@ class Parameters:
         client.push(self.packer.pack(sent, dict.fromkeys(client.used)), context, samples)
         when_sent()
         client.settle(client.window - 1)
-        while client.stop_for_cut() and client.take_cut():
+        while client.stop_for_cut() and client.take_cut(context):
             pass
 
     def settle(self) -> None:
