@@ -122,13 +122,39 @@ def check_owner(root, lib):
                 raise OSError(path + " can be written by others: it must be this account's own directory")
         path = os.path.dirname(path)
     for start in {root, os.path.realpath(root)}:
-        path, above = start, os.path.dirname(start)
-        while above != path:
-            mode = os.stat(above).st_mode if os.path.exists(above) else 0
-            fixed = mode & stat.S_ISVTX and not (os.path.lexists(path) and os.lstat(path).st_uid not in ours)
-            if mode & 0o002 and not fixed:
-                raise OSError(above + " can be written by everybody: others could replace ROOT_DIR below it")
-            path, above = above, os.path.dirname(above)
+        path = start
+        while os.path.dirname(path) != path:
+            child, path = path, os.path.dirname(path)
+            if os.path.exists(path):
+                writers = writers_of(os.stat(path), child, ours)
+                if writers:
+                    raise OSError("%s can be written by %s, who could replace ROOT_DIR below it" % (path, writers))
+
+
+def writers_of(status, child, ours):
+    """Name those who could replace `child` in a directory, except this account and root; None if nobody could."""
+    if status.st_uid not in ours:
+        return "its owner, uid %d" % status.st_uid
+    if status.st_mode & stat.S_ISVTX and not (os.path.lexists(child) and os.lstat(child).st_uid not in ours):
+        return None
+    if status.st_mode & 0o002:
+        return "everybody"
+    if not status.st_mode & 0o020:
+        return None
+    import grp
+    import pwd
+
+    group, account, primary = str(status.st_gid), str(os.getuid()), []
+    members = ["unknown accounts"]
+    try:
+        account = pwd.getpwuid(os.getuid()).pw_name
+        primary = [entry.pw_name for entry in pwd.getpwall() if entry.pw_gid == status.st_gid]
+        group, _, _, members = grp.getgrgid(status.st_gid)
+    except KeyError:
+        pass
+    own_groups = (os.getgid(), *os.getgroups())
+    alone = {"root", account}.issuperset(members + primary) and (group == account or status.st_gid not in own_groups)
+    return None if alone else "group " + group
 
 
 def refuse(message, hint):
@@ -149,10 +175,14 @@ def boot(digest, root, *expected):
     mark = "verified-" + boot_id()
     try:
         check_owner(root, lib)
+    except OSError as exc:
+        refuse(str(exc), "use a ROOT_DIR below this account's home, or below a directory that only root can write to")
+    try:
         have = os.path.isdir(lib) and is_verified(lib, digest, os.path.join(lib, mark))
         if not have:
             print('{"need": "%s"}' % digest, flush=True)
             install(lib, digest, source, mark)
+            check_owner(root, lib)  # others may have made a directory in the meantime
     except Exception as exc:  # noqa: BLE001 - damaged data raises errors of many kinds
         refuse("cannot install the agent: " + str(exc), "check that this account can write to ROOT_DIR (" + root + ")")
     sys.path.insert(0, lib)

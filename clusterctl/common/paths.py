@@ -76,6 +76,10 @@ class JobPaths:
         self.log = job_dir / "log"
         self.output = job_dir / "output"
 
+    def is_own(self) -> bool:
+        """Return True if no other account can have made or changed what is in the directory."""
+        return seal.is_own(str(self.dir)) and seal.is_own(str(self.meta))
+
     def run(self, run: str) -> RunPaths:
         return RunPaths(self, run)
 
@@ -107,11 +111,15 @@ class RunPaths:
 
 
 def find_jobs(root: Path) -> Iterator[JobPaths]:
-    """Yield the job directories below `root`, newest first."""
-    if not root.is_dir():
-        return
-    names = [p.name for p in root.iterdir() if is_job_id(p.name)]
+    """Yield this account's job directories below `root`, newest first.
+
+    What another account may have put into a shared ROOT_DIR is never among them.
+    """
+    return (job for job in job_directories(root) if job.is_own() and job.record.is_file())
+
+
+def job_directories(root: Path) -> Iterator[JobPaths]:
+    """Yield everything below `root` that has the name of a job, newest first, whoever made it."""
+    names = [p.name for p in root.iterdir() if is_job_id(p.name)] if root.is_dir() else []
     for name in sorted(names, key=job_key, reverse=True):
-        job = JobPaths(root / name)
-        if job.record.is_file():
-            yield job
+        yield JobPaths(root / name)

@@ -23,7 +23,7 @@ def untouched_job(root: str, job: str, tree: str, mark: str) -> str:
     """
     here = os.path.join(root, job)
     try:
-        if not is_verified(f"{here}/{META}", mark):
+        if not (is_own(here) and is_own(f"{here}/{META}") and is_verified(f"{here}/{META}", mark)):
             return ""
         if _newest(root) != job or os.listdir(f"{here}/{META}/runs") or os.listdir(f"{root}/{META}/incoming"):
             return ""
@@ -33,6 +33,15 @@ def untouched_job(root: str, job: str, tree: str, mark: str) -> str:
         return here if _is_plain(here) and read_seal(here) == (tree, listing(here)) else ""
     except (OSError, ValueError):
         return ""
+
+
+def is_own(directory: str) -> bool:
+    """Return True if it is a directory of this account to which no other account can write. A link is not one."""
+    try:
+        status = os.lstat(directory)
+    except OSError:
+        return False
+    return stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid() and not status.st_mode & 0o022
 
 
 def is_verified(directory: str, mark: str) -> bool:

@@ -34,6 +34,18 @@ MAY_READ_ENVIRONMENT = {
     "agent.supervisor.launcher": "what its processes inherit",
     "fake.programs": "what they inherit",
 }
+MAY_NAME_JOBS = {
+    "common.paths": "find_jobs finds those that are this account's own",
+    "agent.node.jobs": "find_job checks the owner of the one that it finds",
+    "agent.node.job_processes": "processes of a directory that may be gone",
+    "agent.node.facts": "the same; it checks the owner",
+    "agent.operations.stop": "the same; it checks the owner",
+    "agent.operations.prune": "those of find_jobs, by their paths",
+    "agent.dispatch.in_place": "those that it makes, and one that find_jobs found",
+    "agent.dispatch.staging": "the one that it makes",
+    "agent.supervisor.supervisor": "the one that `start` found",
+    "agent.supervisor.guardian": "the one that `start` found",
+}
 
 
 def test_only_the_command_line_prints() -> None:
@@ -54,6 +66,11 @@ def reads_environment(module: str) -> bool:
 
 def test_the_environment_is_read_in_few_places_each_with_a_reason() -> None:
     assert {module for module in modules() if reads_environment(module)} == set(MAY_READ_ENVIRONMENT)
+
+
+def test_job_directories_are_found_in_few_places_each_with_a_reason() -> None:
+    """Others may have put one into a shared ROOT_DIR; nothing in it is to be believed."""
+    assert {module for module in modules() if "JobPaths" in calls(module)} == set(MAY_NAME_JOBS)
 
 
 def test_no_module_uses_pickle() -> None:

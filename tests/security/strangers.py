@@ -1,7 +1,8 @@
-"""Another user of the same machine."""
+"""Other users of the same machine."""
 
 from __future__ import annotations
 
+import hashlib
 import os
 import subprocess
 import tempfile
@@ -12,6 +13,11 @@ from shutil import rmtree
 
 import pytest
 
+from clusterctl.agent.dispatch.in_place import seal
+from clusterctl.agent.node.content import Row, read_manifest, stamp_of
+from clusterctl.common.paths import JobPaths
+from clusterctl.common.tree import FILE, Entry, content_of
+
 NOBODY = 65534
 
 needs_root = pytest.mark.skipif(
@@ -19,22 +25,22 @@ needs_root = pytest.mark.skipif(
 )
 
 
-def as_stranger(*argv: str) -> subprocess.CompletedProcess[bytes]:
-    """Run a command as the user nobody."""
+def as_stranger(*argv: str, uid: int = NOBODY) -> subprocess.CompletedProcess[bytes]:
+    """Run a command as another user: nobody, if no other is given."""
     return subprocess.run(
-        argv, user=NOBODY, group=NOBODY, extra_groups=[], cwd="/", capture_output=True, check=False, timeout=60
+        argv, user=uid, group=uid, extra_groups=[], cwd="/", capture_output=True, check=False, timeout=60
     )
 
 
-def in_stranger(work: Callable[[], bool]) -> bool:
-    """Return what `work` returns in a child process that runs as the user nobody."""
+def in_stranger(work: Callable[[], bool], uid: int = NOBODY) -> bool:
+    """Return what `work` returns in a child process that runs as another user."""
     pid = os.fork()
     if pid == 0:
         code = 2
         try:
             os.setgroups([])
-            os.setresgid(NOBODY, NOBODY, NOBODY)
-            os.setresuid(NOBODY, NOBODY, NOBODY)
+            os.setresgid(uid, uid, uid)
+            os.setresuid(uid, uid, uid)
             code = 0 if work() else 1
         finally:
             os._exit(code)
@@ -55,9 +61,24 @@ def shared_directory(mode: int) -> Iterator[Path]:
         rmtree(directory)
 
 
-def open_to_strangers(directory: Path) -> list[str]:
-    """Return all paths below a directory that the user nobody can read, write or list."""
+def open_to_strangers(directory: Path, uid: int = NOBODY) -> list[str]:
+    """Return all paths below a directory that another user can read, write or list."""
     listing = as_stranger(
-        "find", str(directory), "-mindepth", "1", "(", "-readable", "-o", "-writable", "-o", "-executable", ")"
+        "find", str(directory), "-mindepth", "1", "(", "-readable", "-o", "-writable", "-o", "-executable", ")", uid=uid
     )
     return listing.stdout.decode().splitlines()
+
+
+def plant(directory: Path, path: str, contents: bytes) -> bool:
+    """Make a job that looks dispatched and whole, with other bytes than its manifest claims for the file at `path`."""
+    job = JobPaths(directory)
+    job.meta.mkdir(parents=True)
+    (job.dir / path).write_bytes(b"print('their code')".ljust(len(contents), b"#"))
+    stamp = stamp_of((job.dir / path).lstat())
+    mtime = (job.dir / path).lstat().st_mtime_ns
+    claimed = Entry(path, FILE, 0o600, mtime, len(contents), hashlib.sha256(contents).hexdigest())
+    seal(job, {"node": 0, "nodes": 1, "tree": content_of([claimed]), "source": "x"}, [Row(claimed, stamp)])
+    for made in (job.dir, *job.dir.rglob("*")):
+        if made.name != path:  # its time is in the manifest
+            made.chmod(0o777)
+    return read_manifest(job.dir) is not None

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import ast
+import grp
 import json
 import os
 import socket
+import subprocess
+import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
+from clusterctl.cluster.bundle import Bundle
 from clusterctl.runtime.shm import region
 from clusterctl.runtime.shm.client import connect_shm
 from clusterctl.runtime.shm.server import ShmServer
-from security.strangers import NOBODY, as_stranger, in_stranger, needs_root, open_to_strangers, shared_directory
+from security.strangers import NOBODY, as_stranger, in_stranger, needs_root, open_to_strangers, plant, shared_directory
 from support.processes import processes_with_environment, wait_until
 from support.site import Site, agent_processes
 
@@ -136,6 +140,78 @@ def test_a_root_dir_may_be_a_link_of_ones_own_but_not_of_another_user(site: Site
         result = site.run("dispatch", str(site.workspace("")))
         assert result.code == 3
         assert "can be written by others" in result.err
+
+
+@needs_root
+@pytest.mark.parametrize("theirs", ["group", "owner"])
+def test_a_root_dir_below_a_directory_of_another_user_or_a_team_is_not_used(site: Site, theirs: str) -> None:
+    with shared_directory(0o755) as place:
+        (place / "mine").mkdir(0o700)
+        site.conf(HOSTS=site.hosts[:1], ROOT_DIR=place / "mine")
+        if theirs == "group":
+            place.chmod(0o775)
+            site.ok("dispatch", str(site.workspace("")))  # nobody but root is in that group
+            os.chown(place, -1, NOBODY)
+            writers = f"{place} can be written by group {grp.getgrgid(NOBODY).gr_name}, who"
+        else:
+            os.chown(place, NOBODY, -1)
+            writers = f"{place} can be written by its owner, uid {NOBODY}, who"
+        result = site.run("status")
+        assert result.code == 3
+        assert writers in result.err
+
+
+@needs_root
+def test_an_agent_is_not_installed_into_a_directory_that_another_user_makes_at_that_moment(tmp_path: Path) -> None:
+    bundle = Bundle()
+    with shared_directory(0o1777) as place:
+        argv = [sys.executable, "-I", "-S", str(PACKAGE / "agent/boot.py"), bundle.digest, str(place)]
+        with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as agent:
+            assert agent.stdin is not None
+            assert agent.stdout is not None
+            agent.stdin.write(b'{"op": "jobs"}\n')
+            agent.stdin.flush()
+            assert json.loads(agent.stdout.readline()) == {"need": bundle.digest}
+            assert as_stranger("mkdir", "-m", "777", str(place / ".clusterctl")).returncode == 0
+            agent.stdin.write(b"%d\n%s" % (len(bundle.data), bundle.data))
+            agent.stdin.close()
+            answer = json.loads(agent.stdout.readline())
+        assert f"{place}/.clusterctl can be written by others" in answer["error"]["message"]
+        assert agent.returncode == 1
+
+
+@needs_root
+def test_jobs_that_another_user_puts_into_a_shared_root_dir_are_not_believed(site: Site) -> None:
+    with shared_directory(0o1777) as place:
+        site.conf(HOSTS=site.hosts[:1], ROOT_DIR=place)
+        code = "print('our code')  # and nothing else"
+        theirs = "JOB29991231-235959"
+        assert in_stranger(lambda: plant(place / theirs, "train.py", code.encode()))
+        assert "there is no job" in site.run("status").err
+        job = site.dispatch(code)
+        assert job < theirs
+        assert (place / job / "train.py").read_text() == code
+        assert site.status(job)["job"] == site.run("status", "--json").json()["job"] == job
+        assert theirs not in "".join(site.ok(command).out for command in ("jobs", "status", "prune"))
+        for ref in (theirs, str(place / theirs)):
+            for command in ("status", "stop", "why", "logs"):
+                result = site.run(command, ref)
+                assert result.code == 4, (command, result)
+                assert f"{place}/{theirs} belongs to another account" in result.err
+
+
+@needs_root
+def test_a_job_to_which_others_can_write_is_refused_by_name(site: Site) -> None:
+    site.conf(HOSTS=site.hosts[:1])
+    job = site.job_dir(site.dispatch(""), 0)
+    job.chmod(0o770)
+    for command in ("status", "start"):
+        result = site.run(command, *(("--job_workspace", job.name) if command == "start" else ()))
+        assert result.code == 4
+        assert f"{job} belongs to another account, or others can write to it" in result.err
+        assert f"chmod go-w {job}" in result.err
+    job.chmod(0o750)
+    site.ok("status")
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ import shutil
 import signal
 import socket
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -54,11 +54,13 @@ def find_sshd() -> str:
 
 
 @contextlib.contextmanager
-def openssh_cluster(directory: Path, n: int, *extra_options: str) -> Iterator[OpenSshCluster]:
+def openssh_cluster(
+    directory: Path, n: int, *extra_options: str, inside: Sequence[str] = ()
+) -> Iterator[OpenSshCluster]:
     """Run `n` daemons with everything they need under `directory`, and end all their processes afterwards.
 
-    `extra_options` are further lines of sshd_config. As always with sshd, a command starts in the real home
-    of the user, while $HOME is the node's own.
+    `extra_options` are further lines of sshd_config; `inside` is the prefix of a command that starts a daemon. As
+    always with sshd, a command starts in the real home of the user, while $HOME is the node's own.
     """
     sshd = find_sshd()
     if os.getuid() == 0:
@@ -69,7 +71,7 @@ def openssh_cluster(directory: Path, n: int, *extra_options: str) -> Iterator[Op
     started: list[Daemon] = []
     try:
         for index in range(n):
-            started.append(_start(sshd, directory, index, identity, extra_options))
+            started.append(_start([*inside, sshd], directory, index, identity, extra_options))
         yield _describe(directory, identity, tuple(started))
     finally:
         _end(directory, started)
@@ -89,7 +91,7 @@ def make_key(path: Path, kind: str = "ed25519", passphrase: str = "") -> Path:
     return path
 
 
-def _start(sshd: str, directory: Path, index: int, identity: Path, extra: tuple[str, ...]) -> Daemon:
+def _start(sshd: Sequence[str], directory: Path, index: int, identity: Path, extra: tuple[str, ...]) -> Daemon:
     node = directory / f"node{index}"
     home = node / "home"
     home.mkdir(parents=True)
@@ -100,7 +102,7 @@ def _start(sshd: str, directory: Path, index: int, identity: Path, extra: tuple[
         config.write_text(_config(directory, node, port, identity, extra))
         with (node / "sshd.log").open("ab") as log:
             process = subprocess.Popen(
-                [sshd, "-D", "-e", "-f", str(config)],
+                [*sshd, "-D", "-e", "-f", str(config)],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,

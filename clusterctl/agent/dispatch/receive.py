@@ -30,7 +30,7 @@ from clusterctl.agent.peer import Peer
 from clusterctl.common.errors import AgentError, Gone
 from clusterctl.common.fastjson import loads
 from clusterctl.common.files import delete, digest_of, read_json, sync_directory, sync_disk
-from clusterctl.common.paths import RESERVED, JobPaths, find_jobs, incoming_dir
+from clusterctl.common.paths import RESERVED, find_jobs, incoming_dir
 from clusterctl.common.tree import FILE, Entry, content_of, decode, fold_rows, order
 
 if TYPE_CHECKING:
@@ -119,8 +119,8 @@ class _Dispatch:
 
     def _holds(self) -> bool:
         """Return True if the job to be completed is here already, with this same tree."""
-        job = self._request["complete"]
-        record = (read_json(JobPaths(self._root / job).record) if job else None) or {}
+        job = next((job for job in self._jobs if job.dir.name == self._request["complete"]), None)
+        record = (read_json(job.record) if job else None) or {}
         return bool(record.get("tree") == self._request["tree"])
 
     def _set_tree(self, listed: dict[str, Any], base: str | None) -> bool:
@@ -174,6 +174,10 @@ class _Dispatch:
         from clusterctl.agent.dispatch.staging import Staging
 
         began = time.monotonic()
+        target = self._root / message["go"]
+        if os.path.lexists(target):
+            hint = "dispatch again, and look at who made it"
+            raise AgentError(f"{target} exists, and is not a job of this account", kind="refused", hint=hint)
         staging = incoming_dir(self._root) / f"{self._request['nonce']}-{os.getpid()}"
         old = message["supersede"] if self._exact else None
         base = {row.entry.path: row for row in self._base or ()} if old else {}
@@ -189,7 +193,7 @@ class _Dispatch:
             if old is None:
                 work.finish(record)
                 sync_disk(staging, self._peer.beat)
-                (staging / "tree").rename(self._root / message["go"])
+                (staging / "tree").rename(target)
                 sync_directory(self._root)
             elif not supersede(self._root, staging, old, record, self._entries, base, self._peer.beat):
                 raise AgentError(f"{old} was started in the meantime", hint="dispatch again")
@@ -201,7 +205,7 @@ class _Dispatch:
             raise
         _sweep(incoming_dir(self._root), self._peer.beat)
         return {
-            "dir": str(self._root / message["go"]),
+            "dir": str(target),
             "kept": False,
             "files_received": work.files_received,
             "bytes_received": work.bytes_received,

@@ -102,7 +102,8 @@ def leftovers(root: Path) -> list[dict[str, Any]]:
     """
     jobs = []
     for name, living in job_processes.by_job(root).items():
-        if is_free(JobPaths(root / name)) and not job_processes.agents_of(root / name, job_processes.SUPERVISOR):
+        job = JobPaths(root / name)
+        if (is_free(job) or not job.is_own()) and not job_processes.agents_of(job.dir, job_processes.SUPERVISOR):
             rows = job_processes.named(living)
             jobs.append(
                 {"job": name, "pids": [row["pid"] for row in rows], "commands": [row["command"] for row in rows]}

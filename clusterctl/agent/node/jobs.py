@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import time
 
 from clusterctl.common.errors import AgentError
 from clusterctl.common.fastjson import dumps
 from clusterctl.common.files import is_locked, read_json, write_json
-from clusterctl.common.paths import JobPaths, RunPaths, expand, find_jobs
+from clusterctl.common.paths import JobPaths, RunPaths, expand, find_jobs, job_directories
 from clusterctl.common.procfs import LIVE_STATES, Identity, is_alive
 from clusterctl.common.records import RecordError
 from clusterctl.common.run_spec import RunSpec, RunSummary
@@ -24,16 +25,17 @@ LIST_JOBS = "clusterctl jobs lists the jobs on the nodes"
 
 
 def find_job(root: Path, ref: str | None) -> JobPaths:
-    """Return the job named by `ref`: an id, its unique prefix or its directory; the newest job for None."""
+    """Return the job named by `ref`: an id, its unique prefix or its directory; the newest job for None.
+
+    Raises AgentError if there is none, if it is ambiguous, or if another account owns it or can write to it.
+    """
     if ref is None:
-        newest = next(find_jobs(root), None)
-        if newest is None:
-            raise AgentError("there is no job", kind="no_job", hint="send one with clusterctl dispatch")
-        return newest
+        return _newest_job(root)
     if "/" in ref or ref.startswith("~"):
         job = JobPaths(expand(ref))
         if not job.record.is_file():
             raise AgentError(f"{ref} is not a job directory", kind="no_job", hint=LIST_JOBS)
+        check_own(job)
         ours = root / job.dir.name  # one path per job: its processes are found by it
         return JobPaths(ours) if ours.exists() and ours.samefile(job.dir) else job
     matches = [job for job in find_jobs(root) if job.dir.name.startswith(ref)]
@@ -43,7 +45,28 @@ def find_job(root: Path, ref: str | None) -> JobPaths:
     if matches:
         names = ", ".join(job.dir.name for job in matches)
         raise AgentError(f"{ref} is ambiguous: {names}", kind="usage")
+    named = next((job for job in job_directories(root) if job.dir.name == ref), None)
+    if named is not None and named.record.is_file():
+        check_own(named)
     raise AgentError(f"there is no job {ref}", kind="no_job", hint=LIST_JOBS)
+
+
+def _newest_job(root: Path) -> JobPaths:
+    """Return the newest job. What other accounts have put into a shared ROOT_DIR does not count."""
+    for job in job_directories(root):
+        if job.record.is_file() and job.dir.lstat().st_uid == os.getuid():
+            check_own(job)
+            return job
+    raise AgentError("there is no job", kind="no_job", hint="send one with clusterctl dispatch")
+
+
+def check_own(job: JobPaths) -> None:
+    """Raise AgentError if another account owns a job directory or can write to it."""
+    if not job.is_own():
+        from shlex import quote
+
+        hint = f"if you trust what is in it: chmod go-w {quote(str(job.dir))} {quote(str(job.meta))}"
+        raise AgentError(f"{job.dir} belongs to another account, or others can write to it", kind="refused", hint=hint)
 
 
 def pick_run(job: JobPaths, run: str | None = None) -> RunPaths | None:

@@ -10,6 +10,7 @@ from typing import Any
 from clusterctl.agent.node import ports
 from clusterctl.agent.node.job_processes import GUARDIAN, SUPERVISOR, agents_of, job_dir_of, named, of_job
 from clusterctl.agent.node.jobs import (
+    check_own,
     find_job,
     is_free,
     mark_ended,
@@ -71,7 +72,10 @@ def _find(root: Path, ref: str | None) -> JobPaths:
             raise
         if not of_job(path) and not agents_of(path, SUPERVISOR, GUARDIAN):
             raise
-        return JobPaths(path)
+        job = JobPaths(path)
+        if path.exists():
+            check_own(job)
+        return job
 
 
 def _stop_supervisors(job: JobPaths, peer: Peer) -> tuple[float, str, int]:
