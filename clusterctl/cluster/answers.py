@@ -285,6 +285,7 @@ ANSWERS: Mapping[str, Mapping[str, Shape]] = {
         "seen": maybe(moment),
         "booted": maybe(moment),
         "free_bytes": maybe(count),
+        "free_inodes": maybe(count),
         "python": maybe(text),
     },
     "stop": {

@@ -63,7 +63,8 @@ class Cause(_CauseFacts):
     """The reason why a run ends.
 
     `kind` is "exit" (of a process), "node" (a supervisor could not do its part), "node_lost", "stalled", "time_limit"
-    or "stopped" (by the user). `failures` counts those of a process that exceeded RESTARTS.
+    or "stopped" (by the user, unless `reason` is "start_failed"). `failures` counts those of a process that exceeded
+    RESTARTS.
     """
 
     kind: str

@@ -34,6 +34,7 @@ from clusterctl.launch.resume import Resume, bring, choose
 
 LAUNCH_S = 60.0
 REACH_S = 120.0
+REASON_CHARS = 500
 
 
 class ReadyNode(NodeFacts, total=False):
@@ -275,8 +276,8 @@ def _go(
 
     try:
         port = launch_one(run.lead, None)["port"]
-    except ClusterctlError:  # it may be running even though its answer was lost
-        cluster.ask({"op": "stop", "ref": run.job}, [run.lead])
+    except ClusterctlError as exc:  # it may be running even though its answer was lost
+        _stop_again(cluster, run, exc, [run.lead])
         raise
     lead = LeadAddress(host=addresses[run.lead.id], port=port)
     outcomes = cluster.map(lambda node: launch_one(node, lead), run.nodes[1:])
@@ -298,6 +299,13 @@ def _spec_for(node: Node, launch: LaunchPlan, addresses: dict[int, str], run: Ru
 
 def _undo(cluster: Cluster, run: Run, outcomes: list[NodeOutcome[dict[str, Any]]]) -> None:
     """Stop the nodes that started, then raise the errors of those that did not."""
-    cluster.ask({"op": "stop", "ref": run.job}, run.nodes)
     errors = [outcome.error for outcome in failures(outcomes) if outcome.error]
-    raise combined(errors, len(run.nodes), "start")
+    error = combined(errors, len(run.nodes), "start")
+    _stop_again(cluster, run, error, run.nodes)
+    raise error
+
+
+def _stop_again(cluster: Cluster, run: Run, error: ClusterctlError, nodes: Sequence[Node]) -> None:
+    reasons = "; ".join(line.strip() for line in str(error).splitlines())
+    because = f"the start failed: {reasons}"[:REASON_CHARS]
+    cluster.ask({"op": "stop", "ref": run.job, "because": because}, nodes)

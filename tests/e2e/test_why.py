@@ -177,3 +177,17 @@ def test_findings_of_supervisors_are_known_from_fields_not_messages(
     rank = cause["rank"] if expected[2] is not None else None  # all of them fail, and any may be first
     assert (cause["kind"], cause["reason"], rank) == expected
     assert advice in report["advice"]
+
+
+def test_a_start_that_a_killed_agent_broke_is_not_called_a_stop_by_the_user(site: Site) -> None:
+    site.conf(ROOT_DIR="~/elsewhere")
+    job = site.dispatch(SLEEP)
+    (entry,) = (site.home(2) / "elsewhere/.clusterctl/lib").glob("*/clusterctl/agent/entry.py")
+    entry.write_text("import os, signal\nos.kill(os.getppid(), signal.SIGKILL)\n")  # the agent is about to launch it
+    started = site.run("start", "--job_workspace", job, "--detach")
+    assert started.code == 3
+    assert "node2: the agent " in started.err
+    report = why(site, job)
+    assert (report["state"], report["cause"]["kind"], report["cause"]["reason"]) == ("stopped", "stopped", "start_failed")
+    assert report["cause"]["message"].startswith("the start failed: node2: the agent ")
+    assert "was stopped because the start failed: node2: the agent " in site.ok("why", job).out

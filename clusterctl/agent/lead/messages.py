@@ -162,7 +162,13 @@ class Failed(_FailureFacts):
     message: str
 
 
-class StopWanted(TypedDict):
+class _Why(TypedDict, total=False):
+    message: str
+
+
+class StopWanted(_Why):
+    """The run is to stop. `message` is the reason, unless the user asked for it."""
+
     do: Literal["stop_wanted"]
 
 
@@ -330,6 +336,16 @@ def cause_of(report: Exited | Failed, kind: str, node: int) -> Cause:
     """The cause of the end of a run, made from a report: its fields, but not its name."""
     fields = {key: value for key, value in report.items() if key != "do"}
     return typed(Cause, {"message": "failed", **fields, "kind": kind, "node": node})
+
+
+def stop_wanted(reason: str | None) -> StopWanted:
+    return {"do": "stop_wanted", "message": reason} if reason else {"do": "stop_wanted"}
+
+
+def cause_of_stop(message: StopWanted) -> Cause:
+    if "message" in message:
+        return {"kind": "stopped", "reason": "start_failed", "message": message["message"]}
+    return {"kind": "stopped", "message": "stopped by the user"}
 
 
 # Frames.

@@ -207,7 +207,7 @@ class Lead:
     def _on_stop_wanted(self, node: int, message: messages.StopWanted, now: float) -> list[Action]:
         if self.phase == "stopping":
             return []
-        return self._stop("stopped", {"kind": "stopped", "message": "stopped by the user"}, now)
+        return self._stop("stopped", messages.cause_of_stop(message), now)
 
     def _on_rejoin(self, node: int, message: messages.Rejoin, now: float) -> list[Action]:
         """Restart the trainers of a node that were given up: the user has fixed it."""

@@ -205,6 +205,12 @@ def _describe_run(run: RunPaths) -> dict[str, Any]:
     return {"run": run.run, "state": run_state(run, read_state(run)), **(membership(spec) if spec else {})}
 
 
+def reason_to_stop(run: RunPaths) -> str | None:
+    """Return the reason for a stop; None if the user asked for it."""
+    written = read_json(run.stop_reason)
+    return str(written["message"]) if written else None
+
+
 def mark_ended(run: RunPaths, state: str, message: str) -> None:
     """Write the final event and state of a run whose supervisor could not. `late` marks it as no sign of life."""
     spec = read_summary(run)

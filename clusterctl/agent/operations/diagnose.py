@@ -50,7 +50,7 @@ def diagnose(root: Path, request: dict[str, Any], peer: Peer) -> dict[str, Any]:
         "seen": state.get("t"),
         "booted": _booted_since(state),
         "halted": _is_halted(state),
-        "free_bytes": _free_bytes(job.dir),
+        **_free(job.dir),
         "python": None if about["state"] in QUIET else _python(spec),
     }
 
@@ -146,12 +146,14 @@ def _is_halted(state: dict[str, Any]) -> bool:
     return fields is not None and fields[0] in "Tt"
 
 
-def _free_bytes(directory: Path) -> int | None:
+def _free(directory: Path) -> dict[str, int | None]:
+    """Return the free bytes and inodes of its disk, None if they are unknown. Some file systems have no inodes."""
     try:
         system = os.statvfs(directory)
     except OSError:
-        return None
-    return system.f_bavail * system.f_frsize
+        return {"free_bytes": None, "free_inodes": None}
+    inodes = system.f_favail if system.f_files else None
+    return {"free_bytes": system.f_bavail * system.f_frsize, "free_inodes": inodes}
 
 
 def _python(spec: RunSpec) -> str | None:

@@ -18,11 +18,12 @@ from clusterctl.agent.node.jobs import (
     pick_run,
     read_state,
     read_summary,
+    reason_to_stop,
     run_state,
 )
 from clusterctl.agent.peer import Peer
 from clusterctl.common.errors import AgentError
-from clusterctl.common.files import read_json
+from clusterctl.common.files import read_json, write_json
 from clusterctl.common.paths import JobPaths, expand, is_job_id
 from clusterctl.common.procfs import LIVE_STATES, Identity, end_all, is_alive, send_signal, wait_until
 from clusterctl.common.run_spec import Timing
@@ -38,14 +39,17 @@ def stop(root: Path, request: dict[str, Any], peer: Peer) -> dict[str, Any]:
     job = _find(root, request["ref"])
     if not wait_until(lambda: bool(_supervisors(job)) or is_free(job), START_S):
         _end_holder(job)
+    run = pick_run(job)
+    if run is not None and run.dir.is_dir() and request.get("because"):
+        write_json(run.stop_reason, {"message": request["because"]})
     grace_s, was, killed = _stop_supervisors(job, peer)
     leftovers, by_kill, _ = end_all(lambda: of_job(job.dir), grace_s)
     end_all(lambda: agents_of(job.dir, SUPERVISOR, GUARDIAN), AGENTS_S)
     left = [*of_job(job.dir), *agents_of(job.dir, SUPERVISOR, GUARDIAN)]
-    run = pick_run(job)
     spec = read_summary(run) if run else None
     if run is not None and run_state(run, read_state(run)) == "lost":
-        mark_ended(run, "stopped", "stopped by the user after its supervisor was lost")
+        message = reason_to_stop(run) or "stopped by the user after its supervisor was lost"
+        mark_ended(run, "stopped", message)
     busy = _busy_ports(job)
     return {
         "job": job.dir.name,

@@ -18,11 +18,11 @@ from typing import Any, Callable
 
 from clusterctl.agent.event_loop import EventLoop
 from clusterctl.agent.lead.client import LeadClient
-from clusterctl.agent.lead.messages import Again, End, Failed, Hello, Order, Report, Respawn
+from clusterctl.agent.lead.messages import Again, End, Failed, Hello, Order, Report, Respawn, stop_wanted
 from clusterctl.agent.lead.process_table import name_of
 from clusterctl.agent.lead.server import LeadServer
 from clusterctl.agent.node.checkpoint_files import remove_half_written
-from clusterctl.agent.node.jobs import need_spec
+from clusterctl.agent.node.jobs import need_spec, reason_to_stop
 from clusterctl.agent.node.ports import NoFreePortError, take_top
 from clusterctl.agent.supervisor import guardian
 from clusterctl.agent.supervisor.checkpoints import CheckpointKeeper
@@ -276,7 +276,7 @@ class Supervisor:
         elif number == signal.SIGUSR1:
             self.lead.send({"do": "rejoin"})
         elif number != signal.SIGHUP:
-            self.lead.send({"do": "stop_wanted"})
+            self.lead.send(stop_wanted(reason_to_stop(self.run)))
             self.stop()
 
     def _reap(self) -> None:

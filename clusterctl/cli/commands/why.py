@@ -66,6 +66,8 @@ def _first_line(report: Why) -> str:
         words, going_on = "is being stopped", False
     elif report.state == "stopped" and (known.cause is None or known.cause.kind == "stopped"):
         words = "was stopped by the user"
+        if known.cause is not None and known.cause.diagnosis.kind == "start_failed":
+            words = f"was stopped because {clean(known.cause.message)}"
     took = f"{'for' if going_on else 'after'} {_duration(report.seconds or 0.0)}"
     at = f" · pass {known.pass_}, step {known.step:,}" if known.step is not None and known.pass_ is not None else ""
     line = f"{report.job} run {int(report.members.run)} {words} {took}{at}"

@@ -7,10 +7,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 SHELL_SIGNALS = 128  # a shell reports signal n as exit code 128 + n
-ERRNO_NUMBER = re.compile(r"\b[Ee]rrno[ =:]{1,3}(-?\d+)|\(os error (\d+)\)")
+ERRNO_NUMBER = re.compile(r"\b[Ee]rrno[ =:]{1,3}(-?\d+)|\(os error (\d+)\)|\bOs \{ code: (\d+)")
 RESOLVER = re.compile(r"\[Errno -\d+\]")  # as Python writes errors of getaddrinfo
 ERRNO_NAME = re.compile(r"\bE[A-Z]{3,14}\b")
 QUOTED = re.compile(r"(?<!\w)['\"]([^'\"\n]+)['\"]")
+#: Text in quotation marks, with the apostrophes in it: a name or data, never what the system reports.
+QUOTATION = re.compile(
+    r"(?<!\w)(?:'(?:[^'\n]|(?<=\w)'(?=\w))*'|\"[^\"\n]*\"|`[^`\n]*[`'])|[\u2018\u201c][^\u2019\u201d\n]*[\u2019\u201d]"
+)
 #: Texts in which programs report the end of another process.
 ENDED = re.compile(
     r"\bexit ?(?:status|code) ?[:=]? ?(-?\d{1,3})\b|\b(SIG[A-Z]{2,6})\b|\bsignal:? (\d{1,2}|[A-Z][a-z]+(?: [a-z]+)*)"
@@ -48,7 +52,10 @@ class Errno:
 
 LOOK_AT_PEER = "check the process it was talking to and the network between them: clusterctl check tries all pairs"
 PATHS = "compare the nodes: clusterctl exec -- ls -ld {subject}"
-SPACE = "clusterctl exec -- df -h shows full disks; clusterctl prune removes old jobs; ROOT_DIR may be on another disk"
+SPACE = (
+    "clusterctl exec -- df -h shows full disks, df -i those with too many files; clusterctl prune removes old jobs; "
+    "ROOT_DIR may be on another disk"
+)
 MEMORY = "use less memory (smaller batches, fewer processes per node), or nodes that have more"
 FILES = "raise OPEN_FILES in conf.py, up to the limit of the node (ulimit -Hn)"
 NUMBERS = "lower the learning rate, clip gradients (ps.steps(clip=...)), or check the data of that step"
@@ -165,12 +172,19 @@ def signal_of(exit_code: int | None) -> int:
     return number if exit_code < 0 or number in SIGNALS else 0
 
 
+def unquoted(text: str) -> str:
+    return QUOTATION.sub("''", text)
+
+
 def of_errno(text: str) -> Diagnosis | None:
-    """Return the diagnosis of the system error in a text, by its number, its name or the system's message."""
+    """Return the diagnosis of the system error in a text, by its number, its name or the system's message.
+
+    Quoted text does not count, except as the error's subject.
+    """
     if RESOLVER.search(text):
         advice = "{node} cannot resolve the name: fix /etc/hosts or DNS there"
         return Diagnosis("name_not_found", "a host name could not be resolved", advice)
-    named = _named_errno(text)
+    named = _named_errno(unquoted(text))
     if named is None:
         return None
     name, error = named
@@ -198,7 +212,9 @@ def _path_in(text: str, at: int) -> str | None:
 def _named_errno(text: str) -> tuple[str, Errno] | None:
     number = ERRNO_NUMBER.search(text)
     if number:
-        name = NAMES.get(abs(int(number[1] or number[2])))  # some programs print it as the kernel returns it, negative
+        name = NAMES.get(
+            abs(int(next(filter(None, number.groups()))))
+        )  # some programs print it as the kernel returns it, negative
         return (name, ERRNOS[name]) if name else None
     for word in ERRNO_NAME.findall(text):
         if word in ERRNOS:

@@ -15,8 +15,10 @@ from clusterctl.observe.why.errno_and_signals import (
     OUTSIDE,
     QUOTED,
     SHELL_CODES,
+    SPACE,
     Diagnosis,
     of_errno,
+    unquoted,
 )
 from clusterctl.observe.why.tracebacks import Raised
 
@@ -27,6 +29,11 @@ LIBRARY = re.compile(r"(?<!\S)(\S+\.so(?:\.\d+)*): cannot open shared object")
 LOADER = re.compile(r"undefined symbol: (\S+)|version [`'](\S+?)' not found")
 NO_MEMORY = re.compile(r"out of memory|bad_alloc|can(?:no|')t allocate", re.IGNORECASE)
 NOT_FINITE = re.compile(r"\bnan\b|\binf(?:inity)?\b|\b(?:not|non)[- ]?finite\b", re.IGNORECASE)
+#: The ends of numpy's and torch's messages about a short write: they do not report what the system said.
+SHORT_WRITE = re.compile(r"\b\d+ requested and \d+ written\b|\bunexpected pos \d+ vs \d+")
+#: Classes that report a mistake in the program or its data, whatever words are in their messages.
+OF_PROGRAM = (ArithmeticError, AssertionError, AttributeError, LookupError, NameError, TypeError, ValueError)
+SYSTEM_ERROR = re.compile(r"\[Errno -?\d+\]")  # as an OSError writes itself, also as the text of another exception
 NETWORK = {"connection", "connect", "timeout", "unreachable", "unavailable", "network", "socket", "peer"}
 STARTS_PROGRAMS = "/subprocess.py"
 
@@ -55,14 +62,23 @@ def of_exception(one: Raised) -> Diagnosis:
     noun = next((word for word in reversed(named) if word not in GENERIC_NOUNS), "")
     kind = getattr(builtins, short, None)
     kind = kind if isinstance(kind, type) and issubclass(kind, BaseException) else Exception
-    by_system = of_errno(one.message)
-    if issubclass(kind, MemoryError) or noun == "memory" or NO_MEMORY.search(one.message):
+    said = unquoted(one.message)
+    speaks = not issubclass(kind, OF_PROGRAM) or SYSTEM_ERROR.search(said)
+    by_system = of_errno(one.message) if speaks else None
+    if issubclass(kind, MemoryError) or noun == "memory" or (speaks and NO_MEMORY.search(said)):
         diagnosis = replace(plain, kind="out_of_memory", words="out of memory", advice=MEMORY)
-    elif issubclass(kind, ImportError) or LIBRARY.search(one.message):
+    elif SHORT_WRITE.search(said):
+        diagnosis = replace(plain, kind="no_space", words=f"a file could not be written in full: {error}", advice=SPACE)
+    elif issubclass(kind, ImportError) or LIBRARY.search(said):
         diagnosis = of_import(plain, one.message)
     elif issubclass(kind, SyntaxError):
-        advice = f"fix {one.where}, unless the Python on {{node}} is too old for it (PYTHON)"
-        diagnosis = replace(plain, kind="syntax_error", words=f"syntax error: {one.message}", advice=advice)
+        too_old = ", unless the Python on {node} is too old for it (PYTHON)" if one.frames else ""
+        diagnosis = replace(
+            plain,
+            kind="syntax_error",
+            words=f"syntax error: {one.message}",
+            advice=f"fix {one.where or 'the program'}{too_old}",
+        )
     elif by_system is not None:
         diagnosis = replace(_of_program(one, by_system), error=error, where=one.where)
     elif issubclass(kind, ConnectionError | TimeoutError) or noun in NETWORK:
@@ -79,7 +95,7 @@ def of_exception(one: Raised) -> Diagnosis:
 def _is_of_numbers(kind: type[BaseException], noun: str, message: str) -> bool:
     """Return True if an exception is about NaN or infinity. Quoted text is ignored: it names something."""
     numbers = issubclass(kind, FloatingPointError) or noun in ("finite", "nan")
-    return numbers or NOT_FINITE.search(QUOTED.sub("", message)) is not None
+    return numbers or NOT_FINITE.search(unquoted(message)) is not None
 
 
 def _of_program(one: Raised, diagnosis: Diagnosis) -> Diagnosis:

@@ -19,9 +19,10 @@ from clusterctl.observe.why.errno_and_signals import (
     of_errno,
     reported_exit,
     signal_of,
+    unquoted,
 )
 from clusterctl.observe.why.exceptions import LIBRARY, LOADER, NO_MEMORY, of_chain, of_exception, of_import
-from clusterctl.observe.why.tracebacks import Raised, raised
+from clusterctl.observe.why.tracebacks import Raised, raised, without_ignored
 
 LOOKED_AT = 12  # last lines, if there is no traceback
 QUOTED_CHARS = 160
@@ -29,6 +30,9 @@ CALL = re.compile(r"\s+at |\s+\.\.\. \d+ more")  # in stack traces of Java, Java
 NAMED = re.compile(
     r'(?:Exception in thread "[^"]*" |Caused by: |Uncaught )?([A-Za-z_][\w.$]*(?:Error|Exception))(?:: +(.*))?$'
 )
+BAD_ALLOC = "instance of 'std::bad_alloc'"  # thrown by C++
+NO_JS_MODULE = re.compile(r".*\bCannot find (?:module|package) '([^']+)'")
+JS_MODULE = "dispatch it with the workspace, with its node_modules, or install it on {node}"
 NO_MODULE = re.compile(r"[^ ]*python[\d.]*: .*\bNo module named '?([\w.]+)")  # python -m with a missing module
 TROUBLE = re.compile(r"\b(?:error|fatal|panic\w*|fail\w*|cannot|assert\w*)\b", re.IGNORECASE)
 USAGE = 2
@@ -58,6 +62,7 @@ def diagnose(exit_code: int | None, lines: Sequence[str], *, oom: bool = False, 
         return Diagnosis("out_of_memory", "out of memory", MEMORY, signal="SIGKILL")
     if stalled:
         return Diagnosis("stalled", "it made no progress", STALLED, signal="SIGKILL")
+    lines = without_ignored(lines)
     number = signal_of(exit_code)
     if number:
         return _of_signal(number, lines)
@@ -123,14 +128,17 @@ def _of_lines(last: Sequence[str]) -> Diagnosis | None:
     errors = [one for one in errors if one.kind != "exception"] or errors
     if errors:  # of several lines about the same error, prefer one with a subject
         return next((one for one in reversed(errors) if one.subject and one.kind == errors[-1].kind), errors[-1])
-    if any(NO_MEMORY.search(line) for line in last):
+    if any(NO_MEMORY.search(unquoted(line)) or BAD_ALLOC in line for line in last):
         return Diagnosis("out_of_memory", "out of memory", MEMORY)
     return None
 
 
 def _of_line(line: str) -> Diagnosis | None:
     """The diagnosis of the system error or the exception in a line, if there is one."""
-    named, module = NAMED.match(line), NO_MODULE.match(line)
+    named, module, js_module = NAMED.match(line), NO_MODULE.match(line), NO_JS_MODULE.match(line)
+    if js_module:
+        words = f"the module {js_module[1]} was not found"
+        return Diagnosis("import_error", words, JS_MODULE, line.strip(), subject=js_module[1])
     if named:
         return of_exception(Raised(named[1], (named[2] or "").strip()))
     if module:

@@ -10,9 +10,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
+from clusterctl.observe.why.clocks import in_order, wrong_clock
 from clusterctl.observe.why.evidence import Evidence, Incident
 from clusterctl.observe.why.incidents import incidents
-from clusterctl.observe.why.node_report import NodeReport, in_order
+from clusterctl.observe.why.node_report import NodeReport
 
 STOPS_WITHIN_S = 3.0  # if the lead continued for longer after an incident, the run survived it
 CLEARLY_S = 1.0  # a process that lived longer by this got past the point of failure
@@ -194,12 +195,12 @@ def _notes(evidence: Evidence, cause: Incident, alike: Sequence[Incident]) -> li
     elif alike and cause.diagnosis.kind in ENVIRONMENT:
         notes.append("not specific to one node")
     free = report.answer.get("free_bytes")
-    if cause.diagnosis.kind == "no_space" and free is not None:
+    if cause.diagnosis.kind == "no_space" and report.answer.get("free_inodes") == 0:
+        notes.append(f"node{report.node} has no inodes left on the disk of ROOT_DIR: there are too many files on it")
+    elif cause.diagnosis.kind == "no_space" and free is not None:
         notes.append(f"node{report.node} has {free / 1e9:.1f} GB free now on the disk of ROOT_DIR")
-    skew = abs(report.offset_s)
-    if skew > 2.0:
-        notes.append(f"the clock of node{report.node} is {skew:,.0f} s {'behind' if report.offset_s > 0 else 'ahead'}")
-    return notes
+    wrong = wrong_clock(report, evidence.reports.values())
+    return [*notes, wrong] if wrong else notes
 
 
 def _did_well(evidence: Evidence, cause: Incident) -> int:

@@ -133,7 +133,8 @@ def _of_lead(evidence: Evidence, known: Sequence[Incident]) -> Iterator[Incident
         yield _of_failure(evidence, cause, t)
     elif kind in ("time_limit", "stopped"):
         advice = TIME_LIMIT if kind == "time_limit" else ""
-        yield Incident(kind, t, t, None, str(cause.get("message")), Diagnosis(kind, "", advice))
+        diagnosis = Diagnosis(str(cause.get("reason") or kind), "", advice)
+        yield Incident(kind, t, t, None, str(cause.get("message")), diagnosis)
     elif kind == "stalled":
         yield Incident("failure", t, t, None, str(cause.get("message")), Diagnosis(kind, "", WAIT_FOR_EACH_OTHER))
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from clusterctl.observe.why.clocks import difference
 from clusterctl.observe.why.errno_and_signals import Diagnosis
 from clusterctl.observe.why.evidence import Evidence, Incident
 from clusterctl.observe.why.node_report import Departure, NodeReport
@@ -14,6 +15,7 @@ REBOOT = "{node} crashed, lost power or was rebooted: see last -x and journalctl
 KILLED = "its supervisor was killed, and its processes with it"
 KILLER = "somebody ran kill -9 there, or the kernel was out of memory: see dmesg on {node}"
 NETWORK = "check the network between them: clusterctl check tries all pairs; NODE_GRACE_S is the silence allowed"
+CLOCKS = "set the clocks first (timedatectl set-ntp true)"
 RESUME = "resume it with kill -CONT on {node}, or end the run with clusterctl stop"
 SILENT = "check its load, memory and swap at that time; NODE_GRACE_S is the silence allowed"
 
@@ -100,12 +102,19 @@ def _why_lost(evidence: Evidence, node: int, by: NodeReport, t: float) -> tuple[
     if paused is not None:
         return Diagnosis("paused", f"{paused['message']}; then it continued", SILENT), _pause(own, paused)
     if _has_lost(evidence, node, by.node):
-        words = f"network partition: node{node} and node{by.node} were both running but could not reach each other"
-        return Diagnosis("partition", words, NETWORK), None
+        return _partition(own, by), None
     words = "it was running, but no heartbeat arrived: stopped, overloaded, or cut off in one direction"
     if own.answer.get("halted"):
         return Diagnosis("node_silent", "its supervisor is stopped by a signal (SIGSTOP)", RESUME), None
     return Diagnosis("node_silent", words, SILENT), None
+
+
+def _partition(own: NodeReport, by: NodeReport) -> Diagnosis:
+    words = f"network partition: node{own.node} and node{by.node} were both running but could not reach each other"
+    apart = difference(own, by)
+    if apart is None:
+        return Diagnosis("partition", words, NETWORK)
+    return Diagnosis("partition", f"{words}, and their clocks differ by {apart}", f"{CLOCKS}; {NETWORK}")
 
 
 def _pause(own: NodeReport, event: dict[str, Any]) -> float:

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, NamedTuple
 
 from clusterctl.cluster.answers import Shape, count, list_of, maybe, misfits, moment, names_process, number, text
 from clusterctl.observe.why.older_versions import complete, ours_in
-
-#: (phase, event, role): events on every node that follow an order of the lead, and events that precede one.
-AFTER = (("pservers", "spawned", "pserver"), ("trainers", "spawned", "trainer"))
-BEFORE = (("trainers", "ready", "pserver"),)
 
 
 def _whole(value: object) -> bool:
@@ -136,51 +132,3 @@ def _is_sound(event: dict[str, Any]) -> bool:
 
 def _has(value: dict[str, Any], names: Sequence[str]) -> bool:
     return all(value.get(name) is not None for name in names)
-
-
-def clock_offset(readings: Sequence[tuple[float, float, float]]) -> tuple[float, float]:
-    """(our clock minus theirs, margin of error) in seconds, from readings of (asked, their time, answered).
-
-    The fastest reading is used, and half of its round trip is taken for each direction.
-    """
-    asked, theirs, answered = min(readings, key=lambda one: one[2] - one[0])
-    return (asked + answered) / 2 - theirs, (answered - asked) / 2
-
-
-def in_order(reports: Sequence[NodeReport], lead: int) -> list[NodeReport]:
-    """The reports, with the offset corrected of every clock that contradicts the order of cause and effect.
-
-    A clock that was set after the run has a different offset now than it had then. With today's offset, processes
-    would have started before the lead's order, or pservers become ready after the lead was informed of it.
-    """
-    leading = next((report for report in reports if report.node == lead), None)
-    if leading is None:
-        return list(reports)
-    return [_moved(report, leading) for report in reports]
-
-
-def _moved(report: NodeReport, lead: NodeReport) -> NodeReport:
-    if report.node == lead.node:
-        return report
-    least, most = float("-inf"), float("inf")
-    for phase, name, role in AFTER:
-        order, done = lead.first("phase", phase=phase), report.first(name, role=role)
-        if order and done:
-            least = max(least, lead.at(order["t"]) - done["t"])
-    for phase, name, role in BEFORE:
-        order, done = lead.first("phase", phase=phase), report.first(name, role=role)
-        if order and done:
-            most = min(most, lead.at(order["t"]) - done["t"])
-    stop = lead.first("phase", phase="stopping")
-    cause = (stop or {}).get("cause") or {}
-    for event in report.find("exited", stopping=False):
-        if stop and cause.get("node") == report.node and _is(event, cause):
-            most = min(most, lead.at(stop["t"]) - event["t"])
-    slack = report.margin_s + lead.margin_s + 0.05
-    if report.offset_s < least - slack:
-        return replace(report, offset_s=least)
-    return replace(report, offset_s=most) if report.offset_s > most + slack else report
-
-
-def _is(event: dict[str, Any], cause: dict[str, Any]) -> bool:
-    return all(event.get(name) == cause.get(name) for name in ("role", "rank", "attempt"))

@@ -13,9 +13,10 @@ from clusterctl.errors import ClusterctlError
 from clusterctl.inventory import Node
 from clusterctl.observe.members import Members
 from clusterctl.observe.status import DISPATCHED, status
+from clusterctl.observe.why.clocks import clock_offset
 from clusterctl.observe.why.evidence import Incident
 from clusterctl.observe.why.first_cause import Explanation, explain
-from clusterctl.observe.why.node_report import NodeReport, clock_offset
+from clusterctl.observe.why.node_report import NodeReport
 
 READINGS = 3  # of each node's clock
 REPORT_S = 120.0

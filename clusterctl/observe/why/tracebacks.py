@@ -14,6 +14,14 @@ RAISED = re.compile(r"([A-Za-z_][\w.]*)(?:: ?(.*))?$")
 GROUP = re.compile(r"^[ |+-]*\| ")  # the prefix of lines in an exception group
 LIBRARIES = ("/site-packages/", "/dist-packages/", "/lib/python", "<frozen ", "/clusterctl/runtime/")
 STACKS = re.compile(r"(?:Current t|T)hread 0x[0-9a-f]+ .*\(most recent call first\)")  # as faulthandler writes them
+#: How Python and logging announce an exception that they ignored.
+IGNORED = re.compile(r"Exception ignored (?:in|on|while)\b|Error in atexit\._run_exitfuncs:|(--- Logging error ---)")
+END_OF_LOGGING_ERROR = "Arguments: "
+#: How Python and asyncio announce an exception that ended only a thread or a task.
+OF_A_PART = re.compile(
+    r"Exception in thread |(?:.*\b)?Task exception was never retrieved|(?:.*\b)?Exception in callback "
+)
+ANNOUNCED_WITHIN = 3  # lines
 SHOWN_LINES = 20
 LAST_LINES = 10  # of output without a traceback
 BEFORE = 2  # lines of context before a traceback
@@ -76,8 +84,50 @@ class Raised:
 
 
 def raised(lines: Sequence[str]) -> list[Raised]:
-    """Return the last chain of exceptions; empty if there is no traceback."""
-    chain: list[Raised] = []
+    """Return the last chain of exceptions that may have ended the process; empty if there is none.
+
+    That of a thread or a task counts only if there is no other.
+    """
+    lines = without_ignored(lines)
+    main: list[Raised] = []
+    of_parts: list[Raised] = []
+    for chain in _chains(lines):
+        announced = lines[max(0, chain[0].begin - ANNOUNCED_WITHIN) : chain[0].begin]
+        if any(OF_A_PART.match(line) for line in announced):
+            of_parts = chain
+        else:
+            main = chain
+    return main or of_parts or _without_header(lines)
+
+
+def without_ignored(lines: Sequence[str]) -> Sequence[str]:
+    """Return the lines with "" for those about exceptions that Python or logging ignored, unless nothing else is left.
+
+    They did not end the process.
+    """
+    kept = list(lines)
+    for at, line in enumerate(lines):
+        ignored = IGNORED.match(line)
+        if ignored and kept[at]:
+            end = _end_of_ignored(lines, at, to_arguments=bool(ignored[1]))
+            kept[at : end + 1] = [""] * (end + 1 - at)
+    return kept if any(line.strip() for line in kept) else lines
+
+
+def _end_of_ignored(lines: Sequence[str], at: int, *, to_arguments: bool) -> int:
+    """Return the index of the last line about the ignored exception that is announced at `at`."""
+    if to_arguments:
+        ends = (i for i in range(at, len(lines)) if lines[i].startswith(END_OF_LOGGING_ERROR))
+        return next(ends, at)
+    header = next((i for i in range(at + 1, min(at + 1 + ANNOUNCED_WITHIN, len(lines))) if HEADER in lines[i]), None)
+    if header is not None:
+        return min(_block(lines, header, len(lines))[0], len(lines) - 1)
+    return at + 1 if at + 1 < len(lines) and RAISED.match(lines[at + 1]) else at
+
+
+def _chains(lines: Sequence[str]) -> list[list[Raised]]:
+    """Return every chain of exceptions in the output."""
+    chains: list[list[Raised]] = []
     starts = [i for i, line in enumerate(lines) if HEADER in line]
     ends = [*starts[1:], len(lines)][: len(starts)]
     linked = ""
@@ -85,9 +135,11 @@ def raised(lines: Sequence[str]) -> list[Raised]:
         at, block = _block(lines, start, end)
         if block is None:
             continue
-        chain = [*chain, replace(block, direct=linked == DIRECT)] if linked else [block]
+        if not linked:
+            chains.append([])
+        chains[-1].append(replace(block, direct=linked == DIRECT))
         linked = _link(lines[at:end])
-    return chain or _without_header(lines)
+    return chains
 
 
 def excerpt(lines: Sequence[tuple[float, str]]) -> list[tuple[float, str]]:

@@ -12,7 +12,6 @@ import pytest
 
 from clusterctl.observe.why.errno_and_signals import ERRNOS
 from clusterctl.observe.why.exits import diagnose
-from clusterctl.observe.why.node_report import clock_offset
 from clusterctl.observe.why.tracebacks import DIRECT, excerpt, raised
 
 BIND = "import socket; a = socket.socket(); a.bind(('127.0.0.1', 0)); socket.socket().bind(a.getsockname())"
@@ -195,7 +194,3 @@ def test_calls_inside_libraries_are_folded_and_the_programs_own_are_shown() -> N
         "bye 1",
         "bye 2",
     ]
-
-
-def test_clocks_are_compared_by_the_fastest_answer_with_half_its_round_trip() -> None:
-    assert clock_offset([(100.0, 3700.5, 101.0), (102.0, 3702.05, 102.1)]) == pytest.approx((-3600.0, 0.05))

@@ -111,6 +111,26 @@ def test_a_full_disk_that_keeps_a_node_from_writing_its_last_state_is_not_taken_
     assert_cause(history.explain(), f"trainer{node}", "no_space", node=node)
 
 
+def test_a_disk_with_too_many_files_is_reported() -> None:
+    history = History()
+    history.answers[2].update(free_bytes=10**11, free_inodes=0)
+    exited = history.exit(3.0, "trainer2", 1, traceback("OSError: [Errno 28] No space left on device: 'out/part-7'"))
+    explanation = history.fail(3.01, exited).explain()
+    assert_cause(explanation, "trainer2", "no_space", node=2)
+    assert "node2 has no inodes left on the disk of ROOT_DIR: there are too many files on it" in explanation.notes
+
+
+def test_a_start_that_failed_is_not_a_stop_by_the_user() -> None:
+    history = History()
+    message = "the start failed: node2: the agent exited with code 137"
+    explanation = history.fail(
+        2.5, {"kind": "stopped", "reason": "start_failed", "message": message}, "stopped"
+    ).explain()
+    assert_cause(explanation, None, "start_failed")
+    assert explanation.cause is not None
+    assert explanation.cause.message == message
+
+
 def test_a_missing_command_is_reported() -> None:
     history = History()
     cause = {"kind": "node", "message": "cannot start 'pyhton': No such file or directory", "node": 0, "tail": []}
