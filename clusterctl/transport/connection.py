@@ -136,7 +136,8 @@ class Connection(paramiko.Transport):  # type: ignore[misc]
         self.packetizer.start_handshake = lambda timeout: None
         options = self.get_security_options()
         options.ciphers = _first(FAST_CIPHERS, options.ciphers)
-        options.key_types = _first(_algorithms(key_types), options.key_types)
+        recorded = _algorithms(key_types)  # as with OpenSSH, their order in known_hosts means nothing
+        options.key_types = _first([name for name in options.key_types if name in recorded], options.key_types)
         options.compression = ("none",)
 
     def watch(self, interval_s: float, unanswered: int) -> None:

@@ -188,6 +188,10 @@ def test_a_start_that_a_killed_agent_broke_is_not_called_a_stop_by_the_user(site
     assert started.code == 3
     assert "node2: the agent " in started.err
     report = why(site, job)
-    assert (report["state"], report["cause"]["kind"], report["cause"]["reason"]) == ("stopped", "stopped", "start_failed")
+    assert (report["state"], report["cause"]["kind"], report["cause"]["reason"]) == (
+        "stopped",
+        "stopped",
+        "start_failed",
+    )
     assert report["cause"]["message"].startswith("the start failed: node2: the agent ")
     assert "was stopped because the start failed: node2: the agent " in site.ok("why", job).out

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import base64
+import itertools
 import shutil
 import subprocess
 import threading
@@ -13,7 +14,7 @@ from clusterctl.errors import RefusedError
 from clusterctl.transport import HostKey, Transport, command
 from clusterctl.transport.known_hosts import judge, known_hosts_name, known_keys, record
 from support.clusters import Cluster, make_cluster
-from support.nodes import TestNode
+from support.nodes import TestNode, TestSettings
 from support.openssh import make_key
 
 TRUE = command("true")
@@ -119,6 +120,39 @@ def test_a_host_with_several_kinds_of_key_is_asked_for_the_recorded_one(tmp_path
         file.write_text(f"[127.0.0.1]:{node.ssh_port} {public.read_text()}")
         with Transport(replace(cluster.settings, known_hosts=file)) as transport:
             assert transport.run(node, TRUE).exit_code == 0
+
+
+def test_of_two_recorded_keys_the_same_one_decides_as_with_openssh(tmp_path: Path) -> None:
+    """The server has two kinds of key. Each may be recorded, wrong, or both, in either order."""
+    ecdsa = make_key(tmp_path / "ecdsa", "ecdsa")
+    with make_cluster("openssh", tmp_path, 1, f"HostKey {ecdsa}") as cluster:
+        node = cluster.nodes[0]
+        settings = replace(cluster.settings, known_hosts=tmp_path / "recorded")
+        name = f"[127.0.0.1]:{node.ssh_port}"
+        right = {"ecdsa": ecdsa, "ed25519": cluster.directory / "node0/host_key"}
+        lines = {kind: f"{name} {path.with_suffix('.pub').read_text()}" for kind, path in right.items()}
+        lines |= {f"wrong {kind}": host_key(tmp_path / f"wrong-{kind}", name, kind).line + "\n" for kind in right}
+        verdicts = {}
+        for pair in itertools.permutations(lines, 2):
+            (tmp_path / "recorded").write_text("".join(lines[kind] for kind in pair))
+            verdicts[pair] = (is_accepted(settings, node), is_accepted_by_openssh(settings, node))
+        assert {pair for pair, (ours, theirs) in verdicts.items() if ours != theirs} == set()
+        assert len(set(verdicts.values())) == 2
+
+
+def is_accepted(settings: TestSettings, node: TestNode) -> bool:
+    with Transport(settings) as transport:
+        try:
+            return transport.run(node, TRUE).exit_code == 0
+        except RefusedError:
+            return False
+
+
+def is_accepted_by_openssh(settings: TestSettings, node: TestNode) -> bool:
+    options = {"BatchMode": "yes", "StrictHostKeyChecking": "yes", "UserKnownHostsFile": settings.known_hosts}
+    words = ["-F", "none", "-i", settings.identity_file, "-p", node.ssh_port, node.ssh_host, "true"]
+    argv = ["ssh", *(f"-o{key}={value}" for key, value in options.items()), *map(str, words)]
+    return subprocess.run(argv, capture_output=True, check=False, timeout=60).returncode == 0
 
 
 @pytest.mark.parametrize(
