@@ -1,13 +1,22 @@
-"""The training program of the laboratory: dense and sparse tables, a step every 20 ms, about 40 KB per push."""
+"""The training program of the laboratory: dense and sparse tables, a step every 20 ms, about 40 KB per push.
+
+With a third argument it takes a second to end after TERM, and has a helper in a session of its own.
+"""
 
 PASSES, STEPS_OF_PASS, PAUSE_S = 4, 40, 0.02
 STEPS = PASSES * STEPS_OF_PASS
 TRAIN = """
-import sys, time
+import os, signal, subprocess, sys, time
 import numpy as np
 from clusterctl.runtime import connect, Adagrad, Adam, uniform, zeros
 
 passes, pause_s = int(sys.argv[1]), float(sys.argv[2])
+if len(sys.argv) > 3:
+    def end_slowly(*about):
+        time.sleep(1)
+        os._exit(143)
+    signal.signal(signal.SIGTERM, end_slowly)
+    helper = subprocess.Popen(["sleep", "100000"], start_new_session=True)
 
 def reader(pass_, rng):
     for number in range(40 * pass_, 40 * pass_ + 40):
@@ -24,4 +33,6 @@ with connect() as ps:
         rows = emb.pull(ids)
         slope = {w: x.T @ error / len(x), emb: (ids, rows), wide: wide.value * np.float32(0.1)}
         ps.push(slope, samples=len(x), loss=float((error ** 2).mean()))
+if len(sys.argv) > 3:
+    helper.kill()
 """

@@ -66,9 +66,16 @@ def dispatch(lab: Laboratory, **settings: Any) -> str:
 
 
 def begin(
-    lab: Laboratory, job: str, *options: str, run: str = "0001", passes: int = PASSES, pause_s: float = PAUSE_S
+    lab: Laboratory,
+    job: str,
+    *options: str,
+    run: str = "0001",
+    passes: int = PASSES,
+    pause_s: float = PAUSE_S,
+    burdened: bool = False,
 ) -> Run:
-    starting = lab.popen("start", "--job_workspace", job, *options, "--", str(passes), str(pause_s))
+    arguments = [str(passes), str(pause_s), *["burdened"] * burdened]
+    starting = lab.popen("start", "--job_workspace", job, *options, "--", *arguments)
     return Run(lab, job, starting, run)
 
 

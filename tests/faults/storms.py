@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 import signal
 import time
@@ -23,36 +24,64 @@ MOST_FAULTS = 4
 PATIENT = 0.3  # of all runs wait for lost nodes
 FATAL = 0.35  # of the other runs have a last fault that may end them
 OFF = 0.2  # of all runs have a machine with a wrong clock
+BURDENED = 0.3  # of all runs have trainers that end slowly and have helpers in sessions of their own
 
 
 @dataclass(frozen=True)
 class Fault:
-    """A fault `after_s` seconds after the previous one. `target` is a process or a machine; the rest is optional."""
+    """A fault `after_s` seconds after the previous one. `target` is a process or a machine; the rest is optional.
+
+    `other` is a second process, hit `amount` seconds after the first one.
+    """
 
     name: str
     target: str
     after_s: float
     for_s: float = 0.0
     amount: float = 0.0
+    other: str = ""
 
     def __str__(self) -> str:
         more = [f"for {self.for_s:.1f} s"] * bool(self.for_s) + [f"{self.amount:.3g}"] * bool(self.amount)
-        return " ".join([f"after {self.after_s:.1f} s:", self.name, self.target, *more])
+        return " ".join(
+            [f"after {self.after_s:.1f} s:", self.name, self.target, *([self.other] * bool(self.other)), *more]
+        )
 
     @property
     def number(self) -> int:
         """The number of its process or machine."""
-        return int(self.target.lstrip("abcdefghijklmnopqrstuvwxyz"))
+        return number_of(self.target)
+
+    @property
+    def nodes(self) -> set[int]:
+        """The nodes that are lost by it."""
+        if not self.other:
+            return {self.number}
+        return {number_of(target) for target in (self.target, self.other) if target in SUPERVISORS}
+
+    @property
+    def leaves_orphans(self) -> bool:
+        """True if nobody is left on a node to end the helpers of its processes: `stop` does."""
+        both = {self.target, self.other}
+        return any(both == {f"supervisor{node}", f"guardian{node}"} for node in self.nodes)
+
+
+def number_of(target: str) -> int:
+    return int(target.lstrip("abcdefghijklmnopqrstuvwxyz"))
 
 
 @dataclass(frozen=True)
 class Storm:
-    """The faults of a run. `clock`: a machine and the hours its clock is ahead. `patient`: it waits for lost nodes."""
+    """The faults of a run. `clock`: a machine and the hours its clock is ahead. `patient`: it waits for lost nodes.
+
+    `burdened`: its trainers take a second to end, and have helpers in sessions of their own.
+    """
 
     mode: str
     patient: bool
     clock: tuple[int, int] | None
     faults: tuple[Fault, ...]
+    burdened: bool = False
 
     @property
     def ending(self) -> Fault | None:
@@ -61,11 +90,39 @@ class Storm:
 
     def __str__(self) -> str:
         clock = [f"node{self.clock[0]} is {self.clock[1]:+} h off"] if self.clock else []
-        return "; ".join([self.mode + ", waits" * self.patient, *clock, *map(str, self.faults)])
+        about = self.mode + ", waits" * self.patient + ", with helpers" * self.burdened
+        return "; ".join([about, *clock, *map(str, self.faults)])
 
 
 def kill(run: Run, fault: Fault) -> None:
     run.lab.kill(fault.target)
+
+
+def kill_two(run: Run, fault: Fault) -> None:
+    run.lab.kill(fault.target)
+    time.sleep(fault.amount)
+    _kill_if_there(run, fault.other)
+    if fault.leaves_orphans:
+        time.sleep(NODE_GRACE_S)
+        stop(run, fault)
+
+
+def pause_one_and_kill_another(run: Run, fault: Fault) -> None:
+    with contextlib.suppress(ProcessLookupError), run.lab.paused(fault.target):  # a rollback may end it meanwhile
+        time.sleep(fault.amount)
+        _kill_if_there(run, fault.other)
+        time.sleep(fault.for_s)
+
+
+def kill_and_stop(run: Run, fault: Fault) -> None:
+    run.lab.kill(fault.target)
+    time.sleep(fault.amount)
+    stop(run, fault)
+
+
+def _kill_if_there(run: Run, target: str) -> None:
+    with contextlib.suppress(AssertionError, ProcessLookupError):  # it is being replaced because of the first one
+        run.lab.kill(target)
 
 
 def pause(run: Run, fault: Fault) -> None:
@@ -198,21 +255,38 @@ def _survived_s(chance: random.Random) -> dict[str, float]:
     return {"for_s": chance.uniform(0.3, SURVIVED_S)}
 
 
+def _within_a_second(chance: random.Random) -> dict[str, float]:
+    return {"amount": chance.uniform(0.0, 1.0)}
+
+
+def _paused_within_a_second(chance: random.Random) -> dict[str, float]:
+    return {**_within_a_second(chance), "for_s": chance.uniform(0.0, SURVIVED_S - 1.0)}
+
+
 @dataclass(frozen=True)
 class Kind:
-    """A kind of fault: its action, targets and random numbers, and the states in which the run may end."""
+    """A kind of fault: its action, targets and random numbers, and the states in which the run may end.
+
+    `others`: a second process is drawn from these.
+    """
 
     act: Callable[[Run, Fault], None]
     targets: tuple[str, ...]
     draw: Draw = _no_numbers
     ends: frozenset[str] = frozenset({"succeeded"})
     weight: int = 1
+    others: tuple[str, ...] = ()
 
 
+WORKERS = (*TRAINERS, *PSERVERS, *GUARDIANS)
 LOST = frozenset({"failed", "lost"})
 #: Faults that every run survives.
 SURVIVED: dict[str, Kind] = {
     "kill": Kind(kill, (*TRAINERS, *TRAINERS, *PSERVERS, *PSERVERS, *GUARDIANS), weight=4),
+    "kill-two": Kind(kill_two, WORKERS, _within_a_second, weight=2, others=WORKERS),
+    "pause-and-kill": Kind(
+        pause_one_and_kill_another, (*WORKERS, *SUPERVISORS), _paused_within_a_second, weight=2, others=WORKERS
+    ),
     "pause": Kind(pause, (*TRAINERS, *PSERVERS, *SUPERVISORS), _survived_s),
     "cut": Kind(cut, NODES, _survived_s),
     "cut-out": Kind(cut_out, NODES, _survived_s),
@@ -232,6 +306,10 @@ WAITED: dict[str, Kind] = {
 #: Faults that may end a run; always the last of a storm.
 ENDING: dict[str, Kind] = {
     "kill-supervisor": Kind(kill, SUPERVISORS, ends=LOST),
+    "kill-supervisor-and-another": Kind(
+        kill_two, SUPERVISORS, _within_a_second, LOST | {"stopped"}, 2, (*WORKERS, *SUPERVISORS)
+    ),
+    "kill-and-stop": Kind(kill_and_stop, (*WORKERS, *SUPERVISORS), _within_a_second, LOST | {"stopped"}, 2),
     "pause-for-long": Kind(pause, SUPERVISORS, lambda chance: {"for_s": NODE_GRACE_S + 6.0}, LOST),
     "cut-for-long": Kind(cut, NODES, ends=LOST),
     "power-off": Kind(power_off, NODES, ends=LOST),
@@ -253,14 +331,16 @@ def draw(seed: str) -> Storm:
         faults.insert(chance.randint(0, len(faults)), _draw_one(chance, WAITED))
     elif chance.random() < FATAL:
         faults.append(_draw_one(chance, ENDING))
-    return Storm(mode, patient, clock, tuple(faults))
+    return Storm(mode, patient, clock, tuple(faults), chance.random() < BURDENED)
 
 
 def _draw_one(chance: random.Random, table: dict[str, Kind]) -> Fault:
     name = chance.choice([name for name in sorted(table) for _ in range(table[name].weight)])
     kind = table[name]
     after_s = chance.choice([0.0, chance.uniform(0.2, 2.0), chance.uniform(0.2, 2.0)])
-    return Fault(name, chance.choice(kind.targets), after_s, **kind.draw(chance))
+    target = chance.choice(kind.targets)
+    others = [other for other in kind.others if other != target]
+    return Fault(name, target, after_s, **kind.draw(chance), other=chance.choice(others) if others else "")
 
 
 def inject(run: Run, fault: Fault) -> float | None:
