@@ -148,8 +148,9 @@ def quick(facts: Facts, skews: Mapping[int, Skew], *, members: int, open_files: 
 def clocks(skews: Mapping[int, Skew]) -> Iterator[Finding]:
     """Find clocks that are certainly off by 2 s or more. If most nodes agree, this machine may be the odd one."""
     middle = statistics.median(skew.ahead_s for skew in skews.values()) if len(skews) > 2 else 0.0
+    error_s = statistics.median(skew.error_s for skew in skews.values()) if skews else 0.0
     agree = sum(abs(skew.ahead_s - middle) < SKEW_S for skew in skews.values())
-    ours = abs(middle) >= SKEW_S and 2 * agree > len(skews)
+    ours = abs(middle) - error_s >= SKEW_S and 2 * agree > len(skews)
     hint = "chronyc makestep, or timedatectl set-ntp true; logs are ordered by these clocks"
     if ours:
         message = f"the clock of this machine is {_off(-middle)} the nodes'"
