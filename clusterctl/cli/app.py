@@ -49,7 +49,8 @@ def parse(argv: list[str]) -> Arguments:
         raise UsageError("exec needs a command after --", hint=f"clusterctl exec -- {words}")
     if name == "start":
         arguments.ours, options = take_program_options(arguments.ours, START_OPTIONS)
-        arguments.program = [*options, *arguments.program]
+        if options:
+            arguments.program = [*options, *(arguments.program or [])]
     elif name not in TAKES_PROGRAM and arguments.program:
         raise UsageError(f"{name or 'clusterctl'} takes no arguments after --", hint="only start and exec do")
     return arguments

@@ -26,11 +26,14 @@ class GlobalOptions:
 
 @dataclass
 class Arguments:
-    """`ours` goes to the option parser, `program` to the training program or to the command of `exec`."""
+    """`ours` goes to the option parser, `program` to the training program or to the command of `exec`.
+
+    `program` is None if no arguments were given; after a bare `--` it is empty.
+    """
 
     options: GlobalOptions = field(default_factory=GlobalOptions)
     ours: list[str] = field(default_factory=list)
-    program: list[str] = field(default_factory=list)
+    program: list[str] | None = None
 
 
 def split(argv: Sequence[str]) -> Arguments:

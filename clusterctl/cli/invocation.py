@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 
 
 class Invocation:
-    def __init__(self, options: GlobalOptions, program_args: list[str]) -> None:
+    def __init__(self, options: GlobalOptions, program_args: list[str] | None) -> None:
+        """`program_args` is None if none were given."""
         self.options = options
         self.program_args = program_args
         self.console = Console(options)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -42,4 +43,6 @@ def tell_resume(invocation: Invocation, resume: Resume) -> None:
     """Print the checkpoint that a run resumes from, and the newer ones that are unusable."""
     for line in resume.warnings:
         invocation.console.warn(clean(line, keep_newlines=True))
-    invocation.console.say(f"resuming from {resume}")
+    kept = resume.arguments if invocation.program_args is None else None
+    arguments = f" with its arguments: {shlex.join(kept)}" if kept else ""
+    invocation.console.say(clean(f"resuming from {resume}{arguments}"))

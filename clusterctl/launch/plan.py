@@ -56,12 +56,15 @@ class Process:
 
 @dataclass(frozen=True)
 class LaunchPlan:
-    """The processes of a run. `nodes` are its members, with their ranks in this plan; the first one leads."""
+    """The processes of a run. `nodes` are its members, with their ranks in this plan; the first one leads.
+
+    `program_args` is None if none were given: a resumed run takes those of the run before.
+    """
 
     settings: Settings
     inventory: Inventory
     nodes: tuple[Node, ...]
-    program_args: tuple[str, ...]
+    program_args: tuple[str, ...] | None
     processes: tuple[Process, ...]
 
     @property
@@ -74,6 +77,9 @@ class LaunchPlan:
 
     def on(self, node: Node) -> list[Process]:
         return [process for process in self.processes if process.node == node.id]
+
+    def with_arguments(self, program_args: Sequence[str]) -> LaunchPlan:
+        return _place(self.settings, self.inventory, self.nodes, tuple(program_args))
 
     def among(self, ids: Collection[int]) -> LaunchPlan:
         """Return the plan for these nodes only, with new ranks. Raises NodeError if a role has no process left."""
@@ -117,7 +123,7 @@ class LaunchPlan:
             use_gpu=self.settings.use_gpu,
             ld_library_path=self.settings.ld_library_path,
             env=dict(node.env),
-            arguments=self.program_args,
+            arguments=self.program_args or (),
             processes=tuple(process.spec for process in self.on(node)),
             all_processes=tuple(PlacedProcess(role=p.role, rank=p.rank, node=p.node) for p in self.processes),
         )
@@ -203,19 +209,20 @@ class LaunchPlan:
         return described
 
 
-def plan(settings: Settings, inventory: Inventory, program_args: Sequence[str] = ()) -> LaunchPlan:
+def plan(settings: Settings, inventory: Inventory, program_args: Sequence[str] | None = None) -> LaunchPlan:
     """Place every process. `program_args` go to the training program. Raises ConfigError if no trainer would run."""
-    whole = _place(settings, inventory, inventory.nodes, tuple(program_args))
+    given = None if program_args is None else tuple(program_args)
+    whole = _place(settings, inventory, inventory.nodes, given)
     if not whole.count("trainer"):
         raise ConfigError("no host runs a trainer", hint="set TRAINERS or Host(roles=...) in conf.py")
     return whole
 
 
 def _place(
-    settings: Settings, inventory: Inventory, nodes: tuple[Node, ...], program_args: tuple[str, ...]
+    settings: Settings, inventory: Inventory, nodes: tuple[Node, ...], program_args: tuple[str, ...] | None
 ) -> LaunchPlan:
     engine = ENGINES[settings.engine]
-    trainer = (*settings.trainer_command, *program_args)
+    trainer = (*settings.trainer_command, *(program_args or ()))
     server = settings.pserver_command or (GENERIC_PSERVER if settings.engine == OUR_ENGINE else None)
     if server is None and engine.serves:
         server = trainer

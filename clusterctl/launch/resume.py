@@ -107,6 +107,16 @@ class Resume:
         pass_, step = self.manifest["pass"], self.manifest["step"]
         return f"checkpoint {self.tag} of run {int(self.run)} (pass {pass_}, step {step:,})"
 
+    @property
+    def arguments(self) -> tuple[str, ...] | None:
+        """The program's arguments in the run that wrote the checkpoint; None if the manifest does not have them."""
+        arguments = self.manifest.get("arguments")
+        return tuple(map(str, arguments)) if isinstance(arguments, list) else None
+
+    def applied_to(self, launch: LaunchPlan) -> LaunchPlan:
+        """Return the plan with the arguments of the run before, if none were given."""
+        return launch.with_arguments(self.arguments or ()) if launch.program_args is None else launch
+
     def spec(self, run: str) -> ResumePoint:
         """The entry in the spec of the new `run`."""
         step, pass_ = self.manifest["step"], self.manifest["pass"]
@@ -226,9 +236,11 @@ def _differences(manifest: Manifest, launch: LaunchPlan) -> list[str]:
         lines.append(f"the checkpoint was made in mode {before}, now it is {mode}: state kept in trainers is reset")
     if trainers != now:
         lines.append(f"the checkpoint was made with {trainers} trainers, now there are {now}: its pass restarts")
-    old, new = manifest.get("arguments"), list(launch.program_args)
-    if isinstance(old, list) and old != new:
-        lines.append(f"the program's arguments changed from {_quoted(old)} to {_quoted(new)}")
+    old, new = manifest.get("arguments"), launch.program_args
+    if isinstance(old, list) and new is not None and old != list(new):
+        lines.append(f"the program's arguments change from {_quoted(old)} to {_quoted(new)}")
+    elif not isinstance(old, list) and new is None:
+        lines.append("the checkpoint does not record the program's arguments: if it had any, pass them after --")
     return lines
 
 

@@ -128,6 +128,7 @@ def start(
             if on_resume is not None:
                 resume = choose(cluster, run.job, run.nodes, launch)
                 on_resume(resume)
+                launch = resume.applied_to(launch)
                 bring(cluster, run.job, resume, launch)
                 run = replace(run, resume=resume)
             on_go(run)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from typing import Any
 
@@ -85,6 +86,12 @@ def expected(embedded_site: Site, tmp_path_factory: pytest.TempPathFactory) -> d
     return model_of(site, job)
 
 
+def arguments_of(plan: Any) -> list[str]:
+    """Return the arguments of the training program in a plan."""
+    (arguments,) = {tuple(one["argv"][2:]) for one in plan["processes"] if one["role"] == "trainer"}
+    return list(arguments)
+
+
 def crash(site: Site, *args: str) -> Result:
     """Start a run in which a process is killed and return its result."""
     result = site.run("start", *args)
@@ -102,12 +109,20 @@ def test_a_run_resumed_after_a_killed_trainer_makes_the_model_of_an_undisturbed_
     site.assert_nothing_left(job)
     last = checkpoints(site, job)[-1]
     words = " ".join(arguments)
-    assert f": clusterctl start --resume --job_workspace {job} -- {words}\n" in crashed.err
-    plan = site.ok("start", "--resume", "--job_workspace", job, "--plan", "--json").json()
+    assert f": clusterctl start --resume --job_workspace {job}\n" in crashed.err
+    resume = ("start", "--resume", "--job_workspace", job)
+    plan = site.ok(*resume, "--plan", "--json").json()
     assert (plan["job"], plan["resume"]["tag"]) == (job, last)
-    resumed = site.ok("start", "--resume", "--job_workspace", job)
-    assert f"resuming from checkpoint {last} of run 1" in resumed.out
-    assert f"the program's arguments changed from `{words}` to none" in resumed.err
+    assert arguments_of(plan) == arguments
+    replaced = site.ok(*resume, "--plan", "--json", "--", "--epochs", "60")
+    assert arguments_of(replaced.json()) == ["--epochs", "60"]
+    assert f"the program's arguments change from `{words}` to `--epochs 60`" in replaced.err
+    assert arguments_of(site.ok(*resume, "--plan", "--json", "--").json()) == []
+    resumed = site.ok(*resume)
+    assert f"resuming from checkpoint {last} of run 1 (pass " in resumed.out
+    assert f" with its arguments: {words}\n" in resumed.out
+    spec = json.loads((site.job_dir(job, 0) / ".clusterctl/runs/0002/spec.json").read_text())
+    assert spec["arguments"] == arguments
     assert site.status(job)["resumed"]["tag"] == last
     assert_same(model_of(site, job), expected)
     assert len(checkpoints(site, job, "0002")) == 2

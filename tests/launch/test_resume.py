@@ -118,6 +118,19 @@ def test_a_different_seed_is_refused_and_a_different_mode_or_number_of_trainers_
     assert "made with 3 trainers, now there are 2" in trainers
 
 
+def test_a_checkpoint_of_an_older_version_has_no_arguments_to_keep(nodes: Nodes) -> None:
+    nodes.save(100)
+    resume = nodes.choose()
+    assert any("does not record the program's arguments" in warning for warning in resume.warnings)
+    assert resume.applied_to(nodes.plan()).program_args == ()
+    nodes.save(200, arguments=["--epochs", "60"])
+    resume = nodes.choose()
+    assert resume.warnings == ()
+    assert resume.applied_to(nodes.plan()).program_args == ("--epochs", "60")
+    given = plan(nodes.settings, nodes.inventory, [])
+    assert resume.applied_to(given).program_args == ()
+
+
 @pytest.mark.parametrize("values", [{"ENGINE": "torch"}, {"PSERVER_COMMAND": "python ps.py"}])
 def test_checkpoints_of_other_parameter_servers_are_not_resumed(tmp_path: Path, values: dict[str, Any]) -> None:
     with pytest.raises(RefusedError, match="the built-in parameter server"):

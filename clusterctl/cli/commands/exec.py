@@ -31,7 +31,7 @@ LINE_BYTES = 64 << 10
 
 def exec_(invocation: Invocation, fold: bool | None) -> None:
     """Run a command. `fold`: True waits for the end, False shows lines as they arrive, None decides by duration."""
-    command = remote_command(invocation.program_args)
+    command = remote_command(invocation.program_args or [])
     refuse_input()
     with invocation.cluster() as cluster:
         screen = Screen(invocation.console, cluster.nodes, True if invocation.console.json else fold)

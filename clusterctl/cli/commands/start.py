@@ -77,6 +77,7 @@ def _dispatch(
 
 
 def _show_plan(invocation: Invocation, launch: LaunchPlan, job: str, would: tuple[str, Resume] | None) -> None:
+    launch = launch if would is None else would[1].applied_to(launch)
     described = launch.describe(job if would is None else would[0])
     document: dict[str, Any] = {"job": job, "processes": described}
     if would is not None:
@@ -296,9 +297,7 @@ def raise_failed(invocation: Invocation, cluster: Cluster, run: Run, view: RunVi
     details = {**_identity(run), "state": state, "cause": cause}
     hint = f"clusterctl why {run.job}"
     if view.checkpoints:
-        arguments = f" -- {_shell_words(invocation.program_args)}" if invocation.program_args else ""
-        resume = f"clusterctl start --resume --job_workspace {run.job}{arguments}"
-        hint += f"; to resume from {view.checkpoints[-1]}: {resume}"
+        hint += f"; to resume from {view.checkpoints[-1]}: clusterctl start --resume --job_workspace {run.job}"
     raise JobFailedError("\n".join(lines), hint=hint, details=details)
 
 
