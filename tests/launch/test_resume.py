@@ -51,6 +51,7 @@ class Nodes(PipeCluster):
             files.append({"file": piece_name(p), "pserver": p, "bytes": len(data), "sha256": digest, "node": p})
         common = {"v": 1, "job": JOB, "run": run, "tag": tag(step), "step": step, "pass": 2, "mode": "sync", "seed": 0}
         whole = {"checkpoint": True, "trainers": 3, "lanes": [1, 1], "pservers": pservers, "tables": {}, "files": files}
+        whole["arguments"] = []
         if complete:
             write_manifest(self.place(0, step, run), {**common, **whole, **facts})
 
@@ -119,7 +120,7 @@ def test_a_different_seed_is_refused_and_a_different_mode_or_number_of_trainers_
 
 
 def test_a_checkpoint_of_an_older_version_has_no_arguments_to_keep(nodes: Nodes) -> None:
-    nodes.save(100)
+    nodes.save(100, arguments=None)
     resume = nodes.choose()
     assert any("does not record the program's arguments" in warning for warning in resume.warnings)
     assert resume.applied_to(nodes.plan()).program_args == ()

@@ -15,11 +15,11 @@ from clusterctl.observe.why.errno_and_signals import (
     OUTSIDE,
     QUOTED,
     SHELL_CODES,
-    SPACE,
     Diagnosis,
     of_errno,
     unquoted,
 )
+from clusterctl.observe.why.known_messages import of_java, of_known
 from clusterctl.observe.why.tracebacks import Raised
 
 CLASS_WORDS = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])")
@@ -29,12 +29,11 @@ LIBRARY = re.compile(r"(?<!\S)(\S+\.so(?:\.\d+)*): cannot open shared object")
 LOADER = re.compile(r"undefined symbol: (\S+)|version [`'](\S+?)' not found")
 NO_MEMORY = re.compile(r"out of memory|bad_alloc|can(?:no|')t allocate", re.IGNORECASE)
 NOT_FINITE = re.compile(r"\bnan\b|\binf(?:inity)?\b|\b(?:not|non)[- ]?finite\b", re.IGNORECASE)
-#: The ends of numpy's and torch's messages about a short write: they do not report what the system said.
-SHORT_WRITE = re.compile(r"\b\d+ requested and \d+ written\b|\bunexpected pos \d+ vs \d+")
 #: Classes that report a mistake in the program or its data, whatever words are in their messages.
 OF_PROGRAM = (ArithmeticError, AssertionError, AttributeError, LookupError, NameError, TypeError, ValueError)
 SYSTEM_ERROR = re.compile(r"\[Errno -?\d+\]")  # as an OSError writes itself, also as the text of another exception
 NETWORK = {"connection", "connect", "timeout", "unreachable", "unavailable", "network", "socket", "peer"}
+HOST = re.compile(r"\b(?:[Ff]ailed to resolve |host=)'([^'\n]+)'")  # as urllib3 names it
 STARTS_PROGRAMS = "/subprocess.py"
 
 
@@ -45,10 +44,20 @@ def of_chain(chain: Sequence[Raised]) -> Diagnosis:
         first -= 1
     diagnoses = [of_exception(one) for one in chain[first:]]
     root = next((one for one in diagnoses if one.kind != "exception"), diagnoses[0])
+    if root.kind == "name_not_found":
+        root = _with_host(root, chain)
     own = next((one.where for one in chain[first:] if any(frame.is_own for frame in one.frames)), root.where)
     if root.kind != "exception" or root.error == diagnoses[-1].error:
         return replace(root, where=own)
     return replace(root, where=own, words=f"{root.words}, which led to {diagnoses[-1].error}")
+
+
+def _with_host(diagnosis: Diagnosis, chain: Sequence[Raised]) -> Diagnosis:
+    """Name the host that could not be resolved: only the exceptions that follow the system's own do."""
+    host = next((match[1] for one in chain if (match := HOST.search(one.message))), None)
+    if host is None:
+        return diagnosis
+    return replace(diagnosis, words=f"the host name {host} could not be resolved", subject=host)
 
 
 def of_exception(one: Raised) -> Diagnosis:
@@ -64,11 +73,13 @@ def of_exception(one: Raised) -> Diagnosis:
     kind = kind if isinstance(kind, type) and issubclass(kind, BaseException) else Exception
     said = unquoted(one.message)
     speaks = not issubclass(kind, OF_PROGRAM) or SYSTEM_ERROR.search(said)
-    by_system = of_errno(one.message) if speaks else None
-    if issubclass(kind, MemoryError) or noun == "memory" or (speaks and NO_MEMORY.search(said)):
+    listed = one.name == "shutil.Error"  # its message is a list of others
+    by_system = of_errno(one.message.replace('"', "") if listed else one.message) if speaks else None
+    known = (None if one.frames else of_java(short, one.message)) or (of_known(said) if speaks else None)
+    if known is not None:
+        diagnosis = replace(known, error=error, where=one.where)
+    elif issubclass(kind, MemoryError) or noun == "memory" or (speaks and NO_MEMORY.search(said)):
         diagnosis = replace(plain, kind="out_of_memory", words="out of memory", advice=MEMORY)
-    elif SHORT_WRITE.search(said):
-        diagnosis = replace(plain, kind="no_space", words=f"a file could not be written in full: {error}", advice=SPACE)
     elif issubclass(kind, ImportError) or LIBRARY.search(said):
         diagnosis = of_import(plain, one.message)
     elif issubclass(kind, SyntaxError):

@@ -22,17 +22,24 @@ from clusterctl.observe.why.errno_and_signals import (
     unquoted,
 )
 from clusterctl.observe.why.exceptions import LIBRARY, LOADER, NO_MEMORY, of_chain, of_exception, of_import
+from clusterctl.observe.why.known_messages import of_known
 from clusterctl.observe.why.tracebacks import Raised, raised, without_ignored
 
 LOOKED_AT = 12  # last lines, if there is no traceback
 QUOTED_CHARS = 160
-CALL = re.compile(r"\s+at |\s+\.\.\. \d+ more")  # in stack traces of Java, JavaScript and others
+#: A call in stack traces of Java, JavaScript, C++ and others, or a line of a memory dump.
+CALL = re.compile(
+    r"\s+at |\s+\.\.\. \d+ more|\s*\d+: 0x[0-9a-f]+ |frame #\d+: |\s+#\d+ 0x|(?:=>|  )0x[0-9a-f]+: |"
+    r"  [A-Z][^:]*: +[0-9a-f]{2}\b"
+)
+CAUSED_BY = "Caused by:"  # in Rust, with the causes below it
+CAUSE = re.compile(r"\s+(?:\d+: )?(.*)")
+PANIC = re.compile(r"panic: (.+)")  # of Go
 NAMED = re.compile(
-    r'(?:Exception in thread "[^"]*" |Caused by: |Uncaught )?([A-Za-z_][\w.$]*(?:Error|Exception))(?:: +(.*))?$'
+    r'(?:Exception in thread "[^"]*" |Caused by: |Uncaught )?'
+    r"([A-Za-z_][\w.$]*(?:Error|Exception|Rejection))(?:: +(.*))?$"
 )
 BAD_ALLOC = "instance of 'std::bad_alloc'"  # thrown by C++
-NO_JS_MODULE = re.compile(r".*\bCannot find (?:module|package) '([^']+)'")
-JS_MODULE = "dispatch it with the workspace, with its node_modules, or install it on {node}"
 NO_MODULE = re.compile(r"[^ ]*python[\d.]*: .*\bNo module named '?([\w.]+)")  # python -m with a missing module
 TROUBLE = re.compile(r"\b(?:error|fatal|panic\w*|fail\w*|cannot|assert\w*)\b", re.IGNORECASE)
 USAGE = 2
@@ -68,8 +75,15 @@ def diagnose(exit_code: int | None, lines: Sequence[str], *, oom: bool = False, 
         return _of_signal(number, lines)
     chain = raised(lines)
     if chain:
-        return _of_started(of_chain(chain), lines[: chain[0].begin])
+        diagnosis, before = of_chain(chain), lines[: chain[0].begin]
+        return (_of_limit(before) if diagnosis.kind == "signal" else None) or _of_started(diagnosis, before)
     return _of_output(exit_code, lines)
+
+
+def _of_limit(lines: Sequence[str]) -> Diagnosis | None:
+    """The diagnosis of a limit that made a library interrupt its own process."""
+    errors = (of_known(line) for line in reversed(lines))
+    return next((replace(one, error=None) for one in errors if one is not None and one.kind == "limit"), None)
 
 
 def _of_signal(number: int, lines: Sequence[str]) -> Diagnosis:
@@ -81,6 +95,9 @@ def _of_signal(number: int, lines: Sequence[str]) -> Diagnosis:
         if diagnosis.kind != "exit":
             return replace(diagnosis, signal=name)
         words = diagnosis.words or words
+    limit = _of_limit(lines) if name == "SIGINT" else None
+    if limit is not None:
+        return replace(limit, signal=name)
     where = next((line.strip() for line in lines if line.lstrip().startswith("File ")), None)
     fatal = any(line.startswith("Fatal Python error:") for line in lines)
     return Diagnosis(kind, words, advice, signal=name, where=where if fatal else None, about_peer=kind == "peer_gone")
@@ -101,7 +118,7 @@ def _of_started(diagnosis: Diagnosis, before: Sequence[str]) -> Diagnosis:
 
 def _of_output(exit_code: int | None, lines: Sequence[str]) -> Diagnosis:
     """The diagnosis without a traceback: from the last lines, or else from the exit code."""
-    last = [line for line in lines if line.strip() and not CALL.match(line)][-LOOKED_AT:]
+    last = _with_causes([line for line in lines if line.strip() and not CALL.match(line)][-LOOKED_AT:])
     diagnosis = _of_lines(last)
     if diagnosis is not None:
         return diagnosis
@@ -133,18 +150,35 @@ def _of_lines(last: Sequence[str]) -> Diagnosis | None:
     return None
 
 
+def _with_causes(lines: Sequence[str]) -> list[str]:
+    """Append the causes that a program in Rust lists below its error to that error, as one line."""
+    joined: list[str] = []
+    inside = False
+    for line in lines:
+        cause = CAUSE.fullmatch(line)
+        if line == CAUSED_BY and joined:
+            inside = True
+        elif inside and cause:
+            joined[-1] += f": {cause[1]}"
+        else:
+            inside = False
+            joined.append(line)
+    return joined
+
+
 def _of_line(line: str) -> Diagnosis | None:
     """The diagnosis of the system error or the exception in a line, if there is one."""
-    named, module, js_module = NAMED.match(line), NO_MODULE.match(line), NO_JS_MODULE.match(line)
-    if js_module:
-        words = f"the module {js_module[1]} was not found"
-        return Diagnosis("import_error", words, JS_MODULE, line.strip(), subject=js_module[1])
+    named, module, known, panic = NAMED.match(line), NO_MODULE.match(line), of_known(line), PANIC.match(line)
+    if known:
+        return replace(known, error=line.strip())
     if named:
         return of_exception(Raised(named[1], (named[2] or "").strip()))
     if module:
         return of_exception(Raised("ModuleNotFoundError", f"No module named '{module[1]}'"))
     error = of_errno(line)
-    return replace(error, error=line.strip()) if error else None
+    if error or not panic:
+        return replace(error, error=line.strip()) if error else None
+    return Diagnosis("exception", panic[1], "fix the program, or its data", line.strip())
 
 
 def _quoted(last: Sequence[str]) -> str:

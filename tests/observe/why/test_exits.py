@@ -157,8 +157,8 @@ def test_of_several_tracebacks_the_last_one_counts() -> None:
 
 def test_the_last_line_is_quoted_when_nothing_in_the_output_is_recognized() -> None:
     assert diagnose(1, ["no licence for node2"]).words == '"no licence for node2"'
-    diagnosis = diagnose(2, ["panic: index out of range [5]", "goroutine 1 [running]:", "exit status 2"])
-    assert diagnosis.words == '"panic: index out of range [5]"'
+    diagnosis = diagnose(2, ["failed: no shard 5", "goroutine 1 [running]:", "exit status 2"])
+    assert diagnosis.words == '"failed: no shard 5"'
     assert "(config.ini: wrong)" in diagnose(-6, ["config.ini: fine", "terminate: (config.ini: wrong)"]).words
 
 

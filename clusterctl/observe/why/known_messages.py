@@ -1,0 +1,114 @@
+"""Messages of widely used tools and languages that name neither a system error nor a telling class.
+
+Each is the text that the tool itself prints, whatever program runs on it.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+from clusterctl.observe.why.errno_and_signals import LOOK_AT_PEER, SPACE, Diagnosis
+
+INSTALL = "install it on {node}, or dispatch it with the workspace"
+THREADS = (
+    "a limit of the account was reached (ulimit -u), or of its container: start fewer threads (OMP_NUM_THREADS in ENV)"
+)
+DRIVER = "{node} has no working GPU driver: see nvidia-smi there"
+SQLITE = "make sure that its directory exists and that this account can write to it"
+LOAD_FIRST = "import that library before the others, or name it in LD_PRELOAD (ENV in conf.py)"
+#: The pattern's group, if it has one, is the subject, and takes the place of {} in the words.
+KNOWN: tuple[tuple[re.Pattern[str], Diagnosis], ...] = tuple(
+    (re.compile(pattern), diagnosis)
+    for pattern, diagnosis in (
+        (
+            r"(\S+): cannot allocate memory in static TLS block",
+            Diagnosis("wrong_library", "a library was loaded too late for its thread-local storage", LOAD_FIRST),
+        ),
+        (
+            r"Watchdog caught collective operation timeout",
+            Diagnosis("peer_silent", "a collective operation timed out", LOOK_AT_PEER, about_peer=True),
+        ),
+        (
+            r"\bcan't start new thread\b|\bpthread_create failed\b",
+            Diagnosis("limit", "a thread could not be started", THREADS),
+        ),
+        (
+            r"(\S+): bad interpreter: No such file",
+            Diagnosis("missing_program", "the interpreter {} does not exist", "fix the first line of the script"),
+        ),
+        (
+            r"(\S+): cannot execute: required file not found",
+            Diagnosis(
+                "missing_program", "the interpreter or loader that {} names does not exist", "fix its first line"
+            ),
+        ),
+        (
+            r"\bunable to open database file\b",
+            Diagnosis("missing_file", "a database file could not be opened", SQLITE),
+        ),
+        (
+            r"\bdatabase is locked\b",
+            Diagnosis("busy", "a database is locked by another process", "give each process a database of its own"),
+        ),
+        (r"\bdatabase or disk is full\b", Diagnosis("no_space", "a database could not be written in full", SPACE)),
+        (
+            r"\b\d+ requested and \d+ written\b|\bunexpected pos \d+ vs \d+|PytorchStreamWriter failed writing file",
+            Diagnosis("no_space", "a file could not be written in full", SPACE),
+        ),
+        (
+            r"Found no NVIDIA driver|no CUDA-capable device is detected|CUDA driver version is insufficient|"
+            r"NVIDIA-SMI has failed",
+            Diagnosis("device", "there is no usable GPU driver", DRIVER),
+        ),
+        (
+            r"(?:ERROR|SUMMARY): AddressSanitizer: ([\w-]+)",
+            Diagnosis("crash", "AddressSanitizer found a {}", "fix the code that its report in the log names"),
+        ),
+        (
+            r"Can't locate (\S+)\.pm in @INC",
+            Diagnosis("import_error", "the Perl module {} is missing", INSTALL),
+        ),
+        (
+            r"there is no package called ['\"\u2018\u201c]?([\w.]+)",
+            Diagnosis("import_error", "the R package {} is missing", INSTALL),
+        ),
+        (
+            r"Cannot find (?:module|package) '([^'\n]+)'",
+            Diagnosis("import_error", "the module {} was not found", INSTALL),
+        ),
+    )
+)
+#: By the last word of a class of Java.
+JAVA: dict[str, Diagnosis] = {
+    "NoSuchFileException": Diagnosis("missing_file", "no such file or directory: {}"),
+    "AccessDeniedException": Diagnosis("permission", "permission denied: {}"),
+    "FileAlreadyExistsException": Diagnosis("wrong_file", "file exists: {}"),
+    "NoClassDefFoundError": Diagnosis("import_error", "the class {} is missing", INSTALL),
+    "ClassNotFoundException": Diagnosis("import_error", "the class {} is missing", INSTALL),
+    "UnknownHostException": Diagnosis("name_not_found", "the host name {} could not be resolved"),
+}
+NO_JAVA_LIBRARY = re.compile(r"no (\S+) in java\.library\.path")
+
+
+def of_known(text: str) -> Diagnosis | None:
+    """Return the diagnosis of a message in this table; None if there is none."""
+    for pattern, diagnosis in KNOWN:
+        match = pattern.search(text)
+        if match:
+            return _about(diagnosis, match[1] if pattern.groups else None)
+    return None
+
+
+def of_java(name: str, message: str) -> Diagnosis | None:
+    """Return the diagnosis of a Java exception by its class; None if the class is not telling."""
+    library = NO_JAVA_LIBRARY.match(message)
+    if name == "UnsatisfiedLinkError" and library:
+        advice = "install it on {node}, or add its directory to LD_LIBRARY_PATH in conf.py"
+        return _about(Diagnosis("missing_library", "the library {} is missing", advice), library[1])
+    diagnosis = JAVA.get(name)
+    return _about(diagnosis, message.partition(": ")[0]) if diagnosis and message else None
+
+
+def _about(diagnosis: Diagnosis, subject: str | None) -> Diagnosis:
+    return replace(diagnosis, words=diagnosis.words.replace("{}", subject or "it"), subject=subject)
