@@ -17,6 +17,7 @@ from clusterctl.runtime.arrays import Floats, Ids
 from clusterctl.runtime.store.sparse import SparseGrad, SparseTable
 from clusterctl.runtime.trainer.batches import StepContext
 from clusterctl.runtime.trainer.client import Client
+from clusterctl.runtime.trainer.guard import Guard
 from clusterctl.runtime.trainer.handles import Dense, Embedding, IdBatch
 from clusterctl.runtime.trainer.packing import Gradient
 from clusterctl.runtime.trainer.parameters import Parameters, nothing
@@ -57,8 +58,8 @@ class LocalRows:
 class GeoParameters(Parameters):
     """Geo mode: values come from the trainer itself, and its changes go to the pservers every k steps."""
 
-    def __init__(self, client: Client, trainers: int) -> None:
-        super().__init__(client)
+    def __init__(self, client: Client, trainers: int, guard: Guard) -> None:
+        super().__init__(client, guard)
         self._trainers = np.float32(trainers)
         self._every = client.mode.bound
         self._dense: dict[Dense, LocalDense] = {}

@@ -12,6 +12,7 @@ from clusterctl.runtime.arrays import Floats, Ids, as_array, as_tensor, is_tenso
 from clusterctl.runtime.errors import UseError
 from clusterctl.runtime.table.sharding import Layout, owned_elements
 from clusterctl.runtime.table.spec import TableSpec
+from clusterctl.runtime.trainer.guard import Guard
 from clusterctl.runtime.trainer.ids import Groups, check_range, checked_floats, checked_ids, group, share_out
 from clusterctl.runtime.wire import messages as wire
 
@@ -24,6 +25,7 @@ class TableOwner(Protocol):
 
     rank: int
     layout: Layout
+    guard: Guard
 
     def pull_dense(self, handle: Dense) -> None:
         """Pull the values of the current step into the handle."""
@@ -55,6 +57,7 @@ class Dense:
 
     def pull(self) -> Floats:
         """Pull the values of the current step into `value` and return it."""
+        self._owner.guard.check(f"pull of {self.name!r}")
         self._owner.pull_dense(self)
         return self.value
 
@@ -89,6 +92,7 @@ class Embedding:
         Pulling creates no row: an id that was never pushed has its initial value. Ids of more dimensions give
         `ids.shape + (dim,)`. A torch tensor of ids gives a torch tensor.
         """
+        self._owner.guard.check(f"pull of {self.name!r}")
         batch = self.id_batch(ids)
         rows = self._owner.pull_rows(self, batch)
         out: Floats = rows.take(batch.groups.inverse, axis=0).reshape(*batch.ids.shape, self.dim)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Callable
@@ -29,23 +30,29 @@ class Group:
 
 
 class Logbook:
-    """Calls `send(means, weight)` at once for names without an event for a second, otherwise with later values."""
+    """Calls `send(means, weight)` at once for names without an event for a second, otherwise with later values.
+
+    Thread-safe.
+    """
 
     def __init__(self, send: Callable[[dict[str, float], float], None]) -> None:
         self._send = send
         self._groups: dict[tuple[str, ...], Group] = {}
+        self._lock = threading.Lock()
 
     def add(self, values: Mapping[str, float], weight: float, now_s: float) -> None:
-        group = self._groups.setdefault(tuple(sorted(values)), Group())
-        group.add(values, weight)
-        if now_s - group.sent_s >= EVERY_S:
-            self._flush(group, now_s)
+        with self._lock:
+            group = self._groups.setdefault(tuple(sorted(values)), Group())
+            group.add(values, weight)
+            if now_s - group.sent_s >= EVERY_S:
+                self._flush(group, now_s)
 
     def flush(self, now_s: float) -> None:
         """Send the values still held back; call it before the current pass changes."""
-        for group in self._groups.values():
-            if group.count:
-                self._flush(group, now_s)
+        with self._lock:
+            for group in self._groups.values():
+                if group.count:
+                    self._flush(group, now_s)
 
     def _flush(self, group: Group, now_s: float) -> None:
         self._send(group.means(), group.weight)

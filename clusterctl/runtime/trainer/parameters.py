@@ -10,6 +10,7 @@ import numpy as np
 from clusterctl.runtime.arrays import Floats, Ids, scatter
 from clusterctl.runtime.trainer.batches import StepContext
 from clusterctl.runtime.trainer.client import Client, PendingReplies
+from clusterctl.runtime.trainer.guard import Guard
 from clusterctl.runtime.trainer.handles import Dense, Embedding, IdBatch
 from clusterctl.runtime.trainer.packing import Gradient, Packer
 from clusterctl.runtime.wire import messages as wire
@@ -31,8 +32,9 @@ class PendingRows:
 class Parameters:
     """Sync, async and ssp: every push goes to the pservers, which apply the rules, and values come from them."""
 
-    def __init__(self, client: Client) -> None:
+    def __init__(self, client: Client, guard: Guard) -> None:
         self.client = client
+        self.guard = guard
         self.rank = client.rank
         self.layout = client.layout
         self.packer = Packer(client.half, client.key_cache)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import atexit
-import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Callable
@@ -29,6 +28,7 @@ from clusterctl.runtime.trainer.batches import (
 )
 from clusterctl.runtime.trainer.client import Client
 from clusterctl.runtime.trainer.clipping import Clip
+from clusterctl.runtime.trainer.guard import Guard
 from clusterctl.runtime.trainer.handles import Dense, Embedding
 from clusterctl.runtime.trainer.link import Link
 from clusterctl.runtime.trainer.nan_policy import NanPolicy
@@ -41,7 +41,11 @@ IdsOf = Mapping[Embedding, Callable[[Any], Any]]
 
 
 class Session:
-    """The object that `connect()` returns. Has `rank`, `trainers`, `output_dir` and `step` (global steps done)."""
+    """The object that `connect()` returns. Has `rank`, `trainers`, `output_dir` and `step` (global steps done).
+
+    It belongs to the process and the thread that called `connect()`. Any thread may call `log`; all else raises
+    UseError in other threads, in forked processes, and after the end of the session.
+    """
 
     def __init__(self, env: Environment, link: Link, supervisor: SupervisorSocket, load: str | None) -> None:
         self.rank = 0 if env.local else env.rank
@@ -50,12 +54,12 @@ class Session:
         self.layout = link.layout
         self.pservers = link.layout.pservers
         self._load = load
-        self._pid = os.getpid()  # a fork of the program does not leave the run
+        self._guard = Guard()
         self._handles: dict[int, Handle] = {}
         self._context: StepContext | None = None
         self._progress = Progress(supervisor)
         self._client = Client(env, link, self.rank, self._progress, self._refresh)
-        self._parameters = _make_parameters(self._client, self.trainers)
+        self._parameters = _make_parameters(self._client, self.trainers, self._guard)
         self._nan_policy = NanPolicy(env.on_nan, self.rank, self._client.half, self._progress)
         self.mode, self.seed = self._client.mode.name, self._client.seed
         self._next_pass, self._batch, self._skip = self._client.next_pass, self._client.batch, self._client.batch
@@ -75,6 +79,8 @@ class Session:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        if not self._guard.is_of_this_process:  # a fork of the program does not leave the run
+            return
         atexit.unregister(self.leave_at_exit)
         clean = error is None or (isinstance(error, SystemExit) and error.code in (None, 0))
         self._leave(self._say_goodbye if clean else None)
@@ -84,11 +90,12 @@ class Session:
 
         The exit code is not known here. The supervisor waits for it and informs the pservers if it is 0.
         """
-        if os.getpid() != self._pid or hasattr(sys, "last_value"):
+        if not self._guard.is_of_this_process or hasattr(sys, "last_value"):
             return
         self._leave(self._announce_exit)
 
     def _leave(self, say: Callable[[], None] | None) -> None:
+        self._guard.check("leaving the run")
         try:
             if say is not None:
                 self._parameters.settle()
@@ -96,6 +103,7 @@ class Session:
                 self._progress.flush_log()
                 say()
         finally:
+            self._guard.end()
             self._client.close()
 
     def _say_goodbye(self) -> None:
@@ -154,6 +162,7 @@ class Session:
                 f"table {name!r}: rule={rule!r}, init={init!r}",
                 remedy="pass for example Adagrad(0.05) and uniform(0.1)",
             )
+        self._guard.check(f"ps.{'dense' if kind == 'dense' else 'embedding'}")
         spec = TableSpec(name, kind, shape, rule, init, rows, self._load, retention)
         lanes = self.layout.places(kind)
         self._parameters.settle()
@@ -193,6 +202,7 @@ class Session:
         they still have the values of their step, in the other modes they are as old as the request. `clip` is applied
         to the whole gradient before it is sent.
         """
+        self._guard.check("ps.steps")
         if not callable(reader):
             raise UseError(f"reader={reader!r} is not callable", remedy="pass reader(pass_, rng) that yields batches")
         self._accumulate = whole_number("accumulate", accumulate, 1)
@@ -235,6 +245,7 @@ class Session:
         skip, self._skip = self._skip, 0
         context = None
         for number, batch, following in read_ahead(own, skip, ahead):
+            self._guard.check("ps.steps")
             context = self._context = StepContext(pass_, number, not following, following, shard)
             yield batch
         self._context = None
@@ -269,6 +280,7 @@ class Session:
         mode it returns when the step is applied; in async mode values may lag behind by the pushes in flight. The
         caller may reuse the arrays when it returns.
         """
+        self._guard.check("ps.push")
         context = self._context
         if context is None:
             raise UseError("push outside ps.steps(...)", remedy="push once for each batch that ps.steps yields")
@@ -343,13 +355,14 @@ class Session:
 
     def save(self, tag: str) -> None:
         """Save all tables, as they are after the current step, under `output_dir/tag/`; the first call wins."""
+        self._guard.check("ps.save")
         if check_tag(tag).startswith("pass-"):
             raise UseError(f"tag {tag!r} is reserved for saves at the end of passes", remedy="choose another name")
         self._parameters.settle()
         self._client.ask_all(wire.SAVE, parts=[wire.json_part({"tag": tag})])
 
     def log(self, weight: float = 1, **numbers: float) -> None:
-        """Report named numbers; they are averaged over trainers and time, weighted by `weight`."""
+        """Report named numbers; they are averaged over trainers and time, weighted by `weight`. Thread-safe."""
         try:
             values = {name: float(number) for name, number in numbers.items()}
             self._progress.log(self.step, values, float(weight))
@@ -357,10 +370,10 @@ class Session:
             raise UseError(f"ps.log takes numbers, got {numbers!r}") from exc
 
 
-def _make_parameters(client: Client, trainers: int) -> Parameters:
+def _make_parameters(client: Client, trainers: int, guard: Guard) -> Parameters:
     """Return the parameters of the job's mode."""
     if client.mode.name == "geo":
         from clusterctl.runtime.trainer.geo import GeoParameters
 
-        return GeoParameters(client, trainers)
-    return Parameters(client)
+        return GeoParameters(client, trainers, guard)
+    return Parameters(client, guard)
