@@ -107,6 +107,12 @@ ERRNOS: Mapping[str, Errno] = {
     "ENXIO": Errno(6, "No such device or address", "device", "{node} lacks the device: is its driver loaded?"),
     "EBUSY": Errno(16, "Device or resource busy", "busy", "another process is using it on {node}"),
 }
+NAMES_BY_TEXT = {error.text.lower(): name for name, error in ERRNOS.items()}
+#: One of the system's messages, the longest first; not as a part of a name or a path.
+SYSTEM_TEXT = re.compile(
+    rf"(?<![\w/-])({'|'.join(sorted(map(re.escape, NAMES_BY_TEXT), key=len, reverse=True))})(?![\w/-]|\.\w)",
+    re.IGNORECASE,
+)
 NAMES = {error.number: name for name, error in ERRNOS.items()}
 
 CRASH = (
@@ -219,9 +225,9 @@ def _named_errno(text: str) -> tuple[str, Errno] | None:
     for word in ERRNO_NAME.findall(text):
         if word in ERRNOS:
             return word, ERRNOS[word]
-    low = text.lower()
-    matches = [(name, error) for name, error in ERRNOS.items() if error.text.lower() in low]
-    return max(matches, key=lambda one: len(one[1].text), default=None)
+    match = SYSTEM_TEXT.search(text)
+    name = NAMES_BY_TEXT[match[1].lower()] if match else None
+    return (name, ERRNOS[name]) if name else None
 
 
 def reported_exit(text: str) -> int | None:

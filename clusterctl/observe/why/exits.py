@@ -23,7 +23,7 @@ from clusterctl.observe.why.errno_and_signals import (
 )
 from clusterctl.observe.why.exceptions import LIBRARY, LOADER, NO_MEMORY, of_chain, of_exception, of_import
 from clusterctl.observe.why.known_messages import of_known
-from clusterctl.observe.why.tracebacks import Raised, raised, without_ignored
+from clusterctl.observe.why.tracebacks import COLOUR, Raised, raised, without_ignored
 
 LOOKED_AT = 12  # last lines, if there is no traceback
 QUOTED_CHARS = 160
@@ -32,11 +32,17 @@ CALL = re.compile(
     r"\s+at |\s+\.\.\. \d+ more|\s*\d+: 0x[0-9a-f]+ |frame #\d+: |\s+#\d+ 0x|(?:=>|  )0x[0-9a-f]+: |"
     r"  [A-Z][^:]*: +[0-9a-f]{2}\b"
 )
+GO_STACKS = re.compile(r"goroutine \d+ |runtime stack:")
+OF_SHELL = re.compile(r"\S+: line \d+: +\d+ (?:Aborted|Killed|Segmentation fault|Bus error|Illegal instruction)\b")
+OF_PYTEST = re.compile(r"E {3,}")  # a comparison that failed
+OF_CHILDREN = ("ChildFailedError", "ProcessRaisedException", "ProcessExitedException")  # as torch reports its processes
+CAUSE_IN_JS = re.compile(r"\s*\[cause\]: ")
+OOM_KILLED = re.compile(r"\boom_kill event\b|\bOOM Killed\b|\boom-kill\b|Out of memory: Killed process")
 CAUSED_BY = "Caused by:"  # in Rust, with the causes below it
 CAUSE = re.compile(r"\s+(?:\d+: )?(.*)")
 PANIC = re.compile(r"panic: (.+)")  # of Go
 NAMED = re.compile(
-    r'(?:Exception in thread "[^"]*" |Caused by: |Uncaught )?'
+    r'(?:Exception in thread "[^"]*" |Caused by: |Uncaught |E {3,})?'
     r"([A-Za-z_][\w.$]*(?:Error|Exception|Rejection))(?:: +(.*))?$"
 )
 BAD_ALLOC = "instance of 'std::bad_alloc'"  # thrown by C++
@@ -69,7 +75,7 @@ def diagnose(exit_code: int | None, lines: Sequence[str], *, oom: bool = False, 
         return Diagnosis("out_of_memory", "out of memory", MEMORY, signal="SIGKILL")
     if stalled:
         return Diagnosis("stalled", "it made no progress", STALLED, signal="SIGKILL")
-    lines = without_ignored(lines)
+    lines = without_ignored([COLOUR.sub("", line) for line in lines])
     number = signal_of(exit_code)
     if number:
         return _of_signal(number, lines)
@@ -90,6 +96,8 @@ def _of_signal(number: int, lines: Sequence[str]) -> Diagnosis:
     name, kind, words, advice = SIGNALS.get(
         number, (f"signal {number}", "signal", "sent from outside the job", OUTSIDE)
     )
+    if kind == "killed" and any(OOM_KILLED.search(line) for line in lines):
+        return Diagnosis("out_of_memory", "out of memory", MEMORY, signal=name)
     if kind == "aborted":
         diagnosis = _of_output(None, lines)
         if diagnosis.kind != "exit":
@@ -105,10 +113,13 @@ def _of_signal(number: int, lines: Sequence[str]) -> Diagnosis:
 
 def _of_started(diagnosis: Diagnosis, before: Sequence[str]) -> Diagnosis:
     """If an exception reports the end of another process, diagnose that process from the output before it."""
-    code = reported_exit(diagnosis.error or "") if diagnosis.kind == "exception" else None
-    if not code:
+    error = diagnosis.error or "" if diagnosis.kind == "exception" else ""
+    code = reported_exit(error)
+    if not code and not error.startswith(OF_CHILDREN):
         return diagnosis
     inner = diagnose(code, before)
+    if not code:
+        return inner if inner.kind not in ("exit", "exception") else diagnosis
     ended = f"exited with code {code}" if code > 0 else f"was killed by signal {-code}"
     words = f"a process that it started {ended}" + (f" ({inner.words})" if inner.words else "")
     if inner.kind == "exit":
@@ -118,11 +129,14 @@ def _of_started(diagnosis: Diagnosis, before: Sequence[str]) -> Diagnosis:
 
 def _of_output(exit_code: int | None, lines: Sequence[str]) -> Diagnosis:
     """The diagnosis without a traceback: from the last lines, or else from the exit code."""
-    last = _with_causes([line for line in lines if line.strip() and not CALL.match(line)][-LOOKED_AT:])
-    diagnosis = _of_lines(last)
+    stacks = next((at for at, line in enumerate(lines) if GO_STACKS.match(line)), len(lines))
+    shown = [line for line in lines[:stacks] if line.strip() and not CALL.match(line) and not OF_SHELL.match(line)]
+    last = _with_causes(shown[-LOOKED_AT:])
+    rejected = [line for line in last if PROGRAM_ERROR.match(line)] if exit_code == USAGE else []
+    diagnosis = _of_lines([line.partition(" (choose from ")[0] for line in rejected[-1:]] or last)
     if diagnosis is not None:
         return diagnosis
-    if exit_code == USAGE and any(PROGRAM_ERROR.match(line) for line in last):
+    if rejected:
         return Diagnosis(
             "usage", "the program rejected its arguments", "pass the program's arguments to start after --"
         )
@@ -140,7 +154,8 @@ def _of_lines(last: Sequence[str]) -> Diagnosis | None:
     loading = [line for line in last if LIBRARY.search(line) or LOADER.search(line)]
     if loading:
         return of_import(Diagnosis("import_error", error=loading[-1].strip()), loading[-1])
-    errors = [one for line in last if (one := _of_line(line)) is not None]
+    causes = [one for line in last if CAUSE_IN_JS.match(line) and (one := _of_line(line)) is not None]
+    errors = causes or [one for line in last if (one := _of_line(line)) is not None]
     errors = [one for one in errors if not one.about_peer] or errors
     errors = [one for one in errors if one.kind != "exception"] or errors
     if errors:  # of several lines about the same error, prefer one with a subject
@@ -175,7 +190,7 @@ def _of_line(line: str) -> Diagnosis | None:
         return of_exception(Raised(named[1], (named[2] or "").strip()))
     if module:
         return of_exception(Raised("ModuleNotFoundError", f"No module named '{module[1]}'"))
-    error = of_errno(line)
+    error = None if OF_PYTEST.match(line) else of_errno(line)
     if error or not panic:
         return replace(error, error=line.strip()) if error else None
     return Diagnosis("exception", panic[1], "fix the program, or its data", line.strip())

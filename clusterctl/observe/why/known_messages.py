@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 
-from clusterctl.observe.why.errno_and_signals import LOOK_AT_PEER, SPACE, Diagnosis
+from clusterctl.observe.why.errno_and_signals import DISK, LOOK_AT_PEER, MEMORY, SPACE, Diagnosis
 
 INSTALL = "install it on {node}, or dispatch it with the workspace"
 THREADS = (
@@ -22,7 +22,7 @@ KNOWN: tuple[tuple[re.Pattern[str], Diagnosis], ...] = tuple(
     (re.compile(pattern), diagnosis)
     for pattern, diagnosis in (
         (
-            r"(\S+): cannot allocate memory in static TLS block",
+            r"(?<!\S)(\S+): cannot allocate memory in static TLS block",
             Diagnosis("wrong_library", "a library was loaded too late for its thread-local storage", LOAD_FIRST),
         ),
         (
@@ -34,11 +34,11 @@ KNOWN: tuple[tuple[re.Pattern[str], Diagnosis], ...] = tuple(
             Diagnosis("limit", "a thread could not be started", THREADS),
         ),
         (
-            r"(\S+): bad interpreter: No such file",
+            r"(?<!\S)(\S+): bad interpreter: No such file",
             Diagnosis("missing_program", "the interpreter {} does not exist", "fix the first line of the script"),
         ),
         (
-            r"(\S+): cannot execute: required file not found",
+            r"(?<!\S)(\S+): cannot execute: required file not found",
             Diagnosis(
                 "missing_program", "the interpreter or loader that {} names does not exist", "fix its first line"
             ),
@@ -51,10 +51,31 @@ KNOWN: tuple[tuple[re.Pattern[str], Diagnosis], ...] = tuple(
             r"\bdatabase is locked\b",
             Diagnosis("busy", "a database is locked by another process", "give each process a database of its own"),
         ),
+        (r"\bdisk I/O error\b", Diagnosis("disk", "a database reported an input/output error", DISK)),
         (r"\bdatabase or disk is full\b", Diagnosis("no_space", "a database could not be written in full", SPACE)),
         (
             r"\b\d+ requested and \d+ written\b|\bunexpected pos \d+ vs \d+|PytorchStreamWriter failed writing file",
             Diagnosis("no_space", "a file could not be written in full", SPACE),
+        ),
+        (
+            r"(?:CUBLAS|CUDNN)_STATUS_ALLOC_FAILED|\bRESOURCE_EXHAUSTED: Out of memory\b",
+            Diagnosis("out_of_memory", "out of memory on a GPU", MEMORY),
+        ),
+        (
+            r"Allowed memory size of \d+ bytes exhausted",
+            Diagnosis("out_of_memory", "out of memory: the limit of PHP was reached", MEMORY),
+        ),
+        (
+            r"Remote end closed connection without response",
+            Diagnosis("peer_gone", "a server closed the connection without an answer", LOOK_AT_PEER, about_peer=True),
+        ),
+        (
+            r"\bport is already allocated\b",
+            Diagnosis("address_in_use", "a port is in use", "choose another port, or end the container that has it"),
+        ),
+        (
+            r"unable to find the specified executable file",
+            Diagnosis("missing_program", "mpirun did not find the program", "check its path on {node}"),
         ),
         (
             r"Found no NVIDIA driver|no CUDA-capable device is detected|CUDA driver version is insufficient|"
@@ -68,6 +89,10 @@ KNOWN: tuple[tuple[re.Pattern[str], Diagnosis], ...] = tuple(
         (
             r"Can't locate (\S+)\.pm in @INC",
             Diagnosis("import_error", "the Perl module {} is missing", INSTALL),
+        ),
+        (
+            r"cannot load such file -- (\S+)",
+            Diagnosis("import_error", "the Ruby library {} is missing", INSTALL),
         ),
         (
             r"there is no package called ['\"\u2018\u201c]?([\w.]+)",

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
+COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 HEADER = "Traceback (most recent call last):"
 DIRECT = "The above exception was the direct cause"
 DURING = "During handling of the above exception"
@@ -25,6 +26,7 @@ ANNOUNCED_WITHIN = 3  # lines
 SHOWN_LINES = 20
 LAST_LINES = 10  # of output without a traceback
 BEFORE = 2  # lines of context before a traceback
+AGAIN = re.compile(r"raise [a-z_]\w*$")  # of an exception caught before
 CLEANING = ("__exit__", "__aexit__", "__del__")
 MISTAKES = (
     "NameError",
@@ -75,6 +77,8 @@ class Raised:
         """Return True if it only rephrases or hides `former`: it was raised by the handler of that one, by a mistake in
         the handler, or during clean-up. Otherwise a fallback of the program failed on its own.
         """
+        if not self.direct and any(AGAIN.match(frame.source) for frame in self.frames):
+            return False
         cleaning = any(frame.function in CLEANING for frame in self.frames)
         if self.direct or cleaning or not self.frames or not former.frames:
             return self.direct or cleaning
@@ -144,7 +148,7 @@ def _chains(lines: Sequence[str]) -> list[list[Raised]]:
 
 def excerpt(lines: Sequence[tuple[float, str]]) -> list[tuple[float, str]]:
     """Return the lines worth showing, with their times: the last exceptions or stacks, or else the last lines."""
-    texts = [text for _, text in lines]
+    texts = [COLOUR.sub("", text) for _, text in lines]
     chain = raised(texts)
     stacks = [at for at, text in enumerate(texts) if STACKS.match(text)]
     if not chain and not stacks:

@@ -1,0 +1,34 @@
+"""What programs of many kinds printed when they failed, and what a senior engineer would call the cause.
+
+Each file of `failures/` begins with `exit: CODE` and `kind: KIND [or KIND ...]`. There may follow `says: TEXT`, which the
+explanation has to contain, and `never: TEXT`, which neither it nor the advice may contain. After an empty line comes
+the output. The files were written without a look at the code, recorded from programs or from the formats they use.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from clusterctl.observe.why.exits import diagnose
+
+FAILURES = sorted(Path(__file__).with_name("failures").glob("*.txt"))
+
+
+def test_there_are_failures_of_many_kinds() -> None:
+    assert len(FAILURES) >= 140
+
+
+@pytest.mark.parametrize("path", FAILURES, ids=lambda path: path.stem)
+def test_the_cause_is_named(path: Path) -> None:
+    head, _, output = path.read_text(encoding="utf-8").partition("\n\n")
+    facts = [line.partition(": ")[::2] for line in head.splitlines()]
+    (code,) = [value for name, value in facts if name == "exit"]
+    (kinds,) = [value.split(" or ") for name, value in facts if name == "kind"]
+    diagnosis = diagnose(int(code), output.splitlines())
+    assert diagnosis.kind in kinds, diagnosis
+    explanation = f"{diagnosis.words} {diagnosis.error}".lower()
+    assert [text for name, text in facts if name == "says" and text not in explanation] == [], diagnosis
+    shown = f"{diagnosis.words} {diagnosis.advice}".lower()
+    assert [text for name, text in facts if name == "never" and text in shown] == [], diagnosis
