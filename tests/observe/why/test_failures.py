@@ -1,8 +1,9 @@
 """What programs of many kinds printed when they failed, and what a senior engineer would call the cause.
 
-Each file of `failures/` begins with `exit: CODE` and `kind: KIND [or KIND ...]`. There may follow `says: TEXT`, which the
-explanation has to contain, and `never: TEXT`, which neither it nor the advice may contain. After an empty line comes
-the output. The files were written without a look at the code, recorded from programs or from the formats they use.
+Each file of `failures/` begins with `exit: CODE` and `kind: KIND [or KIND ...]`. There may follow `says: TEXT`, which
+the explanation has to contain, and `never: TEXT`, which neither it nor the advice may contain. After an empty line
+comes the output. The files were written without a look at the code, recorded from programs or from the formats they
+use.
 """
 
 from __future__ import annotations
