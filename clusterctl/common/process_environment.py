@@ -49,7 +49,7 @@ def _activated(spec: RunSpec, values: Mapping[str, str]) -> dict[str, str]:
 
 
 def _threads(spec: RunSpec, facts: NodeFacts) -> dict[str, str]:
-    share = str(max(1, facts.cores // max(1, len(spec.processes))))
+    share = str(max(1, facts.cores // max(1, spec.sharing or len(spec.processes))))
     unset = (name for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS") if name not in facts.inherited)
     return dict.fromkeys(unset, share)
 

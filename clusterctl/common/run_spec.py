@@ -174,10 +174,11 @@ class RunSpec(Record):
     `members` are the nodes that take part, the lead first; `lead` is None on the lead's own node. `address` and
     `pserver_hosts` (by rank) are addresses within the cluster. The node adds `venv`, the directory of its
     Python environment if it has one, and `t`, the time at which it prepared the run. The lead adds `epoch` and
-    `recover` when processes are restarted. `shm` is "off" in benchmarks.
+    `recover` when processes are restarted. `sharing` is the number of processes on the node's machine, if other nodes
+    of the run are on it too. `shm` is "off" in benchmarks.
     """
 
-    OMITTED = ("venv", "t", "recover", "shm")
+    OMITTED = ("sharing", "venv", "t", "recover", "shm")
 
     v: int = 1
     job: str
@@ -201,6 +202,7 @@ class RunSpec(Record):
     processes: tuple[ProcessSpec, ...] = ()
     epoch: int = 0
     all_processes: tuple[PlacedProcess, ...] = ()
+    sharing: int | None = None
     venv: str | None = None
     t: float | None = None
     recover: Recovery | None = None

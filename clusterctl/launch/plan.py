@@ -99,11 +99,13 @@ class LaunchPlan:
         lead: LeadAddress | None,
         left_out: Sequence[LeftOut] = (),
         resume: ResumePoint | None = None,
+        sharing: int | None = None,
     ) -> RunSpec:
         """Return the spec that the supervisor of `node` works from.
 
         `addresses`: those of the members in the cluster, by node id. `left_out`: the nodes that do not take part, and
-        why, for later requests. `resume`: the checkpoint that the run resumes from.
+        why, for later requests. `resume`: the checkpoint that the run resumes from. `sharing`: the processes on the
+        node's machine, if other members are on it too.
         """
         return RunSpec(
             job=job,
@@ -125,6 +127,7 @@ class LaunchPlan:
             env=dict(node.env),
             arguments=self.program_args or (),
             processes=tuple(process.spec for process in self.on(node)),
+            sharing=sharing,
             all_processes=tuple(PlacedProcess(role=p.role, rank=p.rank, node=p.node) for p in self.processes),
         )
 

@@ -38,12 +38,16 @@ REASON_CHARS = 500
 
 
 class ReadyNode(NodeFacts, total=False):
-    """The answer of a node that is ready to start. `environment`: the one that `setup` made for the job, if any."""
+    """The answer of a node that is ready to start. `environment`: the one that `setup` made for the job, if any.
+
+    `machine` is equal for nodes that share their cores.
+    """
 
     job: str
     dir: str
     newest_run: str
     environment: str | None
+    machine: str
 
 
 @dataclass(frozen=True)
@@ -266,11 +270,12 @@ def _go(
 ) -> None:
     keys = make_keys(launch)
     addresses = {node: facts["address"] for node, facts in looks.items()}
+    machines = {node: facts.get("machine", str(node)) for node, facts in looks.items()}
 
     def launch_one(node: Node, lead: LeadAddress | None) -> dict[str, Any]:
         waiting.leave(node.id)
         resume = {"resume": run.resume.word(launch, node)} if run.resume else {}
-        spec = _spec_for(node, launch, addresses, run, lead)
+        spec = _spec_for(node, launch, addresses, run, lead, _sharing(node, launch, machines))
         calls[node.id].send({"spec": spec.to_json(), "keys": keys[node.id], **resume})
         answer: dict[str, Any] = calls[node.id].result(LAUNCH_S)
         return answer
@@ -286,7 +291,15 @@ def _go(
         _undo(cluster, run, outcomes)
 
 
-def _spec_for(node: Node, launch: LaunchPlan, addresses: dict[int, str], run: Run, lead: LeadAddress | None) -> RunSpec:
+def _sharing(node: Node, launch: LaunchPlan, machines: Mapping[int, str]) -> int | None:
+    """Return the number of processes on a node's machine; None if no other node is on it."""
+    there = [other for other in launch.nodes if machines[other.id] == machines[node.id]]
+    return sum(len(launch.on(other)) for other in there) if len(there) > 1 else None
+
+
+def _spec_for(
+    node: Node, launch: LaunchPlan, addresses: dict[int, str], run: Run, lead: LeadAddress | None, sharing: int | None
+) -> RunSpec:
     return launch.spec(
         node,
         job=run.job,
@@ -295,6 +308,7 @@ def _spec_for(node: Node, launch: LaunchPlan, addresses: dict[int, str], run: Ru
         lead=lead,
         left_out=run.left_out_specs(),
         resume=run.resume.spec(run.run) if run.resume else None,
+        sharing=sharing,
     )
 
 

@@ -82,6 +82,11 @@ def test_threads_share_the_nodes_cores(cores: int, processes: int, threads: str)
     assert env["OMP_NUM_THREADS"] == env["OPENBLAS_NUM_THREADS"] == threads
 
 
+def test_nodes_on_one_machine_share_its_cores() -> None:
+    env = made({"processes": [PROCESS] * 2, "sharing": 8}, {"cores": 32})
+    assert env["OMP_NUM_THREADS"] == "4"
+
+
 def test_a_given_number_of_threads_is_kept() -> None:
     env = made({"env": {"OMP_NUM_THREADS": "3"}}, {"inherited": {"OPENBLAS_NUM_THREADS": "5"}})
     assert (env["OMP_NUM_THREADS"], env["OPENBLAS_NUM_THREADS"]) == ("3", "5")

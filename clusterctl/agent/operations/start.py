@@ -32,7 +32,7 @@ from clusterctl.agent.peer import Peer
 from clusterctl.common.errors import AgentError
 from clusterctl.common.files import read_json, write_atomic, write_json
 from clusterctl.common.paths import ENTRY, JobPaths, RunPaths
-from clusterctl.common.procfs import Identity, is_alive, send_signal, wait_until
+from clusterctl.common.procfs import Identity, boot_id, is_alive, send_signal, wait_until
 from clusterctl.common.records import RecordError
 from clusterctl.common.run_spec import RunSpec
 
@@ -57,6 +57,7 @@ def start(root: Path, request: dict[str, Any], peer: Peer) -> dict[str, Any]:
             "versions": versions,
             "environment": venv.name if venv else None,
             "cores": len(os.sched_getaffinity(0)),
+            "machine": _machine(),
             **quick(root),
         }
         go = _wait_for_go(ready, request, peer)
@@ -98,6 +99,11 @@ def _check_nothing_left(job: JobPaths) -> None:
         pids = ", ".join(str(process.pid) for process in left[:MOST_NAMED])
         message = f"{count} of {job.dir.name} left by a dead supervisor: pid {pids}"
         raise AgentError(message, kind="refused", hint=f"to end what is left: clusterctl stop {job.dir.name}")
+
+
+def _machine() -> str:
+    """Return a name for this machine and the cores of it that this account may use; nodes that share them share it."""
+    return f"{boot_id()} {','.join(map(str, sorted(os.sched_getaffinity(0))))}"
 
 
 def _wait_for_go(ready: dict[str, Any], request: dict[str, Any], peer: Peer) -> dict[str, Any]:
