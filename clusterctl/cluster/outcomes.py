@@ -30,6 +30,10 @@ def raise_failures(outcomes: Sequence[NodeOutcome[T]], doing: str) -> list[T]:
 
 def combined(errors: Sequence[ClusterctlError], of: int, doing: str) -> ClusterctlError:
     """Combine the errors of several nodes into one: the most severe exit code, every node with its hint."""
+    if all(
+        error.node is None and (error.message, error.hint) == (errors[0].message, errors[0].hint) for error in errors
+    ):
+        return errors[0]  # a mistake on this machine
     reasons = {error.details.get("reason") for error in errors}
     if reasons == {"no_job"} and len(errors) == of:
         return UsageError(errors[0].message, hint=errors[0].hint)

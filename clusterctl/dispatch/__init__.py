@@ -5,6 +5,17 @@ May import `certificates`, `cluster`, `common`, `errors` and `inventory`. Start 
 
 from clusterctl.dispatch.dispatch import dispatch, new_job_id, plan
 from clusterctl.dispatch.outcomes import Dispatched, NodeDispatch, Planned, Progress
-from clusterctl.dispatch.workspace import Workspace, scan
+from clusterctl.dispatch.workspace import Workspace, check_exists, scan
 
-__all__ = ["Dispatched", "NodeDispatch", "Planned", "Progress", "Workspace", "dispatch", "new_job_id", "plan", "scan"]
+__all__ = [
+    "Dispatched",
+    "NodeDispatch",
+    "Planned",
+    "Progress",
+    "Workspace",
+    "check_exists",
+    "dispatch",
+    "new_job_id",
+    "plan",
+    "scan",
+]

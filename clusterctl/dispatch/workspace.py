@@ -46,15 +46,20 @@ class Workspace:
         return content_of(self.tree)
 
 
+def check_exists(directory: Path) -> None:
+    """Raise ConfigError if there is no such directory."""
+    if not directory.is_dir():
+        problem = "is not a directory" if directory.exists() else "does not exist"
+        raise ConfigError(f"the workspace {directory} {problem}", hint="clusterctl init creates one")
+
+
 def scan(directory: Path, *, rehash: bool = False, cache: Path | None = None) -> Workspace:
     """Read a workspace, and hash the files that changed since their digests were stored in the `cache` directory.
 
     With `rehash`, hash all files. Raises ConfigError if `directory` is not a workspace or cannot be read, RefusedError
     for an entry that cannot be sent or a file that changes while it is read.
     """
-    if not directory.is_dir():
-        problem = "is not a directory" if directory.exists() else "does not exist"
-        raise ConfigError(f"the workspace {directory} {problem}", hint="clusterctl init creates one")
+    check_exists(directory)
     cache_file = caches.cache_path(cache, directory) if cache else None
     known = caches.load(cache_file) if cache_file and not rehash else {}
     walk = _Walk(os.fspath(directory), known)

@@ -3,8 +3,8 @@
 May import `certificates`, `check`, `cluster`, `common`, `config`, `errors` and `inventory`. Start reading at `plan.py`.
 """
 
-from clusterctl.launch.plan import LaunchPlan, plan
+from clusterctl.launch.plan import LaunchPlan, missing_scripts, plan
 from clusterctl.launch.resume import Resume, choose
 from clusterctl.launch.start import Run, start
 
-__all__ = ["LaunchPlan", "Resume", "Run", "choose", "plan", "start"]
+__all__ = ["LaunchPlan", "Resume", "Run", "choose", "missing_scripts", "plan", "start"]

@@ -6,7 +6,9 @@ A node's part of the plan, completed by facts known only at the start, becomes t
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+import posixpath
+import re
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -33,6 +35,7 @@ from clusterctl.errors import ConfigError, NodeError
 from clusterctl.inventory import Inventory, Node, among, nodeset
 
 GENERIC_PSERVER = ("python", "-m", "clusterctl.runtime.pserver")
+INTERPRETER = re.compile(r"python[\d.]*|bash|sh|perl|node|Rscript|julia")
 OUR_ENGINE = "clusterctl"
 EVERY = {"pass": "pass", "steps": "step", "s": "s"}
 
@@ -242,6 +245,21 @@ def _place(
         argv = _command(trainer, settings.python)
         processes += [Process(node.id, "trainer", r, i, argv, False) for i, r in enumerate(node.trainer_ranks)]
     return LaunchPlan(settings, inventory, nodes, program_args, tuple(processes))
+
+
+def missing_scripts(settings: Settings, paths: Collection[str]) -> Iterator[str]:
+    """Yield a problem for each command whose script is certainly not among the `paths` of a workspace."""
+    for name, argv in (("TRAINER_COMMAND", settings.trainer_command), ("PSERVER_COMMAND", settings.pserver_command)):
+        script = _script(argv or ())
+        if script is not None and posixpath.normpath(script) not in paths:
+            yield f"{name} runs {script}, which is not in the workspace"
+
+
+def _script(argv: Sequence[str]) -> str | None:
+    """Return the script that a command runs in the job directory; None if it runs none, or that is hard to say."""
+    interpreted = len(argv) > 1 and INTERPRETER.fullmatch(argv[0].rpartition("/")[2]) and not argv[1].startswith("-")
+    script = argv[1] if interpreted else argv[0] if argv and "/" in argv[0] else ""
+    return script if script and not script.startswith(("/", "~", "../")) else None
 
 
 def _command(argv: Sequence[str], python: str) -> tuple[str, ...]:

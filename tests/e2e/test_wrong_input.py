@@ -115,6 +115,7 @@ def test_a_changed_host_key_is_refused_and_explained(any_site: Site) -> None:
     [
         (["dispatch", "nowhere"], ["nowhere", "does not exist", "clusterctl init"]),
         (["start", "--job_dispatch_package=nowhere"], ["nowhere", "does not exist"]),
+        (["start", "--plan", "--job_dispatch_package=nowhere"], ["nowhere", "does not exist"]),
         (["start"], ["--job_workspace"]),
         (["start", "--job_workspace", "JOB19700101-000000"], ["there is no job JOB19700101-000000", "clusterctl jobs"]),
         (["start", "--job_workspace", "~/clusterctl/JOB19700101-000000"], ["there is no job"]),
@@ -213,3 +214,27 @@ def test_init_overwrites_nothing(site: Site) -> None:
     assert '\nSHARDS = ["train.txt-*"' in before
     failing(site, 4, "init", "fresh")
     assert (site.directory / "fresh/conf.py").read_text() == before
+
+
+def test_a_workspace_without_the_script_that_is_to_run_is_not_sent(site: Site) -> None:
+    site.conf(TRAINER_COMMAND="bash scripts/train.sh --fast")
+    workspace = site.workspace("")
+    before = site.ok("jobs", "--json").json()["jobs"]
+    problem = "TRAINER_COMMAND runs scripts/train.sh, which is not in the workspace"
+    refused = failing(site, 4, "start", "--job_dispatch_package", str(workspace))
+    assert f"nothing was sent: {problem}" in refused.err
+    assert f"add it to {workspace}, or set the command in {site.conf_path}" in refused.err
+    assert site.ok("jobs", "--json").json()["jobs"] == before
+    sent = site.ok("dispatch", str(workspace))
+    assert f"warning: {problem}" in sent.err
+    (workspace / "scripts").mkdir()
+    (workspace / "scripts/train.sh").write_text("true")
+    assert problem not in site.ok("dispatch", str(workspace)).err
+
+
+def test_a_mistake_on_this_machine_is_reported_once_and_not_for_every_node(site: Site) -> None:
+    site.conf(SSH_CONFIG="/nowhere/ssh_config")
+    for command in (["status"], ["exec", "--", "true"], ["dispatch", str(site.workspace(""))]):
+        assert failing(site, 2, *command).err.splitlines() == [
+            "SSH_CONFIG names /nowhere/ssh_config, which is not a file"
+        ]

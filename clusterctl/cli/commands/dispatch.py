@@ -42,12 +42,23 @@ def dispatch(
         )
 
 
-def _scan(invocation: Invocation, cluster: Cluster, directory: Path, rehash: bool) -> Workspace:
+def _scan(
+    invocation: Invocation, cluster: Cluster, directory: Path, rehash: bool, *, to_start: bool = False
+) -> Workspace:
+    """Read a workspace. If its job is `to_start` now, refuse one without the scripts that are to run."""
     cluster.warm_up()
     from clusterctl.dispatch import scan
     from clusterctl.dispatch.shards import Shards
+    from clusterctl.errors import RefusedError
+    from clusterctl.launch import missing_scripts
 
     workspace = scan(directory, rehash=rehash, cache=invocation.cache_dir)
+    missing = list(missing_scripts(cluster.settings, {entry.path for entry in workspace.entries}))
+    if missing and to_start:
+        hint = f"add it to {directory}, or set the command in {cluster.settings.source}"
+        raise RefusedError(f"nothing was sent: {'; '.join(missing)}", hint=hint)
+    for problem in missing:
+        invocation.console.warn(f"warning: {problem}")
     warnings = Shards(workspace.entries, cluster.settings.shards, cluster.inventory.trainer_count).warnings()
     if warnings and not _is_of_a_fake_cluster(cluster.settings.source):
         for warning in warnings:
@@ -67,11 +78,13 @@ def _is_of_a_fake_cluster(conf: Path | None) -> bool:
     return conf is not None and conf_is_ours(conf)
 
 
-def send(invocation: Invocation, cluster: Cluster, directory: Path, *, rehash: bool = False) -> Dispatched:
+def send(
+    invocation: Invocation, cluster: Cluster, directory: Path, *, rehash: bool = False, to_start: bool = False
+) -> Dispatched:
     """Scan and send a workspace, showing progress; some outcomes may be errors."""
     from clusterctl.dispatch import dispatch, new_job_id
 
-    workspace = _scan(invocation, cluster, directory, rehash)
+    workspace = _scan(invocation, cluster, directory, rehash, to_start=to_start)
     started = time.monotonic()
     with _progress(invocation.console, cluster) as progress:
         done = dispatch(cluster, workspace, progress, new_job_id(), cache=invocation.cache_dir, rehash=rehash)

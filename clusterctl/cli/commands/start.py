@@ -50,6 +50,10 @@ def start(
         launch = make_plan(cluster.settings, cluster.inventory, invocation.program_args)
         ref = job_ref(cluster.settings, job_workspace)
         if plan:
+            if package is not None:
+                from clusterctl.dispatch import check_exists
+
+                check_exists(package)
             _show_plan(invocation, launch, ref or "JOB...", would_resume(cluster, launch, ref) if resume else None)
             return
         failed = None
@@ -69,7 +73,7 @@ def _dispatch(
     """Dispatch; return the job and the errors of nodes that do not have it."""
     from clusterctl.cli.commands.dispatch import may_go_on, partial_failure, send
 
-    done = send(invocation, cluster, package)
+    done = send(invocation, cluster, package, to_start=True)
     error = partial_failure(done, len(cluster.nodes))
     if error is not None and not (allow_partial and may_go_on(done)):
         raise error

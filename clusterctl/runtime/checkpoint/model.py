@@ -28,13 +28,14 @@ PathLike = Union[str, "os.PathLike[str]"]
 
 MERGED_FORMAT = "clusterctl-model/1"
 MERGED_NAME = "model.safetensors"
+COLLECTED = "model"  # the directory of the merged model in one that `collect` made
 
 
 def load_model(directory: PathLike) -> dict[str, Value]:
     """Return the tables of a saved model by name: an array of the table's shape, or `(ids, rows)` with ids ascending.
 
-    `directory` holds the pieces of all pservers, or a merged `model.safetensors`, or is such a file. Raises ModelError
-    if anything is missing or damaged; it never returns part of a model.
+    `directory` holds the pieces of all pservers, or a merged `model.safetensors`, or is such a file, or is a directory
+    that `collect` made. Raises ModelError if anything is missing or damaged; it never returns part of a model.
     """
     model = _open([Path(directory)])
     return {
@@ -208,9 +209,10 @@ def _open(directories: Sequence[Path]) -> PieceSet | MergedFile:
         return MergedFile(path)
     if not path.is_dir():
         raise ModelError(f"{path} does not exist", remedy="give a directory of saved pieces, or a merged model file")
-    if (path / MERGED_NAME).is_file() and not list(path.glob("pserver-*.safetensors")):
-        return MergedFile(path / MERGED_NAME)
-    return PieceSet(directories)
+    if list(path.glob("pserver-*.safetensors")):
+        return PieceSet(directories)
+    merged = next((file for file in (path / MERGED_NAME, path / COLLECTED / MERGED_NAME) if file.is_file()), None)
+    return PieceSet(directories) if merged is None else MergedFile(merged)
 
 
 def _find_pieces(directories: Iterable[Path]) -> list[Path]:

@@ -92,6 +92,7 @@ def test_pieces_of_several_nodes_merge_into_a_file_that_the_safetensors_library_
     np.testing.assert_array_equal(reference["free/ids"], IDS)
     assert_same(load_model(out.parent), seen)
     assert_same(load_model(out), seen)
+    assert_same(load_model(tmp_path), seen)  # as `collect` leaves it
     assert [p.name for p in out.parent.iterdir()] == ["model.safetensors"]
 
 
