@@ -17,7 +17,8 @@ QUOTATION = re.compile(
 )
 #: Texts in which programs report the end of another process.
 ENDED = re.compile(
-    r"\bexit ?(?:status|code) ?[:=]? ?(-?\d{1,3})\b|\b(SIG[A-Z]{2,6})\b|\bsignal:? (\d{1,2}|[A-Z][a-z]+(?: [a-z]+)*)"
+    r"\bexit ?(?:status|code) {0,4}[:=]? ?(-?\d{1,3})\b|"
+    r"\b(SIG[A-Z]{2,6})\b|\bsignal:? (\d{1,2}|[A-Z][a-z]+(?: [a-z]+)*)"
 )
 
 

@@ -34,6 +34,7 @@ OF_PROGRAM = (ArithmeticError, AssertionError, AttributeError, LookupError, Name
 SYSTEM_ERROR = re.compile(r"\[Errno -?\d+\]")  # as an OSError writes itself, also as the text of another exception
 NETWORK = {"connection", "connect", "timeout", "unreachable", "unavailable", "network", "socket", "peer"}
 HOST = re.compile(r"\b(?:[Ff]ailed to resolve |host=)'([^'\n]+)'")  # as urllib3 names it
+FIX = "fix {}, or the data it was reading there"
 STARTS_PROGRAMS = "/subprocess.py"
 
 
@@ -47,6 +48,8 @@ def of_chain(chain: Sequence[Raised]) -> Diagnosis:
     if root.kind == "name_not_found":
         root = _with_host(root, chain)
     own = next((one.where for one in chain[first:] if any(frame.is_own for frame in one.frames)), root.where)
+    if root.kind == "exception" and own:
+        root = replace(root, advice=FIX.format(own))
     if root.kind != "exception" or root.error == diagnoses[-1].error:
         return replace(root, where=own)
     return replace(root, where=own, words=f"{root.words}, which led to {diagnoses[-1].error}")
@@ -62,10 +65,12 @@ def _with_host(diagnosis: Diagnosis, chain: Sequence[Raised]) -> Diagnosis:
 
 def of_exception(one: Raised) -> Diagnosis:
     """The diagnosis of one exception, by its base class, the noun in its name, or the system error in its message."""
+    if not one.message and one.rest:
+        one = replace(one, message=one.rest[0], rest=one.rest[1:])
     short = one.name.rpartition(".")[2]
     error = f"{short}: {one.message}" if one.message else short
     words = error if one.message or not one.where else f"{short} at {one.where}"
-    fix = f"fix {one.where}, or the data it was reading there" if one.where else "fix the program, or its data"
+    fix = FIX.format(one.where or "the program")
     plain = Diagnosis("exception", words, fix, error, one.where)
     named = [word.lower() for word in CLASS_WORDS.findall(short)]
     noun = next((word for word in reversed(named) if word not in GENERIC_NOUNS), "")
@@ -99,8 +104,14 @@ def of_exception(one: Raised) -> Diagnosis:
     elif issubclass(kind, KeyboardInterrupt):
         diagnosis = replace(plain, kind="signal", words="sent from outside the job", advice=OUTSIDE)
     else:
-        diagnosis = plain
+        diagnosis = (_of_rest(one, plain) if speaks and not short.endswith("Group") else None) or plain
     return diagnosis
+
+
+def _of_rest(one: Raised, plain: Diagnosis) -> Diagnosis | None:
+    """The diagnosis of an exception by the further lines of its message, if they report a system error."""
+    errors = [error for line in one.rest if (error := of_known(line) or of_errno(line)) is not None]
+    return replace(errors[-1], error=plain.error, where=plain.where) if errors else None
 
 
 def _is_of_numbers(kind: type[BaseException], noun: str, message: str) -> bool:
@@ -129,6 +140,9 @@ def of_import(plain: Diagnosis, message: str) -> Diagnosis:
         advice = "its libraries are incompatible: clusterctl setup creates the same environment on every node"
         words = "a library has the wrong version"
         return replace(plain, kind="wrong_library", words=words, advice=advice, subject=symbol[1] or symbol[2])
+    if "relative import" in message:
+        advice = "run the file as a module: python -m package.module"
+        return replace(plain, kind="import_error", words=f"import error: {message}", advice=advice)
     name = module[1] if module else None
     advice = "clusterctl setup creates the same environment on every node from the workspace's requirements.txt"
     if name and name.partition(".")[0] in sys.stdlib_module_names:

@@ -82,7 +82,8 @@ def diagnose(exit_code: int | None, lines: Sequence[str], *, oom: bool = False, 
     chain = raised(lines)
     if chain:
         diagnosis, before = of_chain(chain), lines[: chain[0].begin]
-        return (_of_limit(before) if diagnosis.kind == "signal" else None) or _of_started(diagnosis, before)
+        limit = _of_limit(before) if diagnosis.kind == "signal" else None
+        return limit or _of_started(diagnosis, before, chain[-1].rest)
     return _of_output(exit_code, lines)
 
 
@@ -111,11 +112,12 @@ def _of_signal(number: int, lines: Sequence[str]) -> Diagnosis:
     return Diagnosis(kind, words, advice, signal=name, where=where if fatal else None, about_peer=kind == "peer_gone")
 
 
-def _of_started(diagnosis: Diagnosis, before: Sequence[str]) -> Diagnosis:
+def _of_started(diagnosis: Diagnosis, before: Sequence[str], rest: Sequence[str]) -> Diagnosis:
     """If an exception reports the end of another process, diagnose that process from the output before it."""
     error = diagnosis.error or "" if diagnosis.kind == "exception" else ""
-    code = reported_exit(error)
-    if not code and not error.startswith(OF_CHILDREN):
+    of_children = error.startswith(OF_CHILDREN)
+    code = reported_exit(" ".join((error, *rest)) if of_children else error)
+    if not code and not of_children:
         return diagnosis
     inner = diagnose(code, before)
     if not code:
@@ -137,9 +139,8 @@ def _of_output(exit_code: int | None, lines: Sequence[str]) -> Diagnosis:
     if diagnosis is not None:
         return diagnosis
     if rejected:
-        return Diagnosis(
-            "usage", "the program rejected its arguments", "pass the program's arguments to start after --"
-        )
+        words = f"the program rejected its arguments: {_quoted(rejected)}"
+        return Diagnosis("usage", words, "pass the program's arguments to start after --", rejected[-1].strip())
     if exit_code in SHELL_CODES:
         return SHELL_CODES[exit_code]
     if not last:

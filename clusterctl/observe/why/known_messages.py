@@ -34,6 +34,12 @@ KNOWN: tuple[tuple[re.Pattern[str], Diagnosis], ...] = tuple(
             Diagnosis("limit", "a thread could not be started", THREADS),
         ),
         (
+            r": (?:line )?\d+: (\S+): (?:command )?not found$",
+            Diagnosis(
+                "missing_program", "the command {} was not found", "install it on {node}, or fix its name or PATH"
+            ),
+        ),
+        (
             r"(?<!\S)(\S+): bad interpreter: No such file",
             Diagnosis("missing_program", "the interpreter {} does not exist", "fix the first line of the script"),
         ),

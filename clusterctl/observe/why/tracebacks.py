@@ -23,6 +23,7 @@ OF_A_PART = re.compile(
     r"Exception in thread |(?:.*\b)?Task exception was never retrieved|(?:.*\b)?Exception in callback "
 )
 ANNOUNCED_WITHIN = 3  # lines
+REST_LINES = 20
 SHOWN_LINES = 20
 LAST_LINES = 10  # of output without a traceback
 BEFORE = 2  # lines of context before a traceback
@@ -58,7 +59,9 @@ class Frame:
 class Raised:
     """An exception: its dotted class, the first line of its message, and its frames, innermost last.
 
-    `direct`: it was raised `from` the one before. `begin` is the index of the line where its traceback starts.
+    `direct`: it was raised `from` the one before. `begin` is the index of the line where its traceback starts. `rest`
+    are the lines after the first one of its message, if it is the last one in the output: of the message, or printed
+    later.
     """
 
     name: str
@@ -66,6 +69,7 @@ class Raised:
     frames: tuple[Frame, ...] = ()
     direct: bool = False
     begin: int = 0
+    rest: tuple[str, ...] = ()
 
     @property
     def where(self) -> str | None:
@@ -141,7 +145,8 @@ def _chains(lines: Sequence[str]) -> list[list[Raised]]:
             continue
         if not linked:
             chains.append([])
-        chains[-1].append(replace(block, direct=linked == DIRECT))
+        rest = tuple(_plain_rest(lines, at, lines[start])) if end == len(lines) else ()
+        chains[-1].append(replace(block, direct=linked == DIRECT, rest=rest))
         linked = _link(lines[at:end])
     return chains
 
@@ -209,6 +214,13 @@ def _plain(lines: Sequence[str], start: int, end: int, prefix: str) -> Iterator[
         elif prefix.strip():
             line = GROUP.sub("", line)
         yield at, line
+
+
+def _plain_rest(lines: Sequence[str], at: int, header: str) -> Iterator[str]:
+    prefix = header[: header.index(HEADER)]
+    for _, line in _plain(lines, at + 1, min(at + 1 + REST_LINES, len(lines)), prefix):
+        if line.strip():
+            yield line.strip()
 
 
 def _link(after: Sequence[str]) -> str:
