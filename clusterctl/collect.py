@@ -11,13 +11,13 @@ import contextlib
 import hashlib
 import os
 import posixpath
-import re
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from clusterctl.cluster import NONSENSE, AgentCall, Cluster, NodeOutcome
+from clusterctl.common.tree import ODD_CHARACTERS
 from clusterctl.errors import ClusterctlError, NodeError, RefusedError
 from clusterctl.inventory import Node
 
@@ -25,11 +25,12 @@ CHUNK_BYTES = 1 << 20
 TOPS = ("log", "output")
 MARK = "job"
 MOST_FILES = 200_000  # per node
+MOST_LEFT = 100  # per node, that are listed
+KINDS = ("link", "special", "name")
 MOST_LEVELS = 32
 LONGEST_NAME = 300  # characters of a name shown in an error
 KEPT_FREE_BYTES = 256 << 20  # on the local file system
-#: Found only in file names that attack a terminal: control characters and text direction marks.
-ODD = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]")
+LATEST_NS = 1 << 62  # as a time of change
 
 
 @dataclass(frozen=True)
@@ -43,9 +44,29 @@ class Collected:
 
 
 @dataclass(frozen=True)
+class Left:
+    """A path that was left on a node: a "link", a "special" file, or one with a "name" that could harm a terminal.
+
+    `more`: as many others of this node are not listed.
+    """
+
+    node: int
+    path: str
+    kind: str
+    more: int = 0
+
+
+@dataclass(frozen=True)
+class Received:
+    files: list[Collected]
+    left: list[Left]
+
+
+@dataclass(frozen=True)
 class Collection:
     files: list[Collected]
-    outcomes: list[NodeOutcome[list[Collected]]]
+    left: list[Left]
+    outcomes: list[NodeOutcome[Received]]
     model: Path | None
     tag: str | None
 
@@ -61,22 +82,24 @@ def collect(
     ids = {node.id for node in members}
     _claim(target, job)
 
-    def one(node: Node) -> list[Collected]:
+    def one(node: Node) -> Received:
         with cluster.call(node, {"op": "collect", "ref": job}) as call:
-            files = _receive(call, target, on_file)
-        _remove_others(target, node, files)
-        return files
+            received = _receive(call, target, on_file)
+        _remove_others(target, node, received.files)
+        return received
 
     outcomes = cluster.map(one, [node for node in cluster.nodes if node.id in ids])
     for node in cluster.inventory.nodes:
         if node.id not in ids:
             _remove_others(target, node, [])
-    files = [file for outcome in outcomes if outcome.ok for file in outcome.get()]
+    received = [outcome.get() for outcome in outcomes if outcome.ok]
+    files = [file for one_node in received for file in one_node.files]
+    left = [path for one_node in received for path in one_node.left]
     shutil.rmtree(target / "model", ignore_errors=True)
     whole = len(outcomes) == len(ids) and all(outcome.ok for outcome in outcomes)
     tag = newest_complete_tag(target, members[0]) if whole else None
     model = _merge(target, tag, [outcome.node for outcome in outcomes]) if tag else None
-    return Collection(files, outcomes, model, tag)
+    return Collection(files, left, outcomes, model, tag)
 
 
 def _remove_others(target: Path, node: Node, files: Sequence[Collected]) -> None:
@@ -103,21 +126,51 @@ def _claim(target: Path, job: str) -> None:
         raise ClusterctlError(f"cannot write to {target}: {exc.strerror}") from exc
 
 
-def _receive(call: AgentCall, target: Path, on_file: Callable[[Collected], None]) -> list[Collected]:
+def _receive(call: AgentCall, target: Path, on_file: Callable[[Collected], None]) -> Received:
     home = target / f"node-{call.node.id}"
     files: list[Collected] = []
+    count = 0
     while True:
         message = call.receive()
         if "done" in message:
-            return files
-        if len(files) == MOST_FILES:
+            return Received(files, list(_left(call.node, message["done"])))
+        count += 1
+        if count > MOST_FILES:
             raise _refuse(call.node, f"more than {MOST_FILES:,} files", "have the job pack them, or copy them with scp")
+        if "dir" in message:
+            _make_directories(call.node, target, home / _checked_name(call.node, message["dir"]))
+            continue
         name, size = _checked_name(call.node, message["file"]), _checked_size(call.node, message["bytes"], target)
         path = home / name
         _make_directories(call.node, target, path.parent)
-        digest = _receive_file(call, path, size)
+        digest = _receive_file(call, path, size, _attributes(call.node, message))
         files.append(Collected(f"node-{call.node.id}/{name}", call.node.id, size, digest))
         on_file(files[-1])
+
+
+def _left(node: Node, done: object) -> Iterator[Left]:
+    """Yield what the node reports as left there. Agents of older versions report nothing."""
+    rows = done.get("left", []) if isinstance(done, dict) else []
+    more = done.get("more", 0) if isinstance(done, dict) else 0
+    sound = isinstance(rows, list) and isinstance(more, int) and all(map(_is_row, rows[:MOST_LEFT]))
+    if not sound:
+        raise _refuse(node, "a malformed list of files")
+    for path, kind in rows[:MOST_LEFT]:
+        yield Left(node.id, path[:LONGEST_NAME], kind, more)
+
+
+def _is_row(row: object) -> bool:
+    return isinstance(row, list) and len(row) == 2 and isinstance(row[0], str) and row[1] in KINDS
+
+
+def _attributes(node: Node, message: Mapping[str, object]) -> tuple[int, int] | None:
+    """Return the mode and the time of change (ns) of a file; None if they are unknown."""
+    mode, mtime_ns = message.get("mode"), message.get("mtime_ns")
+    if mode is None and mtime_ns is None:
+        return None
+    if not isinstance(mode, int) or not isinstance(mtime_ns, int) or abs(mtime_ns) > LATEST_NS:
+        raise _refuse(node, f"a file of mode {mode!r}, changed at {mtime_ns!r}"[:LONGEST_NAME])
+    return mode & 0o777, mtime_ns
 
 
 def _refuse(node: Node, offer: str, hint: str = "check that the node has not been compromised") -> NodeError:
@@ -127,7 +180,7 @@ def _refuse(node: Node, offer: str, hint: str = "check that the node has not bee
 def _checked_name(node: Node, name: object) -> str:
     """Return the checked name: a node chooses the names of its files, but not where they are stored."""
     parts = name.split("/") if isinstance(name, str) else []
-    odd = any(part in ("", ".", "..") or ODD.search(part) for part in parts)
+    odd = any(part in ("", ".", "..") or ODD_CHARACTERS.search(part) for part in parts)
     if len(parts) < 2 or len(parts) > MOST_LEVELS or parts[0] not in TOPS or odd:
         raise _refuse(node, f"a file named {name!r}"[:LONGEST_NAME])
     return posixpath.join(*parts)
@@ -155,7 +208,7 @@ def _make_directories(node: Node, target: Path, directory: Path) -> None:
             )
 
 
-def _receive_file(call: AgentCall, path: Path, size: int) -> str:
+def _receive_file(call: AgentCall, path: Path, size: int, attributes: tuple[int, int] | None) -> str:
     digest = hashlib.sha256()
     part = path.with_name(f".{os.getpid()}.part")
     part.unlink(missing_ok=True)
@@ -171,6 +224,10 @@ def _receive_file(call: AgentCall, path: Path, size: int) -> str:
             raise NodeError(
                 f"{path.name} arrived damaged: its checksum differs", node=call.node.label, hint="collect again"
             )
+        if attributes is not None:
+            mode, mtime_ns = attributes
+            part.chmod(mode & (part.stat().st_mode | 0o111) | 0o600)  # as far as the umask allows
+            os.utime(part, ns=(mtime_ns, mtime_ns))
         part.replace(path)
     finally:
         part.unlink(missing_ok=True)

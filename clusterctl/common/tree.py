@@ -6,6 +6,7 @@ Paths are JSON strings in which bytes that are not UTF-8 are lone surrogates, so
 from __future__ import annotations
 
 import hashlib
+import re
 import struct
 import zlib
 from collections.abc import Iterable
@@ -18,6 +19,8 @@ FILE, DIRECTORY, LINK = "f", "d", "l"
 COPY_BYTES = 1 << 20
 HEADER = struct.Struct(">32sQ")  # before each blob: its digest, its size
 NOT_NAMES = frozenset(("", ".", ".."))
+#: Found only in file names that attack a terminal: control characters and text direction marks.
+ODD_CHARACTERS = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]")
 END = (1 << 64) - 1  # as a size: the end of the blobs
 
 

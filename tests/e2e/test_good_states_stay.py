@@ -147,3 +147,32 @@ time.sleep(600)
     assert "running" in site.ok("status", job).out
     assert descendants(site.supervisor(job, 0))
     site.ok("stop", job)
+
+
+def test_collect_brings_everything_that_is_safe_and_names_the_rest(site: Site) -> None:
+    site.conf(HOSTS=site.hosts[:2], PSERVERS=0)
+    job = site.start("import os\nopen(f'output/made-{os.environ[\"CLUSTERCTL_NODE_ID\"]}', 'w').write('x')")
+    wait_until(lambda: site.status(job)["state"] == "succeeded")
+    output = site.job_dir(job, 1) / "output"
+    (output / "empty/inside").mkdir(parents=True)
+    (output / ".hidden").write_text("hidden")
+    (output / "tool.sh").write_text("true")
+    (output / "tool.sh").chmod(0o4755)
+    os.utime(output / "tool.sh", ns=(10**18, 10**18 + 123_000))
+    (output / ".pserver-00000.safetensors-ab12").write_text("half")
+    (output / "link").symlink_to("tool.sh")
+    home = site.directory / "home"
+    done = site.ok("collect", job, "-o", str(home))
+    brought = home / "node-1/output"
+    assert sorted(path.name for path in brought.iterdir()) == [".hidden", "empty", "made-1", "tool.sh"]
+    assert (brought / "empty/inside").is_dir()
+    status = (brought / "tool.sh").stat()
+    assert (status.st_mode & 0o7777, status.st_mtime_ns) == (0o755, 10**18 + 123_000)
+    assert "not collected, since links could lead anywhere: node1:output/link\n" in done.err
+    (output / "bad\x07name").write_text("x")
+    (site.job_dir(job, 0) / "output/also-\u202e").write_text("x")
+    again = site.run("collect", job, "-o", str(home), "--json")
+    assert again.code == 3
+    assert "some files were not collected because of their names" in again.err
+    assert {(one["node"], one["kind"]) for one in again.json()["left"]} == {(0, "name"), (1, "name"), (1, "link")}
+    assert {file["path"] for file in again.json()["files"]} >= {"node-0/output/made-0", "node-1/output/.hidden"}

@@ -132,6 +132,32 @@ def test_a_file_with_other_bytes_than_announced_is_not_kept(liars: Liars, tmp_pa
         assert [path for path in below(tmp_path) if "node-1" in path] == []
 
 
+@pytest.mark.parametrize("about", [{"mode": "7", "mtime_ns": 1}, {"mode": 7}, {"mode": 7, "mtime_ns": 1 << 80}])
+def test_a_file_with_malformed_attributes_is_refused(liars: Liars, about: dict[str, Any]) -> None:
+    code, _, err = collected(liars, {"file": "log/evil", "bytes": 4, **about}, b"evil", {"sha256": "0"})
+    assert code == 3
+    assert "refused a file of mode" in err
+
+
+def test_attributes_of_a_file_cannot_make_it_run_as_its_owner(liars: Liars, tmp_path: Path) -> None:
+    good = {"sha256": sha256(b"evil").hexdigest()}
+    code, _, _ = collected(liars, {"file": "log/evil", "bytes": 4, "mode": 0o7777, "mtime_ns": 0}, b"evil", good)
+    assert code == 0
+    assert (tmp_path / "home/node-1/log/evil").stat().st_mode & 0o7022 == 0
+
+
+def test_a_malformed_list_of_what_was_left_is_refused_and_a_hostile_one_is_harmless(liars: Liars) -> None:
+    for left in ("x", [["a", 7]], [["a", "evil"]], [[EVIL]], [7]):
+        code, out, err = collected(liars, {"done": {"left": left}})
+        assert code == 3
+        assert "refused a malformed list of files" in err
+        assert is_harmless(out + err)
+    code, out, err = collected(liars, {"done": {"left": [[EVIL, "link"]] * 1000, "more": 10**9}})
+    assert code == 0
+    assert is_harmless(out + err)
+    assert len(err) < 3000
+
+
 class Recorder:
     """Stands in for the control machine, as an agent sees it."""
 
@@ -164,8 +190,11 @@ def test_an_agent_sends_only_plain_files_and_does_not_block_on_a_pipe(tmp_path: 
         if os.geteuid() == 0:
             os.mknod(output / "device", 0o600 | 0o020000, os.makedev(1, 5))  # /dev/zero
         recorder = Recorder()
-        agent.collect(tmp_path, {"ref": JOB}, recorder)  # type: ignore[arg-type]  # it only sends
+        answer = agent.collect(tmp_path, {"ref": JOB}, recorder)  # type: ignore[arg-type]  # it only sends
     assert recorder.files == {"output/deep/good": b"good"}
+    left = {name.removeprefix("output/"): kind for name, kind in answer["left"]}
+    links, special = dict.fromkeys(("link", "directory", "dangling"), "link"), {"pipe": "special", "socket": "special"}
+    assert left == {**links, **special, **({"device": "special"} if os.geteuid() == 0 else {})}
 
 
 def tensors(path: Path, header: dict[str, Any], data: bytes) -> Path:

@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from clusterctl.cli.console import human_bytes, plural
+from clusterctl.cli.console import clean, human_bytes, plural
 from clusterctl.cli.invocation import Invocation, job_ref
 
 if TYPE_CHECKING:
     from clusterctl.cluster import Cluster
     from clusterctl.collect import Collection
+    from clusterctl.errors import NodeError
+
+SHOWN = 3
+LEFT = {
+    "link": "since links could lead anywhere",
+    "special": "since they are not plain files",
+    "name": "since their names have control characters",
+}
 
 
 def collect(invocation: Invocation, job: str | None, output: Path | None) -> None:
@@ -39,16 +48,43 @@ def collect_job(
     )
     for line in left_out_lines(members):
         invocation.console.say(line)
+    for line in _left_lines(collection):
+        invocation.console.warn(line)
     if collection.model is not None:
         invocation.console.say(f"model of {collection.tag}: {collection.model}")
     elif collection.files:
         invocation.console.say("no complete model to merge (none saved yet, or saved by another engine)")
     errors = [outcome.error for outcome in failures(collection.outcomes) if outcome.error]
+    errors += _unnameable(collection)
     error = combined(errors, len(collection.outcomes), "collect") if errors else None
     if document:
         model = str(collection.model) if collection.model else None
         files = [vars(file) for file in collection.files]
-        invocation.console.finish({"job": job, **members.to_json(), "files": files, "model": model}, error)
+        left = [{"node": one.node, "path": one.path, "kind": one.kind} for one in collection.left]
+        invocation.console.finish(
+            {"job": job, **members.to_json(), "files": files, "left": left, "model": model}, error
+        )
     elif error is not None:
         raise error
     return collection
+
+
+def _left_lines(collection: Collection) -> Iterator[str]:
+    """Say what was left on the nodes: a few paths of each kind."""
+    for kind, reason in LEFT.items():
+        some = [one for one in collection.left if one.kind == kind]
+        paths = ", ".join(f"node{one.node}:{one.path}" for one in some[:SHOWN])
+        more = f" and {len(some) - SHOWN:,} more" if len(some) > SHOWN else ""
+        if some:
+            yield clean(f"not collected, {reason}: {paths}{more}")
+    for node, more_there in {one.node: one.more for one in collection.left if one.more}.items():
+        yield f"not collected: {more_there:,} more on node{node}"
+
+
+def _unnameable(collection: Collection) -> Iterator[NodeError]:
+    """Yield an error for each node with files that were not brought because of their names."""
+    from clusterctl.errors import NodeError
+
+    for node in sorted({one.node for one in collection.left if one.kind == "name"}):
+        hint = "rename them there, and collect again"
+        yield NodeError("some files were not collected because of their names", node=f"node{node}", hint=hint)
