@@ -60,8 +60,7 @@ class Raised:
     """An exception: its dotted class, the first line of its message, and its frames, innermost last.
 
     `direct`: it was raised `from` the one before. `begin` is the index of the line where its traceback starts. `rest`
-    are the lines after the first one of its message, if it is the last one in the output: of the message, or printed
-    later.
+    are the lines that follow, up to an empty one, if it is the last one in the output: most often of its message.
     """
 
     name: str
@@ -219,8 +218,9 @@ def _plain(lines: Sequence[str], start: int, end: int, prefix: str) -> Iterator[
 def _plain_rest(lines: Sequence[str], at: int, header: str) -> Iterator[str]:
     prefix = header[: header.index(HEADER)]
     for _, line in _plain(lines, at + 1, min(at + 1 + REST_LINES, len(lines)), prefix):
-        if line.strip():
-            yield line.strip()
+        if not line.strip():
+            return
+        yield line.strip()
 
 
 def _link(after: Sequence[str]) -> str:
