@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from e2e.programs import SLEEP
+from e2e.programs import LEAVE, SLEEP
 from support.openssh import make_key
+from support.processes import wait_until
 from support.site import Result, Site
 
 
@@ -238,3 +239,21 @@ def test_a_mistake_on_this_machine_is_reported_once_and_not_for_every_node(site:
         assert failing(site, 2, *command).err.splitlines() == [
             "SSH_CONFIG names /nowhere/ssh_config, which is not a file"
         ]
+
+
+@pytest.mark.nodes(3)
+def test_logs_of_a_process_that_does_not_exist_are_a_usage_error(site: Site) -> None:
+    site.conf(TRAINERS=site.hosts[:2])
+    job = site.start(LEAVE)
+    for words, problem, there in (
+        (["--rank", "7"], "there is no process 7", "there: pserver 0-2, trainer 0,1"),
+        (["--role", "trainer", "--rank", "2"], "there is no trainer 2", "there: trainer 0,1"),
+        (["--role", "scheduler"], "there is no scheduler", "there: pserver 0-2, trainer 0,1"),
+        (["--node", "node2", "--role", "trainer"], "there is no trainer", "there: pserver 2"),
+    ):
+        for follow in ([], ["-f"]):
+            error = failing(site, 2, "logs", job, *words, *follow).err
+            assert f"{problem} in the newest run of {job}" in error
+            assert there in error
+    wait_until(lambda: site.status(job)["state"] == "succeeded")
+    site.ok("logs", job, "--rank", "1")

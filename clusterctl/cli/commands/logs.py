@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from clusterctl.inventory import Node
     from clusterctl.observe.follow import LogLine
     from clusterctl.observe.members import Members
+    from clusterctl.observe.status import JobStatus
 
 AGO = re.compile(r"(\d+(?:\.\d+)?)([smhd])")
 UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86400}
@@ -26,7 +27,7 @@ FOLD_WINDOW = 2000
 
 def logs(invocation: Invocation, job: str | None, *, follow: bool, node: str | None, fold: bool, **wanted: Any) -> None:
     from clusterctl.observe.logs import read_logs
-    from clusterctl.observe.status import find
+    from clusterctl.observe.status import status
 
     if node is not None:
         invocation.options.only = node
@@ -34,8 +35,10 @@ def logs(invocation: Invocation, job: str | None, *, follow: bool, node: str | N
     invocation.console.stream()
     wanted["since"] = parse_since(wanted["since"])
     with invocation.cluster() as cluster:
-        ref, members = find(cluster, job_ref(cluster.settings, job))
+        known = status(cluster, job_ref(cluster.settings, job))
+        ref, members = known.job, known.members
         nodes = _taking_part(ref, members, cluster)
+        _check_process(known, wanted["role"], wanted["rank"])
         printer = LinePrinter(invocation.console, cluster)
         if follow:
             _follow(invocation, cluster, nodes, ref, printer, wanted, members.lead)
@@ -69,6 +72,20 @@ def _check(wanted: dict[str, Any]) -> None:
         re.compile(wanted["grep"] or "")
     except re.error as exc:
         raise UsageError(f"--grep {wanted['grep']!r} is not a regular expression: {exc}") from exc
+
+
+def _check_process(known: JobStatus, role: str | None, rank: int | None) -> None:
+    """Raise UsageError if the selected nodes have processes, but none of this role and rank."""
+    from clusterctl.errors import UsageError
+    from clusterctl.inventory import fold
+
+    rows = [(row["role"], row["rank"]) for row in known.processes]
+    if not rows or any(role in (None, one[0]) and rank in (None, one[1]) for one in rows):
+        return
+    roles = sorted({one[0] for one in rows if role in (None, one[0])}) or sorted({one[0] for one in rows})
+    there = ", ".join(f"{name} {fold(sorted({r for n, r in rows if n == name}))}" for name in roles)
+    wanted = f"{role or 'process'}{'' if rank is None else f' {rank}'}"
+    raise UsageError(f"there is no {wanted} in the newest run of {known.job}", hint=f"there: {there}")
 
 
 def parse_since(text: str | None) -> float | None:
