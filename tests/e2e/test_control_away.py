@@ -146,6 +146,22 @@ def test_followers_that_lose_their_connections_resume_without_gap_or_repeat(any_
     assert "not shown" not in output
 
 
+def test_an_attached_start_that_gets_a_term_detaches_and_says_so(site: Site) -> None:
+    site.conf(HOSTS=site.hosts[:1])
+    with site.popen("start", "--job_dispatch_package", str(site.workspace(SLEEP))) as starting:
+        assert starting.stdout is not None
+        assert starting.stderr is not None
+        began = next(line for line in starting.stdout if "supervisors are up" in line)
+        job = re.search(r"JOB[\d-]+", began)[0]  # type: ignore[index]
+        next(line for line in starting.stdout if "all processes are running" in line)
+        starting.terminate()
+        assert f"detached from {job}, which continues; to follow it: clusterctl logs -f {job}" in starting.stdout.read()
+        assert starting.wait(20) == 128 + signal.SIGTERM
+        assert starting.stderr.read() == ""
+    assert site.status(job)["state"] == "running"
+    site.ok("stop", job)
+
+
 def test_any_other_machine_can_take_over_from_a_killed_control_machine(site: Site, tmp_path: Path) -> None:
     site.conf(**ONE_EACH)
     with site.popen("start", "--job_dispatch_package", str(site.workspace(SLEEP))) as starting:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import select
+import signal
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -29,7 +31,10 @@ AFTER_END_S = 5.0
 
 
 class _Detach(Exception):  # noqa: N818 - a request, not an error
-    """The user pressed d."""
+    """The user pressed d, or somebody sent TERM to this program."""
+
+    def __init__(self, signal_number: int = 0) -> None:
+        self.signal_number = signal_number
 
 
 def start(
@@ -210,12 +215,16 @@ def follow_run(
     try:
         with (
             display,
+            _detached_by_term(),
             _keys(invocation) as pressed,
             Follower(cluster, run.nodes, run.job, run.run, **LINES_WANTED) as follower,
         ):
             _watch(follower, display, view, pressed)
-    except _Detach:
-        invocation.console.say(f"detached from {run.job}; to follow it: clusterctl logs -f {run.job}")
+    except _Detach as request:
+        words = f"detached from {run.job}, which continues" if request.signal_number else f"detached from {run.job}"
+        invocation.console.say(f"{words}; to follow it: clusterctl logs -f {run.job}")
+        if request.signal_number:
+            raise SystemExit(128 + request.signal_number) from None
         return view
     seconds = time.monotonic() - started
     _ask_how_it_ended(cluster, run, view)
@@ -228,6 +237,23 @@ def follow_run(
         invocation.console.warn(f"warning: {clean(doubt)}")
     invocation.console.say(f"next: clusterctl collect {run.job}")
     return view
+
+
+@contextlib.contextmanager
+def _detached_by_term() -> Iterator[None]:
+    """Detach at TERM, as the end of the terminal does. Only the main thread can receive it."""
+
+    def detach(number: int, frame: object) -> None:
+        raise _Detach(number)
+
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, detach)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _identity(run: Run) -> dict[str, Any]:
