@@ -161,7 +161,7 @@ import time; time.sleep(600)
     ("program", "settings", "expected", "advice"),
     [
         (GREEDY, {"MEMORY_LIMIT_MB": 3000}, ("exit", "out_of_memory", 1), "MEMORY_LIMIT_MB"),
-        (SLEEP, {"TRAINER_COMMAND": "./nosuch.sh"}, ("failure", "missing_program", None), "install it"),
+        (SLEEP, {"TRAINER_COMMAND": "nosuch-program"}, ("failure", "missing_program", None), "install it"),
         (STOPS_ITSELF, {"STALL_S": 2, "ON_STALL": "fail"}, ("stalled", "stalled", 1), "kill -CONT"),
     ],
     ids=["memory limit", "no such command", "stopped by a signal"],
