@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -53,10 +54,12 @@ def accounts() -> Iterator[list[str]]:
         pytest.skip(reason)
     with shared_directory(0o755) as directory:
         mounts = list(mounts_for([Path(sys.prefix), Path(sys.base_prefix)], directory))
+        etc = directory / "etc"  # whole: a file mounted on another vanishes when somebody replaces that one
+        subprocess.run(["cp", "-a", "/etc", etc], check=False)  # it fails if a file vanishes, which is none of ours
         for name, row in (("passwd", "{0}:x:{1}:{1}::/nonexistent:/bin/sh\n"), ("group", "{0}:x:{1}:\n")):
-            rows = [row.format("alice", ALICE), row.format("mallory", MALLORY)]
-            (directory / name).write_text(Path("/etc", name).read_text() + "".join(rows))
-            mounts.append(f"mount --bind {directory / name} /etc/{name}")
+            with (etc / name).open("a") as file:
+                file.writelines((row.format("alice", ALICE), row.format("mallory", MALLORY)))
+        mounts.append(f"mount --bind {etc} /etc")
         script = " && ".join([*mounts, f"touch {directory / 'up'}", "exec sleep infinity"])
         log = directory / "log"
         keeper = popen("unshare", "--mount", "--propagation", "private", "sh", "-c", script, log=log)
