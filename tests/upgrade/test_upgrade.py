@@ -204,7 +204,7 @@ def test_a_running_job_is_stopped_and_resumed_from_its_checkpoint(
 
     plan = new.ok("start", "--resume", "--job_workspace", job, "--plan", "--json").json()
     assert (plan["job"], plan["resume"]["run"], plan["resume"]["tag"]) == (job, "0001", tag)
-    new.ok("start", "--resume", "--job_workspace", job)
+    new.ok("start", "--resume", "--job_workspace", job, "--")  # the first run was to wait at a step
     status = new.status(job)
     assert (status["run"], status["state"], status["resumed"]["tag"]) == ("0002", "succeeded", tag)
     logs = new.ok("logs", job, "--role", "trainer", "--json").out
