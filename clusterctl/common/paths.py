@@ -121,7 +121,7 @@ def find_jobs(root: Path) -> Iterator[JobPaths]:
 
 
 def job_directories(root: Path) -> Iterator[JobPaths]:
-    """Yield everything below `root` that has the name of a job, newest first, whoever made it."""
+    """Yield every entry below `root` that is named like a job, newest first, regardless of its owner."""
     names = [p.name for p in root.iterdir() if is_job_id(p.name)] if root.is_dir() else []
     for name in sorted(names, key=job_key, reverse=True):
         yield JobPaths(root / name)

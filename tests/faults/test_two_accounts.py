@@ -55,7 +55,7 @@ def accounts() -> Iterator[list[str]]:
     with shared_directory(0o755) as directory:
         mounts = list(mounts_for([Path(sys.prefix), Path(sys.base_prefix)], directory))
         etc = directory / "etc"  # whole: a file mounted on another vanishes when somebody replaces that one
-        subprocess.run(["cp", "-a", "/etc", etc], check=False)  # it fails if a file vanishes, which is none of ours
+        subprocess.run(["cp", "-a", "/etc", etc], check=False)  # files may vanish meanwhile
         for name, row in (("passwd", "{0}:x:{1}:{1}::/nonexistent:/bin/sh\n"), ("group", "{0}:x:{1}:\n")):
             with (etc / name).open("a") as file:
                 file.writelines((row.format("alice", ALICE), row.format("mallory", MALLORY)))

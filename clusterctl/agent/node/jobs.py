@@ -27,7 +27,7 @@ LIST_JOBS = "clusterctl jobs lists the jobs on the nodes"
 def find_job(root: Path, ref: str | None) -> JobPaths:
     """Return the job named by `ref`: an id, its unique prefix or its directory; the newest job for None.
 
-    Raises AgentError if there is none, if it is ambiguous, or if another account owns it or can write to it.
+    Raises AgentError if no job matches, if several do, or if another account owns the job or can write to it.
     """
     if ref is None:
         return _newest_job(root)

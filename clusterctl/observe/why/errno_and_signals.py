@@ -53,6 +53,7 @@ class Errno:
 
 LOOK_AT_PEER = "check the process it was talking to and the network between them: clusterctl check tries all pairs"
 PATHS = "compare the nodes: clusterctl exec -- ls -ld {subject}"
+LIBRARY_PATH = "install it on {node}, or add its directory to LD_LIBRARY_PATH in conf.py"
 SPACE = (
     "clusterctl exec -- df -h shows full disks, df -i those with too many files; clusterctl prune removes old jobs; "
     "ROOT_DIR may be on another disk"
@@ -183,14 +184,21 @@ def unquoted(text: str) -> str:
     return QUOTATION.sub("''", text)
 
 
+def unresolved(host: str | None) -> Diagnosis:
+    """Return the diagnosis of a host name that could not be resolved, if it is known which one."""
+    words = f"the host name {host} could not be resolved" if host else "a host name could not be resolved"
+    return Diagnosis(
+        "name_not_found", words, "{node} cannot resolve the name: fix /etc/hosts or DNS there", subject=host
+    )
+
+
 def of_errno(text: str) -> Diagnosis | None:
     """Return the diagnosis of the system error in a text, by its number, its name or the system's message.
 
     Quoted text does not count, except as the error's subject.
     """
     if RESOLVER.search(text):
-        advice = "{node} cannot resolve the name: fix /etc/hosts or DNS there"
-        return Diagnosis("name_not_found", "a host name could not be resolved", advice)
+        return unresolved(None)
     named = _named_errno(unquoted(text))
     if named is None:
         return None

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from clusterctl.observe.why.errno_and_signals import (
+    LIBRARY_PATH,
     LOOK_AT_PEER,
     MEMORY,
     NUMBERS,
@@ -18,6 +19,7 @@ from clusterctl.observe.why.errno_and_signals import (
     Diagnosis,
     of_errno,
     unquoted,
+    unresolved,
 )
 from clusterctl.observe.why.known_messages import of_java, of_known
 from clusterctl.observe.why.tracebacks import Raised
@@ -58,9 +60,7 @@ def of_chain(chain: Sequence[Raised]) -> Diagnosis:
 def _with_host(diagnosis: Diagnosis, chain: Sequence[Raised]) -> Diagnosis:
     """Name the host that could not be resolved: only the exceptions that follow the system's own do."""
     host = next((match[1] for one in chain if (match := HOST.search(one.message))), None)
-    if host is None:
-        return diagnosis
-    return replace(diagnosis, words=f"the host name {host} could not be resolved", subject=host)
+    return replace(diagnosis, words=unresolved(host).words, subject=host) if host else diagnosis
 
 
 def of_exception(one: Raised) -> Diagnosis:
@@ -133,9 +133,8 @@ def of_import(plain: Diagnosis, message: str) -> Diagnosis:
     """The diagnosis of a missing or incompatible module or library."""
     library, symbol, module = LIBRARY.search(message), LOADER.search(message), QUOTED.search(message)
     if library:
-        advice = "install it on {node}, or add its directory to LD_LIBRARY_PATH in conf.py"
         words = f"the library {library[1]} is missing"
-        return replace(plain, kind="missing_library", words=words, advice=advice, subject=library[1])
+        return replace(plain, kind="missing_library", words=words, advice=LIBRARY_PATH, subject=library[1])
     if symbol:
         advice = "its libraries are incompatible: clusterctl setup creates the same environment on every node"
         words = "a library has the wrong version"

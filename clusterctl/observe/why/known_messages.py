@@ -8,7 +8,17 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 
-from clusterctl.observe.why.errno_and_signals import DISK, LOOK_AT_PEER, MEMORY, SPACE, Diagnosis
+from clusterctl.observe.why.errno_and_signals import (
+    DISK,
+    LIBRARY_PATH,
+    LOOK_AT_PEER,
+    MEMORY,
+    SHELL_CODES,
+    SPACE,
+    Diagnosis,
+    of_name,
+    unresolved,
+)
 
 INSTALL = "install it on {node}, or dispatch it with the workspace"
 THREADS = (
@@ -35,9 +45,7 @@ KNOWN: tuple[tuple[re.Pattern[str], Diagnosis], ...] = tuple(
         ),
         (
             r": (?:line )?\d+: (\S+): (?:command )?not found$",
-            Diagnosis(
-                "missing_program", "the command {} was not found", "install it on {node}, or fix its name or PATH"
-            ),
+            replace(SHELL_CODES[127], words="the command {} was not found"),
         ),
         (
             r"(?<!\S)(\S+): bad interpreter: No such file",
@@ -110,20 +118,18 @@ KNOWN: tuple[tuple[re.Pattern[str], Diagnosis], ...] = tuple(
         ),
     )
 )
-#: By the last word of a class of Java.
-JAVA: dict[str, Diagnosis] = {
-    "NoSuchFileException": Diagnosis("missing_file", "no such file or directory: {}"),
-    "AccessDeniedException": Diagnosis("permission", "permission denied: {}"),
-    "FileAlreadyExistsException": Diagnosis("wrong_file", "file exists: {}"),
-    "NoClassDefFoundError": Diagnosis("import_error", "the class {} is missing", INSTALL),
-    "ClassNotFoundException": Diagnosis("import_error", "the class {} is missing", INSTALL),
-    "UnknownHostException": Diagnosis("name_not_found", "the host name {} could not be resolved"),
+#: Exceptions of Java that stand for a system error about a path.
+JAVA_ERRNOS = {
+    "NoSuchFileException": "ENOENT",
+    "AccessDeniedException": "EACCES",
+    "FileAlreadyExistsException": "EEXIST",
 }
+NO_JAVA_CLASS = ("NoClassDefFoundError", "ClassNotFoundException")
 NO_JAVA_LIBRARY = re.compile(r"no (\S+) in java\.library\.path")
 
 
 def of_known(text: str) -> Diagnosis | None:
-    """Return the diagnosis of a message in this table; None if there is none."""
+    """Return the diagnosis of a message in this table, or None."""
     for pattern, diagnosis in KNOWN:
         match = pattern.search(text)
         if match:
@@ -135,10 +141,13 @@ def of_java(name: str, message: str) -> Diagnosis | None:
     """Return the diagnosis of a Java exception by its class; None if the class is not telling."""
     library = NO_JAVA_LIBRARY.match(message)
     if name == "UnsatisfiedLinkError" and library:
-        advice = "install it on {node}, or add its directory to LD_LIBRARY_PATH in conf.py"
-        return _about(Diagnosis("missing_library", "the library {} is missing", advice), library[1])
-    diagnosis = JAVA.get(name)
-    return _about(diagnosis, message.partition(": ")[0]) if diagnosis and message else None
+        return _about(Diagnosis("missing_library", "the library {} is missing", LIBRARY_PATH), library[1])
+    subject = message.partition(": ")[0]
+    if name in NO_JAVA_CLASS and subject:
+        return _about(Diagnosis("import_error", "the class {} is missing", INSTALL), subject)
+    if name == "UnknownHostException" and subject:
+        return unresolved(subject)
+    return of_name(JAVA_ERRNOS.get(name), subject) if subject else None
 
 
 def _about(diagnosis: Diagnosis, subject: str | None) -> Diagnosis:

@@ -91,7 +91,7 @@ class Raised:
 
 
 def raised(lines: Sequence[str]) -> list[Raised]:
-    """Return the last chain of exceptions that may have ended the process; empty if there is none.
+    """Return the last chain of exceptions that may have ended the process, or an empty list.
 
     That of a thread or a task counts only if there is no other.
     """

@@ -1,4 +1,4 @@
-"""What programs of many kinds printed when they failed, and what a senior engineer would call the cause.
+"""The output of many kinds of programs that failed, each with the cause that a senior engineer would name.
 
 Each file of `failures/` begins with `exit: CODE` and `kind: KIND [or KIND ...]`. There may follow `says: TEXT`, which
 the explanation has to contain, and `never: TEXT`, which neither it nor the advice may contain. After an empty line
