@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 from pathlib import Path
@@ -30,6 +31,7 @@ from clusterctl.common.run_spec import Timing
 
 MARGIN_S = 15.0
 START_S = 20.0  # a start in progress holds the job's lock before there is a supervisor to signal
+UNDO_S = 5.0  # in which a start whose supervisor was ended removes the run's directory
 AGENTS_S = 2.0  # in which a guardian with nothing left to do exits
 PORTS_S = 2.0
 
@@ -40,14 +42,16 @@ def stop(root: Path, request: dict[str, Any], peer: Peer) -> dict[str, Any]:
     if not wait_until(lambda: bool(_supervisors(job)) or is_free(job), START_S):
         _end_holder(job)
     run = pick_run(job)
-    if run is not None and run.dir.is_dir() and request.get("because"):
-        write_json(run.stop_reason, {"message": request["because"]})
+    if run is not None and request.get("because"):
+        with contextlib.suppress(FileNotFoundError):  # its start has just undone it
+            write_json(run.stop_reason, {"message": request["because"]})
     grace_s, was, killed = _stop_supervisors(job, peer)
     leftovers, by_kill, _ = end_all(lambda: of_job(job.dir), grace_s)
     end_all(lambda: agents_of(job.dir, SUPERVISOR, GUARDIAN), AGENTS_S)
     left = [*of_job(job.dir), *agents_of(job.dir, SUPERVISOR, GUARDIAN)]
+    wait_until(lambda: is_free(job), UNDO_S)
     spec = read_summary(run) if run else None
-    if run is not None and run_state(run, read_state(run)) == "lost":
+    if run is not None and run.dir.is_dir() and run_state(run, read_state(run)) == "lost":
         message = reason_to_stop(run) or "stopped by the user after its supervisor was lost"
         mark_ended(run, "stopped", message)
     busy = _busy_ports(job)

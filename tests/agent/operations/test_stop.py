@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from clusterctl.agent.node.job_processes import ENTRY
 from clusterctl.agent.node.jobs import is_free
 from clusterctl.agent.operations import stop
 from clusterctl.agent.peer import Peer
@@ -48,6 +49,43 @@ def test_a_start_that_holds_the_job_for_too_long_is_killed(tmp_path: Path, monke
             holder.kill()
     assert (done["was"], done["survivors"]) == ("dispatched", 0)
     assert is_free(job)
+
+
+START = """
+import pathlib, shutil, subprocess, sys, time
+from clusterctl.agent.operations.start import JobLock
+from clusterctl.common.paths import JobPaths
+job = JobPaths(pathlib.Path(sys.argv[1]))
+with JobLock(job):
+    words = [sys.argv[2], "supervisor", job.dir]
+    supervisor = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)", *words])
+    print("up", flush=True)
+    supervisor.wait()
+    time.sleep(0.5)
+    shutil.rmtree(job.run("0001").dir)
+"""
+
+
+def test_a_start_whose_supervisor_is_ended_undoes_its_run_first(tmp_path: Path) -> None:
+    """Ctrl-C can come while the supervisor is not up yet: `start` then removes what `stop` would write to."""
+    job = JobPaths(tmp_path / "JOB20261121-081530")
+    run = job.run("0001")
+    run.dir.mkdir(parents=True)
+    run.spec.write_text("{}")
+    write_json(job.record, {"job": job.dir.name})
+    write_json(run.state, {"processes": [], "supervisor": (2**22 + 1, 1, "boot"), "ended": None, "phase": None})
+    command = [sys.executable, "-c", START, str(job.dir), os.fsdecode(ENTRY)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as starting:
+        assert starting.stdout is not None
+        try:
+            assert starting.stdout.readline() == b"up\n"
+            with Path(os.devnull).open("wb") as nobody:
+                done = stop.stop(tmp_path, {"ref": job.dir.name}, Peer(BytesIO(), nobody.fileno()))
+            assert not run.dir.exists()
+            assert starting.wait(timeout=10) == 0
+        finally:
+            starting.kill()
+    assert (done["run"], done["survivors"]) == ("0001", 0)
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"node": 0, "grace_s": "long"}'])
