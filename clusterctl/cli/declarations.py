@@ -36,10 +36,8 @@ def _global(
     """Declare the global options for help and completion; `split` removes them before typer parses the rest."""
 
 
-JobArgument = Annotated[
-    str | None,
-    typer.Argument(metavar="JOB", help="Job id or unique prefix, or job directory. Default: the newest job."),
-]
+JOB_HELP = "Job id or unique prefix, or job directory. Default: the job that runs, else the one that ran last."
+JobArgument = Annotated[str | None, typer.Argument(metavar="JOB", help=JOB_HELP)]
 RoleOption = Annotated[str | None, typer.Option("--role", metavar="TEXT", help="pserver, trainer or scheduler.")]
 EngineOption = Annotated[
     str | None, typer.Option("--engine", metavar="NAME", help="Override ENGINE in conf.py: torch, paddle, mpi, ...")
@@ -134,7 +132,10 @@ def start(
     ] = None,
     engine: EngineOption = None,
     resume: Annotated[
-        bool, typer.Option("--resume", help="Resume the job (default: newest) from its newest complete checkpoint.")
+        bool,
+        typer.Option(
+            "--resume", help="Resume the job (default: the last that ran) from its newest complete checkpoint."
+        ),
     ] = False,
     rejoin: Annotated[bool, typer.Option("--rejoin", help="Let nodes that a run is waiting for rejoin it.")] = False,
     detach: Annotated[bool, typer.Option("--detach", "-d", help="Return once all processes are running.")] = False,

@@ -21,7 +21,7 @@ def check_job(job_workspace: str | None, package: Path | None, resume: bool) -> 
     if resume and package is not None:
         raise UsageError(
             "--resume continues a job that is on the nodes; --job_dispatch_package creates a new one",
-            hint="name the job with --job_workspace DIR, or leave it out for the newest",
+            hint="name the job with --job_workspace DIR, or leave it out for the one that ran last",
         )
     if not resume and (job_workspace is None) == (package is None):
         raise UsageError(
@@ -35,7 +35,7 @@ def would_resume(cluster: Cluster, launch: LaunchPlan, ref: str | None) -> tuple
     from clusterctl.launch import choose
     from clusterctl.observe.status import find
 
-    job, _ = find(cluster, ref)
+    job, _ = find(cluster, ref, to_resume=True)
     return job, choose(cluster, job, launch.nodes, launch)
 
 

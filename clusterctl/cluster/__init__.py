@@ -7,6 +7,7 @@ reading at `cluster.py`.
 from clusterctl.cluster.agent_call import AGENT_ENDED, ANSWER_S, AgentCall
 from clusterctl.cluster.answers import NONSENSE, senseless
 from clusterctl.cluster.cluster import FIRST_LINE, Cluster, who_asks
+from clusterctl.cluster.job_choice import JobChoice, SeveralRunningError, choose_job
 from clusterctl.cluster.outcomes import NodeOutcome, combined, failures, fold_errors, raise_failures
 
 __all__ = [
@@ -16,7 +17,10 @@ __all__ = [
     "NONSENSE",
     "AgentCall",
     "Cluster",
+    "JobChoice",
     "NodeOutcome",
+    "SeveralRunningError",
+    "choose_job",
     "combined",
     "failures",
     "fold_errors",

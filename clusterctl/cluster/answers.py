@@ -11,6 +11,7 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any, TypedDict
 
+from clusterctl.cluster.job_choice import JobChoice
 from clusterctl.common.paths import is_job_id
 from clusterctl.common.safe_json import is_whole
 from clusterctl.errors import NodeError
@@ -68,13 +69,12 @@ class Resumed(TypedDict):
     step: int
 
 
-class StatusAnswer(Membership, total=False):
-    """One node's view of the newest run of a job.
+class StatusAnswer(Membership, JobChoice, total=False):
+    """One node's view of the newest run of a job, and the jobs it chose from if none was named.
 
     `processes` also hold the fields that the processes report themselves: see OWN_WORDS.
     """
 
-    job: str
     dir: str
     state: str
     mode: str | None
@@ -161,6 +161,10 @@ def moment(value: Any) -> bool:
     return number(value) and math.isfinite(value) and 0 <= value < END_OF_TIME
 
 
+def truth(value: Any) -> bool:
+    return isinstance(value, bool)
+
+
 def count(value: Any) -> bool:
     return is_whole(value) and value >= 0
 
@@ -233,6 +237,7 @@ CAUSE = all_of(
 )
 _END: Mapping[str, Shape] = {"state": one_of(*STATES), "cause": maybe(CAUSE)}
 ENDED = record(**_END)
+ENDED_BEFORE = record(state=one_of(*STATES), t=moment)
 PROCESS = record(
     role=one_of(*ROLES),
     rank=count,
@@ -262,6 +267,7 @@ ANSWERS: Mapping[str, Mapping[str, Shape]] = {
         "now": maybe(moment),
         "resumed": maybe(RESUMED),
         "waits_for": maybe(list_of(text)),
+        "ran": maybe(list_of(record(job=job_id, t=moment, live=truth))),
         "ended": maybe(record(t=moment, **_END)),
         "processes": list_of(PROCESS),
         **MEMBERSHIP,
@@ -295,6 +301,7 @@ ANSWERS: Mapping[str, Mapping[str, Shape]] = {
         "was": text,
         "killed": count,
         "survivors": count,
+        "ended": maybe(ENDED_BEFORE),
         "leftovers": count,
         "left": list_of(record(pid=count, command=text)),
         "ports_busy": list_of(count),

@@ -37,6 +37,7 @@ _OF_CHECKPOINTS = ("checkpoint", "trainers", "lanes", "steps")
 _MOMENT = ("pass", "step")
 _OF_A_PIECE = ("pserver", "file", "bytes", "sha256", "tables", "node")
 _TAG = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,99}")
+_PASS = re.compile(r"pass-\d{5,}")
 _MOST = 1 << 63
 
 
@@ -131,6 +132,11 @@ def read_manifest(directory: Path) -> dict[str, Any] | None:
 
 def is_piece_name(name: object) -> bool:
     return isinstance(name, str) and _PIECE.fullmatch(name) is not None
+
+
+def is_pass_tag(tag: str) -> bool:
+    """Return True if it is the tag of the model that is saved at the end of a pass."""
+    return _PASS.fullmatch(tag) is not None
 
 
 def is_tag(name: object) -> bool:

@@ -135,10 +135,13 @@ class Timing(Group):
 class Saving(Group):
     """The source of initial values, the schedule of checkpoints, and their retention."""
 
+    OMITTED = ("keep_models",)
+
     load: str | None = None
     checkpoints: bool = False
     save_every: SaveEvery | None = None
     keep: int = 3
+    keep_models: int | None = None
     keep_best: KeepBest | None = None
     resume: ResumePoint | None = None
 

@@ -14,6 +14,7 @@ from clusterctl.config.parsers import (
     Parser,
     choice,
     command,
+    count_or_all,
     environment,
     flag,
     globs,
@@ -119,6 +120,7 @@ TABLE: Final[tuple[Setting, ...]] = (
     # checkpoints
     Setting("SAVE_EVERY", Every.parse, "1 pass", '"1 pass", "500 steps" or "600 s"; a bare number means steps'),
     Setting("KEEP", whole(1), 3, "how many checkpoints to keep"),
+    Setting("KEEP_MODELS", count_or_all, 10, 'how many models of passes to keep in output/, or "all"'),
     Setting("KEEP_BEST", optional(Best.parse), None, 'also keep the best one by a metric, such as "auc:max"'),
     # failures
     Setting("HEARTBEAT_S", seconds(0.05), 1, "the interval between heartbeats of a node"),

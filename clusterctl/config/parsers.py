@@ -64,6 +64,11 @@ def _numeric(value: object) -> bool:
     return isinstance(value, str) and value.strip().isdecimal()
 
 
+def count_or_all(value: object) -> int | None:
+    """Parse a number of things to keep, 1 or more; None for `"all"`."""
+    return None if value == "all" else whole(1)(value)
+
+
 def seconds(minimum: float) -> Parser[float]:
     """Parse a finite number of seconds, `minimum` or more."""
 

@@ -52,6 +52,7 @@ class Settings:
     on_trainer_loss: str
     save_every: Every
     keep: int
+    keep_models: int | None
     keep_best: Best | None
     stall_s: float
     on_stall: str

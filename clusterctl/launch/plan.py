@@ -162,6 +162,7 @@ class LaunchPlan:
             checkpoints=True,
             save_every=SaveEvery(unit=EVERY[every.unit], n=every.count),
             keep=self.settings.keep,
+            keep_models=self.settings.keep_models,
             keep_best=KeepBest(name=best.metric, direction=best.direction) if best else None,
             resume=resume,
         )

@@ -23,7 +23,16 @@ from clusterctl.check.findings import (
     on,
     quick,
 )
-from clusterctl.cluster import AgentCall, Cluster, NodeOutcome, combined, failures, raise_failures
+from clusterctl.cluster import (
+    AgentCall,
+    Cluster,
+    JobChoice,
+    NodeOutcome,
+    choose_job,
+    combined,
+    failures,
+    raise_failures,
+)
 from clusterctl.cluster.keepalive import Waiting
 from clusterctl.common.run_spec import LeadAddress, LeftOut, RunSpec
 from clusterctl.errors import ClusterctlError, NodeError, RefusedError
@@ -37,13 +46,12 @@ REACH_S = 120.0
 REASON_CHARS = 500
 
 
-class ReadyNode(NodeFacts, total=False):
+class ReadyNode(NodeFacts, JobChoice, total=False):
     """The answer of a node that is ready to start. `environment`: the one that `setup` made for the job, if any.
 
     `machine` is equal for nodes that share their cores.
     """
 
-    job: str
     dir: str
     newest_run: str
     environment: str | None
@@ -93,22 +101,14 @@ def start(
     failed: Mapping[int, ClusterctlError] | None = None,
     on_resume: Callable[[Resume], None] | None = None,
 ) -> Run:
-    """Start job `ref` (None: the newest). On failure raise every node's reason; nothing runs anywhere then.
+    """Start job `ref` (None: the one that ran last). On failure raise every node's reason; nothing runs anywhere then.
 
     With `allow_partial`, nodes that cannot be reached or fail are left out, and so are nodes that `failed` earlier,
     which are not asked; nodes that refuse for safety are not left out. With `on_resume`, the run resumes from the
     newest complete and undamaged checkpoint; it is called with that checkpoint before any piece is copied. `on_go` is
     called before the first node is ordered to start: an interrupt from then on has to stop the run.
     """
-    request = {
-        "op": "start",
-        "ref": ref,
-        "nodes": len(cluster.inventory.nodes),
-        "python": cluster.settings.python,
-        "runtime": launch.needs_runtime,
-        "nic": cluster.settings.nic,
-        "port": cluster.settings.port,
-    }
+    request = _request(cluster, launch, ref)
     calls: dict[int, AgentCall] = {}
     skews: dict[int, Skew] = {}
 
@@ -122,9 +122,17 @@ def start(
         waiting.add(node.id, call)
         return facts
 
+    def look_again(node: Node, job: str) -> ReadyNode:
+        waiting.leave(node.id)
+        calls[node.id].close()
+        request["ref"] = job
+        return look(node)
+
     try:
         with Waiting() as waiting:
             outcomes = _look_at_all(cluster, look, failed or {})
+            if ref is None:
+                outcomes = _agree(cluster, outcomes, look_again)
             launch, left_out = _select_nodes(launch, outcomes, failed or {}, allow_partial)
             looks = {outcome.node.id: outcome.get() for outcome in outcomes if outcome.ok}
             run = _make_run(launch, looks, skews, left_out)
@@ -143,6 +151,18 @@ def start(
             call.close()
 
 
+def _request(cluster: Cluster, launch: LaunchPlan, ref: str | None) -> dict[str, Any]:
+    return {
+        "op": "start",
+        "ref": ref,
+        "nodes": len(cluster.inventory.nodes),
+        "python": cluster.settings.python,
+        "runtime": launch.needs_runtime,
+        "nic": cluster.settings.nic,
+        "port": cluster.settings.port,
+    }
+
+
 def _look_at_all(
     cluster: Cluster, look: Callable[[Node], ReadyNode], failed: Mapping[int, ClusterctlError]
 ) -> list[NodeOutcome[ReadyNode]]:
@@ -155,6 +175,19 @@ def _look_at_all(
     if any(outcome.error and outcome.error.details.get("locked") for outcome in outcomes):
         return outcomes
     return outcomes + cluster.map(look, nodes[1:])
+
+
+def _agree(
+    cluster: Cluster, outcomes: list[NodeOutcome[ReadyNode]], look_again: Callable[[Node, str], ReadyNode]
+) -> list[NodeOutcome[ReadyNode]]:
+    """Return the outcomes for the job that ran last on any node."""
+    answers = [outcome.get() for outcome in outcomes if outcome.ok]
+    if not answers:
+        return outcomes
+    job = choose_job(answers, to_resume=True)
+    behind = [outcome.node for outcome in outcomes if outcome.ok and outcome.get()["job"] != job]
+    again = {outcome.node.id: outcome for outcome in cluster.map(lambda node: look_again(node, job), behind)}
+    return [again.get(outcome.node.id, outcome) for outcome in outcomes]
 
 
 def _select_nodes(
@@ -236,7 +269,7 @@ def _same_job(looks: Mapping[int, ReadyNode]) -> str:
     if len(jobs) > 1:
         by_node = ", ".join(f"node{node}: {facts['job']}" for node, facts in looks.items())
         raise RefusedError(
-            f"the newest job differs between nodes ({by_node})",
+            f"the job differs between nodes ({by_node})",
             hint="name one that all nodes have with --job_workspace JOB..., or dispatch again",
         )
     return str(jobs.pop())

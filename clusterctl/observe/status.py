@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from clusterctl.cluster import ANSWER_S, Cluster, NodeOutcome, combined, failures, raise_failures
+from clusterctl.cluster import ANSWER_S, Cluster, NodeOutcome, choose_job, combined, failures, raise_failures
 from clusterctl.cluster.answers import STATES, JobAnswer, StatusAnswer, own_word
 from clusterctl.common.paths import job_key
 from clusterctl.errors import ClusterctlError, UsageError
@@ -41,8 +41,8 @@ class JobStatus:
 
 
 def status(cluster: Cluster, ref: str | None, *, answer_s: float = ANSWER_S) -> JobStatus:
-    """Return the newest run of job `ref` (None: the newest job of all nodes). Raises if no node has the job."""
-    outcomes: list[NodeOutcome[StatusAnswer]] = newest_everywhere(cluster, {"op": "status"}, ref, answer_s)
+    """Return the newest run of job `ref`; for None, of the job that is meant. Raises if no node has the job."""
+    outcomes = _same_job_everywhere(cluster, ref, answer_s)
     answers = {outcome.node.id: outcome.get() for outcome in outcomes if outcome.ok}
     members = members_of(cluster.inventory, list(answers.values()))
     lead = answers.get(members.lead)
@@ -57,28 +57,34 @@ def status(cluster: Cluster, ref: str | None, *, answer_s: float = ANSWER_S) -> 
     )
 
 
-def newest_everywhere(
-    cluster: Cluster, request: Mapping[str, Any], ref: str | None, answer_s: float = ANSWER_S
-) -> list[NodeOutcome[Any]]:
-    """Return every node's answer about the same job: if the newest job differs, the other nodes are asked again."""
-    outcomes = cluster.ask({**request, "ref": ref}, answer_s=answer_s)
+def _same_job_everywhere(
+    cluster: Cluster, ref: str | None, answer_s: float = ANSWER_S, *, to_resume: bool = False
+) -> list[NodeOutcome[StatusAnswer]]:
+    """Return every node's answer about the same job; nodes that have another one in mind are asked again."""
+    outcomes: list[NodeOutcome[StatusAnswer]] = cluster.ask({"op": "status", "ref": ref}, answer_s=answer_s)
     answered = [outcome for outcome in outcomes if outcome.ok]
     if not answered:
-        raise_failures(outcomes, str(request["op"]))
+        raise_failures(outcomes, "status")
     jobs = {outcome.get()["job"] for outcome in answered}
-    if len(jobs) == 1:
-        return outcomes
-    if ref is not None:
+    if ref is not None and len(jobs) > 1:
         raise UsageError(f"{ref} is ambiguous: {', '.join(sorted(jobs))}", hint="give more of the job id")
-    newest = max(jobs, key=job_key)
-    behind = [outcome.node for outcome in answered if outcome.get()["job"] != newest]
-    again = {outcome.node.id: outcome for outcome in cluster.ask({**request, "ref": newest}, behind, answer_s=answer_s)}
+    meant = jobs.pop()
+    if ref is None:
+        meant = choose_job([outcome.get() for outcome in answered], to_resume=to_resume)
+    behind = [outcome.node for outcome in answered if outcome.get()["job"] != meant]
+    if not behind:
+        return outcomes
+    asked_again = cluster.ask({"op": "status", "ref": meant}, behind, answer_s=answer_s)
+    again = {outcome.node.id: outcome for outcome in asked_again}
     return [again.get(outcome.node.id, outcome) for outcome in outcomes]
 
 
-def find(cluster: Cluster, ref: str | None) -> tuple[str, Members]:
-    """Return the id of job `ref`, the same for all nodes, and its members. Raises if no node has the job."""
-    outcomes: list[NodeOutcome[StatusAnswer]] = newest_everywhere(cluster, {"op": "status"}, ref)
+def find(cluster: Cluster, ref: str | None, *, to_resume: bool = False) -> tuple[str, Members]:
+    """Return the id of job `ref`, the same for all nodes, and its members. Raises if no node has the job.
+
+    For None it is the job that is meant; with `to_resume` the one that ran last, even if another is live.
+    """
+    outcomes = _same_job_everywhere(cluster, ref, to_resume=to_resume)
     answers = [outcome.get() for outcome in outcomes if outcome.ok]
     return answers[0]["job"], members_of(cluster.inventory, answers)
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from agent.specs import make_spec
 from clusterctl.agent.event_loop import EventLoop
+from clusterctl.agent.lead.actions import WriteManifest
 from clusterctl.agent.lead.client import LeadClient
 from clusterctl.agent.lead.connection import Connection, tls_context
 from clusterctl.agent.lead.server import LeadServer
@@ -121,8 +122,7 @@ class Lead:
             self.listener,
             self.orders.append,
             self.notes.append,
-            lambda whole: self.manifests.append(whole.tag),
-            lambda action: None,
+            lambda action: self.manifests.extend([action.tag] if isinstance(action, WriteManifest) else []),
         )
 
     def noted(self, event: str) -> list[dict[str, Any]]:

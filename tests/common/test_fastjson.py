@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from clusterctl.agent.node import jobs
+from clusterctl.agent.node.job_choice import choose_job
 from clusterctl.common import fastjson
 from clusterctl.common.paths import PACKAGE_ROOT, is_job_id
 from clusterctl.common.tree import content_of
@@ -36,8 +37,9 @@ def test_a_light_path_lists_jobs_as_a_path_does(tmp_path: Path) -> None:
     light, listed = fastjson.LightPath(tmp_path), jobs.list_jobs(tmp_path)
     assert [job["job"] for job in listed] == ["JOB20261121-081530-2", "JOB20261121-081530"]
     assert jobs.list_jobs(light) == listed  # type: ignore[arg-type]
-    for ref in (None, "JOB20261121-081530", str(tmp_path / "JOB20261121-081530")):
+    for ref in ("JOB20261121-081530", str(tmp_path / "JOB20261121-081530")):
         assert jobs.describe(jobs.find_job(light, ref)) == jobs.describe(jobs.find_job(tmp_path, ref))  # type: ignore[arg-type]
+    assert str(choose_job(light, None)[0].dir) == str(choose_job(tmp_path, None)[0].dir)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

@@ -118,17 +118,6 @@ def test_stop_kills_a_program_that_ignores_term(site: Site) -> None:
     site.assert_nothing_left(job)
 
 
-def test_a_stop_without_a_job_mentions_another_job_that_is_still_running(site: Site) -> None:
-    site.conf(ENGINE="none")
-    running = site.start(SLEEP)
-    newer = site.dispatch(SLEEP)
-    stopped = site.ok("stop").out
-    assert f"stopping {newer}" in stopped
-    assert f"{running} is still running     to stop it too: clusterctl stop {running}" in stopped
-    assert "is still running" not in site.ok("stop", running).out
-    site.assert_nothing_left(running)
-
-
 GRANDCHILD = """
 import os, signal, subprocess, sys, time
 subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)

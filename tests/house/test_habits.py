@@ -36,6 +36,7 @@ MAY_READ_ENVIRONMENT = {
 }
 MAY_NAME_JOBS = {
     "common.paths": "find_jobs finds those that are this account's own",
+    "agent.node.job_choice": "it checks the owner of the newest; the others are those of find_jobs",
     "agent.node.jobs": "find_job checks the owner of the one that it finds",
     "agent.node.job_processes": "processes of a directory that may be gone",
     "agent.node.facts": "the same; it checks the owner",

@@ -158,7 +158,7 @@ def test_lines_that_grow_when_encoded_still_arrive(tmp_path: Path) -> None:
             sizes.append(len(json.dumps(message)))
             count += len(message.get("lines", ()))
 
-    logs.logs(tmp_path, {"ref": None}, Peer())  # type: ignore[arg-type]  # it only sends
+    logs.logs(tmp_path, {"ref": job.dir.name}, Peer())  # type: ignore[arg-type]  # it only sends
     assert count == 600
     assert max(sizes) < MAX_LINE // 2
 

@@ -57,13 +57,20 @@ class DropManifests(NamedTuple):
     newest: str
 
 
+class DropModelManifests(NamedTuple):
+    """Delete the manifests of these models. Nodes then remove the pieces."""
+
+    tags: Sequence[str]
+
+
 class Finish(NamedTuple):
     """The run has ended."""
 
     state: str
 
 
-Action = Union[SendOrder, RecordEvent, WriteManifest, DropManifests, Finish]
+ManifestAction = Union[WriteManifest, DropManifests, DropModelManifests]
+Action = Union[SendOrder, RecordEvent, ManifestAction, Finish]
 
 
 def warning(node: int, message: str) -> RecordEvent:

@@ -3,21 +3,31 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import NamedTuple
 
-from clusterctl.agent.lead.actions import Action, DropManifests, RecordEvent, SendOrder, WriteManifest
-from clusterctl.agent.lead.messages import Keep, Kept, Logged, Recovery, Saved
+from clusterctl.agent.lead.actions import (
+    Action,
+    DropManifests,
+    DropModelManifests,
+    RecordEvent,
+    SendOrder,
+    WriteManifest,
+)
+from clusterctl.agent.lead.messages import DropModels, Keep, Kept, Logged, Recovery, Saved
 from clusterctl.common import events
+from clusterctl.common.manifest import is_pass_tag
 
 MOST_LOGS = 1_000  # of a trainer: a cut is complete long before it logs this often
 
 
 class CheckpointTracker:
-    """A model or checkpoint is complete when every pserver has written its piece; `retention` decides which stay."""
+    """A model or checkpoint is complete when every pserver has written its piece; the retentions decide which stay."""
 
-    def __init__(self, retention: CheckpointRetention) -> None:
+    def __init__(self, retention: CheckpointRetention, models: ModelRetention) -> None:
         self._retention = retention
+        self._models = models
         self._receipts: dict[tuple[bool, str], dict[int, Saved]] = {}
 
     def take(self, message: Saved, pservers: int) -> list[Action]:
@@ -31,10 +41,15 @@ class CheckpointTracker:
         del self._receipts[checkpoint, tag]
         if checkpoint:
             return [WriteManifest(tag, whole, checkpoint)]
-        return [
-            WriteManifest(tag, whole),
-            RecordEvent({"event": "saved", "tag": tag, "step": message.get("step"), "complete": True}),
-        ]
+        step = message.get("step")
+        self._models.add(tag, step or 0)
+        saved = RecordEvent({"event": "saved", "tag": tag, "step": step, "complete": True})
+        return [WriteManifest(tag, whole), saved, *self._drop_models()]
+
+    def _drop_models(self) -> list[Action]:
+        tags = self._models.drop(self._retention.best)
+        order: DropModels = {"do": "drop_models", "tags": tags}
+        return [DropModelManifests(tags), SendOrder(order)] if tags else []
 
     def keep(self, message: Kept) -> list[Action]:
         """Handle a complete checkpoint, whose manifest is in place: older ones may go."""
@@ -48,7 +63,7 @@ class CheckpointTracker:
             "checkpoint": True,
         }
         order: Keep = {"do": "keep", "tags": stay, "newest": stay[-1], "alone": self._retention.full}
-        return [RecordEvent(event), DropManifests(stay, stay[-1]), SendOrder(order)]
+        return [RecordEvent(event), DropManifests(stay, stay[-1]), SendOrder(order), *self._drop_models()]
 
     def log(self, message: Logged) -> None:
         """Record a value of the KEEP_BEST metric that a trainer logged."""
@@ -123,6 +138,12 @@ class CheckpointRetention:
         """The checkpoint from which a run continues if it rolls back."""
         return self._known[-1] if self._known else None
 
+    @property
+    def best(self) -> Known | None:
+        """The best checkpoint by the metric of KEEP_BEST."""
+        tag = self._find_best()
+        return next((known for known in self._known if known.tag == tag), None)
+
     def discard(self, tag: str) -> None:
         """Discard a damaged checkpoint."""
         self._known = [known for known in self._known if known.tag != tag]
@@ -162,3 +183,31 @@ class CheckpointRetention:
             return None
         sign = 1 if self._best.direction == "max" else -1
         return max(scored, key=lambda pair: (sign * (pair[0] or 0.0), pair[1].step))[1].tag
+
+
+class ModelRetention:
+    """KEEP_MODELS: the newest models of passes stay, and the one of the best checkpoint. None keeps all.
+
+    `models` are complete already, by tag with their steps: a resumed run has those of the run before. What the program
+    saved under a tag of its own is never dropped.
+    """
+
+    def __init__(self, keep: int | None, models: Mapping[str, int] = MappingProxyType({})) -> None:
+        self._keep = keep
+        self._steps = {tag: step for tag, step in models.items() if is_pass_tag(tag)}
+
+    def add(self, tag: str, step: int) -> None:
+        """Add a complete model."""
+        if is_pass_tag(tag):
+            self._steps[tag] = step
+
+    def drop(self, best: Known | None) -> list[str]:
+        """Return the tags of the models to remove, oldest first, and forget them."""
+        tags = sorted(self._steps, key=lambda tag: (len(tag), tag))
+        if self._keep is None:
+            return []
+        own = [tag for tag in tags if best is not None and self._steps[tag] <= best.step][-1:]
+        gone = [tag for tag in tags[: -self._keep] if tag not in own]
+        for tag in gone:
+            del self._steps[tag]
+        return gone

@@ -295,6 +295,13 @@ class Keep(TypedDict):
     alone: bool
 
 
+class DropModels(TypedDict):
+    """Remove the models `tags`."""
+
+    do: Literal["drop_models"]
+    tags: Sequence[str]
+
+
 class Stacks(TypedDict):
     do: Literal["stacks"]
     message: str
@@ -311,7 +318,7 @@ class End(TypedDict):
     cause: Cause | None
 
 
-Order = Union[Spawn, Again, Respawn, Shrink, Left, FinishPservers, Keep, Stacks, Stop, End]
+Order = Union[Spawn, Again, Respawn, Shrink, Left, FinishPservers, Keep, DropModels, Stacks, Stop, End]
 ORDERS: Mapping[str, Callable[..., Order]] = {
     "spawn": Spawn,
     "again": Again,
@@ -320,6 +327,7 @@ ORDERS: Mapping[str, Callable[..., Order]] = {
     "left": Left,
     "finish": FinishPservers,
     "keep": Keep,
+    "drop_models": DropModels,
     "stacks": Stacks,
     "stop": Stop,
     "end": End,

@@ -8,12 +8,13 @@ import socket
 import ssl
 from collections import deque
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Callable
 
 from clusterctl.agent.event_loop import EventLoop
-from clusterctl.agent.lead.actions import Action, DropManifests, Finish, Policy, RecordEvent, SendOrder, WriteManifest
+from clusterctl.agent.lead.actions import Action, Finish, ManifestAction, Policy, RecordEvent, SendOrder
 from clusterctl.agent.lead.channel import Channel
-from clusterctl.agent.lead.checkpoints import Best, CheckpointRetention, Known
+from clusterctl.agent.lead.checkpoints import Best, CheckpointRetention, Known, ModelRetention
 from clusterctl.agent.lead.connection import DIAL_S, RETRY_S, Connection, tls_context
 from clusterctl.agent.lead.message_schema import check
 from clusterctl.agent.lead.messages import Frame, Order, Report
@@ -59,14 +60,13 @@ class LeadServer:
         listener: socket.socket,
         on_order: Callable[[Order], None],
         record: Callable[[Event], None],
-        write_manifest: Callable[[WriteManifest], None],
-        drop_manifests: Callable[[DropManifests], None],
+        change_manifests: Callable[[ManifestAction], None],
+        models: Mapping[str, int] = MappingProxyType({}),
     ) -> None:
         self._loop = loop
         self._on_order = on_order
         self._record = record
-        self._write_manifest = write_manifest
-        self._drop_manifests = drop_manifests
+        self._change_manifests = change_manifests
         self._listener = listener
         self._context = tls_context(run, server=True)
         self._node = spec.node
@@ -86,6 +86,7 @@ class LeadServer:
             heartbeat_s=spec.timing.heartbeat_s,
             pservers_leave=ENGINES[spec.training.engine].leaves,
             retention=retention_of(spec),
+            models=ModelRetention(spec.saving.keep_models, models),
             policy=policy_of(spec),
         )
         loop.watch(listener, self._accept)
@@ -119,12 +120,8 @@ class LeadServer:
                 self._send_to(action)
             elif isinstance(action, RecordEvent):
                 self._record(action.event)
-            elif isinstance(action, WriteManifest):
-                self._write_manifest(action)
-            elif isinstance(action, DropManifests):
-                self._drop_manifests(action)
-            else:
-                assert isinstance(action, Finish)
+            elif not isinstance(action, Finish):
+                self._change_manifests(action)
 
     def _send_to(self, action: SendOrder) -> None:
         targets = [action.node] if action.node is not None else [self._node, *self._channels]

@@ -15,7 +15,7 @@ from collections.abc import Collection, Iterable
 
 from clusterctl.agent.lead import messages
 from clusterctl.agent.lead.actions import Action, Finish, Policy, RecordEvent, SendOrder, warning
-from clusterctl.agent.lead.checkpoints import CheckpointRetention, CheckpointTracker
+from clusterctl.agent.lead.checkpoints import CheckpointRetention, CheckpointTracker, ModelRetention
 from clusterctl.agent.lead.deadlock import DeadlockDetector
 from clusterctl.agent.lead.failure_detector import FailureDetector, suspect_s
 from clusterctl.agent.lead.process_table import ProcessTable, name_of
@@ -43,6 +43,7 @@ class Lead:
         heartbeat_s: float = 1.0,
         pservers_leave: bool = False,
         retention: CheckpointRetention | None = None,
+        models: ModelRetention | None = None,
         policy: Policy | None = None,
     ) -> None:
         self.phase = "gathering"
@@ -55,7 +56,7 @@ class Lead:
         self._restart_policy = RestartPolicy(self._policy.restarts)
         self._port_trials = 1
         self._deadlocks = DeadlockDetector()
-        self._tracker = CheckpointTracker(retention or CheckpointRetention(3))
+        self._tracker = CheckpointTracker(retention or CheckpointRetention(3), models or ModelRetention(None))
         self._recover: messages.Recovery = {"tag": None, "step": 0}
         self._cause: Cause | None = None
         self._outcome = "succeeded"

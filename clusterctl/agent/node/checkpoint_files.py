@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from clusterctl.common.files import sync_directory
-from clusterctl.common.manifest import NAME, write_manifest
+from clusterctl.common.manifest import NAME, is_pass_tag, read_manifest, write_manifest
 from clusterctl.common.paths import JobPaths, RunPaths
 
 PIECES = "pserver-*.safetensors"
@@ -94,6 +94,38 @@ def remove_older(run: RunPaths, stay: Collection[str], newest: str, *, alone: bo
     for directory in gone:
         (directory / NAME).unlink(missing_ok=True)
         shutil.rmtree(directory)
+
+
+def complete_models(job: JobPaths) -> dict[str, int]:
+    """Return the step of each complete model of a pass in output/, by tag."""
+    found = {}
+    for directory in job.output.iterdir() if job.output.is_dir() else ():
+        if is_pass_tag(directory.name):
+            with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+                found[directory.name] = int((read_manifest(directory) or {})["step"])
+    return found
+
+
+def drop_model_manifests(job: JobPaths, tags: Collection[str]) -> None:
+    """Remove the manifests of models, so that they no longer count as complete."""
+    for directory in _model_directories(job, tags):
+        (directory / NAME).unlink(missing_ok=True)
+
+
+def remove_models(job: JobPaths, tags: Collection[str]) -> None:
+    """Remove models of passes, but no other file that the program has put into their directories."""
+    drop_model_manifests(job, tags)
+    for directory in _model_directories(job, tags):
+        for piece in directory.glob(PIECES):
+            piece.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            directory.rmdir()
+
+
+def _model_directories(job: JobPaths, tags: Collection[str]) -> Iterator[Path]:
+    for directory in (job.output / tag for tag in tags if is_pass_tag(tag)):
+        if directory.is_dir() and not directory.is_symlink():
+            yield directory
 
 
 def _older(run: RunPaths, stay: Collection[str], newest: str) -> Iterator[Path]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 
 from clusterctl.common.errors import AgentError
@@ -21,16 +20,15 @@ if TYPE_CHECKING:
     Spec = TypeVar("Spec", RunSpec, RunSummary)
 
 STARTING, RUNNING, LOST, DISPATCHED = "starting", "running", "lost", "dispatched"
+LIVE = (STARTING, RUNNING)
 LIST_JOBS = "clusterctl jobs lists the jobs on the nodes"
 
 
-def find_job(root: Path, ref: str | None) -> JobPaths:
-    """Return the job named by `ref`: an id, its unique prefix or its directory; the newest job for None.
+def find_job(root: Path, ref: str) -> JobPaths:
+    """Return the job named by `ref`: an id, its unique prefix or its directory.
 
     Raises AgentError if no job matches, if several do, or if another account owns the job or can write to it.
     """
-    if ref is None:
-        return _newest_job(root)
     if "/" in ref or ref.startswith("~"):
         job = JobPaths(expand(ref))
         if not job.record.is_file():
@@ -49,15 +47,6 @@ def find_job(root: Path, ref: str | None) -> JobPaths:
     if named is not None and named.record.is_file():
         check_own(named)
     raise AgentError(f"there is no job {ref}", kind="no_job", hint=LIST_JOBS)
-
-
-def _newest_job(root: Path) -> JobPaths:
-    """Return the newest job. What other accounts have put into a shared ROOT_DIR does not count."""
-    for job in job_directories(root):
-        if job.record.is_file() and job.dir.lstat().st_uid == os.getuid():
-            check_own(job)
-            return job
-    raise AgentError("there is no job", kind="no_job", hint="send one with clusterctl dispatch")
 
 
 def check_own(job: JobPaths) -> None:

@@ -20,6 +20,7 @@ from typing import Any
 from clusterctl.agent.node.addresses import find_address
 from clusterctl.agent.node.checkpoint_files import carry_on, set_aside_later
 from clusterctl.agent.node.facts import quick
+from clusterctl.agent.node.job_choice import choose_job
 from clusterctl.agent.node.job_processes import MOST_NAMED, of_job
 from clusterctl.agent.node.jobs import find_job, is_free, need_spec, pick_run, read_state, supervisor_of
 from clusterctl.agent.node.locks import JobLock
@@ -41,7 +42,7 @@ EXITING_S = 0.5  # for processes that are just exiting
 
 
 def start(root: Path, request: dict[str, Any], peer: Peer) -> dict[str, Any]:
-    job = find_job(root, request["ref"])
+    job, ran = choose_job(root, request["ref"], to_resume=True)
     _check_identity(job, request)
     with JobLock(job) as lock:
         _check_undamaged(job, peer)
@@ -51,6 +52,7 @@ def start(root: Path, request: dict[str, Any], peer: Peer) -> dict[str, Any]:
         versions = find_versions(root, python, runtime=request["runtime"])
         ready = {
             "job": job.dir.name,
+            "ran": ran,
             "dir": str(job.dir),
             "address": find_address(request.get("address"), request.get("nic")),
             "newest_run": job.newest_run() or "0",

@@ -45,6 +45,7 @@ def stop(root: Path, request: dict[str, Any], peer: Peer) -> dict[str, Any]:
     if run is not None and request.get("because"):
         with contextlib.suppress(FileNotFoundError):  # its start has just undone it
             write_json(run.stop_reason, {"message": request["because"]})
+    ended = read_state(run).get("ended") if run is not None else None
     grace_s, was, killed = _stop_supervisors(job, peer)
     leftovers, by_kill, _ = end_all(lambda: of_job(job.dir), grace_s)
     end_all(lambda: agents_of(job.dir, SUPERVISOR, GUARDIAN), AGENTS_S)
@@ -61,6 +62,7 @@ def stop(root: Path, request: dict[str, Any], peer: Peer) -> dict[str, Any]:
         "run": run.run if run else None,
         **(membership(spec) if spec else {}),
         "was": was,
+        "ended": {"state": ended["state"], "t": ended["t"]} if ended and "t" in ended else None,
         "killed": killed + by_kill,
         "leftovers": leftovers,
         "survivors": len(left),
@@ -70,12 +72,12 @@ def stop(root: Path, request: dict[str, Any], peer: Peer) -> dict[str, Any]:
     }
 
 
-def _find(root: Path, ref: str | None) -> JobPaths:
+def _find(root: Path, ref: str) -> JobPaths:
     """Return the job, even one whose directory is gone, as long as it has processes."""
     try:
         return find_job(root, ref)
     except AgentError as exc:
-        path = expand(ref) if ref and ("/" in ref or ref.startswith("~")) else root / str(ref)
+        path = expand(ref) if "/" in ref or ref.startswith("~") else root / ref
         if exc.kind != "no_job" or not is_job_id(path.name) or path.parent != root:
             raise
         if not of_job(path) and not agents_of(path, SUPERVISOR, GUARDIAN):

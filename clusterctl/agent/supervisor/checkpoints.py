@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import errno
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from clusterctl.agent.lead.actions import DropManifests, WriteManifest
+from clusterctl.agent.lead.actions import DropManifests, ManifestAction, WriteManifest
 from clusterctl.agent.lead.messages import Keep, Logged
-from clusterctl.agent.node.checkpoint_files import drop_manifests, remove_older
+from clusterctl.agent.node.checkpoint_files import drop_manifests, drop_model_manifests, remove_models, remove_older
 from clusterctl.agent.supervisor.child import Child
 from clusterctl.agent.supervisor.exits import system_error
 from clusterctl.agent.supervisor.run_context import RunContext
@@ -24,11 +24,22 @@ class CheckpointKeeper:
         self._run = context.run
         self._spec = context.spec
 
-    def write_manifest(self, whole: WriteManifest) -> None:
+    def change_manifests(self, action: ManifestAction) -> None:
+        """Write the manifest of a complete save, or remove those of saves that are no longer kept."""
+        if isinstance(action, WriteManifest):
+            self._write_manifest(action)
+            return
+        with self._warn_on_error():
+            if isinstance(action, DropManifests):
+                drop_manifests(self._run, action.stay, action.newest)
+            else:
+                drop_model_manifests(self._run.job, action.tags)
+
+    def _write_manifest(self, whole: WriteManifest) -> None:
         """Write the manifest of a complete save; report a checkpoint to the lead."""
         tag, first = whole.tag, whole.receipts[0]
         try:
-            self._write_manifest(whole)
+            self._write(whole)
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as exc:  # of a receipt that a node forged
             is_full = getattr(exc, "errno", 0) in (errno.ENOSPC, errno.EDQUOT)
             path = getattr(exc, "filename", None)
@@ -42,7 +53,7 @@ class CheckpointKeeper:
             step = first.get("step") or 0
             self._context.send({"do": "kept", "tag": tag, "step": step, "steps": first.get("steps", [])})
 
-    def _write_manifest(self, whole: WriteManifest) -> None:
+    def _write(self, whole: WriteManifest) -> None:
         from clusterctl.common.manifest import build_manifest, write_manifest
 
         tag = whole.tag
@@ -55,21 +66,22 @@ class CheckpointKeeper:
             about = {"arguments": list(self._spec.arguments)} if whole.checkpoint else {}
             write_manifest(directory, {**manifest, **about})
 
-    def drop_manifests(self, action: DropManifests) -> None:
-        with self._warn_on_error():
-            drop_manifests(self._run, action.stay, action.newest)
-
     def keep(self, order: Keep) -> None:
         """Remove the checkpoints that are no longer kept."""
         with self._warn_on_error():
             remove_older(self._run, order["tags"], order["newest"], alone=order["alone"])
 
+    def drop_models(self, tags: Sequence[str]) -> None:
+        """Remove models of passes."""
+        with self._warn_on_error("model"):
+            remove_models(self._run.job, tags)
+
     @contextlib.contextmanager
-    def _warn_on_error(self) -> Iterator[None]:
+    def _warn_on_error(self, of: str = "checkpoint") -> Iterator[None]:
         try:
             yield
         except OSError as exc:
-            message = f"cannot remove an older checkpoint: {exc}"
+            message = f"cannot remove an older {of}: {exc}"
             self._context.record({"event": "log", "level": "warning", "message": message})
 
     def log(self, child: Child, event: Mapping[str, Any]) -> None:

@@ -21,7 +21,7 @@ from clusterctl.agent.lead.client import LeadClient
 from clusterctl.agent.lead.messages import Again, End, Failed, Hello, Order, Report, Respawn, stop_wanted
 from clusterctl.agent.lead.process_table import name_of
 from clusterctl.agent.lead.server import LeadServer
-from clusterctl.agent.node.checkpoint_files import remove_half_written
+from clusterctl.agent.node.checkpoint_files import complete_models, remove_half_written
 from clusterctl.agent.node.jobs import need_spec, reason_to_stop
 from clusterctl.agent.node.ports import NoFreePortError, take_top
 from clusterctl.agent.supervisor import guardian
@@ -110,8 +110,8 @@ class Supervisor:
                 listener,
                 self._on_order,
                 self._record,
-                self._checkpoints.write_manifest,
-                self._checkpoints.drop_manifests,
+                self._checkpoints.change_manifests,
+                complete_models(self.run.job),
             )
         else:
             assert self.spec.lead is not None
@@ -125,8 +125,7 @@ class Supervisor:
     def _send_hello(self) -> None:
         hello: Hello = {"do": "hello", "epoch": self._epoch, "endpoints": self._launcher.endpoints()}
         if self._new:
-            hello["new"] = True
-        self._new = False
+            hello["new"], self._new = True, False
         self.lead.send(hello)
 
     # Orders of the lead.
@@ -148,6 +147,8 @@ class Supervisor:
             self._finish()
         elif order["do"] == "keep":
             self._checkpoints.keep(order)
+        elif order["do"] == "drop_models":
+            self._checkpoints.drop_models(order["tags"])
         elif order["do"] == "stacks":
             self._watchdog.show_stacks(order["message"])
         elif order["do"] == "stop":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import time
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from clusterctl.cli.causes import first_cause_lines
@@ -30,13 +31,20 @@ WATCH_S = 1.0
 
 
 def status(invocation: Invocation, job: str | None, *, watch: bool) -> None:
+    from clusterctl.cluster import SeveralRunningError
     from clusterctl.observe.status import LIVE
     from clusterctl.observe.status import status as read
 
     if watch:
         invocation.console.stream()
     with invocation.cluster() as cluster:
-        current = read(cluster, job_ref(cluster.settings, job))
+        try:
+            current = read(cluster, job_ref(cluster.settings, job))
+        except SeveralRunningError as several:
+            if watch:
+                raise
+            _show_all(invocation, cluster, several.jobs)
+            return
         while watch and current.state in LIVE:
             invocation.console.record(_document(cluster, current))
             _show(invocation.console, cluster, current, clear=True)
@@ -44,6 +52,18 @@ def status(invocation: Invocation, job: str | None, *, watch: bool) -> None:
             current = read(cluster, current.job)
         _show(invocation.console, cluster, current, clear=False)
         invocation.console.finish(_document(cluster, current), _problem(current, len(cluster.nodes), watch))
+
+
+def _show_all(invocation: Invocation, cluster: Cluster, jobs: Sequence[str]) -> None:
+    """Show every job that is running; the JSON document has them under `jobs`."""
+    from clusterctl.observe.status import status as read
+
+    found = [read(cluster, job) for job in jobs]
+    for current in found:
+        _show(invocation.console, cluster, current, clear=False)
+    errors = [error for current in found for error in [_problem(current, len(cluster.nodes), False)] if error]
+    document = {"jobs": [_document(cluster, current) for current in found]}
+    invocation.console.finish(document, errors[0] if errors else None)
 
 
 def _problem(current: JobStatus, of: int, watch: bool) -> ClusterctlError | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import signal
+import time
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -41,7 +42,7 @@ def stop_job(
     from clusterctl.observe.members import members_of
     from clusterctl.observe.status import find
 
-    named, ref = ref is not None, ref or find(cluster, None)[0]
+    ref = ref or find(cluster, None)[0]
     nodes = cluster.nodes if nodes is None else nodes
     invocation.console.say(f"stopping {ref} on {plural(len(nodes), 'node')}")
     outcomes = cluster.ask({"op": "stop", "ref": ref}, nodes, answer_s=STOP_S)
@@ -54,8 +55,6 @@ def stop_job(
     if silent and answers:
         summary = f"{len(answers)}/{len(outcomes)} nodes, {_processes(survivors)} left"
         invocation.console.say(f"stopped: {summary}; nothing is known about the others")
-    if not named and not silent:
-        _report_other_runs(invocation, cluster, ref)
     if document:
         job = answers[0]["job"] if answers else ref
         views = [_node(outcome) for outcome in outcomes]
@@ -68,17 +67,24 @@ def stop_job(
     invocation.console.say(f"stopped: {len(answers)}/{len(answers)} nodes, 0 processes left{ports}")
     for message in taken:
         invocation.console.say(f"{message}; the run had already ended")
+    if answers and all(map(_was_over, answers)):
+        invocation.console.say(_how_it_was_over(answers, members))
     for outcome in unseen:
         invocation.console.say(f"{outcome.error} (not in this run)")
 
 
-def _report_other_runs(invocation: Invocation, cluster: Cluster, stopped: str) -> None:
-    """Name other running jobs: without a job argument stop takes the newest, which may not be the intended one."""
-    from clusterctl.observe.status import LIVE, jobs
+def _how_it_was_over(answers: Sequence[dict[str, Any]], members: Members) -> str:
+    """Return the line for a job that did not run any more."""
+    import datetime
 
-    for job in jobs(cluster)[0]:
-        if job["state"] in LIVE and job["job"] != stopped:
-            invocation.console.say(f"{job['job']} is still running     to stop it too: clusterctl stop {job['job']}")
+    from clusterctl.cli.console import human_time
+
+    ends = [answer["ended"] for answer in answers if answer.get("ended") and answer["run"] == members.run]
+    if not ends:
+        return "it was not running"
+    last = max(ends, key=lambda end: float(end["t"]))
+    when = datetime.datetime.fromtimestamp(last["t"]).strftime("%Y-%m-%d %H:%M")
+    return f"it had already ended: {last['state']} at {when}, {human_time(max(0.0, time.time() - last['t']))} ago"
 
 
 def _report_kills(invocation: Invocation, outcomes: list[NodeOutcome[dict[str, Any]]]) -> None:

@@ -43,7 +43,7 @@ class Why:
 
 
 def why(cluster: Cluster, ref: str | None, *, answer_s: float = ANSWER_S) -> Why:
-    """Explain the newest run of job `ref` (None: the newest job of all nodes). Raises when no node knows the job.
+    """Explain the newest run of job `ref` (None: the job that is meant). Raises when no node knows the job.
 
     Nodes that have not answered after `answer_s` are left out.
     """

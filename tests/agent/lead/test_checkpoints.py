@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agent.plays import Play
-from clusterctl.agent.lead.actions import DropManifests, SendOrder
-from clusterctl.agent.lead.checkpoints import Best, CheckpointRetention, Known, LoggedValue
+from clusterctl.agent.lead.actions import DropManifests, DropModelManifests, SendOrder
+from clusterctl.agent.lead.checkpoints import Best, CheckpointRetention, Known, LoggedValue, ModelRetention
 
 AUC = Best("auc", "max")
 
@@ -129,3 +129,43 @@ def test_a_model_and_a_checkpoint_with_the_same_tag_are_separate() -> None:
     saved(play, 0, 10)
     assert play.says(1, "saved", rank=1, tag=tag(10), step=10) == []
     assert play.manifests() == []
+
+
+def model(pass_: int) -> str:
+    return f"pass-{pass_:05d}"
+
+
+def test_the_newest_models_are_kept_and_the_one_of_the_best_checkpoint() -> None:
+    models = ModelRetention(2)
+    for pass_ in range(4):
+        models.add(model(pass_), 10 * (pass_ + 1))
+    models.add("mine", 20)
+    assert models.drop(Known(tag(20), 20)) == [model(0)]  # pass 1 ends with step 20
+    assert models.drop(Known(tag(25), 25)) == []  # pass 1 is the newest before it
+    assert models.drop(None) == [model(1)]
+    assert models.drop(None) == []
+
+
+def test_a_model_that_is_saved_again_counts_once_and_all_may_stay() -> None:
+    models = ModelRetention(1)
+    for step in (10, 11):
+        models.add(model(0), step)
+    assert models.drop(None) == []
+    everything = ModelRetention(None, {model(pass_): pass_ for pass_ in range(100)})
+    assert everything.drop(None) == []
+
+
+def test_a_resumed_run_counts_the_models_of_the_run_before_in_the_order_of_their_passes() -> None:
+    models = ModelRetention(2, {"pass-99999": 1, "pass-100000": 2, "best": 3})
+    models.add("pass-100001", 3)
+    assert models.drop(None) == ["pass-99999"]
+
+
+def test_a_complete_model_lets_an_older_one_go_its_manifest_first() -> None:
+    play = Play(nodes=2, models=ModelRetention(1)).reach("running")
+    for pass_ in range(2):
+        play.says(0, "saved", rank=0, tag=model(pass_), step=10 * pass_)
+        done = play.says(1, "saved", rank=1, tag=model(pass_), step=10 * pass_)
+    assert [type(action).__name__ for action in done[:2]] == ["WriteManifest", "RecordEvent"]
+    drop, order = done[2:]
+    assert (drop, order) == (DropModelManifests([model(0)]), SendOrder({"do": "drop_models", "tags": [model(0)]}))

@@ -41,10 +41,9 @@ def process(state: str, identity: Any = ME) -> dict[str, Any]:
     return {"role": "trainer", "rank": 0, "state": state, "identity": identity, "cpu": 0.5, "memory": 1}
 
 
-def test_a_job_is_found_without_a_reference_and_by_id_prefix_or_directory(tmp_path: Path) -> None:
+def test_a_job_is_found_by_id_prefix_or_directory(tmp_path: Path) -> None:
     make(tmp_path, FIRST, SECOND, "JOB20251231-000000")
     for ref, name in (
-        (None, SECOND),
         (FIRST, FIRST),
         ("JOB2025", "JOB20251231-000000"),
         (str(tmp_path / FIRST), FIRST),
@@ -61,12 +60,6 @@ def test_a_name_that_matches_no_job_or_several_is_an_error(tmp_path: Path, ref: 
     with pytest.raises(AgentError) as raised:
         find_job(tmp_path, ref)
     assert raised.value.kind == kind
-
-
-def test_without_any_job_the_error_says_how_to_create_one(tmp_path: Path) -> None:
-    with pytest.raises(AgentError) as raised:
-        find_job(tmp_path / "missing", None)
-    assert "dispatch" in str(raised.value.hint)
 
 
 def test_a_job_reached_through_a_link_is_the_same_job(tmp_path: Path) -> None:

@@ -12,7 +12,14 @@ import pytest
 from agent.nodes import ask, asked
 from agent.specs import make_context, make_spec
 from clusterctl.agent.lead.actions import WriteManifest
-from clusterctl.agent.node.checkpoint_files import carry_on, drop_manifests, remove_older, set_aside_later
+from clusterctl.agent.node.checkpoint_files import (
+    carry_on,
+    complete_models,
+    drop_manifests,
+    remove_models,
+    remove_older,
+    set_aside_later,
+)
 from clusterctl.agent.operations import start
 from clusterctl.agent.supervisor.checkpoints import CheckpointKeeper
 from clusterctl.common.files import write_json
@@ -66,7 +73,7 @@ def test_a_node_reports_its_checkpoints_and_what_is_wrong_with_them(job: JobPath
     make(job.run("0001"), 20, 0, complete=False)
     make(job.run("0002"), 30)
     (job.run("0002").checkpoints / tag(30) / "manifest.json").write_text("{")
-    checkpoints = ask(tmp_path, {"op": "find_checkpoints", "ref": None})["checkpoints"]
+    checkpoints = ask(tmp_path, {"op": "find_checkpoints", "ref": JOB})["checkpoints"]
     assert [(checkpoint["run"], checkpoint["tag"], checkpoint["pieces"]) for checkpoint in checkpoints] == [
         ("0001", tag(10), [piece_name(0), piece_name(1)]),
         ("0001", tag(20), [piece_name(0)]),
@@ -160,6 +167,23 @@ def test_models_after_the_checkpoint_are_set_aside_and_others_are_kept(job: JobP
     assert [path.name for path in aside.iterdir()] == ["pass-00001"]
 
 
+def test_models_are_removed_without_anything_that_the_program_put_beside_them(job: JobPaths, tmp_path: Path) -> None:
+    for name in ("pass-00000", "pass-00001", "pass-00002", "best"):
+        (job.output / name).mkdir(parents=True)
+        (job.output / name / piece_name(0)).write_bytes(b"rows")
+        write_manifest(job.output / name, {**manifest_of(7, {}), "tag": name})
+    (job.output / "pass-00001" / "metrics.json").write_text("{}")
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / piece_name(0)).write_bytes(b"not ours")
+    (job.output / "pass-00003").symlink_to(tmp_path / "elsewhere")
+    assert complete_models(job) == {"pass-00000": 7, "pass-00001": 7, "pass-00002": 7}
+    remove_models(job, ["pass-00000", "pass-00001", "pass-00003", "pass-00009", "best", "../../x"])
+    left = sorted(path.relative_to(job.output).as_posix() for path in job.output.rglob("*") if path.is_file())
+    kept = [f"{name}/{file}" for name in ("best", "pass-00002") for file in ("manifest.json", piece_name(0))]
+    assert left == sorted([*kept, "pass-00001/metrics.json"])
+    assert (tmp_path / "elsewhere" / piece_name(0)).read_bytes() == b"not ours"
+
+
 @pytest.mark.parametrize("resumed", [True, False])
 def test_undoing_a_start_restores_outputs_and_checkpoints(job: JobPaths, resumed: bool) -> None:
     manifest = make(job.run("0001"), 10, 0, 1)
@@ -207,7 +231,7 @@ def test_a_checkpoint_does_not_count_until_its_manifest_is_written(
         facts.append(about)
 
     saves = CheckpointKeeper(make_context(run, send=sent.append, fail=fail, job=JOB))
-    saves.write_manifest(WriteManifest(tag(20), receipts(20), checkpoint=True))
+    saves.change_manifests(WriteManifest(tag(20), receipts(20), checkpoint=True))
     if problem is None:
         manifest = read_manifest(run.checkpoints / tag(20))
         assert manifest is not None

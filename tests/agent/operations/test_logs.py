@@ -61,7 +61,7 @@ class Node:
     def ask(self, op: Any, **request: Any) -> list[dict[str, Any]]:
         """Send the request and collect the agent's answers."""
         with Listening() as listening:
-            op(self.root, {"ref": None, **request}, listening.peer)
+            op(self.root, {"ref": JOB, **request}, listening.peer)
         return listening.messages
 
     def rows(self, **request: Any) -> list[list[Any]]:
@@ -213,7 +213,7 @@ def test_a_follower_that_disconnects_is_noticed(node: Node, monkeypatch: pytest.
     read_end, write_end = os.pipe()
     os.close(read_end)
     with pytest.raises(Gone):
-        follow(node.root, {"ref": None}, Peer(io.BytesIO(), write_end))
+        follow(node.root, {"ref": JOB}, Peer(io.BytesIO(), write_end))
     os.close(write_end)
 
 
