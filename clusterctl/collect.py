@@ -1,4 +1,4 @@
-"""Downloads a job's logs and outputs, verifies them, and merges the newest complete model.
+"""Downloads a run's logs, outputs and newest complete model, verifies them, and merges the model.
 
 DIR/job                      the id of the job that the files belong to
 DIR/node-K/log/..., DIR/node-K/output/...
@@ -12,13 +12,16 @@ import hashlib
 import os
 import posixpath
 import shutil
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from clusterctl.cluster import NONSENSE, AgentCall, Cluster, NodeOutcome
+from clusterctl.common.manifest import NAME, is_pass_tag, is_tag, read_manifest
 from clusterctl.common.tree import ODD_CHARACTERS
-from clusterctl.errors import ClusterctlError, NodeError, RefusedError
+from clusterctl.errors import ClusterctlError, NodeError, RefusedError, UsageError
 from clusterctl.inventory import Node
 
 CHUNK_BYTES = 1 << 20
@@ -57,6 +60,24 @@ class Left:
 
 
 @dataclass(frozen=True)
+class Model:
+    """A complete model, as the lead's node lists it."""
+
+    tag: str
+    run: str
+    step: int
+
+
+@dataclass(frozen=True)
+class Selection:
+    """What to collect: a `run` (None if there is none), with the model `tag` (None: the newest) or `every` model."""
+
+    run: str | None
+    tag: str | None = None
+    every: bool = False
+
+
+@dataclass(frozen=True)
 class Received:
     files: list[Collected]
     left: list[Left]
@@ -64,50 +85,151 @@ class Received:
 
 @dataclass(frozen=True)
 class Collection:
+    """`tag` is that of the merged `model`; `more_models`: as many complete ones of passes stayed on the nodes."""
+
     files: list[Collected]
     left: list[Left]
     outcomes: list[NodeOutcome[Received]]
     model: Path | None
     tag: str | None
+    more_models: int = 0
+
+
+class Choice:
+    """The models to bring, chosen from the list of the lead's node; the other nodes wait for it.
+
+    `tag` is the one to merge, `bring` those of passes to bring (None: all). `models` is None if that node failed.
+    """
+
+    def __init__(self, selection: Selection, job: str) -> None:
+        self._selection = selection
+        self._job = job
+        self._made = threading.Event()
+        self._error: UsageError | None = None
+        self.models: tuple[Model, ...] | None = None
+        self.tag = selection.tag
+        self.bring = None if selection.every or selection.tag is None else [selection.tag]
+
+    def make(self, models: Sequence[Model]) -> None:
+        """Choose among the complete models of the run. Raises UsageError if the selected one is not among them."""
+        in_order = [model.tag for model in sorted(models, key=lambda model: (model.step, model.tag))]
+        if self.tag is not None and self.tag not in in_order:
+            hint = f"it has: {', '.join(in_order) or 'none'}"
+            self._error = UsageError(f"the run of {self._job} has no complete model {self.tag}", hint=hint)
+            raise self._error
+        if self.tag is None and in_order:
+            self.tag = in_order[-1]
+            self.bring = None if self._selection.every else [self.tag]
+        self.models = tuple(models)
+
+    def end(self) -> None:
+        """Let the others go on: the choice is made, or the node that should list the models failed."""
+        self._made.set()
+
+    def wait(self) -> None:
+        """Wait for the choice. Raises UsageError if there is nothing to choose."""
+        self._made.wait()
+        if self._error is not None:
+            raise self._error
 
 
 def collect(
-    cluster: Cluster, members: Sequence[Node], job: str, target: Path, on_file: Callable[[Collected], None]
+    cluster: Cluster,
+    members: Sequence[Node],
+    job: str,
+    target: Path,
+    on_file: Callable[[Collected], None],
+    selection: Selection,
 ) -> Collection:
-    """Collect from the `members` of the newest run, the lead first; nodes that fail are among the outcomes.
+    """Collect from the `members` of the run, the lead first; nodes that fail are among the outcomes.
 
-    Removes files of an earlier collection that this one did not bring: they belong to another run. Raises RefusedError
-    if `target` holds anything else.
+    Removes files of an earlier collection that this one did not bring, since they belong to another run; models of the
+    same run stay. Raises RefusedError if `target` holds anything else, UsageError if the selected model is unknown.
     """
-    ids = {node.id for node in members}
     _claim(target, job)
+    choice = Choice(selection, job)
+    lead = members[0]
+    ids = {node.id for node in members}
 
     def one(node: Node) -> Received:
-        with cluster.call(node, {"op": "collect", "ref": job}) as call:
-            received = _receive(call, target, on_file)
-        _remove_others(target, node, received.files)
-        return received
+        request = {"op": "collect", "ref": job, "run": selection.run}
+        try:
+            with cluster.call(node, request) as call:
+                models = _listed(node, call.receive())
+                if node is lead:
+                    choice.make(models)
+                    choice.end()
+                choice.wait()
+                call.send({"bring": choice.bring})
+                return _receive(call, target, on_file)
+        finally:
+            if node is lead:
+                choice.end()
 
-    outcomes = cluster.map(one, [node for node in cluster.nodes if node.id in ids])
-    for node in cluster.inventory.nodes:
-        if node.id not in ids:
-            _remove_others(target, node, [])
+    outcomes = cluster.map(one, members)
     received = [outcome.get() for outcome in outcomes if outcome.ok]
     files = [file for one_node in received for file in one_node.files]
     left = [path for one_node in received for path in one_node.left]
+    stay = _models_to_keep(target, lead, selection.run, choice)
+    for outcome in outcomes:
+        if outcome.ok:
+            _remove_others(target, outcome.node, outcome.get().files, stay)
+    for node in cluster.inventory.nodes if received else ():
+        if node.id not in ids:
+            _remove_others(target, node, [], stay)
     shutil.rmtree(target / "model", ignore_errors=True)
-    whole = len(outcomes) == len(ids) and all(outcome.ok for outcome in outcomes)
-    tag = newest_complete_tag(target, members[0]) if whole else None
-    model = _merge(target, tag, [outcome.node for outcome in outcomes]) if tag else None
-    return Collection(files, left, outcomes, model, tag)
+    whole = choice.models and choice.tag and all(outcome.ok for outcome in outcomes)
+    model = _merge(target, choice.tag, members) if whole and choice.tag else None
+    more = sum(is_pass_tag(model.tag) for model in choice.models or ()) - 1 if choice.bring else 0
+    return Collection(files, left, outcomes, model, choice.tag, max(0, more))
 
 
-def _remove_others(target: Path, node: Node, files: Sequence[Collected]) -> None:
+def _listed(node: Node, message: Any) -> list[Model]:
+    """Return the models that a node lists."""
+    rows = message.get("models")
+    sound = isinstance(rows, list) and len(rows) <= MOST_FILES and all(map(_is_model, rows))
+    if not sound:
+        raise _refuse(node, "a malformed list of models")
+    return [Model(row["tag"], row["run"], row["step"]) for row in rows]
+
+
+def _is_model(row: object) -> bool:
+    if not isinstance(row, dict):
+        return False
+    return is_tag(row.get("tag")) and isinstance(row.get("run"), str) and isinstance(row.get("step"), int)
+
+
+def _models_to_keep(target: Path, lead: Node, run: str | None, choice: Choice) -> set[str] | None:
+    """Return the tags of models that an earlier collection brought and that are of the same run. None: of any.
+
+    A run that was resumed may have made one again since then.
+    """
+    if choice.models is None:
+        return None
+    there = {(model.tag, model.run, model.step) for model in choice.models}
+    tags = {model.tag for model in choice.models}
+    stay = set()
+    for path in (target / f"node-{lead.id}" / "output").glob(f"*/{NAME}"):
+        with contextlib.suppress(*NONSENSE):
+            known = read_manifest(path.parent) or {}
+            tag = path.parent.name
+            if (tag, known["run"], known["step"]) in there or (tag not in tags and known["run"] == run):
+                stay.add(tag)
+    return stay
+
+
+def _remove_others(target: Path, node: Node, files: Sequence[Collected], stay: set[str] | None) -> None:
+    """Remove what was not brought, except the models `stay`; None: those of all passes."""
     brought = {target / file.path for file in files}
+    home = target / f"node-{node.id}"
     for top in TOPS:
-        for path in (target / f"node-{node.id}" / top).rglob("*"):
-            if path not in brought and not path.is_dir():
+        for path in list((home / top).rglob("*")):
+            tag = path.relative_to(home).parts[1]
+            kept = top == "output" and (is_pass_tag(tag) if stay is None else tag in stay)
+            if path not in brought and not path.is_dir() and not kept:
                 path.unlink()
+                with contextlib.suppress(OSError):  # others are in it
+                    path.parent.rmdir()
 
 
 def _claim(target: Path, job: str) -> None:
@@ -249,15 +371,3 @@ def _merge(target: Path, tag: str, nodes: Sequence[Node]) -> Path:
             f"cannot merge the model of {tag}: {exc}", hint=f"its files are in {target}/node-*/output/"
         ) from exc
     return model
-
-
-def newest_complete_tag(target: Path, lead: Node) -> str | None:
-    """Return the tag with the highest step among those with a manifest from the lead."""
-    from clusterctl.common.manifest import read_manifest
-
-    tags: list[tuple[int, str]] = []
-    for path in (target / f"node-{lead.id}" / "output").glob("*/manifest.json"):
-        with contextlib.suppress(*NONSENSE):
-            manifest = read_manifest(path.parent) or {}
-            tags.append((int(manifest.get("step") or 0), path.parent.name))
-    return max(tags)[1] if tags else None

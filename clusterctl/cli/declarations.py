@@ -265,11 +265,15 @@ def collect(
     context: typer.Context,
     job: JobArgument = None,
     output: Annotated[Path | None, typer.Option("--output", "-o", metavar="DIR", help="Default: ./JOB...")] = None,
+    run: Annotated[int | None, typer.Option("--run", min=1, metavar="N", help="An earlier run of the job.")] = None,
+    tag: Annotated[str | None, typer.Option("--tag", metavar="TEXT", help="This model instead of the newest.")] = None,
+    of_pass: Annotated[int | None, typer.Option("--pass", min=0, metavar="N", help="The model of this pass.")] = None,
+    every: Annotated[bool, typer.Option("--all", help="Every model, not only the newest.")] = False,
 ) -> None:
-    """Download logs and outputs, verify them, and merge the model."""
+    """Download logs, outputs and the newest model, verify them, and merge the model."""
     from clusterctl.cli.commands.collect import collect
 
-    collect(context.obj, job, output)
+    collect(context.obj, job, output, run=run, tag=tag, of_pass=of_pass, every=every)
 
 
 @command(app, "exec", "clusterctl exec -- df -h .")

@@ -134,8 +134,13 @@ def is_piece_name(name: object) -> bool:
     return isinstance(name, str) and _PIECE.fullmatch(name) is not None
 
 
+def pass_tag(pass_: int) -> str:
+    """Return the tag of the model that is saved at the end of a pass."""
+    return f"pass-{pass_:05d}"
+
+
 def is_pass_tag(tag: str) -> bool:
-    """Return True if it is the tag of the model that is saved at the end of a pass."""
+    """Return True for a tag of `pass_tag`."""
     return _PASS.fullmatch(tag) is not None
 
 

@@ -58,10 +58,11 @@ def status(cluster: Cluster, ref: str | None, *, answer_s: float = ANSWER_S) -> 
 
 
 def _same_job_everywhere(
-    cluster: Cluster, ref: str | None, answer_s: float = ANSWER_S, *, to_resume: bool = False
+    cluster: Cluster, ref: str | None, answer_s: float = ANSWER_S, *, to_resume: bool = False, run: str | None = None
 ) -> list[NodeOutcome[StatusAnswer]]:
     """Return every node's answer about the same job; nodes that have another one in mind are asked again."""
-    outcomes: list[NodeOutcome[StatusAnswer]] = cluster.ask({"op": "status", "ref": ref}, answer_s=answer_s)
+    request = {"op": "status", "run": run}
+    outcomes: list[NodeOutcome[StatusAnswer]] = cluster.ask({**request, "ref": ref}, answer_s=answer_s)
     answered = [outcome for outcome in outcomes if outcome.ok]
     if not answered:
         raise_failures(outcomes, "status")
@@ -74,19 +75,23 @@ def _same_job_everywhere(
     behind = [outcome.node for outcome in answered if outcome.get()["job"] != meant]
     if not behind:
         return outcomes
-    asked_again = cluster.ask({"op": "status", "ref": meant}, behind, answer_s=answer_s)
+    asked_again = cluster.ask({**request, "ref": meant}, behind, answer_s=answer_s)
     again = {outcome.node.id: outcome for outcome in asked_again}
     return [again.get(outcome.node.id, outcome) for outcome in outcomes]
 
 
-def find(cluster: Cluster, ref: str | None, *, to_resume: bool = False) -> tuple[str, Members]:
-    """Return the id of job `ref`, the same for all nodes, and its members. Raises if no node has the job.
+def find(cluster: Cluster, ref: str | None, *, to_resume: bool = False, run: str | None = None) -> tuple[str, Members]:
+    """Return the id of job `ref`, the same for all nodes, and the members of its `run` (None: the newest).
 
-    For None it is the job that is meant; with `to_resume` the one that ran last, even if another is live.
+    Raises if no node has the job, or that run. For None it is the job that is meant; with `to_resume` the one that ran
+    last, even if another is live.
     """
-    outcomes = _same_job_everywhere(cluster, ref, to_resume=to_resume)
+    outcomes = _same_job_everywhere(cluster, ref, to_resume=to_resume, run=run)
     answers = [outcome.get() for outcome in outcomes if outcome.ok]
-    return answers[0]["job"], members_of(cluster.inventory, answers)
+    job, members = answers[0]["job"], members_of(cluster.inventory, answers)
+    if run is not None and members.run is None:
+        raise UsageError(f"{job} has no run {int(run)}", hint="clusterctl jobs shows how many each job has")
+    return job, members
 
 
 def merge_states(outcomes: Sequence[NodeOutcome[StatusAnswer]], members: Members) -> str:

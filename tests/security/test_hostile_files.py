@@ -56,7 +56,8 @@ def collected(liars: Liars, *messages: Any, options: tuple[str, ...] = ("-o", "h
     def answer(node: int, request: dict[str, Any]) -> Iterator[bytes]:
         if request["op"] == "status":
             return lines({"done": status(node)})
-        return lines(*(messages if node else offer("log/train.log", data=b"good")), {"done": {}})
+        offers = messages if node else offer("log/train.log", data=b"good")
+        return lines({"models": []}, *offers, {"done": {}})
 
     for node in (0, 1):
         liars.answers[f"node{node}"] = lambda request, node=node: answer(node, request)
@@ -164,6 +165,9 @@ class Recorder:
     def __init__(self) -> None:
         self.files: dict[str, bytes] = {}
         self._name = ""
+
+    def next_message(self) -> dict[str, Any]:
+        return {"bring": None}
 
     def send(self, message: dict[str, Any]) -> None:
         if "file" in message:

@@ -73,10 +73,17 @@ def set_aside_later(job: JobPaths, manifest: dict[str, Any], aside: Path) -> Non
 
 def step_of(piece: Path) -> int:
     """Return the step in the header of a piece; -1 if it cannot be read."""
+    with contextlib.suppress(KeyError, ValueError):
+        return int(piece_header(piece)["step"])
+    return -1
+
+
+def piece_header(piece: Path) -> dict[str, str]:
+    """Return the metadata in the header of a piece; nothing if it cannot be read."""
     with contextlib.suppress(OSError, KeyError, TypeError, ValueError), piece.open("rb") as file:
         length = int.from_bytes(file.read(8), "little")
-        return int(json.loads(file.read(min(length, MAX_HEADER_BYTES)))["__metadata__"]["step"])
-    return -1
+        return {**json.loads(file.read(min(length, MAX_HEADER_BYTES)))["__metadata__"]}
+    return {}
 
 
 def drop_manifests(run: RunPaths, stay: Collection[str], newest: str) -> None:

@@ -1,6 +1,7 @@
-"""Send a job's logs and outputs to the control machine: for each file a line, its bytes, and its hash.
+"""Send a run's logs and outputs to the control machine: for each file a line, its bytes, and its hash.
 
-Empty directories are sent as `{"dir": path}`. The answer lists what is `left` here as [path, kind]: a "link" or a
+First comes a list of the complete models that this node knows of; the answer names those of passes to bring. Empty
+directories are sent as `{"dir": path}`. The answer lists what is `left` here as [path, kind]: a "link" or a
 "special" file could lead anywhere, and a "name" could harm a terminal.
 """
 
@@ -14,9 +15,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from clusterctl.agent.node.jobs import find_job
+from clusterctl.agent.node.jobs import find_job, pick_run
+from clusterctl.agent.node.outputs import SavedModel, is_part_of_model, models_in, output_places
 from clusterctl.agent.peer import Peer
 from clusterctl.common.errors import AgentError
+from clusterctl.common.paths import RunPaths
 from clusterctl.common.tree import ODD_CHARACTERS
 
 #: The beginnings of names under which we write files before they are whole.
@@ -28,12 +31,22 @@ NOT_THERE = (errno.ENOENT, errno.ELOOP, errno.ENXIO, errno.ENODEV)
 
 
 def collect(root: Path, request: dict[str, Any], peer: Peer) -> dict[str, Any]:
-    """Send `{"file": path, "bytes": n, "mode", "mtime_ns"}`, n bytes and `{"sha256": ...}` for each file."""
+    """Send `{"models": [{"tag", "run", "step"}, ...]}`, and wait for `{"bring": tags}`, or None for all.
+
+    Then send `{"file": path, "bytes": n, "mode", "mtime_ns"}`, n bytes and `{"sha256": ...}` for each file.
+    """
     job = find_job(root, request["ref"])
+    run = pick_run(job, request.get("run"))
+    places = output_places(job, run)
+    models, others = _models(places, run)
+    complete = [model for model in models if model.complete]
+    peer.send({"models": [{"tag": one.directory.name, "run": one.run, "step": one.step} for one in complete]})
+    bring = peer.next_message()["bring"]
+    passes = [one for one in models if one.is_of_a_pass and bring is not None]
+    staying = others | {one.directory for one in passes if one.directory.name not in bring}
     count = 0
     left: list[tuple[str, str]] = []
-    for path in _paths(job.dir):
-        name = path.relative_to(job.dir).as_posix()
+    for name, path in _paths(run.log if run is not None else job.log, places, staying):
         kind = _kind(path)
         if ODD_CHARACTERS.search(name):
             left.append((name, "name"))
@@ -43,7 +56,7 @@ def collect(root: Path, request: dict[str, Any], peer: Peer) -> dict[str, Any]:
             count += _send_file(peer, path, name)
         elif kind:
             left.append((name, "link" if kind == stat.S_IFLNK else "special"))
-    about = {"job": job.dir.name, "dir": str(job.dir), "run": job.newest_run(), "files": count}
+    about = {"job": job.dir.name, "dir": str(job.dir), "run": run.run if run is not None else None, "files": count}
     return {**about, "left": left[:MOST_LEFT], "more": max(0, len(left) - MOST_LEFT)}
 
 
@@ -55,17 +68,34 @@ def _kind(path: Path) -> int:
         return 0
 
 
-def _paths(job_dir: Path) -> Iterator[Path]:
-    """Yield all files, links and empty directories."""
-    for top in ("log", "output"):
-        for directory, directories, names in os.walk(job_dir / top):  # does not follow links, nor list all files first
+def _models(places: list[Path], run: RunPaths | None) -> tuple[list[SavedModel], set[Path]]:
+    """Return the run's models, and the directories of models that later runs have put into places they share."""
+    own, others = list(models_in(places[0])), set()
+    for model in (model for place in places[1:] for model in models_in(place)):
+        if run is not None and model.run == run.run:
+            own.append(model)
+        else:
+            others.add(model.directory)
+    return own, others
+
+
+def _paths(log: Path, outputs: list[Path], staying: set[Path]) -> Iterator[tuple[str, Path]]:
+    """Yield all files, links and empty directories with their names, except the models in the directories `staying`."""
+    seen: set[str] = set()
+    for top, place in [("log", log), *(("output", output) for output in outputs)]:
+        for directory, directories, names in os.walk(place):  # does not follow links, nor list all files first
             directories.sort()
             links = [name for name in directories if Path(directory, name).is_symlink()]
-            kept = [name for name in names if not _is_ours(top, name)]
-            if not names and not directories and directory != str(job_dir / top):
-                yield Path(directory)
-            for name in sorted((*kept, *links)):
-                yield Path(directory, name)
+            models = Path(directory) in staying
+            kept = [name for name in names if not _is_ours(top, name) and not (models and is_part_of_model(name))]
+            found = [Path(directory, name) for name in sorted((*kept, *links))]
+            if not names and not directories and directory != str(place):
+                found.append(Path(directory))
+            for path in found:
+                name = f"{top}/{path.relative_to(place).as_posix()}"
+                if name not in seen:
+                    seen.add(name)
+                    yield name, path
 
 
 def _is_ours(top: str, name: str) -> bool:

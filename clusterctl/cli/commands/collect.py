@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from clusterctl.cli.console import clean, human_bytes, plural
 from clusterctl.cli.invocation import Invocation, job_ref
@@ -22,23 +22,57 @@ LEFT = {
 }
 
 
-def collect(invocation: Invocation, job: str | None, output: Path | None) -> None:
+def collect(
+    invocation: Invocation,
+    job: str | None,
+    output: Path | None,
+    *,
+    run: int | None = None,
+    tag: str | None = None,
+    of_pass: int | None = None,
+    every: bool = False,
+) -> None:
+    from clusterctl.common.manifest import is_tag, pass_tag
+    from clusterctl.errors import UsageError
+
+    if tag is not None and of_pass is not None:
+        raise UsageError("--tag and --pass both name a model", hint="give one of them")
+    if tag is not None and not is_tag(tag):
+        raise UsageError(f"{tag!r} cannot be the tag of a model")
     with invocation.cluster() as cluster:
-        collect_job(invocation, cluster, job_ref(cluster.settings, job), output)
+        selected = Selected(run, tag if of_pass is None else pass_tag(of_pass), every)
+        collect_job(invocation, cluster, job_ref(cluster.settings, job), output, selected)
+
+
+class Selected(NamedTuple):
+    """The options that select what to collect."""
+
+    run: int | None = None
+    tag: str | None = None
+    every: bool = False
 
 
 def collect_job(
-    invocation: Invocation, cluster: Cluster, ref: str | None, output: Path | None, *, document: bool = True
+    invocation: Invocation,
+    cluster: Cluster,
+    ref: str | None,
+    output: Path | None,
+    selected: Selected = Selected(),  # noqa: B008 - immutable
+    *,
+    document: bool = True,
 ) -> Collection:
     """Collect and print a summary; raise if a node failed."""
     from clusterctl.cli.commands.status import left_out_lines
     from clusterctl.cluster import combined, failures
+    from clusterctl.collect import Selection
     from clusterctl.collect import collect as run
     from clusterctl.observe.status import find
 
-    job, members = find(cluster, ref)
+    wanted = None if selected.run is None else f"{selected.run:04d}"
+    job, members = find(cluster, ref, run=wanted)
     target = output or Path(job)
-    collection = run(cluster, members.nodes, job, target, lambda file: None)
+    selection = Selection(members.run, selected.tag, selected.every)
+    collection = run(cluster, members.nodes, job, target, lambda file: None, selection)
     count = f"{sum(o.ok for o in collection.outcomes)}/{len(collection.outcomes)} nodes"
     size = human_bytes(sum(file.bytes for file in collection.files))
     invocation.console.say(
@@ -52,21 +86,29 @@ def collect_job(
         invocation.console.warn(line)
     if collection.model is not None:
         invocation.console.say(f"model of {collection.tag}: {collection.model}")
+        if collection.more_models:
+            more = plural(collection.more_models, "earlier model")
+            invocation.console.say(f"not collected: {more}     to bring them too: clusterctl collect {job} --all")
     elif collection.files:
         invocation.console.say("no complete model to merge (none saved yet, or saved by another engine)")
     errors = [outcome.error for outcome in failures(collection.outcomes) if outcome.error]
     errors += _unnameable(collection)
     error = combined(errors, len(collection.outcomes), "collect") if errors else None
     if document:
-        model = str(collection.model) if collection.model else None
-        files = [vars(file) for file in collection.files]
-        left = [{"node": one.node, "path": one.path, "kind": one.kind} for one in collection.left]
-        invocation.console.finish(
-            {"job": job, **members.to_json(), "files": files, "left": left, "model": model}, error
-        )
+        invocation.console.finish({"job": job, "run": members.run, **members.to_json(), **_document(collection)}, error)
     elif error is not None:
         raise error
     return collection
+
+
+def _document(collection: Collection) -> dict[str, Any]:
+    return {
+        "files": [vars(file) for file in collection.files],
+        "left": [{"node": one.node, "path": one.path, "kind": one.kind} for one in collection.left],
+        "model": str(collection.model) if collection.model else None,
+        "tag": collection.tag,
+        "more_models": collection.more_models,
+    }
 
 
 def _left_lines(collection: Collection) -> Iterator[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass, field, replace
 
+from clusterctl.common.manifest import pass_tag
 from clusterctl.runtime.checkpoint.writer import Save
 from clusterctl.runtime.modes import check_tag
 from clusterctl.runtime.pserver.lane_state import LaneState, Output
@@ -72,7 +73,7 @@ class SaveBook:
 
     def unfinished_pass(self, passes: int) -> str:
         """Return the tag for unsaved values when all trainers have left after `passes` whole passes."""
-        last, partial = f"pass-{max(0, passes - 1):05d}", f"pass-{passes:05d}"
+        last, partial = pass_tag(max(0, passes - 1)), pass_tag(passes)
         return partial if last in self._done or last in self.writing else last
 
     def finish(self, tag: str) -> list[wire.Message]:

@@ -1,0 +1,68 @@
+"""What a run left in output/: in the job directory, or, once a later run began, beside the run's events."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from clusterctl.agent.node.checkpoint_files import PIECES, piece_header
+from clusterctl.agent.node.jobs import read_summary
+from clusterctl.common.manifest import NAME, is_pass_tag, is_tag, read_manifest
+from clusterctl.common.paths import JobPaths, RunPaths
+
+
+@dataclass(frozen=True)
+class SavedModel:
+    """A directory with pieces of a model, of which only the lead's node knows that it is `complete`."""
+
+    directory: Path
+    run: str
+    step: int
+    complete: bool
+
+    @property
+    def is_of_a_pass(self) -> bool:
+        """False for what the program saved under a name of its own."""
+        return is_pass_tag(self.directory.name)
+
+
+def output_places(job: JobPaths, run: RunPaths | None) -> list[Path]:
+    """Return the directories with outputs of a run, its own first.
+
+    A run that was resumed has left its outputs to the run that resumed it, except models that were to be made again.
+    """
+    if run is None:
+        return [job.output]
+    names = sorted((path.name for path in job.runs.iterdir() if path.name.isdigit()), key=int)
+    later = [job.run(name) for name in names if int(name) > int(run.run)]
+    places = [run.dir / "output"] if later else [job.output]
+    for number, following in enumerate(later):
+        summary = read_summary(following)
+        if summary is None or summary.saving.resume is None:
+            break
+        is_newest = number == len(later) - 1
+        places.append(job.output if is_newest else following.dir / "output")
+    return places
+
+
+def models_in(place: Path) -> Iterator[SavedModel]:
+    """Yield the models in a directory of outputs."""
+    for directory in sorted(place.iterdir()) if place.is_dir() else ():
+        if not is_tag(directory.name) or directory.is_symlink() or not directory.is_dir():
+            continue
+        piece = next(iter(sorted(directory.glob(PIECES))), None)
+        about = None
+        with contextlib.suppress(OSError, ValueError):
+            about = read_manifest(directory)
+        known = about or (piece_header(piece) if piece is not None else {})
+        if about is not None or piece is not None:
+            step = known.get("step")
+            whole = int(step) if isinstance(step, (int, str)) and str(step).isdigit() else -1
+            yield SavedModel(directory, str(known.get("run", "")), whole, about is not None)
+
+
+def is_part_of_model(name: str) -> bool:
+    """Return True for the files of a model's directory that we wrote; the program may have added others."""
+    return name == NAME or Path(name).match(PIECES)
