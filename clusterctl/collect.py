@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from clusterctl.cluster import NONSENSE, AgentCall, Cluster, NodeOutcome
+from clusterctl.cluster.answers import WARNINGS, RunWarning
 from clusterctl.common.manifest import NAME, is_pass_tag, is_tag, read_manifest
 from clusterctl.common.tree import ODD_CHARACTERS
 from clusterctl.errors import ClusterctlError, NodeError, RefusedError, UsageError
@@ -81,6 +82,7 @@ class Selection:
 class Received:
     files: list[Collected]
     left: list[Left]
+    warnings: list[RunWarning]
 
 
 @dataclass(frozen=True)
@@ -93,6 +95,7 @@ class Collection:
     model: Path | None
     tag: str | None
     more_models: int = 0
+    warnings: Sequence[RunWarning] = ()
 
 
 class Choice:
@@ -181,7 +184,8 @@ def collect(
     whole = choice.models and choice.tag and all(outcome.ok for outcome in outcomes)
     model = _merge(target, choice.tag, members) if whole and choice.tag else None
     more = sum(is_pass_tag(model.tag) for model in choice.models or ()) - 1 if choice.bring else 0
-    return Collection(files, left, outcomes, model, choice.tag, max(0, more))
+    warnings = [warning for one_node in received for warning in one_node.warnings]
+    return Collection(files, left, outcomes, model, choice.tag, max(0, more), warnings)
 
 
 def _listed(node: Node, message: Any) -> list[Model]:
@@ -255,7 +259,7 @@ def _receive(call: AgentCall, target: Path, on_file: Callable[[Collected], None]
     while True:
         message = call.receive()
         if "done" in message:
-            return Received(files, list(_left(call.node, message["done"])))
+            return Received(files, list(_left(call.node, message["done"])), _warnings(call.node, message["done"]))
         count += 1
         if count > MOST_FILES:
             raise _refuse(call.node, f"more than {MOST_FILES:,} files", "have the job pack them, or copy them with scp")
@@ -279,6 +283,14 @@ def _left(node: Node, done: object) -> Iterator[Left]:
         raise _refuse(node, "a malformed list of files")
     for path, kind in rows[:MOST_LEFT]:
         yield Left(node.id, path[:LONGEST_NAME], kind, more)
+
+
+def _warnings(node: Node, done: object) -> list[RunWarning]:
+    """Return the doubts about the run that its lead reports."""
+    warnings = done.get("warnings") if isinstance(done, dict) else None
+    if not WARNINGS(warnings):
+        raise _refuse(node, "malformed warnings")
+    return warnings or []
 
 
 def _is_row(row: object) -> bool:

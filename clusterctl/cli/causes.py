@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
+
+from clusterctl.cli.console import clean
 
 LAST_WORD_S = 10.0  # to answer, for nodes that may be the cause
 
 if TYPE_CHECKING:
     from clusterctl.cluster import Cluster
-    from clusterctl.cluster.answers import Cause
+    from clusterctl.cluster.answers import Cause, RunWarning
     from clusterctl.inventory import Inventory
     from clusterctl.observe.why.evidence import Incident
     from clusterctl.observe.why.report import Why
@@ -44,6 +47,11 @@ def incident_line(report: Why, one: Incident) -> str:
     error = one.diagnosis.error
     text = headline(report, one)
     return text if not error or error in text or one.kind == "failure" else f"{text} ({error})"
+
+
+def warning_lines(warnings: Sequence[RunWarning] | None) -> list[str]:
+    """Return the lines for doubts about a run that succeeded."""
+    return [f"warning: {clean(warning['message'])}" for warning in warnings or ()]
 
 
 def first_cause_lines(cluster: Cluster, job: str, cause: Cause | None) -> list[str]:

@@ -62,6 +62,14 @@ class RunEnd(TypedDict, total=False):
     t: float
     state: str
     cause: Cause | None
+    warnings: list[RunWarning]
+
+
+class RunWarning(TypedDict):
+    """A doubt about a run that succeeded."""
+
+    kind: str
+    message: str
 
 
 class Resumed(TypedDict):
@@ -86,7 +94,11 @@ class StatusAnswer(Membership, JobChoice, total=False):
     last_event: object
 
 
-class RunAnswer(Membership):
+class _RunFacts(Membership, total=False):
+    warnings: list[RunWarning]
+
+
+class RunAnswer(_RunFacts):
     state: str
 
 
@@ -235,7 +247,8 @@ CAUSE = all_of(
     ),
     names_process,
 )
-_END: Mapping[str, Shape] = {"state": one_of(*STATES), "cause": maybe(CAUSE)}
+WARNINGS = maybe(list_of(record(kind=text, message=text)))
+_END: Mapping[str, Shape] = {"state": one_of(*STATES), "cause": maybe(CAUSE), "warnings": WARNINGS}
 ENDED = record(**_END)
 ENDED_BEFORE = record(state=one_of(*STATES), t=moment)
 PROCESS = record(
@@ -251,7 +264,7 @@ MEMBERSHIP: Mapping[str, Shape] = {
     "members": maybe(list_of(count)),
     "left_out": maybe(list_of(record(node=count, message=text))),
 }
-RUN = record(run=run_name, state=one_of(*STATES), **MEMBERSHIP)
+RUN = record(run=run_name, state=one_of(*STATES), warnings=WARNINGS, **MEMBERSHIP)
 JOB = record(
     job=job_id, runs=list_of(RUN), record=record(workspace=text, content=text, files=count, bytes=count, t=moment)
 )

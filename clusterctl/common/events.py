@@ -21,13 +21,16 @@ class ExitFacts(TypedDict, total=False):
 
     `reason` is the reason that the message gives, as `clusterctl why` names it, `limit` the setting that was exceeded,
     `peers` the processes that did not answer. `unfinished` is the reason why a trainer's exit with code 0 is a failure:
-    "not_connected" or "not_left". `unsaid` means that it left the run without a message to the pservers.
+    "not_connected" or "not_left". `unsaid` means that it left the run without a message to the pservers. A trainer
+    that left reports if it ever `pushed`, and the numbers of `losses` in its last pass: all, and those that are finite.
     """
 
     tail: Sequence[str]
     ours: Sequence[int]
     worked: bool
     pushes: int | None
+    pushed: bool | None
+    losses: Sequence[int]
     reason: str | None
     limit: str | None
     peers: Sequence[str]
@@ -261,8 +264,16 @@ class Saved(_SaveFacts):
     complete: bool
 
 
+class RunWarning(TypedDict):
+    """A doubt about a run that succeeded: "no_push", "loss_not_finite" or "model_not_finite"."""
+
+    kind: str
+    message: str
+
+
 class _EndFacts(TypedDict, total=False):
     not_heard_of: Sequence[int]
+    warnings: Sequence[RunWarning]
 
 
 class Ended(_EndFacts):

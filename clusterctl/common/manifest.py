@@ -12,7 +12,8 @@ and, outside sync mode, the trainers' `"steps": [...]` by rank; `step` counts al
 `"arguments": [...]` of the training program. `node` is the node that wrote the file, if there are nodes.
 
 It is built from the receipts of all pservers. A receipt is the fields of a `saved` event: `tag, pass, step, mode, seed,
-pserver, pservers, file, bytes, sha256, tables`, and those above. The manifest is written last, when every file is in
+pserver, pservers, file, bytes, sha256, tables`, and those above; `not_finite` lists tables with such values in the
+file. The manifest is written last, when every file is in
 place; files are listed by pserver.
 """
 
@@ -81,6 +82,8 @@ def check_receipt(receipt: Mapping[str, Any], pserver: int) -> dict[str, Any]:
     tag = receipt.get("tag")
     if not is_tag(tag) or receipt.get("file") != piece_name(pserver):
         raise ValueError(f"malformed receipt of pserver {pserver}: tag {tag!r}, file {receipt.get('file')!r}")
+    if not all(isinstance(name, str) for name in receipt.get("not_finite", ())):
+        raise ValueError(f"malformed receipt of pserver {pserver}: an invalid table")
     optional = ("trainers",) if "trainers" in receipt else ()
     wholes = [receipt.get(name) for name in ("pass", "step", "seed", "pserver", "pservers", "bytes", *optional)]
     wholes += [number for name in ("lanes", "steps") for number in receipt.get(name, ())]
@@ -88,7 +91,8 @@ def check_receipt(receipt: Mapping[str, Any], pserver: int) -> dict[str, Any]:
         wholes += [table["held"], *table["shape"], *([table["rows"]] if table.get("rows") is not None else [])]
     if not all(isinstance(n, int) and abs(n) < _MOST for n in wholes) or receipt["pserver"] != pserver:
         raise ValueError(f"malformed receipt of pserver {pserver}: an invalid number")
-    return {name: receipt[name] for name in (*_COMMON, *_OF_CHECKPOINTS, *_OF_A_PIECE) if name in receipt}
+    known = (*_COMMON, *_OF_CHECKPOINTS, *_OF_A_PIECE, "not_finite")
+    return {name: receipt[name] for name in known if name in receipt}
 
 
 def is_cut(metadata: Mapping[str, Any]) -> bool:

@@ -192,6 +192,7 @@ class RunView:
     def _on_ended(self, event: Event) -> None:
         if ENDED(event) and ("not_heard_of" in event or event.get("node") == self._lead):
             self.ended = event
+            self.doubts += [warning["message"] for warning in event.get("warnings") or ()]
 
     def new_passes(self) -> list[PassNumbers]:
         """Return the passes for which every trainer has logged its numbers, each pass once."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from clusterctl.cluster import ANSWER_S, Cluster, NodeOutcome, choose_job, combined, failures, raise_failures
-from clusterctl.cluster.answers import STATES, JobAnswer, StatusAnswer, own_word
+from clusterctl.cluster.answers import STATES, JobAnswer, RunEnd, RunWarning, StatusAnswer, own_word
 from clusterctl.common.paths import job_key
 from clusterctl.errors import ClusterctlError, UsageError
 from clusterctl.inventory import Inventory, Node
@@ -38,6 +38,12 @@ class JobStatus:
     @property
     def run(self) -> str | None:
         return self.members.run
+
+    @property
+    def warnings(self) -> list[RunWarning]:
+        """Doubts about a run that succeeded."""
+        ended: RunEnd = (self.lead or {}).get("ended") or {}
+        return ended.get("warnings") or []
 
 
 def status(cluster: Cluster, ref: str | None, *, answer_s: float = ANSWER_S) -> JobStatus:
@@ -161,7 +167,10 @@ def jobs(cluster: Cluster) -> tuple[list[dict[str, Any]], list[ClusterctlError]]
 def _job_view(name: str, by_node: Mapping[int, JobAnswer], silent: set[int], inventory: Inventory) -> dict[str, Any]:
     record = next(iter(by_node.values()))["record"]
     run_names = sorted({str(run["run"]) for job in by_node.values() for run in job["runs"]}, key=int)
-    runs = [{"run": run, "state": _run_state(run, by_node, silent, inventory)} for run in run_names]
+    runs = [
+        {"run": run, "state": _run_state(run, by_node, silent, inventory), **_warnings(run, by_node)}
+        for run in run_names
+    ]
     return {
         "job": name,
         "state": runs[-1]["state"] if runs else DISPATCHED,
@@ -173,6 +182,17 @@ def _job_view(name: str, by_node: Mapping[int, JobAnswer], silent: set[int], inv
         "t": record["t"],
         "nodes": sorted(by_node),
     }
+
+
+def _warnings(run: str, by_node: Mapping[int, JobAnswer]) -> dict[str, Any]:
+    """Return the `warnings` of a run if its lead reports any."""
+    found = [
+        view["warnings"]
+        for job in by_node.values()
+        for view in job["runs"]
+        if view["run"] == run and "warnings" in view
+    ]
+    return {"warnings": found[0]} if found else {}
 
 
 def _run_state(run: str, by_node: Mapping[int, JobAnswer], silent: set[int], inventory: Inventory) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import math
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,12 @@ def scatter(array: Array, positions: Ids, rows: Array) -> None:
     """`array[positions] = rows`, each row as one item: more than twice as fast. Both are contiguous, of one dtype."""
     item = np.dtype((np.void, array.itemsize * array.shape[1]))
     np.put(array.view(item).reshape(-1), positions, rows.view(item).reshape(-1))
+
+
+def is_finite(values: Floats) -> bool:
+    """Return True if all values are finite. The sum of squares decides in one cheap sweep unless it overflows."""
+    flat = values.reshape(-1)
+    return math.isfinite(np.dot(flat, flat)) or bool(np.isfinite(flat).all())
 
 
 def is_tensor(values: Any) -> bool:

@@ -29,12 +29,15 @@ class CheckpointTracker:
         self._retention = retention
         self._models = models
         self._receipts: dict[tuple[bool, str], dict[int, Saved]] = {}
+        self.not_finite: dict[str, str] = {}  # tables with such values, with the first tag that has them
 
     def take(self, message: Saved, pservers: int) -> list[Action]:
         """Handle a receipt: a pserver has written its piece."""
         tag, checkpoint = message["tag"], bool(message.get("checkpoint"))
         receipts = self._receipts.setdefault((checkpoint, tag), {})
         receipts[message["rank"]] = message
+        for table in message.get("not_finite", ()):
+            self.not_finite.setdefault(table, tag)
         if len(receipts) < pservers:
             return []
         whole = [receipts[rank] for rank in sorted(receipts)]
@@ -78,6 +81,7 @@ class CheckpointTracker:
         with `forget_logs` the values logged since.
         """
         self._receipts.clear()
+        self.not_finite.clear()
         newest = self._retention.newest
         step = newest.step if newest else 0
         if forget_logs:

@@ -86,6 +86,8 @@ class _ExitFacts(_OfProcess, total=False):
     ours: Sequence[Count]
     worked: bool
     pushes: Count | None
+    pushed: bool | None
+    losses: Sequence[Count]
     reason: str | None
     limit: str | None
     peers: Sequence[str]
@@ -123,6 +125,7 @@ class _SaveFacts(_OfProcess, total=False):
     steps: Any
     checkpoint: Any
     node: Any
+    not_finite: Sequence[str]
 
 
 # Reports.

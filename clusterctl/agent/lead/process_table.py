@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
-from clusterctl.agent.lead.messages import Respawn, Whereabouts
+from clusterctl.agent.lead.messages import Exited, Respawn, Whereabouts
 from clusterctl.agent.lead.restart_policy import Key
 from clusterctl.common.events import Lost, ProcessOnNode
 
@@ -23,6 +23,7 @@ class ProcessTable:
         self.gone: set[int] = set()
         self.held: set[Key] = set()
         self.ended_well: dict[int, int] = {}  # trainers, with the number of their pushes
+        self.last_words: dict[int, Exited] = {}  # theirs
         self.endpoints: dict[str, str] = {}
 
     def of_role(self, role: str) -> set[Key]:
@@ -34,6 +35,11 @@ class ProcessTable:
     def is_up(self, key: Key) -> None:
         self.waiting.discard(key)
         self.fresh.discard(key)
+
+    def end_well(self, message: Exited) -> None:
+        """Record that a trainer has finished."""
+        self.ended_well[message["rank"]] = int(message.get("pushes") or 0)
+        self.last_words[message["rank"]] = message
 
     def are_trained(self) -> bool:
         """Return True if every trainer has finished."""

@@ -18,6 +18,7 @@ from clusterctl.agent.lead.actions import Action, Finish, Policy, RecordEvent, S
 from clusterctl.agent.lead.checkpoints import CheckpointRetention, CheckpointTracker, ModelRetention
 from clusterctl.agent.lead.deadlock import DeadlockDetector
 from clusterctl.agent.lead.failure_detector import FailureDetector, suspect_s
+from clusterctl.agent.lead.learning import find_doubts
 from clusterctl.agent.lead.process_table import ProcessTable, name_of
 from clusterctl.agent.lead.restart_policy import Key, RestartPolicy
 from clusterctl.common.events import Cause, Ended, Lost, Restarting, RolledBack
@@ -189,7 +190,7 @@ class Lead:
             return [warning(node, why), *self._roll_back(self._table.node_of)]
         well = message["exit_code"] == 0 and not message.get("unfinished")
         if well and key[0] == "trainer":
-            self._table.ended_well[key[1]] = int(message.get("pushes") or 0)
+            self._table.end_well(message)
             left = [SendOrder({"do": "left", "ranks": [key[1]]})] if message.get("unsaid") else []
             return [*left, *self._finish_if_trained()]
         if well and (self.phase == "finishing" or self._pservers_leave):
@@ -386,11 +387,11 @@ class Lead:
         return self._end()
 
     def _end(self) -> list[Action]:
-        if self.phase == "ended":
-            return []
         self.phase, self._stop_deadline = "ended", None
         missing = sorted(self._detector.nodes - self._detector.idle)
         ended: Ended = {"event": "ended", "state": self._outcome, "cause": self._cause, "not_heard_of": missing}
+        if self._outcome == "succeeded":
+            ended["warnings"] = find_doubts(self._table.last_words.values(), self._tracker.not_finite)
         return [
             RecordEvent(ended),
             SendOrder({"do": "end", "state": self._outcome, "cause": self._cause}),

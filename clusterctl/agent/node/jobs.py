@@ -190,8 +190,10 @@ def list_jobs(root: Path) -> list[dict[str, Any]]:
 
 
 def _describe_run(run: RunPaths) -> dict[str, Any]:
-    spec = read_summary(run)
-    return {"run": run.run, "state": run_state(run, read_state(run)), **(membership(spec) if spec else {})}
+    spec, state = read_summary(run), read_state(run)
+    about = {"run": run.run, "state": run_state(run, state), **(membership(spec) if spec else {})}
+    warnings = (state.get("ended") or {}).get("warnings")
+    return {**about, "warnings": warnings} if warnings else about
 
 
 def reason_to_stop(run: RunPaths) -> str | None:

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from clusterctl.agent.node.jobs import find_job, pick_run
+from clusterctl.agent.node.jobs import find_job, pick_run, read_state
 from clusterctl.agent.node.outputs import SavedModel, is_part_of_model, models_in, output_places
 from clusterctl.agent.peer import Peer
 from clusterctl.common.errors import AgentError
@@ -56,7 +56,14 @@ def collect(root: Path, request: dict[str, Any], peer: Peer) -> dict[str, Any]:
             count += _send_file(peer, path, name)
         elif kind:
             left.append((name, "link" if kind == stat.S_IFLNK else "special"))
-    about = {"job": job.dir.name, "dir": str(job.dir), "run": run.run if run is not None else None, "files": count}
+    about: dict[str, Any] = {
+        "job": job.dir.name,
+        "dir": str(job.dir),
+        "run": run.run if run is not None else None,
+        "files": count,
+    }
+    if run is not None and (warnings := (read_state(run).get("ended") or {}).get("warnings")):
+        about["warnings"] = warnings
     return {**about, "left": left[:MOST_LEFT], "more": max(0, len(left) - MOST_LEFT)}
 
 

@@ -42,6 +42,8 @@ class Child:
         self.attempt = self.next_attempt = attempt
         self.worked = False
         self.pushes = 0
+        self.pushed: bool | None = None
+        self.losses: list[int] = []
         self.connected = False
         self.goodbye: str | None = None  # "done" if the pservers know that it left the run, "leaving" if not
         self.stalled: str | None = None  # why the supervisor killed it

@@ -58,6 +58,11 @@ class ChildMessages:
             child.connected = True
         elif message["event"] in GOODBYES and is_whole(message.get("pushes")):
             child.goodbye, child.pushes = message["event"], message["pushes"]
+            losses = message.get("losses")
+            child.pushed = message["pushed"] if isinstance(message.get("pushed"), bool) else None
+            child.losses = (
+                losses if isinstance(losses, list) and len(losses) == 2 and all(map(is_whole, losses)) else []
+            )
         if message["event"] not in FROM_PROCESSES:
             return
         event = {key: value for key, value in message.items() if key not in OURS_IN_EVENTS}
@@ -126,6 +131,8 @@ class ChildMessages:
             news = typed(Exit, {**news, **lines, **self._classifier.explain(child, lines["tail"], unfinished)})
         if failed and self._launcher.has_port(child) and found_port_taken(news["tail"]):
             news["port_taken"] = True
+        if child.goodbye:
+            news["pushed"], news["losses"] = child.pushed, child.losses
         if exit_code == 0 and child.goodbye == "leaving":
             news["unsaid"] = True
         return news

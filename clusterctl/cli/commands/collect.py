@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from clusterctl.cli.causes import warning_lines
 from clusterctl.cli.console import clean, human_bytes, plural
 from clusterctl.cli.invocation import Invocation, job_ref
 
@@ -82,7 +83,7 @@ def collect_job(
     )
     for line in left_out_lines(members):
         invocation.console.say(line)
-    for line in _left_lines(collection):
+    for line in (*_left_lines(collection), *warning_lines(collection.warnings)):
         invocation.console.warn(line)
     if collection.model is not None:
         invocation.console.say(f"model of {collection.tag}: {collection.model}")
@@ -108,6 +109,7 @@ def _document(collection: Collection) -> dict[str, Any]:
         "model": str(collection.model) if collection.model else None,
         "tag": collection.tag,
         "more_models": collection.more_models,
+        "warnings": collection.warnings,
     }
 
 

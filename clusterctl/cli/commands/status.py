@@ -7,7 +7,7 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from clusterctl.cli.causes import first_cause_lines
+from clusterctl.cli.causes import first_cause_lines, warning_lines
 from clusterctl.cli.console import Console, human_bytes, human_count, human_time, percent
 from clusterctl.cli.invocation import Invocation, job_name, job_ref
 from clusterctl.cli.pserver_counts import count_lines
@@ -83,6 +83,7 @@ def _document(cluster: Cluster, current: JobStatus) -> dict[str, Any]:
         "job_workspace": job_name(cluster.settings, cluster.inventory, current.job),
         **current.members.to_json(),
         "resumed": (current.lead or {}).get("resumed"),
+        **({"warnings": current.warnings} if current.warnings else {}),
         "processes": current.processes,
         "nodes": current.nodes,
     }
@@ -104,6 +105,8 @@ def _show(console: Console, cluster: Cluster, current: JobStatus, *, clear: bool
     ended = (current.lead or {}).get("ended")
     for line in first_cause_lines(cluster, current.job, ended["cause"] if ended else None):
         console.say(line)
+    for line in warning_lines(current.warnings):
+        console.warn(line)
 
 
 def left_out_lines(members: Members) -> list[str]:
@@ -174,7 +177,7 @@ def _job_cells(job: dict[str, Any], of: int) -> list[str]:
     when = datetime.datetime.fromtimestamp(job["t"]).strftime("%Y-%m-%d %H:%M")
     return [
         job["job"],
-        job["state"],
+        job["state"] + (" (warning)" if job["runs"] and "warnings" in job["runs"][-1] else ""),
         str(len(job["runs"])),
         job["workspace"],
         job["content"][:8],

@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime
 from typing import TYPE_CHECKING
 
-from clusterctl.cli.causes import headline, incident_line
+from clusterctl.cli.causes import headline, incident_line, warning_lines
 from clusterctl.cli.console import Console, clean
 from clusterctl.cli.invocation import Invocation, job_ref
 from clusterctl.cluster.answers import END_OF_TIME
@@ -53,6 +53,8 @@ def _show(console: Console, report: Why) -> None:
             missing = one.process or f"node{one.node}"
             rejoin = f"clusterctl start --rejoin --job_workspace {report.job} --only node{one.node}"
             console.say(f"what to do: the run is waiting for {missing}; when it is fixed: {rejoin}")
+    for line in warning_lines(report.warnings):
+        console.say(line)
     _show_next(console, report)
 
 

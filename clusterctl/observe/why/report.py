@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from clusterctl.cluster import ANSWER_S, Cluster, NodeOutcome, answers
+from clusterctl.cluster.answers import RunWarning
 from clusterctl.errors import ClusterctlError
 from clusterctl.inventory import Node
 from clusterctl.observe.members import Members
@@ -24,7 +25,10 @@ REPORT_S = 120.0
 
 @dataclass(frozen=True)
 class Why:
-    """The explanation of a job's newest run. `errors` are those of nodes that gave no report."""
+    """The explanation of a job's newest run. `errors` are those of nodes that gave no report.
+
+    `warnings` are doubts about a run that succeeded.
+    """
 
     job: str
     members: Members
@@ -33,6 +37,7 @@ class Why:
     reports: tuple[NodeReport, ...]
     errors: list[ClusterctlError]
     started_t: float | None
+    warnings: Sequence[RunWarning] = ()
 
     @property
     def seconds(self) -> float | None:
@@ -65,6 +70,7 @@ def why(cluster: Cluster, ref: str | None, *, answer_s: float = ANSWER_S) -> Why
         reports,
         errors,
         first.at(first.answer["started"]) if first and first.answer.get("started") else None,
+        seen.warnings,
     )
 
 
@@ -116,6 +122,7 @@ def to_json(result: Why) -> dict[str, Any]:
         "alike": [incident(one) for one in known.alike],
         "before": [incident(one) for one in known.before],
         "open": [incident(one) for one in known.open],
+        "warnings": list(result.warnings),
         "stopped": known.stopped,
         "not_heard_of": None if known.not_heard_of is None else list(known.not_heard_of),
         "pass": known.pass_,

@@ -25,7 +25,7 @@ import numpy as np
 import numpy.typing as npt
 
 from clusterctl.common.manifest import piece_name
-from clusterctl.runtime.arrays import Ids
+from clusterctl.runtime.arrays import Ids, is_finite
 from clusterctl.runtime.checkpoint.safetensors import Entry, write_tensors
 from clusterctl.runtime.errors import ModelError
 from clusterctl.runtime.table.sharding import BLOCK_ELEMENTS, SLOTS, slots_of
@@ -128,7 +128,8 @@ def write_piece(
     """
     parts = sorted(tables, key=lambda table: table.spec.name)
     places = None if cursors is None else _places(cut, lanes)
-    entries = [entry for part in parts for entry in _entries(part, places)]
+    not_finite: set[str] = set()
+    entries = [_watched(entry, part.spec.name, not_finite) for part in parts for entry in _entries(part, places)]
     entries.sort(key=lambda entry: entry.dtype, reverse=True)  # int64 first keeps every array aligned
     described: dict[str, Any] = {}
     for part in parts:
@@ -143,7 +144,22 @@ def write_piece(
     path = output_dir / cut.tag / piece_name(cut.pserver)
     size, digest = write_tensors(path, entries, metadata)
     brief = {n: {k: d[k] for k in ("kind", "shape", "rows", "held")} for n, d in described.items()}
+    if not_finite:
+        more["not_finite"] = sorted(not_finite)
     return {**cut.to_json(), "file": path.name, "bytes": size, "sha256": digest, "tables": brief, **more}
+
+
+def _watched(entry: Entry, table: str, not_finite: set[str]) -> Entry:
+    """Return the entry, which adds its table to `not_finite` if it has such a value when it is written."""
+
+    def read() -> npt.NDArray[Any]:
+        array = entry.read()
+        with np.errstate(over="ignore", invalid="ignore"):
+            if array.dtype == np.float32 and not is_finite(array):
+                not_finite.add(table)
+        return array
+
+    return Entry(entry.name, entry.dtype, entry.shape, read)
 
 
 def write_save(env: Environment, layout: Layout, pserver: int, save: Save) -> dict[str, Any]:

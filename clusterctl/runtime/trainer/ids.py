@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -165,12 +164,6 @@ def share_out(ids: Ids, rows: int | None, lanes: int) -> Shares:
     order = np.argsort(owners, kind="stable")
     cuts = np.cumsum(np.bincount(owners, minlength=lanes))[:-1]
     return Shares(ids, np.split(order, cuts))
-
-
-def is_finite(values: Floats) -> bool:
-    """Return True if all values are finite. The sum of squares decides in one cheap sweep unless it overflows."""
-    flat = values.reshape(-1)
-    return math.isfinite(np.dot(flat, flat)) or bool(np.isfinite(flat).all())
 
 
 def fits_half(values: Floats) -> bool:

@@ -9,10 +9,10 @@ from typing import Any, Union
 import numpy as np
 import numpy.typing as npt
 
-from clusterctl.runtime.arrays import Floats, Ids
+from clusterctl.runtime.arrays import Floats, Ids, is_finite
 from clusterctl.runtime.table.sharding import PART_ELEMENTS
 from clusterctl.runtime.trainer.handles import Dense, Embedding
-from clusterctl.runtime.trainer.ids import fits_half, is_finite
+from clusterctl.runtime.trainer.ids import fits_half
 from clusterctl.runtime.wire import messages as wire
 from clusterctl.runtime.wire.key_cache import BYTES_PER_TRAINER, digest_of
 

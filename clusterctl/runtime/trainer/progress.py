@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from dataclasses import dataclass
 from typing import Any, Callable
@@ -23,6 +24,8 @@ class Window:
     wire_s: float = 0.0
     loss_sum: float = 0.0
     loss_weight: int = 0
+    losses: int = 0
+    finite_losses: int = 0
     skipped: int = 0
 
     @property
@@ -45,6 +48,7 @@ class Progress:
         self._pass = 0
         self._alive_s = float("-inf")
         self._step = 0
+        self._pushed = False
         self._logbook = Logbook(self._send_log)
         now = clock()
         self._in_pass, self._recent = Window(now), Window(now)
@@ -69,6 +73,9 @@ class Progress:
             if loss is not None and samples:
                 window.loss_sum += loss * samples
                 window.loss_weight += samples
+                window.losses += 1
+                window.finite_losses += math.isfinite(loss)
+        self._pushed = True
         if self._clock() - self._recent.began >= _EVENT_EVERY_S:
             self.flush(step)
 
@@ -112,6 +119,7 @@ class Progress:
     def skipped(self, batches: int) -> None:
         """Count batches of this pass that were skipped because they are not finite."""
         self._in_pass.skipped += batches
+        self._in_pass.losses += batches
 
     def alive(self) -> None:
         """Send a sign of life while no steps are made, at most once a second."""
@@ -127,11 +135,15 @@ class Progress:
 
     def done(self, pushes: int) -> None:
         """Report that this trainer left the run after `pushes` pushes; a pserver that restarts later is informed."""
-        self._supervisor.send("done", pushes=pushes)
+        self._supervisor.send("done", pushes=pushes, **self._learned())
 
     def leaving(self, pushes: int) -> None:
         """Report that this trainer leaves the run if the program's exit code is 0."""
-        self._supervisor.send("leaving", pushes=pushes)
+        self._supervisor.send("leaving", pushes=pushes, **self._learned())
+
+    def _learned(self) -> dict[str, Any]:
+        """Return if this trainer pushed, and how many losses its last pass had: all, and those that are finite."""
+        return {"pushed": self._pushed, "losses": [self._in_pass.losses, self._in_pass.finite_losses]}
 
     def flush_log(self) -> None:
         self._logbook.flush(self._clock())

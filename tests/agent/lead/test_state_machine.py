@@ -19,7 +19,7 @@ def test_a_run_without_failures_goes_through_all_phases_and_succeeds() -> None:
         play.says(rank, "idle")
     assert play.phases() == ["pservers", "trainers", "running", "finishing"]
     assert play.orders() == ["spawn", "spawn", "finish", "end"]
-    assert play.ended() == {"event": "ended", "state": "succeeded", "cause": None, "not_heard_of": []}
+    assert play.ended() == {"event": "ended", "state": "succeeded", "cause": None, "not_heard_of": [], "warnings": []}
 
 
 def test_nothing_is_spawned_before_every_node_has_joined() -> None:
