@@ -9,12 +9,24 @@ from __future__ import annotations
 
 import socket
 
+PREFIX = "clusterctl-port-"
+
+
+def claimed_ports() -> list[int]:
+    """Return the ports that any job of this machine has claimed, in ascending order."""
+    try:
+        with open("/proc/net/unix", errors="replace") as file:  # noqa: PTH123 - agents do without pathlib here
+            names = [line.rstrip("\n").rpartition(f" @{PREFIX}")[2] for line in file]
+    except OSError:
+        return []
+    return sorted({int(name) for name in names if name.isdecimal()})
+
 
 def claim(port: int) -> socket.socket | None:
     """Return a socket that holds the claim while it is open; None if another process holds it."""
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
-        sock.bind(f"\0clusterctl-port-{port}")
+        sock.bind(f"\0{PREFIX}{port}")
     except OSError:
         sock.close()
         return None

@@ -80,6 +80,7 @@ TABLE: Final[tuple[Setting, ...]] = (
     Setting("TRAINERS", optional(some_hosts), None, "the hosts with trainers, in the same form"),
     Setting("PSERVERS_PER_NODE", whole(1), 1, "the number of pservers on each host that has any"),
     Setting("TRAINERS_PER_NODE", whole(1), 1, "the number of trainers on each host that has any"),
+    Setting("EXCLUSIVE", flag, False, "True refuses to start on nodes where another job is running"),
     # network between the nodes
     Setting(
         "NIC",

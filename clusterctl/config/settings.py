@@ -32,6 +32,7 @@ class Settings:
     trainers: int | tuple[str, ...] | None
     pservers_per_node: int
     trainers_per_node: int
+    exclusive: bool
     nic: str | None
     port: int
     ports_num: int

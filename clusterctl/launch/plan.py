@@ -103,12 +103,13 @@ class LaunchPlan:
         left_out: Sequence[LeftOut] = (),
         resume: ResumePoint | None = None,
         sharing: int | None = None,
+        by: str | None = None,
     ) -> RunSpec:
         """Return the spec that the supervisor of `node` works from.
 
         `addresses`: those of the members in the cluster, by node id. `left_out`: the nodes that do not take part, and
         why, for later requests. `resume`: the checkpoint that the run resumes from. `sharing`: the processes on the
-        node's machine, if other members are on it too.
+        node's machine, if other members are on it too. `by`: who starts it.
         """
         return RunSpec(
             job=job,
@@ -131,6 +132,7 @@ class LaunchPlan:
             arguments=self.program_args or (),
             processes=tuple(process.spec for process in self.on(node)),
             sharing=sharing,
+            by=by,
             all_processes=tuple(PlacedProcess(role=p.role, rank=p.rank, node=p.node) for p in self.processes),
         )
 

@@ -32,12 +32,14 @@ from clusterctl.cluster import (
     combined,
     failures,
     raise_failures,
+    who_asks,
 )
 from clusterctl.cluster.keepalive import Waiting
 from clusterctl.common.run_spec import LeadAddress, LeftOut, RunSpec
 from clusterctl.errors import ClusterctlError, NodeError, RefusedError
 from clusterctl.inventory import Node, nodeset
 from clusterctl.launch.keys import make_keys
+from clusterctl.launch.other_jobs import NodeWithJobs, check_other_jobs
 from clusterctl.launch.plan import LaunchPlan
 from clusterctl.launch.resume import Resume, bring, choose
 
@@ -46,10 +48,10 @@ REACH_S = 120.0
 REASON_CHARS = 500
 
 
-class ReadyNode(NodeFacts, JobChoice, total=False):
+class ReadyNode(NodeFacts, JobChoice, NodeWithJobs, total=False):
     """The answer of a node that is ready to start. `environment`: the one that `setup` made for the job, if any.
 
-    `machine` is equal for nodes that share their cores.
+    `machine` is equal for nodes that share their cores. `other_jobs` are those that run there.
     """
 
     dir: str
@@ -227,11 +229,12 @@ def _make_run(
     _check_addresses(looks)
     _check_environments(looks)
     name = f"{1 + max(int(facts['newest_run']) for facts in looks.values()):04d}"
+    busy = check_other_jobs(looks, exclusive=launch.settings.exclusive)
     dirs = {node: facts["dir"] for node, facts in looks.items()}
     members = max(launch.count("trainer"), len(looks))
     warnings = quick(looks, skews, members=members, open_files=launch.settings.open_files)
     _raise_for([finding for finding in warnings if finding.severity == STOPS], "nothing was started")
-    return Run(job, name, launch.nodes, dirs, tuple(warnings), left_out)
+    return Run(job, name, launch.nodes, dirs, (*warnings, *busy), left_out)
 
 
 def _check_routes(
@@ -342,6 +345,7 @@ def _spec_for(
         left_out=run.left_out_specs(),
         resume=run.resume.spec(run.run) if run.resume else None,
         sharing=sharing,
+        by=who_asks(),
     )
 
 

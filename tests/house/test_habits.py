@@ -40,6 +40,7 @@ MAY_NAME_JOBS = {
     "agent.node.jobs": "find_job checks the owner of the one that it finds",
     "agent.node.job_processes": "processes of a directory that may be gone",
     "agent.node.facts": "the same; it checks the owner",
+    "agent.node.other_jobs": "the same; it checks the owner",
     "agent.operations.stop": "the same; it checks the owner",
     "agent.operations.prune": "those of find_jobs, by their paths",
     "agent.dispatch.in_place": "those that it makes, and one that find_jobs found",

@@ -8,7 +8,7 @@ another ROOT_DIR or of another account is never among them.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, Callable
 
@@ -107,13 +107,17 @@ def _job_dir(environment: set[bytes]) -> str | None:
 def agents_of(job_dir: Path, *kinds: bytes) -> list[Identity]:
     """Return the job's supervisors, guardians or both. Found by arguments: `start` does not mark their environment."""
     path = os.path.realpath(job_dir)
+    return [process for process, directory, _ in supervised(*kinds) if os.path.realpath(directory) == path]
 
-    def is_one(words: list[bytes]) -> bool:
+
+def supervised(*kinds: bytes) -> Iterator[tuple[Identity, str, str]]:
+    """Yield the supervisors, guardians or both of all jobs of this account, with their job directories and runs."""
+    for process in own_processes():
+        words = _arguments(process.pid)
         at = next((i for i, word in enumerate(words) if word.endswith(ENTRY)), len(words))
-        kind, directory = words[at + 1 : at + 2], words[at + 2 : at + 3]
-        return bool(directory) and kind[0] in kinds and os.path.realpath(os.fsdecode(directory[0])) == path
-
-    return [process for process in own_processes() if is_one(_arguments(process.pid)) and is_alive(process)]
+        kind, directory, run = [*words[at + 1 : at + 4], b"", b"", b""][:3]
+        if directory and kind in kinds and is_alive(process):
+            yield process, os.fsdecode(directory), os.fsdecode(run)
 
 
 def descendants(spared: Callable[[int], bool]) -> dict[Identity, int]:

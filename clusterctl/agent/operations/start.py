@@ -24,6 +24,7 @@ from clusterctl.agent.node.job_choice import choose_job
 from clusterctl.agent.node.job_processes import MOST_NAMED, of_job
 from clusterctl.agent.node.jobs import find_job, is_free, need_spec, pick_run, read_state, supervisor_of
 from clusterctl.agent.node.locks import JobLock
+from clusterctl.agent.node.other_jobs import other_jobs
 from clusterctl.agent.node.ports import take_as_a_job
 from clusterctl.agent.node.power_cuts import find_damage
 from clusterctl.agent.node.reachability import Target, answering, try_all
@@ -60,6 +61,7 @@ def start(root: Path, request: dict[str, Any], peer: Peer) -> dict[str, Any]:
             "environment": venv.name if venv else None,
             "cores": len(os.sched_getaffinity(0)),
             "machine": _machine(),
+            "other_jobs": other_jobs(job.dir),
             **quick(root),
         }
         go = _wait_for_go(ready, request, peer)
