@@ -66,6 +66,7 @@ class Run:
 
     `dirs`: the absolute job directories, by node id. `findings`: the nodes' warnings. `left_out`: the reasons why
     other nodes of conf.py do not take part, by node id. `resume`: the checkpoint that the run resumes from.
+    `started_t`: when, by the clock of the lead's node.
     """
 
     job: str
@@ -75,6 +76,7 @@ class Run:
     findings: tuple[Finding, ...] = ()
     left_out: Mapping[int, ClusterctlError] = field(default_factory=dict)
     resume: Resume | None = None
+    started_t: float | None = None
 
     @property
     def members(self) -> list[int]:
@@ -146,8 +148,7 @@ def start(
                 bring(cluster, run.job, resume, launch)
                 run = replace(run, resume=resume)
             on_go(run)
-            _go(cluster, launch, calls, looks, run, waiting)
-        return run
+            return replace(run, started_t=_go(cluster, launch, calls, looks, run, waiting))
     finally:
         for call in calls.values():
             call.close()
@@ -303,7 +304,8 @@ def _go(
     looks: Mapping[int, ReadyNode],
     run: Run,
     waiting: Waiting,
-) -> None:
+) -> float:
+    """Start all supervisors. Return the time at which the lead's node began, by its clock."""
     keys = make_keys(launch)
     addresses = {node: facts["address"] for node, facts in looks.items()}
     machines = {node: facts.get("machine", str(node)) for node, facts in looks.items()}
@@ -317,14 +319,15 @@ def _go(
         return answer
 
     try:
-        port = launch_one(run.lead, None)["port"]
+        began = launch_one(run.lead, None)
     except ClusterctlError as exc:  # it may be running even though its answer was lost
         _stop_again(cluster, run, exc, [run.lead])
         raise
-    lead = LeadAddress(host=addresses[run.lead.id], port=port)
+    lead = LeadAddress(host=addresses[run.lead.id], port=began["port"])
     outcomes = cluster.map(lambda node: launch_one(node, lead), run.nodes[1:])
     if failures(outcomes):
         _undo(cluster, run, outcomes)
+    return float(began["t"])
 
 
 def _sharing(node: Node, launch: LaunchPlan, machines: Mapping[int, str]) -> int | None:

@@ -10,7 +10,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from clusterctl.runtime.checkpoint.model import load_model, merge_model, torch_state_dict
+    from clusterctl.runtime.checkpoint.model import load_model, merge_model, save_model, torch_state_dict
     from clusterctl.runtime.connector import connect
     from clusterctl.runtime.errors import RuntimeFailure
     from clusterctl.runtime.table.initializers import constant, normal, uniform, zeros
@@ -42,6 +42,7 @@ __all__ = [
     "normal",
     "older_than",
     "polynomial",
+    "save_model",
     "score_below",
     "step_decay",
     "torch_state_dict",
@@ -70,6 +71,7 @@ _HOMES = {
     "constant": "table.initializers",
     "load_model": "checkpoint.model",
     "merge_model": "checkpoint.model",
+    "save_model": "checkpoint.model",
     "RuntimeFailure": "errors",
     "Retention": "table.retention",
     "after_sightings": "table.retention",

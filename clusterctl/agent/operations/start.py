@@ -71,8 +71,8 @@ def start(root: Path, request: dict[str, Any], peer: Peer) -> dict[str, Any]:
         previous = job.newest_run()
         run = job.run(spec.run)
         try:
-            _prepare(run, previous, spec, go)
-            return {"dir": str(job.dir), **_launch(run, lock)}
+            began = _prepare(run, previous, spec, go)
+            return {"dir": str(job.dir), "t": began, **_launch(run, lock)}
         except BaseException:
             _undo(run, previous, resumed="resume" in go)
             raise
@@ -152,8 +152,8 @@ def _check_identity(job: JobPaths, request: dict[str, Any]) -> None:
         )
 
 
-def _prepare(run: RunPaths, previous: str | None, spec: RunSpec, go: dict[str, Any]) -> None:
-    """Create the run's directory, and move logs and outputs of an older run beside its events.
+def _prepare(run: RunPaths, previous: str | None, spec: RunSpec, go: dict[str, Any]) -> float:
+    """Create the run's directory, and move logs and outputs of an older run beside its events. Return the time.
 
     A resumed run keeps the outputs up to its checkpoint.
     """
@@ -173,7 +173,9 @@ def _prepare(run: RunPaths, previous: str | None, spec: RunSpec, go: dict[str, A
         directory.mkdir(0o700, exist_ok=True)
     for name, text in go["keys"].items():
         write_atomic(run.keys / Path(name).name, text.encode())
-    write_json(run.spec, spec.replace(t=time.time()).to_json())
+    now = time.time()
+    write_json(run.spec, spec.replace(t=now).to_json())
+    return now
 
 
 def _undo(run: RunPaths, previous: str | None, *, resumed: bool) -> None:

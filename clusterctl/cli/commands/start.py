@@ -195,7 +195,7 @@ def _detached(invocation: Invocation, cluster: Cluster, run: Run) -> None:
     if view.phase not in ("running", "finishing"):
         _ask_how_it_ended(cluster, run, view)
     if view.phase not in ("running", "finishing") and (view.ended or {}).get("state") != "succeeded":
-        raise_failed(invocation, cluster, run, view, 0.0)
+        raise_failed(invocation, cluster, run, view)
     name = job_name(cluster.settings, cluster.inventory, run.job)
     invocation.console.document({**_identity(run), "job_workspace": name, "state": "running"})
     follow, stop = f"clusterctl logs -f {run.job}", f"clusterctl stop {run.job}"
@@ -210,7 +210,6 @@ def follow_run(
     from clusterctl.observe.run_view import RunView
 
     view = RunView(run.nodes)
-    started = time.monotonic()
     display = Display(invocation.console, view, _title(cluster, run), pass_line)
     try:
         with (
@@ -226,13 +225,12 @@ def follow_run(
         if request.signal_number:
             raise SystemExit(128 + request.signal_number) from None
         return view
-    seconds = time.monotonic() - started
     _ask_how_it_ended(cluster, run, view)
     if view.ended is None or view.ended["state"] != "succeeded":
-        raise_failed(invocation, cluster, run, view, seconds)
+        raise_failed(invocation, cluster, run, view)
     saved = f" · saved {view.saved[-1]}" if view.saved else ""
     invocation.console.record({**_identity(run), "state": "succeeded"})
-    invocation.console.say(f"succeeded after {human_time(seconds)}{_progress(view)}{saved}")
+    invocation.console.say(f"succeeded after {_duration(run, view)}{_progress(view)}{saved}")
     for doubt in view.doubts:
         invocation.console.warn(f"warning: {clean(doubt)}")
     invocation.console.say(f"next: clusterctl collect {run.job}")
@@ -305,7 +303,13 @@ def _keys(invocation: Invocation) -> Iterator[Any]:
         termios.tcsetattr(fd, termios.TCSADRAIN, before)
 
 
-def raise_failed(invocation: Invocation, cluster: Cluster, run: Run, view: RunView, seconds: float) -> None:
+def _duration(run: Run, view: RunView) -> str:
+    """Return the duration of a run that has ended, by the clock of the lead's node; so far if its end is unknown."""
+    until = view.ended["t"] if view.ended else time.time()
+    return human_time(max(0.0, until - (run.started_t or until)))
+
+
+def raise_failed(invocation: Invocation, cluster: Cluster, run: Run, view: RunView) -> None:
     """Raise JobFailedError with the outcome of the run, its first cause and the last lines of that process."""
     from clusterctl.errors import JobFailedError
     from clusterctl.inventory import nodeset
@@ -313,7 +317,7 @@ def raise_failed(invocation: Invocation, cluster: Cluster, run: Run, view: RunVi
     ended = view.ended or {"state": "lost", "cause": None}
     state = ended["state"]
     cause: Cause = ended["cause"] or (view.causes[0] if view.causes else {})
-    lines = [f"{state} after {human_time(seconds)}{_progress(view)}"]
+    lines = [f"{state} after {_duration(run, view)}{_progress(view)}"]
     lines += first_cause_lines(cluster, run.job, cause)
     if state == "lost":
         lines.append(f"the lead on {run.lead.label} is gone and reported no outcome; the other nodes stop on their own")

@@ -37,6 +37,7 @@ class Why:
     reports: tuple[NodeReport, ...]
     errors: list[ClusterctlError]
     started_t: float | None
+    ended_t: float | None = None
     warnings: Sequence[RunWarning] = ()
 
     @property
@@ -44,7 +45,7 @@ class Why:
         """The duration of the run, so far if it is still running; None if it never started."""
         if self.started_t is None:
             return None
-        return max(0.0, (self.explanation.ended_t or time.time()) - self.started_t)
+        return max(0.0, (self.ended_t or time.time()) - self.started_t)
 
 
 def why(cluster: Cluster, ref: str | None, *, answer_s: float = ANSWER_S) -> Why:
@@ -62,14 +63,17 @@ def why(cluster: Cluster, ref: str | None, *, answer_s: float = ANSWER_S) -> Why
     lead = next((report for report in reports if report.node == seen.members.lead), None)
     first = (lead or reports[0]) if reports else None
     state = "lost" if lead is not None and lead.is_closed else seen.state
+    explanation = explain(reports, seen.members.lead, _silent(seen.members, reports, errors), state)
+    end = first.first("ended") if first else None
     return Why(
         seen.job,
         seen.members,
         state,
-        explain(reports, seen.members.lead, _silent(seen.members, reports, errors), state),
+        explanation,
         reports,
         errors,
         first.at(first.answer["started"]) if first and first.answer.get("started") else None,
+        first.at(end["t"]) if first and end else explanation.ended_t,
         seen.warnings,
     )
 

@@ -9,14 +9,14 @@ import functools
 import hashlib
 import json
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Union
 
 import numpy as np
 
 from clusterctl.common.manifest import is_cut, piece_name, read_manifest
-from clusterctl.runtime.arrays import Floats, Ids, as_tensor
+from clusterctl.runtime.arrays import Floats, Ids, as_array, as_tensor, is_finite
 from clusterctl.runtime.checkpoint.safetensors import Entry, TensorFile, write_tensors
 from clusterctl.runtime.checkpoint.writer import FORMAT
 from clusterctl.runtime.errors import ModelError
@@ -41,6 +41,59 @@ def load_model(directory: PathLike) -> dict[str, Value]:
     return {
         name: model.dense_table(name) if kind == "dense" else model.sparse_table(name) for name, kind in model.kinds()
     }
+
+
+def save_model(directory: PathLike, tables: Mapping[str, Any]) -> Path:
+    """Write a model that was made elsewhere, such as pretrained vectors, and return the path of its file.
+
+    `tables` maps names to arrays, for dense tables, or to `(ids, rows)`, for embeddings: distinct int64 ids of shape
+    (n,) and rows of shape (n, dim). torch tensors are accepted. Values become float32. `load_model`, `connect(load=)`
+    and `torch_state_dict` read the result, `directory/model.safetensors`; it is written atomically. Raises ModelError
+    if a table has another form or a value is not finite.
+    """
+    entries: list[Entry] = []
+    described: dict[str, Any] = {}
+    for name, table in tables.items():
+        if isinstance(table, tuple):
+            ids, rows = _checked_rows(name, table)
+            described[name] = {"kind": "sparse", "shape": [rows.shape[1]], "rows": None, "held": len(ids)}
+            entries.append(Entry(f"{name}/ids", "I64", ids.shape, functools.partial(np.asarray, ids)))
+            entries.append(Entry(f"{name}/rows", "F32", rows.shape, functools.partial(np.asarray, rows)))
+        else:
+            values = _checked_values(name, table)
+            described[name] = {"kind": "dense", "shape": list(values.shape), "rows": None, "held": values.size}
+            entries.append(Entry(name, "F32", values.shape, functools.partial(np.asarray, values)))
+    entries.sort(key=lambda entry: entry.dtype, reverse=True)
+    out_file = Path(directory) / MERGED_NAME
+    write_tensors(out_file, entries, {"format": MERGED_FORMAT, "tables": json.dumps(described)})
+    return out_file
+
+
+def _checked_rows(name: str, table: tuple[Any, ...]) -> tuple[Ids, Floats]:
+    """Return ids, ascending, and their rows. Raises ModelError."""
+    arrays = [np.asarray(as_array(one)) for one in table]
+    shapes = [array.shape for array in arrays]
+    if len(arrays) != 2 or [len(shape) for shape in shapes] != [1, 2] or shapes[0][0] != shapes[1][0]:
+        raise ModelError(
+            f"table {name!r} has the shapes {shapes}", remedy="give (ids, rows) of shapes (n,) and (n, dim)"
+        )
+    if not np.issubdtype(arrays[0].dtype, np.integer):
+        raise ModelError(f"table {name!r}: its ids are {arrays[0].dtype}", remedy="give integers")
+    ids, order = np.unique(arrays[0].astype(np.int64), return_index=True)
+    if len(ids) < shapes[0][0]:
+        raise ModelError(f"table {name!r}: {shapes[0][0] - len(ids):,} ids occur more than once")
+    return ids, _checked_values(name, arrays[1][order])
+
+
+def _checked_values(name: str, values: Any) -> Floats:
+    array = np.asarray(as_array(values))
+    if array.dtype.kind not in "fiub":
+        raise ModelError(f"table {name!r} is of dtype {array.dtype}", remedy="give numbers")
+    with np.errstate(over="ignore", invalid="ignore"):
+        floats: Floats = np.array(array, np.float32, order="C")
+        if not is_finite(floats):
+            raise ModelError(f"table {name!r} has values that are not finite")
+    return floats
 
 
 def merge_model(sources: Sequence[PathLike], out_file: PathLike) -> Path:

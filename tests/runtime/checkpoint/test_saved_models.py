@@ -12,7 +12,7 @@ import pytest
 from safetensors.numpy import load_file
 
 from clusterctl.common.manifest import build_manifest, piece_name, read_manifest, write_manifest
-from clusterctl.runtime import SGD, Adagrad, connect, load_model, merge_model, normal, uniform
+from clusterctl.runtime import SGD, Adagrad, connect, load_model, merge_model, normal, save_model, uniform
 from clusterctl.runtime.checkpoint.safetensors import Entry, TensorFile, write_tensors
 from clusterctl.runtime.checkpoint.writer import Cut, write_piece
 from clusterctl.runtime.errors import ModelError, UseError
@@ -255,3 +255,38 @@ def test_tags_that_are_not_directory_names_are_refused(
     monkeypatch.chdir(tmp_path)
     with connect() as ps, pytest.raises(UseError, match="tag"):
         ps.save(tag)
+
+
+def test_a_model_made_elsewhere_is_loaded_by_any_number_of_pservers(tmp_path: Path) -> None:
+    rng = np.random.default_rng(1)
+    wide = rng.standard_normal((3, BLOCK_ELEMENTS))
+    ids, rows = IDS[::-1], rng.standard_normal((len(IDS), 3))
+    file = save_model(tmp_path / "made", {"net/wide": wide, "one": 2, "free": (ids, rows)})
+    assert file == tmp_path / "made/model.safetensors"
+    loaded = load_model(tmp_path / "made")
+    assert loaded["one"].tobytes() == np.float32(2).tobytes()  # type: ignore[union-attr]
+    assert (loaded["free"][0] == IDS).all()
+    assert load_file(file)["free/rows"].shape == (len(IDS), 3)
+    with thread_cluster(tmp_path, 3, 1) as cluster:
+        [seen] = cluster.train(lambda ps: values(*tables(ps)), load=str(tmp_path / "made"))
+    assert seen["net/wide"].tobytes() == wide.astype(np.float32).tobytes()
+    assert seen["free"].tobytes() == rows[::-1].astype(np.float32).tobytes()
+    assert seen["one"] == 2
+
+
+@pytest.mark.parametrize(
+    ("table", "words"),
+    [
+        ((np.array([1, 2]), np.zeros((3, 2))), "has the shapes"),
+        ((np.array([1, 2]),), "has the shapes"),
+        ((np.array([1.5, 2]), np.zeros((2, 2))), "its ids are float64"),
+        ((np.array([7, 7]), np.zeros((2, 2))), "1 ids occur more than once"),
+        (np.array([1, np.nan]), "not finite"),
+        (np.array([1e300]), "not finite"),
+        (np.array(["a"]), "is of dtype"),
+    ],
+)
+def test_a_model_of_another_form_is_not_written(tmp_path: Path, table: Any, words: str) -> None:
+    with pytest.raises(ModelError, match=words):
+        save_model(tmp_path / "made", {"good": np.zeros(3), "bad": table})
+    assert not (tmp_path / "made").exists()
