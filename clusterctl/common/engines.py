@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import Callable, NamedTuple
+from typing import Any, Callable, NamedTuple
 
 from clusterctl.common.run_spec import ProcessSpec, RunSpec
 
+ROLES = ("pserver", "trainer")
 Endpoints = Mapping[str, str]  # "host:port" by process, such as "trainer0"
 
 
@@ -21,7 +22,7 @@ class Engine(NamedTuple):
     If `serves`, pservers run the trainers' program unless PSERVER_COMMAND names another; if `scheduled`, the first node
     runs it once more, as the scheduler; if `listens`, pservers are ready when they listen on their port; if `leaves`,
     pservers exit on their own, just before or after the trainers. `ports` selects the trainers with a port: "all", the
-    "first" one, or "none".
+    "first" one, or "none". If `lists_nodes`, programs get a list of all nodes, since no variable names them.
     """
 
     variables: Callable[[RunSpec, ProcessSpec, Endpoints], dict[str, str]]
@@ -30,6 +31,19 @@ class Engine(NamedTuple):
     scheduled: bool = False
     listens: bool = False
     leaves: bool = False
+    lists_nodes: bool = False
+
+
+def node_list(spec: RunSpec) -> list[dict[str, Any]]:
+    """Return the nodes of a run, the lead first, with their addresses in the cluster and the ranks on each."""
+    return [
+        {
+            "node": node,
+            "address": address,
+            **{f"{role}s": [p.rank for p in spec.all_processes if (p.node, p.role) == (node, role)] for role in ROLES},
+        }
+        for node, address in zip(spec.members, spec.hosts or ())
+    ]
 
 
 def has_port(engine: str, process: ProcessSpec) -> bool:
@@ -116,10 +130,10 @@ def _nothing(spec: RunSpec, process: ProcessSpec, endpoints: Endpoints) -> dict[
 
 ENGINES: Mapping[str, Engine] = {
     "clusterctl": Engine(_nothing),
-    "none": Engine(_nothing),
+    "none": Engine(_nothing, lists_nodes=True),
     "paddle": Engine(_paddle, ports="all", serves=True, listens=True),
     "torch": Engine(_torch, ports="first"),
-    "mpi": Engine(_mpi),
+    "mpi": Engine(_mpi, lists_nodes=True),
     "dmlc": Engine(_dmlc, serves=True, scheduled=True, leaves=True),
     "tensorflow": Engine(_tensorflow, ports="all", listens=True),
 }

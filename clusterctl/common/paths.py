@@ -10,7 +10,8 @@ ROOT_DIR/
     .clusterctl/job.json         the dispatch; `manifest` lists its files, `seal` shows that none was touched
     .clusterctl/lock             locked while a run is alive
     .clusterctl/runs/0001/       spec.json, events.jsonl, state.json, keys/, checkpoints/; older runs' log/, output/;
-                                 stop-reason.json if `start` stopped the run because it could not start everywhere
+                                 nodes.json for programs of ENGINE none and mpi; stop-reason.json if `start` stopped
+                                 the run because it could not start everywhere
 """
 
 from __future__ import annotations
@@ -99,6 +100,7 @@ class RunPaths:
         self.spec = self.dir / "spec.json"
         self.events = self.dir / "events.jsonl"
         self.state = self.dir / "state.json"
+        self.nodes = self.dir / "nodes.json"
         self.stop_reason = self.dir / "stop-reason.json"
         self.checkpoints = self.dir / "checkpoints"
         self.keys = self.dir / "keys"

@@ -37,6 +37,8 @@ def environment(spec: RunSpec, process: ProcessSpec, facts: NodeFacts) -> dict[s
     values.update(_activated(spec, values))
     values["PYTHONPATH"] = ":".join(filter(None, (facts.lib_dir, values.get("PYTHONPATH", ""))))
     values.update(_ours(spec, process, facts), **_old_launcher(spec, process))
+    if spec.hosts:
+        values["CLUSTERCTL_NODES"] = f"{facts.job_dir}/.clusterctl/runs/{spec.run}/nodes.json"
     values.update(ENGINES[spec.training.engine].variables(spec, process, facts.endpoints))
     return values
 

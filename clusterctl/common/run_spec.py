@@ -178,10 +178,11 @@ class RunSpec(Record):
     `pserver_hosts` (by rank) are addresses within the cluster. The node adds `venv`, the directory of its
     Python environment if it has one, and `t`, the time at which it prepared the run. The lead adds `epoch` and
     `recover` when processes are restarted. `sharing` is the number of processes on the node's machine, if other nodes
-    of the run are on it too. `by` is who started it, as USER@HOST. `shm` is "off" in benchmarks.
+    of the run are on it too. `by` is who started it, as USER@HOST. `hosts` are the addresses of the
+    members, for engines whose programs get a list of them. `shm` is "off" in benchmarks.
     """
 
-    OMITTED = ("sharing", "by", "venv", "t", "recover", "shm")
+    OMITTED = ("sharing", "by", "hosts", "venv", "t", "recover", "shm")
 
     v: int = 1
     job: str
@@ -207,6 +208,7 @@ class RunSpec(Record):
     all_processes: tuple[PlacedProcess, ...] = ()
     sharing: int | None = None
     by: str | None = None
+    hosts: tuple[str, ...] | None = None
     venv: str | None = None
     t: float | None = None
     recover: Recovery | None = None

@@ -133,8 +133,12 @@ class LaunchPlan:
             processes=tuple(process.spec for process in self.on(node)),
             sharing=sharing,
             by=by,
+            hosts=tuple(addresses[node.id] for node in self.nodes) if self._lists_nodes() else None,
             all_processes=tuple(PlacedProcess(role=p.role, rank=p.rank, node=p.node) for p in self.processes),
         )
+
+    def _lists_nodes(self) -> bool:
+        return ENGINES[self.settings.engine].lists_nodes
 
     def _training(self) -> Training:
         settings = self.settings

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from support.site import Site
@@ -187,3 +189,17 @@ def test_the_plan_shows_an_engines_variables(site: Site, spelling: tuple[str, ..
     package = str(site.workspace(""))
     document = site.ok("start", "--job_dispatch_package", package, "--plan", "--json", *spelling).json()
     assert [p["env"]["OMPI_COMM_WORLD_RANK"] for p in document["processes"]] == ["0", "1"]
+
+
+@pytest.mark.nodes(2)
+@pytest.mark.parametrize("engine", ["none", "mpi"])
+def test_programs_without_variables_for_it_get_a_list_of_all_nodes(site: Site, engine: str) -> None:
+    site.conf(ENGINE=engine, PSERVERS=0, TRAINERS_PER_NODE=2)
+    program = "import json, os; print('nodes:', json.dumps(json.load(open(os.environ['CLUSTERCTL_NODES']))))"
+    site.ok("start", "--job_dispatch_package", str(site.workspace(program)))
+    printed = [line.partition("nodes: ")[2] for line in site.ok("logs").out.splitlines() if "nodes: " in line]
+    assert len(printed) == 4
+    assert len(set(printed)) == 1
+    nodes = json.loads(printed[0])["nodes"]
+    assert [(one["node"], one["trainers"], one["pservers"]) for one in nodes] == [(0, [0, 1], []), (1, [2, 3], [])]
+    assert all(one["address"].startswith("127.") for one in nodes)

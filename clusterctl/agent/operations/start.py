@@ -31,6 +31,7 @@ from clusterctl.agent.node.reachability import Target, answering, try_all
 from clusterctl.agent.packages.interpreter import find_versions
 from clusterctl.agent.packages.venvs import find_for_job, in_environment
 from clusterctl.agent.peer import Peer
+from clusterctl.common.engines import node_list
 from clusterctl.common.errors import AgentError
 from clusterctl.common.files import read_json, write_atomic, write_json
 from clusterctl.common.paths import ENTRY, JobPaths, RunPaths
@@ -173,6 +174,8 @@ def _prepare(run: RunPaths, previous: str | None, spec: RunSpec, go: dict[str, A
         directory.mkdir(0o700, exist_ok=True)
     for name, text in go["keys"].items():
         write_atomic(run.keys / Path(name).name, text.encode())
+    if spec.hosts:
+        write_json(run.nodes, {"nodes": node_list(spec)})
     now = time.time()
     write_json(run.spec, spec.replace(t=now).to_json())
     return now
