@@ -122,16 +122,16 @@ def own_environments(is_wanted: Callable[[set[bytes]], bool]) -> dict[Identity, 
     """Return the wanted environments of this account's processes, except this process and its ancestors.
 
     It also looks at processes that start in the meantime. Otherwise a process that keeps starting its successor and
-    exiting would never be seen.
+    exiting would never be seen. New ones that are clearly unwanted start no successor that is wanted: on a machine with
+    many nodes there are always some.
     """
     matches: dict[Identity, set[bytes]] = {}
     seen, unclear, quiet = set[int](), set[int](), 0
     for _ in range(ROUNDS):
         new = own_pids(seen)
         seen.update(new)
-        for pid in new:
-            _match(pid, is_wanted, matches, unclear)
-        quiet = 0 if new else quiet + 1  # one may have started unseen, with a pid that was already passed
+        unwanted = [_is_unwanted(pid, is_wanted, matches, unclear) for pid in new]
+        quiet = quiet + 1 if all(unwanted) else 0  # one may have started unseen, with a pid that was already passed
         if quiet == QUIET_ROUNDS:
             break
     for _ in range(LOOKS - 1):
@@ -140,14 +140,17 @@ def own_environments(is_wanted: Callable[[set[bytes]], bool]) -> dict[Identity, 
             break
         time.sleep(POLL_S)
         for pid in again:
-            _match(pid, is_wanted, matches, unclear)
+            _is_unwanted(pid, is_wanted, matches, unclear)
     return matches
 
 
-def _match(
+def _is_unwanted(
     pid: int, is_wanted: Callable[[set[bytes]], bool], matches: dict[Identity, set[bytes]], unclear: set[int]
-) -> None:
-    """Add a process to `matches` if the wanted environment is certainly its own, not that of another with its pid."""
+) -> bool:
+    """Return True if a process certainly has an environment that is not wanted.
+
+    Add it to `matches` if the wanted environment is certainly its own, not that of another with its pid.
+    """
     environment = environment_of(pid)
     if is_wanted(environment):
         process, environment = identify(pid), environment_of(pid)
@@ -155,6 +158,8 @@ def _match(
             matches[process] = environment
     if environment == NO_ENVIRONMENT:
         unclear.add(pid)
+        return False
+    return bool(environment) and not is_wanted(environment)
 
 
 def own_processes() -> dict[Identity, list[str]]:

@@ -19,9 +19,11 @@ from clusterctl.common.procfs import (
     Identity,
     environment_of,
     find_by_environment,
+    identify,
     is_alive,
     named_by,
     own_environments,
+    own_pids,
     own_processes,
     run_environment,
     stat_fields,
@@ -112,12 +114,14 @@ def agents_of(job_dir: Path, *kinds: bytes) -> list[Identity]:
 
 def supervised(*kinds: bytes) -> Iterator[tuple[Identity, str, str]]:
     """Yield the supervisors, guardians or both of all jobs of this account, with their job directories and runs."""
-    for process in own_processes():
-        words = _arguments(process.pid)
+    for pid in own_pids():
+        words = _arguments(pid)
         at = next((i for i, word in enumerate(words) if word.endswith(ENTRY)), len(words))
         kind, directory, run = [*words[at + 1 : at + 4], b"", b"", b""][:3]
-        if directory and kind in kinds and is_alive(process):
-            yield process, os.fsdecode(directory), os.fsdecode(run)
+        if directory and kind in kinds:
+            process = identify(pid)
+            if process is not None and _arguments(pid) == words and is_alive(process):
+                yield process, os.fsdecode(directory), os.fsdecode(run)
 
 
 def descendants(spared: Callable[[int], bool]) -> dict[Identity, int]:
