@@ -55,3 +55,12 @@ def test_a_run_that_learned_nothing_succeeds_with_a_warning_that_every_command_s
     for text in shown:
         assert [text.count(f"warning: {one['message']}") for one in warnings] == [1] * len(kinds), text
     assert ("succeeded (warning)" in site.ok("jobs").out.split(job)[1].splitlines()[0]) == bool(kinds)
+
+
+def test_a_resumed_run_with_nothing_left_to_do_is_not_doubted(site: Site) -> None:
+    site.conf(SAVE_EVERY=1)
+    job = site.dispatch(TRAIN.format(body=LEARNS))
+    site.ok("start", "--job_workspace", job)
+    resumed = site.ok("start", "--resume", "--job_workspace", job)
+    assert "warning" not in resumed.out + resumed.err
+    assert "warnings" not in site.ok("status", job, "--json").json()

@@ -53,6 +53,10 @@ class Progress:
         now = clock()
         self._in_pass, self._recent = Window(now), Window(now)
 
+    def joined(self, step: int) -> None:
+        """Record the step at which this trainer joined the run: one that joins late may have nothing left to push."""
+        self._pushed = step > 0
+
     def begin_pass(self, pass_: int) -> None:
         self.flush_log()
         self._pass = pass_

@@ -59,6 +59,7 @@ class Session:
         self._context: StepContext | None = None
         self._progress = Progress(supervisor)
         self._client = Client(env, link, self.rank, self._progress, self._refresh)
+        self._progress.joined(self._client.step)
         self._parameters = _make_parameters(self._client, self.trainers, self._guard)
         self._nan_policy = NanPolicy(env.on_nan, self.rank, self._client.half, self._progress)
         self.mode, self.seed = self._client.mode.name, self._client.seed
