@@ -347,18 +347,19 @@ def inject(run: Run, fault: Fault) -> float | None:
     """Inject a fault; return its time, or None if the run has ended. Wait for a target that is restarting."""
     time.sleep(fault.after_s)
     is_process = fault.target in (*TRAINERS, *PSERVERS, *SUPERVISORS, *GUARDIANS)
-    if is_process:
-        assert wait_until(lambda: is_over(run) or _exists(run, fault.target), 40), f"no {fault.target}"
-    if is_over(run):
-        return None
-    at = time.time()
-    try:
-        KINDS[fault.name].act(run, fault)
-    except (AssertionError, ProcessLookupError):
-        if is_process and is_over(run):  # it ended during the search
+    while True:
+        if is_process:
+            assert wait_until(lambda: is_over(run) or _exists(run, fault.target), 40), f"no {fault.target}"
+        if is_over(run):
             return None
-        raise
-    return at
+        at = time.time()
+        try:
+            KINDS[fault.name].act(run, fault)
+        except (AssertionError, ProcessLookupError):
+            if is_process and not _exists(run, fault.target):  # it ended, or another restart began, during the search
+                continue
+            raise
+        return at
 
 
 def _exists(run: Run, target: str) -> bool:
