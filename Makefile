@@ -12,7 +12,7 @@ BIN := $(VENV)/bin
 
 SECONDS := 60
 # More workers than CPUs: many tests wait for a grace period to pass.
-WORKERS := 3
+WORKERS := 4
 SEPARATE := slow or docker or engines or faults or upgrade
 # Tests write and remove thousands of files, which some disks are slow at: they do it in memory if 4 GB are free there
 # and programs may run from there.
