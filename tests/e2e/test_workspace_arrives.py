@@ -89,3 +89,11 @@ def test_caches_and_our_own_directories_are_not_sent(site: Site) -> None:
     arrived = {path.relative_to(node["dir"]).as_posix() for path in Path(node["dir"]).rglob("*")}
     assert {"train.py", "pkg/output"} <= arrived
     assert not {".git", "__pycache__", ".venv", "pkg/__pycache__", "output/pass-00000", "log/f"} & arrived
+
+
+def test_fewer_shards_than_trainers_are_a_warning(site: Site) -> None:
+    workspace = site.workspace("", **{f"train.txt-0000{number}": "x" for number in range(2)})
+    site.conf(SHARDS=["train.txt-*"])
+    result = site.ok("dispatch", str(workspace))
+    assert "only 2 shards, and the nodes of 2 of 4 trainers get none: trainers 2,3" in result.err
+    assert "clusterctl split FILE --count 4" in result.err

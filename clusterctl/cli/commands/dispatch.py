@@ -59,10 +59,10 @@ def _scan(
         raise RefusedError(f"nothing was sent: {'; '.join(missing)}", hint=hint)
     for problem in missing:
         invocation.console.warn(f"warning: {problem}")
-    warnings = Shards(workspace.entries, cluster.settings.shards, cluster.inventory.trainer_count).warnings()
-    if warnings and not _is_of_a_fake_cluster(cluster.settings.source):
-        for warning in warnings:
-            invocation.console.warn(warning)
+    shards = Shards(workspace.entries, cluster.settings.shards, cluster.inventory.trainer_count)
+    unmatched = [] if _is_of_a_fake_cluster(cluster.settings.source) else shards.unmatched()
+    for warning in [*unmatched, *shards.too_few(cluster.inventory.nodes)]:
+        invocation.console.warn(warning)
     ignored = f" ({len(workspace.ignored)} ignored)" if workspace.ignored else ""
     invocation.console.say(
         f"workspace  {plural(workspace.files, 'file')}, {human_bytes(workspace.bytes)}{ignored}"
