@@ -22,6 +22,7 @@ NOT_NAMES = frozenset(("", ".", ".."))
 #: Found only in file names that attack a terminal: control characters and text direction marks.
 ODD_CHARACTERS = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]")
 END = (1 << 64) - 1  # as a size: the end of the blobs
+DISPATCH_LATER = "dispatch again when nothing writes to the workspace"
 
 
 class Entry(NamedTuple):

@@ -14,13 +14,14 @@ from typing import Any, TypeVar
 
 from clusterctl.cluster import AgentCall, Cluster, NodeOutcome, combined, who_asks
 from clusterctl.cluster.keepalive import Waiting
+from clusterctl.common.tree import Entry
 from clusterctl.dispatch import last_dispatch, relay_plan
 from clusterctl.dispatch.blobs import Blobs, Shelf
 from clusterctl.dispatch.decision import Answer, Instruction, NewestJob, Wanted, decide
 from clusterctl.dispatch.node_trees import make_trees
 from clusterctl.dispatch.outcomes import Dispatched, NodeDispatch, Planned, Progress
 from clusterctl.dispatch.workspace import Workspace
-from clusterctl.errors import ClusterctlError, RefusedError, UsageError
+from clusterctl.errors import ClusterctlError, NodeError, RefusedError, UsageError
 from clusterctl.inventory import Node
 
 T = TypeVar("T")
@@ -112,6 +113,7 @@ class _Dispatch:
         self._waiting = Waiting()
         self._shelf = Shelf(workspace.directory)
         self._relayed: Blobs | None = None
+        self._changed: dict[str, NodeError] = {}
 
     def run(self, job: str) -> Dispatched:
         try:
@@ -333,12 +335,13 @@ class _Dispatch:
         count = 0
         if "relay" in instruction:
             if self._relayed and instruction["relay"]["upstream"] is None:
-                count = self._write(call, self._relayed)
+                count = self._write_to_head(call, self._relayed)
             last, instruction = call.receive(SILENCE_S), {}
         else:
             last = answer
         while "missing" in last:
             rows = self._trees[call.node.id].rows(last["missing"])
+            self._check_unchanged(rows)
             blobs = self._shelf.blobs(rows, last["torn"])
             call.send({**instruction, "blobs": len(rows), "compressed": blobs.compressed, "resume": last["torn"]})
             count += self._write(call, blobs) if rows else 0
@@ -347,4 +350,23 @@ class _Dispatch:
         return count, done
 
     def _write(self, call: AgentCall, blobs: Blobs) -> int:
-        return blobs.write(call.write, lambda done, total: self._progress.report(call.node, done, total))
+        try:
+            return blobs.write(call.write, lambda done, total: self._progress.report(call.node, done, total))
+        except NodeError as exc:
+            if "changed" in exc.details:
+                self._changed[exc.details["changed"]] = exc
+            raise
+
+    def _write_to_head(self, call: AgentCall, blobs: Blobs) -> int:
+        """Write the stream of the relay. If that fails, end the call at once: the other nodes wait for it."""
+        try:
+            return self._write(call, blobs)
+        except ClusterctlError:
+            call.close()
+            raise
+
+    def _check_unchanged(self, rows: Sequence[Entry]) -> None:
+        """Raise the error of a file among `rows` that could not be sent to another node."""
+        changed = next((error for entry in rows if (error := self._changed.get(entry.path))), None)
+        if changed is not None:
+            raise NodeError(changed.message, hint=changed.hint, details=changed.details)

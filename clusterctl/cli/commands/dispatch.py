@@ -116,23 +116,31 @@ def _summarise(console: Console, done: Dispatched, seconds: float) -> None:
 
 def partial_failure(done: Dispatched, of: int) -> ClusterctlError | None:
     """Return the error to report if some nodes do not have the job."""
-    from clusterctl.cluster import combined, failures
+    from clusterctl.cluster import combined, failures, fold_errors
+    from clusterctl.errors import NodeError
 
     errors = [outcome.error for outcome in failures(done.outcomes) if outcome.error]
     if not errors:
         return None
     error = combined(errors, of, "dispatch")
+    have = f"{of - len(errors)}/{of} nodes have {done.job}"
+    changed = [one for one in errors if "changed" in one.details]
+    if changed:  # the last dispatch cannot be completed from another workspace
+        others = [one for one in errors if "changed" not in one.details]
+        message = "\n".join([changed[0].message, *fold_errors(others), have])
+        return NodeError(message, hint=changed[0].hint, details=error.details)
     lines = [error.message] + ([f"  {error.hint}"] if error.hint else [])
-    lines.append(f"{of - len(errors)}/{of} nodes have {done.job}; start needs it on all nodes, or --allow-partial")
+    lines.append(f"{have}; start needs it on all nodes, or --allow-partial")
     retry = "retry the others: clusterctl dispatch --only failed@last"
     return type(error)("\n".join(lines), node=error.node, hint=retry, details=error.details)
 
 
 def may_go_on(done: Dispatched) -> bool:
-    """Return True if --allow-partial covers all failures; it never covers a refusal for safety."""
+    """Return True if --allow-partial covers all failures: some node has the job, and none refused it for safety."""
     from clusterctl.errors import NodeError
 
-    return all(outcome.error is None or isinstance(outcome.error, NodeError) for outcome in done.outcomes)
+    none_refused = all(outcome.error is None or isinstance(outcome.error, NodeError) for outcome in done.outcomes)
+    return none_refused and any(outcome.ok for outcome in done.outcomes)
 
 
 def _node(outcome: Any) -> dict[str, Any]:
