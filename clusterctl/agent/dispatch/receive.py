@@ -16,6 +16,7 @@ import zlib
 from typing import TYPE_CHECKING, Any, Callable
 
 from clusterctl.agent.dispatch.in_place import journal_of, supersede, was_started
+from clusterctl.agent.dispatch.room import Need
 from clusterctl.agent.node.content import (
     Source,
     find_sources,
@@ -149,7 +150,7 @@ class _Dispatch:
     def _lacking(self) -> dict[str, Any]:
         """Return the rows whose bytes must be sent, each digest once, and how many of their bytes are here already.
 
-        Also find the sources of the others.
+        Also find the sources of the others, and the space that all of it takes.
         """
         sizes = {entry.digest: entry.size for entry in self._entries if entry.kind == FILE}
         self._sources = {}
@@ -168,7 +169,12 @@ class _Dispatch:
         self._sources.update(sources)
         self._torn = find_torn(incoming_dir(self._root), {d: sizes[d] for d in missing if d not in sources})
         torn = {digest: size for digest, (_, size) in self._torn.items()}
-        return {"missing": fold_rows(_first_rows(self._entries, self._sources)), "torn": torn}
+        need = Need(self._root, self._entries, self._sources, torn)
+        return {
+            "missing": fold_rows(_first_rows(self._entries, self._sources)),
+            "torn": torn,
+            "room": need.about(self._base if self._exact else None),
+        }
 
     def _build(self, message: dict[str, Any]) -> dict[str, Any]:
         from clusterctl.agent.dispatch.staging import Staging

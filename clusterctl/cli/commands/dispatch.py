@@ -26,7 +26,7 @@ def dispatch(
         if plan:
             _plan(invocation, cluster, workspace, rehash)
             return
-        done = send(invocation, cluster, workspace, rehash=rehash)
+        done = send(invocation, cluster, workspace, rehash=rehash, allow_partial=allow_partial)
         name = job_name(cluster.settings, cluster.inventory, done.job)
         error = partial_failure(done, len(cluster.nodes))
         document = {"job": done.job, "job_workspace": name, "nodes": [_node(o) for o in done.outcomes]}
@@ -79,15 +79,22 @@ def _is_of_a_fake_cluster(conf: Path | None) -> bool:
 
 
 def send(
-    invocation: Invocation, cluster: Cluster, directory: Path, *, rehash: bool = False, to_start: bool = False
+    invocation: Invocation,
+    cluster: Cluster,
+    directory: Path,
+    *,
+    rehash: bool = False,
+    to_start: bool = False,
+    allow_partial: bool = False,
 ) -> Dispatched:
     """Scan and send a workspace, showing progress; some outcomes may be errors."""
     from clusterctl.dispatch import dispatch, new_job_id
 
     workspace = _scan(invocation, cluster, directory, rehash, to_start=to_start)
+    options: Any = {"cache": invocation.cache_dir, "rehash": rehash, "allow_partial": allow_partial}
     started = time.monotonic()
     with _progress(invocation.console, cluster) as progress:
-        done = dispatch(cluster, workspace, progress, new_job_id(), cache=invocation.cache_dir, rehash=rehash)
+        done = dispatch(cluster, workspace, progress, new_job_id(), **options)
     _summarise(invocation.console, done, time.monotonic() - started)
     return done
 
