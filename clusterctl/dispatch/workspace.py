@@ -16,6 +16,7 @@ from clusterctl.common.tree import DIRECTORY, FILE, LINK, Entry, content_of, lea
 from clusterctl.dispatch import digest_cache as caches
 from clusterctl.dispatch.hashing import hash_files
 from clusterctl.dispatch.ignore import IGNORE_FILE, RESERVED_NAME, Ignored, Rules, default_rules
+from clusterctl.dispatch.unkept import Unkept
 from clusterctl.errors import ConfigError, RefusedError
 
 __all__ = ["Ignored", "Workspace", "scan"]
@@ -23,11 +24,15 @@ __all__ = ["Ignored", "Workspace", "scan"]
 
 @dataclass(frozen=True)
 class Workspace:
-    """A scanned workspace. In `entries` every directory precedes its contents; `ignored` paths are not sent."""
+    """A scanned workspace. In `entries` every directory precedes its contents; `ignored` paths are not sent.
+
+    `warnings` name files that have properties which a dispatch does not keep.
+    """
 
     directory: Path
     entries: tuple[Entry, ...]
     ignored: tuple[Ignored, ...]
+    warnings: tuple[str, ...] = ()
 
     @cached_property
     def files(self) -> int:
@@ -69,7 +74,7 @@ def scan(directory: Path, *, rehash: bool = False, cache: Path | None = None) ->
     fresh = walk.hash_pending()
     if cache_file and (fresh or rehash or len(walk.rows) != len(known)):
         caches.save(cache_file, walk.rows)
-    return Workspace(directory, tuple(walk.entries), tuple(walk.ignored))
+    return Workspace(directory, tuple(walk.entries), tuple(walk.ignored), walk.unkept.warnings())
 
 
 class _Walk:
@@ -82,6 +87,7 @@ class _Walk:
         self.entries: list[Entry] = []
         self.ignored: list[Ignored] = []
         self.pending: list[int] = []
+        self.unkept = Unkept()
 
     def run(self) -> None:
         todo = [("", default_rules())]
@@ -133,6 +139,7 @@ class _Walk:
         kind = stat.S_IFMT(status.st_mode)
         if kind == stat.S_IFREG:
             self._add_file(path, status)
+            self.unkept.add(path, item.path, status)
         elif kind == stat.S_IFDIR:
             self.entries.append(Entry(path, DIRECTORY, status.st_mode & 0o777, status.st_mtime_ns))
         elif kind == stat.S_IFLNK:

@@ -124,6 +124,20 @@ def test_a_path_that_is_too_long_only_on_the_nodes_is_found_before_anything_is_s
     assert max(map(len, result.err.splitlines())) < 600
 
 
+def test_properties_that_are_not_kept_are_a_warning(site: Site) -> None:
+    workspace = site.workspace("", tool="x", words="y")
+    (workspace / "tool").chmod(0o4755)
+    os.link(workspace / "words", workspace / "zwords")
+    result = site.ok("dispatch", str(workspace), "--json")
+    assert result.err.splitlines()[:2] == [
+        "warning: setuid, setgid and sticky bits are not kept: tool",
+        "warning: hard links arrive as separate files: zwords",
+    ]
+    arrived = Path(result.json()["nodes"][0]["dir"])
+    assert stat.S_IMODE((arrived / "tool").stat().st_mode) == 0o755
+    assert (arrived / "words").stat().st_nlink == 1
+
+
 def make_deep(top: Path, length: int) -> None:
     """Make a directory whose path below `top` has this length, in steps that are short enough."""
     at = os.open(top, os.O_RDONLY)

@@ -61,7 +61,7 @@ def _scan(
         invocation.console.warn(f"warning: {problem}")
     shards = Shards(workspace.entries, cluster.settings.shards, cluster.inventory.trainer_count)
     unmatched = [] if _is_of_a_fake_cluster(cluster.settings.source) else shards.unmatched()
-    for warning in [*unmatched, *shards.too_few(cluster.inventory.nodes)]:
+    for warning in [*unmatched, *shards.too_few(cluster.inventory.nodes), *workspace.warnings]:
         invocation.console.warn(warning)
     ignored = f" ({len(workspace.ignored)} ignored)" if workspace.ignored else ""
     invocation.console.say(
