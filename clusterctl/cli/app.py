@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import sys
 from collections.abc import Sequence
 from copy import copy
@@ -106,11 +107,22 @@ def run(argv: list[str] | None = None) -> int:
         fail_on_broken_pipe()
         code = 141
     except OSError as exc:
-        console.error(ClusterctlError(f"{exc.strerror or exc}" + (f": {exc.filename}" if exc.filename else "")))
-        code = ClusterctlError.exit_code
+        error = _of_system(exc)
+        console.error(error)
+        code = error.exit_code
     except Exception as exc:  # noqa: BLE001 - its text may come from a node and contain escape sequences
         console.traceback(exc)
         hint = "a bug in clusterctl or a malformed answer from a node; the traceback above shows where it surfaced"
         console.error(ClusterctlError(f"{type(exc).__name__}: {exc}", hint=hint))
         code = ClusterctlError.exit_code
     return code
+
+
+def _of_system(exc: OSError) -> ClusterctlError:
+    """Return a system error for the user. A path that is too long came from the command line."""
+    from clusterctl.common.tree import shortened
+
+    about = f"{exc.strerror or exc}" + (f": {shortened(str(exc.filename))}" if exc.filename else "")
+    if exc.errno == errno.ENAMETOOLONG:
+        return UsageError(about, hint="shorten the path")
+    return ClusterctlError(about)

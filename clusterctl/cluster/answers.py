@@ -306,6 +306,8 @@ ANSWERS: Mapping[str, Mapping[str, Shape]] = {
         "free_bytes": maybe(count),
         "free_inodes": maybe(count),
         "python": maybe(text),
+        "requirements": maybe(list_of(text)),
+        "environment": maybe(text),
     },
     "stop": {
         "job": job_id,

@@ -9,6 +9,8 @@ from pathlib import Path
 FILE = "requirements.txt"
 RUNTIME = ("numpy", "pyzmq")  # imported by our runtime
 NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?")
+PROJECT = re.compile(rf"({NAME.pattern})\s*(?:\[[^\]]*\]\s*)?(?:$|[@;<>=!~(])")
+OTHER_FILES = ("-r", "--requirement", "-e", "--editable")
 
 
 def normal(name: str) -> str:
@@ -43,6 +45,18 @@ def effective(text: str | None, runtime: bool) -> list[str]:
     if runtime or text is None:
         lines += [name for name in RUNTIME if name not in named]
     return lines
+
+
+def project_names(text: str) -> list[str] | None:
+    """Return the normalized names of the projects in this text. None if it refers to other files, URLs or paths."""
+    names = []
+    for _, line in logical_lines(text):
+        match = PROJECT.match(line)
+        if match:
+            names.append(normal(match[1]))
+        elif not line.startswith("-") or line.startswith(OTHER_FILES):
+            return None
+    return names
 
 
 def digest(requirements: list[str]) -> str:

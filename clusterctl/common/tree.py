@@ -22,6 +22,8 @@ NOT_NAMES = frozenset(("", ".", ".."))
 #: Found only in file names that attack a terminal: control characters and text direction marks.
 ODD_CHARACTERS = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]")
 END = (1 << 64) - 1  # as a size: the end of the blobs
+SHORT_CHARS = 80
+DISPATCH_LATER = "dispatch again when nothing writes to the workspace"
 
 
 class Entry(NamedTuple):
@@ -34,6 +36,11 @@ class Entry(NamedTuple):
     size: int = 0
     digest: str = ""
     target: str = ""
+
+
+def shortened(path: str) -> str:
+    """Return a path for a message, without its middle if it is long."""
+    return path if len(path) <= SHORT_CHARS else f"{path[: SHORT_CHARS // 2]}...{path[-SHORT_CHARS // 2 :]}"
 
 
 def order(path: str) -> str:
@@ -90,7 +97,7 @@ def check(entries: Iterable[Entry]) -> None:
         if entry.kind not in (FILE, DIRECTORY, LINK) or not 0 <= entry.mode <= 0o777 or entry.size < 0:
             raise _refused(entry, "is neither a plain file, a directory nor a link")
         if entry.kind == LINK and leads_outside(entry.path, entry.target):
-            raise _refused(entry, f"is a link to {entry.target}, outside the workspace")
+            raise _refused(entry, f"is a link to {entry.target}, which may lead outside the workspace")
         kinds[entry.path] = entry.kind
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 
-from clusterctl.common.tree import COPY_BYTES, END, HEADER, Entry
+from clusterctl.common.tree import COPY_BYTES, DISPATCH_LATER, END, HEADER, Entry
 from clusterctl.errors import NodeError
 
 WRITE_BYTES = 256 * 1024
@@ -122,8 +122,13 @@ def _contents(top: Path, entry: Entry, offset: int) -> Iterator[bytes]:
             while left:
                 data = f.read(min(left, COPY_BYTES))
                 if not data:
-                    raise NodeError(f"{entry.path!r} shrank while it was being sent", hint="dispatch again")
+                    raise _changed(entry, "shrank while it was being sent")
                 yield data
                 left -= len(data)
     except OSError as exc:
-        raise NodeError(f"{entry.path!r} can no longer be read: {exc.strerror}", hint="dispatch again") from exc
+        raise _changed(entry, f"can no longer be read: {exc.strerror}") from exc
+
+
+def _changed(entry: Entry, problem: str) -> NodeError:
+    """Return the error for a file that is no longer as it was when it was hashed. Its details name it as `changed`."""
+    return NodeError(f"{entry.path!r} {problem}", hint=DISPATCH_LATER, details={"changed": entry.path})

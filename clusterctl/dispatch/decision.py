@@ -24,12 +24,25 @@ class NewestJob(TypedDict):
     nodes: int
 
 
+class Room(TypedDict):
+    """The space in a node's ROOT_DIR, in bytes: `free`, and what a `new` directory or a change `in_place` would take.
+
+    Nodes with the same `disk` share the free bytes, of which some file systems do not report the number.
+    """
+
+    path: str
+    disk: str
+    free: int | None
+    new: int
+    in_place: int | None
+
+
 class Answer(TypedDict, total=False):
     """A node's answer to a dispatch request.
 
     `holds`: the node has the job to complete. `missing`: ranges of rows of its tree. `gone`: paths that the tree no
-    longer has. `torn`: by digest, the bytes of files that a broken dispatch left. `dir`: the job directory of a node
-    that is unchanged, whose agent has ended.
+    longer has. `torn`: by digest, the bytes of files that a broken dispatch left. `room`: the space on its disk. `dir`:
+    the job directory of a node that is unchanged, whose agent has ended.
     """
 
     jobs: list[str]
@@ -38,6 +51,7 @@ class Answer(TypedDict, total=False):
     missing: list[list[int]]
     gone: list[str]
     torn: dict[str, int]
+    room: Room
     dir: str
 
 

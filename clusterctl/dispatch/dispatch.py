@@ -14,13 +14,14 @@ from typing import Any, TypeVar
 
 from clusterctl.cluster import AgentCall, Cluster, NodeOutcome, combined, who_asks
 from clusterctl.cluster.keepalive import Waiting
-from clusterctl.dispatch import last_dispatch, relay_plan
+from clusterctl.common.tree import Entry
+from clusterctl.dispatch import last_dispatch, relay_plan, room
 from clusterctl.dispatch.blobs import Blobs, Shelf
 from clusterctl.dispatch.decision import Answer, Instruction, NewestJob, Wanted, decide
 from clusterctl.dispatch.node_trees import make_trees
 from clusterctl.dispatch.outcomes import Dispatched, NodeDispatch, Planned, Progress
 from clusterctl.dispatch.workspace import Workspace
-from clusterctl.errors import ClusterctlError, RefusedError, UsageError
+from clusterctl.errors import ClusterctlError, NodeError, RefusedError, UsageError
 from clusterctl.inventory import Node
 
 T = TypeVar("T")
@@ -47,14 +48,19 @@ def dispatch(
     *,
     cache: Path | None = None,
     rehash: bool = False,
+    allow_partial: bool = False,
 ) -> Dispatched:
     """Create the job directory on every reachable node. A new job gets the id `job`, or the next after the newest one.
 
     Nodes that already have an identical tree that was never started keep it under its id. If `cluster` is limited to
-    some of the nodes, complete the last dispatch there. Raises if no node is reachable, if a node refuses, or if
-    another dispatch stays in progress for too long.
+    some of the nodes, complete the last dispatch there. Raises if no node is reachable, if a node refuses, if the disk
+    of a node is too small (with `allow_partial`: of every node), or if another dispatch stays in progress for too long.
     """
-    return _retry_while_busy(progress, lambda: _Dispatch(cluster, workspace, progress, cache, rehash).run(job))
+
+    def run() -> Dispatched:
+        return _Dispatch(cluster, workspace, progress, cache, rehash).run(job, allow_partial=allow_partial)
+
+    return _retry_while_busy(progress, run)
 
 
 def plan(
@@ -112,11 +118,15 @@ class _Dispatch:
         self._waiting = Waiting()
         self._shelf = Shelf(workspace.directory)
         self._relayed: Blobs | None = None
+        self._changed: dict[str, NodeError] = {}
 
-    def run(self, job: str) -> Dispatched:
+    def run(self, job: str, *, allow_partial: bool) -> Dispatched:
         try:
             with self._waiting:
                 asked, answers, target, instructions = self._negotiate(job)
+                full = room.check(answers, instructions, len(asked), allow_partial=allow_partial)
+                asked = [self._left_out(outcome, full.get(outcome.node.id)) for outcome in asked]
+                answers = {id_: answer for id_, answer in answers.items() if id_ not in full}
                 self._plan_relay(answers, instructions)
                 reached = [node for node in self._cluster.nodes if node.id in answers]
                 done = self._cluster.map(
@@ -154,6 +164,14 @@ class _Dispatch:
             return Planned(instruction["keep"], [], [])
         lacking = self._trees[node.id].rows(answer["missing"])
         return Planned(None, lacking, answer["gone"] if instruction["supersede"] else [])
+
+    def _left_out(self, outcome: NodeOutcome[Answer], error: NodeError | None) -> NodeOutcome[Answer]:
+        """Return the outcome. If there is an error, end the call to the node, and return the error as its outcome."""
+        if error is None:
+            return outcome
+        self._waiting.leave(outcome.node.id)
+        self._calls.pop(outcome.node.id).close()
+        return NodeOutcome[Answer](outcome.node, None, error, outcome.seconds)
 
     def _close(self) -> None:
         for call in self._calls.values():
@@ -229,6 +247,7 @@ class _Dispatch:
             call.write(whole)
             first.update(call.receive(SILENCE_S))
         answer: Answer = first
+        room.check_shape(answer["room"])
         self._waiting.add(node.id, call)
         return answer
 
@@ -333,12 +352,13 @@ class _Dispatch:
         count = 0
         if "relay" in instruction:
             if self._relayed and instruction["relay"]["upstream"] is None:
-                count = self._write(call, self._relayed)
+                count = self._write_to_head(call, self._relayed)
             last, instruction = call.receive(SILENCE_S), {}
         else:
             last = answer
         while "missing" in last:
             rows = self._trees[call.node.id].rows(last["missing"])
+            self._check_unchanged(rows)
             blobs = self._shelf.blobs(rows, last["torn"])
             call.send({**instruction, "blobs": len(rows), "compressed": blobs.compressed, "resume": last["torn"]})
             count += self._write(call, blobs) if rows else 0
@@ -347,4 +367,23 @@ class _Dispatch:
         return count, done
 
     def _write(self, call: AgentCall, blobs: Blobs) -> int:
-        return blobs.write(call.write, lambda done, total: self._progress.report(call.node, done, total))
+        try:
+            return blobs.write(call.write, lambda done, total: self._progress.report(call.node, done, total))
+        except NodeError as exc:
+            if "changed" in exc.details:
+                self._changed[exc.details["changed"]] = exc
+            raise
+
+    def _write_to_head(self, call: AgentCall, blobs: Blobs) -> int:
+        """Write the stream of the relay. If that fails, end the call at once: the other nodes wait for it."""
+        try:
+            return self._write(call, blobs)
+        except ClusterctlError:
+            call.close()
+            raise
+
+    def _check_unchanged(self, rows: Sequence[Entry]) -> None:
+        """Raise the error of a file among `rows` that could not be sent to another node."""
+        changed = next((error for entry in rows if (error := self._changed.get(entry.path))), None)
+        if changed is not None:
+            raise NodeError(changed.message, hint=changed.hint, details=changed.details)

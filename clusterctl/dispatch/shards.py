@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 
 from clusterctl.common.tree import FILE, Entry
 from clusterctl.errors import ConfigError
-from clusterctl.inventory import Node
+from clusterctl.inventory import Node, fold
 
 NUMBER = re.compile(r".*?(\d+)(?:\.\w*[A-Za-z]\w*){0,2}$", re.DOTALL)
 
@@ -24,6 +24,7 @@ class Shards:
 
     def __init__(self, entries: Sequence[Entry], patterns: Sequence[str], trainers: int) -> None:
         self._entries = entries
+        self._trainers = trainers
         self._owners: dict[str, int] = {}
         self._by_pattern = dict.fromkeys(patterns, 0)
         tests = [(pattern, _test(pattern)) for pattern in patterns]
@@ -44,13 +45,26 @@ class Shards:
         owners, ranks = self._owners, node.trainer_ranks
         return [entry for entry in self._entries if entry.path not in owners or owners[entry.path] in ranks]
 
-    def warnings(self) -> list[str]:
+    def unmatched(self) -> list[str]:
         """Return a line for each pattern that matches no file: the files it was meant for go to every node."""
         files = [entry.path for entry in self._entries if entry.kind == FILE]
         return [
             f"SHARDS: {pattern!r} matches no file in the workspace{_nearest(pattern, files)}"
             for pattern, count in self._by_pattern.items()
             if not count
+        ]
+
+    def too_few(self, nodes: Sequence[Node]) -> list[str]:
+        """Return a line about the trainers whose nodes, of all nodes of the cluster, get no shard, if there are any."""
+        owners = set(self._owners.values())
+        without = [rank for node in nodes if owners.isdisjoint(node.trainer_ranks) for rank in node.trainer_ranks]
+        if not owners or not without:
+            return []
+        shards = "is only 1 shard" if self.count == 1 else f"are only {self.count} shards"
+        return [
+            f"SHARDS: there {shards}, and the nodes of {len(without)} of {self._trainers} trainers get none: "
+            f"{'trainer' if len(without) == 1 else 'trainers'} {fold(without)}\n"
+            f"  to make a shard for every trainer: clusterctl split FILE --count {self._trainers}"
         ]
 
 

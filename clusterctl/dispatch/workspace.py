@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import shlex
 import stat
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -10,10 +12,11 @@ from functools import cached_property
 from pathlib import Path
 
 from clusterctl.common.paths import RESERVED
-from clusterctl.common.tree import DIRECTORY, FILE, LINK, Entry, content_of, leads_outside, order
+from clusterctl.common.tree import DIRECTORY, FILE, LINK, Entry, content_of, leads_outside, order, shortened
 from clusterctl.dispatch import digest_cache as caches
 from clusterctl.dispatch.hashing import hash_files
 from clusterctl.dispatch.ignore import IGNORE_FILE, RESERVED_NAME, Ignored, Rules, default_rules
+from clusterctl.dispatch.unkept import Unkept
 from clusterctl.errors import ConfigError, RefusedError
 
 __all__ = ["Ignored", "Workspace", "scan"]
@@ -21,11 +24,15 @@ __all__ = ["Ignored", "Workspace", "scan"]
 
 @dataclass(frozen=True)
 class Workspace:
-    """A scanned workspace. In `entries` every directory precedes its contents; `ignored` paths are not sent."""
+    """A scanned workspace. In `entries` every directory precedes its contents; `ignored` paths are not sent.
+
+    `warnings` name files that have properties which a dispatch does not keep.
+    """
 
     directory: Path
     entries: tuple[Entry, ...]
     ignored: tuple[Ignored, ...]
+    warnings: tuple[str, ...] = ()
 
     @cached_property
     def files(self) -> int:
@@ -67,7 +74,7 @@ def scan(directory: Path, *, rehash: bool = False, cache: Path | None = None) ->
     fresh = walk.hash_pending()
     if cache_file and (fresh or rehash or len(walk.rows) != len(known)):
         caches.save(cache_file, walk.rows)
-    return Workspace(directory, tuple(walk.entries), tuple(walk.ignored))
+    return Workspace(directory, tuple(walk.entries), tuple(walk.ignored), walk.unkept.warnings())
 
 
 class _Walk:
@@ -80,6 +87,7 @@ class _Walk:
         self.entries: list[Entry] = []
         self.ignored: list[Ignored] = []
         self.pending: list[int] = []
+        self.unkept = Unkept()
 
     def run(self) -> None:
         todo = [("", default_rules())]
@@ -95,6 +103,8 @@ class _Walk:
             if any(item.name == IGNORE_FILE for item in items):
                 rules = rules.within(below, _read_ignore_file(directory))
         except OSError as exc:
+            if exc.errno == errno.ENAMETOOLONG:
+                raise _too_long(below) from exc
             raise ConfigError(
                 f"cannot read the workspace: {exc.strerror}: {exc.filename}",
                 hint=f"make it readable, or list it in {IGNORE_FILE}",
@@ -102,7 +112,13 @@ class _Walk:
         prefix = f"{below}/" if below else ""
         for item in items:
             path = prefix + item.name
-            if not self._is_ignored(path, item, rules) and self._add(path, item):
+            try:
+                is_directory = not self._is_ignored(path, item, rules) and self._add(path, item)
+            except OSError as exc:
+                if exc.errno == errno.ENAMETOOLONG:
+                    raise _too_long(path) from exc
+                raise
+            if is_directory:
                 yield path, rules
 
     def _is_ignored(self, path: str, item: os.DirEntry[str], rules: Rules) -> bool:
@@ -123,10 +139,11 @@ class _Walk:
         kind = stat.S_IFMT(status.st_mode)
         if kind == stat.S_IFREG:
             self._add_file(path, status)
+            self.unkept.add(path, item.path, status)
         elif kind == stat.S_IFDIR:
             self.entries.append(Entry(path, DIRECTORY, status.st_mode & 0o777, status.st_mtime_ns))
         elif kind == stat.S_IFLNK:
-            target = _link_target(path, item.path)
+            target = _link_target(path, item.path, self.top)
             self.entries.append(Entry(path, LINK, 0o777, status.st_mtime_ns, target=target))
         else:
             raise RefusedError(
@@ -166,11 +183,36 @@ def _read_ignore_file(directory: str) -> bytes:
         return b""
 
 
-def _link_target(path: str, link: str) -> str:
+def _link_target(path: str, link: str, top: str) -> str:
     target = os.readlink(link)  # noqa: PTH115 - as a string, because Path would normalize it
     if leads_outside(path, target):
-        raise RefusedError(
+        raise _link_refused(path, link, target, os.path.realpath(top))
+    return target
+
+
+def _link_refused(path: str, link: str, target: str, top: str) -> RefusedError:
+    """Return the error for a link. One that leads into the workspace can be made relative; `top` has no links."""
+    ends = os.path.realpath(link)
+    if os.path.commonpath((top, ends)) != top:
+        return RefusedError(
             f"{path!r} in the workspace is a link to {target!r}, outside the workspace",
             hint=f"replace the link with a copy of its target, remove it, or list it in {IGNORE_FILE}",
         )
-    return target
+    if os.path.isabs(target):  # noqa: PTH117 - as a string, as above
+        problem = "an absolute path, which the nodes do not have"
+    elif target.startswith("../" * (path.count("/") + 1)):
+        problem = "a path through a directory outside the workspace, which the nodes do not have"
+    else:
+        problem = "a path with .. after a name, which could lead anywhere on the nodes"
+    relative = os.path.relpath(ends, os.path.dirname(os.path.join(top, path)))  # noqa: PTH118, PTH120 - as above
+    return RefusedError(
+        f"{path!r} in the workspace is a link to {target!r}: {problem}",
+        hint=f"make it a relative link: ln -sfn {shlex.quote(relative)} {shlex.quote(link)}",
+    )
+
+
+def _too_long(path: str) -> ConfigError:
+    return ConfigError(
+        f"a path in the workspace is too long: {shortened(path)!r}",
+        hint=f"shorten it, or list a directory above it in {IGNORE_FILE}",
+    )

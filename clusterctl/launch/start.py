@@ -16,6 +16,7 @@ from clusterctl.check.findings import (
     AT_LOOPBACK,
     AT_LOOPBACK_HINT,
     STOPS,
+    WARNS,
     Finding,
     NodeFacts,
     Skew,
@@ -51,12 +52,14 @@ REASON_CHARS = 500
 class ReadyNode(NodeFacts, JobChoice, NodeWithJobs, total=False):
     """The answer of a node that is ready to start. `environment`: the one that `setup` made for the job, if any.
 
-    `machine` is equal for nodes that share their cores. `other_jobs` are those that run there.
+    `requirements`: the job has a requirements.txt. `machine` is equal for nodes that share their cores. `other_jobs`
+    are those that run there.
     """
 
     dir: str
     newest_run: str
     environment: str | None
+    requirements: bool
     machine: str
 
 
@@ -228,14 +231,14 @@ def _make_run(
     """Return the run that the nodes agree on; raise RefusedError if they disagree."""
     job = _same_job(looks)
     _check_addresses(looks)
-    _check_environments(looks)
+    bare = _check_environments(looks)
     name = f"{1 + max(int(facts['newest_run']) for facts in looks.values()):04d}"
     busy = check_other_jobs(looks, exclusive=launch.settings.exclusive)
     dirs = {node: facts["dir"] for node, facts in looks.items()}
     members = max(launch.count("trainer"), len(looks))
     warnings = quick(looks, skews, members=members, open_files=launch.settings.open_files)
     _raise_for([finding for finding in warnings if finding.severity == STOPS], "nothing was started")
-    return Run(job, name, launch.nodes, dirs, (*warnings, *busy), left_out)
+    return Run(job, name, launch.nodes, dirs, (*warnings, *bare, *busy), left_out)
 
 
 def _check_routes(
@@ -287,14 +290,20 @@ def _check_addresses(looks: Mapping[int, ReadyNode]) -> None:
         raise RefusedError(AT_LOOPBACK, node=isolated, hint=AT_LOOPBACK_HINT)
 
 
-def _check_environments(looks: Mapping[int, ReadyNode]) -> None:
-    """Refuse a mix of nodes with and without a `setup` environment: they would train with different packages."""
+def _check_environments(looks: Mapping[int, ReadyNode]) -> list[Finding]:
+    """Return a warning if the job has a requirements.txt and no node an environment for it.
+
+    Refuse a mix of nodes with and without one: they would train with different packages.
+    """
     without = [node for node, facts in looks.items() if facts["environment"] is None]
     if without and len(without) < len(looks):
         raise RefusedError(
             f"no environment for requirements.txt on {nodeset(without)}, unlike the other nodes",
             hint="to create the missing ones: clusterctl setup WORKSPACE",
         )
+    required = tuple(node for node in without if looks[node].get("requirements"))
+    message = "no environment for requirements.txt: the job uses the packages that PYTHON has"
+    return [Finding("environment", WARNS, required, message, "clusterctl setup WORKSPACE")] if required else []
 
 
 def _go(

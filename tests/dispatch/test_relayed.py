@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import random
 import shutil
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -14,6 +16,7 @@ from typing import Any, TypeVar
 import pytest
 
 from agent.nodes import BUNDLE, NodeOutcome, PipeCluster
+from clusterctl.agent.relay import upstream
 from clusterctl.dispatch import Dispatched, Progress, dispatch, scan
 from clusterctl.inventory import Node
 from support.addresses import IPV6
@@ -224,3 +227,43 @@ def test_a_slow_node_does_not_hold_up_the_others_for_long(place: Place) -> None:
     done = place.dispatch()
     place.assert_same(done)
     assert sent_directly(done) == [True, False, True, True, True]
+
+
+def vanish(path: Path) -> None:
+    path.unlink()
+
+
+def shrink(path: Path) -> None:
+    os.truncate(path, 7)
+
+
+def change(path: Path) -> None:
+    path.write_bytes(bytes(path.stat().st_size))
+
+
+@pytest.mark.parametrize(
+    ("harm", "expected"),
+    [
+        (vanish, "'data-5' can no longer be read: No such file or directory"),
+        (shrink, "'data-5' shrank while it was being sent"),
+        (change, "'data-5' does not have the announced contents"),
+    ],
+)
+def test_a_file_that_breaks_while_it_is_sent_fails_all_nodes_at_once(
+    place: Place, harm: Callable[[Path], None], expected: str
+) -> None:
+    workspace = scan(place.workspace)
+
+    def report(node: Node, done: int, total: int) -> None:
+        if not broken:
+            broken.append("data-5")
+            harm(place.workspace / "data-5")
+
+    broken: list[str] = []
+    began = time.monotonic()
+    done = dispatch(place.cluster, workspace, Progress(report), "JOB20261121-000001")
+    assert time.monotonic() - began < upstream.SILENCE_S / 2
+    errors = [outcome.error for outcome in done.outcomes]
+    assert [error and error.message for error in errors] == [expected] * NODES
+    assert [error and error.details.get("changed") for error in errors] == broken * NODES
+    assert {error and error.hint for error in errors} == {"dispatch again when nothing writes to the workspace"}

@@ -71,10 +71,27 @@ def test_a_shard_without_a_number_is_an_error_that_names_it() -> None:
 def test_a_pattern_that_matches_nothing_is_reported_with_a_suggestion() -> None:
     patterns = ["t.txt-*", "data/t.txt-*", "train_dota/t.txt-0000?", "xyz"]
     tree = [*entries(*TREE), Entry("xyz", DIRECTORY, 0o755, 0)]
-    assert Shards(tree, patterns, 2).warnings() == [
+    assert Shards(tree, patterns, 2).unmatched() == [
         "SHARDS: 'data/t.txt-*' matches no file in the workspace; did you mean 'train_data/t.txt-*'?",
         "SHARDS: 'train_dota/t.txt-0000?' matches no file in the workspace; did you mean 'train_data/t.txt-0000?'?",
         "SHARDS: 'xyz' matches no file in the workspace",
     ]
-    assert Shards(entries("train-1"), ["trian-*"], 1).warnings()[0].endswith("; the closest is 'train-1'")
-    assert Shards(tree, [], 2).warnings() == []
+    assert Shards(entries("train-1"), ["trian-*"], 1).unmatched()[0].endswith("; the closest is 'train-1'")
+    assert Shards(tree, [], 2).unmatched() == []
+
+
+def test_trainers_whose_nodes_get_no_shard_are_reported() -> None:
+    shards = Shards(entries(*TREE[:4]), ["t.txt-*"], 4)  # numbers 0 and 1
+    (warning,) = shards.too_few([node(0), node(1), node(2), node(3)])
+    assert warning.splitlines() == [
+        "SHARDS: there are only 2 shards, and the nodes of 2 of 4 trainers get none: trainers 2,3",
+        "  to make a shard for every trainer: clusterctl split FILE --count 4",
+    ]
+    (warning,) = Shards(entries("a-2"), ["a-*"], 3).too_few([node(0), node(1), node(2)])
+    assert "only 1 shard, and the nodes of 2 of 3 trainers get none: trainers 0,1" in warning
+
+
+def test_a_trainer_that_shares_its_node_with_the_owner_of_a_shard_has_data() -> None:
+    shards = Shards(entries(*TREE[:4]), ["t.txt-*"], 4)
+    assert shards.too_few([node(0, 2), node(1, 3), node()]) == []
+    assert Shards(entries("train.py"), ["t.txt-*"], 2).too_few([node(0), node(1)]) == []

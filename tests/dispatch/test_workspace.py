@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import random
+import subprocess
 import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -233,3 +234,38 @@ def test_the_content_id_is_independent_of_the_order_and_differs_for_every_change
     names.add(replace(workspace, entries=workspace.entries[1:]).content)
     names.add(replace(workspace, entries=()).content)
     assert len(names) == 9
+
+
+@pytest.mark.parametrize(
+    ("target", "problem", "relative"),
+    [
+        ("{top}/d0/f1", "an absolute path, which the nodes do not have", "../d0/f1"),
+        ("{top}/d0/missing", "an absolute path", "../d0/missing"),
+        ("../../{name}/d0/f1", "a path through a directory outside the workspace", "../d0/f1"),
+        ("../d0/../d2/f101", "a path with .. after a name", "../d2/f101"),
+        ("../to-d0/../d2/f101", "a path with .. after a name", "../d2/f101"),
+        ("{top}", "an absolute path", ".."),
+    ],
+)
+def test_a_link_that_stays_inside_but_must_be_relative_has_a_command_as_its_hint(
+    top: Path, target: str, problem: str, relative: str
+) -> None:
+    (top / "to-d0").symlink_to("d0")
+    link = top / "d1/a link"
+    link.symlink_to(target.format(top=top, name=top.name))
+    ends = os.path.realpath(link)
+    with pytest.raises(RefusedError) as info:
+        scan(top)
+    assert problem in info.value.message
+    assert "outside the workspace" not in info.value.message.replace("directory outside", "")
+    assert info.value.hint == f"make it a relative link: ln -sfn {relative} '{link}'"
+    subprocess.run(["sh", "-c", str(info.value.hint).partition(": ")[2]], check=True)
+    assert os.path.realpath(link) == ends
+    assert scan(top).files == 202
+
+
+@pytest.mark.parametrize("target", ["/etc/passwd", "../../outside", "../d0/../../outside", "{top}x"])
+def test_a_link_that_leads_outside_is_refused(top: Path, target: str) -> None:
+    (top / "d1/link").symlink_to(target.format(top=top))
+    with pytest.raises(RefusedError, match=r"'d1/link' in the workspace is a link to .*, outside the workspace"):
+        scan(top)

@@ -52,6 +52,22 @@ def _run(site: Site, directory: Path) -> str:
     return str(site.ok("jobs", "--json").json()["jobs"][0]["job"])
 
 
+def test_a_start_without_setup_warns_and_why_names_the_missing_environment(site: Site) -> None:
+    directory = workspace(site, "7.0")
+    done = site.run("start", "--job_dispatch_package", str(directory))
+    assert done.code == 1
+    assert "no environment for requirements.txt: the job uses the packages that PYTHON has" in done.out
+    assert "clusterctl setup WORKSPACE" in done.out
+    job = site.ok("jobs", "--json").json()["jobs"][0]["job"]
+    report = site.ok("why", job, "--json").json()
+    assert "tiny is in requirements.txt, but the run had no environment made by clusterctl setup" in report["notes"]
+    (directory / "requirements.txt").write_text("numpy\n")
+    site.run("start", "--job_dispatch_package", str(directory))
+    output = site.ok("why").out
+    assert "tiny is not in requirements.txt" in output
+    assert "what to do: add tiny to requirements.txt" in output
+
+
 def test_offline_packages_are_sent_from_this_machine_and_cached_on_it(site: Site) -> None:
     directory = workspace(site, "2.0")
     home = {"HOME": str(site.directory / "myhome")}

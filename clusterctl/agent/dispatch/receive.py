@@ -16,6 +16,8 @@ import zlib
 from typing import TYPE_CHECKING, Any, Callable
 
 from clusterctl.agent.dispatch.in_place import journal_of, supersede, was_started
+from clusterctl.agent.dispatch.lengths import check_lengths
+from clusterctl.agent.dispatch.room import Need
 from clusterctl.agent.node.content import (
     Source,
     find_sources,
@@ -61,6 +63,7 @@ class _Dispatch:
         self._sources: dict[str, Source] = {}
         self._torn: dict[str, tuple[str, int]] = {}
         self._relay: Relay | None = None
+        self._staging = incoming_dir(root) / f"{request['nonce']}-{os.getpid()}"
 
     def serve(self) -> dict[str, Any]:
         request = self._request
@@ -144,12 +147,13 @@ class _Dispatch:
         ours = next((entry.path for entry in self._entries if entry.path in RESERVED), None)
         if ours:
             raise AgentError(f"{ours!r} cannot be in a workspace: it is made on the node", kind="refused")
+        check_lengths(self._root, self._entries, str(self._staging / "tree"))
         return True
 
     def _lacking(self) -> dict[str, Any]:
         """Return the rows whose bytes must be sent, each digest once, and how many of their bytes are here already.
 
-        Also find the sources of the others.
+        Also find the sources of the others, and the space that all of it takes.
         """
         sizes = {entry.digest: entry.size for entry in self._entries if entry.kind == FILE}
         self._sources = {}
@@ -168,7 +172,12 @@ class _Dispatch:
         self._sources.update(sources)
         self._torn = find_torn(incoming_dir(self._root), {d: sizes[d] for d in missing if d not in sources})
         torn = {digest: size for digest, (_, size) in self._torn.items()}
-        return {"missing": fold_rows(_first_rows(self._entries, self._sources)), "torn": torn}
+        need = Need(self._root, self._entries, self._sources, torn)
+        return {
+            "missing": fold_rows(_first_rows(self._entries, self._sources)),
+            "torn": torn,
+            "room": need.about(self._base if self._exact else None),
+        }
 
     def _build(self, message: dict[str, Any]) -> dict[str, Any]:
         from clusterctl.agent.dispatch.staging import Staging
@@ -178,7 +187,7 @@ class _Dispatch:
         if os.path.lexists(target):
             hint = "dispatch again, and look at who made it"
             raise AgentError(f"{target} exists, and is not a job of this account", kind="refused", hint=hint)
-        staging = incoming_dir(self._root) / f"{self._request['nonce']}-{os.getpid()}"
+        staging = self._staging
         old = message["supersede"] if self._exact else None
         base = {row.entry.path: row for row in self._base or ()} if old else {}
         torn = {digest: path for digest, (path, _) in self._torn.items()}

@@ -13,7 +13,7 @@ from clusterctl.common.errors import AgentError
 from clusterctl.common.fastjson import dumps
 from clusterctl.common.files import write_all
 from clusterctl.common.paths import JobPaths
-from clusterctl.common.tree import COPY_BYTES, DIRECTORY, END, HEADER, LINK, Entry, Stream
+from clusterctl.common.tree import COPY_BYTES, DIRECTORY, DISPATCH_LATER, END, HEADER, LINK, Entry, Stream
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -206,10 +206,8 @@ def _moved(source: str, path: str) -> bool:
 
 
 def _other_contents(entry: Entry) -> AgentError:
-    return AgentError(
-        f"{entry.path!r} does not have the announced contents",
-        hint="it changed while it was being read: dispatch again when nothing writes to the workspace",
-    )
+    message = f"{entry.path!r} does not have the announced contents"
+    return AgentError(message, hint=DISPATCH_LATER, changed=entry.path)
 
 
 def _digest_of_beginning(fd: int, count: int, beat: Callable[[], None]) -> hashlib._Hash:

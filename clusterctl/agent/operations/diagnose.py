@@ -18,6 +18,7 @@ from clusterctl.agent.peer import Peer
 from clusterctl.agent.supervisor.child import REMARK
 from clusterctl.common.paths import RunPaths, log_stem
 from clusterctl.common.procfs import PROC, boot_id, is_alive, stat_fields
+from clusterctl.common.requirements import project_names, read_text
 from clusterctl.common.run_spec import RunSpec
 
 MANY = 4000  # events; of more, only the first and the last are sent
@@ -52,6 +53,8 @@ def diagnose(root: Path, request: dict[str, Any], peer: Peer) -> dict[str, Any]:
         "halted": _is_halted(state),
         **_free(job.dir),
         "python": None if about["state"] in QUIET else _python(spec),
+        "requirements": _requirements(job.dir),
+        "environment": Path(spec.venv).name if spec.venv else None,
     }
 
 
@@ -168,3 +171,12 @@ def _python(spec: RunSpec) -> str | None:
     except (OSError, subprocess.TimeoutExpired):
         return None
     return done.stdout.strip() or None
+
+
+def _requirements(directory: Path) -> list[str] | None:
+    """Return the names of the projects in the job's requirements.txt; None if there is none, or not all are known."""
+    try:
+        text = read_text(directory)
+    except (OSError, UnicodeDecodeError):
+        return None
+    return None if text is None else project_names(text)

@@ -29,7 +29,7 @@ from clusterctl.agent.node.ports import take_as_a_job
 from clusterctl.agent.node.power_cuts import find_damage
 from clusterctl.agent.node.reachability import Target, answering, try_all
 from clusterctl.agent.packages.interpreter import find_versions
-from clusterctl.agent.packages.venvs import find_for_job, in_environment
+from clusterctl.agent.packages.venvs import find_for_job, has_requirements, in_environment
 from clusterctl.agent.peer import Peer
 from clusterctl.common.engines import node_list
 from clusterctl.common.errors import AgentError
@@ -60,6 +60,7 @@ def start(root: Path, request: dict[str, Any], peer: Peer) -> dict[str, Any]:
             "newest_run": job.newest_run() or "0",
             "versions": versions,
             "environment": venv.name if venv else None,
+            "requirements": has_requirements(job.dir),
             "cores": len(os.sched_getaffinity(0)),
             "machine": _machine(),
             "other_jobs": other_jobs(job.dir),

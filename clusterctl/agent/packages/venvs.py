@@ -21,7 +21,7 @@ from clusterctl.agent.packages.wheel_install import InstallTarget, unpack
 from clusterctl.common.errors import AgentError
 from clusterctl.common.files import read_json, sync_disk, write_json
 from clusterctl.common.paths import META
-from clusterctl.common.requirements import digest, effective, read_text
+from clusterctl.common.requirements import digest, effective, logical_lines, read_text
 from clusterctl.common.run_spec import RunSpec
 from clusterctl.common.wheels import Wheel, WheelStore
 
@@ -142,6 +142,14 @@ def find_for_job(root: Path, job_dir: Path, runtime: bool) -> Path | None:
     venvs = Venvs(root)
     name = venvs.find(effective(text, runtime))
     return venvs.path(name) if name else None
+
+
+def has_requirements(job_dir: Path) -> bool:
+    """Return True if the job has a requirements.txt that requires anything."""
+    try:
+        return bool(logical_lines(read_text(job_dir) or ""))
+    except (OSError, UnicodeDecodeError):
+        return False
 
 
 def find_newest(root: Path) -> Path | None:

@@ -26,7 +26,7 @@ def dispatch(
         if plan:
             _plan(invocation, cluster, workspace, rehash)
             return
-        done = send(invocation, cluster, workspace, rehash=rehash)
+        done = send(invocation, cluster, workspace, rehash=rehash, allow_partial=allow_partial)
         name = job_name(cluster.settings, cluster.inventory, done.job)
         error = partial_failure(done, len(cluster.nodes))
         document = {"job": done.job, "job_workspace": name, "nodes": [_node(o) for o in done.outcomes]}
@@ -59,10 +59,10 @@ def _scan(
         raise RefusedError(f"nothing was sent: {'; '.join(missing)}", hint=hint)
     for problem in missing:
         invocation.console.warn(f"warning: {problem}")
-    warnings = Shards(workspace.entries, cluster.settings.shards, cluster.inventory.trainer_count).warnings()
-    if warnings and not _is_of_a_fake_cluster(cluster.settings.source):
-        for warning in warnings:
-            invocation.console.warn(warning)
+    shards = Shards(workspace.entries, cluster.settings.shards, cluster.inventory.trainer_count)
+    unmatched = [] if _is_of_a_fake_cluster(cluster.settings.source) else shards.unmatched()
+    for warning in [*unmatched, *shards.too_few(cluster.inventory.nodes), *workspace.warnings]:
+        invocation.console.warn(warning)
     ignored = f" ({len(workspace.ignored)} ignored)" if workspace.ignored else ""
     invocation.console.say(
         f"workspace  {plural(workspace.files, 'file')}, {human_bytes(workspace.bytes)}{ignored}"
@@ -79,15 +79,22 @@ def _is_of_a_fake_cluster(conf: Path | None) -> bool:
 
 
 def send(
-    invocation: Invocation, cluster: Cluster, directory: Path, *, rehash: bool = False, to_start: bool = False
+    invocation: Invocation,
+    cluster: Cluster,
+    directory: Path,
+    *,
+    rehash: bool = False,
+    to_start: bool = False,
+    allow_partial: bool = False,
 ) -> Dispatched:
     """Scan and send a workspace, showing progress; some outcomes may be errors."""
     from clusterctl.dispatch import dispatch, new_job_id
 
     workspace = _scan(invocation, cluster, directory, rehash, to_start=to_start)
+    options: Any = {"cache": invocation.cache_dir, "rehash": rehash, "allow_partial": allow_partial}
     started = time.monotonic()
     with _progress(invocation.console, cluster) as progress:
-        done = dispatch(cluster, workspace, progress, new_job_id(), cache=invocation.cache_dir, rehash=rehash)
+        done = dispatch(cluster, workspace, progress, new_job_id(), **options)
     _summarise(invocation.console, done, time.monotonic() - started)
     return done
 
@@ -116,23 +123,31 @@ def _summarise(console: Console, done: Dispatched, seconds: float) -> None:
 
 def partial_failure(done: Dispatched, of: int) -> ClusterctlError | None:
     """Return the error to report if some nodes do not have the job."""
-    from clusterctl.cluster import combined, failures
+    from clusterctl.cluster import combined, failures, fold_errors
+    from clusterctl.errors import NodeError
 
     errors = [outcome.error for outcome in failures(done.outcomes) if outcome.error]
     if not errors:
         return None
     error = combined(errors, of, "dispatch")
+    have = f"{of - len(errors)}/{of} nodes have {done.job}"
+    changed = [one for one in errors if "changed" in one.details]
+    if changed:  # the last dispatch cannot be completed from another workspace
+        others = [one for one in errors if "changed" not in one.details]
+        message = "\n".join([changed[0].message, *fold_errors(others), have])
+        return NodeError(message, hint=changed[0].hint, details=error.details)
     lines = [error.message] + ([f"  {error.hint}"] if error.hint else [])
-    lines.append(f"{of - len(errors)}/{of} nodes have {done.job}; start needs it on all nodes, or --allow-partial")
+    lines.append(f"{have}; start needs it on all nodes, or --allow-partial")
     retry = "retry the others: clusterctl dispatch --only failed@last"
     return type(error)("\n".join(lines), node=error.node, hint=retry, details=error.details)
 
 
 def may_go_on(done: Dispatched) -> bool:
-    """Return True if --allow-partial covers all failures; it never covers a refusal for safety."""
+    """Return True if --allow-partial covers all failures: some node has the job, and none refused it for safety."""
     from clusterctl.errors import NodeError
 
-    return all(outcome.error is None or isinstance(outcome.error, NodeError) for outcome in done.outcomes)
+    none_refused = all(outcome.error is None or isinstance(outcome.error, NodeError) for outcome in done.outcomes)
+    return none_refused and any(outcome.ok for outcome in done.outcomes)
 
 
 def _node(outcome: Any) -> dict[str, Any]:

@@ -78,7 +78,7 @@ def _dispatch(
     """Dispatch; return the job and the errors of nodes that do not have it."""
     from clusterctl.cli.commands.dispatch import may_go_on, partial_failure, send
 
-    done = send(invocation, cluster, package, to_start=True)
+    done = send(invocation, cluster, package, to_start=True, allow_partial=allow_partial)
     error = partial_failure(done, len(cluster.nodes))
     if error is not None and not (allow_partial and may_go_on(done)):
         raise error

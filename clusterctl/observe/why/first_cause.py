@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
+from clusterctl.observe.why import missing_modules
 from clusterctl.observe.why.clocks import in_order, wrong_clock
 from clusterctl.observe.why.evidence import Evidence, Incident
 from clusterctl.observe.why.incidents import incidents
@@ -79,7 +80,7 @@ def explain(reports: Sequence[NodeReport], lead: int, silent: Mapping[int, str],
     alike = tuple(one for one in rest if _is_alike(one, first))
     return replace(
         progress,
-        cause=_in_full(first, series, rest),
+        cause=_with_advice(evidence, _in_full(first, series, rest)),
         then=tuple(one for one in [*rest, *blamed] if one not in alike and one is not first),
         before=tuple(one for one in [*survived, *idle] if one not in [*series, *left] and one.onset <= first.t),
         open=tuple(left),
@@ -103,6 +104,17 @@ def _in_full(first: Incident, series: Sequence[Incident], rest: Sequence[Inciden
     lines = first.lines or next((one.lines for one in rest if first.process and one.process == first.process), ())
     since = series[0].onset if series else None
     return replace(first, lines=lines, times=1 + len(series), since=since)
+
+
+def _with_advice(evidence: Evidence, cause: Incident) -> Incident:
+    """The cause with better advice, if the requirements of the job explain why a module was missing."""
+    found = _missing_module(evidence, cause)
+    return replace(cause, diagnosis=replace(cause.diagnosis, advice=found.advice)) if found else cause
+
+
+def _missing_module(evidence: Evidence, cause: Incident) -> missing_modules.Finding | None:
+    report = evidence.reports.get(cause.node) if cause.node is not None else None
+    return missing_modules.find(cause.diagnosis, report.answer) if report else None
 
 
 def _survived(evidence: Evidence, one: Incident) -> bool:
@@ -183,6 +195,9 @@ def _notes(evidence: Evidence, cause: Incident, alike: Sequence[Incident]) -> li
     failures = evidence.cause.get("failures")
     if failures and cause.process == _process(evidence.cause):
         notes.append(f"restarted {_times(failures - 1)}, the RESTARTS limit")
+    missing = _missing_module(evidence, cause)
+    if missing:
+        notes.append(missing.note)
     pythons = {node: one.answer.get("python") for node, one in evidence.reports.items()}
     mine = pythons.get(report.node)
     others = {python for node, python in pythons.items() if node != report.node and python}

@@ -74,6 +74,8 @@ KEPT = (".clusterctl", ".clusterctl/incoming")
 def test_a_workspace_becomes_a_job_directory(tmp_path: Path) -> None:
     home = tmp_path / "home"
     with asking(home) as (call, answer):
+        room = answer.pop("room")
+        assert (room["path"], room["new"] >= len(DATA), room["in_place"]) == (str(home / "root"), True, None)
         assert answer == {"jobs": [], "newest": None, "holds": False, "missing": [[1, 2]], "torn": {}}
         done = send(call)
     job = home / "root" / JOB

@@ -22,7 +22,7 @@ from clusterctl.agent.packages.venvs import in_environment
 from clusterctl.agent.packages.wheel_install import shebang
 from clusterctl.cluster import AgentCall
 from clusterctl.common.pip import uv_variables
-from clusterctl.common.requirements import effective, logical_lines
+from clusterctl.common.requirements import effective, logical_lines, project_names
 from clusterctl.common.tree import END, HEADER
 from clusterctl.common.wheels import Wheel, WheelStore, describe
 from clusterctl.dispatch import relay_plan
@@ -441,3 +441,17 @@ def test_a_wheel_is_described_by_its_bytes(tmp_path: Path) -> None:
     path = tiny(tmp_path)
     wheel = describe(path)
     assert (wheel.name, wheel.version, wheel.size) == ("tiny", "1.0", path.stat().st_size)
+
+
+def test_the_names_of_required_projects_are_known_unless_they_are_in_other_places() -> None:
+    lines = [
+        "numpy",
+        "Foo_Bar[x] >= 1 ; python_version < '4'",
+        "--index-url x",
+        "baz @ https://h/baz.whl",
+        "a.b==1 --x",
+    ]
+    assert project_names("\n".join(lines)) == ["numpy", "foo-bar", "baz", "a-b"]
+    assert project_names("# nothing\n") == []
+    for line in ("-r other.txt", "--requirement other.txt", "-e .", "./here", "https://h/x.whl", "git+https://h/x"):
+        assert project_names(f"numpy\n{line}\n") is None

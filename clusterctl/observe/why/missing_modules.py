@@ -1,0 +1,58 @@
+"""A module that a program could not import, compared with the requirements of its job."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from clusterctl.common.requirements import RUNTIME, normal
+from clusterctl.observe.why.errno_and_signals import Diagnosis
+
+CLASS = "ModuleNotFoundError"
+MODULE = re.compile(r"\w+(?:\.\w+)*")
+#: Modules that are named differently from the projects that contain them.
+PROJECTS = {
+    "PIL": "pillow",
+    "bs4": "beautifulsoup4",
+    "cv2": "opencv-python",
+    "dateutil": "python-dateutil",
+    "skimage": "scikit-image",
+    "sklearn": "scikit-learn",
+    "yaml": "pyyaml",
+    "zmq": "pyzmq",
+}
+
+
+class Finding(NamedTuple):
+    """What the requirements say about the module, and what to do."""
+
+    note: str
+    advice: str
+
+
+def find(diagnosis: Diagnosis, answer: Mapping[str, Any]) -> Finding | None:
+    """Return a finding if the job has a requirements.txt that explains the missing module.
+
+    `answer` is the report of the node: `requirements` has the names of the projects in that file, None if they are not
+    known, and `environment` the name of the environment that `setup` made for it.
+    """
+    names, module = answer.get("requirements"), diagnosis.subject or ""
+    is_import = diagnosis.kind == "import_error" and (diagnosis.error or "").startswith(CLASS)
+    if names is None or not is_import or not MODULE.fullmatch(module):
+        return None
+    top = module.partition(".")[0]
+    if top in sys.stdlib_module_names:
+        return None
+    project = PROJECTS.get(top, top)
+    if normal(project) not in names:
+        if project in RUNTIME:  # `setup` adds these
+            return None
+        what = top if project == top else f"{top} (the project {project})"
+        advice = f"add {project} to requirements.txt, unless {top} is a file of yours; then clusterctl setup WORKSPACE"
+        return Finding(f"{what} is not in requirements.txt", advice)
+    if answer.get("environment") is None:
+        note = f"{project} is in requirements.txt, but the run had no environment made by clusterctl setup"
+        return Finding(note, "to create it: clusterctl setup WORKSPACE")
+    return None
