@@ -222,8 +222,9 @@ def _was_on(file: Piece) -> str:
 def _refuse_another_seed(found: Found, manifest: Manifest, settings: Settings) -> None:
     if manifest["seed"] != settings.seed:
         raise RefusedError(
-            f"{found.name} was made with SEED = {manifest['seed']}, but conf.py sets {settings.seed}",
-            hint=f"set SEED = {manifest['seed']} in conf.py; {ANEW}",
+            f"{found.name} was made with SEED = {manifest['seed']}, but "
+            f"{'--set' if 'SEED' in settings.chosen else 'conf.py'} sets {settings.seed}",
+            hint=f"resume with --set SEED={manifest['seed']}; {ANEW}",
         )
 
 

@@ -32,7 +32,7 @@ def finding(name: str, value: object) -> str:
 
 def test_settings_has_one_field_for_each_setting_in_the_table_and_one_for_its_origin() -> None:
     fields = {field.name for field in dataclasses.fields(Settings)}
-    assert fields == {entry.field for entry in TABLE} | {"source", "lines"}
+    assert fields == {entry.field for entry in TABLE} | {"source", "lines", "chosen"}
 
 
 def test_no_two_settings_share_a_name() -> None:

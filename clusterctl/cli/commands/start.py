@@ -8,11 +8,12 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from clusterctl.cli.causes import LAST_WORD_S, first_cause_lines
+from clusterctl.cli.chosen_settings import named_like_settings, parse_chosen
 from clusterctl.cli.console import clean, human_time, plural
 from clusterctl.cli.invocation import Invocation, job_name, job_ref
 from clusterctl.cli.live_display import LINES_WANTED, Display, PassFormat, default_pass_line
@@ -45,13 +46,17 @@ def start(
     detach: bool,
     plan: bool,
     engine: str | None = None,
+    chosen: Sequence[str] = (),
     resume: bool = False,
     allow_partial: bool = False,
 ) -> None:
     from clusterctl.launch import plan as make_plan
 
     check_job(job_workspace, package, resume)
-    with invocation.whole_cluster(invocation.settings(ENGINE=engine)) as cluster:
+    settings = invocation.settings(parse_chosen(chosen, engine), ENGINE=engine)
+    for line in named_like_settings(invocation.program_args or ()):
+        invocation.console.warn(line)
+    with invocation.whole_cluster(settings) as cluster:
         launch = make_plan(cluster.settings, cluster.inventory, invocation.program_args)
         ref = job_ref(cluster.settings, job_workspace)
         if plan:
