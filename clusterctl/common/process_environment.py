@@ -74,7 +74,7 @@ def _ours(spec: RunSpec, process: ProcessSpec, facts: NodeFacts) -> dict[str, st
 def _old_launcher(spec: RunSpec, process: ProcessSpec) -> dict[str, str]:
     return {
         "PADDLE_INIT_USE_GPU": str(int(spec.use_gpu)),
-        "PADDLE_INIT_TRAINER_COUNT": "1",
+        "PADDLE_INIT_TRAINER_COUNT": str(spec.training.trainer_threads or 1),
         "PADDLE_INIT_PORT": str(spec.ports.port),
         "PADDLE_INIT_PORTS_NUM": str(spec.ports.ports_num),
         "PADDLE_INIT_PORTS_NUM_FOR_SPARSE": str(spec.ports.ports_num_for_sparse),

@@ -101,7 +101,9 @@ class PlacedProcess(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class Training(Group):
-    """The training mode, and the number of processes in the whole run."""
+    """The training mode, the number of processes in the whole run, and the threads that a trainer's program uses."""
+
+    OMITTED = ("trainer_threads",)
 
     mode: str = "sync"
     seed: int = 0
@@ -111,6 +113,7 @@ class Training(Group):
     security: str = "curve"
     trainers: int = 0
     pservers: int = 0
+    trainer_threads: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -80,6 +80,12 @@ TABLE: Final[tuple[Setting, ...]] = (
     Setting("TRAINERS", optional(some_hosts), None, "the hosts with trainers, in the same form"),
     Setting("PSERVERS_PER_NODE", whole(1), 1, "the number of pservers on each host that has any"),
     Setting("TRAINERS_PER_NODE", whole(1), 1, "the number of trainers on each host that has any"),
+    Setting(
+        "TRAINER_THREADS",
+        whole(1),
+        1,
+        "the number of threads that the program of a trainer is to use; passed on to it",
+    ),
     Setting("EXCLUSIVE", flag, False, "True refuses to start on nodes where another job is running"),
     # network between the nodes
     Setting(

@@ -33,6 +33,7 @@ class Settings:
     trainers: int | tuple[str, ...] | None
     pservers_per_node: int
     trainers_per_node: int
+    trainer_threads: int
     exclusive: bool
     nic: str | None
     port: int

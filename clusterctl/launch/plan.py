@@ -147,6 +147,7 @@ class LaunchPlan:
             security=settings.ps_security,
             trainers=self.count("trainer"),
             pservers=self.count("pserver"),
+            trainer_threads=settings.trainer_threads,
         )
 
     def _ports(self) -> Ports:

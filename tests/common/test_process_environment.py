@@ -104,6 +104,12 @@ def test_variables_that_make_other_libraries_wait_for_peers_are_not_set() -> Non
     assert not stray & set(made())
 
 
+def test_the_number_of_threads_of_a_trainers_program_is_the_setting_and_one_in_older_specs() -> None:
+    assert made()["PADDLE_INIT_TRAINER_COUNT"] == "1"
+    assert made({"trainer_threads": 4})["PADDLE_INIT_TRAINER_COUNT"] == "4"
+    assert "trainer_threads" not in make_spec(**SPEC).to_json()
+
+
 def test_arguments_are_not_changed() -> None:
     facts, spec = FACTS._replace(inherited={"PATH": "/bin"}), make_spec(**{**SPEC, "env": {"A": "1"}})
     environment(spec, TRAINER, facts)

@@ -73,6 +73,7 @@ ACCEPTED: list[tuple[str, object, object]] = [
     ("TRAINER_COMMAND", ["sh", "-c", "a && b"], ("sh", "-c", "a && b")),
     ("PSERVER_COMMAND", "python server.py", ("python", "server.py")),
     ("PSERVER_COMMAND", None, None),
+    ("TRAINER_THREADS", 8, 8),
     ("ENV", {"A": "x y\nz", "N": 3, "F": 0.5, "E": ""}, {"A": "x y\nz", "N": "3", "F": "0.5", "E": ""}),
     ("LD_LIBRARY_PATH", "/a:/b", "/a:/b"),
     ("USE_GPU", True, True),
