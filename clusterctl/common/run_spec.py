@@ -118,11 +118,17 @@ class Training(Group):
 
 @dataclass(frozen=True, kw_only=True)
 class Ports(Group):
-    """The first port to try, and the number of ports that a pserver has for dense and for sparse tables."""
+    """The first port to try, and the number of ports that a pserver has for dense and for sparse tables.
+
+    `pserver_port` was free on all nodes for pservers that are the user's own programs.
+    """
+
+    OMITTED = ("pserver_port",)
 
     port: int = 7164
     ports_num: int = 1
     ports_num_for_sparse: int = 0
+    pserver_port: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -41,6 +41,7 @@ from clusterctl.inventory import Node, nodeset
 from clusterctl.launch.keys import make_keys
 from clusterctl.launch.other_jobs import NodeWithJobs, check_other_jobs
 from clusterctl.launch.plan import LaunchPlan
+from clusterctl.launch.pserver_port import NodeWithPorts, choose_pserver_port
 from clusterctl.launch.resume import Resume, bring, choose
 
 LAUNCH_S = 60.0
@@ -48,7 +49,7 @@ REACH_S = 120.0
 REASON_CHARS = 500
 
 
-class ReadyNode(NodeFacts, JobChoice, NodeWithJobs, total=False):
+class ReadyNode(NodeFacts, JobChoice, NodeWithJobs, NodeWithPorts, total=False):
     """The answer of a node that is ready to start. `environment`: the one that `setup` made for the job, if any.
 
     `machine` is equal for nodes that share their cores. `other_jobs` are those that run there.
@@ -66,6 +67,7 @@ class Run:
 
     `dirs`: the absolute job directories, by node id. `findings`: the nodes' warnings. `left_out`: the reasons why
     other nodes of conf.py do not take part, by node id. `resume`: the checkpoint that the run resumes from.
+    `pserver_port`: the port of all pservers, if one was chosen.
     """
 
     job: str
@@ -75,6 +77,7 @@ class Run:
     findings: tuple[Finding, ...] = ()
     left_out: Mapping[int, ClusterctlError] = field(default_factory=dict)
     resume: Resume | None = None
+    pserver_port: int | None = None
 
     @property
     def members(self) -> list[int]:
@@ -162,6 +165,7 @@ def _request(cluster: Cluster, launch: LaunchPlan, ref: str | None) -> dict[str,
         "runtime": launch.needs_runtime,
         "nic": cluster.settings.nic,
         "port": cluster.settings.port,
+        "pserver_port": launch.wants_one_pserver_port,
     }
 
 
@@ -234,7 +238,8 @@ def _make_run(
     members = max(launch.count("trainer"), len(looks))
     warnings = quick(looks, skews, members=members, open_files=launch.settings.open_files)
     _raise_for([finding for finding in warnings if finding.severity == STOPS], "nothing was started")
-    return Run(job, name, launch.nodes, dirs, (*warnings, *busy), left_out)
+    port, differ = choose_pserver_port(launch, looks)
+    return Run(job, name, launch.nodes, dirs, (*warnings, *busy, *differ), left_out, pserver_port=port)
 
 
 def _check_routes(
@@ -346,6 +351,7 @@ def _spec_for(
         resume=run.resume.spec(run.run) if run.resume else None,
         sharing=sharing,
         by=who_asks(),
+        pserver_port=run.pserver_port,
     )
 
 

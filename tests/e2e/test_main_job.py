@@ -209,7 +209,7 @@ def test_every_process_gets_the_promised_environment(site: Site) -> None:
         "PYTHONUNBUFFERED": "1",
         "PADDLE_INIT_USE_GPU": "0",
         "PADDLE_INIT_TRAINER_COUNT": "1",
-        "PADDLE_INIT_PORT": "7164",
+        "PADDLE_INIT_PORT": env["CLUSTERCTL_PSERVERS"].partition(",")[0].rpartition(":")[2],
         "PADDLE_INIT_PORTS_NUM": "1",
         "PADDLE_INIT_PORTS_NUM_FOR_SPARSE": "1",
         "PADDLE_INIT_NUM_GRADIENT_SERVERS": "4",
