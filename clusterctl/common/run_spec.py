@@ -187,10 +187,11 @@ class RunSpec(Record):
     `pserver_hosts` (by rank) are addresses within the cluster. The node adds `venv`, the directory of its
     Python environment if it has one, and `t`, the time at which it prepared the run. The lead adds `epoch` and
     `recover` when processes are restarted. `sharing` is the number of processes on the node's machine, if other nodes
-    of the run are on it too. `by` is who started it, as USER@HOST. `shm` is "off" in benchmarks.
+    of the run are on it too. `by` is who started it, as USER@HOST. `settings` has the text of each setting
+    that was given with `--set`. `shm` is "off" in benchmarks.
     """
 
-    OMITTED = ("sharing", "by", "venv", "t", "recover", "shm")
+    OMITTED = ("settings", "sharing", "by", "venv", "t", "recover", "shm")
 
     v: int = 1
     job: str
@@ -211,6 +212,7 @@ class RunSpec(Record):
     ld_library_path: str | None = None
     env: Mapping[str, str] = NOTHING
     arguments: tuple[str, ...] = ()
+    settings: Mapping[str, str] | None = None
     processes: tuple[ProcessSpec, ...] = ()
     epoch: int = 0
     all_processes: tuple[PlacedProcess, ...] = ()

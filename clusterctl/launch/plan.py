@@ -31,6 +31,7 @@ from clusterctl.common.run_spec import (
     Training,
 )
 from clusterctl.config import Settings
+from clusterctl.config.declarations import BY_SPELLING
 from clusterctl.errors import ConfigError, NodeError
 from clusterctl.inventory import Inventory, Node, among, nodeset
 
@@ -137,11 +138,16 @@ class LaunchPlan:
             ld_library_path=self.settings.ld_library_path,
             env=dict(node.env),
             arguments=self.program_args or (),
+            settings=self._chosen() or None,
             processes=tuple(process.spec for process in self.on(node)),
             sharing=sharing,
             by=by,
             all_processes=tuple(PlacedProcess(role=p.role, rank=p.rank, node=p.node) for p in self.processes),
         )
+
+    def _chosen(self) -> dict[str, str]:
+        chosen = self.settings.chosen
+        return {name: "..." if BY_SPELLING[name].secret else text for name, text in chosen.items()}
 
     def _training(self) -> Training:
         settings = self.settings
