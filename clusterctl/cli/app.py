@@ -22,6 +22,7 @@ START_OPTIONS = (
     "--job_dispatch_package",
     "--job-dispatch-package",
     "--engine",
+    "--set",
     "--resume",
     "--rejoin",
     "--detach",

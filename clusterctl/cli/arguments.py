@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from clusterctl.errors import UsageError
 
 VALUE_OPTIONS = {"--conf": "conf", "--only": "only"}
+SHORT = 4  # letters of an option; a shorter one has too many neighbours for a typo to be recognized
 FLAGS = {"--json": "json", "--quiet": "quiet", "-q": "quiet", "--verbose": "verbose", "-v": "verbose"}
 
 
@@ -94,7 +95,8 @@ def suggest(word: str, known: Collection[str]) -> str:
 
 def _one_edit_away(name: str, known: Collection[str]) -> str | None:
     plain = _plain(name)
-    near = [o for o in sorted(known) if plain == _plain(o) or edit_distance_is_one(plain, _plain(o))]
+    long = [option for option in sorted(known) if len(_plain(option)) >= SHORT]
+    near = [option for option in long if plain == _plain(option) or edit_distance_is_one(plain, _plain(option))]
     return min(near, key=lambda option: ("_" in option) != ("_" in name), default=None)
 
 

@@ -42,6 +42,14 @@ RoleOption = Annotated[str | None, typer.Option("--role", metavar="TEXT", help="
 EngineOption = Annotated[
     str | None, typer.Option("--engine", metavar="NAME", help="Override ENGINE in conf.py: torch, paddle, mpi, ...")
 ]
+SetOption = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="Override a setting of conf.py for this run. Repeatable."),
+]
+ResumeOption = Annotated[
+    bool,
+    typer.Option("--resume", help="Resume the job (default: the last that ran) from its newest complete checkpoint."),
+]
 
 
 @command(app, "init", "clusterctl init mnist && cd mnist")
@@ -131,12 +139,8 @@ def start(
         ),
     ] = None,
     engine: EngineOption = None,
-    resume: Annotated[
-        bool,
-        typer.Option(
-            "--resume", help="Resume the job (default: the last that ran) from its newest complete checkpoint."
-        ),
-    ] = False,
+    settings: SetOption = None,
+    resume: ResumeOption = False,
     rejoin: Annotated[bool, typer.Option("--rejoin", help="Let nodes that a run is waiting for rejoin it.")] = False,
     detach: Annotated[bool, typer.Option("--detach", "-d", help="Return once all processes are running.")] = False,
     plan: Annotated[bool, typer.Option("--plan", help="Print what would run where; start nothing.")] = False,
@@ -157,7 +161,8 @@ def start(
 
         options = {
             **{"--resume": resume, "--detach": detach, "--plan": plan, "--allow-partial": allow_partial},
-            **{"--job_dispatch_package": job_dispatch_package, "--engine": engine, "--": context.obj.program_args},
+            **{"--job_dispatch_package": job_dispatch_package, "--engine": engine, "--set": settings},
+            "--": context.obj.program_args,
         }
         join(context.obj, job_workspace, [name for name, given in options.items() if given])
         return
@@ -166,6 +171,7 @@ def start(
         job_workspace,
         job_dispatch_package,
         engine=engine,
+        chosen=settings or (),
         resume=resume,
         detach=detach,
         plan=plan,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -32,12 +33,16 @@ class Invocation:
         given = Path(os.environ.get("XDG_CACHE_HOME", ""))
         return (given if given.is_absolute() else Path.home() / ".cache") / "clusterctl"
 
-    def settings(self, **overrides: object) -> Settings:
-        """Load conf.py, overridden by options of the command: settings by name, None where the option is absent."""
+    def settings(self, chosen: Mapping[str, str] | None = None, **overrides: object) -> Settings:
+        """Load conf.py, overridden by options of the command: settings by name, None where the option is absent.
+
+        `chosen` are those of `--set`, as text.
+        """
         from clusterctl.config import load
 
         given = {name: value for name, value in overrides.items() if value is not None}
-        return load(Path(self.options.conf) if self.options.conf else None, os.environ, overrides=given)
+        conf = Path(self.options.conf) if self.options.conf else None
+        return load(conf, os.environ, overrides=given, chosen=chosen or {})
 
     def cluster(self, settings: Settings | None = None) -> Cluster:
         """Return the nodes of conf.py that `--only` selects."""

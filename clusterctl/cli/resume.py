@@ -6,11 +6,15 @@ import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from clusterctl.cli.chosen_settings import shown_option
 from clusterctl.cli.console import clean
 from clusterctl.cli.invocation import Invocation
 
 if TYPE_CHECKING:
+    from collections.abc import Collection
+
     from clusterctl.cluster import Cluster
+    from clusterctl.config import Settings
     from clusterctl.launch import LaunchPlan, Resume
 
 
@@ -39,10 +43,21 @@ def would_resume(cluster: Cluster, launch: LaunchPlan, ref: str | None) -> tuple
     return job, choose(cluster, job, launch.nodes, launch)
 
 
-def tell_resume(invocation: Invocation, resume: Resume) -> None:
+def kept_settings(cluster: Cluster, ref: str | None, given: Collection[str]) -> tuple[str, dict[str, str]]:
+    """Return the job to resume, and the `--set`s of its run that apply again; those `given` now replace them."""
+    from clusterctl import launch
+    from clusterctl.observe.status import find
+
+    job, _ = find(cluster, ref, to_resume=True)
+    return job, launch.kept_settings(cluster, job, given)
+
+
+def tell_resume(invocation: Invocation, resume: Resume, settings: Settings) -> None:
     """Print the checkpoint that a run resumes from, and the newer ones that are unusable."""
     for line in resume.warnings:
         invocation.console.warn(clean(line, keep_newlines=True))
     kept = resume.arguments if invocation.program_args is None else None
     arguments = f" with its arguments: {shlex.join(kept)}" if kept else ""
-    invocation.console.say(clean(f"resuming from {resume}{arguments}"))
+    again = [shown_option(name, text) for name, text in resume.settings.items() if settings.chosen.get(name) == text]
+    options = f"{' and' if kept else ' with'} its settings: {' '.join(again)}" if again else ""
+    invocation.console.say(clean(f"resuming from {resume}{arguments}{options}"))

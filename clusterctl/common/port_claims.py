@@ -10,6 +10,7 @@ from __future__ import annotations
 import socket
 
 PREFIX = "clusterctl-port-"
+PORTS_COMPARED = 64  # from PORT, to find one that is free on all nodes
 
 
 def claimed_ports() -> list[int]:

@@ -36,7 +36,7 @@ def environment(spec: RunSpec, process: ProcessSpec, facts: NodeFacts) -> dict[s
         values["LD_LIBRARY_PATH"] = spec.ld_library_path
     values.update(_activated(spec, values))
     values["PYTHONPATH"] = ":".join(filter(None, (facts.lib_dir, values.get("PYTHONPATH", ""))))
-    values.update(_ours(spec, process, facts), **_old_launcher(spec, process))
+    values.update(_ours(spec, process, facts), **_old_launcher(spec, process, facts))
     if spec.hosts:
         values["CLUSTERCTL_NODES"] = f"{facts.job_dir}/.clusterctl/runs/{spec.run}/nodes.json"
     values.update(ENGINES[spec.training.engine].variables(spec, process, facts.endpoints))
@@ -73,11 +73,11 @@ def _ours(spec: RunSpec, process: ProcessSpec, facts: NodeFacts) -> dict[str, st
     }
 
 
-def _old_launcher(spec: RunSpec, process: ProcessSpec) -> dict[str, str]:
+def _old_launcher(spec: RunSpec, process: ProcessSpec, facts: NodeFacts) -> dict[str, str]:
     return {
         "PADDLE_INIT_USE_GPU": str(int(spec.use_gpu)),
-        "PADDLE_INIT_TRAINER_COUNT": "1",
-        "PADDLE_INIT_PORT": str(spec.ports.port),
+        "PADDLE_INIT_TRAINER_COUNT": str(spec.training.trainer_threads or 1),
+        "PADDLE_INIT_PORT": _pserver_port(spec, process, facts),
         "PADDLE_INIT_PORTS_NUM": str(spec.ports.ports_num),
         "PADDLE_INIT_PORTS_NUM_FOR_SPARSE": str(spec.ports.ports_num_for_sparse),
         "PADDLE_INIT_NUM_GRADIENT_SERVERS": str(spec.training.trainers),
@@ -86,3 +86,9 @@ def _old_launcher(spec: RunSpec, process: ProcessSpec) -> dict[str, str]:
         "PADDLE_CLUSTER_TRAIN": "True",
         "TRAINING_ROLE": process.role.upper(),
     }
+
+
+def _pserver_port(spec: RunSpec, process: ProcessSpec, facts: NodeFacts) -> str:
+    """Return the port of a pserver; for other processes that of pserver 0; the setting PORT while it is not known."""
+    endpoint = facts.endpoints.get(process.name if process.role == "pserver" else "pserver0")
+    return endpoint.rpartition(":")[2] if endpoint else str(spec.ports.port)

@@ -101,7 +101,9 @@ class PlacedProcess(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class Training(Group):
-    """The training mode, and the number of processes in the whole run."""
+    """The training mode, the number of processes in the whole run, and the threads that a trainer's program uses."""
+
+    OMITTED = ("trainer_threads",)
 
     mode: str = "sync"
     seed: int = 0
@@ -111,15 +113,22 @@ class Training(Group):
     security: str = "curve"
     trainers: int = 0
     pservers: int = 0
+    trainer_threads: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Ports(Group):
-    """The first port to try, and the number of ports that a pserver has for dense and for sparse tables."""
+    """The first port to try, and the number of ports that a pserver has for dense and for sparse tables.
+
+    `pserver_port` was free on all nodes for pservers that are the user's own programs.
+    """
+
+    OMITTED = ("pserver_port",)
 
     port: int = 7164
     ports_num: int = 1
     ports_num_for_sparse: int = 0
+    pserver_port: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -178,11 +187,12 @@ class RunSpec(Record):
     `pserver_hosts` (by rank) are addresses within the cluster. The node adds `venv`, the directory of its
     Python environment if it has one, and `t`, the time at which it prepared the run. The lead adds `epoch` and
     `recover` when processes are restarted. `sharing` is the number of processes on the node's machine, if other nodes
-    of the run are on it too. `by` is who started it, as USER@HOST. `hosts` are the addresses of the
-    members, for engines whose programs get a list of them. `shm` is "off" in benchmarks.
+    of the run are on it too. `by` is who started it, as USER@HOST. `hosts` are the addresses of the members, for engines
+    whose programs get a list of them. `settings` has the text of each setting that was given with `--set`. `shm` is
+    "off" in benchmarks.
     """
 
-    OMITTED = ("sharing", "by", "hosts", "venv", "t", "recover", "shm")
+    OMITTED = ("settings", "sharing", "by", "hosts", "venv", "t", "recover", "shm")
 
     v: int = 1
     job: str
@@ -203,6 +213,7 @@ class RunSpec(Record):
     ld_library_path: str | None = None
     env: Mapping[str, str] = NOTHING
     arguments: tuple[str, ...] = ()
+    settings: Mapping[str, str] | None = None
     processes: tuple[ProcessSpec, ...] = ()
     epoch: int = 0
     all_processes: tuple[PlacedProcess, ...] = ()

@@ -52,6 +52,20 @@ class Setting:
         """The names allowed in conf.py, the preferred one first."""
         return (self.name, self.old) if self.old else (self.name,)
 
+    @property
+    def kept(self) -> bool:
+        """True if a resume may take it from what the nodes have recorded about the run before."""
+        return self.name not in NOT_KEPT
+
+
+#: The settings that decide what runs on the nodes, or whom this machine trusts.
+NOT_KEPT: Final = frozenset(
+    {
+        *("HOSTS", "ROOT_DIR", "SHARDS", "PYTHON", "TRAINER_COMMAND", "PSERVER_COMMAND", "ENV", "LD_LIBRARY_PATH"),
+        *("PS_SECURITY", "SSH_CONFIG", "IDENTITY_FILE", "KNOWN_HOSTS", "STRICT_HOST_KEYS"),
+    }
+)
+
 
 def _listed(value: object) -> object:
     """Return HOSTS unchanged; `read_hosts` checks it as a whole."""
@@ -80,6 +94,12 @@ TABLE: Final[tuple[Setting, ...]] = (
     Setting("TRAINERS", optional(some_hosts), None, "the hosts with trainers, in the same form"),
     Setting("PSERVERS_PER_NODE", whole(1), 1, "the number of pservers on each host that has any"),
     Setting("TRAINERS_PER_NODE", whole(1), 1, "the number of trainers on each host that has any"),
+    Setting(
+        "TRAINER_THREADS",
+        whole(1),
+        1,
+        "the number of threads that the program of a trainer is to use; passed on to it",
+    ),
     Setting("EXCLUSIVE", flag, False, "True refuses to start on nodes where another job is running"),
     # network between the nodes
     Setting(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import difflib
 from collections.abc import Mapping
 from dataclasses import replace
@@ -18,38 +19,67 @@ from clusterctl.config.settings import Settings
 from clusterctl.config.source import Source
 
 _NOTHING: Mapping[str, object] = MappingProxyType({})
+_NONE_CHOSEN: Mapping[str, str] = MappingProxyType({})
+COMMAND_LINE = "command line"
 
 
-def load(path: Path | None, environ: Mapping[str, str], *, overrides: Mapping[str, object] = _NOTHING) -> Settings:
+def load(
+    path: Path | None,
+    environ: Mapping[str, str],
+    *,
+    overrides: Mapping[str, object] = _NOTHING,
+    chosen: Mapping[str, str] = _NONE_CHOSEN,
+) -> Settings:
     """Load the settings of the conf.py at `path` (None: CLUSTERCTL_CONF of `environ`, else ./conf.py).
 
-    `overrides` are settings from the command line, by name; they take precedence over the file. `environ` also
-    provides HOME, for `~` in paths on this machine; relative paths start at the directory of conf.py.
+    `overrides` are settings from the command line, by name; they take precedence over the file. So do those `chosen`
+    with `--set`, each as text: a Python literal, else a string. `environ` also provides HOME, for `~` in paths on this
+    machine; relative paths start at the directory of conf.py.
     Raises ConfigError with one line per mistake in its message, and the same as `findings` in its details.
     """
     path = path or Path(environ.get("CLUSTERCTL_CONF") or "conf.py")
-    return _settle(source.run(path), path, environ, overrides)
+    return _settle(source.run(path), path, environ, overrides, chosen)
 
 
 def from_values(values: Mapping[str, object], environ: Mapping[str, str] = MappingProxyType({})) -> Settings:
     """Return the settings of a conf.py that contains only `values`; for programs and tests. Raises ConfigError."""
-    return _settle(Source("settings", values), None, environ, _NOTHING)
+    return _settle(Source("settings", values), None, environ)
+
+
+def _literal(text: str) -> object:
+    """Return the value of a Python literal; other text as it is."""
+    try:
+        return ast.literal_eval(text.strip())
+    except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
+        return text
 
 
 class _Reading:
     """One pass over raw values that collects parsed values and findings."""
 
-    def __init__(self, conf: Source) -> None:
+    def __init__(self, conf: Source, chosen: Mapping[str, str]) -> None:
         self.conf = conf
+        self.chosen = {BY_SPELLING[name].name: text for name, text in chosen.items() if name in BY_SPELLING}
+        self._options = {name: f"--set {name}" for name in chosen}
         self.values: dict[str, Any] = {}
         self.findings: list[Finding] = []
 
     def report(self, file: str, key: str, message: str, line: int | None = None, hint: str | None = None) -> None:
-        self.findings.append(Finding(file, line, key, f"{key}{message}", hint))
+        shown_key = self._options.get(key, key) if file == COMMAND_LINE else key
+        self.findings.append(Finding(file, line, key, f"{shown_key}{message}", hint))
 
     def report_in_conf(self, key: str, message: str, hint: str | None = None) -> None:
         """Report a mistake in conf.py, at the line that assigns `key`."""
         self.report(self.conf.file, key, message, self.conf.lines.get(key), hint)
+
+    def report_where_set(self, setting: Setting, message: str) -> None:
+        """Report a mistake in the option or the line that sets `setting`."""
+        option = next((name for name in setting.spellings if name in self._options), None)
+        if option is not None:
+            self.report(COMMAND_LINE, option, message)
+        else:
+            key = next((name for name in setting.spellings if name in self.conf.values), setting.name)
+            self.report_in_conf(key, message)
 
     def take(self, file: str, given: Mapping[str, object]) -> None:
         """Parse the settings among `given`; later calls override earlier ones."""
@@ -65,13 +95,20 @@ class _Reading:
                 self.report(file, name, f"{value}: {exc}", lines.get(name))
 
 
-def _settle(conf: Source, path: Path | None, environ: Mapping[str, str], overrides: Mapping[str, object]) -> Settings:
-    reading = _Reading(conf)
+def _settle(
+    conf: Source,
+    path: Path | None,
+    environ: Mapping[str, str],
+    overrides: Mapping[str, object] = _NOTHING,
+    chosen: Mapping[str, str] = _NONE_CHOSEN,
+) -> Settings:
+    reading = _Reading(conf, chosen)
+    overrides = {**overrides, **{name: _literal(text) for name, text in chosen.items()}}
     reading.values = {setting.name: setting.parse(setting.default) for setting in TABLE}
     _report_unknown(reading, overrides)
     _report_contradictions(reading)
     reading.take(conf.file, conf.values)
-    reading.take("command line", overrides)
+    reading.take(COMMAND_LINE, overrides)
     if reading.values["ENGINE"] != "clusterctl" and not {"RESTARTS"} & {*conf.values, *overrides}:
         reading.values["RESTARTS"] = BY_SPELLING["RESTARTS"].parse(0)
     reading.values["HOSTS"] = _hosts(reading, "HOSTS" in overrides)
@@ -81,7 +118,7 @@ def _settle(conf: Source, path: Path | None, environ: Mapping[str, str], overrid
         raise config_error(sorted(reading.findings, key=_position))
     fields = {setting.field: reading.values[setting.name] for setting in TABLE}
     lines = {setting.name: conf.lines[n] for setting in TABLE for n in setting.spellings if n in conf.lines}
-    return Settings(**fields, source=path, lines=lines)
+    return Settings(**fields, source=path, lines=lines, chosen=reading.chosen)
 
 
 def _position(finding: Finding) -> tuple[bool, int]:
@@ -98,7 +135,7 @@ def _report_unknown(reading: _Reading, overrides: Mapping[str, object]) -> None:
             reading.report_in_conf(name, f" is not a setting{_suggestion(name)}", hint)
     for name in overrides:
         if name not in BY_SPELLING:
-            reading.report("command line", name, f" is not a setting{_suggestion(name)}")
+            reading.report(COMMAND_LINE, name, f" is not a setting{_suggestion(name)}")
 
 
 def _is_code(value: object) -> bool:
@@ -107,8 +144,8 @@ def _is_code(value: object) -> bool:
 
 
 def _suggestion(name: str) -> str:
-    bare = name.removeprefix("PADDLE_")
-    near = [bare] if bare in BY_SPELLING else difflib.get_close_matches(name, BY_SPELLING, n=1)
+    bare = name.upper().removeprefix("PADDLE_")
+    near = [bare] if bare in BY_SPELLING else difflib.get_close_matches(name.upper(), BY_SPELLING, n=1)
     return f"; did you mean {near[0]}?" if near else ""
 
 
@@ -143,7 +180,7 @@ def _hosts(reading: _Reading, overridden: bool) -> tuple[Host, ...]:
         hint = 'write HOSTS = ["root@10.0.0.10", "root@10.0.0.11"]' if index is None else None
         line = conf.host_lines[index] if listed and index is not None else conf.lines.get("HOSTS")
         if overridden:
-            reading.report("command line", key, f" {message}", hint=hint)
+            reading.report(COMMAND_LINE, key, f" {message}", hint=hint)
         else:
             reading.report(conf.file, key, f" {message}", line, hint)
     return hosts
@@ -154,12 +191,11 @@ def _report_combinations(reading: _Reading) -> None:
     values = reading.values
     ports = values["PSERVERS_PER_NODE"] * (values["PORTS_NUM"] + values["PORTS_NUM_FOR_SPARSE"])
     if values["PORT"] + ports > 65536:
-        reading.report_in_conf(
-            next((name for name in BY_SPELLING["PORT"].spellings if name in reading.conf.values), "PORT"),
-            f"{shown(values['PORT'])} leaves no room for the {ports} ports of a node's pservers",
-        )
+        message = f"{shown(values['PORT'])} leaves no room for the {ports} ports of a node's pservers"
+        reading.report_where_set(BY_SPELLING["PORT"], message)
     if values["HEARTBEAT_S"] >= values["NODE_GRACE_S"]:
-        reading.report_in_conf("HEARTBEAT_S", f"{shown(values['HEARTBEAT_S'])} must be less than NODE_GRACE_S")
+        message = f"{shown(values['HEARTBEAT_S'])} must be less than NODE_GRACE_S"
+        reading.report_where_set(BY_SPELLING["HEARTBEAT_S"], message)
 
 
 def _resolve_paths(reading: _Reading, base: Path, environ: Mapping[str, str]) -> None:
@@ -171,7 +207,8 @@ def _resolve_paths(reading: _Reading, base: Path, environ: Mapping[str, str]) ->
         try:
             return base / value.expanduser()
         except RuntimeError:
-            reading.report_in_conf(key, f"{shown(str(value))}: there is no home directory {value.parts[0]}")
+            message = f"{shown(str(value))}: there is no home directory {value.parts[0]}"
+            reading.report_where_set(BY_SPELLING[key], message)
             return value
 
     for name, value in reading.values.items():

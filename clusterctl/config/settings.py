@@ -16,7 +16,8 @@ class Settings:
 
     Paths on this machine (`ssh_config`, `identity_file`, `known_hosts`, a host's `identity`) are absolute,
     with `~` expanded; paths on nodes (`root_dir`) keep their `~`. `source` is the conf.py, or None if the
-    values came from elsewhere; `lines` maps a setting to its line there. Mappings are read-only.
+    values came from elsewhere; `lines` maps a setting to its line there. `chosen` has the text of each setting that
+    `start --set` overrides. Mappings are read-only.
     """
 
     hosts: tuple[Host, ...]
@@ -32,6 +33,7 @@ class Settings:
     trainers: int | tuple[str, ...] | None
     pservers_per_node: int
     trainers_per_node: int
+    trainer_threads: int
     exclusive: bool
     nic: str | None
     port: int
@@ -65,9 +67,12 @@ class Settings:
     key_cache: bool
     source: Path | None = None
     lines: Mapping[str, int] = field(default_factory=dict, compare=False, repr=False)
+    chosen: Mapping[str, str] = field(default_factory=dict, hash=False, repr=False)
 
     def place(self, name: str) -> str:
         """Return the location of the setting `name` as a prefix for messages, `conf.py:12: `, or "" without a file."""
+        if name in self.chosen:
+            return f"--set {name}: "
         if self.source is None:
             return ""
         line = self.lines.get(name)

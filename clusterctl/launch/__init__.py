@@ -4,7 +4,7 @@ May import `certificates`, `check`, `cluster`, `common`, `config`, `errors` and 
 """
 
 from clusterctl.launch.plan import LaunchPlan, missing_scripts, plan
-from clusterctl.launch.resume import Resume, choose
+from clusterctl.launch.resume import Resume, choose, kept_settings
 from clusterctl.launch.start import Run, start
 
-__all__ = ["LaunchPlan", "Resume", "Run", "choose", "missing_scripts", "plan", "start"]
+__all__ = ["LaunchPlan", "Resume", "Run", "choose", "kept_settings", "missing_scripts", "plan", "start"]

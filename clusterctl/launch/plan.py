@@ -31,6 +31,7 @@ from clusterctl.common.run_spec import (
     Training,
 )
 from clusterctl.config import Settings
+from clusterctl.config.declarations import BY_SPELLING
 from clusterctl.errors import ConfigError, NodeError
 from clusterctl.inventory import Inventory, Node, among, nodeset
 
@@ -75,6 +76,12 @@ class LaunchPlan:
         """True if nodes need numpy and pyzmq."""
         return self.settings.engine == OUR_ENGINE
 
+    @property
+    def wants_one_pserver_port(self) -> bool:
+        """True if pservers are the user's programs, and the engine gives trainers no other list of their ports."""
+        engine = ENGINES[self.settings.engine]
+        return self.settings.pserver_command is not None and not (engine.serves or engine.listens)
+
     def count(self, role: str) -> int:
         return sum(process.role == role for process in self.processes)
 
@@ -104,12 +111,13 @@ class LaunchPlan:
         resume: ResumePoint | None = None,
         sharing: int | None = None,
         by: str | None = None,
+        pserver_port: int | None = None,
     ) -> RunSpec:
         """Return the spec that the supervisor of `node` works from.
 
         `addresses`: those of the members in the cluster, by node id. `left_out`: the nodes that do not take part, and
         why, for later requests. `resume`: the checkpoint that the run resumes from. `sharing`: the processes on the
-        node's machine, if other members are on it too. `by`: who starts it.
+        node's machine, if other members are on it too. `by`: who starts it. `pserver_port`: free on all nodes.
         """
         return RunSpec(
             job=job,
@@ -121,7 +129,7 @@ class LaunchPlan:
             pserver_hosts=tuple(addresses[p.node] for p in self.processes if p.role == "pserver"),
             lead=lead,
             training=self._training(),
-            ports=self._ports(),
+            ports=self._ports(pserver_port),
             timing=self._timing(),
             saving=self._saving(resume),
             limits=Limits(memory_limit_mb=self.settings.memory_limit_mb, open_files=self.settings.open_files),
@@ -130,6 +138,7 @@ class LaunchPlan:
             ld_library_path=self.settings.ld_library_path,
             env=dict(node.env),
             arguments=self.program_args or (),
+            settings=self._chosen() or None,
             processes=tuple(process.spec for process in self.on(node)),
             sharing=sharing,
             by=by,
@@ -139,6 +148,10 @@ class LaunchPlan:
 
     def _lists_nodes(self) -> bool:
         return ENGINES[self.settings.engine].lists_nodes
+
+    def _chosen(self) -> dict[str, str]:
+        chosen = self.settings.chosen
+        return {name: "..." if BY_SPELLING[name].secret else text for name, text in chosen.items()}
 
     def _training(self) -> Training:
         settings = self.settings
@@ -151,12 +164,17 @@ class LaunchPlan:
             security=settings.ps_security,
             trainers=self.count("trainer"),
             pservers=self.count("pserver"),
+            trainer_threads=settings.trainer_threads,
         )
 
-    def _ports(self) -> Ports:
+    def _ports(self, pserver_port: int | None) -> Ports:
         settings = self.settings
-        sparse = settings.ports_num_for_sparse
-        return Ports(port=settings.port, ports_num=settings.ports_num, ports_num_for_sparse=sparse)
+        return Ports(
+            port=settings.port,
+            ports_num=settings.ports_num,
+            ports_num_for_sparse=settings.ports_num_for_sparse,
+            pserver_port=pserver_port,
+        )
 
     def _timing(self) -> Timing:
         settings = self.settings

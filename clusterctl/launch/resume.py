@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypedDict
 
@@ -17,6 +17,7 @@ from clusterctl.common.manifest import is_piece_name, is_tag
 from clusterctl.common.paths import META
 from clusterctl.common.run_spec import ResumePoint
 from clusterctl.config import Settings
+from clusterctl.config.declarations import BY_SPELLING
 from clusterctl.errors import ClusterctlError, NodeError, RefusedError
 from clusterctl.inventory import Node, nodeset
 from clusterctl.launch.plan import OUR_ENGINE, LaunchPlan
@@ -50,6 +51,7 @@ Manifest = TypedDict(
         "trainers": int,
         "lanes": list[int],
         "arguments": list[str],
+        "settings": dict[str, str],
         "files": list[Piece],
     },
     total=False,
@@ -113,6 +115,11 @@ class Resume:
         arguments = self.manifest.get("arguments")
         return tuple(map(str, arguments)) if isinstance(arguments, list) else None
 
+    @property
+    def settings(self) -> dict[str, str]:
+        """The text of each setting that the run was given with `--set`."""
+        return _settings_of(self.manifest)
+
     def applied_to(self, launch: LaunchPlan) -> LaunchPlan:
         """Return the plan with the arguments of the run before, if none were given."""
         return launch.with_arguments(self.arguments or ()) if launch.program_args is None else launch
@@ -162,9 +169,37 @@ def choose(cluster: Cluster, job: str, nodes: Sequence[Node], launch: LaunchPlan
     raise RefusedError("\n  ".join(lines), hint=ANEW)
 
 
+def kept_settings(cluster: Cluster, job: str, given: Collection[str]) -> dict[str, str]:
+    """Return the `--set`s of the newest checkpoint that a resume repeats: all but those that the user has `given`.
+
+    Nodes are not trusted with settings that decide what runs, or whom this machine trusts. Nodes that fail are ignored.
+    """
+    outcomes = cluster.ask({"op": "find_checkpoints", "ref": job}, cluster.nodes)
+    found = _checkpoints(outcome.get() for outcome in outcomes if outcome.ok)
+    newest = next((one.manifest for one in found if one.manifest is not None), None)
+    names = {BY_SPELLING[name].name for name in given if name in BY_SPELLING}
+    texts = _settings_of(newest) if newest else {}
+    return {
+        name: text
+        for name, text in texts.items()
+        if name in BY_SPELLING and BY_SPELLING[name].kept and BY_SPELLING[name].name not in names
+    }
+
+
+def _settings_of(manifest: Manifest) -> dict[str, str]:
+    settings: object = manifest.get("settings")
+    pairs = settings.items() if isinstance(settings, dict) else ()
+    return {name: text for name, text in pairs if isinstance(name, str) and isinstance(text, str)}
+
+
 def _find(cluster: Cluster, job: str, nodes: Sequence[Node]) -> list[Found]:
     """Return all checkpoints that any node has, newest first; a manifest on one node is enough."""
     answers = raise_failures(cluster.ask({"op": "find_checkpoints", "ref": job}, nodes), "find checkpoints")
+    return _checkpoints(answers)
+
+
+def _checkpoints(answers: Iterable[Mapping[str, Any]]) -> list[Found]:
+    """Return the checkpoints in the nodes' answers, newest first."""
     found: dict[tuple[str, str], Found] = {}
     for row in (row for answer in answers for row in answer["checkpoints"] if _is_sound(row)):
         key = (str(row["run"]), str(row["tag"]))
@@ -222,8 +257,9 @@ def _was_on(file: Piece) -> str:
 def _refuse_another_seed(found: Found, manifest: Manifest, settings: Settings) -> None:
     if manifest["seed"] != settings.seed:
         raise RefusedError(
-            f"{found.name} was made with SEED = {manifest['seed']}, but conf.py sets {settings.seed}",
-            hint=f"set SEED = {manifest['seed']} in conf.py; {ANEW}",
+            f"{found.name} was made with SEED = {manifest['seed']}, but "
+            f"{'--set' if 'SEED' in settings.chosen else 'conf.py'} sets {settings.seed}",
+            hint=f"resume with --set SEED={manifest['seed']}; {ANEW}",
         )
 
 
@@ -241,6 +277,10 @@ def _differences(manifest: Manifest, launch: LaunchPlan) -> list[str]:
         lines.append(f"the program's arguments change from {_quoted(old)} to {_quoted(new)}")
     elif not isinstance(old, list) and new is None:
         lines.append("the checkpoint does not record the program's arguments: if it had any, pass them after --")
+    for name, text in _settings_of(manifest).items():
+        if name not in launch.settings.chosen:
+            option = f"--set {shlex.quote(f'{name}={text}')}"
+            lines.append(f"the checkpoint was made with {option}, which does not apply now: repeat it if it should")
     return lines
 
 

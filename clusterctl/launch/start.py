@@ -42,6 +42,7 @@ from clusterctl.inventory import Node, nodeset
 from clusterctl.launch.keys import make_keys
 from clusterctl.launch.other_jobs import NodeWithJobs, check_other_jobs
 from clusterctl.launch.plan import LaunchPlan
+from clusterctl.launch.pserver_port import NodeWithPorts, choose_pserver_port
 from clusterctl.launch.resume import Resume, bring, choose
 
 LAUNCH_S = 60.0
@@ -49,7 +50,7 @@ REACH_S = 120.0
 REASON_CHARS = 500
 
 
-class ReadyNode(NodeFacts, JobChoice, NodeWithJobs, total=False):
+class ReadyNode(NodeFacts, JobChoice, NodeWithJobs, NodeWithPorts, total=False):
     """The answer of a node that is ready to start. `environment`: the one that `setup` made for the job, if any.
 
     `requirements`: the job has a requirements.txt. `machine` is equal for nodes that share their cores. `other_jobs`
@@ -69,7 +70,7 @@ class Run:
 
     `dirs`: the absolute job directories, by node id. `findings`: the nodes' warnings. `left_out`: the reasons why
     other nodes of conf.py do not take part, by node id. `resume`: the checkpoint that the run resumes from.
-    `started_t`: when, by the clock of the lead's node.
+    `started_t`: when, by the clock of the lead's node. `pserver_port`: the port of all pservers, if one was chosen.
     """
 
     job: str
@@ -80,6 +81,7 @@ class Run:
     left_out: Mapping[int, ClusterctlError] = field(default_factory=dict)
     resume: Resume | None = None
     started_t: float | None = None
+    pserver_port: int | None = None
 
     @property
     def members(self) -> list[int]:
@@ -166,6 +168,7 @@ def _request(cluster: Cluster, launch: LaunchPlan, ref: str | None) -> dict[str,
         "runtime": launch.needs_runtime,
         "nic": cluster.settings.nic,
         "port": cluster.settings.port,
+        "pserver_port": launch.wants_one_pserver_port,
     }
 
 
@@ -238,7 +241,9 @@ def _make_run(
     members = max(launch.count("trainer"), len(looks))
     warnings = quick(looks, skews, members=members, open_files=launch.settings.open_files)
     _raise_for([finding for finding in warnings if finding.severity == STOPS], "nothing was started")
-    return Run(job, name, launch.nodes, dirs, (*warnings, *bare, *busy), left_out)
+    port, differ = choose_pserver_port(launch, looks)
+    findings = (*warnings, *bare, *busy, *differ)
+    return Run(job, name, launch.nodes, dirs, findings, left_out, pserver_port=port)
 
 
 def _check_routes(
@@ -358,6 +363,7 @@ def _spec_for(
         resume=run.resume.spec(run.run) if run.resume else None,
         sharing=sharing,
         by=who_asks(),
+        pserver_port=run.pserver_port,
     )
 
 

@@ -104,6 +104,34 @@ def test_variables_that_make_other_libraries_wait_for_peers_are_not_set() -> Non
     assert not stray & set(made())
 
 
+def test_the_number_of_threads_of_a_trainers_program_is_the_setting_and_one_in_older_specs() -> None:
+    assert made()["PADDLE_INIT_TRAINER_COUNT"] == "1"
+    assert made({"trainer_threads": 4})["PADDLE_INIT_TRAINER_COUNT"] == "4"
+    assert "trainer_threads" not in make_spec(**SPEC).to_json()
+
+
+@pytest.mark.parametrize(
+    ("role", "rank", "endpoints", "port"),
+    [
+        ("pserver", 1, {"pserver0": "10.0.0.1:7170", "pserver1": "[fd00::1]:7171"}, "7171"),
+        (
+            "trainer",
+            1,
+            {"pserver0": "[fd00::1]:7170", "pserver1": "10.0.0.2:7171", "trainer1": "10.0.0.2:7172"},
+            "7170",
+        ),
+        ("scheduler", 0, {"pserver0": "10.0.0.1:7170", "scheduler0": "10.0.0.1:7169"}, "7170"),
+        ("pserver", 0, {}, "7164"),
+        ("trainer", 0, {"trainer0": "10.0.0.1:7170"}, "7164"),
+    ],
+)
+def test_a_pserver_gets_its_own_port_and_a_trainer_that_of_the_pservers(
+    role: str, rank: int, endpoints: dict[str, str], port: str
+) -> None:
+    process = make_process(role, rank)
+    assert environment(make_spec(**SPEC), process, FACTS._replace(endpoints=endpoints))["PADDLE_INIT_PORT"] == port
+
+
 def test_arguments_are_not_changed() -> None:
     facts, spec = FACTS._replace(inherited={"PATH": "/bin"}), make_spec(**{**SPEC, "env": {"A": "1"}})
     environment(spec, TRAINER, facts)

@@ -259,6 +259,49 @@ def test_a_wrong_override_is_attributed_to_the_command_line(conf: Path) -> None:
     ]
 
 
+def chosen_in(path: Path, text: str, **chosen: str) -> Settings:
+    path.write_text(text)
+    return load(path, {"HOME": "/home/me"}, chosen=chosen)
+
+
+def test_a_setting_chosen_as_text_is_a_python_literal_or_else_a_string(conf: Path) -> None:
+    settings = chosen_in(
+        conf,
+        "HOSTS = ['h']\nPADDLE_PORT = 7000\nSEED = 1\n",
+        **{"PORT": "0x1F90", "MODE": "ssp(4)", "SAVE_EVERY": "500 steps", "KEEP_MODELS": "all", "WIRE": "'float16'"},
+        **{"RESTARTS": '{"pserver": 1, "trainer": 5}', "TIME_LIMIT_S": " None", "USE_GPU": "True", "STALL_S": "2.5"},
+        **{"TRAINERS": "['h']", "NIC": "[1", "ENV": '{"A": "1"}', "PADDLE_PORTS_NUM": "2"},
+    )
+    assert (settings.port, settings.seed, str(settings.mode), settings.ports_num) == (8080, 1, "ssp(4)", 2)
+    assert (str(settings.save_every), settings.keep_models, settings.wire) == ("500 steps", None, "float16")
+    assert (settings.restarts, settings.time_limit_s, settings.use_gpu) == ((1, 5), None, True)
+    assert (settings.stall_s, settings.trainers, settings.nic, settings.env["A"]) == (2.5, ("h",), "[1", "1")
+    assert settings.chosen["MODE"] == "ssp(4)"
+    assert settings.chosen["PORTS_NUM"] == "2"
+    assert settings.place("PORT") == "--set PORT: "
+    assert "PORT" not in load(conf, {}).chosen
+
+
+def test_a_wrong_choice_is_reported_as_in_conf_py_and_names_the_option(conf: Path) -> None:
+    chosen = {"MODE": "fast", "PADDLE_PORT": "'7164'", "SEDE": "1", "mode": "async", "NODE_GRACE_S": "1"}
+    with pytest.raises(ConfigError) as raised:
+        chosen_in(conf, "HOSTS = ['h']\nHEARTBEAT_S = 2\nKEEP = 0\n", **chosen)
+    assert raised.value.exit_code == 2
+    assert str(raised.value).split("\n") == [
+        "conf.py:2: HEARTBEAT_S = 2.0 must be less than NODE_GRACE_S",
+        "conf.py:3: KEEP = 0: must be 1 or more",
+        "command line: --set SEDE is not a setting; did you mean SEED?",
+        "command line: --set mode is not a setting; did you mean MODE?",
+        'command line: --set MODE = \'fast\': must be "sync", "async", "ssp(S)" with S >= 0, or "geo(K)" with K >= 1',
+        "command line: --set PADDLE_PORT = '7164': must be a whole number, without quotes",
+    ]
+    with pytest.raises(ConfigError, match="--set PORT = 65535 leaves no room"):
+        chosen_in(conf, "HOSTS = ['h']\nPORT = 5\n", PORT="65535")
+    with pytest.raises(ConfigError) as raised:
+        chosen_in(conf, "HOSTS = ['h']\n", ENV="['geheim']")
+    assert "geheim" not in str(raised.value)
+
+
 def test_local_paths_are_absolute_and_root_dir_keeps_its_tilde(tmp_path: Path) -> None:
     folder = tmp_path / "project"
     folder.mkdir()

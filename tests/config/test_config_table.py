@@ -32,7 +32,7 @@ def finding(name: str, value: object) -> str:
 
 def test_settings_has_one_field_for_each_setting_in_the_table_and_one_for_its_origin() -> None:
     fields = {field.name for field in dataclasses.fields(Settings)}
-    assert fields == {entry.field for entry in TABLE} | {"source", "lines"}
+    assert fields == {entry.field for entry in TABLE} | {"source", "lines", "chosen"}
 
 
 def test_no_two_settings_share_a_name() -> None:
@@ -73,6 +73,7 @@ ACCEPTED: list[tuple[str, object, object]] = [
     ("TRAINER_COMMAND", ["sh", "-c", "a && b"], ("sh", "-c", "a && b")),
     ("PSERVER_COMMAND", "python server.py", ("python", "server.py")),
     ("PSERVER_COMMAND", None, None),
+    ("TRAINER_THREADS", 8, 8),
     ("ENV", {"A": "x y\nz", "N": 3, "F": 0.5, "E": ""}, {"A": "x y\nz", "N": "3", "F": "0.5", "E": ""}),
     ("LD_LIBRARY_PATH", "/a:/b", "/a:/b"),
     ("USE_GPU", True, True),

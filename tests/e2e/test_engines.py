@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 
 import pytest
 
@@ -107,6 +108,24 @@ print("rank", os.environ["OMPI_COMM_WORLD_RANK"], "of", os.environ["OMPI_COMM_WO
       "local", os.environ["OMPI_COMM_WORLD_LOCAL_RANK"], flush=True)
 """
 
+# Both roles of a program of the old launcher: one port for all pservers, from the environment.
+OLD = """
+import time
+env = os.environ
+port = int(env["PADDLE_INIT_PORT"])
+if env["TRAINING_ROLE"] == "PSERVER":
+    listener = serve(port)
+    while True:
+        echo(listener)
+for host in env["PADDLE_INIT_PSERVERS"].split(","):
+    while True:  # pservers that are not ours count as ready at once
+        try:
+            print("answer", ask(f"{host}:{port}", "hello from trainer " + env["PADDLE_INIT_TRAINER_ID"]), flush=True)
+            break
+        except ConnectionError:
+            time.sleep(0.05)
+"""
+
 
 def program(body: str, *, reuse: bool = True, wait: bool = False) -> str:
     return f"REUSE, WAIT = {reuse}, {wait}\n{ECHO}{body}"
@@ -135,6 +154,33 @@ def test_a_program_that_does_not_share_its_port_gets_it_on_the_second_attempt(si
     output = train_and_read_logs(site, program(PADDLE, reuse=False))
     assert output.count("in attempt 2") == 2
     assert "Address already in use" in output
+
+
+def test_both_roles_of_an_old_program_meet_at_one_port_when_the_first_one_is_taken(site: Site) -> None:
+    with socket.socket() as sock:
+        sock.bind(("", 0))
+        sock.listen()
+        port = sock.getsockname()[1]
+        site.conf(HOSTS=site.hosts[:2], PSERVERS=1, PSERVER_COMMAND="python train.py", PORT=port)
+        result = train_and_read_logs(site, program(OLD))
+    assert "answer HELLO FROM TRAINER 0" in result
+    assert "answer HELLO FROM TRAINER 1" in result
+    assert f"serves on {port} " not in result
+
+
+def test_start_warns_of_pservers_of_the_users_that_must_have_different_ports(site: Site) -> None:
+    site.conf(HOSTS=site.hosts[:2], PSERVER_COMMAND="python train.py")
+    show = "print(*(os.environ[name] for name in ('PADDLE_INIT_PORT', 'CLUSTERCTL_PSERVERS')), flush=True)"
+    wait = "while os.environ['TRAINING_ROLE'] == 'PSERVER': time.sleep(60)"
+    job = site.dispatch(f"import os, time\n{show}\n{wait}")
+    started = site.ok("start", "--job_workspace", job)
+    assert "several pservers share a machine, so each has its own port" in started.out
+    logs = {role: site.ok("logs", job, "--role", role).out.splitlines() for role in ("pserver", "trainer")}
+    own = [line.split()[2] for line in sorted(logs["pserver"], key=lambda line: line.split()[1])]
+    ports, endpoints = zip(*(line.split()[2:4] for line in logs["trainer"]), strict=True)
+    assert len(set(own)) == 2
+    assert set(ports) == {own[0]}
+    assert set(endpoints) == {",".join(f"127.0.0.1:{port}" for port in own)}
 
 
 def test_ranks_meet_at_the_address_of_rank_0(site: Site) -> None:

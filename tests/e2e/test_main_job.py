@@ -160,6 +160,23 @@ def test_the_plan_shows_what_would_run_and_does_nothing(site: Site) -> None:
     assert site.status(job)["state"] == "dispatched"
 
 
+def test_set_overrides_settings_of_conf_py_for_one_run(site: Site) -> None:
+    site.conf(ENGINE="none", KEEP=5)
+    job = site.dispatch("import os, sys; print(os.environ['MINE'], *sys.argv[1:])")
+    given = ("--set", "ENV={'MINE': 'a b'}", "--set", "KEEP=2", "--set=TRAINERS_PER_NODE=2", "--mode=async")
+    result = site.ok("start", "--job_workspace", job, *given)
+    assert result.err.count("the setting MODE does not change. To change it: --set MODE=async") == 1
+    spec = json.loads((site.job_dir(job, 1) / ".clusterctl/runs/0001/spec.json").read_text())
+    assert (spec["keep"], spec["trainers"], spec["mode"], spec["arguments"]) == (2, 4, "sync", ["--mode=async"])
+    assert (site.job_dir(job, 1) / "log/train.1.log").read_text() == "a b --mode=async\n"
+    wrong = site.run("start", "--job_workspace", job, "--set", "MODE=fast", "--json")
+    assert (wrong.code, wrong.json()["error"]["details"]["findings"][0]["key"]) == (2, "MODE")
+    assert "--set MODE = 'fast': must be" in wrong.err
+    assert site.run("start", "--job_workspace", job, "--set", "HOSTS=['h']").code == 2
+    assert "--rejoin cannot be combined with --set" in site.run("start", "--rejoin", "--set", "KEEP=2").err
+    assert len(site.ok("jobs", "--json").json()["jobs"][0]["runs"]) == 1
+
+
 @pytest.mark.nodes(4)
 def test_exec_folds_identical_output_and_names_the_failed_nodes(site: Site) -> None:
     result = site.run("exec", "--fold", "--", "sh", "-c", "echo same; test $CLUSTERCTL_FAKE_NODE != 2")
@@ -192,7 +209,7 @@ def test_every_process_gets_the_promised_environment(site: Site) -> None:
         "PYTHONUNBUFFERED": "1",
         "PADDLE_INIT_USE_GPU": "0",
         "PADDLE_INIT_TRAINER_COUNT": "1",
-        "PADDLE_INIT_PORT": "7164",
+        "PADDLE_INIT_PORT": env["CLUSTERCTL_PSERVERS"].partition(",")[0].rpartition(":")[2],
         "PADDLE_INIT_PORTS_NUM": "1",
         "PADDLE_INIT_PORTS_NUM_FOR_SPARSE": "1",
         "PADDLE_INIT_NUM_GRADIENT_SERVERS": "4",

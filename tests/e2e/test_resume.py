@@ -162,9 +162,29 @@ def test_a_resumed_run_that_dies_before_its_first_checkpoint_resumes_from_the_sa
     assert_same(model_of(site, job), expected)
 
 
+def test_a_resumed_run_has_the_settings_that_were_set_for_the_run_before(site: Site) -> None:
+    quick(site)
+    job = site.dispatch(TRAIN)
+    given = ("--set", "PADDLE_PORTS_NUM=2", "--set", "KEEP=3", "--set", "ENV={'TOKEN': 'geheim'}")
+    crash(site, "--job_workspace", job, *given, "--", "trainer", "30", "0001")
+    site.assert_nothing_left(job)
+    last = checkpoints(site, job)[-1]
+    manifest = (site.job_dir(job, 0) / f".clusterctl/runs/0001/checkpoints/{last}/manifest.json").read_text()
+    assert json.loads(manifest)["settings"] == {"PORTS_NUM": "2", "KEEP": "3", "ENV": "..."}
+    plan = site.ok("start", "--resume", "--plan", "--json", "--set", "KEEP=1", "--", "x")
+    assert {process["env"]["PADDLE_INIT_PORTS_NUM"] for process in plan.json()["processes"]} == {"2"}
+    resumed = site.ok("start", "--resume", "--set", "KEEP=4")
+    words = "with its arguments: trainer 30 0001 and its settings: --set PORTS_NUM=2\n"
+    assert words in resumed.out
+    assert "the checkpoint was made with --set ENV=..., which does not apply now" in resumed.err
+    spec = json.loads((site.job_dir(job, 0) / ".clusterctl/runs/0002/spec.json").read_text())
+    assert (spec["ports_num"], spec["keep"], spec["settings"]) == (2, 4, {"PORTS_NUM": "2", "KEEP": "4"})
+    assert "geheim" not in resumed.out + resumed.err + manifest
+
+
 def test_without_a_checkpoint_resume_is_refused_with_a_hint(site: Site) -> None:
     job = site.dispatch(TRAIN)
-    refused = site.run("start", "--resume", "--json")
+    refused = site.run("start", "--resume", "--json", "--job_workspace", job)  # the default is one that has run
     assert refused.code == 4
     error = refused.json()["error"]
     assert f"{job} has no checkpoint to resume from" in error["message"]

@@ -6,6 +6,8 @@ import json
 import re
 import shutil
 import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -30,6 +32,25 @@ def test_a_full_disk_fails_the_run_and_is_named_and_the_last_checkpoint_is_intac
     lab.machines[node].free_disk()
     resume(lab, run.job).succeeds()
     assert_same(model_of(lab, run.job), expected)
+
+
+def test_pservers_of_the_users_have_one_port_that_is_free_on_all_machines(lab: Laboratory) -> None:
+    listen = "import socket; s = socket.create_server(('', 7164)); print(flush=True); s.accept()"
+    argv = [*lab.machines[1].inside(), sys.executable, "-c", listen]
+    with subprocess.Popen(argv, stdout=subprocess.PIPE) as other:
+        assert other.stdout is not None
+        other.stdout.readline()
+        lab.conf(PSERVERS=3, PSERVER_COMMAND="python train.py")
+        show = "print(*(os.environ[name] for name in ('PADDLE_INIT_PORT', 'CLUSTERCTL_PSERVERS')), flush=True)"
+        wait = "while os.environ['TRAINING_ROLE'] == 'PSERVER': time.sleep(60)"
+        job = lab.dispatch(f"import os, time\n{show}\n{wait}")
+        started = lab.ok("start", "--job_workspace", job)
+        other.kill()
+    assert "PADDLE_INIT_PORT" not in started.out + started.err
+    lines = [line.split()[2:] for line in lab.ok("logs", job).out.splitlines()]
+    assert {line[0] for line in lines} == {"7165"}
+    assert {endpoint.rpartition(":")[2] for line in lines for endpoint in line[1].split(",")} == {"7165"}
+    lab.assert_nothing_remains()
 
 
 def test_a_restart_of_sshd_does_not_affect_the_run(lab: Laboratory, expected: Model) -> None:

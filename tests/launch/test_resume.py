@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from clusterctl.common.files import write_json
 from clusterctl.common.manifest import NAME, piece_name, write_manifest
 from clusterctl.common.paths import JobPaths
 from clusterctl.errors import NodeError, RefusedError
-from clusterctl.launch import LaunchPlan, choose, plan
+from clusterctl.launch import LaunchPlan, choose, kept_settings, plan
 from clusterctl.launch.resume import Resume, bring
 
 JOB = "JOB20261121-081530"
@@ -130,6 +131,32 @@ def test_a_checkpoint_of_an_older_version_has_no_arguments_to_keep(nodes: Nodes)
     assert resume.applied_to(nodes.plan()).program_args == ("--epochs", "60")
     given = plan(nodes.settings, nodes.inventory, [])
     assert resume.applied_to(given).program_args == ()
+
+
+def test_settings_of_the_run_are_kept_unless_given_again_or_a_matter_of_trust(nodes: Nodes) -> None:
+    assert kept_settings(nodes, JOB, ()) == {}
+    nodes.save(100, settings={"KEEP": "9"})
+    made = {
+        "KEEP": "5",
+        "PORT": "8000",
+        "STRICT_HOST_KEYS": "False",
+        "TRAINER_COMMAND": "rm -r x",
+        "NEW": "1",
+        "WIRE": 7,
+    }
+    nodes.save(200, settings=made)
+    nodes.save(300, complete=False)
+    assert kept_settings(nodes, JOB, ()) == {"KEEP": "5", "PORT": "8000"}
+    assert kept_settings(nodes, JOB, ["KEEP", "PADDLE_PORT", "X"]) == {}
+    resume = nodes.choose()
+    assert resume.settings == {name: text for name, text in made.items() if isinstance(text, str)}
+    missed = [line.partition(", which does not apply now")[0] for line in resume.warnings if "--set" in line]
+    assert "the checkpoint was made with --set 'TRAINER_COMMAND=rm -r x'" in missed
+    assert len(missed) == 5
+    nodes.settings = replace(nodes.settings, chosen={"KEEP": "5", "PORT": "8001"})
+    assert len([line for line in nodes.choose().warnings if "--set" in line]) == 3
+    nodes.save(400, settings=["KEEP"])
+    assert kept_settings(nodes, JOB, ()) == {}
 
 
 @pytest.mark.parametrize("values", [{"ENGINE": "torch"}, {"PSERVER_COMMAND": "python ps.py"}])

@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from clusterctl.common.port_claims import claim, is_claimed
+from clusterctl.common.port_claims import PORTS_COMPARED, claim, is_claimed
 from clusterctl.common.procfs import PROC, environment_of
 
 PORTS_TRIED = 1_000
@@ -91,17 +91,10 @@ class ReservedPorts:
             raise
 
     def _take(self, name: str, address: str, port: int) -> bool:
-        claimed = claim(port)
-        if claimed is None:
+        reserved = _reserve(address, port, shared=self._shared)
+        if reserved is None:
             return False
-        sock = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET, socket.SOCK_STREAM)
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, self._shared)
-        try:
-            sock.bind((address, port))
-        except OSError:
-            claimed.close()
-            sock.close()
-            return False
+        claimed, sock = reserved
         self.ports[name], self._bound[name] = port, sock
         self._claims.append(claimed)
         return True
@@ -114,6 +107,34 @@ class ReservedPorts:
     def close(self) -> None:
         for sock in (*self._bound.values(), *self._claims):
             sock.close()
+
+
+def _reserve(address: str, port: int, *, shared: bool) -> tuple[socket.socket, socket.socket] | None:
+    """Return the claim of a port and a socket that is bound to it; None if it is taken."""
+    claimed = claim(port)
+    if claimed is None:
+        return None
+    sock = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET, socket.SOCK_STREAM)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, shared)
+    try:
+        sock.bind((address, port))
+    except OSError:
+        claimed.close()
+        sock.close()
+        return None
+    return claimed, sock
+
+
+def find_taken(address: str, first: int) -> list[int]:
+    """Return the ports among the first few from `first` that could not be reserved for a program now."""
+    taken = []
+    for port in range(first, min(first + PORTS_COMPARED, 65_536)):
+        reserved = _reserve(address, port, shared=True)
+        if reserved is None:
+            taken.append(port)
+        for sock in reserved or ():
+            sock.close()
+    return taken
 
 
 def is_listening(port: int, user: int | None = None) -> bool:

@@ -25,7 +25,7 @@ from clusterctl.agent.node.job_processes import MOST_NAMED, of_job
 from clusterctl.agent.node.jobs import find_job, is_free, need_spec, pick_run, read_state, supervisor_of
 from clusterctl.agent.node.locks import JobLock
 from clusterctl.agent.node.other_jobs import other_jobs
-from clusterctl.agent.node.ports import take_as_a_job
+from clusterctl.agent.node.ports import find_taken, take_as_a_job
 from clusterctl.agent.node.power_cuts import find_damage
 from clusterctl.agent.node.reachability import Target, answering, try_all
 from clusterctl.agent.packages.interpreter import find_versions
@@ -52,11 +52,12 @@ def start(root: Path, request: dict[str, Any], peer: Peer) -> dict[str, Any]:
         venv = find_for_job(root, job.dir, request["runtime"])
         python = str(venv / "bin/python") if venv else request["python"]
         versions = find_versions(root, python, runtime=request["runtime"])
+        address = find_address(request.get("address"), request.get("nic"))
         ready = {
             "job": job.dir.name,
             "ran": ran,
             "dir": str(job.dir),
-            "address": find_address(request.get("address"), request.get("nic")),
+            "address": address,
             "newest_run": job.newest_run() or "0",
             "versions": versions,
             "environment": venv.name if venv else None,
@@ -64,6 +65,7 @@ def start(root: Path, request: dict[str, Any], peer: Peer) -> dict[str, Any]:
             "cores": len(os.sched_getaffinity(0)),
             "machine": _machine(),
             "other_jobs": other_jobs(job.dir),
+            **(_ports(address, request["port"]) if request.get("pserver_port") else {}),
             **quick(root),
         }
         go = _wait_for_go(ready, request, peer)
@@ -110,6 +112,11 @@ def _check_nothing_left(job: JobPaths) -> None:
 def _machine() -> str:
     """Return a name for this machine and the cores of it that this account may use; nodes that share them share it."""
     return f"{boot_id()} {','.join(map(str, sorted(os.sched_getaffinity(0))))}"
+
+
+def _ports(address: str, first: int) -> dict[str, Any]:
+    """Return the ports that no program can be given here, and a name for the network stack that has them."""
+    return {"taken": find_taken(address, first), "network": f"{boot_id()} {Path('/proc/self/ns/net').stat().st_ino}"}
 
 
 def _wait_for_go(ready: dict[str, Any], request: dict[str, Any], peer: Peer) -> dict[str, Any]:

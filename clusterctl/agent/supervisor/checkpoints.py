@@ -63,8 +63,12 @@ class CheckpointKeeper:
         directory = (self._run.checkpoints if whole.checkpoint else self._run.job.output) / tag
         directory.mkdir(0o700, parents=True, exist_ok=True)
         if manifest is not None:
-            about = {"arguments": list(self._spec.arguments)} if whole.checkpoint else {}
-            write_manifest(directory, {**manifest, **about})
+            write_manifest(directory, {**manifest, **(self._invocation() if whole.checkpoint else {})})
+
+    def _invocation(self) -> dict[str, Any]:
+        """Return what a resume repeats: the arguments of the program, and the settings given with `--set`."""
+        settings = {"settings": dict(self._spec.settings)} if self._spec.settings else {}
+        return {"arguments": list(self._spec.arguments), **settings}
 
     def keep(self, order: Keep) -> None:
         """Remove the checkpoints that are no longer kept."""

@@ -39,7 +39,8 @@ class Launcher:
     def _choose_ports(self, epoch: int) -> ReservedPorts:
         engine = self._spec.training.engine
         names = [process.name for process in self._spec.processes if has_port(engine, process)]
-        return ReservedPorts(self._spec.address, self._spec.ports.port, names, shared=epoch == 0)
+        first = self._spec.ports.pserver_port or self._spec.ports.port
+        return ReservedPorts(self._spec.address, first, names, shared=epoch == 0)
 
     def choose_ports_again(self, epoch: int) -> None:
         """Choose new ports before all processes restart. Raises OSError if no port is free."""

@@ -8,15 +8,16 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from clusterctl.cli.causes import LAST_WORD_S, first_cause_lines
+from clusterctl.cli.chosen_settings import named_like_settings, parse_chosen
 from clusterctl.cli.console import clean, human_time, plural
 from clusterctl.cli.invocation import Invocation, job_name, job_ref
 from clusterctl.cli.live_display import LINES_WANTED, Display, PassFormat, default_pass_line
-from clusterctl.cli.resume import check_job, tell_resume, would_resume
+from clusterctl.cli.resume import check_job, kept_settings, tell_resume, would_resume
 
 if TYPE_CHECKING:
     from clusterctl.cluster import Cluster
@@ -45,15 +46,27 @@ def start(
     detach: bool,
     plan: bool,
     engine: str | None = None,
+    chosen: Sequence[str] = (),
     resume: bool = False,
     allow_partial: bool = False,
 ) -> None:
     from clusterctl.launch import plan as make_plan
 
     check_job(job_workspace, package, resume)
-    with invocation.whole_cluster(invocation.settings(ENGINE=engine)) as cluster:
-        launch = make_plan(cluster.settings, cluster.inventory, invocation.program_args)
+    given = parse_chosen(chosen, engine)
+    settings = invocation.settings(given, ENGINE=engine)
+    for line in named_like_settings(invocation.program_args or ()):
+        invocation.console.warn(line)
+    with contextlib.ExitStack() as stack:
+        cluster = stack.enter_context(invocation.whole_cluster(settings))
         ref = job_ref(cluster.settings, job_workspace)
+        if resume:
+            ref, kept = kept_settings(cluster, ref, [*given, "ENGINE"] if engine else given)
+            if kept:
+                stack.close()
+                settings = invocation.settings({**kept, **given}, ENGINE=engine)
+                cluster = stack.enter_context(invocation.whole_cluster(settings))
+        launch = make_plan(cluster.settings, cluster.inventory, invocation.program_args)
         if plan:
             if package is not None:
                 from clusterctl.dispatch import check_exists
@@ -91,7 +104,7 @@ def _show_plan(invocation: Invocation, launch: LaunchPlan, job: str, would: tupl
     document: dict[str, Any] = {"job": job, "processes": described}
     if would is not None:
         document.update(job=would[0], resume=would[1].to_json())
-        tell_resume(invocation, would[1])
+        tell_resume(invocation, would[1], launch.settings)
     invocation.console.document(document)
     if invocation.console.json:
         return
@@ -135,7 +148,7 @@ def launch_and_follow(
             invocation.console.say(line)
 
     try:
-        on_resume = (lambda chosen: tell_resume(invocation, chosen)) if resume else None
+        on_resume = (lambda chosen: tell_resume(invocation, chosen, cluster.settings)) if resume else None
         run = launch_run(cluster, launch, ref, on_go, allow_partial=allow_partial, failed=failed, on_resume=on_resume)
         name = job_name(cluster.settings, cluster.inventory, run.job)
         invocation.console.say(f"{name} run {int(run.run)}: supervisors are up on {plural(len(run.nodes), 'node')}")

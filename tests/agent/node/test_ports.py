@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from agent.wires import free_ports
-from clusterctl.agent.node.ports import NoFreePortError, ReservedPorts, is_listening, listen, take
+from clusterctl.agent.node.ports import NoFreePortError, ReservedPorts, find_taken, is_listening, listen, take
 from clusterctl.agent.operations import start
 from clusterctl.agent.supervisor.supervisor import kind_of
 from clusterctl.common.errors import AgentError
@@ -67,6 +67,15 @@ def test_two_jobs_never_get_the_same_port_whether_it_was_released_or_not(
     with taken[0]:
         assert taken[0].getsockname()[1] not in held.ports.values()
     assert set(held.ports.values()) <= set(busy)
+
+
+def test_ports_of_other_jobs_and_servers_are_found_taken_and_no_port_stays_held(
+    held: ReservedPorts, first: int
+) -> None:
+    with server(first + 5, shares=True):
+        assert find_taken(ADDRESS, first) == sorted({*held.ports.values(), first + 5})
+    assert find_taken(ADDRESS, first) == sorted(held.ports.values())
+    assert find_taken(ADDRESS, 65_535) in ([], [65_535])
 
 
 def test_a_port_is_free_again_when_its_job_is_over(held: ReservedPorts, first: int) -> None:

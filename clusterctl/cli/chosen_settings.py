@@ -1,0 +1,59 @@
+"""`start --set KEY=VALUE`, and arguments of the program that look like settings."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterable, Sequence
+
+from clusterctl.errors import UsageError
+
+#: The settings that a run cannot change, and why.
+DECIDED = {
+    "HOSTS": "the job was dispatched to the hosts in conf.py, and status, logs and stop look for it there",
+    "ROOT_DIR": "the job was dispatched to that of conf.py, and status, logs and stop look for it there",
+    "SHARDS": "dispatch has already divided the data among the nodes",
+}
+
+
+def parse_chosen(words: Sequence[str], engine: str | None = None) -> dict[str, str]:
+    """Return the text of each `KEY=VALUE`; the last one counts. Raises UsageError for what cannot be set this way."""
+    from clusterctl.config.declarations import BY_SPELLING
+
+    chosen: dict[str, str] = {}
+    for word in words:
+        name, equals, text = word.partition("=")
+        if not equals or not name:
+            raise UsageError(f"--set needs KEY=VALUE, not {word!r}", hint="for example: --set MODE=async")
+        setting = BY_SPELLING.get(name)
+        key = setting.name if setting else name
+        if key in DECIDED:
+            hint = f"change {key} in conf.py, then dispatch again"
+            raise UsageError(f"--set {name} is not possible: {DECIDED[key]}", hint=hint)
+        if key == "ENGINE" and engine is not None:
+            raise UsageError("--engine and --set ENGINE were both given", hint=f"keep one of them: --engine {engine}")
+        for spelling in setting.spellings if setting else ():
+            chosen.pop(spelling, None)
+        chosen[name] = text
+    return chosen
+
+
+def shown_option(name: str, text: str) -> str:
+    """Return a `--set` as one would type it, without the value of a secret setting."""
+    from clusterctl.config.declarations import BY_SPELLING
+
+    setting = BY_SPELLING.get(name)
+    return f"--set {name}=..." if setting and setting.secret else f"--set {shlex.quote(f'{name}={text}')}"
+
+
+def named_like_settings(program_args: Sequence[str]) -> Iterable[str]:
+    """Yield a warning for each argument of the program that is named like a setting, which it does not change."""
+    from clusterctl.config.declarations import BY_SPELLING
+
+    for word, follower in zip(program_args, [*program_args[1:], ""], strict=False):
+        name, equals, text = word.partition("=")
+        setting = BY_SPELLING.get(name.removeprefix("--").replace("-", "_").upper()) if name.startswith("--") else None
+        if setting is None:
+            continue
+        value = text if equals else follower if follower[:2] != "--" else ""
+        change = "in conf.py" if setting.name in DECIDED else shown_option(setting.name, value or "VALUE")
+        yield f"{word} goes to the program; the setting {setting.name} does not change. To change it: {change}"
