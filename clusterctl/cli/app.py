@@ -12,6 +12,7 @@ from clusterctl import __version__
 from clusterctl.cli.arguments import Arguments, split, take_program_options
 from clusterctl.cli.console import Console, exit_code
 from clusterctl.cli.declarations import NAME, app
+from clusterctl.cli.hints import READ_CONF
 from clusterctl.cli.invocation import Invocation, fail_on_broken_pipe
 from clusterctl.errors import ClusterctlError, InterruptedRun, UsageError
 
@@ -40,8 +41,16 @@ NOT_YET = ("report",)
 
 def parse(argv: list[str]) -> Arguments:
     """Parse the command line and separate the arguments of the training program."""
-    arguments = split(argv)
-    name = next((word for word in arguments.ours if not word.startswith("-")), None)
+    return checked(split(argv))
+
+
+def command_name(arguments: Arguments) -> str | None:
+    return next((word for word in arguments.ours if not word.startswith("-")), None)
+
+
+def checked(arguments: Arguments) -> Arguments:
+    """Separate the arguments of the training program. Raises UsageError for a command that takes none."""
+    name = command_name(arguments)
     if name in NOT_YET:
         raise UsageError(f"{name} is not available in this version", hint="clusterctl --help lists the commands")
     if name == "exec" and not arguments.program and not {"-h", "--help"} & set(arguments.ours):
@@ -85,9 +94,10 @@ def run(argv: list[str] | None = None) -> int:
     console = Console(arguments.options)
     invocation = None
     try:
-        arguments = parse(argv)
-        invocation = Invocation(arguments.options, arguments.program)
-        console = invocation.console
+        arguments = split(argv)
+        console = Console(arguments.options, reads_conf=command_name(arguments) in READ_CONF)
+        arguments = checked(arguments)
+        invocation = Invocation(arguments.options, arguments.program, console)
         if "--version" in arguments.ours:
             print(f"{NAME} {__version__}")
             return 0

@@ -18,11 +18,11 @@ if TYPE_CHECKING:
 
 
 class Invocation:
-    def __init__(self, options: GlobalOptions, program_args: list[str] | None) -> None:
+    def __init__(self, options: GlobalOptions, program_args: list[str] | None, console: Console) -> None:
         """`program_args` is None if none were given."""
         self.options = options
         self.program_args = program_args
-        self.console = Console(options)
+        self.console = console
         self._opened: tuple[Cluster, Path] | None = None
         self._tolerated: ClusterctlError | None = None
 

@@ -45,4 +45,4 @@ def tell_resume(invocation: Invocation, resume: Resume) -> None:
         invocation.console.warn(clean(line, keep_newlines=True))
     kept = resume.arguments if invocation.program_args is None else None
     arguments = f" with its arguments: {shlex.join(kept)}" if kept else ""
-    invocation.console.say(clean(f"resuming from {resume}{arguments}"))
+    invocation.console.output(clean(f"resuming from {resume}{arguments}"))

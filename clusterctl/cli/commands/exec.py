@@ -255,7 +255,7 @@ class Screen:
         if self.reader_is_gone:
             raise BrokenPipeError
         try:
-            self._console.say(text)
+            self._console.output(text)
         except BrokenPipeError:
             self.reader_is_gone = True
             raise
