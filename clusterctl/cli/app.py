@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from copy import copy
+from itertools import takewhile
 
 import typer
 
@@ -54,8 +55,10 @@ def checked(arguments: Arguments) -> Arguments:
     if name in NOT_YET:
         raise UsageError(f"{name} is not available in this version", hint="clusterctl --help lists the commands")
     if name == "exec" and not arguments.program and not {"-h", "--help"} & set(arguments.ours):
-        words = " ".join(word for word in arguments.ours if word != "exec") or "uptime"
-        raise UsageError("exec needs a command after --", hint=f"clusterctl exec -- {words}")
+        words = [word for word in arguments.ours if word != "exec"]
+        options = list(takewhile(lambda word: word.startswith("-"), words))
+        hint = " ".join([*options, "--", *(words[len(options) :] or ["uptime"])])
+        raise UsageError("exec needs a command after --", hint=f"clusterctl exec {hint}")
     if name == "start":
         arguments.ours, options = take_program_options(arguments.ours, START_OPTIONS)
         if options:
