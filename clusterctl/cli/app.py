@@ -11,7 +11,7 @@ import typer
 
 from clusterctl import __version__
 from clusterctl.cli.arguments import Arguments, split, take_program_options
-from clusterctl.cli.console import Console, exit_code
+from clusterctl.cli.console import Console
 from clusterctl.cli.declarations import NAME, app
 from clusterctl.cli.hints import READ_CONF
 from clusterctl.cli.invocation import Invocation, fail_on_broken_pipe
@@ -110,8 +110,7 @@ def run(argv: list[str] | None = None) -> int:
     except ClusterctlError as exc:
         if invocation is not None:
             invocation.remember(exc)
-        console.error(exc)
-        code = exit_code(exc)
+        code = console.error(exc)
     except (KeyboardInterrupt, EOFError):
         console.error(InterruptedRun("interrupted"))
         code = InterruptedRun.exit_code

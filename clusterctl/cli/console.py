@@ -8,7 +8,7 @@ import os
 import re
 import shutil
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TextIO
 
 from clusterctl.cli.arguments import GlobalOptions
@@ -38,6 +38,8 @@ class Console:
         self.quiet = options.quiet
         self.verbose = options.verbose
         self.streaming = False
+        #: Returns the error to report instead of one that ends the command.
+        self.explain: Callable[[ClusterctlError], ClusterctlError] = lambda error: error
 
     @property
     def people(self) -> TextIO:
@@ -94,15 +96,17 @@ class Console:
         if self.streaming:
             self.document(value)
 
-    def error(self, error: ClusterctlError) -> None:
-        """Print an error with its hint, as a JSON document and as text."""
+    def error(self, error: ClusterctlError) -> int:
+        """Print an error with its hint, as a JSON document and as text. Return the exit code."""
         if not isinstance(error, ReportedError):
+            error = self.explain(error)
             self.document({"error": self._describe(error)})
         if self.verbose:
             self.traceback(error)
         self._complain(message_with_conf(error, str(error), self._conf))
         if error.hint:
             self.warn(f"  {clean(error.hint)}")
+        return exit_code(error)
 
     def traceback(self, error: BaseException) -> None:
         """Print the traceback of an error, for debugging the program."""
@@ -112,6 +116,7 @@ class Console:
 
     def finish(self, value: dict[str, Any], error: ClusterctlError | None) -> None:
         """Print the document of a command that may have partly failed, error included, then raise that error."""
+        error = error and self.explain(error)
         described = {"error": self._describe(error)} if error is not None else {}
         self.document({**value, **described})
         if error is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -42,12 +43,14 @@ class Invocation:
     def cluster(self, settings: Settings | None = None) -> Cluster:
         """Return the nodes of conf.py that `--only` selects."""
         from clusterctl.cli import last_failed
+        from clusterctl.cli.fake_down import explained
         from clusterctl.cluster import Cluster
         from clusterctl.inventory import build, select
 
         settings = settings or self.settings()
         inventory = build(settings)
         record = last_failed.record_path(self.cache_dir, settings)
+        self.console.explain = partial(explained, conf=settings.source)
         only = self.options.only
         nodes = select(inventory, only, last_failed.read(record)) if only else inventory.nodes
         cluster = Cluster(settings, inventory, nodes)

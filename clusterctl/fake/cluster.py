@@ -16,7 +16,7 @@ from types import TracebackType
 from clusterctl.common.procfs import wait_until
 from clusterctl.errors import ClusterctlError, RefusedError, UsageError
 from clusterctl.fake.backend import NAMES, Backend, NodeStatus, Terms, answers, backend_called, silent
-from clusterctl.fake.layout import FakeNode, Layout, State, write_files
+from clusterctl.fake.layout import FakeNode, Layout, State, conf_is_ours, write_files, written_for
 
 LOCK_DEADLINE_S = 60.0
 ANSWER_DEADLINE_S = 30.0
@@ -74,6 +74,19 @@ class FakeStatus:
     alive: bool
     pid: int | None
     nodes: tuple[NodeStatus, ...]
+
+
+@dataclass(frozen=True)
+class DownCluster:
+    """A fake cluster that is down. After `down`, `nodes` and `backend` are unknown; None is the default backend too.
+
+    `conf_is_right`: its conf.py was not edited, so that `up` may replace it.
+    """
+
+    directory: Path
+    nodes: int | None
+    backend: str | None
+    conf_is_right: bool
 
 
 @dataclass(frozen=True)
@@ -153,6 +166,23 @@ def status(directory: Path) -> FakeStatus:
     alive = _is_up(layout, state)
     nodes = tuple(backend.look(layout, state))
     return FakeStatus(layout.directory, backend.name, alive, _pid(state) if alive else None, nodes)
+
+
+def find_down(conf: Path) -> DownCluster | None:
+    """Return the cluster for which `up` wrote this conf.py if it is down; None if it is up, or is no fake cluster."""
+    directory = written_for(conf)
+    if directory is None:
+        return None
+    layout = Layout(directory)
+    state = layout.read_state()
+    try:
+        if state is not None and _is_up(layout, state):
+            return None
+    except (ClusterctlError, OSError):  # docker does not answer
+        return None
+    backend = state.backend if state is not None and state.backend != DEFAULT_BACKEND else None
+    replaceable = not layout.conf.exists() or conf_is_ours(layout.conf)
+    return DownCluster(directory, len(state.nodes) if state is not None else None, backend, replaceable)
 
 
 def harm(directory: Path, node: str, fault: str) -> FakeNode:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import base64
 import contextlib
 import getpass
@@ -219,6 +220,20 @@ def conf_is_ours(conf: Path) -> bool:
     except (OSError, UnicodeDecodeError):
         return False
     return head == _MARK + _digest(body)
+
+
+def written_for(conf: Path) -> Path | None:
+    """Return the directory of the cluster for which we wrote this conf.py, even if it was edited or copied since."""
+    try:
+        head, *lines = conf.read_text(encoding="utf-8").splitlines() or [""]
+        if not head.startswith(_MARK):
+            return None
+        named = [line.partition(" = ")[2] for line in lines if line.startswith("IDENTITY_FILE = ")]
+        identity = ast.literal_eval(named[0]) if named else ""
+    except (OSError, ValueError, SyntaxError):
+        return None
+    directory = Path(identity).parents[1] if isinstance(identity, str) and identity.count("/") > 1 else conf.parent
+    return directory.resolve()
 
 
 def ssh_config_text(layout: Layout, nodes: Sequence[FakeNode]) -> str:
