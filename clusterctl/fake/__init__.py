@@ -14,6 +14,7 @@ from clusterctl.fake.cluster import (
     find_down,
     harm,
     heal,
+    running_jobs,
     status,
     up,
 )
@@ -31,6 +32,7 @@ __all__ = [
     "find_down",
     "harm",
     "heal",
+    "running_jobs",
     "status",
     "up",
 ]

@@ -13,6 +13,7 @@ from functools import partial
 from pathlib import Path
 from types import TracebackType
 
+from clusterctl.common.paths import job_key
 from clusterctl.common.procfs import wait_until
 from clusterctl.errors import ClusterctlError, RefusedError, UsageError
 from clusterctl.fake.backend import NAMES, Backend, NodeStatus, Terms, answers, backend_called, silent
@@ -20,6 +21,8 @@ from clusterctl.fake.layout import FakeNode, Layout, State, conf_is_ours, write_
 
 LOCK_DEADLINE_S = 60.0
 ANSWER_DEADLINE_S = 30.0
+SUPERVISOR_EXIT_S = 2.0
+SUPERVISOR = re.compile(r"/agent/entry\.py supervisor .*/(JOB[\d-]+) \d+ \d+ \d+\b")  # its job, run and descriptors
 DEFAULT_BACKEND = "embedded"
 
 
@@ -148,6 +151,26 @@ def down(directory: Path) -> int:
         return 0
     with _locked(layout):
         return _clean(layout)
+
+
+def running_jobs(directory: Path) -> list[str]:
+    """Return the ids of the jobs that run on a cluster: those with a supervisor. Empty if there is no cluster.
+
+    A supervisor exits a moment after the end of its run, so those found are given that moment.
+    """
+    layout = Layout.of(directory)
+    state = layout.read_state()
+    if state is None:
+        return []
+    backend, found = backend_called(state.backend), set[str]()
+
+    def none_runs() -> bool:
+        found.clear()
+        found.update(match[1] for command in backend.commands(layout, state) if (match := SUPERVISOR.search(command)))
+        return not found
+
+    wait_until(none_runs, SUPERVISOR_EXIT_S)
+    return sorted(found, key=job_key)
 
 
 def end(directory: Path, *, remove: bool) -> None:

@@ -14,6 +14,7 @@ import pytest
 
 from clusterctl import fake
 from fake.test_fake_cluster import kill_servers
+from support.person import on_terminal, read_until
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
 
@@ -95,3 +96,48 @@ def test_other_errors_and_other_clusters_are_reported_as_they_are(directory: Pat
     foreign = directory.parent / "conf.py"
     foreign.write_text((directory / "conf.py").read_text().partition("\n")[2])
     assert "refused" in run("status", "--conf", "conf.py", code=3).stderr
+
+
+@pytest.fixture
+def job(directory: Path, backend: str, run: Run) -> str:
+    """A job that runs on a cluster of one node, until the test ends it."""
+    fake.up(directory, 1, backend=backend)
+    workspace = directory.parent / "workspace"
+    workspace.mkdir()
+    (workspace / "train.py").write_text("import time\ntime.sleep(600)\n")
+    started = run("start", "--engine", "none", "--job_dispatch_package", "workspace", "--detach", "--json")
+    name: str = json.loads(started.stdout)["job"]
+    return name
+
+
+def test_down_refuses_to_end_a_running_job_unasked_and_with_yes_ends_it(directory: Path, job: str, run: Run) -> None:
+    refused = run("fake", "down", "--json", code=4)
+    error = json.loads(refused.stdout)["error"]
+    assert (error["kind"], error["details"]["jobs"]) == ("refused", [job])
+    assert error["message"] == f"{job} is running on the fake cluster in fake"
+    assert run("fake", "down", code=4).stderr.startswith(error["message"])
+    stop, _, end = (part.partition("clusterctl ")[2] for part in error["hint"].partition("; "))
+    assert json.loads(run("status", "--json").stdout)["state"] == "running"
+    run(*shlex.split(end.removesuffix(" ends everything")))
+    assert stop.startswith(f"stop --conf fake/conf.py {job} ")
+    assert not directory.exists()
+
+
+def test_the_hint_stops_the_job_and_down_needs_no_yes_then(directory: Path, job: str, run: Run) -> None:
+    hint = json.loads(run("fake", "down", "--json", code=4).stdout)["error"]["hint"]
+    run(*shlex.split(hint.partition("clusterctl ")[2].partition(" stops it")[0]))
+    assert json.loads(run("status", "--json").stdout)["state"] == "stopped"
+    run("fake", "down")
+    assert not directory.exists()
+
+
+@pytest.mark.parametrize("answer", ["", "y"])
+def test_down_asks_at_a_terminal(answer: str, directory: Path, job: str) -> None:
+    pid, terminal = on_terminal(sys.executable, "-m", "clusterctl", "fake", "down", "--dir", str(directory))
+    asked = read_until(terminal, b"[y/N] ")
+    os.write(terminal, f"{answer}\n".encode())
+    read_until(terminal, b" is down" if answer else b"nothing was stopped")
+    os.waitpid(pid, 0)
+    os.close(terminal)
+    assert job.encode() in asked
+    assert directory.exists() == (answer != "y")
