@@ -223,17 +223,20 @@ def conf_is_ours(conf: Path) -> bool:
 
 
 def written_for(conf: Path) -> Path | None:
-    """Return the directory of the cluster for which we wrote this conf.py, even if it was edited or copied since."""
+    """Return the directory of the cluster for which we wrote this conf.py, even if it was edited or copied since.
+
+    None if it was turned into one for other machines: then it has another IDENTITY_FILE.
+    """
     try:
         head, *lines = conf.read_text(encoding="utf-8").splitlines() or [""]
         if not head.startswith(_MARK):
             return None
         named = [line.partition(" = ")[2] for line in lines if line.startswith("IDENTITY_FILE = ")]
-        identity = ast.literal_eval(named[0]) if named else ""
-    except (OSError, ValueError, SyntaxError):
+        identity = Path(ast.literal_eval(named[-1])) if named else Path()
+    except (OSError, ValueError, SyntaxError, TypeError):
         return None
-    directory = Path(identity).parents[1] if isinstance(identity, str) and identity.count("/") > 1 else conf.parent
-    return directory.resolve()
+    layout = Layout(identity.parent.parent)
+    return layout.directory if identity.is_absolute() and identity == layout.identity else None
 
 
 def ssh_config_text(layout: Layout, nodes: Sequence[FakeNode]) -> str:

@@ -94,8 +94,10 @@ def test_other_errors_and_other_clusters_are_reported_as_they_are(directory: Pat
     kill_servers(directory)
     assert "is neither an option" in run("exec", "JOB1", "--", "true", code=2).stderr
     foreign = directory.parent / "conf.py"
-    foreign.write_text((directory / "conf.py").read_text().partition("\n")[2])
-    assert "refused" in run("status", "--conf", "conf.py", code=3).stderr
+    ours = (directory / "conf.py").read_text()
+    for text in (ours.partition("\n")[2], ours + f"IDENTITY_FILE = {str(directory / 'keys/node0')!r}\n"):
+        foreign.write_text(text)
+        assert "refused" in run("status", "--conf", "conf.py", code=3).stderr
 
 
 @pytest.fixture
