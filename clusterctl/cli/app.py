@@ -6,13 +6,15 @@ import errno
 import sys
 from collections.abc import Sequence
 from copy import copy
+from itertools import takewhile
 
 import typer
 
 from clusterctl import __version__
 from clusterctl.cli.arguments import Arguments, split, take_program_options
-from clusterctl.cli.console import Console, exit_code
+from clusterctl.cli.console import Console
 from clusterctl.cli.declarations import NAME, app
+from clusterctl.cli.hints import READ_CONF
 from clusterctl.cli.invocation import Invocation, fail_on_broken_pipe
 from clusterctl.errors import ClusterctlError, InterruptedRun, UsageError
 
@@ -42,13 +44,23 @@ NOT_YET = ("report",)
 
 def parse(argv: list[str]) -> Arguments:
     """Parse the command line and separate the arguments of the training program."""
-    arguments = split(argv)
-    name = next((word for word in arguments.ours if not word.startswith("-")), None)
+    return checked(split(argv))
+
+
+def command_name(arguments: Arguments) -> str | None:
+    return next((word for word in arguments.ours if not word.startswith("-")), None)
+
+
+def checked(arguments: Arguments) -> Arguments:
+    """Separate the arguments of the training program. Raises UsageError for a command that takes none."""
+    name = command_name(arguments)
     if name in NOT_YET:
         raise UsageError(f"{name} is not available in this version", hint="clusterctl --help lists the commands")
     if name == "exec" and not arguments.program and not {"-h", "--help"} & set(arguments.ours):
-        words = " ".join(word for word in arguments.ours if word != "exec") or "uptime"
-        raise UsageError("exec needs a command after --", hint=f"clusterctl exec -- {words}")
+        words = [word for word in arguments.ours if word != "exec"]
+        options = list(takewhile(lambda word: word.startswith("-"), words))
+        hint = " ".join([*options, "--", *(words[len(options) :] or ["uptime"])])
+        raise UsageError("exec needs a command after --", hint=f"clusterctl exec {hint}")
     if name == "start":
         arguments.ours, options = take_program_options(arguments.ours, START_OPTIONS)
         if options:
@@ -87,9 +99,10 @@ def run(argv: list[str] | None = None) -> int:
     console = Console(arguments.options)
     invocation = None
     try:
-        arguments = parse(argv)
-        invocation = Invocation(arguments.options, arguments.program)
-        console = invocation.console
+        arguments = split(argv)
+        console = Console(arguments.options, reads_conf=command_name(arguments) in READ_CONF)
+        arguments = checked(arguments)
+        invocation = Invocation(arguments.options, arguments.program, console)
         if "--version" in arguments.ours:
             print(f"{NAME} {__version__}")
             return 0
@@ -99,8 +112,7 @@ def run(argv: list[str] | None = None) -> int:
     except ClusterctlError as exc:
         if invocation is not None:
             invocation.remember(exc)
-        console.error(exc)
-        code = exit_code(exc)
+        code = console.error(exc)
     except (KeyboardInterrupt, EOFError):
         console.error(InterruptedRun("interrupted"))
         code = InterruptedRun.exit_code

@@ -8,10 +8,11 @@ import os
 import re
 import shutil
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TextIO
 
 from clusterctl.cli.arguments import GlobalOptions
+from clusterctl.cli.hints import hints_with_conf, message_with_conf, with_conf
 from clusterctl.errors import ClusterctlError
 
 if TYPE_CHECKING:
@@ -25,13 +26,20 @@ HARMFUL = re.compile(f"[\x00-\x08\x0a-\x1f\x7f-\x9f\ud800-\udfff{BIDI}{INVISIBLE
 
 
 class Console:
-    """All output of one command. The only place that handles `--json` and `--quiet`."""
+    """All output of one command. The only place that handles `--json` and `--quiet`.
 
-    def __init__(self, options: GlobalOptions) -> None:
+    Commands in our own text get the `--conf` of this call, so that they work when pasted; `reads_conf` is False for
+    a command that ignores it. Text of programs and nodes goes to `output`, which changes no words of it.
+    """
+
+    def __init__(self, options: GlobalOptions, *, reads_conf: bool = True) -> None:
+        self._conf = options.conf if reads_conf else None
         self.json = options.json
         self.quiet = options.quiet
         self.verbose = options.verbose
         self.streaming = False
+        #: Returns the error to report instead of one that ends the command.
+        self.explain: Callable[[ClusterctlError], ClusterctlError] = lambda error: error
 
     @property
     def people(self) -> TextIO:
@@ -48,7 +56,15 @@ class Console:
         return RichConsole(file=self.people, highlight=False, emoji=False, markup=False)
 
     def say(self, text: str = "") -> None:
-        """Print text for people, unless `--quiet`. Escape sequences from nodes or files are made harmless."""
+        """Print text of ours for people, unless `--quiet`. Escape sequences from nodes or files are made harmless."""
+        self.output(self.pasteable(text))
+
+    def pasteable(self, text: str) -> str:
+        """Return text of ours in which commands have the `--conf` of this call."""
+        return with_conf(text, self._conf)
+
+    def output(self, text: str) -> None:
+        """Print text of a program or a node, unless `--quiet`, with its escape sequences made harmless."""
         if not self.quiet:
             print(clean(text, keep_newlines=True), file=self.people, flush=True)
 
@@ -58,13 +74,16 @@ class Console:
             print("\x1b[H\x1b[2J", end="", file=self.people)
 
     def warn(self, text: str) -> None:
-        """Print text for people even with `--quiet`. Escape sequences are made harmless."""
+        """Print text of ours for people even with `--quiet`. Escape sequences are made harmless."""
+        self._complain(self.pasteable(text))
+
+    def _complain(self, text: str) -> None:
         print(clean(text, keep_newlines=True), file=sys.stderr, flush=True)
 
     def document(self, value: Mapping[str, Any]) -> None:
         """Print the JSON document of a command; nothing without `--json`."""
         if self.json:
-            document = _finite({"schema": SCHEMA, **value})
+            document = _finite(hints_with_conf({"schema": SCHEMA, **value}, self._conf))
             text = json.dumps(document, indent=None if self.streaming else 1)  # printable ASCII, except DEL
             print(text.replace("\x7f", "\\u007f"), flush=True)
 
@@ -77,28 +96,35 @@ class Console:
         if self.streaming:
             self.document(value)
 
-    def error(self, error: ClusterctlError) -> None:
-        """Print an error with its hint, as a JSON document and as text."""
+    def error(self, error: ClusterctlError) -> int:
+        """Print an error with its hint, as a JSON document and as text. Return the exit code."""
         if not isinstance(error, ReportedError):
-            self.document({"error": _describe(error)})
+            error = self.explain(error)
+            self.document({"error": self._describe(error)})
         if self.verbose:
             self.traceback(error)
-        self.warn(str(error))
+        self._complain(message_with_conf(error, str(error), self._conf))
         if error.hint:
             self.warn(f"  {clean(error.hint)}")
+        return exit_code(error)
 
     def traceback(self, error: BaseException) -> None:
         """Print the traceback of an error, for debugging the program."""
         import traceback
 
-        self.warn("".join(traceback.format_exception(error)).rstrip("\n"))
+        self._complain("".join(traceback.format_exception(error)).rstrip("\n"))
 
     def finish(self, value: dict[str, Any], error: ClusterctlError | None) -> None:
         """Print the document of a command that may have partly failed, error included, then raise that error."""
-        described = {"error": _describe(error)} if error is not None else {}
+        error = error and self.explain(error)
+        described = {"error": self._describe(error)} if error is not None else {}
         self.document({**value, **described})
         if error is not None:
             raise ReportedError(error)
+
+    def _describe(self, error: ClusterctlError) -> dict[str, Any]:
+        message = message_with_conf(error, error.message, self._conf)
+        return {**error.to_json(), "message": message, **({"details": error.details} if error.details else {})}
 
     def table(
         self,
@@ -130,10 +156,6 @@ class ReportedError(ClusterctlError):
         super().__init__(error.message, node=error.node, hint=error.hint, details=error.details)
         self.code = error.exit_code
         self.original = error
-
-
-def _describe(error: ClusterctlError) -> dict[str, Any]:
-    return {**error.to_json(), **({"details": error.details} if error.details else {})}
 
 
 def exit_code(error: ClusterctlError) -> int:

@@ -285,6 +285,10 @@ def collect(
 @command(app, "exec", "clusterctl exec -- df -h .")
 def exec_(
     context: typer.Context,
+    job: JobArgument = None,
+    in_job: Annotated[
+        bool, typer.Option("--in-job", help="Run it in the directory of JOB instead of the home directory.")
+    ] = False,
     fold: Annotated[
         bool | None,
         typer.Option(
@@ -296,12 +300,14 @@ def exec_(
 ) -> None:
     """Run a command on the nodes and fold identical output.
 
+    It runs in the home directory, or with --in-job in the directory of a job.
+
     One argument after -- is a shell command line ('ls | wc -l'); several are a program and its arguments. Standard
     input is not forwarded.
     """
     from clusterctl.cli.commands.exec import exec_
 
-    exec_(context.obj, fold)
+    exec_(context.obj, job, in_job, fold)
 
 
 @command(app, "prune", "clusterctl prune --keep 5 --older-than 7d")

@@ -36,11 +36,15 @@ def fake_up(
 
 
 @command(fake_app, "down", "clusterctl fake down --dir fake")
-def fake_down(context: typer.Context, directory: FakeDir = Path("fake")) -> None:
+def fake_down(
+    context: typer.Context,
+    directory: FakeDir = Path("fake"),
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="End running jobs without asking.")] = False,
+) -> None:
     """Stop a fake cluster and every process on it, and remove its nodes."""
     from clusterctl.cli.commands.fake import down
 
-    down(context.obj, directory)
+    down(context.obj, directory, yes=yes)
 
 
 @command(fake_app, "status", "clusterctl fake status --dir fake")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,11 +20,11 @@ if TYPE_CHECKING:
 
 
 class Invocation:
-    def __init__(self, options: GlobalOptions, program_args: list[str] | None) -> None:
+    def __init__(self, options: GlobalOptions, program_args: list[str] | None, console: Console) -> None:
         """`program_args` is None if none were given."""
         self.options = options
         self.program_args = program_args
-        self.console = Console(options)
+        self.console = console
         self._opened: tuple[Cluster, Path] | None = None
         self._tolerated: ClusterctlError | None = None
 
@@ -47,12 +48,14 @@ class Invocation:
     def cluster(self, settings: Settings | None = None) -> Cluster:
         """Return the nodes of conf.py that `--only` selects."""
         from clusterctl.cli import last_failed
+        from clusterctl.cli.fake_down import explained
         from clusterctl.cluster import Cluster
         from clusterctl.inventory import build, select
 
         settings = settings or self.settings()
         inventory = build(settings)
         record = last_failed.record_path(self.cache_dir, settings)
+        self.console.explain = partial(explained, conf=settings.source)
         only = self.options.only
         nodes = select(inventory, only, last_failed.read(record)) if only else inventory.nodes
         cluster = Cluster(settings, inventory, nodes)

@@ -93,7 +93,7 @@ class Display:
         elif event["event"] == "saved" and event.get("complete") and not event.get("checkpoint"):
             self.say(f"{self._moment(event)} saved {event['tag']}")
         elif event["event"] == "log" and event.get("level") == "warning":
-            self.say(f"{self._moment(event)} {event['message']}")
+            self.output(f"{self._moment(event)} {event['message']}")
         elif event["event"] in ("restarting", "rolled_back"):
             self.say(f"{self._moment(event)} {_recovery_text(event)}")
         elif event["event"] == "stalled":
@@ -130,16 +130,20 @@ class Display:
 
     def _line(self, line: LogLine) -> None:
         moment = time.strftime("%H:%M:%S", time.localtime(line.t))
-        self.say(f"{moment} {line.role}{line.rank}@{line.node.label}  {clean(line.text.split(chr(13))[-1])}")
+        self.output(f"{moment} {line.role}{line.rank}@{line.node.label}  {clean(line.text.split(chr(13))[-1])}")
 
     def say(self, text: str) -> None:
-        """Print a line above the display."""
+        """Print a line of ours above the display."""
+        self.output(self._console.pasteable(text))
+
+    def output(self, text: str) -> None:
+        """Print a line of a program above the display."""
         if self._console.quiet:
             return
         if self._live is not None:
             self._live.console.print(clean(text, keep_newlines=True), soft_wrap=True)
         else:
-            self._console.say(text)
+            self._console.output(text)
 
     def _tick(self) -> None:
         now = time.monotonic()
@@ -175,7 +179,8 @@ class Display:
         lines += fitting(HEADINGS, self._rows(), NUMERIC, DROPPED_FIRST)
         hidden = len(self._view.trainers) - MOST_ROWS
         if hidden > 0:
-            lines.append(f"({plural(hidden, 'more trainer')}; clusterctl status shows all)")
+            more = f"({plural(hidden, 'more trainer')}; clusterctl status shows all)"
+            lines.append(self._console.pasteable(more))
         if self._view.ended is None:
             lines.append("Ctrl-C stops the job everywhere · d detaches")
         return Text("\n".join(map(clean, lines)), no_wrap=True, overflow="crop")

@@ -60,4 +60,4 @@ def tell_resume(invocation: Invocation, resume: Resume, settings: Settings) -> N
     arguments = f" with its arguments: {shlex.join(kept)}" if kept else ""
     again = [shown_option(name, text) for name, text in resume.settings.items() if settings.chosen.get(name) == text]
     options = f"{' and' if kept else ' with'} its settings: {' '.join(again)}" if again else ""
-    invocation.console.say(clean(f"resuming from {resume}{arguments}{options}"))
+    invocation.console.output(clean(f"resuming from {resume}{arguments}{options}"))

@@ -7,6 +7,7 @@ import builtins
 import contextlib
 import difflib
 import re
+import shlex
 import sys
 import traceback
 from collections.abc import Iterator, Mapping
@@ -64,10 +65,12 @@ def _read(path: Path) -> bytes:
     try:
         return path.read_bytes()
     except FileNotFoundError as exc:
-        raise ConfigError(
-            f"{path}: no such file",
-            hint="create one with clusterctl init, or name another with --conf PATH or CLUSTERCTL_CONF",
-        ) from exc
+        hint = "create one with clusterctl init, or name another with --conf PATH or CLUSTERCTL_CONF"
+        if path.parent.name:  # `fake down` removes its conf.py, and leaves no trace of the cluster
+            hint += (
+                f"; if it was of a fake cluster, that is down: clusterctl fake up --dir {shlex.quote(str(path.parent))}"
+            )
+        raise ConfigError(f"{path}: no such file", hint=hint) from exc
     except OSError as exc:
         hint = "choose another file with --conf PATH"
         raise ConfigError(f"{path}: cannot be read: {exc.strerror}", hint=hint) from exc

@@ -4,10 +4,24 @@ May import `common`, `errors` and `templates`. Start reading at `cluster.py`.
 """
 
 from clusterctl.fake.backend import NodeStatus
-from clusterctl.fake.cluster import FakeCluster, FakeStatus, Healed, check_backend, down, harm, heal, status, up
+from clusterctl.fake.cluster import (
+    DownCluster,
+    FakeCluster,
+    FakeStatus,
+    Healed,
+    check_backend,
+    down,
+    find_down,
+    harm,
+    heal,
+    running_jobs,
+    status,
+    up,
+)
 from clusterctl.fake.layout import FakeNode
 
 __all__ = [
+    "DownCluster",
     "FakeCluster",
     "FakeNode",
     "FakeStatus",
@@ -15,8 +29,10 @@ __all__ = [
     "NodeStatus",
     "check_backend",
     "down",
+    "find_down",
     "harm",
     "heal",
+    "running_jobs",
     "status",
     "up",
 ]

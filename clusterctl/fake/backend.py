@@ -62,6 +62,9 @@ class Backend(Protocol):
     def look(self, layout: Layout, state: State) -> Sequence[NodeStatus]:
         """Return the current status of every node."""
 
+    def commands(self, layout: Layout, state: State) -> Sequence[str]:
+        """Return the command lines of all processes on the nodes, their words joined by blanks."""
+
     def harm(self, layout: Layout, state: State, node: FakeNode, fault: str) -> State:
         """Inject one of `faults` into a node. Returns once it has taken effect."""
 

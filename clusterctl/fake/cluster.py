@@ -13,13 +13,16 @@ from functools import partial
 from pathlib import Path
 from types import TracebackType
 
+from clusterctl.common.paths import job_key
 from clusterctl.common.procfs import wait_until
 from clusterctl.errors import ClusterctlError, RefusedError, UsageError
 from clusterctl.fake.backend import NAMES, Backend, NodeStatus, Terms, answers, backend_called, silent
-from clusterctl.fake.layout import FakeNode, Layout, State, write_files
+from clusterctl.fake.layout import FakeNode, Layout, State, conf_is_ours, write_files, written_for
 
 LOCK_DEADLINE_S = 60.0
 ANSWER_DEADLINE_S = 30.0
+SUPERVISOR_EXIT_S = 2.0
+SUPERVISOR = re.compile(r"/agent/entry\.py supervisor .*/(JOB[\d-]+) \d+ \d+ \d+\b")  # its job, run and descriptors
 DEFAULT_BACKEND = "embedded"
 
 
@@ -74,6 +77,19 @@ class FakeStatus:
     alive: bool
     pid: int | None
     nodes: tuple[NodeStatus, ...]
+
+
+@dataclass(frozen=True)
+class DownCluster:
+    """A fake cluster that is down. After `down`, `nodes` and `backend` are unknown; None is the default backend too.
+
+    `conf_is_right`: its conf.py was not edited, so that `up` may replace it.
+    """
+
+    directory: Path
+    nodes: int | None
+    backend: str | None
+    conf_is_right: bool
 
 
 @dataclass(frozen=True)
@@ -137,6 +153,26 @@ def down(directory: Path) -> int:
         return _clean(layout)
 
 
+def running_jobs(directory: Path) -> list[str]:
+    """Return the ids of the jobs that run on a cluster: those with a supervisor. Empty if there is no cluster.
+
+    A supervisor exits a moment after the end of its run, so those found are given that moment.
+    """
+    layout = Layout.of(directory)
+    state = layout.read_state()
+    if state is None:
+        return []
+    backend, found = backend_called(state.backend), set[str]()
+
+    def none_runs() -> bool:
+        found.clear()
+        found.update(match[1] for command in backend.commands(layout, state) if (match := SUPERVISOR.search(command)))
+        return not found
+
+    wait_until(none_runs, SUPERVISOR_EXIT_S)
+    return sorted(found, key=job_key)
+
+
 def end(directory: Path, *, remove: bool) -> None:
     """Stop a fake cluster as `down` does, but keep all files unless `remove`."""
     if remove:
@@ -153,6 +189,23 @@ def status(directory: Path) -> FakeStatus:
     alive = _is_up(layout, state)
     nodes = tuple(backend.look(layout, state))
     return FakeStatus(layout.directory, backend.name, alive, _pid(state) if alive else None, nodes)
+
+
+def find_down(conf: Path) -> DownCluster | None:
+    """Return the cluster for which `up` wrote this conf.py if it is down; None if it is up, or is no fake cluster."""
+    directory = written_for(conf)
+    if directory is None:
+        return None
+    layout = Layout(directory)
+    state = layout.read_state()
+    try:
+        if state is not None and _is_up(layout, state):
+            return None
+    except (ClusterctlError, OSError):  # docker does not answer
+        return None
+    backend = state.backend if state is not None and state.backend != DEFAULT_BACKEND else None
+    replaceable = not layout.conf.exists() or conf_is_ours(layout.conf)
+    return DownCluster(directory, len(state.nodes) if state is not None else None, backend, replaceable)
 
 
 def harm(directory: Path, node: str, fault: str) -> FakeNode:

@@ -82,6 +82,10 @@ class Docker:
         containers = {_index(container): container for container in _containers(layout)}
         return [_look(node, containers.get(node.index)) for node in state.nodes]
 
+    def commands(self, layout: Layout, state: State) -> Sequence[str]:
+        running = [container for container in _containers(layout) if container["State"]["Running"]]
+        return [line for one in running for line in _docker("top", one["Id"], "-o", "pid,args").splitlines()[1:]]
+
     def harm(self, layout: Layout, state: State, node: FakeNode, fault: str) -> State:
         container = _container(layout, node)
         if fault == "cut":

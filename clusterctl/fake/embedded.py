@@ -12,7 +12,7 @@ from clusterctl.errors import ClusterctlError, UsageError
 from clusterctl.fake import control
 from clusterctl.fake.backend import NodeStatus, Terms, answers
 from clusterctl.fake.layout import FakeNode, Layout, State
-from clusterctl.fake.processes import counts_by_node
+from clusterctl.fake.processes import commands_on, counts_by_node
 from clusterctl.fake.programs import await_ready, end_everything, hold, stay
 
 START_DEADLINE_S = 30.0
@@ -53,6 +53,9 @@ class Embedded:
     def look(self, layout: Layout, state: State) -> Sequence[NodeStatus]:
         counts = counts_by_node(layout.directory)
         return [_look(node, _state_of(node, state), counts[node.index]) for node in state.nodes]
+
+    def commands(self, layout: Layout, state: State) -> Sequence[str]:
+        return commands_on(layout.directory)
 
     def harm(self, layout: Layout, state: State, node: FakeNode, fault: str) -> State:
         return _request(layout, node, fault)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import base64
 import contextlib
 import getpass
@@ -219,6 +220,23 @@ def conf_is_ours(conf: Path) -> bool:
     except (OSError, UnicodeDecodeError):
         return False
     return head == _MARK + _digest(body)
+
+
+def written_for(conf: Path) -> Path | None:
+    """Return the directory of the cluster for which we wrote this conf.py, even if it was edited or copied since.
+
+    None if it was turned into one for other machines: then it has another IDENTITY_FILE.
+    """
+    try:
+        head, *lines = conf.read_text(encoding="utf-8").splitlines() or [""]
+        if not head.startswith(_MARK):
+            return None
+        named = [line.partition(" = ")[2] for line in lines if line.startswith("IDENTITY_FILE = ")]
+        identity = Path(ast.literal_eval(named[-1])) if named else Path()
+    except (OSError, ValueError, SyntaxError, TypeError):
+        return None
+    layout = Layout(identity.parent.parent)
+    return layout.directory if identity.is_absolute() and identity == layout.identity else None
 
 
 def ssh_config_text(layout: Layout, nodes: Sequence[FakeNode]) -> str:

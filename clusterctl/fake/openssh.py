@@ -16,6 +16,7 @@ from clusterctl.errors import ClusterctlError
 from clusterctl.fake.backend import NodeStatus, Terms, answers
 from clusterctl.fake.layout import ADDRESS, FakeNode, Layout, State, read_public_key, write, write_files
 from clusterctl.fake.processes import (
+    commands_on,
     counts_by_node,
     cut_power,
     freeze,
@@ -69,6 +70,9 @@ class OpenSsh:
         counts = counts_by_node(layout.directory)
         daemons = zip(state.nodes, state.daemons, strict=True)
         return [_look(node, daemon, counts[node.index]) for node, daemon in daemons]
+
+    def commands(self, layout: Layout, state: State) -> Sequence[str]:
+        return commands_on(layout.directory)
 
     def harm(self, layout: Layout, state: State, node: FakeNode, fault: str) -> State:
         act = cut_power if fault == "kill" else freeze

@@ -45,6 +45,19 @@ def counts_by_node(directory: Path) -> Counter[int]:
     )
 
 
+def commands_on(directory: Path) -> list[str]:
+    """Return the command lines of the processes on a cluster's nodes."""
+    return [_command(process.pid) for process in on_cluster(directory)]
+
+
+def _command(pid: int) -> str:
+    try:
+        words = Path(f"/proc/{pid}/cmdline").read_bytes().rstrip(b"\0").split(b"\0")
+    except OSError:
+        return ""
+    return " ".join(map(os.fsdecode, words))
+
+
 def freeze(find: Find) -> set[Identity]:
     """Stop all processes that `find` returns, including any started in the meantime. Return the stopped processes."""
     frozen: set[Identity] = set()

@@ -100,6 +100,14 @@ def find(cluster: Cluster, ref: str | None, *, to_resume: bool = False, run: str
     return job, members
 
 
+def find_directories(cluster: Cluster, ref: str | None) -> dict[int, NodeOutcome[StatusAnswer]]:
+    """Return, per node, the answer with the `dir` of job `ref`, chosen as by `find`, or why the node has none.
+
+    Only a directory that its node found safe counts: on a shared disk, others may have put one of that name there.
+    """
+    return {outcome.node.id: outcome for outcome in _same_job_everywhere(cluster, ref)}
+
+
 def merge_states(outcomes: Sequence[NodeOutcome[StatusAnswer]], members: Members) -> str:
     """Return the lead's state if its node answers, otherwise the worst state of all members."""
     ours = [outcome for outcome in outcomes if outcome.node in members]

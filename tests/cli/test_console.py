@@ -7,6 +7,7 @@ import time
 import unicodedata
 from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -15,7 +16,10 @@ from hypothesis import strategies as st
 from clusterctl.cli.arguments import GlobalOptions
 from clusterctl.cli.commands.logs import parse_since
 from clusterctl.cli.console import Console, align, clean, human_bytes, human_count, human_time, percent
+from clusterctl.cli.declarations import app
+from clusterctl.cli.hints import READ_CONF
 from clusterctl.cli.invocation import job_name, job_ref
+from clusterctl.cluster import combined
 from clusterctl.config import Settings, from_values
 from clusterctl.errors import ClusterctlError, NodeError, UsageError
 from clusterctl.inventory import build
@@ -218,3 +222,76 @@ def test_a_date_is_in_local_time_unless_it_has_an_offset() -> None:
 def test_a_malformed_time_is_a_usage_error_with_examples(text: str) -> None:
     with pytest.raises(UsageError, match="write 90s, 5m, 2h"):
         parse_since(text)
+
+
+def pasted(capsys: pytest.CaptureFixture[str], text: str, **options: Any) -> str:
+    Console(GlobalOptions(conf="my lab/conf.py"), **options).say(text)
+    return capsys.readouterr().out.rstrip("\n")
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("next: clusterctl collect J", "next: clusterctl --conf 'my lab/conf.py' collect J"),
+        (
+            "follow: clusterctl logs -f J   stop: clusterctl stop J",
+            "follow: clusterctl --conf 'my lab/conf.py' logs -f J   stop: clusterctl --conf 'my lab/conf.py' stop J",
+        ),
+        ("try clusterctl\n    check", "try clusterctl --conf 'my lab/conf.py'\n    check"),
+    ],
+)
+def test_commands_in_our_text_keep_the_conf_of_the_call(
+    text: str, shown: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert pasted(capsys, text) == shown
+    assert pasted(capsys, shown) == shown
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "clusterctl fake up",
+        "clusterctl init try",
+        "use the same version of clusterctl for the whole job",
+        "clusterctl start-up",
+        "ls ~/clusterctl stop",
+    ],
+)
+def test_other_text_is_unchanged(text: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert pasted(capsys, text) == text
+
+
+def test_commands_that_ignore_conf_do_not_pass_it_on(capsys: pytest.CaptureFixture[str]) -> None:
+    assert pasted(capsys, "next: clusterctl dispatch", reads_conf=False) == "next: clusterctl dispatch"
+
+
+def test_output_of_programs_is_not_rewritten(capsys: pytest.CaptureFixture[str]) -> None:
+    printer = Console(GlobalOptions(conf="c.py"))
+    printer.output("clusterctl stop")
+    with pytest.raises(ClusterctlError):
+        printer.finish({}, ClusterctlError("it printed: clusterctl stop"))
+    printer.error(ClusterctlError("it printed: clusterctl stop"))
+    assert capsys.readouterr() == ("clusterctl stop\n", "it printed: clusterctl stop\n")
+
+
+def test_hints_of_one_node_and_of_many_keep_the_conf_in_text_and_json(capsys: pytest.CaptureFixture[str]) -> None:
+    errors = [NodeError("clusterctl stop", node=f"node{n}", hint=f"clusterctl why {n}") for n in range(2)]
+    error = combined(errors, 2, "start")
+    error.hint = "clusterctl stop J"
+    Console(GlobalOptions(conf="c.py", json=True)).error(error)
+    out, err = capsys.readouterr()
+    shown = json.loads(out)["error"]
+    assert shown["hint"] == "clusterctl --conf c.py stop J"
+    assert [one["hint"] for one in shown["details"]["nodes"]] == [f"clusterctl --conf c.py why {n}" for n in range(2)]
+    lines = [
+        "start failed on 2 of 2 nodes",
+        *("  node0  clusterctl stop", "      clusterctl --conf c.py why 0"),
+        *("  node1  clusterctl stop", "      clusterctl --conf c.py why 1"),
+    ]
+    assert shown["message"].splitlines() == lines
+    assert err.splitlines() == [*lines, "  clusterctl --conf c.py stop J"]
+
+
+def test_every_command_is_known_to_read_conf_or_not() -> None:
+    declared = {info.name for info in [*app.registered_commands, *app.registered_groups]}
+    assert declared == {*READ_CONF, "init", "split", "demo", "fake"}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import signal
 import subprocess
 from pathlib import Path
@@ -133,3 +134,62 @@ def test_an_unreachable_node_and_a_failing_command_are_both_reported(site: Site)
     assert "exec failed on 2 of 4 nodes" in result.err
     assert "refused" in result.err
     assert "exited with code 7" in result.err
+
+
+def test_in_job_runs_in_the_directory_of_the_job_on_every_node(any_site: Site) -> None:
+    site = any_site
+    site.conf(ROOT_DIR="~/my jobs", ENGINE="none")
+    site.ok("start", "--job_dispatch_package", str(site.workspace("pass")))
+    ran = site.ok("jobs", "--json").json()["jobs"][0]["job"]
+    newest = site.dispatch("print()")
+    for words, job, program in (([], ran, "pass"), ([newest], newest, "print()")):
+        document = site.ok("exec", "--in-job", *words, "--json", "--", "pwd; cat train.py").json()
+        assert document["job"] == job
+        directories = [str(site.home(node) / "my jobs" / job) for node in range(4)]
+        assert [node["stdout"] for node in document["nodes"]] == [f"{where}\n{program}" for where in directories]
+    assert site.ok("exec", newest, "--in-job", "--only", "node1", "--", "ls", "train.py").out == "--- node1\ntrain.py\n"
+
+
+def test_in_job_passes_arguments_and_the_exit_code_on(site: Site) -> None:
+    job = site.dispatch("")
+    assert site.ok("exec", "--in-job", "--", "echo", "a  b", "$HOME", ";").out == "--- node[0-3]\na  b $HOME ;\n"
+    failed = site.run("exec", "--in-job", job[:-1], "--", "exit 7")
+    assert (failed.code, failed.out) == (3, "--- node[0-3] (exit code 7)\n")
+
+
+def test_in_job_runs_nothing_on_a_node_without_the_job(site: Site) -> None:
+    job = site.dispatch("")
+    (site.job_dir(job, 1) / ".clusterctl").rename(site.job_dir(job, 1) / "gone")
+    result = site.run("exec", "--in-job", job, "--json", "--", "echo ran")
+    assert result.code == 3
+    document = result.json()
+    assert [node["stdout"] for node in document["nodes"]] == ["ran\n", "", "ran\n", "ran\n"]
+    assert document["nodes"][1]["error"]["message"] == f"there is no job {job}"
+    missing = site.run("exec", "--in-job", "JOB1", "--", "true")
+    assert (missing.code, missing.out) == (2, "")
+    assert "there is no job JOB1" in missing.err
+
+
+@pytest.mark.nodes(1)
+def test_a_job_without_in_job_is_refused_with_a_command_that_works(site: Site) -> None:
+    job = site.dispatch("")
+    refused = site.run("exec", job, "--", "ls", "train.py")
+    assert refused.code == 2
+    hint = refused.err.splitlines()[-1].partition("clusterctl ")[2]
+    assert site.ok(*shlex.split(hint)).out == "--- node0\ntrain.py\n"
+    forgotten = site.run("exec", "--in-job", "ls", "train.py")
+    assert forgotten.code == 2
+    hint = forgotten.err.splitlines()[-1].partition("clusterctl ")[2]
+    assert site.ok(*shlex.split(hint)).out == "--- node0\ntrain.py\n"
+
+
+@pytest.mark.nodes(1)
+def test_why_advises_a_command_that_finds_a_path_of_the_workspace(site: Site) -> None:
+    site.conf(ENGINE="none")
+    package = str(site.workspace("open('train.py/words')\n"))
+    assert site.run("start", "--job_dispatch_package", package).code == 1
+    advice = site.ok("why", "--json").json()["advice"]
+    command = shlex.split(advice.partition("clusterctl ")[2])
+    assert command[-1] == "train.py/words"
+    assert "Not a directory" in site.run(*command).out
+    assert "train.py" in site.ok(*command[:-1], "train.py").out

@@ -434,7 +434,7 @@ def test_a_cluster_with_a_running_job_is_taken_down(backend: str, installed: Pat
         status = new.ok("fake", "status", "--dir", str(fake), "--json").json()
         assert (status["backend"], status["alive"]) == (backend, True)
         assert [(node["state"], node["answers"]) for node in status["nodes"]] == [("up", True)] * NODES
-        down = new.ok("fake", "down", "--dir", str(fake), "--json").json()
+        down = new.ok("fake", "down", "--yes", "--dir", str(fake), "--json").json()
         assert down["killed"] >= len(running) > 1
         assert processes_of(fake) == []
         assert [path.name for path in fake.iterdir()] == ["cache"]  # the cache of the control machine

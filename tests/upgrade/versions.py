@@ -79,7 +79,7 @@ def old_cluster(installed: Path, backend: str, directory: Path) -> Iterator[Site
         site.paths = {name: Path(conf[name]) for name in ("IDENTITY_FILE", "KNOWN_HOSTS", "SSH_CONFIG")}
         yield site
     finally:
-        down = site.run("fake", "down", "--dir", str(fake))
+        down = site.run("fake", "down", "--yes", "--dir", str(fake))
         left = processes_of(fake)
         kill_all(process.pid for process in left)
     assert (down.code, left) == (0, []), down.err

@@ -8,11 +8,11 @@ import stat
 import sys
 import termios
 import threading
-from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from clusterctl.cli.console import clean, human_bytes
-from clusterctl.cli.invocation import Invocation
+from clusterctl.cli.invocation import Invocation, job_ref
 
 if TYPE_CHECKING:
     from clusterctl.cli.console import Console
@@ -29,15 +29,55 @@ STREAM_BYTES = 1 << 20
 LINE_BYTES = 64 << 10
 
 
-def exec_(invocation: Invocation, fold: bool | None) -> None:
-    """Run a command. `fold`: True waits for the end, False shows lines as they arrive, None decides by duration."""
-    command = remote_command(invocation.program_args or [])
+def exec_(invocation: Invocation, job: str | None, in_job: bool, fold: bool | None) -> None:
+    """Run a command. `fold`: True waits for the end, False shows lines as they arrive, None decides by duration.
+
+    With `in_job` it runs in the directory of `job`, by default of the job that is meant.
+    """
+    words = invocation.program_args or []
+    if job is not None and not in_job:
+        _refuse_job(job, words)
+    command = remote_command(words)
     refuse_input()
+    document: dict[str, Any] = {}
     with invocation.cluster() as cluster:
+        commands: Callable[[Node], Command] = lambda _: command  # noqa: E731
+        if in_job:
+            document["job"], commands = _in_job(cluster, job, command)
         screen = Screen(invocation.console, cluster.nodes, True if invocation.console.json else fold)
-        outcomes = _run(cluster, command, screen)
+        outcomes = _run(cluster, commands, screen)
     screen.close()
-    invocation.console.finish({"nodes": [_view(one, screen) for one in outcomes]}, _problem(outcomes))
+    invocation.console.finish({**document, "nodes": [_view(one, screen) for one in outcomes]}, _problem(outcomes))
+
+
+def _refuse_job(job: str, words: Sequence[str]) -> NoReturn:
+    import shlex
+
+    from clusterctl.errors import UsageError
+
+    hint = f"to run it in the directory of a job: clusterctl exec --in-job {shlex.quote(job)} -- {shlex.join(words)}"
+    raise UsageError(f"exec: {job!r} is neither an option nor part of the command after --", hint=hint)
+
+
+def _in_job(cluster: Cluster, job: str | None, command: Command) -> tuple[str, Callable[[Node], Command]]:
+    """Return the id of a job, and a function that returns the command in its directory on a node.
+
+    It raises for a node that does not have the job.
+    """
+    from clusterctl.observe.status import find_directories
+
+    by_node = find_directories(cluster, job_ref(cluster.settings, job))
+    found = next(outcome.get()["job"] for outcome in by_node.values() if outcome.ok)
+    return found, lambda node: in_directory(by_node[node.id].get()["dir"], command)
+
+
+def in_directory(directory: str, command: Command) -> Command:
+    """Return the command to run in a directory; it does not run if there is no such directory."""
+    from clusterctl.transport import Command, Raw, RemotePath
+
+    is_shell_text = any(isinstance(argument, Raw) for argument in command.argv)
+    enter = (Raw("cd"), RemotePath(directory), Raw("|| exit;"), *(() if is_shell_text else (Raw("exec"),)))
+    return Command((*enter, *command.argv))
 
 
 def remote_command(words: list[str]) -> Command:
@@ -71,14 +111,14 @@ def _input_bytes() -> int:
         return 0
 
 
-def _run(cluster: Cluster, command: Command, screen: Screen) -> list[NodeOutcome[int]]:
+def _run(cluster: Cluster, commands: Callable[[Node], Command], screen: Screen) -> list[NodeOutcome[int]]:
     from clusterctl.errors import InterruptedRun
     from clusterctl.inventory import nodeset
 
     def work(node: Node) -> int:
         try:
             code = cluster.transport.stream(
-                node, command, lambda piece, is_error: screen.take(node.id, piece, is_error)
+                node, commands(node), lambda piece, is_error: screen.take(node.id, piece, is_error)
             )
             screen.end(node.id, code)
         except BrokenPipeError:
@@ -255,7 +295,7 @@ class Screen:
         if self.reader_is_gone:
             raise BrokenPipeError
         try:
-            self._console.say(text)
+            self._console.output(text)
         except BrokenPipeError:
             self.reader_is_gone = True
             raise

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import shlex
+import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -29,13 +32,30 @@ def up(invocation: Invocation, nodes: int, backend: str, directory: Path) -> Non
     invocation.console.say(f"to use: export CLUSTERCTL_CONF={cluster.conf}     next: clusterctl dispatch")
 
 
-def down(invocation: Invocation, directory: Path) -> None:
+def down(invocation: Invocation, directory: Path, *, yes: bool) -> None:
     from clusterctl import fake
 
+    jobs = [] if yes else fake.running_jobs(directory)
+    if jobs and not _may_end(invocation, jobs, directory):
+        invocation.console.say("nothing was stopped")
+        return
     killed = fake.down(directory)
     invocation.console.document({"dir": str(directory), "killed": killed})
     ended = f"; killed {killed} {'process' if killed == 1 else 'processes'} on it" if killed else ""
     invocation.console.say(f"the fake cluster in {directory} is down{ended}")
+
+
+def _may_end(invocation: Invocation, jobs: Sequence[str], directory: Path) -> bool:
+    """Ask if running jobs may be ended. Raises RefusedError if nobody can be asked."""
+    from clusterctl.errors import RefusedError
+
+    problem = f"{', '.join(jobs)} {'is' if len(jobs) == 1 else 'are'} running on the fake cluster in {directory}"
+    if invocation.console.json or not sys.stdin.isatty():
+        place, conf = shlex.quote(str(directory)), shlex.quote(str(directory / "conf.py"))
+        stop, end = f"clusterctl stop --conf {conf} {jobs[0]}", f"clusterctl fake down --yes --dir {place}"
+        raise RefusedError(problem, hint=f"{stop} stops it; {end} ends everything", details={"jobs": list(jobs)})
+    answer = input(f"{problem}. End everything on it? [y/N] ")
+    return answer.strip().lower() in ("y", "yes")
 
 
 def status(invocation: Invocation, directory: Path) -> None:

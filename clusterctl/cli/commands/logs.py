@@ -200,7 +200,7 @@ class LinePrinter:
         first, ranks = group.first, fold(group.ranks)
         times = f" (x{group.count})" if group.count > len(group.ranks) else ""
         moment = datetime.datetime.fromtimestamp(first.t).strftime("%H:%M:%S.%f")[:-3]
-        self._console.say(f"{moment} {first.role}[{ranks}]{times} {clean(first.text)}")
+        self._console.output(f"{moment} {first.role}[{ranks}]{times} {clean(first.text)}")
 
 
 @dataclass

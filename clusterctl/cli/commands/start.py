@@ -110,10 +110,10 @@ def _show_plan(invocation: Invocation, launch: LaunchPlan, job: str, would: tupl
         return
     for process in described:
         invocation.console.say(f"node{process['node']} {process['host']}  {process['role']}{process['rank']}")
-        invocation.console.say(f"  cd {process['cwd']}")
-        invocation.console.say(f"  {_shell_words(process['argv'])}")
+        invocation.console.output(f"  cd {process['cwd']}")
+        invocation.console.output(f"  {_shell_words(process['argv'])}")
         for name in sorted(process["env"]):
-            invocation.console.say(f"    {name}={process['env'][name]}")
+            invocation.console.output(f"    {name}={process['env'][name]}")
 
 
 def _shell_words(argv: list[str]) -> str:
@@ -340,9 +340,11 @@ def raise_failed(invocation: Invocation, cluster: Cluster, run: Run, view: RunVi
         lines.append(f"then: the other processes were stopped; nothing is left running on {total}/{total} nodes")
     elif missing:
         silent = nodeset(node for node in missing if isinstance(node, int))
-        lines.append(f"no answer from {silent}; clusterctl stop {run.job} shows what is left there")
+        lines.append(f"no answer from {silent}")
     details = {**_identity(run), "state": state, "cause": cause}
     hint = f"clusterctl why {run.job}"
+    if missing:
+        hint += f"; clusterctl stop {run.job} shows what is left on {silent}"
     if view.checkpoints:
         hint += f"; to resume from {view.checkpoints[-1]}: clusterctl start --resume --job_workspace {run.job}"
     raise JobFailedError("\n".join(lines), hint=hint, details=details)

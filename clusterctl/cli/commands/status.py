@@ -104,7 +104,7 @@ def _show(console: Console, cluster: Cluster, current: JobStatus, *, clear: bool
         console.say(f"the run is waiting for {name}; once it is fixed: {rejoin}")
     ended = (current.lead or {}).get("ended")
     for line in first_cause_lines(cluster, current.job, ended["cause"] if ended else None):
-        console.say(line)
+        console.output(line)
     for line in warning_lines(current.warnings):
         console.warn(line)
 

@@ -89,9 +89,9 @@ def _duration(seconds: float) -> str:
 def _show_cause(console: Console, report: Why, cause: Incident) -> None:
     from clusterctl.observe.why.report import advice
 
-    console.say(f"first cause: {headline(report, cause)}")
+    console.output(f"first cause: {headline(report, cause)}")
     for t, line in cause.lines:
-        console.say(f"  {_moment(t)}  {clean(line)}")
+        console.output(f"  {_moment(t)}  {clean(line)}")
     for note in report.explanation.notes:
         console.say(f"  {note}")
     others = [f"{one.process}@node{one.node}" for one in report.explanation.alike]
@@ -109,7 +109,7 @@ def _show_some(console: Console, report: Why, word: str, some: Sequence[Incident
     for number, one in enumerate(some[:SHOWN]):
         begin = f"{word}: " if number == 0 else " " * (len(word) + 2)
         more = _more(some) if number == SHOWN - 1 else ""
-        console.say(f"{begin}{_moment(one.onset)}  {incident_line(report, one)}{more}")
+        console.output(f"{begin}{_moment(one.onset)}  {incident_line(report, one)}{more}")
 
 
 def _more(some: Sequence[object]) -> str:

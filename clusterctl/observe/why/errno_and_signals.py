@@ -52,7 +52,7 @@ class Errno:
 
 
 LOOK_AT_PEER = "check the process it was talking to and the network between them: clusterctl check tries all pairs"
-PATHS = "compare the nodes: clusterctl exec -- ls -ld {subject}"
+PATHS = "compare the nodes: clusterctl exec --in-job {job} -- ls -ld {subject}"
 LIBRARY_PATH = "install it on {node}, or add its directory to LD_LIBRARY_PATH in conf.py"
 SPACE = (
     "clusterctl exec -- df -h shows full disks, df -i those with too many files; clusterctl prune removes old jobs; "

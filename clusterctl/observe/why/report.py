@@ -141,13 +141,16 @@ def to_json(result: Why) -> dict[str, Any]:
 
 
 def advice(report: Why) -> str | None:
-    """The remedy for the cause, if there is one. Users paste it, so the subject, a program's output, is quoted."""
+    """The remedy for the cause, if there is one. Users paste it, so the subject, a program's output, is quoted.
+
+    A subject may be relative to the directory of the job, in which programs run.
+    """
     cause = report.explanation.cause
     if cause is None or not cause.diagnosis.advice:
         return None
     where = f"node{cause.node}" if cause.node is not None else "the node"
     subject = shlex.quote(cause.diagnosis.subject or "")
-    return cause.diagnosis.advice.replace("{node}", where).replace("{subject}", subject)
+    return cause.diagnosis.advice.replace("{node}", where).replace("{job}", report.job).replace("{subject}", subject)
 
 
 def _incident(one: Incident, host: str | None) -> dict[str, Any]:

@@ -1,0 +1,28 @@
+"""The error of a command whose conf.py belongs to a fake cluster that is down."""
+
+from __future__ import annotations
+
+import os
+import shlex
+from pathlib import Path
+
+from clusterctl.errors import ClusterctlError, ConfigError, NodeError, UnreachableError
+
+
+def explained(error: ClusterctlError, conf: Path | None) -> ClusterctlError:
+    """Return the error to report instead of `error`, which nodes of `conf` gave: that their fake cluster is down.
+
+    Returns `error` if they are no fake nodes, or their cluster is up.
+    """
+    from clusterctl.fake import find_down
+
+    down = find_down(conf) if conf is not None and isinstance(error, NodeError | ConfigError) else None
+    if down is None or conf is None:
+        return error
+    directory = os.path.relpath(down.directory)
+    where = directory if not directory.startswith("..") else str(down.directory)
+    size = f" -n {down.nodes}" if down.nodes else ""
+    backend = f" --backend {down.backend}" if down.backend else ""
+    move = "" if down.conf_is_right else f"{conf} was edited: move it away; then "
+    hint = f"{move}clusterctl fake up{size}{backend} --dir {shlex.quote(where)} starts a new one, without jobs"
+    return UnreachableError(f"the fake cluster in {where} is down", hint=hint, details=error.details)

@@ -1,0 +1,81 @@
+"""Commands in hints work when pasted, also if the call had `--conf`."""
+
+from __future__ import annotations
+
+import re
+import shlex
+
+import pytest
+
+from e2e.programs import REGRESSION
+from support.site import Result, Site
+
+pytestmark = pytest.mark.nodes(1)
+CONF = "my lab/conf.py"
+
+
+@pytest.fixture
+def elsewhere(site: Site, monkeypatch: pytest.MonkeyPatch) -> Site:
+    """A site whose conf.py is found with `--conf` only."""
+    path = site.directory / CONF
+    path.parent.mkdir()
+    site.conf_path.rename(path)
+    monkeypatch.setattr(site, "environment", {"CLUSTERCTL_CONF": str(site.directory / "missing.py")})
+    return site
+
+
+def paste(site: Site, command: str) -> Result:
+    words = shlex.split(command)
+    assert words.pop(0) == "clusterctl"
+    return site.run(*words)
+
+
+def commands(text: str) -> list[str]:
+    return [match.strip() for match in re.findall(r"clusterctl .*?(?=;|   |$)", text, re.MULTILINE)]
+
+
+def test_the_next_command_of_each_step_works(elsewhere: Site) -> None:
+    site = elsewhere
+    said = site.ok("--conf", CONF, "dispatch", str(site.workspace(REGRESSION))).out
+    for _ in ("start", "collect"):
+        (following,) = commands(said)
+        assert f"--conf '{CONF}'" in following
+        done = paste(site, following)
+        assert done.code == 0, done.err
+        said = done.out
+    assert list(site.directory.glob("JOB*"))
+
+
+def test_a_hint_of_an_error_works_in_text_and_in_json(elsewhere: Site) -> None:
+    for option in ((), ("--json",)):
+        failed = elsewhere.run("status", "JOB1", "--conf", CONF, *option)
+        assert failed.code == 2
+        hint = failed.json()["error"]["hint"] if option else failed.err.splitlines()[-1]
+        assert hint.strip() == f"clusterctl --conf '{CONF}' jobs lists the jobs on the nodes"
+        listed = hint.partition(" lists ")[0]
+        assert paste(elsewhere, listed.strip()).code == 0
+
+
+def test_a_wrong_command_line_keeps_the_conf_too(elsewhere: Site) -> None:
+    failed = elsewhere.run("--conf", CONF, "exec", "true")
+    assert failed.code == 2
+    (hint,) = commands(failed.err.splitlines()[-1])
+    assert paste(elsewhere, hint).code == 0
+
+
+def test_output_of_commands_and_logs_is_not_rewritten(elsewhere: Site) -> None:
+    site, words = elsewhere, "clusterctl stop JOB1"
+    assert site.ok("--conf", CONF, "exec", "--", "echo", words).out == f"--- node0\n{words}\n"
+    workspace = str(site.workspace(f"import sys\nprint({words!r}, file=sys.stderr)\nsys.exit(3)\n"))
+    failed = site.run("--conf", CONF, "start", "--job_dispatch_package", workspace)
+    assert failed.code == 1
+    assert f"clusterctl --conf '{CONF}' why JOB" in failed.err
+    for command in (["logs"], ["logs", "--fold"], ["why"], ["status"]):
+        shown = site.ok("--conf", CONF, *command).out
+        assert words in shown
+        assert f"clusterctl --conf '{CONF}' stop JOB1" not in shown
+
+
+def test_without_conf_nothing_is_added(site: Site) -> None:
+    failed = site.run("status", "JOB1")
+    assert failed.err.splitlines()[-1] == "  clusterctl jobs lists the jobs on the nodes"
