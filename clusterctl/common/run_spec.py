@@ -187,9 +187,9 @@ class RunSpec(Record):
     `pserver_hosts` (by rank) are addresses within the cluster. The node adds `venv`, the directory of its
     Python environment if it has one, and `t`, the time at which it prepared the run. The lead adds `epoch` and
     `recover` when processes are restarted. `sharing` is the number of processes on the node's machine, if other nodes
-    of the run are on it too. `by` is who started it, as USER@HOST. `hosts` are the addresses of the members, for engines
-    whose programs get a list of them. `settings` has the text of each setting that was given with `--set`. `shm` is
-    "off" in benchmarks.
+    of the run are on it too. `by` is who started it, as USER@HOST. `hosts` are the addresses of the members, for
+    engines whose programs get a list of them. `settings` has the text of each setting that was given with `--set`.
+    `shm` is "off" in benchmarks.
     """
 
     OMITTED = ("settings", "sharing", "by", "hosts", "venv", "t", "recover", "shm")
