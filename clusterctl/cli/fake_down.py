@@ -14,10 +14,12 @@ def explained(error: ClusterctlError, conf: Path | None) -> ClusterctlError:
 
     Returns `error` if they are no fake nodes, or their cluster is up.
     """
+    if conf is None or not isinstance(error, NodeError | ConfigError):
+        return error
     from clusterctl.fake import find_down
 
-    down = find_down(conf) if conf is not None and isinstance(error, NodeError | ConfigError) else None
-    if down is None or conf is None:
+    down = find_down(conf)
+    if down is None:
         return error
     directory = os.path.relpath(down.directory)
     where = directory if not directory.startswith("..") else str(down.directory)
