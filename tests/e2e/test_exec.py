@@ -152,7 +152,7 @@ def test_in_job_runs_in_the_directory_of_the_job_on_every_node(any_site: Site) -
 
 def test_in_job_passes_arguments_and_the_exit_code_on(site: Site) -> None:
     job = site.dispatch("")
-    assert site.ok("exec", "--in-job", "--", "echo", "a  b", "$HOME", ";").out == "--- node[0-3]\na  b $HOME ;\n"
+    assert site.ok("exec", "--in-job", job, "--", "echo", "a  b", "$HOME", ";").out == "--- node[0-3]\na  b $HOME ;\n"
     failed = site.run("exec", "--in-job", job[:-1], "--", "exit 7")
     assert (failed.code, failed.out) == (3, "--- node[0-3] (exit code 7)\n")
 

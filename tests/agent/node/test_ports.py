@@ -73,8 +73,10 @@ def test_ports_of_other_jobs_and_servers_are_found_taken_and_no_port_stays_held(
     held: ReservedPorts, first: int
 ) -> None:
     with server(first + 5, shares=True):
-        assert find_taken(ADDRESS, first) == sorted({*held.ports.values(), first + 5})
-    assert find_taken(ADDRESS, first) == sorted(held.ports.values())
+        assert {*held.ports.values(), first + 5} <= {*find_taken(ADDRESS, first)}  # other programs may have some, too
+    after = find_taken(ADDRESS, first)
+    assert {*held.ports.values()} <= {*after}
+    assert first + 5 not in after
     assert find_taken(ADDRESS, 65_535) in ([], [65_535])
 
 
