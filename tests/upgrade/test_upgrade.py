@@ -260,7 +260,7 @@ def test_an_ended_run_is_listed_read_and_collected(old: Site, new: Site, undistu
     why = new.ok("why", job, "--json").json()
     assert (why["state"], why["cause"]) == ("succeeded", None)
 
-    collected = new.ok("collect", job, "-o", "home", "--json").json()
+    collected = new.ok("collect", job, "--all", "-o", "home", "--json").json()
     for file in collected["files"]:
         data = (new.directory / "home" / file["path"]).read_bytes()
         assert (len(data), hashlib.sha256(data).hexdigest()) == (file["bytes"], file["sha256"])
