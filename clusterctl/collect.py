@@ -71,7 +71,7 @@ class Model:
 
 @dataclass(frozen=True)
 class Selection:
-    """What to collect: a `run` (None if there is none), with the model `tag` (None: the newest) or `every` model."""
+    """What to collect: a `run` (None: the job never ran), and the model `tag` (None: the newest) or `every` model."""
 
     run: str | None
     tag: str | None = None

@@ -36,7 +36,7 @@ def _global(
     """Declare the global options for help and completion; `split` removes them before typer parses the rest."""
 
 
-JOB_HELP = "Job id or unique prefix, or job directory. Default: the job that runs, else the one that ran last."
+JOB_HELP = "Job id or unique prefix, or job directory. Default: the running job, else the one that ran last."
 JobArgument = Annotated[str | None, typer.Argument(metavar="JOB", help=JOB_HELP)]
 RoleOption = Annotated[str | None, typer.Option("--role", metavar="TEXT", help="pserver, trainer or scheduler.")]
 EngineOption = Annotated[

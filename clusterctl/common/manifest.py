@@ -13,8 +13,7 @@ and, outside sync mode, the trainers' `"steps": [...]` by rank; `step` counts al
 
 It is built from the receipts of all pservers. A receipt is the fields of a `saved` event: `tag, pass, step, mode, seed,
 pserver, pservers, file, bytes, sha256, tables`, and those above; `not_finite` lists tables with such values in the
-file. The manifest is written last, when every file is in
-place; files are listed by pserver.
+file. The manifest is written last, when every file is in place; files are listed by pserver.
 """
 
 from __future__ import annotations

@@ -54,7 +54,7 @@ def _has_hole(place: str, size: int) -> bool:
     """Return True if a file has a hole. It may also have few blocks because its file system compresses it."""
     try:
         fd = os.open(place, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    except OSError:  # whoever hashes it reports that
+    except OSError:  # reported when it is hashed
         return False
     try:
         return os.lseek(fd, 0, os.SEEK_HOLE) < size

@@ -26,7 +26,7 @@ class NodeWithPorts(TypedDict, total=False):
 def choose_pserver_port(
     launch: LaunchPlan, nodes: Mapping[int, NodeWithPorts]
 ) -> tuple[int | None, tuple[Finding, ...]]:
-    """Return the first port that is free for a pserver on all nodes, or None and a warning if there is none."""
+    """Return the first port that is free on all nodes with pservers; if there is none, None and a warning."""
     places = {node.id: len(node.pserver_ranks) for node in launch.nodes if node.pserver_ranks}
     if not launch.wants_one_pserver_port or not places:
         return None, ()

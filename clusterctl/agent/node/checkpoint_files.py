@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from clusterctl.common.files import sync_directory
-from clusterctl.common.manifest import NAME, is_pass_tag, read_manifest, write_manifest
+from clusterctl.common.manifest import NAME, is_pass_tag, write_manifest
 from clusterctl.common.paths import JobPaths, RunPaths
 
 PIECES = "pserver-*.safetensors"
@@ -101,16 +101,6 @@ def remove_older(run: RunPaths, stay: Collection[str], newest: str, *, alone: bo
     for directory in gone:
         (directory / NAME).unlink(missing_ok=True)
         shutil.rmtree(directory)
-
-
-def complete_models(job: JobPaths) -> dict[str, int]:
-    """Return the step of each complete model of a pass in output/, by tag."""
-    found = {}
-    for directory in job.output.iterdir() if job.output.is_dir() else ():
-        if is_pass_tag(directory.name):
-            with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-                found[directory.name] = int((read_manifest(directory) or {})["step"])
-    return found
 
 
 def drop_model_manifests(job: JobPaths, tags: Collection[str]) -> None:

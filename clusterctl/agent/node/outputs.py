@@ -1,4 +1,4 @@
-"""What a run left in output/: in the job directory, or, once a later run began, beside the run's events."""
+"""The outputs of a run: in the job directory, or, once a later run has begun, beside the run's events."""
 
 from __future__ import annotations
 
@@ -61,6 +61,11 @@ def models_in(place: Path) -> Iterator[SavedModel]:
             step = known.get("step")
             whole = int(step) if isinstance(step, (int, str)) and str(step).isdigit() else -1
             yield SavedModel(directory, str(known.get("run", "")), whole, about is not None)
+
+
+def complete_models(job: JobPaths) -> dict[str, int]:
+    """Return the step of each complete model of a pass in output/, by tag."""
+    return {one.directory.name: one.step for one in models_in(job.output) if one.complete and one.is_of_a_pass}
 
 
 def is_part_of_model(name: str) -> bool:

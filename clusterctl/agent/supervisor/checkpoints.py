@@ -11,6 +11,7 @@ from typing import Any
 from clusterctl.agent.lead.actions import DropManifests, ManifestAction, WriteManifest
 from clusterctl.agent.lead.messages import Keep, Logged
 from clusterctl.agent.node.checkpoint_files import drop_manifests, drop_model_manifests, remove_models, remove_older
+from clusterctl.agent.node.outputs import complete_models
 from clusterctl.agent.supervisor.child import Child
 from clusterctl.agent.supervisor.exits import system_error
 from clusterctl.agent.supervisor.run_context import RunContext
@@ -74,6 +75,10 @@ class CheckpointKeeper:
         """Remove the checkpoints that are no longer kept."""
         with self._warn_on_error():
             remove_older(self._run, order["tags"], order["newest"], alone=order["alone"])
+
+    def complete_models(self) -> dict[str, int]:
+        """Return the models of passes that this run starts with, with their steps: those of the run that it resumes."""
+        return complete_models(self._run.job)
 
     def drop_models(self, tags: Sequence[str]) -> None:
         """Remove models of passes."""

@@ -21,7 +21,7 @@ from clusterctl.agent.lead.client import LeadClient
 from clusterctl.agent.lead.messages import Again, End, Failed, Hello, Order, Report, Respawn, stop_wanted
 from clusterctl.agent.lead.process_table import name_of
 from clusterctl.agent.lead.server import LeadServer
-from clusterctl.agent.node.checkpoint_files import complete_models, remove_half_written
+from clusterctl.agent.node.checkpoint_files import remove_half_written
 from clusterctl.agent.node.jobs import need_spec, reason_to_stop
 from clusterctl.agent.node.ports import NoFreePortError, take_top
 from clusterctl.agent.supervisor import guardian
@@ -111,7 +111,7 @@ class Supervisor:
                 self._on_order,
                 self._record,
                 self._checkpoints.change_manifests,
-                complete_models(self.run.job),
+                self._checkpoints.complete_models(),
             )
         else:
             assert self.spec.lead is not None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from clusterctl.cli.causes import warning_lines
 from clusterctl.cli.console import clean, human_bytes, plural
@@ -41,16 +41,8 @@ def collect(
     if tag is not None and not is_tag(tag):
         raise UsageError(f"{tag!r} cannot be the tag of a model")
     with invocation.cluster() as cluster:
-        selected = Selected(run, tag if of_pass is None else pass_tag(of_pass), every)
-        collect_job(invocation, cluster, job_ref(cluster.settings, job), output, selected)
-
-
-class Selected(NamedTuple):
-    """The options that select what to collect."""
-
-    run: int | None = None
-    tag: str | None = None
-    every: bool = False
+        tag = tag if of_pass is None else pass_tag(of_pass)
+        collect_job(invocation, cluster, job_ref(cluster.settings, job), output, number=run, tag=tag, every=every)
 
 
 def collect_job(
@@ -58,8 +50,10 @@ def collect_job(
     cluster: Cluster,
     ref: str | None,
     output: Path | None,
-    selected: Selected = Selected(),  # noqa: B008 - immutable
     *,
+    number: int | None = None,
+    tag: str | None = None,
+    every: bool = False,
     document: bool = True,
 ) -> Collection:
     """Collect and print a summary; raise if a node failed."""
@@ -69,10 +63,9 @@ def collect_job(
     from clusterctl.collect import collect as run
     from clusterctl.observe.status import find
 
-    wanted = None if selected.run is None else f"{selected.run:04d}"
-    job, members = find(cluster, ref, run=wanted)
+    job, members = find(cluster, ref, run=None if number is None else f"{number:04d}")
     target = output or Path(job)
-    selection = Selection(members.run, selected.tag, selected.every)
+    selection = Selection(members.run, tag, every)
     collection = run(cluster, members.nodes, job, target, lambda file: None, selection)
     count = f"{sum(o.ok for o in collection.outcomes)}/{len(collection.outcomes)} nodes"
     size = human_bytes(sum(file.bytes for file in collection.files))

@@ -26,7 +26,7 @@ PROJECTS = {
 
 
 class Finding(NamedTuple):
-    """What the requirements say about the module, and what to do."""
+    """Explain whether the requirements include the module, and what to do."""
 
     note: str
     advice: str

@@ -14,12 +14,12 @@ from agent.specs import make_context, make_spec
 from clusterctl.agent.lead.actions import WriteManifest
 from clusterctl.agent.node.checkpoint_files import (
     carry_on,
-    complete_models,
     drop_manifests,
     remove_models,
     remove_older,
     set_aside_later,
 )
+from clusterctl.agent.node.outputs import complete_models
 from clusterctl.agent.operations import start
 from clusterctl.agent.supervisor.checkpoints import CheckpointKeeper
 from clusterctl.common.files import write_json
