@@ -133,8 +133,15 @@ class Site:
         return list({proc.pid: proc for proc in all_processes}.values())
 
     def supervisor(self, job: str, node: int) -> int:
-        matches = [p for p in agent_processes(str(self.job_dir(job, node))) if " supervisor " in p.command]
-        assert len(matches) == 1, matches
+        """Return the pid. A child has its parent's command line for a moment, until it runs its own program."""
+        directory = str(self.job_dir(job, node))
+        matches: list[Proc] = []
+
+        def one() -> bool:
+            matches[:] = [p for p in agent_processes(directory) if " supervisor " in p.command]
+            return len(matches) == 1
+
+        assert wait_until(one, 10), matches
         return matches[0].pid
 
     def assert_nothing_left(self, job: str, deadline_s: float = 15.0) -> None:
