@@ -60,7 +60,7 @@ PANELS = {
     "agent": Panel(720, 20, 500, 382, "each node: agent/"),
     "runtime": Panel(720, 424, 500, 342, "each node: runtime/"),
     OTHER_NODES: Panel(1262, 20, 58, 746, ""),
-    "common": Panel(20, 806, 1300, 66, "common/: used on both sides"),
+    "common": Panel(20, 806, 1300, 66, "common/: used on both sides; transfer/: used on the nodes"),
 }
 BOXES = {
     "control": {
@@ -113,7 +113,13 @@ BOXES = {
 }
 # Without a box: the trivial entry point, the panels themselves, and the two modules that all of the runtime imports.
 WITHOUT_BOX = {"control": {"__main__", "common", "agent", "runtime"}, "agent": set(), "runtime": {"errors", "arrays"}}
-TABLES: dict[str, Table] = {"control": MAY_IMPORT, "agent": INSIDE_AGENT, "runtime": INSIDE_RUNTIME}
+# `transfer` shares the panel of `common`.
+WHOLE = {
+    part: tuple(dict.fromkeys("common" if target == "transfer" else target for target in targets))
+    for part, targets in MAY_IMPORT.items()
+    if part != "transfer"
+}
+TABLES: dict[str, Table] = {"control": WHOLE, "agent": INSIDE_AGENT, "runtime": INSIDE_RUNTIME}
 
 # Imports whose arrow would run through other boxes take this path instead.
 DETOURS: dict[tuple[str, str], tuple[Point, ...]] = {

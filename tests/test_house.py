@@ -25,7 +25,8 @@ Table = Mapping[str, tuple[str, ...]]
 # merges models with the code that wrote them.
 MAY_IMPORT: Table = {
     "common": (),
-    "agent": ("common",),
+    "transfer": ("common",),
+    "agent": ("common", "transfer"),
     "runtime": ("common",),
     "errors": (),
     "templates": (),

@@ -1,4 +1,4 @@
-"""The code shipped to the nodes: common, agent and runtime as a sequence of names, sizes and bytes, named by hash."""
+"""The code shipped to the nodes (PARTS) as a sequence of names, sizes and bytes, named by its hash."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from functools import cached_property, lru_cache
 from pathlib import Path
 
 PACKAGE = Path(__file__).parents[1]
-PARTS = ("common", "agent", "runtime")
+PARTS = ("common", "transfer", "agent", "runtime")
 DIGEST_CHARS = 16
 
 

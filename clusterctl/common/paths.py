@@ -10,8 +10,9 @@ ROOT_DIR/
     .clusterctl/job.json         the dispatch; `manifest` lists its files, `seal` shows that none was touched
     .clusterctl/lock             locked while a run is alive
     .clusterctl/runs/0001/       spec.json, events.jsonl, state.json, keys/, checkpoints/; older runs' log/, output/;
-                                 nodes.json for programs of ENGINE none and mpi; stop-reason.json if `start` stopped
-                                 the run because it could not start everywhere
+                                 copies/TAG/ has pieces of other nodes, and the manifest of each complete save;
+                                 peers.json the piece servers of all nodes; nodes.json for programs of ENGINE none and
+                                 mpi; stop-reason.json if `start` stopped the run because it could not start everywhere
 """
 
 from __future__ import annotations
@@ -44,6 +45,11 @@ def incoming_dir(root: Path) -> Path:
 
 def interpreter_record(root: Path) -> Path:
     return root / META / "interpreter.json"
+
+
+def is_plain_name(name: str) -> bool:
+    """Return True if it names something in a directory: it is not a path, and not hidden."""
+    return bool(name) and "/" not in name and "\0" not in name and not name.startswith(".")
 
 
 def is_job_id(name: str) -> bool:
@@ -103,6 +109,8 @@ class RunPaths:
         self.nodes = self.dir / "nodes.json"
         self.stop_reason = self.dir / "stop-reason.json"
         self.checkpoints = self.dir / "checkpoints"
+        self.copies = self.dir / "copies"
+        self.peers = self.dir / "peers.json"
         self.keys = self.dir / "keys"
         self.tls = self.keys / "tls.pem"
         self.tls_authority = self.keys / "ca.pem"

@@ -12,7 +12,7 @@ from agent.specs import make_spec
 from clusterctl.agent.event_loop import EventLoop
 from clusterctl.agent.lead.actions import WriteManifest
 from clusterctl.agent.lead.client import LeadClient
-from clusterctl.agent.lead.connection import Connection, tls_context
+from clusterctl.agent.lead.connection import Connection
 from clusterctl.agent.lead.server import LeadServer
 from clusterctl.agent.node.ports import listen
 from clusterctl.common.paths import JobPaths, RunPaths
@@ -21,6 +21,7 @@ from clusterctl.config import from_values
 from clusterctl.inventory import build
 from clusterctl.launch import plan
 from clusterctl.launch.keys import make_keys
+from clusterctl.transfer.tls import run_context
 
 LIMIT_S = 20.0
 
@@ -78,7 +79,7 @@ class Ends:
     def _connection(self, loop: EventLoop, name: str, sock: socket.socket, run: RunPaths) -> Connection:
         sock.setblocking(False)
         is_server = name == "server"
-        context = tls_context(run, server=is_server)
+        context = run_context(run, server=is_server)
         tls = context.wrap_socket(sock, server_side=is_server, do_handshake_on_connect=False)
         return Connection(
             loop,

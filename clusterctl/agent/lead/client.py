@@ -10,11 +10,12 @@ from typing import Callable
 
 from clusterctl.agent.event_loop import EventLoop
 from clusterctl.agent.lead.channel import Channel
-from clusterctl.agent.lead.connection import DIAL_S, RETRY_S, Connection, tls_context
+from clusterctl.agent.lead.connection import DIAL_S, RETRY_S, Connection
 from clusterctl.agent.lead.failure_detector import suspect_s
 from clusterctl.agent.lead.messages import Frame, Order, Report, order_of
 from clusterctl.common.paths import RunPaths
 from clusterctl.common.run_spec import LeadAddress, RunSpec
+from clusterctl.transfer.tls import run_context
 
 REFUSALS = 4  # in a row: the node responds, but the lead is not listening there
 
@@ -43,7 +44,7 @@ class LeadClient:
         self._node = spec.lead_node
         self._node_grace_s = spec.timing.node_grace_s
         self._seek_s = max(suspect_s(spec.timing.heartbeat_s), self._node_grace_s / 3)
-        self._context = tls_context(run, server=False)
+        self._context = run_context(run, server=False)
         self._on_order = on_order
         self._on_lost = on_lost
         self._on_away = on_away

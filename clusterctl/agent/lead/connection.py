@@ -8,34 +8,20 @@ heartbeats have no `s`.
 from __future__ import annotations
 
 import json
-import re
 import ssl
 from typing import Callable
 
 from clusterctl.agent.event_loop import READ, WRITE, EventLoop
 from clusterctl.agent.lead.channel import MAX_FRAME, parse_frame
 from clusterctl.agent.lead.messages import Frame
-from clusterctl.agent.tls import mutual_context, peer_name, shake_hands
-from clusterctl.common.paths import RunPaths
+from clusterctl.agent.tls import shake_hands
+from clusterctl.transfer.tls import peer_node
 
 RETRY_S = 0.5
 DIAL_S = 2.0  # better to retry than to wait longer: the kernel backs off
 HANDSHAKE_S = 10.0
 #: The frame with which a node's guardian reports that its supervisor is dead.
 GONE: Frame = {"a": 0, "gone": True}
-
-
-def tls_context(run: RunPaths, *, server: bool) -> ssl.SSLContext:
-    """Return the TLS context of either side of a run. Names are checked by `peer_node`."""
-    return mutual_context(run.tls_authority.read_bytes(), str(run.tls), server=server)
-
-
-def peer_node(sock: ssl.SSLSocket) -> int:
-    """Return the node id in the name of the other side, which is `nodeN`. Raises OSError for other names."""
-    name = peer_name(sock)
-    if not re.fullmatch("node[0-9]+", name):
-        raise OSError(f"not a supervisor of this run: its certificate is for {name!r}")
-    return int(name[len("node") :])
 
 
 class Connection:

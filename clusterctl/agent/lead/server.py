@@ -15,13 +15,14 @@ from clusterctl.agent.event_loop import EventLoop
 from clusterctl.agent.lead.actions import Action, Finish, ManifestAction, Policy, RecordEvent, SendOrder
 from clusterctl.agent.lead.channel import Channel
 from clusterctl.agent.lead.checkpoints import Best, CheckpointRetention, Known, ModelRetention
-from clusterctl.agent.lead.connection import DIAL_S, RETRY_S, Connection, tls_context
+from clusterctl.agent.lead.connection import DIAL_S, RETRY_S, Connection
 from clusterctl.agent.lead.message_schema import check
 from clusterctl.agent.lead.messages import Frame, Order, Report
 from clusterctl.agent.lead.state_machine import Lead
 from clusterctl.common.engines import ENGINES
 from clusterctl.common.paths import RunPaths
 from clusterctl.common.run_spec import RunSpec
+from clusterctl.transfer.tls import run_context
 
 if TYPE_CHECKING:
     from clusterctl.common.events import Event
@@ -68,7 +69,7 @@ class LeadServer:
         self._record = record
         self._change_manifests = change_manifests
         self._listener = listener
-        self._context = tls_context(run, server=True)
+        self._context = run_context(run, server=True)
         self._node = spec.node
         self._channels = {node: Channel() for node in spec.members if node != self._node}
         self._names: dict[int, str] = {}  # of the supervisors that have connected

@@ -19,7 +19,8 @@ from collections.abc import Iterable, Iterator
 
 from clusterctl.agent.event_loop import EventLoop
 from clusterctl.agent.relay.links import STALL_S, Branch, Keys, Lag
-from clusterctl.agent.tls import mutual_context, peer_name, shake_hands
+from clusterctl.agent.tls import shake_hands
+from clusterctl.transfer.tls import mutual_context, peer_name
 
 CALL_S = 5.0  # for a connection and its handshake
 PATIENCE_MORE_S = 0.5  # beyond STALL_S, for each node behind: only the neighbour of a stalled node drops it

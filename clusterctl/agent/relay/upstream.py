@@ -12,7 +12,8 @@ from collections.abc import Sequence
 from clusterctl.agent.event_loop import EventLoop
 from clusterctl.agent.relay.downstream import CALL_S, Downstream, wait_for
 from clusterctl.agent.relay.links import PIECE
-from clusterctl.agent.tls import peer_name, shake_hands
+from clusterctl.agent.tls import shake_hands
+from clusterctl.transfer.tls import peer_name
 
 JOIN_S = 10.0  # for the upstream node to connect
 SILENCE_S = 25.0  # of the upstream node, which may be waiting for another one: more than STALL_S + PATIENCE_MOST_S

@@ -15,13 +15,14 @@ import sys
 import threading
 from pathlib import Path
 
-from clusterctl.agent.lead.connection import GONE, peer_node, tls_context
+from clusterctl.agent.lead.connection import GONE
 from clusterctl.agent.node.checkpoint_files import remove_half_written
 from clusterctl.agent.node.job_processes import of_run
 from clusterctl.common.files import read_json
 from clusterctl.common.paths import ENTRY, JobPaths, RunPaths
 from clusterctl.common.procfs import end_all
 from clusterctl.common.run_spec import RunSpec
+from clusterctl.transfer.tls import peer_node, run_context
 
 WAIT = 'read -r word || exec "$0" "$@"'
 GOODBYE = b"bye\n"
@@ -68,7 +69,7 @@ def report_death(run: RunPaths) -> None:
             address = (spec.lead.host, spec.lead.port)
             with (
                 socket.create_connection(address, REPORT_S) as sock,
-                tls_context(run, server=False).wrap_socket(sock) as tls,
+                run_context(run, server=False).wrap_socket(sock) as tls,
             ):
                 if peer_node(tls) == spec.lead_node:
                     tls.sendall(json.dumps(GONE).encode() + b"\n")

@@ -16,11 +16,12 @@ from agent.specs import spec_json
 from agent.wires import Follower, Keys, Lead, run_until
 from clusterctl.agent.event_loop import EventLoop
 from clusterctl.agent.lead import client, failure_detector, server
-from clusterctl.agent.lead.connection import Connection, tls_context
+from clusterctl.agent.lead.connection import Connection
 from clusterctl.agent.node.ports import listen
 from clusterctl.agent.supervisor import guardian
 from clusterctl.common.files import write_json
 from clusterctl.common.paths import RunPaths
+from clusterctl.transfer.tls import run_context
 
 
 @pytest.fixture(autouse=True)
@@ -300,7 +301,7 @@ def test_another_node_in_place_of_the_lead_is_not_obeyed(loop: EventLoop, keys: 
         def impostor() -> None:
             sock, _ = listener.accept()
             sock.setblocking(False)
-            tls = tls_context(keys.of(2), server=True).wrap_socket(
+            tls = run_context(keys.of(2), server=True).wrap_socket(
                 sock, server_side=True, do_handshake_on_connect=False
             )
             connection = Connection(loop, tls, lambda connection, node: None, lambda frame: None, lambda error: None)
