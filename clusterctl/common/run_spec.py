@@ -142,9 +142,13 @@ class Timing(Group):
 
 @dataclass(frozen=True, kw_only=True)
 class Saving(Group):
-    """The source of initial values, the schedule of checkpoints, and their retention."""
+    """The source of initial values, the schedule of checkpoints, their retention and their copies.
 
-    OMITTED = ("keep_models",)
+    The lead's spec has in `copies_from`, for each node, the nodes whose pieces it copies, and in `model_on_lead_mb` the
+    largest model that it merges.
+    """
+
+    OMITTED = ("keep_models", "copies_from", "model_on_lead_mb")
 
     load: str | None = None
     checkpoints: bool = False
@@ -153,6 +157,8 @@ class Saving(Group):
     keep_models: int | None = None
     keep_best: KeepBest | None = None
     resume: ResumePoint | None = None
+    copies_from: Mapping[str, tuple[int, ...]] | None = None
+    model_on_lead_mb: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

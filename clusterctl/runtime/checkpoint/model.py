@@ -15,7 +15,7 @@ from typing import Any, Union
 
 import numpy as np
 
-from clusterctl.common.manifest import is_cut, piece_name, read_manifest
+from clusterctl.common.manifest import MERGED_FORMAT, MERGED_NAME, is_cut, piece_name, read_manifest
 from clusterctl.runtime.arrays import Floats, Ids, as_array, as_tensor, is_finite
 from clusterctl.runtime.checkpoint.safetensors import Entry, TensorFile, write_tensors
 from clusterctl.runtime.checkpoint.writer import FORMAT
@@ -26,8 +26,6 @@ from clusterctl.runtime.table.spec import TableSpec
 Value = Union[Floats, "tuple[Ids, Floats]"]
 PathLike = Union[str, "os.PathLike[str]"]
 
-MERGED_FORMAT = "clusterctl-model/1"
-MERGED_NAME = "model.safetensors"
 COLLECTED = "model"  # the directory of the merged model in one that `collect` made
 
 
@@ -262,10 +260,15 @@ def _open(directories: Sequence[Path]) -> PieceSet | MergedFile:
         return MergedFile(path)
     if not path.is_dir():
         raise ModelError(f"{path} does not exist", remedy="give a directory of saved pieces, or a merged model file")
-    if list(path.glob("pserver-*.safetensors")):
-        return PieceSet(directories)
-    merged = next((file for file in (path / MERGED_NAME, path / COLLECTED / MERGED_NAME) if file.is_file()), None)
+    files = [file for file in (path / MERGED_NAME, path / COLLECTED / MERGED_NAME) if file.is_file()]
+    beside_pieces = any(path.glob("pserver-*.safetensors"))
+    merged = next((file for file in files if not beside_pieces or _is_merged(file)), None)
     return PieceSet(directories) if merged is None else MergedFile(merged)
+
+
+def _is_merged(path: Path) -> bool:
+    """Return True for a merged model, and False for a file of the program that has its name."""
+    return TensorFile(path).metadata.get("format") == MERGED_FORMAT
 
 
 def _find_pieces(directories: Iterable[Path]) -> list[Path]:
