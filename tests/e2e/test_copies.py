@@ -56,3 +56,37 @@ def test_pieces_are_copied_to_the_next_node_and_the_newest_model_is_merged_on_th
     assert np.array_equal(merged["w"], whole["w"])
     assert not list(Path(site.directory / "home").glob("node-0/output/*/model.safetensors"))
     assert wait_until(lambda: not site.processes(job))
+
+
+def test_a_run_and_its_model_outlive_a_node_that_is_lost_for_good(site: Site) -> None:
+    """Collect without it, and without the lead's node; the model is the same."""
+    site.conf(NODE_GRACE_S=2)
+    job = site.dispatch(REGRESSION)
+    site.ok("start", "--job_workspace", job, "--", "--num_passes", "3")
+    site.ok("collect", job, "-o", "whole")
+    whole = load_model(site.directory / "whole/model")
+    fake = str(site.nodes_directory)
+    for node in (2, 0):
+        site.ok("fake", "kill", f"node{node}", "--dir", fake)
+        part = site.run("collect", job, "-o", f"without{node}", "--json")
+        assert (part.code, part.json()["tag"]) == (3, "pass-00002"), part
+        model = load_model(site.directory / part.json()["model"])
+        assert np.array_equal(model["w"], whole["w"])
+        assert all(np.array_equal(a, b) for a, b in zip(model["e"], whole["e"], strict=True))
+        site.ok("fake", "heal", f"node{node}", "--dir", fake)
+
+
+def test_collect_takes_a_copy_in_place_of_a_damaged_piece_and_else_the_merged_model(site: Site) -> None:
+    site.conf()
+    job = site.dispatch(REGRESSION)
+    site.ok("start", "--job_workspace", job, "--", "--num_passes", "1")
+    site.ok("collect", job, "-o", "whole")
+    whole = load_model(site.directory / "whole/model")["w"]
+    piece = "pass-00000/pserver-00001.safetensors"
+    original = site.job_dir(job, 1) / "output" / piece
+    original.write_bytes(original.read_bytes()[:-1] + b"?")
+    again = site.ok("collect", job, "-o", "again", "--json").json()
+    assert np.array_equal(load_model(site.directory / again["model"])["w"], whole)
+    (site.job_dir(job, 2) / ".clusterctl/runs/0001/copies" / piece).unlink()
+    last = site.ok("collect", job, "-o", "last", "--json").json()
+    assert np.array_equal(load_model(site.directory / last["model"])["w"], whole)
