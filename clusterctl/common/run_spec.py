@@ -37,7 +37,7 @@ class LeadAddress(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class SaveEvery(Record):
-    """A checkpoint every `n` passes ("pass"), steps ("step") or seconds ("s")."""
+    """A save every `n` passes ("pass"), steps ("step") or seconds ("s"), or only at the end of the run ("end")."""
 
     unit: str
     n: float
@@ -142,13 +142,17 @@ class Timing(Group):
 
 @dataclass(frozen=True, kw_only=True)
 class Saving(Group):
-    """The source of initial values, the schedule of checkpoints, and their retention."""
+    """The source of initial values, the schedules of checkpoints and models, and their retention.
 
-    OMITTED = ("keep_models",)
+    Without `save_model_every` a model is saved at the end of every pass.
+    """
+
+    OMITTED = ("save_model_every", "keep_models")
 
     load: str | None = None
     checkpoints: bool = False
     save_every: SaveEvery | None = None
+    save_model_every: SaveEvery | None = None
     keep: int = 3
     keep_models: int | None = None
     keep_best: KeepBest | None = None
