@@ -141,6 +141,9 @@ def start(
     engine: EngineOption = None,
     settings: SetOption = None,
     resume: ResumeOption = False,
+    adopt: Annotated[
+        bool, typer.Option("--adopt", help="Run a directory that was deployed by hand, where it is below ROOT_DIR.")
+    ] = False,
     rejoin: Annotated[bool, typer.Option("--rejoin", help="Let nodes that a run is waiting for rejoin it.")] = False,
     detach: Annotated[bool, typer.Option("--detach", "-d", help="Return once all processes are running.")] = False,
     plan: Annotated[bool, typer.Option("--plan", help="Print what would run where; start nothing.")] = False,
@@ -160,7 +163,8 @@ def start(
         from clusterctl.cli.commands.rejoin import rejoin as join
 
         options = {
-            **{"--resume": resume, "--detach": detach, "--plan": plan, "--allow-partial": allow_partial},
+            **{"--resume": resume, "--adopt": adopt, "--detach": detach, "--plan": plan},
+            "--allow-partial": allow_partial,
             **{"--job_dispatch_package": job_dispatch_package, "--engine": engine, "--set": settings},
             "--": context.obj.program_args,
         }
@@ -173,6 +177,7 @@ def start(
         engine=engine,
         chosen=settings or (),
         resume=resume,
+        adopt=adopt,
         detach=detach,
         plan=plan,
         allow_partial=allow_partial,
