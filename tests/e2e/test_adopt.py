@@ -60,6 +60,8 @@ def test_a_directory_deployed_by_hand_is_a_job_of_its_name(site: Site, deploy: D
     assert listed(site)[NAME]["files"] == 3
     assert "end of pass 1" in site.ok("logs", NAME, "--role", "trainer").out
     assert site.ok("why", NAME)
+    unnamed = site.run("collect")
+    assert (unnamed.code, f"clusterctl collect {NAME}" in unnamed.err) == (2, True)
     collected = site.ok("collect", NAME, "-o", "home", "--json").json()
     assert collected["tag"] == "pass-00001"
     assert site.ok("stop", NAME, "--json").json()["survivors"] == 0
