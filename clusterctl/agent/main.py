@@ -68,6 +68,12 @@ def _answer(root: str, request: dict[str, Any], peer: Peer) -> dict[str, Any]:
         from clusterctl.agent.dispatch.receive import receive
 
         return receive(path, request, peer)
+    if operation == "adopt":
+        from pathlib import Path
+
+        from clusterctl.agent.dispatch.adopt import adopt
+
+        return adopt(Path(root), request, peer)
     if operation in OPERATIONS:
         from importlib import import_module
         from pathlib import Path

@@ -27,6 +27,7 @@ START_OPTIONS = (
     "--set",
     "--resume",
     "--rejoin",
+    "--adopt",
     "--detach",
     "--plan",
     "--allow-partial",

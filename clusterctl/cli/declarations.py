@@ -46,6 +46,9 @@ SetOption = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="KEY=VALUE", help="Override a setting of conf.py for this run. Repeatable."),
 ]
+AdoptOption = Annotated[
+    bool, typer.Option("--adopt", help="Run a directory that was deployed by hand, where it is below ROOT_DIR.")
+]
 ResumeOption = Annotated[
     bool,
     typer.Option("--resume", help="Resume the job (default: the last that ran) from its newest complete checkpoint."),
@@ -141,6 +144,7 @@ def start(
     engine: EngineOption = None,
     settings: SetOption = None,
     resume: ResumeOption = False,
+    adopt: AdoptOption = False,
     rejoin: Annotated[bool, typer.Option("--rejoin", help="Let nodes that a run is waiting for rejoin it.")] = False,
     detach: Annotated[bool, typer.Option("--detach", "-d", help="Return once all processes are running.")] = False,
     plan: Annotated[bool, typer.Option("--plan", help="Print what would run where; start nothing.")] = False,
@@ -160,7 +164,8 @@ def start(
         from clusterctl.cli.commands.rejoin import rejoin as join
 
         options = {
-            **{"--resume": resume, "--detach": detach, "--plan": plan, "--allow-partial": allow_partial},
+            **{"--resume": resume, "--adopt": adopt, "--detach": detach, "--plan": plan},
+            "--allow-partial": allow_partial,
             **{"--job_dispatch_package": job_dispatch_package, "--engine": engine, "--set": settings},
             "--": context.obj.program_args,
         }
@@ -173,6 +178,7 @@ def start(
         engine=engine,
         chosen=settings or (),
         resume=resume,
+        adopt=adopt,
         detach=detach,
         plan=plan,
         allow_partial=allow_partial,

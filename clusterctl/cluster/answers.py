@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, TypedDict
 
 from clusterctl.cluster.job_choice import JobChoice
-from clusterctl.common.paths import is_job_id
+from clusterctl.common.paths import is_job_name
 from clusterctl.common.safe_json import is_whole
 from clusterctl.errors import NodeError
 from clusterctl.inventory import Node
@@ -186,8 +186,8 @@ def run_name(value: Any) -> bool:
 
 
 def job_id(value: Any) -> bool:
-    """Return True for a job id that is safe to use as a directory name on this machine."""
-    return text(value) and is_job_id(value) and len(value) < 2 * len("JOB20261121-081530-")
+    """Return True for the name of a job that is safe to use as a directory name on this machine."""
+    return text(value) and is_job_name(value)
 
 
 def one_of(*words: str) -> Shape:

@@ -19,7 +19,7 @@ from clusterctl.cluster import NONSENSE, Cluster, NodeOutcome
 from clusterctl.cluster.answers import RunWarning
 from clusterctl.collect.copies import Pieces, bring_merged
 from clusterctl.collect.receive import MOST_FILES, TOPS, Collected, Left, Received, receive, refuse
-from clusterctl.common.manifest import NAME, is_pass_tag, is_tag, read_manifest
+from clusterctl.common.manifest import NAME, is_scheduled_tag, is_tag, read_manifest
 from clusterctl.errors import ClusterctlError, NodeError, RefusedError, UsageError
 from clusterctl.inventory import Node
 
@@ -46,7 +46,7 @@ class Selection:
 
 @dataclass(frozen=True)
 class Collection:
-    """`tag` is that of the merged `model`; `more_models`: as many complete ones of passes stayed on the nodes."""
+    """`tag` is that of the merged `model`; `more_models`: as many complete scheduled ones stayed on the nodes."""
 
     files: list[Collected]
     left: list[Left]
@@ -60,7 +60,7 @@ class Collection:
 class Choice:
     """The models to bring, chosen from the list of the lead's node; the other nodes wait for it.
 
-    `tag` is the one to merge, `bring` those of passes to bring (None: all). `models` is None if no node listed any.
+    `tag` is the one to merge, `bring` the scheduled ones to bring (None: all). `models` is None if no node listed any.
     """
 
     def __init__(self, selection: Selection, job: str) -> None:
@@ -156,7 +156,7 @@ def collect(
         model = bring_merged(cluster, lead, request, target, pieces.tag, on_file)
     if model is None and pieces is not None and len(answered) == len(members):
         model = _merge(target, pieces)  # which says what is missing
-    more = sum(is_pass_tag(model.tag) for model in choice.models or ()) - 1 if choice.bring else 0
+    more = sum(is_scheduled_tag(model.tag) for model in choice.models or ()) - 1 if choice.bring else 0
     warnings = [warning for one_node in received for warning in one_node.warnings]
     return Collection(files, left, outcomes, model, choice.tag, max(0, more), warnings)
 
@@ -196,13 +196,13 @@ def _models_to_keep(target: Path, lead: Node, run: str | None, choice: Choice) -
 
 
 def _remove_others(target: Path, node: Node, files: Sequence[Collected], stay: set[str] | None) -> None:
-    """Remove what was not brought, except the models `stay`; None: those of all passes."""
+    """Remove what was not brought, except the models `stay`; None: all scheduled ones."""
     brought = {target / file.path for file in files}
     home = target / f"node-{node.id}"
     for top in TOPS:
         for path in list((home / top).rglob("*")):
             tag = path.relative_to(home).parts[1]
-            kept = top == "output" and (is_pass_tag(tag) if stay is None else tag in stay)
+            kept = top == "output" and (is_scheduled_tag(tag) if stay is None else tag in stay)
             if path not in brought and not path.is_dir() and not kept:
                 path.unlink()
                 with contextlib.suppress(OSError):  # others are in it

@@ -40,7 +40,8 @@ _OF_CHECKPOINTS = ("checkpoint", "trainers", "lanes", "steps")
 _MOMENT = ("pass", "step")
 _OF_A_PIECE = ("pserver", "file", "bytes", "sha256", "tables", "node")
 _TAG = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,99}")
-_PASS = re.compile(r"pass-\d{5,}")
+_PASS = re.compile(r"pass-(\d{5,})")
+_STEP = re.compile(r"at-step-\d{9,}")
 _CHECKPOINT = re.compile(r"step-\d{9,}")
 _MOST = 1 << 63
 
@@ -146,9 +147,20 @@ def pass_tag(pass_: int) -> str:
     return f"pass-{pass_:05d}"
 
 
-def is_pass_tag(tag: str) -> bool:
-    """Return True for a tag of `pass_tag`."""
-    return _PASS.fullmatch(tag) is not None
+def pass_of(tag: str) -> int | None:
+    """Return the pass of a tag of `pass_tag`, None for any other."""
+    match = _PASS.fullmatch(tag)
+    return int(match[1]) if match else None
+
+
+def step_tag(step: int) -> str:
+    """Return the tag of a model that is saved between passes. No checkpoint has it."""
+    return f"at-step-{step:09d}"
+
+
+def is_scheduled_tag(tag: str) -> bool:
+    """Return True for a model that SAVE_MODEL_EVERY causes, False for one that the program names itself."""
+    return pass_of(tag) is not None or _STEP.fullmatch(tag) is not None
 
 
 def is_checkpoint_tag(tag: str) -> bool:

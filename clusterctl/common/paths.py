@@ -6,7 +6,8 @@ ROOT_DIR/
   .clusterctl/wheels/DIGEST/     the wheels they were made from
   .clusterctl/interpreter.json   the versions in the interpreter of the newest start
   .clusterctl/incoming/NONCE/    a dispatch in progress, renamed to ROOT_DIR/JOB when it is verified
-  JOB/                           the job directory: the user's files, nodefile, log/, output/
+  JOB/                           the job directory: the user's files, nodefile, log/, output/; or under another name a
+                                 directory that was deployed by hand, once `start --adopt` has recorded it
     .clusterctl/job.json         the dispatch; `manifest` lists its files, `seal` shows that none was touched
     .clusterctl/lock             locked while a run is alive
     .clusterctl/runs/0001/       spec.json, events.jsonl, state.json, keys/, checkpoints/; older runs' log/, output/;
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 PACKAGE_ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))  # for sys.path
 ENTRY = f"{PACKAGE_ROOT}/clusterctl/agent/entry.py"  # /proc is searched for its end: do not move it
 META, RESERVED = seal.META, seal.RESERVED
+MOST_NAME_CHARS = 100
 LOG_STEMS = {"pserver": "server", "trainer": "train", "scheduler": "scheduler"}
 
 
@@ -59,8 +61,16 @@ def is_job_id(name: str) -> bool:
     return plain and [len(number) for number in numbers[:2]] == [8, 6] and len(numbers) < 4
 
 
+def is_job_name(name: str) -> bool:
+    """Return True for a name that a job may have: an id, or another plain name if it was deployed by hand."""
+    plain = name.isascii() and all(char.isalnum() or char in "._-" for char in name)
+    return plain and 0 < len(name) <= MOST_NAME_CHARS and name[0] not in "._-"
+
+
 def job_key(job: str) -> tuple[str, int]:
-    """Return a key that sorts job ids by time, then by suffix."""
+    """Return a key that sorts job ids by time, then by suffix. Other names come before all ids."""
+    if not is_job_id(job):
+        return f" {job}", 0
     parts = job.split("-")
     return "-".join(parts[:2]), int(parts[2]) if len(parts) > 2 else 0
 
@@ -132,7 +142,22 @@ def find_jobs(root: Path) -> Iterator[JobPaths]:
 
 
 def job_directories(root: Path) -> Iterator[JobPaths]:
-    """Yield every entry below `root` that is named like a job, newest first, regardless of its owner."""
-    names = [p.name for p in root.iterdir() if is_job_id(p.name)] if root.is_dir() else []
+    """Yield every entry below `root` that is named like a dispatched job, newest first, regardless of its owner.
+
+    Then yield this account's directories that were deployed by hand and adopted.
+    """
+    names = [p.name for p in root.iterdir() if is_job_name(p.name)] if root.is_dir() else []
     for name in sorted(names, key=job_key, reverse=True):
-        yield JobPaths(root / name)
+        job = JobPaths(root / name)
+        if is_job_id(name) or _is_adopted(job):
+            yield job
+
+
+def _is_adopted(job: JobPaths) -> bool:
+    """Return True unless the directory has no record, or is a copy of a job with that job's record."""
+    from clusterctl.common.files import read_json
+
+    if not job.is_own() or not job.record.is_file():
+        return False
+    record = read_json(job.record)
+    return isinstance(record, dict) and record.get("job") == job.dir.name

@@ -37,7 +37,7 @@ class LeadAddress(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class SaveEvery(Record):
-    """A checkpoint every `n` passes ("pass"), steps ("step") or seconds ("s")."""
+    """A save every `n` passes ("pass"), steps ("step") or seconds ("s"), or only at the end of the run ("end")."""
 
     unit: str
     n: float
@@ -142,17 +142,18 @@ class Timing(Group):
 
 @dataclass(frozen=True, kw_only=True)
 class Saving(Group):
-    """The source of initial values, the schedule of checkpoints, their retention and their copies.
+    """The source of initial values, the schedules of checkpoints and models, their retention and their copies.
 
-    The lead's spec has in `copies_from`, for each node, the nodes whose pieces it copies, and in `model_on_lead_mb` the
-    largest model that it merges.
+    Without `save_model_every` a model is saved at the end of every pass. The lead's spec has in `copies_from`, for each
+    node, the nodes whose pieces it copies, and in `model_on_lead_mb` the largest model that it merges.
     """
 
-    OMITTED = ("keep_models", "copies_from", "model_on_lead_mb")
+    OMITTED = ("save_model_every", "keep_models", "copies_from", "model_on_lead_mb")
 
     load: str | None = None
     checkpoints: bool = False
     save_every: SaveEvery | None = None
+    save_model_every: SaveEvery | None = None
     keep: int = 3
     keep_models: int | None = None
     keep_best: KeepBest | None = None

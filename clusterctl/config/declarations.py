@@ -140,8 +140,14 @@ TABLE: Final[tuple[Setting, ...]] = (
     Setting("KEY_CACHE", flag, False, "cache lists of ids on both sides"),
     # checkpoints
     Setting("SAVE_EVERY", Every.parse, "1 pass", '"1 pass", "500 steps" or "600 s"; a bare number means steps'),
+    Setting(
+        "SAVE_MODEL_EVERY",
+        optional(Every.parse),
+        "1 pass",
+        "how often to save a model to output/, as SAVE_EVERY; None: only the last one",
+    ),
     Setting("KEEP", whole(1), 3, "how many checkpoints to keep"),
-    Setting("KEEP_MODELS", count_or_all, 10, 'how many models of passes to keep in output/, or "all"'),
+    Setting("KEEP_MODELS", count_or_all, 10, 'how many models to keep in output/, or "all"'),
     Setting(
         "COPIES", whole(1), 2, "on how many nodes each piece of a model or checkpoint is, with the one that wrote it"
     ),

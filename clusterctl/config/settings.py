@@ -54,6 +54,7 @@ class Settings:
     restarts: Restarts
     on_trainer_loss: str
     save_every: Every
+    save_model_every: Every | None
     keep: int
     keep_models: int | None
     copies: int

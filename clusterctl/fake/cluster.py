@@ -22,7 +22,7 @@ from clusterctl.fake.layout import FakeNode, Layout, State, conf_is_ours, write_
 LOCK_DEADLINE_S = 60.0
 ANSWER_DEADLINE_S = 30.0
 SUPERVISOR_EXIT_S = 2.0
-SUPERVISOR = re.compile(r"/agent/entry\.py supervisor .*/(JOB[\d-]+) \d+ \d+ \d+\b")  # its job, run and descriptors
+SUPERVISOR = re.compile(r"/agent/entry\.py supervisor .*/([\w.-]+) \d+ \d+ \d+\b")  # its job, run and descriptors
 DEFAULT_BACKEND = "embedded"
 
 

@@ -1,10 +1,22 @@
-"""Turn a dispatched job into a run: a pure plan, the keys of the run, and the start on all nodes.
+"""Turn a job on the nodes into a run: a pure plan, the keys of the run, and the start on all nodes.
 
 May import `certificates`, `check`, `cluster`, `common`, `config`, `errors` and `inventory`. Start reading at `plan.py`.
 """
 
+from clusterctl.launch.adopt import Adopted, adopt
 from clusterctl.launch.plan import LaunchPlan, missing_scripts, plan
 from clusterctl.launch.resume import Resume, choose, kept_settings
 from clusterctl.launch.start import Run, start
 
-__all__ = ["LaunchPlan", "Resume", "Run", "choose", "kept_settings", "missing_scripts", "plan", "start"]
+__all__ = [
+    "Adopted",
+    "LaunchPlan",
+    "Resume",
+    "Run",
+    "adopt",
+    "choose",
+    "kept_settings",
+    "missing_scripts",
+    "plan",
+    "start",
+]

@@ -30,7 +30,7 @@ from clusterctl.common.run_spec import (
     Timing,
     Training,
 )
-from clusterctl.config import Settings
+from clusterctl.config import Every, Settings
 from clusterctl.config.declarations import BY_SPELLING
 from clusterctl.errors import ConfigError, NodeError
 from clusterctl.inventory import Inventory, Node, among, nodeset
@@ -194,6 +194,7 @@ class LaunchPlan:
         return Saving(
             checkpoints=True,
             save_every=SaveEvery(unit=EVERY[every.unit], n=every.count),
+            save_model_every=_model_schedule(self.settings.save_model_every),
             keep=self.settings.keep,
             keep_models=self.settings.keep_models,
             keep_best=KeepBest(name=best.metric, direction=best.direction) if best else None,
@@ -281,6 +282,13 @@ def _place(
         argv = _command(trainer, settings.python)
         processes += [Process(node.id, "trainer", r, i, argv, False) for i, r in enumerate(node.trainer_ranks)]
     return LaunchPlan(settings, inventory, nodes, program_args, tuple(processes))
+
+
+def _model_schedule(every: Every | None) -> SaveEvery | None:
+    """Return the schedule of models; None for that of older versions, the end of every pass."""
+    if every is None:
+        return SaveEvery(unit="end", n=0)
+    return None if (every.unit, every.count) == ("pass", 1) else SaveEvery(unit=EVERY[every.unit], n=every.count)
 
 
 def missing_scripts(settings: Settings, paths: Collection[str]) -> Iterator[str]:

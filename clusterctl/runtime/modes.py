@@ -34,7 +34,7 @@ class Mode:
 
 @dataclass(frozen=True)
 class Every:
-    """A checkpoint every `n` passes ("pass"), steps ("step") or seconds ("s")."""
+    """A save every `n` passes ("pass"), steps ("step") or seconds ("s"), or only at the end of the run ("end")."""
 
     unit: str
     n: float
@@ -44,6 +44,10 @@ class Every:
 
     def is_step(self, step: int) -> bool:
         return self.unit == "step" and step > 0 and step % self.n == 0
+
+
+#: How often a model is saved, unless SAVE_MODEL_EVERY says otherwise.
+EACH_PASS = Every("pass", 1)
 
 
 def check_tag(tag: str) -> str:

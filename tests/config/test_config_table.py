@@ -101,6 +101,7 @@ ACCEPTED: list[tuple[str, object, object]] = [
     ("RESTARTS", 0, Restarts(0, 0)),
     ("RESTARTS", {"trainer": 5}, Restarts(0, 5)),
     ("SAVE_EVERY", "1 pass", Every(1, "pass")),
+    ("SAVE_MODEL_EVERY", "1 pass", Every(1, "pass")),
     ("ON_NAN", "warn", "warn"),
 ]
 
@@ -157,6 +158,8 @@ def test_a_valid_value_is_parsed_to_one_form(name: str, value: object, parsed: o
         ("SAVE_EVERY", "0 steps", "must look like"),
         ("SAVE_EVERY", "1 passs", "must look like"),
         ("SAVE_EVERY", True, "must look like"),
+        ("SAVE_EVERY", None, "must look like"),
+        ("SAVE_MODEL_EVERY", "0 steps", "must look like"),
         ("RESTARTS", {"trainers": 1}, 'must be a whole number, 0 or more, or {"pserver": 1, "trainer": 5}'),
         ("RESTARTS", -1, "must be a whole number, 0 or more"),
         ("KEEP_BEST", "auc", '= \'auc\': must look like "auc:max" or "loss:min"'),

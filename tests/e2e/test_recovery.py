@@ -83,10 +83,11 @@ def expected(embedded_site: Site, tmp_path_factory: pytest.TempPathFactory) -> d
     return model_of(site, job)
 
 
+@pytest.mark.parametrize("models", ["1 pass", "9 steps"])
 def test_in_sync_mode_the_model_after_kills_of_every_kind_is_that_of_an_undisturbed_run(
-    site: Site, expected: dict[str, Any]
+    site: Site, expected: dict[str, Any], models: str
 ) -> None:
-    site.conf(**QUICK)
+    site.conf(**QUICK, SAVE_MODEL_EVERY=models)
     job = site.dispatch(TRAIN)
     victims = ["pserver", "pserver", "self", "self", "trainer"]  # trainer 0 at most RESTARTS times
     kills = [f"{kind}:{step}" for kind, step in zip(victims, random.sample(range(1, STEPS), 5), strict=True)]

@@ -36,6 +36,24 @@ def planned(case: dict[str, Any]) -> RunSpec:
     )
 
 
+@pytest.mark.parametrize(
+    ("every", "recorded"),
+    [
+        ("1 pass", None),
+        ("5 passes", {"unit": "pass", "n": 5}),
+        (500, {"unit": "step", "n": 500}),
+        ("600 s", {"unit": "s", "n": 600}),
+        (None, {"unit": "end", "n": 0}),
+    ],
+)
+def test_a_spec_has_the_schedule_of_models_unless_it_is_that_of_older_versions(
+    every: object, recorded: dict[str, Any] | None
+) -> None:
+    spec = planned({"conf": {"SAVE_MODEL_EVERY": every}}).to_json()
+    assert spec.get("save_model_every") == recorded
+    assert ("save_model_every" in spec) == (recorded is not None)
+
+
 @pytest.mark.parametrize("case", PLANNED.values(), ids=PLANNED)
 def test_a_plan_produces_the_recorded_specs(case: dict[str, Any]) -> None:
     spec, expected = planned(case), {**case["spec"], **NEWER}

@@ -121,7 +121,7 @@ def test_a_node_cannot_choose_the_directory_by_the_name_of_its_job(liars: Liars,
         status_reply = {"done": status(0, job=name)}
         liars.answers["node0"] = liars.answers["node1"] = lambda request, status_reply=status_reply: lines(status_reply)
         code, out, err = liars.run("collect")
-        assert code == 3, name
+        assert code == (2 if name == "cache" else 3), name  # which a directory deployed by hand may have
         assert is_harmless(out + err)
     assert [path for path in below(tmp_path) if path not in before and "/failed/" not in path] == []
 

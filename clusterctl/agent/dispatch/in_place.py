@@ -201,6 +201,6 @@ def seal(job: JobPaths, record: dict[str, Any], rows: list[Row]) -> None:
     for ours in (job.log, job.output, job.meta, job.runs):
         ours.mkdir(0o700, exist_ok=True)
     write_atomic(job.nodefile, b"%d\n" % record["node"], 0o644, durable=False)
-    write_json(job.record, record, durable=False)
     mark_verified(job.meta)
     write_manifest(job.dir, owned_name(record["tree"], record["source"], record["node"], record["nodes"]), rows)
+    write_json(job.record, record, durable=False)  # it makes the directory a job

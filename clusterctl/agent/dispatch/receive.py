@@ -32,7 +32,7 @@ from clusterctl.agent.peer import Peer
 from clusterctl.common.errors import AgentError, Gone
 from clusterctl.common.fastjson import loads
 from clusterctl.common.files import delete, digest_of, read_json, sync_directory, sync_disk
-from clusterctl.common.paths import RESERVED, find_jobs, incoming_dir
+from clusterctl.common.paths import RESERVED, find_jobs, incoming_dir, is_job_id
 from clusterctl.common.tree import FILE, Entry, content_of, decode, fold_rows, order
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ class _Dispatch:
         self._root = root
         self._request = request
         self._peer = peer
-        self._jobs = list(find_jobs(root))
+        self._jobs = [job for job in find_jobs(root) if is_job_id(job.dir.name)]  # those that a dispatch may replace
         self._newest = self._jobs[0] if self._jobs else None
         self._record: dict[str, Any] = (read_json(self._newest.record) or {}) if self._newest else {}
         self._base = read_manifest(self._newest.dir) if self._newest else None

@@ -17,7 +17,7 @@ from clusterctl.agent.lead.actions import (
 )
 from clusterctl.agent.lead.messages import DropModels, Keep, Kept, Logged, Recovery, Saved
 from clusterctl.common import events
-from clusterctl.common.manifest import is_pass_tag
+from clusterctl.common.manifest import is_scheduled_tag
 
 MOST_LOGS = 1_000  # of a trainer: a cut is complete long before it logs this often
 
@@ -190,7 +190,7 @@ class CheckpointRetention:
 
 
 class ModelRetention:
-    """KEEP_MODELS: the newest models of passes stay, and the one of the best checkpoint. None keeps all.
+    """KEEP_MODELS: the newest models stay, and the one of the best checkpoint. None keeps all.
 
     `models` are complete already, by tag with their steps: a resumed run has those of the run before. What the program
     saved under a tag of its own is never dropped.
@@ -198,16 +198,16 @@ class ModelRetention:
 
     def __init__(self, keep: int | None, models: Mapping[str, int] = MappingProxyType({})) -> None:
         self._keep = keep
-        self._steps = {tag: step for tag, step in models.items() if is_pass_tag(tag)}
+        self._steps = {tag: step for tag, step in models.items() if is_scheduled_tag(tag)}
 
     def add(self, tag: str, step: int) -> None:
         """Add a complete model."""
-        if is_pass_tag(tag):
+        if is_scheduled_tag(tag):
             self._steps[tag] = step
 
     def drop(self, best: Known | None) -> list[str]:
         """Return the tags of the models to remove, oldest first, and forget them."""
-        tags = sorted(self._steps, key=lambda tag: (len(tag), tag))
+        tags = sorted(self._steps, key=lambda tag: (self._steps[tag], len(tag), tag))
         if self._keep is None:
             return []
         own = [tag for tag in tags if best is not None and self._steps[tag] <= best.step][-1:]

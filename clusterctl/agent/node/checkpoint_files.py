@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from clusterctl.common.files import sync_directory
-from clusterctl.common.manifest import MERGED_FORMAT, MERGED_NAME, NAME, is_pass_tag, write_manifest
+from clusterctl.common.manifest import MERGED_FORMAT, MERGED_NAME, NAME, is_scheduled_tag, write_manifest
 from clusterctl.common.paths import JobPaths, RunPaths
 
 PIECES = "pserver-*.safetensors"
@@ -116,7 +116,7 @@ def drop_model_manifests(job: JobPaths, tags: Collection[str]) -> None:
 
 
 def remove_models(job: JobPaths, tags: Collection[str]) -> None:
-    """Remove models of passes, but no other file that the program has put into their directories."""
+    """Remove scheduled models, but no other file that the program has put into their directories."""
     drop_model_manifests(job, tags)
     for directory in _model_directories(job, tags):
         for piece in directory.glob(PIECES):
@@ -128,7 +128,7 @@ def remove_models(job: JobPaths, tags: Collection[str]) -> None:
 
 
 def _model_directories(job: JobPaths, tags: Collection[str]) -> Iterator[Path]:
-    for directory in (job.output / tag for tag in tags if is_pass_tag(tag)):
+    for directory in (job.output / tag for tag in tags if is_scheduled_tag(tag)):
         if directory.is_dir() and not directory.is_symlink():
             yield directory
 

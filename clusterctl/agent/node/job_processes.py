@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Callable
 
 from clusterctl.common.files import read_json
-from clusterctl.common.paths import JobPaths, RunPaths, find_jobs, is_job_id
+from clusterctl.common.paths import JobPaths, RunPaths, find_jobs, is_job_name
 from clusterctl.common.procfs import (
     PROC,
     Identity,
@@ -86,7 +86,7 @@ def by_job(root: Path) -> dict[str, list[Identity]]:
     jobs = {job.dir.name: set(_recorded(job)) for job in find_jobs(root)}
     for process, value in _job_dirs().items():
         parent, name = os.path.split(os.path.realpath(value))
-        if parent == path and is_job_id(name):
+        if parent == path and is_job_name(name):
             jobs.setdefault(name, set()).add(process)
     return {name: sorted(processes) for name, processes in sorted(jobs.items()) if processes}
 

@@ -7,7 +7,7 @@ import time
 from clusterctl.common.errors import AgentError
 from clusterctl.common.fastjson import dumps
 from clusterctl.common.files import is_locked, read_json, write_json
-from clusterctl.common.paths import JobPaths, RunPaths, expand, find_jobs, job_directories
+from clusterctl.common.paths import JobPaths, RunPaths, expand, find_jobs, is_job_id, job_directories
 from clusterctl.common.procfs import LIVE_STATES, Identity, is_alive
 from clusterctl.common.records import RecordError
 from clusterctl.common.run_spec import RunSpec, RunSummary
@@ -25,7 +25,7 @@ LIST_JOBS = "clusterctl jobs lists the jobs on the nodes"
 
 
 def find_job(root: Path, ref: str) -> JobPaths:
-    """Return the job named by `ref`: an id, its unique prefix or its directory.
+    """Return the job named by `ref`: an id, its unique prefix, its directory, or the name of an adopted directory.
 
     Raises AgentError if no job matches, if several do, or if another account owns the job or can write to it.
     """
@@ -36,8 +36,9 @@ def find_job(root: Path, ref: str) -> JobPaths:
         check_own(job)
         ours = root / job.dir.name  # one path per job: its processes are found by it
         return JobPaths(ours) if ours.exists() and ours.samefile(job.dir) else job
-    matches = [job for job in find_jobs(root) if job.dir.name.startswith(ref)]
-    exact = [job for job in matches if job.dir.name == ref]
+    jobs = list(find_jobs(root))
+    exact = [job for job in jobs if job.dir.name == ref]
+    matches = [job for job in jobs if is_job_id(job.dir.name) and job.dir.name.startswith(ref)]
     if len(exact or matches) == 1:
         return (exact or matches)[0]
     if matches:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from clusterctl.agent.node.checkpoint_files import PIECES, piece_header
 from clusterctl.agent.node.jobs import read_summary
-from clusterctl.common.manifest import NAME, is_pass_tag, is_tag, read_manifest
+from clusterctl.common.manifest import NAME, is_scheduled_tag, is_tag, read_manifest
 from clusterctl.common.paths import JobPaths, RunPaths
 
 
@@ -23,9 +23,9 @@ class SavedModel:
     complete: bool
 
     @property
-    def is_of_a_pass(self) -> bool:
+    def is_scheduled(self) -> bool:
         """False for what the program saved under a name of its own."""
-        return is_pass_tag(self.directory.name)
+        return is_scheduled_tag(self.directory.name)
 
 
 def output_places(job: JobPaths, run: RunPaths | None) -> list[Path]:
@@ -80,8 +80,8 @@ def copied_models(run: RunPaths) -> Iterator[SavedModel]:
 
 
 def complete_models(job: JobPaths) -> dict[str, int]:
-    """Return the step of each complete model of a pass in output/, by tag."""
-    return {one.directory.name: one.step for one in models_in(job.output) if one.complete and one.is_of_a_pass}
+    """Return the step of each complete model in output/ that KEEP_MODELS may remove, by tag."""
+    return {one.directory.name: one.step for one in models_in(job.output) if one.complete and one.is_scheduled}
 
 
 def is_part_of_model(name: str) -> bool:

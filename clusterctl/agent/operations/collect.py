@@ -1,6 +1,6 @@
 """Send a run's logs and outputs to the control machine: for each file a line, its bytes, and its hash.
 
-First comes a list of the complete models that this node knows of; the answer names those of passes to bring. Empty
+First comes a list of the complete models that this node knows of; the answer names the scheduled ones to bring. Empty
 directories are sent as `{"dir": path}`. What we merged is not sent: it is merged again at home. The answer lists what
 is `left` here as [path, kind]: a "link" or a "special" file could lead anywhere, and a "name" could harm a terminal.
 """
@@ -48,7 +48,7 @@ def collect(root: Path, request: dict[str, Any], peer: Peer) -> dict[str, Any]:
     complete += [model for model in copied_models(run) if model.directory.name not in known] if run else []
     peer.send({"models": [{"tag": one.directory.name, "run": one.run, "step": one.step} for one in complete]})
     bring = peer.next_message()["bring"]
-    passes = [one for one in models if one.is_of_a_pass and bring is not None]
+    passes = [one for one in models if one.is_scheduled and bring is not None]
     staying = others | {one.directory for one in passes if one.directory.name not in bring}
     count = 0
     left: list[tuple[str, str]] = []

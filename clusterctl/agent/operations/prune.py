@@ -19,7 +19,7 @@ from clusterctl.agent.node.jobs import is_free, list_jobs
 from clusterctl.agent.node.locks import dispatch_lock, environments_lock
 from clusterctl.agent.peer import Peer
 from clusterctl.common.files import delete, read_json
-from clusterctl.common.paths import META, PACKAGE_ROOT, JobPaths, find_jobs, incoming_dir
+from clusterctl.common.paths import META, PACKAGE_ROOT, JobPaths, find_jobs, incoming_dir, is_job_id
 from clusterctl.common.procfs import find_by_environment, run_environment
 from clusterctl.common.requirements import effective, read_text
 
@@ -39,8 +39,10 @@ def prune(root: Path, request: dict[str, Any], peer: Peer) -> dict[str, Any]:
 
 
 def _jobs(root: Path) -> Iterator[tuple[JobPaths, list[dict[str, Any]]]]:
+    """Yield the jobs that may be removed, with their runs: none that was deployed by hand."""
     for job in list_jobs(root):
-        yield JobPaths(Path(job["dir"])), job["runs"]
+        if is_job_id(job["job"]):
+            yield JobPaths(Path(job["dir"])), job["runs"]
 
 
 def _describe_job(job_and_runs: tuple[JobPaths, list[dict[str, Any]]]) -> dict[str, Any]:
@@ -153,7 +155,7 @@ def _asks_for(job: JobPaths, lists: Sequence[Any]) -> bool:
 def _remove_jobs(root: Path, names: Sequence[str]) -> Iterator[dict[str, Any]]:
     """Remove the jobs with these ids. Yield those that are kept, and why."""
     for job in find_jobs(root):
-        if job.dir.name in names:
+        if job.dir.name in names and is_job_id(job.dir.name):
             why = _remove_job(root, job)
             if why:
                 yield {"kind": "job", "name": job.dir.name, "why": why}

@@ -34,7 +34,7 @@ from clusterctl.agent.peer import Peer
 from clusterctl.common.engines import node_list
 from clusterctl.common.errors import AgentError
 from clusterctl.common.files import read_json, write_atomic, write_json
-from clusterctl.common.paths import ENTRY, JobPaths, RunPaths
+from clusterctl.common.paths import ENTRY, JobPaths, RunPaths, is_job_name
 from clusterctl.common.procfs import Identity, boot_id, is_alive, send_signal, wait_until
 from clusterctl.common.records import RecordError
 from clusterctl.common.run_spec import RunSpec
@@ -44,7 +44,7 @@ EXITING_S = 0.5  # for processes that are just exiting
 
 
 def start(root: Path, request: dict[str, Any], peer: Peer) -> dict[str, Any]:
-    job, ran = choose_job(root, request["ref"], to_resume=True)
+    job, ran = _find(root, request["ref"])
     _check_identity(job, request)
     with JobLock(job) as lock:
         _check_undamaged(job, peer)
@@ -80,6 +80,17 @@ def start(root: Path, request: dict[str, Any], peer: Peer) -> dict[str, Any]:
         except BaseException:
             _undo(run, previous, resumed="resume" in go)
             raise
+
+
+def _find(root: Path, ref: str | None) -> tuple[JobPaths, list[Any]]:
+    try:
+        return choose_job(root, ref, to_resume=True)
+    except AgentError as exc:
+        path = root / ref if ref and is_job_name(ref) else None
+        if exc.kind == "no_job" and path is not None and path.is_dir():
+            hint = f"to run it where it is: clusterctl start --job_workspace {ref} --adopt"
+            raise AgentError(f"{path} was not made by clusterctl dispatch", kind="refused", hint=hint) from exc
+        raise
 
 
 def _check_undamaged(job: JobPaths, peer: Peer) -> None:
@@ -152,13 +163,19 @@ def _check_identity(job: JobPaths, request: dict[str, Any]) -> None:
     record = read_json(job.record)
     if not isinstance(record, dict) or not {"node", "nodes"} <= record.keys():
         raise AgentError(f"{job.record} is damaged", kind="refused", hint="dispatch the workspace again")
-    if record["node"] != request["node"] or record["nodes"] != request["nodes"]:
-        raise AgentError(
-            f"{job.dir.name} was dispatched to this host as node {record['node']} of {record['nodes']}, "
-            f"and conf.py now calls it node {request['node']} of {request['nodes']}",
-            kind="refused",
-            hint="HOSTS has changed since then: dispatch again, or use the earlier conf.py",
-        )
+    if (record["node"], record["nodes"]) == (request["node"], request["nodes"]):
+        return
+    name, did = job.dir.name, "dispatched to"
+    hint = "HOSTS has changed since then: dispatch again, or use the earlier conf.py"
+    if record.get("adopted"):
+        did, again = "adopted on", f"clusterctl start --job_workspace {name} --adopt"
+        hint = f"if HOSTS has changed: {again}; if nodes share ROOT_DIR, give each its own: Host(root_dir=...)"
+    raise AgentError(
+        f"{name} was {did} this host as node {record['node']} of {record['nodes']}, "
+        f"and conf.py now calls it node {request['node']} of {request['nodes']}",
+        kind="refused",
+        hint=hint,
+    )
 
 
 def _prepare(run: RunPaths, previous: str | None, spec: RunSpec, go: dict[str, Any]) -> float:

@@ -25,7 +25,7 @@ from clusterctl.agent.node.jobs import (
 from clusterctl.agent.peer import Peer
 from clusterctl.common.errors import AgentError
 from clusterctl.common.files import read_json, write_json
-from clusterctl.common.paths import JobPaths, expand, is_job_id
+from clusterctl.common.paths import JobPaths, expand, is_job_name
 from clusterctl.common.procfs import LIVE_STATES, Identity, end_all, is_alive, send_signal, wait_until
 from clusterctl.common.run_spec import Timing
 
@@ -78,7 +78,7 @@ def _find(root: Path, ref: str) -> JobPaths:
         return find_job(root, ref)
     except AgentError as exc:
         path = expand(ref) if "/" in ref or ref.startswith("~") else root / ref
-        if exc.kind != "no_job" or not is_job_id(path.name) or path.parent != root:
+        if exc.kind != "no_job" or not is_job_name(path.name) or path.parent != root:
             raise
         if not of_job(path) and not agents_of(path, *AGENTS):
             raise

@@ -88,11 +88,11 @@ class CheckpointKeeper:
             remove_checkpoint_copies(self._run, order["tags"], order["newest"], alone=order["alone"])
 
     def complete_models(self) -> dict[str, int]:
-        """Return the models of passes that this run starts with, with their steps: those of the run that it resumes."""
+        """Return the models that this run starts with and may remove, with their steps: those of the run it resumes."""
         return complete_models(self._run.job)
 
     def drop_models(self, tags: Sequence[str]) -> None:
-        """Remove models of passes."""
+        """Remove models that are too old."""
         with self._warn_on_error("model"):
             remove_models(self._run.job, tags)
             remove_model_copies(self._run.job, tags, self._run.run)

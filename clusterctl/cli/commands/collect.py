@@ -64,7 +64,7 @@ def collect_job(
     from clusterctl.observe.status import find
 
     job, members = find(cluster, ref, run=None if number is None else f"{number:04d}")
-    target = output or Path(job)
+    target = output or _default_target(job, ref)
     selection = Selection(members.run, tag, every)
     collection = run(cluster, members.nodes, job, target, lambda file: None, selection)
     count = f"{sum(o.ok for o in collection.outcomes)}/{len(collection.outcomes)} nodes"
@@ -93,6 +93,18 @@ def collect_job(
     elif error is not None:
         raise error
     return collection
+
+
+def _default_target(job: str, ref: str | None) -> Path:
+    """Return the directory that is named like the job. Nodes name the job, and could choose any name but an id."""
+    from clusterctl.common.paths import is_job_id
+    from clusterctl.errors import UsageError
+
+    if not is_job_id(job) and job != ref:
+        raise UsageError(
+            f"the job is {job}, which was deployed by hand", hint=f"to collect it into {job}/: clusterctl collect {job}"
+        )
+    return Path(job)
 
 
 def _document(collection: Collection) -> dict[str, Any]:

@@ -9,9 +9,11 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from clusterctl.cli.adopted import adopt_directory, check_options
 from clusterctl.cli.causes import LAST_WORD_S, first_cause_lines
 from clusterctl.cli.chosen_settings import named_like_settings, parse_chosen
 from clusterctl.cli.console import clean, human_time, plural
@@ -23,7 +25,7 @@ if TYPE_CHECKING:
     from clusterctl.cluster import Cluster
     from clusterctl.cluster.answers import Cause
     from clusterctl.errors import ClusterctlError
-    from clusterctl.launch import LaunchPlan, Resume, Run
+    from clusterctl.launch import Adopted, LaunchPlan, Resume, Run
     from clusterctl.observe.follow import News
     from clusterctl.observe.run_view import RunView
 
@@ -48,10 +50,13 @@ def start(
     engine: str | None = None,
     chosen: Sequence[str] = (),
     resume: bool = False,
+    adopt: bool = False,
     allow_partial: bool = False,
 ) -> None:
     from clusterctl.launch import plan as make_plan
 
+    if adopt:
+        check_options(job_workspace, resume=resume, package=package)
     check_job(job_workspace, package, resume)
     given = parse_chosen(chosen, engine)
     settings = invocation.settings(given, ENGINE=engine)
@@ -77,9 +82,12 @@ def start(
         failed = None
         if package is not None:
             ref, failed = _dispatch(invocation, cluster, package, allow_partial)
+        adopted = adopt_directory(invocation, cluster, ref, allow_partial) if adopt and ref else None
+        if adopted is not None:
+            failed = dict(adopted.failed)
         if not detach:
             invocation.console.stream()
-        follow = _detached if detach else follow_run
+        follow: Callable[[Invocation, Cluster, Run], object] = partial(_detached, adopted) if detach else follow_run
         launch_and_follow(
             invocation, cluster, launch, ref, follow, allow_partial=allow_partial, failed=failed, resume=resume
         )
@@ -190,7 +198,7 @@ def _title(cluster: Cluster, run: Run) -> str:
     return f"{run.job} run {int(run.run)} · {cluster.settings.mode} · {pservers} pservers, {trainers} trainers"
 
 
-def _detached(invocation: Invocation, cluster: Cluster, run: Run) -> None:
+def _detached(adopted: Adopted | None, invocation: Invocation, cluster: Cluster, run: Run) -> None:
     """Return once all processes are running; raise if the run fails first."""
     from clusterctl.observe.follow import Follower, is_passing
     from clusterctl.observe.run_view import RunView
@@ -210,7 +218,8 @@ def _detached(invocation: Invocation, cluster: Cluster, run: Run) -> None:
     if view.phase not in ("running", "finishing") and (view.ended or {}).get("state") != "succeeded":
         raise_failed(invocation, cluster, run, view)
     name = job_name(cluster.settings, cluster.inventory, run.job)
-    invocation.console.document({**_identity(run), "job_workspace": name, "state": "running"})
+    more = {} if adopted is None else {"adopted": adopted.to_json()}
+    invocation.console.document({**_identity(run), "job_workspace": name, "state": "running", **more})
     follow, stop = f"clusterctl logs -f {run.job}", f"clusterctl stop {run.job}"
     invocation.console.say(f"all processes are running     follow: {follow}   stop: {stop}")
 

@@ -81,7 +81,8 @@ Part = Union[DenseRun, SparseLane]
 class Save:
     """A request to write `tables`, copies of one moment, under `tag`, and to call `ServerCore.saved(tag)` afterwards.
 
-    A checkpoint has the trainers' cursors. `pause_s` is the time it took to make the copies while the lane paused.
+    A checkpoint has the trainers' cursors. `at_cut` means that the next save of this kind replaces it if other lanes
+    have not made it. `pause_s` is the time it took to make the copies while the lane paused.
     """
 
     tag: str
@@ -90,6 +91,7 @@ class Save:
     tables: tuple[Any, ...] = ()
     checkpoint: bool = False
     cursors: tuple[dict[str, Any], ...] = ()
+    at_cut: bool = False
     pause_s: float = 0.0
 
 

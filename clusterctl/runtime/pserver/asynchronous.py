@@ -6,7 +6,8 @@ import numpy as np
 
 from clusterctl.runtime.arrays import Floats
 from clusterctl.runtime.errors import RefusedError
-from clusterctl.runtime.modes import WINDOWS
+from clusterctl.runtime.modes import WINDOWS, Every
+from clusterctl.runtime.pserver.cuts import CHECKPOINT, MODEL
 from clusterctl.runtime.pserver.lane_state import LaneState, Output
 from clusterctl.runtime.pserver.requests import Push
 from clusterctl.runtime.pserver.saves import Saver
@@ -35,8 +36,11 @@ class AsyncUpdates(UpdatePolicy):
         self._cut_requests: dict[int, wire.Message] = {}
         self._cuts_done: dict[int, wire.Message] = {}  # ssp: answered when the trainer may continue
         self._stops: dict[int, int] = {}  # by rank, the newest checkpoint that it has stopped for, on whatever lane
-        self._saved_at = -1
-        self._announced_at = 0.0
+        self._saved_at = {CHECKPOINT: -1, MODEL: -1}
+        self._announced: dict[int, float] = {}  # by purpose, the steps or passes when a cut was announced for it
+        self._pending = 0  # what cuts were announced for that are not made yet
+        counted = lane.cut_schedule.by_purpose().items() if lane.lane == 0 else ()
+        self._counted = {purpose: every for purpose, every in counted if every.unit != "s"}
 
     def push(self, message: wire.Message) -> list[Output]:
         trainer = self.lane.trainers[message.rank]
@@ -63,10 +67,9 @@ class AsyncUpdates(UpdatePolicy):
         return [*super().held(rank), *ahead, *self._cut_requests.values(), *self._cuts_done.values()]
 
     def restore(self, step: int) -> None:
-        trainers = self.lane.trainers
-        self.lane.step = self._saved_at = step
-        every = self.lane.save_every
-        self._announced_at = 0 if every is None else trainers.passes if every.unit == "pass" else trainers.slowest
+        self.lane.step = step
+        self._saved_at = dict.fromkeys(self._saved_at, step)
+        self._announced = {purpose: self._count(every) for purpose, every in self._counted.items()}
 
     def progress_of(self, rank: int) -> tuple[bool, int]:
         trainer = self.lane.trainers[rank]
@@ -97,8 +100,10 @@ class AsyncUpdates(UpdatePolicy):
             trainer.passes = max(trainer.passes, cursor[0])
         return missing
 
-    def announce(self) -> None:
-        self.cuts += 1
+    def announce(self, purpose: int) -> None:
+        self._pending |= purpose
+        number, _ = self.lane.cut_schedule.decode(self.cuts)
+        self.cuts = self.lane.cut_schedule.encode(number + 1, self._pending)
 
     def forget_requests(self, rank: int) -> None:
         self._cut_requests.pop(rank, None)
@@ -132,13 +137,23 @@ class AsyncUpdates(UpdatePolicy):
         out: list[Output] = []
         if requests and self.lane.trainers.active() <= set(requests):
             self.cuts_made = max(self.cuts_made, *(message.cut for message in requests.values()))
-            saved_at = max(message.version for message in requests.values())
-            if saved_at > self._saved_at:
-                self._saved_at = saved_at
-                out.append(self.saver.checkpoint(saved_at))
+            out = self._save_at(max(message.version for message in requests.values()))
         for rank in [rank for rank, message in requests.items() if message.cut <= self.cuts_made]:
             self._cuts_done[rank] = requests.pop(rank)
         return out
+
+    def _save_at(self, step: int) -> list[Output]:
+        """Save what the trainers have stopped for, unless it is saved already: they may stop twice without a push."""
+        purpose = 0
+        for request in self._cut_requests.values():
+            purpose |= self.lane.cut_schedule.decode(request.cut)[1]
+        self._pending &= ~purpose
+        for one, saved_at in self._saved_at.items():
+            if purpose & one and step > saved_at:
+                self._saved_at[one] = step
+            else:
+                purpose &= ~one
+        return self.saver.at_cut(step, purpose)
 
     def _open(self, message: wire.Message) -> list[Output]:
         trainer = self.lane.trainers[message.rank]
@@ -250,10 +265,11 @@ class AsyncUpdates(UpdatePolicy):
         return due > stopped.cut and not self._is_held_back(stopped.rank)
 
     def _announce_if_due(self) -> None:
-        every, trainers = self.lane.save_every, self.lane.trainers
-        if every is None or self.lane.lane != 0 or every.unit == "s":
-            return
-        done = trainers.passes if every.unit == "pass" else trainers.slowest
-        if done // every.n > self._announced_at // every.n:
-            self._announced_at = done
-            self.announce()
+        for purpose, every in self._counted.items():
+            done = self._count(every)
+            if done // every.n > self._announced.get(purpose, 0) // every.n:
+                self._announced[purpose] = done
+                self.announce(purpose)
+
+    def _count(self, every: Every) -> int:
+        return self.lane.trainers.passes if every.unit == "pass" else self.lane.trainers.slowest

@@ -15,6 +15,7 @@ import numpy as np
 from clusterctl.runtime.arrays import Floats
 from clusterctl.runtime.errors import BY_NAME, RefusedError, RuntimeFailure, WireError
 from clusterctl.runtime.pserver.asynchronous import AsyncUpdates
+from clusterctl.runtime.pserver.cuts import CHECKPOINT
 from clusterctl.runtime.pserver.lane_state import LaneState, Output, Reply
 from clusterctl.runtime.pserver.saves import Saver
 from clusterctl.runtime.pserver.sync import SyncUpdates
@@ -119,9 +120,9 @@ class ServerCore:
         """Let the others read a trainer's share from the next pass that no trainer can have started."""
         self.gone_from[rank] = self.trainers.most_passes + 1
 
-    def request_cut(self) -> None:
-        """Announce a checkpoint, due by the clock, with the next replies."""
-        self.policy.announce()
+    def request_cut(self, purpose: int = CHECKPOINT) -> None:
+        """Announce a cut, due by the clock, with the next replies."""
+        self.policy.announce(purpose)
 
     @property
     def step(self) -> int:
@@ -261,8 +262,9 @@ class ServerCore:
         out = self.policy.trainers_changed()
         out += self._saver.due(force=False)
         if not self.trainers.active():
-            if self.tables and self._book.saved_step != self.step:
-                self._book.ask_for_all(self._book.unfinished_pass(self.trainers.most_passes))
+            unsaved = self._book.unsaved_tag(self.trainers, self.step) if self.tables else None
+            if unsaved is not None:
+                self._book.ask_for_all(unsaved)
             out += self._saver.due(force=True)
         return out
 

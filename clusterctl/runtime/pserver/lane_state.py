@@ -10,7 +10,8 @@ import numpy as np
 
 from clusterctl.runtime.arrays import Floats
 from clusterctl.runtime.checkpoint.writer import Save
-from clusterctl.runtime.modes import Every, Mode
+from clusterctl.runtime.modes import EACH_PASS, Every, Mode
+from clusterctl.runtime.pserver.cuts import CutSchedule
 from clusterctl.runtime.pserver.requests import RequestValidator
 from clusterctl.runtime.pserver.trainers import TrainerState, TrainerStates
 from clusterctl.runtime.store.dense import DenseTable
@@ -43,6 +44,7 @@ class LaneState:
     seed: int = 0
     mode: Mode = field(default_factory=Mode)
     save_every: Every | None = None
+    save_model_every: Every = EACH_PASS
     half: bool = False
     key_cache: bool = False
     lender: Lender | None = None
@@ -52,6 +54,7 @@ class LaneState:
 
     def __post_init__(self) -> None:
         self.pserver = self.lane // self.layout.per_pserver
+        self.cut_schedule = CutSchedule(self.save_every, self.save_model_every)
         self.trainers = TrainerStates({rank: TrainerState() for rank in range(self.trainer_count)})
         place = self.layout.place_of(self.lane, "sparse")
         self.validator = RequestValidator(

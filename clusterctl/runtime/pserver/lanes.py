@@ -68,9 +68,8 @@ class Lane:
         self._lock = threading.Lock()
         self._on_second = on_second
         self._second_s = 0.0
-        every = core.state.save_every
-        self._cut_every_s = every.n if every is not None and every.unit == "s" and core.state.lane == 0 else 0.0
-        self._cut_s = clock()
+        self._cut_every_s = core.state.cut_schedule.timed() if core.state.lane == 0 else {}
+        self._cut_s = dict.fromkeys(self._cut_every_s, clock())
         address = f"inproc://lane-{id(self):x}"
         router.bind(address)
         self._waker: zmq.Socket[bytes] = router.context.socket(zmq.DEALER)
@@ -159,9 +158,10 @@ class Lane:
     def _tick(self, now: float) -> None:
         """Do the work of every second."""
         self._second_s = now
-        if self._cut_every_s and now - self._cut_s >= self._cut_every_s:
-            self._cut_s = now
-            self.core.request_cut()
+        for purpose, every_s in self._cut_every_s.items():
+            if now - self._cut_s[purpose] >= every_s:
+                self._cut_s[purpose] = now
+                self.core.request_cut(purpose)
         self._on_second()
 
     def _send(self, outputs: Sequence[Output]) -> None:
@@ -252,7 +252,7 @@ class Server:
         with self._lock:
             if save.tag in self._whole:
                 return
-            if save.checkpoint:
+            if save.at_cut:
                 self._discard_older(lane.core.state.lane, save)
             parts = self._parts.setdefault(save.tag, {})
             parts[lane.core.state.lane] = save
@@ -271,9 +271,10 @@ class Server:
                 return
 
     def _discard_older(self, lane: int, newer: Save) -> None:
-        """Discard a lane's parts of checkpoints that the other lanes made at another moment: none will complete."""
+        """Discard a lane's parts of cuts that the other lanes made at another moment: none will complete."""
         for tag, parts in list(self._parts.items()):
-            if lane in parts and parts[lane].checkpoint and parts[lane].step < newer.step:
+            older = parts.get(lane)
+            if older and older.at_cut and older.checkpoint == newer.checkpoint and older.step < newer.step:
                 del parts[lane]
             if not parts:
                 del self._parts[tag]

@@ -16,12 +16,12 @@ from typing import Any
 
 import zmq
 
-from clusterctl.common.run_spec import Saving
+from clusterctl.common.run_spec import SaveEvery
 from clusterctl.runtime.checkpoint.model import open_model
 from clusterctl.runtime.checkpoint.reader import open_checkpoint
 from clusterctl.runtime.checkpoint.writer import Save, write_save
 from clusterctl.runtime.environment import Environment
-from clusterctl.runtime.modes import Every, Mode
+from clusterctl.runtime.modes import EACH_PASS, Every, Mode
 from clusterctl.runtime.pserver.core import ServerCore
 from clusterctl.runtime.pserver.lane_state import LaneState, Output
 from clusterctl.runtime.pserver.lanes import Lane, Server
@@ -177,7 +177,8 @@ class PServer:
             trainer_count=spec.training.trainers,
             seed=env.seed,
             mode=Mode.parse(spec.training.mode),
-            save_every=_save_every(spec.saving),
+            save_every=_every(spec.saving.save_every) if spec.saving.checkpoints else None,
+            save_model_every=_every(spec.saving.save_model_every) or EACH_PASS,
             half=spec.training.wire == "float16",
             key_cache=spec.training.key_cache,
             lender=self._shm,
@@ -202,8 +203,7 @@ class PServer:
         print_line(line)
 
 
-def _save_every(saving: Saving) -> Every | None:
-    every = saving.save_every if saving.checkpoints else None
+def _every(every: SaveEvery | None) -> Every | None:
     return Every(every.unit, every.n) if every else None
 
 

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from clusterctl.common.manifest import pass_tag
+from clusterctl.common.manifest import pass_of, pass_tag, step_tag
 from clusterctl.runtime.checkpoint.writer import Save
 from clusterctl.runtime.modes import check_tag
+from clusterctl.runtime.pserver.cuts import CHECKPOINT, MODEL
 from clusterctl.runtime.pserver.lane_state import LaneState, Output
+from clusterctl.runtime.pserver.trainers import TrainerStates
 from clusterctl.runtime.wire import messages as wire
 
 
@@ -16,19 +19,22 @@ from clusterctl.runtime.wire import messages as wire
 class SaveBook:
     """The requested saves, by tag: first requested, then `writing`, then done.
 
-    A tag is saved once: at the end of a pass when all trainers have requested it, otherwise at the first request.
+    A tag is saved once: at the end of a pass when all trainers have requested it, otherwise at the first request. That
+    of a pass may be skipped instead: then the values are unsaved until the model of a later pass is saved.
     """
 
     writing: list[str] = field(default_factory=list)
     saved_step: int = 0
+    skipped_last: bool = False
     _asked: dict[str, set[int]] = field(default_factory=dict)
     _at_once: set[str] = field(default_factory=set)
     _done: set[str] = field(default_factory=set)
+    _skipped: set[str] = field(default_factory=set)
     _waiters: dict[str, list[wire.Message]] = field(default_factory=dict)
 
     def ask(self, tag: str, message: wire.Message, at_pass_end: bool) -> bool:
-        """Record that a trainer requested `tag`; return True if it is saved already."""
-        if check_tag(tag) in self._done:
+        """Record that a trainer requested `tag`; return True if it is saved or skipped already."""
+        if check_tag(tag) in self._done or tag in self._skipped:
             return True
         if tag not in self.writing:
             self._asked.setdefault(tag, set()).add(message.rank)
@@ -63,6 +69,12 @@ class SaveBook:
             self.writing.append(tag)
         return due
 
+    def skip(self, tag: str) -> None:
+        """Save nothing under `tag`, that of a pass, which is due."""
+        self.writing.remove(tag)
+        self._skipped.add(tag)
+        self.skipped_last = True
+
     def wait(self, tag: str, message: wire.Message) -> None:
         """Keep `message` to be answered when `tag` is saved; it replaces an earlier one of the same trainer."""
         others = [m for m in self._waiters.get(tag, []) if m.rank != message.rank]
@@ -71,10 +83,16 @@ class SaveBook:
     def waiting(self) -> list[wire.Message]:
         return [message for messages in self._waiters.values() for message in messages]
 
-    def unfinished_pass(self, passes: int) -> str:
-        """Return the tag for unsaved values when all trainers have left after `passes` whole passes."""
+    def unsaved_tag(self, trainers: TrainerStates, step: int) -> str | None:
+        """Return the tag for the values of a step when all trainers have left; None if they are saved.
+
+        All lanes have to choose the same one, so it depends on where the trainers were.
+        """
+        if step == self.saved_step and not self.skipped_last:
+            return None
+        passes = trainers.most_passes
         last, partial = pass_tag(max(0, passes - 1)), pass_tag(passes)
-        return partial if last in self._done or last in self.writing else last
+        return partial if trainers.have_begun(passes) or last in (*self._done, *self.writing) else last
 
     def finish(self, tag: str) -> list[wire.Message]:
         """Mark `tag` as saved; return the requests that waited for it.
@@ -97,33 +115,49 @@ class Saver:
         self._lane = lane
 
     def due(self, force: bool) -> list[Output]:
-        """Return the requested saves that are due now; with `force` also those that only some trainers requested."""
-        lane = self._lane
-        out: list[Output] = []
-        due = self.book.due(lane.trainers.active(), force) if self.book.has_requests else []
-        moment = self._moment() if due else None
+        """Return the requested saves that are due now; with `force` also those that only some trainers requested.
+
+        At the end of a pass there may be a model, a checkpoint, both or nothing to save.
+        """
+        due = self.book.due(self._lane.trainers.active(), force) if self.book.has_requests else []
+        passes = self._lane.trainers.most_passes
+        tags = []
         for tag, whole_pass in due:
-            assert moment is not None
-            passes = lane.trainers.most_passes
-            out.append(replace(moment, tag=tag, pass_=max(0, passes - 1)))
-            self.book.saved_step = lane.step
-            if whole_pass and self._is_checkpoint(passes):
-                out.append(self.checkpoint(lane.step, moment))
-        return out
+            if whole_pass and not self._is_model(tag):
+                self.book.skip(tag)
+            else:
+                tags.append(tag)
+        checkpoint = any(whole_pass for _, whole_pass in due) and self._is_checkpoint(passes)
+        return self._save(Save("", self._lane.step, max(0, passes - 1)), tags, checkpoint)
 
-    def checkpoint(self, step: int, moment: Save | None = None) -> Save:
-        """Return a checkpoint of this moment, with the trainers' cursors; `moment` has copies that were just made."""
-        trainers = self._lane.trainers
-        made = replace(moment or self._moment(), tag=f"step-{step:09d}", step=step, pass_=trainers.passes)
-        return replace(made, checkpoint=True, cursors=trainers.cursors())
+    def at_cut(self, step: int, purpose: int) -> list[Output]:
+        """Return the saves for the `purpose` of a cut; `step` is part of their tags."""
+        save = Save("", step, self._lane.trainers.passes, at_cut=True)
+        return self._save(save, [step_tag(step)] if purpose & MODEL else [], bool(purpose & CHECKPOINT))
 
-    def _moment(self) -> Save:
-        """Copy all tables, for saves of any tag."""
+    def _save(self, save: Save, tags: Sequence[str], checkpoint: bool) -> list[Output]:
+        """Return `save` under each of the `tags`, and as a checkpoint if one is due, all with the same copies."""
+        if not tags and not checkpoint:
+            return []
         began = time.perf_counter()
         tables = tuple(table.frozen() for _, table in sorted(self._lane.tables.items()))
-        return Save("", self._lane.step, 0, tables, pause_s=time.perf_counter() - began)
+        save = replace(save, tables=tables, pause_s=time.perf_counter() - began)
+        out: list[Output] = [replace(save, tag=tag) for tag in tags]
+        if tags:
+            self.book.saved_step = self._lane.step
+            self.book.skipped_last &= all(pass_of(tag) is None for tag in tags)
+        if checkpoint:
+            trainers = self._lane.trainers
+            own = replace(save, checkpoint=True, pass_=trainers.passes, cursors=trainers.cursors(), at_cut=True)
+            out.append(replace(own, tag=f"step-{save.step:09d}"))
+        return out
+
+    def _is_model(self, tag: str) -> bool:
+        """Return True if the model of a pass is to be saved when all trainers have ended it."""
+        pass_ = pass_of(tag)
+        return pass_ is None or self._lane.save_model_every.is_pass(pass_ + 1)
 
     def _is_checkpoint(self, passes: int) -> bool:
-        """Return True if the save of a pass is also a checkpoint; only in sync mode do trainers end passes together."""
+        """Return True if there is a checkpoint at the end of a pass; only in sync mode do trainers end it together."""
         every = self._lane.save_every
         return self._lane.mode.name == "sync" and every is not None and every.is_pass(passes)

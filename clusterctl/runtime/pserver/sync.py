@@ -52,7 +52,8 @@ class SyncUpdates(UpdatePolicy):
 
     def __init__(self, lane: LaneState, saver: Saver, answer_pull: AnswerPull) -> None:
         super().__init__(lane, saver, answer_pull)
-        self._due_cuts: set[int] = set()
+        self._due_cuts: dict[int, int] = {}  # by step, what they are for
+        self._schedule = lane.cut_schedule.by_purpose()
         self._missing: TrainerState | None = None
         self._expect_all()
         self._now: Step | None = None  # once all trainers' pushes have opened
@@ -91,9 +92,11 @@ class SyncUpdates(UpdatePolicy):
         if not self.lane.tables:
             self.lane.step = max(self.lane.step, message.step)
 
-    def announce(self) -> None:
-        """Announce the checkpoint with the replies of this step; trainers send it to all lanes with their next push."""
-        self.cuts = self.lane.step + 2
+    def announce(self, purpose: int) -> None:
+        """Announce the cut with the replies of this step; trainers send it to all lanes with their next push."""
+        at, others = self.lane.cut_schedule.decode(self.cuts)
+        due = self.lane.step + 2
+        self.cuts = self.lane.cut_schedule.encode(due, purpose | others if at == due else purpose)
 
     def trainers_changed(self) -> list[Output]:
         """Apply updates that waited for a trainer that left; its complete pushes count."""
@@ -113,8 +116,9 @@ class SyncUpdates(UpdatePolicy):
             trainer.push.message.request = message.request  # the first push counts, the newest request is answered
             return []
         trainer.push = push
-        if message.cut > self.lane.step:
-            self._due_cuts.add(message.cut)
+        at, purpose = self.lane.cut_schedule.decode(message.cut)
+        if at > self.lane.step:
+            self._due_cuts[at] = self._due_cuts.get(at, 0) | purpose
         return self._advance()
 
     def _replaces(self, earlier: Push, push: Push) -> bool:
@@ -222,7 +226,8 @@ class SyncUpdates(UpdatePolicy):
         return out + self._answer_held()
 
     def _make_cuts(self) -> list[Output]:
-        every = self.lane.save_every
-        due = self.lane.step in self._due_cuts or (every is not None and every.is_step(self.lane.step))
-        self._due_cuts.discard(self.lane.step)
-        return [self.saver.checkpoint(self.lane.step)] if due else []
+        step = self.lane.step
+        purpose = self._due_cuts.pop(step, 0)
+        for one, every in self._schedule.items():
+            purpose |= one if every.is_step(step) else 0
+        return self.saver.at_cut(step, purpose) if purpose else []

@@ -85,6 +85,10 @@ class TrainerStates:
     def most_passes(self) -> int:
         return max((m.passes for m in self.by_rank.values()), default=0)
 
+    def have_begun(self, pass_: int) -> bool:
+        """Return True if a trainer has pushed in a pass, and not ended it."""
+        return any(m.cursor[0] == pass_ and m.cursor[1] > 0 for m in self.by_rank.values())
+
     @property
     def slowest(self) -> int:
         """The fewest pushes of any trainer that has not left; one that has not connected yet counts as 0.

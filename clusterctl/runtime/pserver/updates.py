@@ -30,7 +30,7 @@ class UpdatePolicy:
         self.lane = lane
         self.saver = saver
         self._answer_pull = answer_pull
-        #: Announced in replies: in sync mode the step of the next checkpoint, else the number of checkpoints so far.
+        #: Announced in replies: in sync mode the step of the next cut, else the number of cuts so far (see `cuts`).
         self.cuts = 0
         self.cuts_made = 0
         self.lost = 0
@@ -83,8 +83,8 @@ class UpdatePolicy:
     def catch_up(self, rank: int, pushes: int, cursor: tuple[int, int]) -> None:
         """Record that a trainer has made `pushes` pushes and is at `cursor`, even if this lane missed some."""
 
-    def announce(self) -> None:
-        """Announce a checkpoint, due by the clock."""
+    def announce(self, purpose: int) -> None:
+        """Announce a cut, due by the clock."""
 
     def trainers_changed(self) -> list[Output]:
         """Continue the work that waited for a trainer that has made a table or has left."""

@@ -357,8 +357,8 @@ class Session:
     def save(self, tag: str) -> None:
         """Save all tables, as they are after the current step, under `output_dir/tag/`; the first call wins."""
         self._guard.check("ps.save")
-        if check_tag(tag).startswith("pass-"):
-            raise UseError(f"tag {tag!r} is reserved for saves at the end of passes", remedy="choose another name")
+        if check_tag(tag).startswith(("pass-", "at-step-")):
+            raise UseError(f"tag {tag!r} is reserved for models that are saved without a call", remedy="choose another")
         self._parameters.settle()
         self._client.ask_all(wire.SAVE, parts=[wire.json_part({"tag": tag})])
 

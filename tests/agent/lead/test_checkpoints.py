@@ -161,6 +161,16 @@ def test_a_resumed_run_counts_the_models_of_the_run_before_in_the_order_of_their
     assert models.drop(None) == ["pass-99999"]
 
 
+def test_models_between_passes_count_as_those_of_passes_in_the_order_of_their_steps() -> None:
+    models = ModelRetention(2, {"pass-00001": 20, "step-000000025": 25})
+    for tag_, step in (("at-step-000000030", 30), ("at-step-000000040", 40), ("mine", 45)):
+        models.add(tag_, step)
+    assert models.drop(Known(tag(35), 35)) == ["pass-00001"]
+    models.add("pass-00002", 50)
+    assert models.drop(Known(tag(35), 35)) == []  # the model at step 30 is the newest before the best checkpoint
+    assert models.drop(None) == ["at-step-000000030"]
+
+
 def test_a_complete_model_lets_an_older_one_go_its_manifest_first() -> None:
     play = Play(nodes=2, models=ModelRetention(1)).reach("running")
     for pass_ in range(2):

@@ -19,7 +19,7 @@ from clusterctl.runtime import SGD
 from clusterctl.runtime.checkpoint.writer import Save
 from clusterctl.runtime.environment import Environment
 from clusterctl.runtime.errors import RuntimeFailure
-from clusterctl.runtime.modes import Every
+from clusterctl.runtime.modes import EACH_PASS, Every
 from clusterctl.runtime.pserver.core import ServerCore
 from clusterctl.runtime.pserver.lane_state import Output, Reply
 from clusterctl.runtime.pserver.lanes import Server
@@ -48,6 +48,7 @@ class Setting:
     dense: bool = True
     late: bool = False
     save_every: Every | None = None
+    save_model_every: Every = EACH_PASS
     checkpoints: int = 0
     loss: float = 0.0
     killed: int = 0

@@ -10,8 +10,9 @@ from io import StringIO
 
 import pytest
 
+from clusterctl.common.manifest import pass_of
 from clusterctl.runtime.checkpoint.writer import Save
-from clusterctl.runtime.modes import Every, Mode
+from clusterctl.runtime.modes import EACH_PASS, Every, Mode
 from clusterctl.runtime.pserver.core import ServerCore
 from clusterctl.runtime.pserver.lane_state import LaneState, Output
 from clusterctl.runtime.table.sharding import Layout
@@ -44,6 +45,7 @@ class SimulatedRun:
         self._epoch = 0
         self._checkpoint: Checkpoint | None = None
         self._files: dict[str, list[Save]] = {}  # of checkpoints, by tag
+        self._last: dict[int, Save] = {}  # by pserver, the newest model of a pass
         self._trainers: dict[int, Trainer] = {}
         self._dropped: dict[int, int] = {}  # by rank, the pushes that are known
         self._attempts: list[Trainer] = []  # of this epoch, including those that were killed
@@ -65,9 +67,25 @@ class SimulatedRun:
         """Run until all trainers have left. Raises AssertionError if they never do, or the error of one of them."""
         for number in range(MOST_MOVES):
             if not self._working():
+                self._end()
                 return
             self._faults.get(number, self._move)()
         raise AssertionError(f"no end after {MOST_MOVES} moves")
+
+    def _end(self) -> None:
+        """Write what is left. Raises AssertionError unless the last model has all pushes on all pservers.
+
+        A new pserver does not know the last pass of a trainer that left before.
+        """
+        for rank, pserver in enumerate(self._pservers):
+            while pserver.files:
+                self._write(rank)
+        if self._setting.lost_pservers or self._setting.dropped:
+            return
+        steps = [max(lane.core.step for lane in p.lanes if lane.core.tables) for p in self._pservers]
+        saved = [(self._last[rank].tag, self._last[rank].step) for rank in range(len(steps))]
+        assert len({tag for tag, _ in saved}) == 1, f"no last model: {saved}"
+        assert [step for _, step in saved] == steps, f"the last model lacks pushes: {saved}, not {steps}"
 
     def _working(self) -> list[Trainer]:
         return [trainer for trainer in self._trainers.values() if trainer.pushes is None]
@@ -83,7 +101,8 @@ class SimulatedRun:
     def _new_core(self, lane: int) -> ServerCore:
         setting, mode = self._setting, Mode.parse(self._setting.mode)
         trainers = len(setting.batches)
-        state = LaneState(lane, self._layout, trainers, 7, mode, setting.save_every, epoch=self._epoch)
+        every = (setting.save_every, setting.save_model_every)
+        state = LaneState(lane, self._layout, trainers, 7, mode, *every, epoch=self._epoch)
         left = {rank: trainer.pushes for rank, trainer in self._trainers.items() if trainer.pushes is not None}
         core = ServerCore(state, None, self._checkpoint, {**self._dropped, **left})
         core.greeting["ports"] = [0] * self._layout.per_pserver
@@ -111,7 +130,7 @@ class SimulatedRun:
             yield from (partial(self._deliver, trainer, lane) for lane in lanes if trainer.link.sent[lane])
         for trainer in self._working():
             yield from (partial(self._answer, trainer.link, lane) for lane in lanes if trainer.link.replies[lane])
-        yield from (partial(self._write, pserver) for pserver in self._pservers if pserver.files)
+        yield from (partial(self._write, rank) for rank, pserver in enumerate(self._pservers) if pserver.files)
         yield from (partial(self._do_task, lane) for lane in lanes if self._lane(lane).tasks)
 
     def _probe(self, trainer: Trainer) -> bool:
@@ -145,8 +164,10 @@ class SimulatedRun:
             elif output.rank in self._trainers:
                 self._trainers[output.rank].link.replies[lane].append(to_bytes(output.message))
 
-    def _write(self, pserver: SimulatedPServer) -> None:
-        file = pserver.write()
+    def _write(self, rank: int) -> None:
+        file = self._pservers[rank].write()
+        if pass_of(file.tag) is not None:
+            self._last[rank] = file
         if file.checkpoint:
             files = self._files.setdefault(file.tag, [])
             files.append(file)
@@ -210,6 +231,7 @@ def draw_setting(mode: str, lot: random.Random) -> Setting:
         draw_batches(lot),
         late=lot.random() < 0.4 and mode != "sync",
         save_every=lot.choice([None, None, Every("step", 2), Every("pass", 1)]),
+        save_model_every=lot.choice([EACH_PASS, Every("pass", 2), Every("step", 3), Every("s", 9), Every("end", 0)]),
         checkpoints=lot.randrange(8),
         loss=lot.choice([0.0, 0.0, 0.05]),
         killed=lot.randrange(5),

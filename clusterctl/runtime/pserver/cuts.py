@@ -1,0 +1,42 @@
+"""Cuts: moments at which all lanes save. Each has a number on the wire, which may say what is saved at it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from clusterctl.runtime.modes import Every
+
+#: What a cut is for: any of these, added.
+CHECKPOINT, MODEL = 1, 2
+
+
+@dataclass(frozen=True)
+class CutSchedule:
+    """What is saved at cuts, and when: checkpoints, and models if they are saved by steps or seconds.
+
+    If models are, the number of a cut on the wire also has its purpose; otherwise every cut is a checkpoint. Either
+    way a later cut has a higher number. Trainers pass the numbers on, and do not look into them.
+    """
+
+    checkpoints: Every | None
+    models: Every
+
+    def timed(self) -> dict[int, float]:
+        """Return the purposes that are due by the clock, with their intervals in seconds."""
+        return {purpose: every.n for purpose, every in self.by_purpose().items() if every.unit == "s"}
+
+    def by_purpose(self) -> dict[int, Every]:
+        checkpoints = {} if self.checkpoints is None else {CHECKPOINT: self.checkpoints}
+        return {**checkpoints, **({MODEL: self.models} if self.has_models else {})}
+
+    @property
+    def has_models(self) -> bool:
+        """True if models are saved at cuts; those of passes are saved when all trainers have requested them."""
+        return self.models.unit in ("step", "s")
+
+    def encode(self, number: int, purpose: int) -> int:
+        return number << 2 | purpose if self.has_models else number
+
+    def decode(self, cut: int) -> tuple[int, int]:
+        """Return the number and the purpose of a cut."""
+        return (cut >> 2, cut & (CHECKPOINT | MODEL)) if self.has_models else (cut, CHECKPOINT)

@@ -1,0 +1,41 @@
+"""The names that `start --adopt` accepts, and the comparison of the files of all nodes."""
+
+from __future__ import annotations
+
+import pytest
+
+from clusterctl.cluster import Cluster
+from clusterctl.config import from_values
+from clusterctl.errors import RefusedError
+from clusterctl.inventory import build
+from clusterctl.launch import adopt
+from clusterctl.launch.adopt import Comparison
+
+
+def test_files_with_other_contents_and_files_that_some_nodes_lack_are_told_apart() -> None:
+    comparison = Comparison()
+    comparison.add([("train.py", "a"), ("data", "1"), ("only", "x")])
+    comparison.add([("train.py", "a"), ("data", "2"), ("more", "y")])
+    comparison.add([("train.py", "a"), ("data", "1"), ("more", "z")])
+    assert comparison.differ == ("data", "more")
+    assert comparison.missing == ("more", "only")
+
+
+@pytest.mark.parametrize(
+    ("ref", "words"),
+    [
+        ("/data/model", "/data/model is not directly below ROOT_DIR, which is ~/clusterctl"),
+        ("~/clusterctl/deep/model", "is not directly below ROOT_DIR"),
+        ("JOB20261121-110054", "is named like a job of clusterctl dispatch"),
+        ("-x", "cannot be the name of a job"),
+        ("my model", "cannot be the name of a job"),
+    ],
+)
+def test_a_directory_that_cannot_be_a_job_is_refused_before_any_node_is_asked(ref: str, words: str) -> None:
+    settings = from_values({"HOSTS": ["10.0.0.1"]})
+    inventory = build(settings)
+    with Cluster(settings, inventory, inventory.nodes) as cluster:
+        with pytest.raises(RefusedError, match=words) as caught:
+            adopt(cluster, ref)
+        assert not cluster.asked
+    assert caught.value.hint

@@ -1,0 +1,218 @@
+"""SAVE_MODEL_EVERY: which models are saved, and that the last values always are."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from clusterctl.common.manifest import is_scheduled_tag, pass_of, step_tag
+from clusterctl.runtime import SGD, load_model
+from clusterctl.runtime.checkpoint.writer import Save
+from clusterctl.runtime.errors import UseError
+from clusterctl.runtime.modes import Every, Mode
+from clusterctl.runtime.pserver.core import ServerCore
+from clusterctl.runtime.pserver.cuts import CHECKPOINT, MODEL, CutSchedule
+from clusterctl.runtime.pserver.lane_state import LaneState, Output
+from clusterctl.runtime.table.initializers import zeros
+from clusterctl.runtime.table.sharding import Layout
+from clusterctl.runtime.table.spec import TableSpec
+from clusterctl.runtime.trainer.session import Session
+from clusterctl.runtime.wire import messages as wire
+from tests.runtime.cluster import ThreadCluster, thread_cluster
+
+MODES = ["sync", "async", "ssp(1)", "geo(2)"]
+STEPS = 6  # of a pass
+ENDS = {"unit": "end", "n": 0}
+EACH_PASS = {"unit": "pass", "n": 1}
+
+
+def counting(passes: int, *, stop_at: int | None = None) -> Any:
+    """Return a program that subtracts 1 from `w` in every step, and so counts them."""
+
+    def program(ps: Session) -> float:
+        w = ps.dense("w", 4, SGD(1.0))
+        e = ps.embedding("e", 1, SGD(1.0), rows=9)
+        for number, _ in enumerate(ps.steps(lambda pass_, rng: range(STEPS), passes=passes), 1):
+            ps.push({w: -np.ones(4), e: (np.arange(9), np.ones((9, 1)))}, samples=1)
+            if number == stop_at:
+                break
+        return float(w.value[0])
+
+    return program
+
+
+def tags(cluster: ThreadCluster, prefix: str = "") -> list[str]:
+    """Return the tags that all pservers have saved, in their order."""
+    receipts = [r for r in cluster.receipts if r["tag"].startswith(prefix) and not r.get("checkpoint")]
+    every = list(dict.fromkeys(receipt["tag"] for receipt in receipts))
+    for tag in every:
+        assert sorted(r["pserver"] for r in receipts if r["tag"] == tag) == list(range(len(cluster.pservers))), tag
+    return every
+
+
+def checkpoints(cluster: ThreadCluster) -> list[int]:
+    return sorted({receipt["step"] for receipt in cluster.receipts if receipt.get("checkpoint")})
+
+
+def saved_value(cluster: ThreadCluster, tag: str) -> float:
+    model: Any = load_model(cluster.root / "output" / tag)
+    return float(model["w"][0])
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize(
+    ("every", "passes", "expected"),
+    [
+        (None, 3, [0, 1, 2]),
+        (EACH_PASS, 3, [0, 1, 2]),
+        ({"unit": "pass", "n": 2}, 5, [1, 3, 4]),
+        ({"unit": "pass", "n": 2}, 4, [1, 3]),
+        (ENDS, 3, [2]),
+    ],
+    ids=["omitted", "each", "odd", "even", "end"],
+)
+def test_models_of_passes_are_saved_as_configured_and_always_the_last(
+    tmp_path: Path, mode: str, every: dict[str, Any] | None, passes: int, expected: list[int]
+) -> None:
+    facts: dict[str, Any] = {} if every is None else {"save_model_every": every}
+    with thread_cluster(tmp_path, 2, 2, mode=mode, ports_num_for_sparse=1, **facts) as cluster:
+        cluster.train(counting(passes))
+    assert tags(cluster) == [f"pass-{pass_:05d}" for pass_ in expected]
+    if mode == "sync":
+        for pass_ in expected:
+            assert saved_value(cluster, f"pass-{pass_:05d}") == (pass_ + 1) * STEPS
+
+
+@pytest.mark.parametrize("every", [ENDS, {"unit": "pass", "n": 2}, {"unit": "step", "n": 100}])
+@pytest.mark.parametrize(("stop_at", "expected"), [(2 * STEPS, "pass-00001"), (2 * STEPS + 1, "pass-00002")])
+def test_a_program_that_breaks_out_of_its_loop_has_its_last_values_saved(
+    tmp_path: Path, every: dict[str, Any], stop_at: int, expected: str
+) -> None:
+    with thread_cluster(tmp_path, 2, 2, save_model_every=every) as cluster:
+        assert cluster.train(counting(5, stop_at=stop_at)) == [stop_at] * 2
+    assert tags(cluster)[-1] == expected
+    assert saved_value(cluster, expected) == stop_at
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_models_between_passes_are_saved_at_steps_and_the_last_at_the_end(tmp_path: Path, mode: str) -> None:
+    facts = {"save_model_every": {"unit": "step", "n": 4}}
+    with thread_cluster(tmp_path, 2, 2, mode=mode, ports_num_for_sparse=1, **facts) as cluster:
+        cluster.train(counting(3))
+    made = tags(cluster)
+    assert made == [*sorted(made[:-1]), "pass-00002"]
+    assert all(is_scheduled_tag(tag) for tag in made)
+    if mode == "sync":
+        assert made[:-1] == [step_tag(step) for step in (4, 8, 12, 16)]
+        assert [saved_value(cluster, tag) for tag in made] == [4, 8, 12, 16, 18]
+    else:
+        assert len(made) >= 3
+    assert checkpoints(cluster) == []
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("every", [ENDS, {"unit": "pass", "n": 2}, {"unit": "step", "n": 5}], ids=["end", "2", "step"])
+def test_checkpoints_do_not_depend_on_models(tmp_path: Path, mode: str, every: dict[str, Any]) -> None:
+    facts: dict[str, Any] = {"checkpoints": True, "save_every": EACH_PASS, "save_model_every": every}
+    with thread_cluster(tmp_path, 2, 2, mode=mode, **facts) as cluster:
+        cluster.train(counting(3))
+    if mode == "sync":
+        assert checkpoints(cluster) == [6, 12, 18]
+    else:  # trainers that do not push any more do not stop for the one after the last pass
+        assert len(checkpoints(cluster)) in (2, 3)
+    assert tags(cluster, "pass-")[-1] == "pass-00002"
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_the_clock_announces_models_and_checkpoints_each_at_its_own_times(tmp_path: Path, mode: str) -> None:
+    facts: dict[str, Any] = {"checkpoints": True, "save_every": {"unit": "s", "n": 5}}
+    facts["save_model_every"] = {"unit": "s", "n": 20}
+    with thread_cluster(tmp_path, 2, 2, mode=mode, ports_num_for_sparse=1, **facts) as cluster:
+        cluster.lanes[0]._clock = itertools.count(time.monotonic(), 2.0).__next__  # two seconds at each look
+        cluster.train(counting(6))
+    models = tags(cluster, "at-step-")
+    assert 1 <= len(models) < len(checkpoints(cluster))
+    assert tags(cluster)[-1] == "pass-00005"
+
+
+def test_two_purposes_that_are_due_at_once_share_a_cut() -> None:
+    schedule = CutSchedule(Every("s", 1), Every("s", 1))
+    assert schedule.decode(schedule.encode(7, CHECKPOINT | MODEL)) == (7, CHECKPOINT | MODEL)
+    assert schedule.encode(8, MODEL) > schedule.encode(7, CHECKPOINT | MODEL)
+    for models in (Every("pass", 1), Every("pass", 5), Every("end", 0)):
+        plain = CutSchedule(Every("s", 1), models)
+        assert (plain.encode(7, CHECKPOINT), plain.decode(7)) == (7, (7, CHECKPOINT))
+
+
+def test_what_the_program_saves_is_not_of_the_schedule_and_cannot_take_its_tags(tmp_path: Path) -> None:
+    def program(ps: Session) -> None:
+        w = ps.dense("w", 1, SGD(1.0))
+        for _ in ps.steps(lambda pass_, rng: range(2), passes=1, on_pass=lambda pass_: ps.save("mine")):
+            ps.push({w: -np.ones(1)}, samples=1)
+        for tag in ("pass-00007", step_tag(7)):
+            with pytest.raises(UseError, match="reserved"):
+                ps.save(tag)
+
+    with thread_cluster(tmp_path, 2, 2, save_model_every=ENDS) as cluster:
+        cluster.train(program)
+    assert tags(cluster) == ["mine", "pass-00000"]
+    assert [tag for tag in (*tags(cluster), "step-000000007", "at-step-7") if is_scheduled_tag(tag)] == ["pass-00000"]
+    assert [pass_of(tag) for tag in ("pass-00012", step_tag(12), "pass-1")] == [12, None, None]
+
+
+class AsyncLane:
+    """A lane of an async run with two trainers that have made a table there."""
+
+    def __init__(self) -> None:
+        self.core = ServerCore(LaneState(0, Layout(1), 2, mode=Mode("async"), save_model_every=Every("end", 0)))
+        self._request = 0
+        self.spec = TableSpec("w", "dense", (4,), SGD(1.0), zeros())
+        for rank in range(2):
+            self.send(wire.HELLO, rank, {"trainers": 2})
+            self.send(wire.CREATE, rank, self.spec.to_json())
+
+    def send(self, kind: int, rank: int, facts: dict[str, Any] | None = None, **fields: Any) -> list[Output]:
+        self._request += 1
+        parts = [] if facts is None else [wire.json_part(facts)]
+        return self.core.handle(rank, wire.Message(kind, rank, self._request, parts=parts, **fields))
+
+    def push(self, rank: int, step: int, pass_: int, batch: int, *, last: bool = False) -> None:
+        flags = wire.LAST_OF_PASS if last else 0
+        self.send(wire.PUSH, rank, step=step, pass_=pass_, batch=batch, samples=1, flags=flags)
+
+    def end_pass(self, rank: int) -> list[Output]:
+        return self.send(wire.SAVE, rank, {"tag": "pass-00000"}, flags=wire.END_OF_PASS)
+
+    def leave(self) -> list[str]:
+        outputs = [output for rank in range(2) for output in self.send(wire.BYE, rank)]
+        return [output.tag for output in outputs if isinstance(output, Save)]
+
+
+@pytest.mark.parametrize("late_push", [False, True])
+def test_lanes_choose_the_same_tag_for_the_last_values_whatever_the_order_of_messages(late_push: bool) -> None:
+    """The last push of trainer 0, of a pass that it does not end, comes before or after trainer 1 has ended its own."""
+    lane = AsyncLane()
+    lane.push(0, 0, 0, 0, last=True)
+    lane.end_pass(0)
+    if not late_push:
+        lane.push(0, 1, 1, 0)
+    lane.push(1, 0, 0, 0, last=True)
+    assert not any(isinstance(output, Save) for output in lane.end_pass(1))
+    if late_push:
+        lane.push(0, 1, 1, 0)
+    assert lane.leave() == ["pass-00001"]
+
+
+def test_a_repeated_request_for_a_skipped_model_is_answered_and_the_last_values_are_saved_once() -> None:
+    lane = AsyncLane()
+    for rank in range(2):
+        lane.push(rank, 0, 0, 0, last=True)
+        lane.end_pass(rank)
+    assert [type(output).__name__ for output in lane.end_pass(1)] == ["Reply"]
+    assert lane.leave() == ["pass-00000"]
+    assert lane.leave() == []
