@@ -135,3 +135,17 @@ def job_directories(root: Path) -> Iterator[JobPaths]:
     names = [p.name for p in root.iterdir() if is_job_id(p.name)] if root.is_dir() else []
     for name in sorted(names, key=job_key, reverse=True):
         yield JobPaths(root / name)
+
+
+def saved_places(job: JobPaths, run: str, tag: str) -> Iterator[Path]:
+    """Yield the directories that may have pieces of what `run` saved as `tag`; what they have may be of another save.
+
+    Outputs move beside the events of the run after which they were set aside; copies of other nodes' pieces come last.
+    """
+    names = [path.name for path in job.runs.iterdir() if path.name.isdigit()] if job.runs.is_dir() else []
+    later = sorted((name for name in names if int(name) >= int(run)), key=int)
+    outputs = [job.output, *(job.run(name).dir / "output" for name in reversed(later))]
+    for place in (job.run(run).checkpoints, *outputs, job.run(run).copies):
+        directory = place / tag
+        if directory.is_dir() and not directory.is_symlink():
+            yield directory
