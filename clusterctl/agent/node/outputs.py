@@ -11,6 +11,7 @@ from clusterctl.agent.node.checkpoint_files import PIECES, piece_header
 from clusterctl.agent.node.jobs import read_summary
 from clusterctl.common.manifest import NAME, is_pass_tag, is_tag, read_manifest
 from clusterctl.common.paths import JobPaths, RunPaths
+from clusterctl.common.run_spec import ResumePoint
 
 
 @dataclass(frozen=True)
@@ -40,11 +41,16 @@ def output_places(job: JobPaths, run: RunPaths | None) -> list[Path]:
     places = [run.dir / "output"] if later else [job.output]
     for number, following in enumerate(later):
         summary = read_summary(following)
-        if summary is None or summary.saving.resume is None:
+        if summary is None or not _took_over(summary.saving.resume):
             break
         is_newest = number == len(later) - 1
         places.append(job.output if is_newest else following.dir / "output")
     return places
+
+
+def _took_over(resume: ResumePoint | None) -> bool:
+    """Return True if a run that resumed there took over the outputs of the run before it."""
+    return resume is not None and resume.job is None
 
 
 def models_in(place: Path) -> Iterator[SavedModel]:

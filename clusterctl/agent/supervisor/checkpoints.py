@@ -73,8 +73,10 @@ class CheckpointKeeper:
 
     def keep(self, order: Keep) -> None:
         """Remove the checkpoints that are no longer kept."""
+        saving = self._spec.saving
+        served = saving.resume.tag if saving.resume and saving.sources else None
         with self._warn_on_error():
-            remove_older(self._run, order["tags"], order["newest"], alone=order["alone"])
+            remove_older(self._run, order["tags"], order["newest"], alone=order["alone"], served=served)
 
     def complete_models(self) -> dict[str, int]:
         """Return the models of passes that this run starts with, with their steps: those of the run that it resumes."""
