@@ -52,6 +52,22 @@ ResumeOption = Annotated[
 ]
 
 
+ResumeFromOption = Annotated[
+    str | None,
+    typer.Option("--resume-from", metavar="JOB", help="Resume from the newest complete checkpoint of another job."),
+]
+LoadOption = Annotated[
+    str | None,
+    typer.Option("--load", metavar="JOB", help="Start with the newest complete model of a job, on the same nodes."),
+]
+LoadRunOption = Annotated[
+    int | None, typer.Option("--load-run", min=1, metavar="N", help="The newest model of this run of it.")
+]
+LoadTagOption = Annotated[
+    str | None, typer.Option("--load-tag", metavar="TEXT", help="This model of it instead of the newest.")
+]
+
+
 @command(app, "init", "clusterctl init mnist && cd mnist")
 def init(
     context: typer.Context,
@@ -141,6 +157,10 @@ def start(
     engine: EngineOption = None,
     settings: SetOption = None,
     resume: ResumeOption = False,
+    resume_from: ResumeFromOption = None,
+    load: LoadOption = None,
+    load_run: LoadRunOption = None,
+    load_tag: LoadTagOption = None,
     rejoin: Annotated[bool, typer.Option("--rejoin", help="Let nodes that a run is waiting for rejoin it.")] = False,
     detach: Annotated[bool, typer.Option("--detach", "-d", help="Return once all processes are running.")] = False,
     plan: Annotated[bool, typer.Option("--plan", help="Print what would run where; start nothing.")] = False,
@@ -155,12 +175,15 @@ def start(
     Everything after -- and any unknown --key=value goes to the training program.
     """
     from clusterctl.cli.commands.start import start
+    from clusterctl.cli.origin import OriginOptions
 
     if rejoin:
         from clusterctl.cli.commands.rejoin import rejoin as join
 
         options = {
-            **{"--resume": resume, "--detach": detach, "--plan": plan, "--allow-partial": allow_partial},
+            **{"--resume": resume, "--resume-from": resume_from, "--load": load},
+            **{"--load-run": load_run, "--load-tag": load_tag},
+            **{"--detach": detach, "--plan": plan, "--allow-partial": allow_partial},
             **{"--job_dispatch_package": job_dispatch_package, "--engine": engine, "--set": settings},
             "--": context.obj.program_args,
         }
@@ -172,7 +195,7 @@ def start(
         job_dispatch_package,
         engine=engine,
         chosen=settings or (),
-        resume=resume,
+        origin=OriginOptions(resume, resume_from, load, load_run, load_tag),
         detach=detach,
         plan=plan,
         allow_partial=allow_partial,

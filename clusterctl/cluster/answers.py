@@ -72,9 +72,17 @@ class RunWarning(TypedDict):
     message: str
 
 
-class Resumed(TypedDict):
+class Checkpoint(TypedDict):
+    """A checkpoint of a run."""
+
     run: str
     step: int
+
+
+class Resumed(Checkpoint, total=False):
+    """The checkpoint from which a run was resumed, and its job if that is another one."""
+
+    job: str | None
 
 
 class StatusAnswer(Membership, JobChoice, total=False):

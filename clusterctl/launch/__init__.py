@@ -3,8 +3,21 @@
 May import `certificates`, `check`, `cluster`, `common`, `config`, `errors` and `inventory`. Start reading at `plan.py`.
 """
 
+from clusterctl.launch.load import SavedModel, choose_model
 from clusterctl.launch.plan import LaunchPlan, missing_scripts, plan
 from clusterctl.launch.resume import Resume, choose, kept_settings
-from clusterctl.launch.start import Run, start
+from clusterctl.launch.start import Origin, Run, start
 
-__all__ = ["LaunchPlan", "Resume", "Run", "choose", "kept_settings", "missing_scripts", "plan", "start"]
+__all__ = [
+    "LaunchPlan",
+    "Origin",
+    "Resume",
+    "Run",
+    "SavedModel",
+    "choose",
+    "choose_model",
+    "kept_settings",
+    "missing_scripts",
+    "plan",
+    "start",
+]

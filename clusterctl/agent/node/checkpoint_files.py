@@ -121,9 +121,7 @@ def drop_manifests(run: RunPaths, stay: Collection[str], newest: str) -> None:
         (directory / NAME).unlink(missing_ok=True)
 
 
-def remove_older(
-    run: RunPaths, stay: Collection[str], newest: str, *, alone: bool, served: str | None = None
-) -> None:
+def remove_older(run: RunPaths, stay: Collection[str], newest: str, *, alone: bool, served: str | None = None) -> None:
     """Remove checkpoints older than `newest`, complete or not, except `stay`; with `alone` also all of older runs.
 
     Other nodes read the pieces of the checkpoint `served`: it only stops to count as one.
