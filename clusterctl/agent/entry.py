@@ -1,4 +1,4 @@
-"""The program that runs on a node between SSH commands: `entry.py supervisor ...` or `entry.py guardian ...`."""
+"""The programs that run on a node between SSH commands: `entry.py supervisor`, `guardian` or `piece-server`."""
 
 import sys
 from pathlib import Path
@@ -9,6 +9,10 @@ if __name__ == "__main__":
         from clusterctl.agent.supervisor.guardian import end_run
 
         end_run(*sys.argv[2:])
+    elif sys.argv[1] == "piece-server":
+        from clusterctl.agent.replication.process import main as serve_pieces
+
+        serve_pieces(*sys.argv[2:])
     else:
         from clusterctl.agent.supervisor.supervisor import main
 

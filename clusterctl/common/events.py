@@ -264,6 +264,19 @@ class Saved(_SaveFacts):
     complete: bool
 
 
+class _CopyFacts(TypedDict, total=False):
+    checkpoint: bool
+
+
+class Copied(_CopyFacts):
+    """The pieces of a complete save, with these `bytes` in all, are on a second node, or on as many as COPIES says."""
+
+    event: Literal["copied"]
+    tag: str
+    bytes: int
+    in_s: float
+
+
 class RunWarning(TypedDict):
     """A doubt about a run that succeeded: "no_push", "loss_not_finite" or "model_not_finite"."""
 
@@ -286,6 +299,7 @@ class Ended(_EndFacts):
 
 if TYPE_CHECKING:
     Event = Union[
+        Copied,
         Ended,
         Exited,
         Held,

@@ -30,6 +30,9 @@ from clusterctl.common.files import sync_directory
 
 NAME = "manifest.json"
 VERSION = 1
+#: The file of a merged model, and the format in its metadata. One that was merged from pieces also has their `run`.
+MERGED_NAME = "model.safetensors"
+MERGED_FORMAT = "clusterctl-model/1"
 
 _PIECE = re.compile(r"pserver-\d{5}\.safetensors")
 _COMMON = ("tag", "pass", "step", "mode", "seed", "pservers")
@@ -38,6 +41,7 @@ _MOMENT = ("pass", "step")
 _OF_A_PIECE = ("pserver", "file", "bytes", "sha256", "tables", "node")
 _TAG = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,99}")
 _PASS = re.compile(r"pass-\d{5,}")
+_CHECKPOINT = re.compile(r"step-\d{9,}")
 _MOST = 1 << 63
 
 
@@ -145,6 +149,11 @@ def pass_tag(pass_: int) -> str:
 def is_pass_tag(tag: str) -> bool:
     """Return True for a tag of `pass_tag`."""
     return _PASS.fullmatch(tag) is not None
+
+
+def is_checkpoint_tag(tag: str) -> bool:
+    """Return True for the tag of a checkpoint."""
+    return _CHECKPOINT.fullmatch(tag) is not None
 
 
 def is_tag(name: object) -> bool:

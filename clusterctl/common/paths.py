@@ -110,6 +110,7 @@ class RunPaths:
         self.stop_reason = self.dir / "stop-reason.json"
         self.checkpoints = self.dir / "checkpoints"
         self.copies = self.dir / "copies"
+        self.merging = self.dir / "merging"
         self.peers = self.dir / "peers.json"
         self.keys = self.dir / "keys"
         self.tls = self.keys / "tls.pem"

@@ -176,13 +176,14 @@ class Timing(Group):
 
 @dataclass(frozen=True, kw_only=True)
 class Saving(Group):
-    """The source of initial values, the schedule of checkpoints, and their retention.
+    """The source of initial values, the schedule of checkpoints, their retention and their copies.
 
-    `sources` are the pieces of the model that `load` names, or of the checkpoint to resume from if this node lacks
-    some of those that it needs.
+    `sources` are the pieces of the model that `load` names, or of the checkpoint to resume from if a node lacks some of
+    those that it needs. The lead's spec has in `copies_from`, for each node, the nodes whose pieces it copies, and in
+    `model_on_lead_mb` the largest model that it merges.
     """
 
-    OMITTED = ("keep_models", "sources")
+    OMITTED = ("keep_models", "sources", "copies_from", "model_on_lead_mb")
 
     load: str | None = None
     checkpoints: bool = False
@@ -192,6 +193,8 @@ class Saving(Group):
     keep_best: KeepBest | None = None
     resume: ResumePoint | None = None
     sources: PieceSources | None = None
+    copies_from: Mapping[str, tuple[int, ...]] | None = None
+    model_on_lead_mb: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -142,6 +142,12 @@ TABLE: Final[tuple[Setting, ...]] = (
     Setting("SAVE_EVERY", Every.parse, "1 pass", '"1 pass", "500 steps" or "600 s"; a bare number means steps'),
     Setting("KEEP", whole(1), 3, "how many checkpoints to keep"),
     Setting("KEEP_MODELS", count_or_all, 10, 'how many models of passes to keep in output/, or "all"'),
+    Setting(
+        "COPIES", whole(1), 2, "on how many nodes each piece of a model or checkpoint is, with the one that wrote it"
+    ),
+    Setting(
+        "MODEL_ON_LEAD_MB", whole(0), 2000, "merge the newest model on the first node, unless it is larger; 0: never"
+    ),
     Setting("KEEP_BEST", optional(Best.parse), None, 'also keep the best one by a metric, such as "auc:max"'),
     # failures
     Setting("HEARTBEAT_S", seconds(0.05), 1, "the interval between heartbeats of a node"),

@@ -56,6 +56,8 @@ class Settings:
     save_every: Every
     keep: int
     keep_models: int | None
+    copies: int
+    model_on_lead_mb: int
     keep_best: Best | None
     stall_s: float
     on_stall: str

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import posixpath
 import re
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -35,6 +35,7 @@ from clusterctl.config import Settings
 from clusterctl.config.declarations import BY_SPELLING
 from clusterctl.errors import ConfigError, NodeError, RefusedError
 from clusterctl.inventory import Inventory, Node, among, nodeset
+from clusterctl.launch.copies import copy_plan
 
 GENERIC_PSERVER = ("python", "-m", "clusterctl.runtime.pserver")
 INTERPRETER = re.compile(r"python[\d.]*|bash|sh|perl|node|Rscript|julia")
@@ -115,13 +116,14 @@ class LaunchPlan:
         sharing: int | None = None,
         by: str | None = None,
         pserver_port: int | None = None,
+        machines: Mapping[int, str] | None = None,
     ) -> RunSpec:
         """Return the spec that the supervisor of `node` works from.
 
         `addresses`: those of the members in the cluster, by node id. `left_out`: the nodes that do not take part, and
         why, for later requests. `resume`: the checkpoint that the run resumes from. `load`: the model that it starts
         with. `sources`: the pieces of either one. `sharing`: the processes on the node's machine, if other members are
-        on it too. `by`: who starts it. `pserver_port`: free on all nodes.
+        on it too. `by`: who starts it. `pserver_port`: free on all nodes. `machines`: the machine of each node.
         """
         return RunSpec(
             job=job,
@@ -135,7 +137,7 @@ class LaunchPlan:
             training=self._training(),
             ports=self._ports(pserver_port),
             timing=self._timing(),
-            saving=self._saving().replace(resume=resume, load=load, sources=sources),
+            saving=self._saving(machines if lead is None else None).replace(resume=resume, load=load, sources=sources),
             limits=Limits(memory_limit_mb=self.settings.memory_limit_mb, open_files=self.settings.open_files),
             failures=self._failures(),
             use_gpu=self.settings.use_gpu,
@@ -184,14 +186,22 @@ class LaunchPlan:
         settings = self.settings
         return Timing(heartbeat_s=settings.heartbeat_s, node_grace_s=settings.node_grace_s, grace_s=settings.grace_s)
 
-    def _saving(self) -> Saving:
+    def _saving(self, machines: Mapping[int, str] | None) -> Saving:
+        """Return the entry of a spec; with `machines` that of the lead."""
         every, best = self.settings.save_every, self.settings.keep_best
+        copies, limit_mb = None, None
+        if machines is not None and self.count("pserver") and self._restarts_one_by_one():
+            originals = sorted({p.node for p in self.processes if p.role == "pserver"})
+            copies = copy_plan(originals, [node.id for node in self.nodes], machines, self.settings.copies)
+            limit_mb = self.settings.model_on_lead_mb
         return Saving(
             checkpoints=True,
             save_every=SaveEvery(unit=EVERY[every.unit], n=every.count),
             keep=self.settings.keep,
             keep_models=self.settings.keep_models,
             keep_best=KeepBest(name=best.metric, direction=best.direction) if best else None,
+            copies_from=copies,
+            model_on_lead_mb=limit_mb,
         )
 
     def _failures(self) -> Failures:

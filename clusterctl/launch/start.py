@@ -330,7 +330,7 @@ def _go(
     def launch_one(node: Node, lead: LeadAddress | None) -> dict[str, Any]:
         waiting.leave(node.id)
         more = run.origin.word(launch, node) if run.origin else {}
-        spec = _spec_for(node, launch, addresses, run, lead, _sharing(node, launch, machines))
+        spec = _spec_for(node, launch, addresses, run, lead, machines)
         calls[node.id].send({"spec": spec.to_json(), "keys": keys[node.id], **more})
         answer: dict[str, Any] = calls[node.id].result(LAUNCH_S)
         return answer
@@ -354,7 +354,12 @@ def _sharing(node: Node, launch: LaunchPlan, machines: Mapping[int, str]) -> int
 
 
 def _spec_for(
-    node: Node, launch: LaunchPlan, addresses: dict[int, str], run: Run, lead: LeadAddress | None, sharing: int | None
+    node: Node,
+    launch: LaunchPlan,
+    addresses: dict[int, str],
+    run: Run,
+    lead: LeadAddress | None,
+    machines: Mapping[int, str],
 ) -> RunSpec:
     return launch.spec(
         node,
@@ -363,9 +368,10 @@ def _spec_for(
         addresses=addresses,
         lead=lead,
         left_out=run.left_out_specs(),
-        sharing=sharing,
+        sharing=_sharing(node, launch, machines),
         by=who_asks(),
         pserver_port=run.pserver_port,
+        machines={node: machine.partition(" ")[0] for node, machine in machines.items()},
         **(run.origin.in_spec(run.job, run.run, launch, node) if run.origin else {}),
     )
 

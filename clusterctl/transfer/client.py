@@ -6,7 +6,7 @@ import socket
 import ssl
 from collections.abc import Iterator
 
-from clusterctl.transfer.protocol import LineReader, PieceFile, Request, TransferError, answer_of
+from clusterctl.transfer.protocol import LineReader, PieceFile, PieceGoneError, Request, TransferError, answer_of
 from clusterctl.transfer.tls import peer_node
 
 CONNECT_S = 10.0
@@ -61,5 +61,6 @@ class PieceClient:
         self._sock.close()
 
     def _error(self, exc: Exception) -> TransferError:
+        kind = PieceGoneError if isinstance(exc, PieceGoneError) else TransferError
         reason = "no answer in time" if isinstance(exc, TimeoutError) else getattr(exc, "strerror", None) or str(exc)
-        return TransferError(f"node{self._node}: {reason}")
+        return kind(f"node{self._node}: {reason}")

@@ -1,7 +1,8 @@
 """The requests to a piece server, and its answers: one JSON line each, over mutually authenticated TLS.
 
-A request names a piece and a range of its bytes. The answer is `{"bytes": n}` and the n bytes, or `{"error": message}`.
-Empty lines may come first, while the server verifies the piece. A connection carries one request after the other.
+A request names a piece and a range of its bytes. The answer is `{"bytes": n}` and the n bytes, or `{"error": message}`,
+with `"gone": true` if the node does not have the piece. Empty lines may come first, while the server verifies the
+piece. A connection carries one request after the other.
 
 A server sends a file only if the request has its size and its sha256, which are in the manifest of its save: a peer can
 read what it knows to exist, and nothing else.
@@ -18,12 +19,17 @@ from clusterctl.common.paths import is_plain_name
 from clusterctl.common.safe_json import is_whole
 
 MAX_LINE = 4096
+MAX_MESSAGE = 300
 CHUNK_BYTES = 1 << 18
 _DIGEST_CHARS = frozenset("0123456789abcdef")
 
 
 class TransferError(OSError):
     """A piece cannot be read from another node. The message is for people."""
+
+
+class PieceGoneError(TransferError):
+    """The other node does not have the piece, or not any more."""
 
 
 class PieceFile(NamedTuple):
@@ -111,7 +117,7 @@ def answer_of(line: bytes) -> Any:
     try:
         answer = json.loads(line)
         if isinstance(answer, dict) and isinstance(answer.get("error"), str):
-            raise TransferError(answer["error"][:300])
+            raise (PieceGoneError if answer.get("gone") else TransferError)(answer["error"][:MAX_MESSAGE])
         if isinstance(answer, dict) and is_whole(answer.get("bytes")):
             return answer["bytes"]
     except ValueError:

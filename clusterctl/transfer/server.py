@@ -13,7 +13,15 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from clusterctl.common.files import digest_of
-from clusterctl.transfer.protocol import CHUNK_BYTES, LineReader, PieceFile, Request, TransferError, request_of
+from clusterctl.transfer.protocol import (
+    CHUNK_BYTES,
+    LineReader,
+    PieceFile,
+    PieceGoneError,
+    Request,
+    TransferError,
+    request_of,
+)
 from clusterctl.transfer.tls import peer_node
 
 MOST_PEERS = 128  # the others wait in the queue of the system
@@ -86,13 +94,13 @@ class PieceServer:
             try:
                 source = self._open(request, lambda: tls.sendall(b"\n"))
             except TransferError as exc:
-                _send(tls, {"error": str(exc)})
+                _send(tls, {"error": str(exc), "gone": isinstance(exc, PieceGoneError)})
                 continue
             with source:
                 _send_range(tls, source.fileno(), request)
 
     def _open(self, request: Request, beat: Callable[[], None]) -> _Source:
-        piece, reason = request.piece, "does not have"
+        piece, damaged = request.piece, False
         for path in self._find(piece):
             try:
                 source = _Source(path)
@@ -101,8 +109,10 @@ class PieceServer:
             if source.size == piece.bytes and (not request.verify or self._verifier.is_sound(source, piece, beat)):
                 return source
             source.close()
-            reason = "has only a damaged"
-        raise TransferError(f"it {reason} {piece.file} of {piece.tag}")
+            damaged = True
+        if damaged:
+            raise TransferError(f"it has only a damaged {piece.file} of {piece.tag}")
+        raise PieceGoneError(f"it does not have {piece.file} of {piece.tag}")
 
 
 class _Source:

@@ -9,7 +9,12 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "clusterctl"
-SHIPPED = ("common", "transfer", "agent", "runtime")  # what is sent to the nodes, in addition to the package's own __init__
+SHIPPED = (
+    "common",
+    "transfer",
+    "agent",
+    "runtime",
+)  # sent to the nodes, with the package's __init__
 
 
 def paths() -> dict[str, Path]:

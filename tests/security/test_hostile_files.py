@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from clusterctl import collect as collecting
 from clusterctl.agent.operations import collect as agent
+from clusterctl.collect import receive as receiving
 from clusterctl.errors import NodeError
 from clusterctl.runtime import merge_model
 from clusterctl.runtime.errors import ModelError
@@ -92,7 +92,7 @@ def test_sizes_that_are_invalid_or_too_large_are_refused_before_a_byte_is_writte
 
 
 def test_a_node_that_offers_endless_files_is_cut_off(liars: Liars, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(collecting, "MOST_FILES", 50)
+    monkeypatch.setattr(receiving, "MOST_FILES", 50)
     code, _, err = collected(liars, *(part for n in range(10_000) for part in offer(f"log/{n}")))
     assert code == 3
     assert "more than 50 files" in err

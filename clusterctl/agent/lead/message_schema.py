@@ -10,6 +10,7 @@ from collections.abc import Collection, Mapping
 from typing import Any, Callable
 
 from clusterctl.agent.lead.messages import (
+    Copied,
     Exited,
     Failed,
     Hello,
@@ -28,7 +29,7 @@ from clusterctl.agent.lead.restart_policy import Key
 from clusterctl.common.manifest import check_receipt
 from clusterctl.common.records import RecordError, declared_readers, required_keys
 
-#: All reports that a node may send. `kept` is missing: only the lead's own supervisor sends it.
+#: All reports that a node may send. `kept` and `written` are missing: only the lead's own supervisor sends them.
 REPORTS: Mapping[str, Callable[..., Report]] = {
     "hello": Hello,
     "ready": Ready,
@@ -39,6 +40,7 @@ REPORTS: Mapping[str, Callable[..., Report]] = {
     "rejoin": Rejoin,
     "idle": Idle,
     "saved": Saved,
+    "copied": Copied,
     "logged": Logged,
     "pace": Pace,
 }

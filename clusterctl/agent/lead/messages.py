@@ -64,6 +64,7 @@ class LastLines(TypedDict):
 class _HelloFacts(TypedDict, total=False):
     epoch: Count
     endpoints: Mapping[str, Place]
+    pieces: Place
     new: bool
 
 
@@ -132,7 +133,7 @@ class _SaveFacts(_OfProcess, total=False):
 
 
 class Hello(_HelloFacts):
-    """A supervisor joins an epoch; `new` if it replaces one that is gone."""
+    """A supervisor joins an epoch; `new` if it replaces one that is gone. `pieces` is its piece server."""
 
     do: Literal["hello"]
 
@@ -204,6 +205,29 @@ class Kept(TypedDict):
     steps: Sequence[int]
 
 
+class Written(TypedDict):
+    """The manifest of a save is in place, with these `bytes`. Only the lead's own supervisor sends it."""
+
+    do: Literal["written"]
+    tag: str
+    checkpoint: bool
+    bytes: int
+    sha256: str
+
+
+class _CopyFacts(TypedDict, total=False):
+    message: str
+
+
+class Copied(_CopyFacts):
+    """An order `of` "copy" or "merge" is carried out, or has failed with a message. `bytes` were copied."""
+
+    do: Literal["copied"]
+    tag: str
+    of: str
+    bytes: Count
+
+
 class Logged(TypedDict):
     """A trainer logged the metric of KEEP_BEST."""
 
@@ -224,14 +248,23 @@ class Pace(_PaceFacts):
     pace: str
 
 
-Report = Union[Hello, Ready, Running, Exited, Failed, StopWanted, Rejoin, Idle, Saved, Kept, Logged, Pace]
+Report = Union[
+    Hello, Ready, Running, Exited, Failed, StopWanted, Rejoin, Idle, Saved, Kept, Written, Copied, Logged, Pace
+]
 
 
 # Orders.
 
 
-class Whereabouts(TypedDict):
-    """The endpoints of the pservers by rank, and of all programs that listen, by the name of the process."""
+class _Pieces(TypedDict, total=False):
+    pieces: Mapping[str, str]
+
+
+class Whereabouts(_Pieces):
+    """The endpoints of the pservers by rank, and of all programs that listen, by the name of the process.
+
+    When pservers start, also those of the piece servers by node.
+    """
 
     pservers: Sequence[str]
     endpoints: Mapping[str, str]
@@ -305,6 +338,35 @@ class DropModels(TypedDict):
     tags: Sequence[str]
 
 
+class ManifestFile(TypedDict):
+    bytes: int
+    sha256: str
+
+
+class Copy(TypedDict):
+    """Copy the manifest of a save from the `lead`, and the pieces that the nodes `sources` wrote.
+
+    `lead` is the node and the endpoint of its piece server, or None on that node; `sources` are endpoints by node.
+    """
+
+    do: Literal["copy"]
+    tag: str
+    checkpoint: bool
+    manifest: ManifestFile
+    lead: Sequence[Any] | None
+    sources: Mapping[str, str]
+
+
+class Merge(TypedDict):
+    """Merge a model of at most `limit_mb` with the interpreter `python`."""
+
+    do: Literal["merge"]
+    tag: str
+    python: str
+    limit_mb: int
+    sources: Mapping[str, str]
+
+
 class Stacks(TypedDict):
     do: Literal["stacks"]
     message: str
@@ -321,7 +383,7 @@ class End(TypedDict):
     cause: Cause | None
 
 
-Order = Union[Spawn, Again, Respawn, Shrink, Left, FinishPservers, Keep, DropModels, Stacks, Stop, End]
+Order = Union[Spawn, Again, Respawn, Shrink, Left, FinishPservers, Keep, DropModels, Copy, Merge, Stacks, Stop, End]
 ORDERS: Mapping[str, Callable[..., Order]] = {
     "spawn": Spawn,
     "again": Again,
@@ -331,6 +393,8 @@ ORDERS: Mapping[str, Callable[..., Order]] = {
     "finish": FinishPservers,
     "keep": Keep,
     "drop_models": DropModels,
+    "copy": Copy,
+    "merge": Merge,
     "stacks": Stacks,
     "stop": Stop,
     "end": End,

@@ -6,6 +6,10 @@ Failures are forgiven after an hour: a weekend-long job may lose a process now a
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from clusterctl.common.events import Cause
 
 FORGIVEN_AFTER_S = 3600.0
 FIRST_DELAY_S = 1.0
@@ -39,3 +43,11 @@ class RestartPolicy:
     def forget(self, key: Key) -> None:
         """Forgive all failures of a process: the user has fixed it."""
         self._failures.pop(key, None)
+
+    def explain(self, cause: Cause, key: Key, now: float) -> None:
+        """Add to a cause how often the process was restarted before the limit was reached."""
+        failures = self.failures(key, now)
+        if failures > 1:
+            times = "once" if failures == 2 else f"{failures - 1} times"
+            cause["message"] += f"; restarted {times}, the RESTARTS limit"
+            cause["failures"] = failures

@@ -16,6 +16,7 @@ from clusterctl.agent.lead.actions import Action, Finish, ManifestAction, Policy
 from clusterctl.agent.lead.channel import Channel
 from clusterctl.agent.lead.checkpoints import Best, CheckpointRetention, Known, ModelRetention
 from clusterctl.agent.lead.connection import DIAL_S, RETRY_S, Connection
+from clusterctl.agent.lead.copies import CopyPolicy, MergePolicy
 from clusterctl.agent.lead.message_schema import check
 from clusterctl.agent.lead.messages import Frame, Order, Report
 from clusterctl.agent.lead.state_machine import Lead
@@ -36,6 +37,14 @@ def retention_of(spec: RunSpec) -> CheckpointRetention:
     best, resume = spec.saving.keep_best, spec.saving.resume
     first = Known(resume.tag, resume.step) if resume else None
     return CheckpointRetention(spec.saving.keep, Best(best.name, best.direction) if best else None, first)
+
+
+def copies_of(spec: RunSpec) -> CopyPolicy:
+    """What is copied and merged, as set by a spec."""
+    sources = {int(node): nodes for node, nodes in (spec.saving.copies_from or {}).items()}
+    limit_mb, mine = spec.saving.model_on_lead_mb, [process for process in spec.processes if process.ours]
+    python = mine[0].argv[0] if mine else "python3"
+    return CopyPolicy(sources, MergePolicy(limit_mb, python) if limit_mb and spec.trains_with_ours else None)
 
 
 def policy_of(spec: RunSpec) -> Policy:
@@ -88,6 +97,7 @@ class LeadServer:
             pservers_leave=ENGINES[spec.training.engine].leaves,
             retention=retention_of(spec),
             models=ModelRetention(spec.saving.keep_models, models),
+            copies=copies_of(spec),
             policy=policy_of(spec),
         )
         loop.watch(listener, self._accept)

@@ -11,24 +11,27 @@ The first failure beyond the limit stops all processes; processes that end becau
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 
 from clusterctl.agent.lead import messages
 from clusterctl.agent.lead.actions import Action, Finish, Policy, RecordEvent, SendOrder, warning
-from clusterctl.agent.lead.checkpoints import CheckpointRetention, CheckpointTracker, ModelRetention
+from clusterctl.agent.lead.checkpoints import CheckpointRetention, ModelRetention
+from clusterctl.agent.lead.copies import CopyPolicy
 from clusterctl.agent.lead.deadlock import DeadlockDetector
 from clusterctl.agent.lead.failure_detector import FailureDetector, suspect_s
 from clusterctl.agent.lead.learning import find_doubts
 from clusterctl.agent.lead.process_table import ProcessTable, name_of
 from clusterctl.agent.lead.restart_policy import Key, RestartPolicy
+from clusterctl.agent.lead.saves import SAVE_REPORTS, SaveTracker
 from clusterctl.common.events import Cause, Ended, Lost, Restarting, RolledBack
+from clusterctl.common.records import typed
 
 STOP_MARGIN_S = 20.0
 MOST_ATTEMPTS = 4  # to find ports that no other program takes
 
 
 class Lead:
-    """`processes` are all (role, rank, node) of the run, `members` the ids of all its nodes.
+    """`processes` are all (role, rank, node) of the run, `members` the ids of all its nodes, the lead's first.
 
     `pservers_leave` is true if pservers exit on their own when the trainers do.
     """
@@ -36,7 +39,7 @@ class Lead:
     def __init__(
         self,
         processes: Iterable[tuple[str, int, int]],
-        members: Iterable[int],
+        members: Sequence[int],
         *,
         now: float,
         node_grace_s: float,
@@ -45,6 +48,7 @@ class Lead:
         pservers_leave: bool = False,
         retention: CheckpointRetention | None = None,
         models: ModelRetention | None = None,
+        copies: CopyPolicy | None = None,
         policy: Policy | None = None,
     ) -> None:
         self.phase = "gathering"
@@ -57,7 +61,7 @@ class Lead:
         self._restart_policy = RestartPolicy(self._policy.restarts)
         self._port_trials = 1
         self._deadlocks = DeadlockDetector()
-        self._tracker = CheckpointTracker(retention or CheckpointRetention(3), models or ModelRetention(None))
+        self._saves = SaveTracker(len(self._table.of_role("pserver")), members[0], retention, models, copies)
         self._recover: messages.Recovery = {"tag": None, "step": 0}
         self._cause: Cause | None = None
         self._outcome = "succeeded"
@@ -74,10 +78,12 @@ class Lead:
 
     def handle(self, node: int, message: messages.Report, now: float) -> list[Action]:
         """Handle a report of a supervisor."""
-        handler = getattr(self, f"_on_{message['do']}", None)
-        if handler is None or self.phase == "ended" or self._is_late(message):
+        if self.phase == "ended" or self._is_late(message):
             return []
-        actions: list[Action] = handler(node, message, now)
+        if message["do"] in SAVE_REPORTS:
+            return [*self._saves.handle(node, message, now), *self._end_if_idle(now)]
+        handler = getattr(self, f"_on_{message['do']}", None)
+        actions: list[Action] = handler(node, message, now) if handler is not None else []
         return actions
 
     def _is_late(self, message: messages.Report) -> bool:
@@ -103,7 +109,7 @@ class Lead:
             actions += self._detect_deadlock(now)
         if self._stop_deadline is not None and now > self._stop_deadline:
             actions += self._end()
-        return actions
+        return [*actions, *self._end_if_idle(now)]
 
     def _detect_deadlock(self, now: float) -> list[Action]:
         """Detect a deadlock. Waiting for trainers that are held for a rejoin is not one."""
@@ -118,29 +124,30 @@ class Lead:
         if node in self._detector.absent | self._detector.idle or self.phase == "ended":
             return []
         event: Lost = {"event": "lost", "node": node, "message": why, "why": why, "silent_s": silent_s}
-        note = RecordEvent(event)
+        notes: list[Action] = [RecordEvent(event), *self._saves.copies.leave(node, now)]
         cause: Cause = {"kind": "node_lost", "node": node, "message": f"node{node} is lost: {why}", "why": why}
         if self.phase not in ("stopping", "finishing") and node in self._detector.here:
             keys = self._table.on(node)
             serves = any(role != "trainer" for role, _ in keys)
             if self._policy.on_trainer_loss == "wait":
                 self._detector.wait_for(node)
-                return [RecordEvent({**event, "waits": True}), *self._restart_when_back(keys)]
+                return [RecordEvent({**event, "waits": True}), *notes[1:], *self._restart_when_back(keys)]
             if self._policy.on_trainer_loss == "shrink" and not serves:
                 self._detector.lost.add(node)
-                return [note, *self._shrink(keys, cause, now)]
+                return [*notes, *self._shrink(keys, cause, now)]
         self._detector.lost.add(node)
-        return [note, *self._fail(cause, now), *self._end_if_idle()]
+        return [*notes, *self._fail(cause, now), *self._end_if_idle(now)]
 
     # Reports of supervisors.
 
     def _on_hello(self, node: int, message: messages.Hello, now: float) -> list[Action]:
         self._detector.here.add(node)
+        actions = self._saves.copies.come(node, message.get("pieces"), now)
         if message.get("new"):
-            return self._brief(node)
+            return [*actions, *self._brief(node)]
         self._gathered.add(node)
         self._table.endpoints.update(message.get("endpoints", {}))
-        return self._spawn_if_all_are_here()
+        return [*actions, *self._spawn_if_all_are_here()]
 
     def _spawn_if_all_are_here(self) -> list[Action]:
         if self.phase != "gathering" or not self._gathered >= self._detector.nodes - self._detector.lost:
@@ -153,10 +160,9 @@ class Lead:
         if not self._table.waiting:
             return self._spawn("trainer") if role == "pserver" else self._run()
         self.phase = f"{role}s"
-        return [
-            self._phase_note(),
-            SendOrder({"do": "spawn", "epoch": self.epoch, "role": role, **self._table.whereabouts()}),
-        ]
+        known = {**self._table.whereabouts(), "pieces": self._saves.copies.places if role == "pserver" else {}}
+        order = typed(messages.Spawn, {"do": "spawn", "epoch": self.epoch, "role": role, **known})
+        return [self._phase_note(), SendOrder(order)]
 
     def _phase_note(self) -> RecordEvent:
         return RecordEvent({"event": "phase", "phase": self.phase})
@@ -233,17 +239,7 @@ class Lead:
             actions = self.lose(node, "it had lost contact with the lead", now)
         if node not in self._detector.awaited:
             self._detector.idle.add(node)
-        return [*actions, *self._end_if_idle()]
-
-    def _on_saved(self, node: int, message: messages.Saved, now: float) -> list[Action]:
-        return self._tracker.take(message, len(self._table.of_role("pserver")))
-
-    def _on_kept(self, node: int, message: messages.Kept, now: float) -> list[Action]:
-        return self._tracker.keep(message)
-
-    def _on_logged(self, node: int, message: messages.Logged, now: float) -> list[Action]:
-        self._tracker.log(message)
-        return []
+        return [*actions, *self._end_if_idle(now)]
 
     # Failures that a restart may fix.
 
@@ -279,17 +275,13 @@ class Lead:
         """Discard a checkpoint that a pserver cannot load, and restart from the one before."""
         tag = self._recover["tag"]
         if tag is not None:
-            self._tracker.discard(tag)
+            self._saves.checkpoints.discard(tag)
         words = cause.get("tail") or [cause["message"]]
         note = warning(cause["node"], f"checkpoint {tag} cannot be used by {name_of(key)}: {words[-1]}")
         return [note, *self._roll_back(self._table.node_of)]
 
     def _give_up(self, key: Key, cause: Cause, now: float) -> list[Action]:
-        failures = self._restart_policy.failures(key, now)
-        if failures > 1:
-            times = "once" if failures == 2 else f"{failures - 1} times"
-            cause["message"] += f"; restarted {times}, the RESTARTS limit"
-            cause["failures"] = failures
+        self._restart_policy.explain(cause, key, now)
         if key[0] == "trainer" and self.phase in ("trainers", "running") and not self._policy.whole:
             if self._policy.on_trainer_loss == "shrink":
                 return self._shrink({key}, cause, now)
@@ -341,7 +333,8 @@ class Lead:
         self._table.roll_back(keys, but_done=not self._restart_together)
         for known in (self._gathered, self._detector.idle):
             known.clear()
-        self._recover = {**self._tracker.go_back(forget_logs=self._policy.together), "left": self._table.left()}
+        newest = self._saves.checkpoints.go_back(forget_logs=self._policy.together)
+        self._recover = {**newest, "left": self._table.left()}
         return [self._phase_note(), self._rolled_back(), SendOrder(self._again(delay_s))]
 
     def _rolled_back(self) -> RecordEvent:
@@ -379,10 +372,12 @@ class Lead:
         self._stop_deadline = now + self._stop_limit_s
         self._detector.give_up_waiting()  # nodes that join later are ordered to stop
         note = RecordEvent({"event": "phase", "phase": "stopping", "cause": cause})
-        return [note, SendOrder({"do": "stop", "cause": cause}), *self._end_if_idle()]
+        return [note, SendOrder({"do": "stop", "cause": cause}), *self._end_if_idle(now)]
 
-    def _end_if_idle(self) -> list[Action]:
+    def _end_if_idle(self, now: float) -> list[Action]:
         if self.phase not in ("stopping", "finishing") or not self._detector.all_idle():
+            return []
+        if self.phase == "finishing" and self._saves.copies.waits(now):
             return []
         return self._end()
 
@@ -391,8 +386,9 @@ class Lead:
         missing = sorted(self._detector.nodes - self._detector.idle)
         ended: Ended = {"event": "ended", "state": self._outcome, "cause": self._cause, "not_heard_of": missing}
         if self._outcome == "succeeded":
-            ended["warnings"] = find_doubts(self._table.last_words.values(), self._tracker.not_finite)
+            ended["warnings"] = find_doubts(self._table.last_words.values(), self._saves.checkpoints.not_finite)
         return [
+            *self._saves.copies.unfinished(),
             RecordEvent(ended),
             SendOrder({"do": "end", "state": self._outcome, "cause": self._cause}),
             Finish(self._outcome),

@@ -16,7 +16,7 @@ from typing import Any
 
 from clusterctl.common.errors import AgentError
 from clusterctl.common.files import digest_of, sync_directory
-from clusterctl.common.manifest import NAME, is_pass_tag, write_manifest
+from clusterctl.common.manifest import MERGED_FORMAT, MERGED_NAME, NAME, is_pass_tag, write_manifest
 from clusterctl.common.paths import JobPaths, RunPaths, saved_places
 
 PIECES = "pserver-*.safetensors"
@@ -79,7 +79,7 @@ def defect(path: Path, file: Mapping[str, Any], on_read: Callable[[], None] = la
 
 
 def remove_half_written(run: RunPaths) -> None:
-    """Remove the pieces of checkpoints and models that pservers were writing when they were killed."""
+    """Remove the pieces of checkpoints and models that were being written when their writers were killed."""
     for directory in (run.checkpoints, run.job.output):
         paths: list[Path] = []
         with contextlib.suppress(OSError):
@@ -115,6 +115,12 @@ def piece_header(piece: Path) -> dict[str, str]:
     return {}
 
 
+def is_merged_by_us(path: Path) -> bool:
+    """Return True for a model that we merged, and False for a file that the program has written."""
+    header = piece_header(path) if path.is_file() and not path.is_symlink() else {}
+    return header.get("format") == MERGED_FORMAT and "run" in header
+
+
 def drop_manifests(run: RunPaths, stay: Collection[str], newest: str) -> None:
     """Remove the manifests of the checkpoints that will be removed, so that they no longer count as checkpoints."""
     for directory in _older(run, stay, newest):
@@ -147,6 +153,8 @@ def remove_models(job: JobPaths, tags: Collection[str]) -> None:
     for directory in _model_directories(job, tags):
         for piece in directory.glob(PIECES):
             piece.unlink(missing_ok=True)
+        if is_merged_by_us(directory / MERGED_NAME):
+            (directory / MERGED_NAME).unlink()
         with contextlib.suppress(OSError):
             directory.rmdir()
 
@@ -158,11 +166,12 @@ def _model_directories(job: JobPaths, tags: Collection[str]) -> Iterator[Path]:
 
 
 def _older(run: RunPaths, stay: Collection[str], newest: str) -> Iterator[Path]:
-    """Yield the run's checkpoints before `newest`. Tags end with the zero-padded step: compare lengths, then text."""
+    """Yield the run's checkpoints before `newest`."""
     for other, directory in checkpoint_dirs(run.job):
-        if (
-            other.run == run.run
-            and directory.name not in stay
-            and (len(directory.name), directory.name) < (len(newest), newest)
-        ):
+        if other.run == run.run and directory.name not in stay and is_older(directory.name, newest):
             yield directory
+
+
+def is_older(tag: str, newest: str) -> bool:
+    """Compare tags of checkpoints. They end with the zero-padded step: compare lengths, then text."""
+    return (len(tag), tag) < (len(newest), newest)

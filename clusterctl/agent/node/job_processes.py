@@ -31,6 +31,7 @@ from clusterctl.common.procfs import (
 
 MARK = b"CLUSTERCTL_JOB_DIR="
 SUPERVISOR, GUARDIAN = b"supervisor", b"guardian"
+AGENTS = (SUPERVISOR, GUARDIAN, b"piece-server")
 ENTRY = b"/agent/entry.py"
 MOST_NAMED = 20
 MOST_WORDS = 60  # characters of a command

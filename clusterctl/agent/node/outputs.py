@@ -69,6 +69,22 @@ def models_in(place: Path) -> Iterator[SavedModel]:
             yield SavedModel(directory, str(known.get("run", "")), whole, about is not None)
 
 
+def copied_models(run: RunPaths) -> Iterator[SavedModel]:
+    """Yield the complete models of a run, and of those that it resumed, whose manifest this node was given."""
+    most, last = None, run
+    while True:
+        for directory in sorted(last.copies.iterdir()) if last.copies.is_dir() else ():
+            with contextlib.suppress(OSError, ValueError):
+                about = read_manifest(directory)
+                if about is None or about.get("checkpoint") or (most is not None and about["step"] > most):
+                    continue
+                yield SavedModel(directory, str(about.get("run", "")), int(about["step"]), complete=True)
+        summary = read_summary(last)
+        if summary is None or summary.saving.resume is None:
+            return
+        most, last = summary.saving.resume.step, run.job.run(summary.saving.resume.run)
+
+
 def complete_models(job: JobPaths) -> dict[str, int]:
     """Return the step of each complete model of a pass in output/, by tag."""
     return {one.directory.name: one.step for one in models_in(job.output) if one.complete and one.is_of_a_pass}

@@ -1,8 +1,8 @@
 """Send a run's logs and outputs to the control machine: for each file a line, its bytes, and its hash.
 
 First comes a list of the complete models that this node knows of; the answer names those of passes to bring. Empty
-directories are sent as `{"dir": path}`. The answer lists what is `left` here as [path, kind]: a "link" or a
-"special" file could lead anywhere, and a "name" could harm a terminal.
+directories are sent as `{"dir": path}`. What we merged is not sent: it is merged again at home. The answer lists what
+is `left` here as [path, kind]: a "link" or a "special" file could lead anywhere, and a "name" could harm a terminal.
 """
 
 from __future__ import annotations
@@ -15,10 +15,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from clusterctl.agent.node.checkpoint_files import is_merged_by_us
 from clusterctl.agent.node.jobs import find_job, pick_run, read_state
-from clusterctl.agent.node.outputs import SavedModel, is_part_of_model, models_in, output_places
+from clusterctl.agent.node.outputs import SavedModel, copied_models, is_part_of_model, models_in, output_places
 from clusterctl.agent.peer import Peer
 from clusterctl.common.errors import AgentError
+from clusterctl.common.manifest import MERGED_NAME
 from clusterctl.common.paths import RunPaths
 from clusterctl.common.tree import ODD_CHARACTERS
 
@@ -37,9 +39,13 @@ def collect(root: Path, request: dict[str, Any], peer: Peer) -> dict[str, Any]:
     """
     job = find_job(root, request["ref"])
     run = pick_run(job, request.get("run"))
+    if "copies" in request:
+        return _send_copies(request["copies"], run, peer)
     places = output_places(job, run)
     models, others = _models(places, run)
     complete = [model for model in models if model.complete]
+    known = {model.directory.name for model in complete}
+    complete += [model for model in copied_models(run) if model.directory.name not in known] if run else []
     peer.send({"models": [{"tag": one.directory.name, "run": one.run, "step": one.step} for one in complete]})
     bring = peer.next_message()["bring"]
     passes = [one for one in models if one.is_of_a_pass and bring is not None]
@@ -65,6 +71,23 @@ def collect(root: Path, request: dict[str, Any], peer: Peer) -> dict[str, Any]:
     if run is not None and (warnings := (read_state(run).get("ended") or {}).get("warnings")):
         about["warnings"] = warnings
     return {**about, "left": left[:MOST_LEFT], "more": max(0, len(left) - MOST_LEFT)}
+
+
+def _send_copies(wanted: dict[str, Any], run: RunPaths | None, peer: Peer) -> dict[str, Any]:
+    """Send the copies of other nodes' pieces of the model `tag`, and its manifest, but no file that is in `have`.
+
+    With `merged` send the merged model of this node instead.
+    """
+    tag, have, count = wanted["tag"], set(wanted["have"]), 0
+    places = output_places(run.job, run) if run is not None and wanted.get("merged") else []
+    paths = [place / tag / MERGED_NAME for place in places if is_merged_by_us(place / tag / MERGED_NAME)][:1]
+    if run is not None and not wanted.get("merged"):
+        held = next((model.directory for model in copied_models(run) if model.directory.name == tag), None)
+        paths = sorted(held.iterdir()) if held is not None else []
+    for path in paths:
+        if path.name not in have and (is_part_of_model(path.name) or path.name == MERGED_NAME):
+            count += _send_file(peer, path, f"output/{tag}/{path.name}")
+    return {"files": count}
 
 
 def _kind(path: Path) -> int:
@@ -95,6 +118,7 @@ def _paths(log: Path, outputs: list[Path], staying: set[Path]) -> Iterator[tuple
             links = [name for name in directories if Path(directory, name).is_symlink()]
             models = Path(directory) in staying
             kept = [name for name in names if not _is_ours(top, name) and not (models and is_part_of_model(name))]
+            kept = [name for name in kept if name != MERGED_NAME or not is_merged_by_us(Path(directory, name))]
             found = [Path(directory, name) for name in sorted((*kept, *links))]
             if not names and not directories and directory != str(place):
                 found.append(Path(directory))

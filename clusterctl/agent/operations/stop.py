@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from clusterctl.agent.node import ports
-from clusterctl.agent.node.job_processes import GUARDIAN, SUPERVISOR, agents_of, job_dir_of, named, of_job
+from clusterctl.agent.node.job_processes import AGENTS, SUPERVISOR, agents_of, job_dir_of, named, of_job
 from clusterctl.agent.node.jobs import (
     check_own,
     find_job,
@@ -48,8 +48,8 @@ def stop(root: Path, request: dict[str, Any], peer: Peer) -> dict[str, Any]:
     ended = read_state(run).get("ended") if run is not None else None
     grace_s, was, killed = _stop_supervisors(job, peer)
     leftovers, by_kill, _ = end_all(lambda: of_job(job.dir), grace_s)
-    end_all(lambda: agents_of(job.dir, SUPERVISOR, GUARDIAN), AGENTS_S)
-    left = [*of_job(job.dir), *agents_of(job.dir, SUPERVISOR, GUARDIAN)]
+    end_all(lambda: agents_of(job.dir, *AGENTS), AGENTS_S)
+    left = [*of_job(job.dir), *agents_of(job.dir, *AGENTS)]
     wait_until(lambda: is_free(job), UNDO_S)
     spec = read_summary(run) if run else None
     if run is not None and run.dir.is_dir() and run_state(run, read_state(run)) == "lost":
@@ -80,7 +80,7 @@ def _find(root: Path, ref: str) -> JobPaths:
         path = expand(ref) if "/" in ref or ref.startswith("~") else root / ref
         if exc.kind != "no_job" or not is_job_id(path.name) or path.parent != root:
             raise
-        if not of_job(path) and not agents_of(path, SUPERVISOR, GUARDIAN):
+        if not of_job(path) and not agents_of(path, *AGENTS):
             raise
         job = JobPaths(path)
         if path.exists():

@@ -9,12 +9,14 @@ from pathlib import Path
 from typing import Any
 
 from clusterctl.agent.lead.actions import DropManifests, ManifestAction, WriteManifest
-from clusterctl.agent.lead.messages import Keep, Logged
+from clusterctl.agent.lead.messages import Keep, Logged, Written
 from clusterctl.agent.node.checkpoint_files import drop_manifests, drop_model_manifests, remove_models, remove_older
 from clusterctl.agent.node.outputs import complete_models
+from clusterctl.agent.node.pieces import remove_checkpoint_copies, remove_model_copies
 from clusterctl.agent.supervisor.child import Child
 from clusterctl.agent.supervisor.exits import system_error
 from clusterctl.agent.supervisor.run_context import RunContext
+from clusterctl.common.files import digest_of
 
 
 class CheckpointKeeper:
@@ -64,7 +66,15 @@ class CheckpointKeeper:
         directory = (self._run.checkpoints if whole.checkpoint else self._run.job.output) / tag
         directory.mkdir(0o700, parents=True, exist_ok=True)
         if manifest is not None:
-            write_manifest(directory, {**manifest, **(self._invocation() if whole.checkpoint else {})})
+            path = write_manifest(directory, {**manifest, **(self._invocation() if whole.checkpoint else {})})
+            about: Written = {
+                "do": "written",
+                "tag": tag,
+                "checkpoint": whole.checkpoint,
+                "bytes": path.stat().st_size,
+                "sha256": digest_of(path),
+            }
+            self._context.send(about)
 
     def _invocation(self) -> dict[str, Any]:
         """Return what a resume repeats: the arguments of the program, and the settings given with `--set`."""
@@ -77,6 +87,7 @@ class CheckpointKeeper:
         served = saving.resume.tag if saving.resume and saving.sources else None
         with self._warn_on_error():
             remove_older(self._run, order["tags"], order["newest"], alone=order["alone"], served=served)
+            remove_checkpoint_copies(self._run, order["tags"], order["newest"], alone=order["alone"])
 
     def complete_models(self) -> dict[str, int]:
         """Return the models of passes that this run starts with, with their steps: those of the run that it resumes."""
@@ -86,6 +97,7 @@ class CheckpointKeeper:
         """Remove models of passes."""
         with self._warn_on_error("model"):
             remove_models(self._run.job, tags)
+            remove_model_copies(self._run.job, tags, self._run.run)
 
     @contextlib.contextmanager
     def _warn_on_error(self, of: str = "checkpoint") -> Iterator[None]:

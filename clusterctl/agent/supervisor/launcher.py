@@ -14,6 +14,7 @@ from clusterctl.agent.supervisor.limits import limiter
 from clusterctl.agent.supervisor.run_context import RunContext
 from clusterctl.common.engines import ENGINES, Endpoints, has_port
 from clusterctl.common.events import FailureFacts
+from clusterctl.common.files import write_json
 from clusterctl.common.paths import PACKAGE_ROOT
 from clusterctl.common.process_environment import NodeFacts, environment
 
@@ -57,15 +58,18 @@ class Launcher:
 
     def endpoints(self) -> Endpoints:
         """The endpoints where the programs of this node will listen, by process."""
-        return {name: self._endpoint(port) for name, port in self._ports.ports.items()}
+        return {name: self.endpoint(port) for name, port in self._ports.ports.items()}
 
-    def _endpoint(self, port: int) -> str:
+    def endpoint(self, port: int) -> str:
+        """Return HOST:PORT for a port of this node."""
         host = self._spec.address
         return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
     def update_endpoints(self, known: Whereabouts) -> None:
         """Adopt the endpoints of the processes on all nodes."""
         self._pservers, self._endpoints = tuple(known["pservers"]), known["endpoints"]
+        if pieces := known.get("pieces"):
+            write_json(self._context.run.peers, dict(pieces), durable=False)
 
     def start(self, child: Child) -> None:
         if child.attempt > 1:  # the program does not seem to share the port with us
@@ -120,12 +124,12 @@ class Launcher:
         if is_listening(port, os.geteuid()):
             self.ready(child, [port])
         elif self._context.loop.now() > deadline:
-            self._context.fail(f"does not listen on {self._endpoint(port)} after {LISTENS_LIMIT_S:.0f} s", child)
+            self._context.fail(f"does not listen on {self.endpoint(port)} after {LISTENS_LIMIT_S:.0f} s", child)
         else:
             self._context.loop.after(LISTEN_POLL_S, lambda: self._await_listening(child, deadline))
 
     def ready(self, child: Child, ports: Sequence[int]) -> None:
-        endpoint = self._endpoint(ports[0])
+        endpoint = self.endpoint(ports[0])
         child.state, child.worked = "ready", True
         child.progress["ports"] = list(ports)
         self._context.record({"event": "ready", "endpoint": endpoint}, child)

@@ -33,6 +33,7 @@ from clusterctl.agent.supervisor.exits import ExitClassifier, system_error
 from clusterctl.agent.supervisor.launcher import Launcher
 from clusterctl.agent.supervisor.limits import allow_open_files
 from clusterctl.agent.supervisor.orphans import OrphanCleaner, adopt_orphans, reap_orphans
+from clusterctl.agent.supervisor.piece_server import PieceServerProcess
 from clusterctl.agent.supervisor.restart import Restart
 from clusterctl.agent.supervisor.run_context import RunContext
 from clusterctl.agent.supervisor.watchdog import Watchdog
@@ -75,12 +76,13 @@ class Supervisor:
         context = RunContext(run, spec, loop, self._record, forward, self._send, self._fail_node, lambda: self.stopping)
         self._context = context
         self._launcher = Launcher(context)
+        self._pieces = PieceServerProcess(context)
         self._checkpoints = CheckpointKeeper(context)
         self._watchdog = Watchdog(context, lambda: self.children)
         self._child_messages = ChildMessages(
             context, self._launcher, self._checkpoints, ExitClassifier(context), self._watchdog
         )
-        self._orphans = OrphanCleaner(context, self.event_log.count_killed, self._is_guardian)
+        self._orphans = OrphanCleaner(context, self.event_log.count_killed, self._is_helper)
         self._guardian, self._lifeline = self._new_guardian()
         if new:
             self.event_log.take_over()
@@ -96,23 +98,16 @@ class Supervisor:
     def _new_guardian(self) -> tuple[Any, int]:
         return guardian.spawn(self.run.job.dir, self.run.run, self.spec.timing.grace_s, self._lock_fd)
 
-    def _is_guardian(self, pid: int) -> bool:
-        return bool(self._guardian.pid == pid)
+    def _is_helper(self, pid: int) -> bool:
+        return pid in (self._guardian.pid, self._pieces.pid)
 
     def begin(self, listener: socket.socket | None) -> None:
         """Join the run. On the lead's node, `listener` is the listening socket."""
         self.lead: LeadServer | LeadClient
         if listener is not None:
-            self.lead = LeadServer(
-                self.loop,
-                self.run,
-                self.spec,
-                listener,
-                self._on_order,
-                self._record,
-                self._checkpoints.change_manifests,
-                self._checkpoints.complete_models(),
-            )
+            calls = (self._on_order, self._record, self._checkpoints.change_manifests)
+            models = self._checkpoints.complete_models()
+            self.lead = LeadServer(self.loop, self.run, self.spec, listener, *calls, models)
         else:
             assert self.spec.lead is not None
             hooks = (self._on_order, self._on_lead_lost, self._on_lead_away)
@@ -124,6 +119,8 @@ class Supervisor:
 
     def _send_hello(self) -> None:
         hello: Hello = {"do": "hello", "epoch": self._epoch, "endpoints": self._launcher.endpoints()}
+        if self._pieces.port is not None:
+            hello["pieces"] = self._launcher.endpoint(self._pieces.port)
         if self._new:
             hello["new"], self._new = True, False
         self.lead.send(hello)
@@ -149,6 +146,8 @@ class Supervisor:
             self._checkpoints.keep(order)
         elif order["do"] == "drop_models":
             self._checkpoints.drop_models(order["tags"])
+        elif order["do"] == "copy" or order["do"] == "merge":
+            self._pieces.carry_out(order)
         elif order["do"] == "stacks":
             self._watchdog.show_stacks(order["message"])
         elif order["do"] == "stop":
@@ -287,7 +286,8 @@ class Supervisor:
         for child in self.children:
             if child.poll():
                 self._child_messages.exited(child)
-        reap_orphans({self._guardian.pid, *(child.pid for child in self.children if child.pid)})
+        self._pieces.poll()
+        reap_orphans({self._guardian.pid, self._pieces.pid or 0, *(child.pid for child in self.children if child.pid)})
         self._settle()
 
     # Endings.
@@ -357,6 +357,7 @@ class Supervisor:
             self.loop.after(END_POLL_S, lambda: self._leave_when_quiet(deadline))
 
     def _leave(self) -> None:
+        self._pieces.close()
         self.event_log.write_state()
         shutil.rmtree(self.run.keys, ignore_errors=True)
         if self._cleared:  # else the guardian ends the rest

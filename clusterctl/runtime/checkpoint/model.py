@@ -15,7 +15,7 @@ from typing import Any, Callable, Union
 
 import numpy as np
 
-from clusterctl.common.manifest import is_cut, piece_name, read_manifest
+from clusterctl.common.manifest import MERGED_FORMAT, MERGED_NAME, is_cut, piece_name, read_manifest
 from clusterctl.runtime.arrays import Floats, Ids, as_array, as_tensor, is_finite
 from clusterctl.runtime.checkpoint.safetensors import Entry, TensorFile, write_tensors
 from clusterctl.runtime.checkpoint.writer import FORMAT
@@ -27,8 +27,6 @@ Value = Union[Floats, "tuple[Ids, Floats]"]
 PathLike = Union[str, "os.PathLike[str]"]
 Select = Callable[[Ids], Ids]
 
-MERGED_FORMAT = "clusterctl-model/1"
-MERGED_NAME = "model.safetensors"
 PIECES = "pserver-*.safetensors"
 COLLECTED = "model"  # the directory of the merged model in one that `collect` made
 
@@ -279,9 +277,9 @@ def _open(directories: Sequence[Path]) -> PieceSet | MergedFile:
         return MergedFile(path)
     if not path.is_dir():
         raise ModelError(f"{path} does not exist", remedy="give a directory of saved pieces, or a merged model file")
-    if any(path.glob(PIECES)):
-        return PieceSet(_open_files(directories))
-    merged = next((file for file in (path / MERGED_NAME, path / COLLECTED / MERGED_NAME) if file.is_file()), None)
+    files = [file for file in (path / MERGED_NAME, path / COLLECTED / MERGED_NAME) if file.is_file()]
+    beside_pieces = any(path.glob(PIECES))
+    merged = next((file for file in files if not beside_pieces or _is_merged(file)), None)
     return PieceSet(_open_files(directories)) if merged is None else MergedFile(merged)
 
 
@@ -290,6 +288,11 @@ def _open_files(directories: Sequence[Path]) -> list[TensorFile]:
     if not paths:
         raise ModelError(f"no pieces of a model in {_names(directories)}", remedy="give the directories of one tag")
     return [TensorFile(path) for path in paths]
+
+
+def _is_merged(path: Path) -> bool:
+    """Return True for a merged model, and False for a file of the program that has its name."""
+    return TensorFile(path).metadata.get("format") == MERGED_FORMAT
 
 
 def _find_pieces(directories: Iterable[Path]) -> list[Path]:

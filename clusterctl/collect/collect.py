@@ -8,56 +8,22 @@ DIR/model/model.safetensors
 from __future__ import annotations
 
 import contextlib
-import hashlib
-import os
-import posixpath
 import shutil
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from clusterctl.cluster import NONSENSE, AgentCall, Cluster, NodeOutcome
-from clusterctl.cluster.answers import WARNINGS, RunWarning
+from clusterctl.cluster import NONSENSE, Cluster, NodeOutcome
+from clusterctl.cluster.answers import RunWarning
+from clusterctl.collect.copies import Pieces, bring_merged
+from clusterctl.collect.receive import MOST_FILES, TOPS, Collected, Left, Received, receive, refuse
 from clusterctl.common.manifest import NAME, is_pass_tag, is_tag, read_manifest
-from clusterctl.common.tree import ODD_CHARACTERS
 from clusterctl.errors import ClusterctlError, NodeError, RefusedError, UsageError
 from clusterctl.inventory import Node
 
-CHUNK_BYTES = 1 << 20
-TOPS = ("log", "output")
 MARK = "job"
-MOST_FILES = 200_000  # per node
-MOST_LEFT = 100  # per node, that are listed
-KINDS = ("link", "special", "name")
-MOST_LEVELS = 32
-LONGEST_NAME = 300  # characters of a name shown in an error
-KEPT_FREE_BYTES = 256 << 20  # on the local file system
-LATEST_NS = 1 << 62  # as a time of change
-
-
-@dataclass(frozen=True)
-class Collected:
-    """One downloaded file: `path` is relative to the target directory."""
-
-    path: str
-    node: int
-    bytes: int
-    sha256: str
-
-
-@dataclass(frozen=True)
-class Left:
-    """A path that was left on a node: a "link", a "special" file, or one with a "name" that could harm a terminal.
-
-    `more`: as many others of this node are not listed.
-    """
-
-    node: int
-    path: str
-    kind: str
-    more: int = 0
 
 
 @dataclass(frozen=True)
@@ -79,13 +45,6 @@ class Selection:
 
 
 @dataclass(frozen=True)
-class Received:
-    files: list[Collected]
-    left: list[Left]
-    warnings: list[RunWarning]
-
-
-@dataclass(frozen=True)
 class Collection:
     """`tag` is that of the merged `model`; `more_models`: as many complete ones of passes stayed on the nodes."""
 
@@ -101,13 +60,14 @@ class Collection:
 class Choice:
     """The models to bring, chosen from the list of the lead's node; the other nodes wait for it.
 
-    `tag` is the one to merge, `bring` those of passes to bring (None: all). `models` is None if that node failed.
+    `tag` is the one to merge, `bring` those of passes to bring (None: all). `models` is None if no node listed any.
     """
 
     def __init__(self, selection: Selection, job: str) -> None:
         self._selection = selection
         self._job = job
         self._made = threading.Event()
+        self._lock = threading.Lock()
         self._error: UsageError | None = None
         self.models: tuple[Model, ...] | None = None
         self.tag = selection.tag
@@ -129,11 +89,17 @@ class Choice:
         """Let the others go on: the choice is made, or the node that should list the models failed."""
         self._made.set()
 
-    def wait(self) -> None:
-        """Wait for the choice. Raises UsageError if there is nothing to choose."""
+    def wait(self, models: Sequence[Model]) -> None:
+        """Wait for the choice. If the lead's node failed, choose from the list of another one.
+
+        Raises UsageError if there is nothing to choose.
+        """
         self._made.wait()
-        if self._error is not None:
-            raise self._error
+        with self._lock:
+            if self._error is not None:
+                raise self._error
+            if self.models is None and models:
+                self.make(models)
 
 
 def collect(
@@ -153,18 +119,18 @@ def collect(
     choice = Choice(selection, job)
     lead = members[0]
     ids = {node.id for node in members}
+    request = {"op": "collect", "ref": job, "run": selection.run}
 
     def one(node: Node) -> Received:
-        request = {"op": "collect", "ref": job, "run": selection.run}
         try:
             with cluster.call(node, request) as call:
                 models = _listed(node, call.receive())
                 if node is lead:
                     choice.make(models)
                     choice.end()
-                choice.wait()
+                choice.wait(models)
                 call.send({"bring": choice.bring})
-                return _receive(call, target, on_file)
+                return receive(call, target, on_file)
         finally:
             if node is lead:
                 choice.end()
@@ -173,16 +139,21 @@ def collect(
     received = [outcome.get() for outcome in outcomes if outcome.ok]
     files = [file for one_node in received for file in one_node.files]
     left = [path for one_node in received for path in one_node.left]
+    answered = [outcome.node for outcome in outcomes if outcome.ok]
+    pieces = Pieces(target, choice.tag, files) if choice.models and choice.tag else None
+    copies = pieces.complete(cluster, answered, request, on_file) if pieces is not None else []
+    files += copies
     stay = _models_to_keep(target, lead, selection.run, choice)
     for outcome in outcomes:
         if outcome.ok:
-            _remove_others(target, outcome.node, outcome.get().files, stay)
+            _remove_others(target, outcome.node, files, stay)
     for node in cluster.inventory.nodes if received else ():
         if node.id not in ids:
             _remove_others(target, node, [], stay)
     shutil.rmtree(target / "model", ignore_errors=True)
-    whole = choice.models and choice.tag and all(outcome.ok for outcome in outcomes)
-    model = _merge(target, choice.tag, members) if whole and choice.tag else None
+    model = _merge(target, pieces) if pieces is not None and pieces.are_whole else None
+    if model is None and pieces is not None and lead in answered:
+        model = bring_merged(cluster, lead, request, target, pieces.tag, on_file)
     more = sum(is_pass_tag(model.tag) for model in choice.models or ()) - 1 if choice.bring else 0
     warnings = [warning for one_node in received for warning in one_node.warnings]
     return Collection(files, left, outcomes, model, choice.tag, max(0, more), warnings)
@@ -193,7 +164,7 @@ def _listed(node: Node, message: Any) -> list[Model]:
     rows = message.get("models")
     sound = isinstance(rows, list) and len(rows) <= MOST_FILES and all(map(_is_model, rows))
     if not sound:
-        raise _refuse(node, "a malformed list of models")
+        raise refuse(node, "a malformed list of models")
     return [Model(row["tag"], row["run"], row["step"]) for row in rows]
 
 
@@ -252,134 +223,17 @@ def _claim(target: Path, job: str) -> None:
         raise ClusterctlError(f"cannot write to {target}: {exc.strerror}") from exc
 
 
-def _receive(call: AgentCall, target: Path, on_file: Callable[[Collected], None]) -> Received:
-    home = target / f"node-{call.node.id}"
-    files: list[Collected] = []
-    count = 0
-    while True:
-        message = call.receive()
-        if "done" in message:
-            return Received(files, list(_left(call.node, message["done"])), _warnings(call.node, message["done"]))
-        count += 1
-        if count > MOST_FILES:
-            raise _refuse(call.node, f"more than {MOST_FILES:,} files", "have the job pack them, or copy them with scp")
-        if "dir" in message:
-            _make_directories(call.node, target, home / _checked_name(call.node, message["dir"]))
-            continue
-        name, size = _checked_name(call.node, message["file"]), _checked_size(call.node, message["bytes"], target)
-        path = home / name
-        _make_directories(call.node, target, path.parent)
-        digest = _receive_file(call, path, size, _attributes(call.node, message))
-        files.append(Collected(f"node-{call.node.id}/{name}", call.node.id, size, digest))
-        on_file(files[-1])
-
-
-def _left(node: Node, done: object) -> Iterator[Left]:
-    """Yield what the node reports as left there. Agents of older versions report nothing."""
-    rows = done.get("left", []) if isinstance(done, dict) else []
-    more = done.get("more", 0) if isinstance(done, dict) else 0
-    sound = isinstance(rows, list) and isinstance(more, int) and all(map(_is_row, rows[:MOST_LEFT]))
-    if not sound:
-        raise _refuse(node, "a malformed list of files")
-    for path, kind in rows[:MOST_LEFT]:
-        yield Left(node.id, path[:LONGEST_NAME], kind, more)
-
-
-def _warnings(node: Node, done: object) -> list[RunWarning]:
-    """Return the doubts about the run that its lead reports."""
-    warnings = done.get("warnings") if isinstance(done, dict) else None
-    if not WARNINGS(warnings):
-        raise _refuse(node, "malformed warnings")
-    return warnings or []
-
-
-def _is_row(row: object) -> bool:
-    return isinstance(row, list) and len(row) == 2 and isinstance(row[0], str) and row[1] in KINDS
-
-
-def _attributes(node: Node, message: Mapping[str, object]) -> tuple[int, int] | None:
-    """Return the mode and the time of change (ns) of a file; None if they are unknown."""
-    mode, mtime_ns = message.get("mode"), message.get("mtime_ns")
-    if mode is None and mtime_ns is None:
-        return None
-    if not isinstance(mode, int) or not isinstance(mtime_ns, int) or abs(mtime_ns) > LATEST_NS:
-        raise _refuse(node, f"a file of mode {mode!r}, changed at {mtime_ns!r}"[:LONGEST_NAME])
-    return mode & 0o777, mtime_ns
-
-
-def _refuse(node: Node, offer: str, hint: str = "check that the node has not been compromised") -> NodeError:
-    return NodeError(f"refused {offer}", node=node.label, hint=hint)
-
-
-def _checked_name(node: Node, name: object) -> str:
-    """Return the checked name: a node chooses the names of its files, but not where they are stored."""
-    parts = name.split("/") if isinstance(name, str) else []
-    odd = any(part in ("", ".", "..") or ODD_CHARACTERS.search(part) for part in parts)
-    if len(parts) < 2 or len(parts) > MOST_LEVELS or parts[0] not in TOPS or odd:
-        raise _refuse(node, f"a file named {name!r}"[:LONGEST_NAME])
-    return posixpath.join(*parts)
-
-
-def _checked_size(node: Node, size: object, target: Path) -> int:
-    """Return the checked size: a node must not fill the disk of this machine."""
-    if not isinstance(size, int) or size < 0:
-        raise _refuse(node, f"a file of {size!r} bytes"[:LONGEST_NAME])
-    free = shutil.disk_usage(target).free - KEPT_FREE_BYTES
-    if size > free:
-        hint = "choose a directory on another disk: collect -o DIR"
-        raise _refuse(node, f"a file of {size:,} bytes: {target} has room for {max(0, free):,}", hint)
-    return size
-
-
-def _make_directories(node: Node, target: Path, directory: Path) -> None:
-    """Create the directories below `target`; they must not be links to elsewhere."""
-    for level in [*reversed(directory.relative_to(target).parents), directory.relative_to(target)]:
-        path = target / level
-        path.mkdir(exist_ok=True)
-        if path.is_symlink() and path != target:
-            raise NodeError(
-                f"{path} is a symbolic link", node=node.label, hint="choose another directory: collect -o DIR"
-            )
-
-
-def _receive_file(call: AgentCall, path: Path, size: int, attributes: tuple[int, int] | None) -> str:
-    digest = hashlib.sha256()
-    part = path.with_name(f".{os.getpid()}.part")
-    part.unlink(missing_ok=True)
-    left = size
-    try:
-        with part.open("xb") as f:
-            while left:
-                data = call.read(min(left, CHUNK_BYTES))
-                f.write(data)
-                digest.update(data)
-                left -= len(data)
-        if call.receive()["sha256"] != digest.hexdigest():
-            raise NodeError(
-                f"{path.name} arrived damaged: its checksum differs", node=call.node.label, hint="collect again"
-            )
-        if attributes is not None:
-            mode, mtime_ns = attributes
-            part.chmod(mode & (part.stat().st_mode | 0o111) | 0o600)  # as far as the umask allows
-            os.utime(part, ns=(mtime_ns, mtime_ns))
-        part.replace(path)
-    finally:
-        part.unlink(missing_ok=True)
-    return digest.hexdigest()
-
-
-def _merge(target: Path, tag: str, nodes: Sequence[Node]) -> Path:
-    """Merge the model of a complete tag; return its path."""
+def _merge(target: Path, pieces: Pieces) -> Path:
+    """Merge a complete model; return its path."""
     from clusterctl.runtime import merge_model
     from clusterctl.runtime.errors import RuntimeFailure
 
-    sources = [target / f"node-{node.id}" / "output" / tag for node in nodes]
     model = target / "model" / "model.safetensors"
     model.parent.mkdir()
     try:
-        merge_model([source for source in sources if source.is_dir()], model)
+        merge_model(pieces.directories, model)
     except (RuntimeFailure, MemoryError, *NONSENSE) as exc:
         raise NodeError(
-            f"cannot merge the model of {tag}: {exc}", hint=f"its files are in {target}/node-*/output/"
+            f"cannot merge the model of {pieces.tag}: {exc}", hint=f"its files are in {target}/node-*/output/"
         ) from exc
     return model

@@ -1,0 +1,155 @@
+"""Copies the pieces of other nodes into runs/RUN/copies/TAG/, with the manifest of their save."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import ssl
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from clusterctl.common.files import digest_of, sync_directory, write_atomic
+from clusterctl.common.manifest import NAME, read_manifest
+from clusterctl.common.paths import RunPaths
+from clusterctl.transfer.client import PieceClient
+from clusterctl.transfer.protocol import PieceFile, PieceGoneError, TransferError
+from clusterctl.transfer.tls import run_context
+
+SPARE_BYTES = 1_000_000_000
+ATTEMPTS = 5  # without a byte in between
+RETRY_S = 1.0
+MAX_MANIFEST_BYTES = 256 << 20
+
+
+class CopyOrder(NamedTuple):
+    """Copy the pieces of `tag` that the nodes `sources` wrote. These and the lead's are endpoints of piece servers.
+
+    `size` and `sha256` are those of the manifest, which the lead's node has; `lead` is None on that node.
+    """
+
+    tag: str
+    checkpoint: bool
+    size: int
+    sha256: str
+    lead: tuple[int, str] | None
+    sources: Mapping[int, str]
+
+    @classmethod
+    def from_json(cls, order: Mapping[str, Any]) -> CopyOrder:
+        lead = (int(order["lead"][0]), str(order["lead"][1])) if order["lead"] else None
+        sources = {int(node): str(endpoint) for node, endpoint in order["sources"].items()}
+        about = order["manifest"]
+        return cls(order["tag"], bool(order["checkpoint"]), int(about["bytes"]), str(about["sha256"]), lead, sources)
+
+
+def copy_save(run: RunPaths, order: CopyOrder) -> int:
+    """Carry out an order. Return the number of bytes of the pieces. Raises OSError or ValueError.
+
+    The manifest comes first, so that every node knows what is complete, even if a piece cannot be copied.
+    """
+    directory = run.copies / order.tag
+    directory.mkdir(0o700, parents=True, exist_ok=True)
+    known = read_manifest(directory)
+    if known is not None and bool(known.get("checkpoint")) != order.checkpoint:
+        raise ValueError("a model and a checkpoint have this tag")
+    try:
+        return _copy_into(directory, run, order)
+    except (PieceGoneError, FileNotFoundError):  # the save was removed in the meantime
+        shutil.rmtree(directory, ignore_errors=True)
+        raise
+
+
+def _copy_into(directory: Path, run: RunPaths, order: CopyOrder) -> int:
+    about = PieceFile(run.job.dir.name, run.run, order.tag, NAME, order.size, order.sha256)
+    if order.lead is not None:
+        if order.size > MAX_MANIFEST_BYTES:
+            raise ValueError(f"the manifest of {order.tag} has {order.size} bytes")
+        Fetcher(run, dict([order.lead])).fetch(about, order.lead[0], directory)
+    elif order.sources:
+        place = (run.checkpoints if order.checkpoint else run.job.output) / order.tag
+        write_atomic(directory / NAME, (place / NAME).read_bytes())
+    manifest = read_manifest(directory) if order.sources else None
+    files = [file for file in (manifest or {"files": []})["files"] if file.get("node") in order.sources]
+    need_room(directory, sum(file["bytes"] for file in files))
+    fetcher = Fetcher(run, order.sources)
+    for file in files:
+        fetcher.fetch(piece_of(run, order.tag, file), file["node"], directory)
+    return sum(file["bytes"] for file in files)
+
+
+def piece_of(run: RunPaths, tag: str, file: Mapping[str, Any]) -> PieceFile:
+    """Return the piece that an entry of a manifest names."""
+    return PieceFile(run.job.dir.name, run.run, tag, file["file"], file["bytes"], file["sha256"])
+
+
+def need_room(directory: Path, needed: int) -> None:
+    """Raise OSError unless the disk has room for so many bytes, and 1 GB more."""
+    status = os.statvfs(directory)
+    free = status.f_bavail * status.f_frsize
+    if needed and free < needed + SPARE_BYTES:
+        mb = f"{needed / 1e6:,.0f} MB are needed and 1 GB to spare, but {directory} has {free / 1e6:,.0f} MB free"
+        raise OSError(f"no room: {mb}")
+
+
+class Fetcher:
+    """Fetches whole pieces from the piece servers `endpoints`. Each is verified before it gets its name."""
+
+    def __init__(self, run: RunPaths, endpoints: Mapping[int, str]) -> None:
+        self._endpoints = endpoints
+        self._run = run
+        self._context: ssl.SSLContext | None = None
+
+    def fetch(self, piece: PieceFile, node: int, directory: Path) -> None:
+        """Fetch a piece into a directory, unless it is there. What an earlier attempt has left is used."""
+        target, part = directory / piece.file, directory / f".{piece.file}-part"
+        if _is_whole(target, piece):
+            return
+        for is_last in (False, True):
+            self._fill(part, piece, node)
+            if _is_whole(part, piece):
+                part.replace(target)
+                sync_directory(directory)
+                return
+            part.unlink()
+            if is_last:
+                raise TransferError(f"node{node}: {piece.file} arrived damaged")
+
+    def _fill(self, part: Path, piece: PieceFile, node: int) -> None:
+        """Append what is missing from a file, in several attempts as long as each of them brings something."""
+        failures = 0
+        with part.open("ab") as file:
+            while file.tell() < piece.bytes:
+                before = file.tell()
+                try:
+                    self._append(file, piece, node)
+                except PieceGoneError:
+                    raise
+                except TransferError:
+                    failures = failures + 1 if file.tell() == before else 0
+                    if failures == ATTEMPTS:
+                        raise
+                    time.sleep(RETRY_S)
+            file.truncate(piece.bytes)
+            file.flush()
+            os.fsync(file.fileno())
+
+    def _append(self, file: Any, piece: PieceFile, node: int) -> None:
+        if self._context is None:
+            self._context = run_context(self._run, server=False)
+        if node not in self._endpoints:
+            raise TransferError(f"node{node} is not there")
+        client = PieceClient(node, self._endpoints[node], self._context)
+        try:
+            for data in client.stream(piece, file.tell(), piece.bytes, verify=False):
+                file.write(data)
+        finally:
+            client.close()
+
+
+def _is_whole(path: Path, piece: PieceFile) -> bool:
+    try:
+        return path.stat().st_size == piece.bytes and digest_of(path) == piece.sha256
+    except FileNotFoundError:
+        return False

@@ -1,0 +1,137 @@
+"""The supervisor's side of its piece server: the port, the process while it is needed, and its answers."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import shutil
+import socket
+import subprocess
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+from clusterctl.agent.lead.messages import Copied, Copy, Merge
+from clusterctl.agent.node.ports import take_top
+from clusterctl.agent.supervisor.run_context import RunContext
+from clusterctl.common.paths import ENTRY
+
+READ_BYTES = 1 << 16
+
+
+class PieceServerProcess:
+    """The port is open from the beginning; the process starts with the first connection or order."""
+
+    def __init__(self, context: RunContext) -> None:
+        self._context = context
+        spec = context.spec
+        has_peers = spec.trains_with_ours and len(spec.members) > 1
+        self._listener = take_top(spec.address, spec.ports.port) if has_peers else None
+        self._process: subprocess.Popen[bytes] | None = None
+        self._control: socket.socket | None = None
+        self._buffer = b""
+        self._asked: list[Copy | Merge] = []
+        self._await_peer()
+
+    @property
+    def pid(self) -> int | None:
+        return self._process.pid if self._process is not None else None
+
+    @property
+    def port(self) -> int | None:
+        return self._listener.getsockname()[1] if self._listener is not None else None
+
+    def _await_peer(self) -> None:
+        if self._listener is not None:
+            self._context.loop.watch(self._listener, self._start)
+
+    def carry_out(self, order: Copy | Merge) -> None:
+        """Pass on an order of the lead. The report follows when it is done."""
+        self._asked.append(order)
+        try:
+            if self._process is None:
+                self._start()
+            assert self._control is not None
+            self._control.sendall(json.dumps(order).encode() + b"\n")
+        except OSError as exc:
+            self._settle({"error": f"the piece server cannot be started: {exc.strerror}"})
+
+    def _start(self) -> None:
+        context = self._context
+        ours, theirs = socket.socketpair()
+        listener = self._listener.fileno() if self._listener is not None else -1
+        numbers = [str(listener), str(theirs.fileno())]
+        command = [
+            sys.executable,
+            "-I",
+            "-S",
+            ENTRY,
+            "piece-server",
+            str(context.run.job.dir),
+            context.run.run,
+            *numbers,
+        ]
+        try:
+            self._process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                pass_fds=[fd for fd in (listener, theirs.fileno()) if fd >= 0],
+                cwd="/",
+            )
+        except OSError:
+            ours.close()
+            raise
+        finally:
+            theirs.close()
+        if self._listener is not None:
+            context.loop.unwatch(self._listener)
+        self._control = ours
+        context.loop.watch(ours, self._receive)
+
+    def _receive(self) -> None:
+        assert self._control is not None
+        try:
+            data = self._control.recv(READ_BYTES)
+        except OSError:
+            data = b""
+        if not data:
+            self._context.loop.unwatch(self._control)
+            return
+        *lines, self._buffer = (self._buffer + data).split(b"\n")
+        for line in lines:
+            self._settle(json.loads(line))
+
+    def _settle(self, answer: Mapping[str, Any]) -> None:
+        """Report on the oldest order, which this answer is for."""
+        order = self._asked.pop(0)
+        report: Copied = {"do": "copied", "tag": order["tag"], "of": order["do"], "bytes": int(answer.get("bytes", 0))}
+        if answer["error"] is not None:
+            report["message"] = str(answer["error"])
+        self._context.send(report)
+
+    def poll(self) -> None:
+        """Handle the death of the process: its orders have failed, and the next one starts another."""
+        if self._process is None or self._process.poll() is None:
+            return
+        self._forget()
+        while self._asked:
+            self._settle({"error": "the piece server ended unexpectedly"})
+        self._await_peer()
+
+    def _forget(self) -> None:
+        assert self._control is not None
+        self._context.loop.unwatch(self._control)
+        self._control.close()
+        self._process, self._control, self._buffer = None, None, b""
+
+    def close(self) -> None:
+        """End the process and free the port."""
+        if self._listener is not None:
+            self._context.loop.unwatch(self._listener)
+            self._listener.close()
+        if self._process is not None:
+            with contextlib.suppress(OSError):
+                self._process.kill()
+            self._process.wait()
+            self._forget()
+            shutil.rmtree(self._context.run.merging, ignore_errors=True)

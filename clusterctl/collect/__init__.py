@@ -1,0 +1,9 @@
+"""Bring a run's logs, outputs and model home, verified.
+
+May import `cluster`, `common`, `errors`, `inventory` and `runtime`. Start reading at `collect.py`.
+"""
+
+from clusterctl.collect.collect import Collection, Selection, collect
+from clusterctl.collect.receive import Collected, Left
+
+__all__ = ["Collected", "Collection", "Left", "Selection", "collect"]

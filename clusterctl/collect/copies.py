@@ -1,0 +1,91 @@
+"""Completes a model with copies of pieces, if a node is lost or a file of it is damaged."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from clusterctl.cluster import NONSENSE, Cluster
+from clusterctl.collect.receive import Collected, receive
+from clusterctl.common.manifest import MERGED_NAME, read_manifest
+from clusterctl.errors import ClusterctlError
+from clusterctl.inventory import Node
+
+
+class Pieces:
+    """The pieces of the model `tag` that were brought into `target`, and those that its manifest names."""
+
+    def __init__(self, target: Path, tag: str, files: Iterable[Collected]) -> None:
+        self._target = target
+        self.tag = tag
+        self._have: dict[str, Collected] = {}
+        self._named: dict[str, Any] | None = None
+        self.damaged: list[str] = []
+        self._add(files)
+
+    def _add(self, files: Iterable[Collected]) -> None:
+        end = f"/output/{self.tag}/"
+        for file in files:
+            home, is_of_tag, name = file.path.partition(end)
+            if not is_of_tag or "/" in home or "/" in name:
+                continue
+            with contextlib.suppress(*NONSENSE):
+                manifest = read_manifest(self._target / home / "output" / self.tag)
+                if self._named is None and manifest is not None:
+                    self._named = {entry["file"]: entry["sha256"] for entry in manifest["files"]}
+            self._have.setdefault(name, file)
+        self._drop_damaged()
+
+    def _drop_damaged(self) -> None:
+        for name, digest in (self._named or {}).items():
+            if name in self._have and self._have[name].sha256 != digest:
+                self.damaged.append(self._have[name].path)
+                (self._target / self._have.pop(name).path).unlink(missing_ok=True)
+
+    @property
+    def directories(self) -> list[Path]:
+        """Where they are."""
+        return sorted({(self._target / file.path).parent for file in self._have.values()})
+
+    @property
+    def are_whole(self) -> bool:
+        """True if the model has a manifest, and all of its pieces are here."""
+        return self._named is not None and self._named.keys() <= self._have.keys()
+
+    def complete(
+        self, cluster: Cluster, nodes: Sequence[Node], request: dict[str, Any], on_file: Callable[[Collected], None]
+    ) -> list[Collected]:
+        """Ask nodes for copies of what is missing, until nothing is. Return the files that came."""
+        came: list[Collected] = []
+        for node in nodes:
+            if not self.are_whole:
+                copies = {"tag": self.tag, "have": sorted(self._have)}
+                new = _ask(cluster, node, {**request, "copies": copies}, self._target, on_file)
+                self._add(new)
+                came += new
+        return [file for file in came if file.path not in self.damaged]
+
+
+def bring_merged(
+    cluster: Cluster, lead: Node, request: dict[str, Any], target: Path, tag: str, on_file: Callable[[Collected], None]
+) -> Path | None:
+    """Bring the model that was merged on the lead's node, if there is one."""
+    copies = {"tag": tag, "have": [], "merged": True}
+    files = _ask(cluster, lead, {**request, "copies": copies}, target, on_file)
+    paths = [target / file.path for file in files if file.path.endswith(f"/{MERGED_NAME}")]
+    if not paths:
+        return None
+    model = target / "model" / MERGED_NAME
+    model.parent.mkdir(exist_ok=True)
+    return paths[0].replace(model)
+
+
+def _ask(
+    cluster: Cluster, node: Node, request: dict[str, Any], target: Path, on_file: Callable[[Collected], None]
+) -> list[Collected]:
+    """Return the files that a node sent; none if it failed, which its part of the collection has told already."""
+    with contextlib.suppress(ClusterctlError), cluster.call(node, request) as call:
+        return receive(call, target, on_file).files
+    return []
