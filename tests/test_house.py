@@ -59,12 +59,13 @@ INSIDE_AGENT: Table = {
     "peer": (),
     "lead": ("event_loop", "tls"),
     "supervisor": ("event_loop", "lead", "node"),
+    "replication": ("node",),
     "relay": ("event_loop", "node", "peer", "tls"),
     "dispatch": ("node", "peer", "relay"),
     "operations": ("node", "packages", "peer", "relay", "supervisor"),
     "main": ("dispatch", "node", "operations", "peer"),
     "boot": ("main",),
-    "entry": ("supervisor",),
+    "entry": ("replication", "supervisor"),
 }
 
 # The folders of the runtime, and the modules beside them. All may import `arrays` and `errors`.

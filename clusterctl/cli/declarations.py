@@ -52,6 +52,9 @@ ResumeOption = Annotated[
 ]
 
 
+LeaveOutOption = Annotated[
+    bool, typer.Option("--allow-partial", help="Leave out nodes that cannot be reached or fail.")
+]
 ResumeFromOption = Annotated[
     str | None,
     typer.Option("--resume-from", metavar="JOB", help="Resume from the newest complete checkpoint of another job."),
@@ -164,9 +167,7 @@ def start(
     rejoin: Annotated[bool, typer.Option("--rejoin", help="Let nodes that a run is waiting for rejoin it.")] = False,
     detach: Annotated[bool, typer.Option("--detach", "-d", help="Return once all processes are running.")] = False,
     plan: Annotated[bool, typer.Option("--plan", help="Print what would run where; start nothing.")] = False,
-    allow_partial: Annotated[
-        bool, typer.Option("--allow-partial", help="Leave out nodes that cannot be reached or fail.")
-    ] = False,
+    allow_partial: LeaveOutOption = False,
 ) -> None:
     """Start a run on all nodes and follow it.
 
@@ -177,12 +178,12 @@ def start(
     from clusterctl.cli.commands.start import start
     from clusterctl.cli.origin import OriginOptions
 
+    origin = OriginOptions(resume, resume_from, load, load_run, load_tag)
     if rejoin:
         from clusterctl.cli.commands.rejoin import rejoin as join
 
         options = {
-            **{"--resume": resume, "--resume-from": resume_from, "--load": load},
-            **{"--load-run": load_run, "--load-tag": load_tag},
+            **origin.given(),
             **{"--detach": detach, "--plan": plan, "--allow-partial": allow_partial},
             **{"--job_dispatch_package": job_dispatch_package, "--engine": engine, "--set": settings},
             "--": context.obj.program_args,
@@ -195,7 +196,7 @@ def start(
         job_dispatch_package,
         engine=engine,
         chosen=settings or (),
-        origin=OriginOptions(resume, resume_from, load, load_run, load_tag),
+        origin=origin,
         detach=detach,
         plan=plan,
         allow_partial=allow_partial,

@@ -31,6 +31,11 @@ class OriginOptions:
     load_run: int | None = None
     load_tag: str | None = None
 
+    def given(self) -> dict[str, object]:
+        """Return the value of each option; those that were not given have none."""
+        names = {"--resume-from": self.resume_from, "--load-run": self.load_run, "--load-tag": self.load_tag}
+        return {"--resume": self.resume, "--load": self.load, **names}
+
     @property
     def resumes(self) -> bool:
         return self.resume or self.resume_from is not None
@@ -53,8 +58,7 @@ def check_options(job_workspace: str | None, package: Path | None, options: Orig
     """Raise UsageError unless the options name the job to start in exactly one way, and at most one origin."""
     from clusterctl.errors import UsageError
 
-    given = {"--resume": options.resume, "--resume-from": options.resume_from, "--load": options.load}
-    named = [name for name, value in given.items() if value]
+    named = [name for name in ("--resume", "--resume-from", "--load") if options.given()[name]]
     if len(named) > 1:
         raise UsageError(f"{' and '.join(named)} exclude each other: a run starts from one checkpoint or model")
     if options.load is None and (options.load_run is not None or options.load_tag is not None):

@@ -154,6 +154,8 @@ def collect(
     model = _merge(target, pieces) if pieces is not None and pieces.are_whole else None
     if model is None and pieces is not None and lead in answered:
         model = bring_merged(cluster, lead, request, target, pieces.tag, on_file)
+    if model is None and pieces is not None and len(answered) == len(members):
+        model = _merge(target, pieces)  # which says what is missing
     more = sum(is_pass_tag(model.tag) for model in choice.models or ()) - 1 if choice.bring else 0
     warnings = [warning for one_node in received for warning in one_node.warnings]
     return Collection(files, left, outcomes, model, choice.tag, max(0, more), warnings)

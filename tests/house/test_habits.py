@@ -22,6 +22,7 @@ MAY_EXIT = {
     "agent.boot": "a program of its own",
     "fake.server": "a program of its own",
     "runtime.pserver": "a program of its own: python -m clusterctl.runtime.pserver",
+    "runtime.checkpoint.merge": "a program of its own: python -m clusterctl.runtime.checkpoint.merge",
 }
 MAY_READ_ENVIRONMENT = {
     "runtime.environment": "what a started process finds, parsed once",
@@ -32,6 +33,7 @@ MAY_READ_ENVIRONMENT = {
     "agent.packages.interpreter": "what decides where an interpreter finds its packages",
     "common.pip": "what uv inherits",
     "agent.supervisor.launcher": "what its processes inherit",
+    "agent.replication.merger": "what the merging process inherits",
     "fake.programs": "what they inherit",
 }
 MAY_NAME_JOBS = {
@@ -40,6 +42,7 @@ MAY_NAME_JOBS = {
     "agent.node.jobs": "find_job checks the owner of the one that it finds",
     "agent.node.job_processes": "processes of a directory that may be gone",
     "agent.node.facts": "the same; it checks the owner",
+    "agent.node.pieces": "it checks the owner",
     "agent.node.other_jobs": "the same; it checks the owner",
     "agent.operations.stop": "the same; it checks the owner",
     "agent.operations.prune": "those of find_jobs, by their paths",
@@ -48,6 +51,7 @@ MAY_NAME_JOBS = {
     "agent.supervisor.supervisor": "the one that `start` found",
     "agent.supervisor.guardian": "the one that `start` found",
     "runtime.checkpoint.remote": "its own, and one with pieces, of which it checks the owner",
+    "agent.replication.process": "the one that `start` found",
 }
 
 

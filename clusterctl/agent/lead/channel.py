@@ -6,11 +6,26 @@ from collections import deque
 from collections.abc import Mapping
 from typing import Any
 
-from clusterctl.agent.lead.messages import Frame
-from clusterctl.common.records import typed
+from clusterctl.common.records import TypedDict, typed
 from clusterctl.common.safe_json import is_whole, parse
 
 MAX_FRAME = 16 << 20
+
+
+class _FrameFields(TypedDict, total=False):
+    s: int
+    m: Mapping[str, Any]
+    i: str
+    gone: bool
+
+
+class Frame(_FrameFields):
+    """One line on a connection: message `m` with number `s`, or a heartbeat.
+
+    All messages up to number `a` have arrived. `i` names the supervisor; `gone` is its guardian's.
+    """
+
+    a: int
 
 
 def parse_frame(line: bytes) -> Frame:

@@ -9,10 +9,10 @@ import ssl
 from typing import Callable
 
 from clusterctl.agent.event_loop import EventLoop
-from clusterctl.agent.lead.channel import Channel
+from clusterctl.agent.lead.channel import Channel, Frame
 from clusterctl.agent.lead.connection import DIAL_S, RETRY_S, Connection
 from clusterctl.agent.lead.failure_detector import suspect_s
-from clusterctl.agent.lead.messages import Frame, Order, Report, order_of
+from clusterctl.agent.lead.messages import Order, Report, order_of
 from clusterctl.common.paths import RunPaths
 from clusterctl.common.run_spec import LeadAddress, RunSpec
 from clusterctl.transfer.tls import run_context

@@ -12,8 +12,7 @@ import ssl
 from typing import Callable
 
 from clusterctl.agent.event_loop import READ, WRITE, EventLoop
-from clusterctl.agent.lead.channel import MAX_FRAME, parse_frame
-from clusterctl.agent.lead.messages import Frame
+from clusterctl.agent.lead.channel import MAX_FRAME, Frame, parse_frame
 from clusterctl.agent.tls import shake_hands
 from clusterctl.transfer.tls import peer_node
 

@@ -7,41 +7,12 @@ declarations, see message_schema.py. Orders come from the lead, which is trusted
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Callable, Literal, Union
+from typing import Any, Callable, Literal, Union
 
+from clusterctl.agent.lead.kinds import Count, Number, Place, Whole
 from clusterctl.common.events import Cause
-from clusterctl.common.records import RecordError, TypedDict, typed
-from clusterctl.common.safe_json import is_whole
-
-PLACE = re.compile(r"[\w.:%\[\]-]{1,255}:\d{1,5}", re.ASCII)
-
-if TYPE_CHECKING:
-    Whole = int
-    Count = int
-    Number = float
-    Place = str
-else:
-
-    class Kind:
-        """A type of JSON values that is narrower than those of `records`."""
-
-        def __init__(self, words: str, is_right: Callable[[Any], bool]) -> None:
-            self._words = words
-            self._is_right = is_right
-
-        def from_json(self, value: Any) -> Any:
-            if not self._is_right(value):
-                raise RecordError(f"must be {self._words}")
-            return value
-
-    Whole = Kind("a whole number of 64 bits", is_whole)
-    Count = Kind("a count", lambda value: is_whole(value) and value >= 0)
-    Number = Kind("a number", lambda value: isinstance(value, float) or is_whole(value))
-    #: Other nodes put it into the environment of their processes.
-    Place = Kind("HOST:PORT", lambda value: isinstance(value, str) and PLACE.fullmatch(value) is not None)
-
+from clusterctl.common.records import TypedDict, typed
 
 # Fields that reports share.
 
@@ -421,22 +392,3 @@ def cause_of_stop(message: StopWanted) -> Cause:
     if "message" in message:
         return {"kind": "stopped", "reason": "start_failed", "message": message["message"]}
     return {"kind": "stopped", "message": "stopped by the user"}
-
-
-# Frames.
-
-
-class _FrameFields(TypedDict, total=False):
-    s: int
-    m: Mapping[str, Any]
-    i: str
-    gone: bool
-
-
-class Frame(_FrameFields):
-    """One line on a connection: message `m` with number `s`, or a heartbeat.
-
-    All messages up to number `a` have arrived. `i` names the supervisor; `gone` is its guardian's.
-    """
-
-    a: int

@@ -24,7 +24,6 @@ from clusterctl.agent.lead.process_table import ProcessTable, name_of
 from clusterctl.agent.lead.restart_policy import Key, RestartPolicy
 from clusterctl.agent.lead.saves import SAVE_REPORTS, SaveTracker
 from clusterctl.common.events import Cause, Ended, Lost, Restarting, RolledBack
-from clusterctl.common.records import typed
 
 STOP_MARGIN_S = 20.0
 MOST_ATTEMPTS = 4  # to find ports that no other program takes
@@ -160,8 +159,10 @@ class Lead:
         if not self._table.waiting:
             return self._spawn("trainer") if role == "pserver" else self._run()
         self.phase = f"{role}s"
-        known = {**self._table.whereabouts(), "pieces": self._saves.copies.places if role == "pserver" else {}}
-        order = typed(messages.Spawn, {"do": "spawn", "epoch": self.epoch, "role": role, **known})
+        order: messages.Spawn = {"do": "spawn", "epoch": self.epoch, "role": role, **self._table.whereabouts()}
+        places = self._saves.copies.places if role == "pserver" else {}
+        if places:
+            order["pieces"] = places
         return [self._phase_note(), SendOrder(order)]
 
     def _phase_note(self) -> RecordEvent:

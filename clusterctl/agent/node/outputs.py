@@ -40,17 +40,18 @@ def output_places(job: JobPaths, run: RunPaths | None) -> list[Path]:
     later = [job.run(name) for name in names if int(name) > int(run.run)]
     places = [run.dir / "output"] if later else [job.output]
     for number, following in enumerate(later):
-        summary = read_summary(following)
-        if summary is None or not _took_over(summary.saving.resume):
+        if _continued(following) is None:
             break
         is_newest = number == len(later) - 1
         places.append(job.output if is_newest else following.dir / "output")
     return places
 
 
-def _took_over(resume: ResumePoint | None) -> bool:
-    """Return True if a run that resumed there took over the outputs of the run before it."""
-    return resume is not None and resume.job is None
+def _continued(run: RunPaths) -> ResumePoint | None:
+    """Return where a run resumed an earlier one of the same job, whose outputs it took over; None if it did not."""
+    summary = read_summary(run)
+    point = summary.saving.resume if summary is not None else None
+    return point if point is not None and point.job is None and int(point.run) < int(run.run) else None
 
 
 def models_in(place: Path) -> Iterator[SavedModel]:
@@ -79,10 +80,10 @@ def copied_models(run: RunPaths) -> Iterator[SavedModel]:
                 if about is None or about.get("checkpoint") or (most is not None and about["step"] > most):
                     continue
                 yield SavedModel(directory, str(about.get("run", "")), int(about["step"]), complete=True)
-        summary = read_summary(last)
-        if summary is None or summary.saving.resume is None:
+        point = _continued(last)
+        if point is None:
             return
-        most, last = summary.saving.resume.step, run.job.run(summary.saving.resume.run)
+        most, last = point.step, run.job.run(point.run)
 
 
 def complete_models(job: JobPaths) -> dict[str, int]:

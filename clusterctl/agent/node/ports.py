@@ -50,19 +50,21 @@ def _listen_if_free(address: str, port: int) -> socket.socket | None:
 
 
 def take_as_a_job(address: str, first: int, count: int, *, lead: bool) -> tuple[list[socket.socket], list[int]]:
-    """Listen on the first and the last pserver port, and on the lead's port. Return the sockets and the busy ports."""
+    """Listen on the first and the last pserver port, and on those of the piece server and the lead, if it is here.
+
+    Return the sockets and the busy ports.
+    """
     taken, busy = take(address, first, count)
     kept = taken[:1] + taken[1:][-1:]
     for sock in taken:
         if sock not in kept:
             sock.close()
-    if lead:
-        kept.append(take_top(address, first))
+    kept += [take_top(address, first) for _ in range(2 if lead else 1)]
     return kept, busy
 
 
 def take_top(address: str, first: int) -> socket.socket:
-    """Listen where the lead will: on the last free port of PORT..PORT+999."""
+    """Listen where the lead and piece servers will: on the last free port of PORT..PORT+999."""
     return listen(address, range(min(first + PORTS_TRIED, 65_536) - 1, first - 1, -1))
 
 

@@ -341,9 +341,7 @@ class Supervisor:
 
     def _end(self, message: End) -> None:
         self.lead.let_go()
-        if isinstance(
-            self.lead, LeadServer
-        ):  # which has recorded the end itself, and waits until all nodes have received it
+        if isinstance(self.lead, LeadServer):  # it has recorded the end itself, and waits until all nodes know it
             self._leave_when_quiet(self.loop.now() + 3.0)
             return
         self._record({"event": "ended", "state": message["state"], "cause": message["cause"]})

@@ -38,6 +38,8 @@ USUAL: dict[str, list[Any]] = {
     "not_finite": [[], ["w"]],
     "unfinished": [None, "not_left"],
     "endpoint": ["b:7164"],
+    "pieces": ["b:8163"],
+    "of": ["copy", "merge"],
     "pace": ["moves", "waits", "stalled"],
 }
 

@@ -22,7 +22,7 @@ from clusterctl.agent.node.checkpoint_files import (
 from clusterctl.agent.node.outputs import complete_models
 from clusterctl.agent.operations import start
 from clusterctl.agent.supervisor.checkpoints import CheckpointKeeper
-from clusterctl.common.files import write_json
+from clusterctl.common.files import digest_of, write_json
 from clusterctl.common.manifest import piece_name, read_manifest, write_manifest
 from clusterctl.common.paths import JobPaths, RunPaths
 
@@ -286,10 +286,13 @@ def test_a_checkpoint_does_not_count_until_its_manifest_is_written(
     saves = CheckpointKeeper(make_context(run, send=sent.append, fail=fail, job=JOB))
     saves.change_manifests(WriteManifest(tag(20), receipts(20), checkpoint=True))
     if problem is None:
-        manifest = read_manifest(run.checkpoints / tag(20))
+        path = run.checkpoints / tag(20) / "manifest.json"
+        manifest = read_manifest(path.parent)
         assert manifest is not None
         assert [file["node"] for file in manifest["files"]] == [0, 1]
-        assert (sent, failed) == ([{"do": "kept", "tag": tag(20), "step": 20, "steps": [5, 6]}], [])
+        about = {"tag": tag(20), "checkpoint": True, "bytes": path.stat().st_size, "sha256": digest_of(path)}
+        kept = {"do": "kept", "tag": tag(20), "step": 20, "steps": [5, 6]}
+        assert (sent, failed) == ([{"do": "written", **about}, kept], [])
     else:
         assert sent == []
         assert f"cannot write the manifest of {tag(20)}" in failed[0]

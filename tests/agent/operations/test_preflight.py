@@ -228,13 +228,13 @@ def test_two_probes_report_their_facts_and_reach_each_other(tmp_path: Path) -> N
         of_a, of_b = facts_of(a), facts_of(b)
         assert of_a["problems"] == of_b["problems"] == []
         assert of_a["busy"] == of_b["busy"] == [], "probes are not strangers to each other"
-        assert [len(of_a["listening"]), len(of_b["listening"])] == [3, 2]
+        assert [len(of_a["listening"]), len(of_b["listening"])] == [4, 3]
         assert set(of_a["versions"]) == {"python", "numpy", "pyzmq"}
         assert of_a["memory"]["available"] <= of_a["memory"]["total"]
         assert of_a["disk"]["free"] <= of_a["disk"]["total"]
         for call, other in ((a, of_b), (b, of_a)):
             call.send({"targets": [[1, LOCAL, port, token] for port, token in other["listening"]]})
-        for call, count in ((a, 2), (b, 3)):
+        for call, count in ((a, 3), (b, 4)):
             assert call.receive()["clock"] > of_a["clock"]
             assert [result[3] for result in call.receive()["reach"]] == ["ok"] * count
         for call in (a, b):  # only after both have tried

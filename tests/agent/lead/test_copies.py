@@ -1,0 +1,132 @@
+"""When saves are copied and merged, and what is said about it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from clusterctl.agent.lead.copies import END_LIMIT_S, CopyPolicy, CopyTracker, MergePolicy
+from clusterctl.agent.lead.messages import Written
+from clusterctl.launch.copies import copy_plan
+
+RING = {1: (0,), 2: (1,), 0: (2,)}
+
+
+def tracker(*, merges: bool = False, sources: dict[int, tuple[int, ...]] | None = None) -> CopyTracker:
+    made = CopyTracker(CopyPolicy(RING if sources is None else sources, MergePolicy(100, "py") if merges else None), 0)
+    for node in range(3):
+        assert made.come(node, f"h{node}:1", 0.0) == []
+    return made
+
+
+def save(tag: str, *, checkpoint: bool = False) -> Written:
+    return {"do": "written", "tag": tag, "checkpoint": checkpoint, "bytes": 9, "sha256": "ab"}
+
+
+def orders(actions: list[Any]) -> list[tuple[str, str, int]]:
+    return [(a.message["do"], a.message["tag"], a.node) for a in actions if hasattr(a, "message")]
+
+
+def events(actions: list[Any]) -> list[dict[str, Any]]:
+    return [a.event for a in actions if hasattr(a, "event")]
+
+
+def take(made: CopyTracker, node: int, tag: str, of: str = "copy", message: str | None = None) -> list[Any]:
+    report: Any = {"do": "copied", "tag": tag, "of": of, "bytes": 5, **({"message": message} if message else {})}
+    return made.take(node, report, 2.0)
+
+
+def test_each_node_is_told_where_the_manifest_and_its_pieces_are() -> None:
+    actions = tracker().offer(save("pass-00000"), 0.0)
+    by_node = {a.node: a.message for a in actions}
+    assert by_node[1]["sources"] == {"0": "h0:1"}
+    assert by_node[1]["lead"] == [0, "h0:1"]
+    assert (by_node[0]["sources"], by_node[0]["lead"]) == ({"2": "h2:1"}, None)
+
+
+def test_without_copies_every_member_gets_the_manifest_and_nothing_is_claimed() -> None:
+    made = tracker(sources={})
+    assert orders(made.offer(save("a"), 0.0)) == [("copy", "a", 1), ("copy", "a", 2)]
+    assert made.take(1, {"do": "copied", "tag": "a", "of": "copy", "bytes": 0}, 1.0) == []
+    assert made.take(2, {"do": "copied", "tag": "a", "of": "copy", "bytes": 0}, 1.0) == []
+
+
+def test_a_save_is_copied_when_all_have_reported_and_the_newest_of_each_kind_is_next() -> None:
+    made = tracker(merges=True)
+    assert ("merge", "pass-00000", 0) in orders(made.offer(save("pass-00000"), 0.0))
+    assert made.offer(save("step-000000001", checkpoint=True), 0.0) == []
+    assert made.offer(save("pass-00001"), 0.0) == made.offer(save("pass-00002"), 0.0) == []
+    assert [take(made, node, "pass-00000") for node in range(3)] == [[], [], []]
+    done = take(made, 0, "pass-00000", "merge")
+    assert events(done) == [{"event": "copied", "tag": "pass-00000", "bytes": 15, "in_s": 2.0}]
+    assert {tag for _, tag, _ in orders(done)} == {"step-000000001"}
+    after = [action for node in range(3) for action in take(made, node, "step-000000001")]
+    assert events(after)[0]["checkpoint"] is True
+    assert {tag for _, tag, _ in orders(after)} == {"pass-00002"}
+
+
+def test_a_failure_is_a_warning_once_and_no_copy_is_claimed() -> None:
+    made = tracker()
+    for tag in ("pass-00000", "pass-00001"):
+        made.offer(save(tag), 0.0)
+        warned = take(made, 1, tag, message=f"no room for {tag}")
+        told = [event["message"] for event in events(warned)]
+        assert told == ([f"model {tag} was not copied to node1: no room for {tag}"] if tag == "pass-00000" else [])
+        assert [take(made, node, tag) for node in (0, 2)] == [[], []]
+
+
+def test_a_failed_copy_of_what_has_a_successor_is_not_worth_a_word() -> None:
+    made = tracker()
+    made.offer(save("pass-00000"), 0.0)
+    made.offer(save("pass-00001"), 0.0)
+    assert take(made, 1, "pass-00000", message="it does not have pserver-00000.safetensors") == []
+
+
+def test_a_lost_node_is_not_waited_for_and_nothing_is_claimed() -> None:
+    made = tracker()
+    made.offer(save("pass-00000"), 0.0)
+    assert take(made, 0, "pass-00000") == take(made, 1, "pass-00000") == []
+    assert made.waits(1.0)
+    assert made.leave(2, 1.0) == []
+    assert not made.waits(1.0)
+    actions = made.offer(save("pass-00001"), 2.0)
+    assert orders(actions) == [("copy", "pass-00001", 1)], "node 0 has nothing to copy, node 2 is gone"
+    assert take(made, 1, "pass-00001") == []
+
+
+def test_a_new_supervisor_does_not_know_the_orders_of_the_one_before() -> None:
+    made = tracker()
+    made.offer(save("pass-00000"), 0.0)
+    assert take(made, 0, "pass-00000") == take(made, 1, "pass-00000") == []
+    made.come(2, "h2:2", 1.0)
+    assert not made.waits(1.0)
+    assert made.come(2, "h2:2", 1.0) == []
+    assert ("copy", "pass-00001", 2) in orders(made.offer(save("pass-00001"), 2.0))
+
+
+def test_reports_about_other_saves_or_twice_are_ignored() -> None:
+    made = tracker()
+    assert take(made, 1, "pass-00000") == []
+    made.offer(save("pass-00000"), 0.0)
+    assert take(made, 1, "pass-00009") == take(made, 1, "pass-00000", "merge") == []
+    assert take(made, 1, "pass-00000") == take(made, 1, "pass-00000") == []
+    assert made.waits(0.0)
+
+
+def test_the_end_waits_a_limited_time() -> None:
+    made = tracker()
+    assert not made.waits(0.0)
+    assert made.unfinished() == []
+    made.offer(save("pass-00000"), 10.0)
+    assert made.waits(END_LIMIT_S - 1)
+    assert not made.waits(END_LIMIT_S + 1)
+    assert "was not copied or merged within 60 s" in events(made.unfinished())[0]["message"]
+
+
+def test_copies_go_to_the_next_member_on_another_machine() -> None:
+    machines = {0: "a", 1: "a", 2: "b", 3: "c"}
+    members = [0, 1, 2, 3]
+    assert copy_plan(members, members, machines, 1) == {}
+    assert copy_plan(members, members, machines, 2) == {"2": (0, 1), "3": (2,), "0": (3,)}
+    assert copy_plan([1], members, machines, 3) == {"2": (1,), "3": (1,)}
+    assert copy_plan([0, 1], [0, 1], {0: "a", 1: "a"}, 2) == {"1": (0,), "0": (1,)}, "a fake cluster"
+    assert copy_plan([0], [0], {0: "a"}, 2) == {}
