@@ -50,8 +50,10 @@ ResumeOption = Annotated[
     bool,
     typer.Option("--resume", help="Resume the job (default: the last that ran) from its newest complete checkpoint."),
 ]
-
-
+JobWorkspaceOption = Annotated[
+    str | None,
+    typer.Option("--job_workspace", "--job-workspace", metavar="DIR", help="Dispatched job to start: directory or id."),
+]
 LeaveOutOption = Annotated[
     bool, typer.Option("--allow-partial", help="Leave out nodes that cannot be reached or fail.")
 ]
@@ -142,12 +144,7 @@ def dispatch(
 @command(app, "start", "clusterctl start --job_workspace JOB20261121-081530 -- --num_passes=5")
 def start(
     context: typer.Context,
-    job_workspace: Annotated[
-        str | None,
-        typer.Option(
-            "--job_workspace", "--job-workspace", metavar="DIR", help="Dispatched job to start: directory or id."
-        ),
-    ] = None,
+    job_workspace: JobWorkspaceOption = None,
     job_dispatch_package: Annotated[
         Path | None,
         typer.Option(
