@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +15,7 @@ from clusterctl.common.files import digest_of
 from clusterctl.runtime import load_model
 from e2e.programs import REGRESSION
 from support.processes import wait_until
-from support.site import Site
+from support.site import Site, agent_processes
 
 pytestmark = pytest.mark.nodes(3)
 
@@ -58,22 +60,23 @@ def test_pieces_are_copied_to_the_next_node_and_the_newest_model_is_merged_on_th
     assert wait_until(lambda: not site.processes(job))
 
 
+NOBODY = "root@127.0.0.1:1"  # where no node answers any more
+
+
 def test_a_run_and_its_model_outlive_a_node_that_is_lost_for_good(site: Site) -> None:
     """Collect without it, and without the lead's node; the model is the same."""
-    site.conf(NODE_GRACE_S=2)
+    site.conf()
     job = site.dispatch(REGRESSION)
     site.ok("start", "--job_workspace", job, "--", "--num_passes", "3")
     site.ok("collect", job, "-o", "whole")
     whole = load_model(site.directory / "whole/model")
-    fake = str(site.nodes_directory)
     for node in (2, 0):
-        site.ok("fake", "kill", f"node{node}", "--dir", fake)
+        site.conf(HOSTS=[NOBODY if other == node else host for other, host in enumerate(site.hosts[:3])])
         part = site.run("collect", job, "-o", f"without{node}", "--json")
         assert (part.code, part.json()["tag"]) == (3, "pass-00002"), part
         model = load_model(site.directory / part.json()["model"])
         assert np.array_equal(model["w"], whole["w"])
         assert all(np.array_equal(a, b) for a, b in zip(model["e"], whole["e"], strict=True))
-        site.ok("fake", "heal", f"node{node}", "--dir", fake)
 
 
 def test_collect_takes_a_copy_in_place_of_a_damaged_piece_and_else_the_merged_model(site: Site) -> None:
@@ -90,3 +93,89 @@ def test_collect_takes_a_copy_in_place_of_a_damaged_piece_and_else_the_merged_mo
     (site.job_dir(job, 2) / ".clusterctl/runs/0001/copies" / piece).unlink()
     last = site.ok("collect", job, "-o", "last", "--json").json()
     assert np.array_equal(load_model(site.directory / last["model"])["w"], whole)
+
+
+# Each pass ends when the file `goN` exists.
+GATED = REGRESSION.replace(
+    '        print("end of pass"',
+    "        import os, time\n        while not os.path.exists(f'go{pass_}'):\n            time.sleep(0.02)\n"
+    '        print("end of pass"',
+)
+
+
+def go(site: Site, job: str, pass_: int) -> None:
+    for node in range(3):
+        (site.job_dir(job, node) / f"go{pass_}").touch()
+
+
+def has_copied(site: Site, job: str, tag: str) -> bool:
+    return any(event["event"] == "copied" and event["tag"] == tag for event in events(site, job))
+
+
+def test_a_piece_server_that_is_killed_is_replaced_when_it_is_needed_again(site: Site) -> None:
+    site.conf()
+    job = site.dispatch(GATED)
+    site.ok("start", "--job_workspace", job, "--detach", "--", "--num_passes", "2")
+    go(site, job, 0)
+    assert wait_until(lambda: has_copied(site, job, "pass-00000"), 30)
+    for node in range(3):
+        server = [p for p in agent_processes(str(site.job_dir(job, node))) if " piece-server " in p.command]
+        os.kill(server[0].pid, signal.SIGKILL)
+    go(site, job, 1)
+    assert wait_until(lambda: site.has_ended(job), 60)
+    assert has_copied(site, job, "pass-00001")
+    assert site.status(job)["state"] == "succeeded"
+    site.assert_nothing_left(job)
+
+
+def test_a_supervisor_that_is_killed_takes_its_piece_server_with_it(site: Site) -> None:
+    site.conf(NODE_GRACE_S=2)
+    job = site.dispatch(GATED)
+    site.ok("start", "--job_workspace", job, "--detach", "--", "--num_passes", "2")
+    go(site, job, 0)
+    assert wait_until(lambda: has_copied(site, job, "pass-00000"), 30)
+    os.kill(site.supervisor(job, 1), signal.SIGKILL)
+    assert wait_until(lambda: site.has_ended(job), 60)
+    site.assert_nothing_left(job)
+
+
+def test_nothing_is_copied_or_merged_if_the_settings_say_so(site: Site) -> None:
+    site.conf(COPIES=1, MODEL_ON_LEAD_MB=0)
+    job = site.dispatch(REGRESSION)
+    site.ok("start", "--job_workspace", job, "--", "--num_passes", "2")
+    assert [e for e in events(site, job) if e["event"] == "copied"] == []
+    assert not (site.job_dir(job, 0) / "output/pass-00001/model.safetensors").exists()
+    assert copied(site, job, 1)["pass-00001"] == ["manifest.json"], "which every node has"
+
+
+def test_a_file_of_the_program_is_never_replaced_by_a_merged_model(site: Site) -> None:
+    site.conf()
+    early = GATED.replace("        import os, time\n", "        import os, time\n        write_own()\n").replace(
+        "def reader(",
+        "def write_own():\n"
+        "    import os\n"
+        "    os.makedirs(f'{ps.output_dir}/pass-00000', exist_ok=True)\n"
+        "    open(f'{ps.output_dir}/pass-00000/model.safetensors', 'w').write('mine')\n\ndef reader(",
+    )
+    job = site.dispatch(early)
+    site.ok("start", "--job_workspace", job, "--detach", "--", "--num_passes", "1")
+    go(site, job, 0)
+    assert wait_until(lambda: site.has_ended(job), 60)
+    path = site.job_dir(job, 0) / "output/pass-00000/model.safetensors"
+    assert path.read_text() == "mine"
+    warned = [e["message"] for e in events(site, job) if e.get("level") == "warning"]
+    assert warned == [f"model pass-00000 was not merged on node0: {path} is a file of the program"]
+    home = site.ok("collect", job, "-o", "home", "--json").json()
+    assert set(load_model(site.directory / home["model"])) == {"w", "e"}
+    assert (site.directory / "home/node-0/output/pass-00000/model.safetensors").read_text() == "mine"
+
+
+def test_a_model_that_is_too_large_is_not_merged_and_that_is_said(site: Site) -> None:
+    site.conf(MODEL_ON_LEAD_MB=1)
+    big = REGRESSION.replace("shape=(4,), rule=Adagrad(0.5)", "shape=(400_004,), rule=Adagrad(0.5)")
+    big = big.replace("x @ w.value - y", "x @ w.value[:4] - y")
+    big = big.replace("{w: x.T @ error / len(x), emb:", "{w: np.resize(x.T @ error / len(x), w.value.shape), emb:")
+    job = site.dispatch(big)
+    site.ok("start", "--job_workspace", job, "--", "--num_passes", "1")
+    warned = [e["message"] for e in events(site, job) if e.get("level") == "warning"]
+    assert warned == ["model pass-00000 was not merged on node0: it has 2 MB, and MODEL_ON_LEAD_MB is 1"]

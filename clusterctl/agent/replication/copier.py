@@ -14,7 +14,7 @@ from clusterctl.common.files import digest_of, sync_directory, write_atomic
 from clusterctl.common.manifest import NAME, read_manifest
 from clusterctl.common.paths import RunPaths
 from clusterctl.transfer.client import PieceClient
-from clusterctl.transfer.protocol import PieceFile, PieceGoneError, TransferError
+from clusterctl.transfer.protocol import PieceFile, PieceGoneError, TransferError, is_sound
 from clusterctl.transfer.tls import run_context
 
 SPARE_BYTES = 1_000_000_000
@@ -80,8 +80,11 @@ def _copy_into(directory: Path, run: RunPaths, order: CopyOrder) -> int:
 
 
 def piece_of(run: RunPaths, tag: str, file: Mapping[str, Any]) -> PieceFile:
-    """Return the piece that an entry of a manifest names."""
-    return PieceFile(run.job.dir.name, run.run, tag, file["file"], file["bytes"], file["sha256"])
+    """Return the piece that an entry of a manifest names. Raises ValueError if it names none."""
+    piece = PieceFile(run.job.dir.name, run.run, tag, file["file"], file["bytes"], file["sha256"])
+    if not is_sound(piece):
+        raise ValueError(f"the manifest of {tag} names {piece.file!r:.60}")
+    return piece
 
 
 def need_room(directory: Path, needed: int) -> None:
