@@ -137,8 +137,8 @@ def _is_listed(file: Any) -> bool:
     """True if an entry of a manifest's `files` describes a piece."""
     if not isinstance(file, dict) or not {"file", "pserver", "bytes", "sha256"} <= set(file):
         return False
-    size, numbered = file["bytes"], isinstance(file["pserver"], int)
-    return is_piece_name(file["file"]) and numbered and isinstance(size, int) and size >= 0
+    size, typed = file["bytes"], isinstance(file["pserver"], int) and isinstance(file["sha256"], str)
+    return is_piece_name(file["file"]) and typed and isinstance(size, int) and size >= 0
 
 
 def verify(cluster: Cluster, job: str, nodes: Sequence[Node], found: Found) -> tuple[Holders, str | None]:
