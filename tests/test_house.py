@@ -27,7 +27,7 @@ MAY_IMPORT: Table = {
     "common": (),
     "transfer": ("common",),
     "agent": ("common", "transfer"),
-    "runtime": ("common",),
+    "runtime": ("common", "transfer"),
     "errors": (),
     "templates": (),
     "config": ("errors",),

@@ -24,9 +24,8 @@ OPERATIONS = {
     "collect": ("collect", "collect"),
     "prune": ("prune", "prune"),
     "find_checkpoints": ("checkpoints", "find"),
+    "find_models": ("checkpoints", "find_models"),
     "verify_checkpoint": ("checkpoints", "verify"),
-    "send_piece": ("checkpoints", "send"),
-    "take_piece": ("checkpoints", "take"),
 }
 
 

@@ -53,6 +53,27 @@ ResumeOption = Annotated[
     bool,
     typer.Option("--resume", help="Resume the job (default: the last that ran) from its newest complete checkpoint."),
 ]
+JobWorkspaceOption = Annotated[
+    str | None,
+    typer.Option("--job_workspace", "--job-workspace", metavar="DIR", help="Dispatched job to start: directory or id."),
+]
+LeaveOutOption = Annotated[
+    bool, typer.Option("--allow-partial", help="Leave out nodes that cannot be reached or fail.")
+]
+ResumeFromOption = Annotated[
+    str | None,
+    typer.Option("--resume-from", metavar="JOB", help="Resume from the newest complete checkpoint of another job."),
+]
+LoadOption = Annotated[
+    str | None,
+    typer.Option("--load", metavar="JOB", help="Start with the newest complete model of a job, on the same nodes."),
+]
+LoadRunOption = Annotated[
+    int | None, typer.Option("--load-run", min=1, metavar="N", help="The newest model of this run of it.")
+]
+LoadTagOption = Annotated[
+    str | None, typer.Option("--load-tag", metavar="TEXT", help="This model of it instead of the newest.")
+]
 
 
 @command(app, "init", "clusterctl init mnist && cd mnist")
@@ -126,12 +147,7 @@ def dispatch(
 @command(app, "start", "clusterctl start --job_workspace JOB20261121-081530 -- --num_passes=5")
 def start(
     context: typer.Context,
-    job_workspace: Annotated[
-        str | None,
-        typer.Option(
-            "--job_workspace", "--job-workspace", metavar="DIR", help="Dispatched job to start: directory or id."
-        ),
-    ] = None,
+    job_workspace: JobWorkspaceOption = None,
     job_dispatch_package: Annotated[
         Path | None,
         typer.Option(
@@ -145,12 +161,14 @@ def start(
     settings: SetOption = None,
     resume: ResumeOption = False,
     adopt: AdoptOption = False,
+    resume_from: ResumeFromOption = None,
+    load: LoadOption = None,
+    load_run: LoadRunOption = None,
+    load_tag: LoadTagOption = None,
     rejoin: Annotated[bool, typer.Option("--rejoin", help="Let nodes that a run is waiting for rejoin it.")] = False,
     detach: Annotated[bool, typer.Option("--detach", "-d", help="Return once all processes are running.")] = False,
     plan: Annotated[bool, typer.Option("--plan", help="Print what would run where; start nothing.")] = False,
-    allow_partial: Annotated[
-        bool, typer.Option("--allow-partial", help="Leave out nodes that cannot be reached or fail.")
-    ] = False,
+    allow_partial: LeaveOutOption = False,
 ) -> None:
     """Start a run on all nodes and follow it.
 
@@ -159,13 +177,15 @@ def start(
     Everything after -- and any unknown --key=value goes to the training program.
     """
     from clusterctl.cli.commands.start import start
+    from clusterctl.cli.origin import OriginOptions
 
+    origin = OriginOptions(resume, resume_from, load, load_run, load_tag)
     if rejoin:
         from clusterctl.cli.commands.rejoin import rejoin as join
 
         options = {
-            **{"--resume": resume, "--adopt": adopt, "--detach": detach, "--plan": plan},
-            "--allow-partial": allow_partial,
+            **origin.given(),
+            **{"--adopt": adopt, "--detach": detach, "--plan": plan, "--allow-partial": allow_partial},
             **{"--job_dispatch_package": job_dispatch_package, "--engine": engine, "--set": settings},
             "--": context.obj.program_args,
         }
@@ -177,8 +197,8 @@ def start(
         job_dispatch_package,
         engine=engine,
         chosen=settings or (),
-        resume=resume,
         adopt=adopt,
+        origin=origin,
         detach=detach,
         plan=plan,
         allow_partial=allow_partial,

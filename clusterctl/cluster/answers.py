@@ -72,9 +72,17 @@ class RunWarning(TypedDict):
     message: str
 
 
-class Resumed(TypedDict):
+class Checkpoint(TypedDict):
+    """A checkpoint of a run."""
+
     run: str
     step: int
+
+
+class Resumed(Checkpoint, total=False):
+    """The checkpoint from which a run was resumed, and its job if that is another one."""
+
+    job: str | None
 
 
 class StatusAnswer(Membership, JobChoice, total=False):
@@ -268,7 +276,7 @@ RUN = record(run=run_name, state=one_of(*STATES), warnings=WARNINGS, **MEMBERSHI
 JOB = record(
     job=job_id, runs=list_of(RUN), record=record(workspace=text, content=text, files=count, bytes=count, t=moment)
 )
-RESUMED = record(run=run_name, step=count)
+RESUMED = record(run=run_name, step=count, job=maybe(job_id))
 #: The fields that are checked in each operation's answer.
 ANSWERS: Mapping[str, Mapping[str, Shape]] = {
     "status": {

@@ -161,3 +161,17 @@ def _is_adopted(job: JobPaths) -> bool:
         return False
     record = read_json(job.record)
     return isinstance(record, dict) and record.get("job") == job.dir.name
+
+
+def saved_places(job: JobPaths, run: str, tag: str) -> Iterator[Path]:
+    """Yield the directories that may have pieces of what `run` saved as `tag`; what they have may be of another save.
+
+    Outputs move beside the events of the run after which they were set aside; copies of other nodes' pieces come last.
+    """
+    names = [path.name for path in job.runs.iterdir() if path.name.isdigit()] if job.runs.is_dir() else []
+    later = sorted((name for name in names if int(name) >= int(run)), key=int)
+    outputs = [job.output, *(job.run(name).dir / "output" for name in reversed(later))]
+    for place in (job.run(run).checkpoints, *outputs, job.run(run).copies):
+        directory = place / tag
+        if directory.is_dir() and not directory.is_symlink():
+            yield directory

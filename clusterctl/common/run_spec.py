@@ -53,13 +53,47 @@ class KeepBest(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class ResumePoint(Record):
-    """The checkpoint of an earlier run from which this run started; `dir` is relative to the job directory."""
+    """The checkpoint of an earlier run, perhaps of another `job`, from which this run started.
+
+    `dir` is relative to the job directory.
+    """
+
+    OMITTED = ("job",)
 
     run: str
     tag: str
     step: int
     pass_: int
     dir: str
+    job: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class PieceSource(Record):
+    """A file of a save, and the nodes that have a copy."""
+
+    file: str
+    bytes: int
+    sha256: str
+    nodes: tuple[int, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class PieceSources(Record):
+    """The pieces of a save that this node's pservers read, from its disk or from other nodes of the run.
+
+    `run` is the run that wrote them, or that took them over.
+    """
+
+    job: str
+    run: str
+    tag: str
+    pieces: tuple[PieceSource, ...]
+
+    @property
+    def name(self) -> str:
+        """The name in messages, and of this model where a path of one may be given."""
+        return f"{self.tag} of {self.job} run {int(self.run)}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -144,11 +178,13 @@ class Timing(Group):
 class Saving(Group):
     """The source of initial values, the schedules of checkpoints and models, their retention and their copies.
 
-    Without `save_model_every` a model is saved at the end of every pass. The lead's spec has in `copies_from`, for each
-    node, the nodes whose pieces it copies, and in `model_on_lead_mb` the largest model that it merges.
+    `sources` are the pieces of the model that `load` names, or of the checkpoint to resume from if a node lacks some of
+    those that it needs. Without `save_model_every` a model is saved at the end of every pass. The lead's spec has in
+    `copies_from`, for each node, the nodes whose pieces it copies, and in `model_on_lead_mb` the largest model that it
+    merges.
     """
 
-    OMITTED = ("save_model_every", "keep_models", "copies_from", "model_on_lead_mb")
+    OMITTED = ("save_model_every", "keep_models", "sources", "copies_from", "model_on_lead_mb")
 
     load: str | None = None
     checkpoints: bool = False
@@ -158,6 +194,7 @@ class Saving(Group):
     keep_models: int | None = None
     keep_best: KeepBest | None = None
     resume: ResumePoint | None = None
+    sources: PieceSources | None = None
     copies_from: Mapping[str, tuple[int, ...]] | None = None
     model_on_lead_mb: int | None = None
 

@@ -4,17 +4,21 @@ May import `certificates`, `check`, `cluster`, `common`, `config`, `errors` and 
 """
 
 from clusterctl.launch.adopt import Adopted, adopt
+from clusterctl.launch.load import SavedModel, choose_model
 from clusterctl.launch.plan import LaunchPlan, missing_scripts, plan
 from clusterctl.launch.resume import Resume, choose, kept_settings
-from clusterctl.launch.start import Run, start
+from clusterctl.launch.start import Origin, Run, start
 
 __all__ = [
     "Adopted",
     "LaunchPlan",
+    "Origin",
     "Resume",
     "Run",
+    "SavedModel",
     "adopt",
     "choose",
+    "choose_model",
     "kept_settings",
     "missing_scripts",
     "plan",

@@ -20,6 +20,7 @@ from clusterctl.common.run_spec import (
     LeadAddress,
     LeftOut,
     Limits,
+    PieceSources,
     PlacedProcess,
     Ports,
     ProcessSpec,
@@ -32,7 +33,7 @@ from clusterctl.common.run_spec import (
 )
 from clusterctl.config import Every, Settings
 from clusterctl.config.declarations import BY_SPELLING
-from clusterctl.errors import ConfigError, NodeError
+from clusterctl.errors import ConfigError, NodeError, RefusedError
 from clusterctl.inventory import Inventory, Node, among, nodeset
 from clusterctl.launch.copies import copy_plan
 
@@ -110,6 +111,8 @@ class LaunchPlan:
         lead: LeadAddress | None,
         left_out: Sequence[LeftOut] = (),
         resume: ResumePoint | None = None,
+        load: str | None = None,
+        sources: PieceSources | None = None,
         sharing: int | None = None,
         by: str | None = None,
         pserver_port: int | None = None,
@@ -118,9 +121,9 @@ class LaunchPlan:
         """Return the spec that the supervisor of `node` works from.
 
         `addresses`: those of the members in the cluster, by node id. `left_out`: the nodes that do not take part, and
-        why, for later requests. `resume`: the checkpoint that the run resumes from. `sharing`: the processes on the
-        node's machine, if other members are on it too. `by`: who starts it. `pserver_port`: free on all nodes.
-        `machines`: the machine of each node.
+        why, for later requests. `resume`: the checkpoint that the run resumes from. `load`: the model that it starts
+        with. `sources`: the pieces of either one. `sharing`: the processes on the node's machine, if other members are
+        on it too. `by`: who starts it. `pserver_port`: free on all nodes. `machines`: the machine of each node.
         """
         return RunSpec(
             job=job,
@@ -134,7 +137,7 @@ class LaunchPlan:
             training=self._training(),
             ports=self._ports(pserver_port),
             timing=self._timing(),
-            saving=self._saving(resume, machines if lead is None else None),
+            saving=self._saving(machines if lead is None else None).replace(resume=resume, load=load, sources=sources),
             limits=Limits(memory_limit_mb=self.settings.memory_limit_mb, open_files=self.settings.open_files),
             failures=self._failures(),
             use_gpu=self.settings.use_gpu,
@@ -183,7 +186,7 @@ class LaunchPlan:
         settings = self.settings
         return Timing(heartbeat_s=settings.heartbeat_s, node_grace_s=settings.node_grace_s, grace_s=settings.grace_s)
 
-    def _saving(self, resume: ResumePoint | None, machines: Mapping[int, str] | None) -> Saving:
+    def _saving(self, machines: Mapping[int, str] | None) -> Saving:
         """Return the entry of a spec; with `machines` that of the lead."""
         every, best = self.settings.save_every, self.settings.keep_best
         copies, limit_mb = None, None
@@ -198,7 +201,6 @@ class LaunchPlan:
             keep=self.settings.keep,
             keep_models=self.settings.keep_models,
             keep_best=KeepBest(name=best.metric, direction=best.direction) if best else None,
-            resume=resume,
             copies_from=copies,
             model_on_lead_mb=limit_mb,
         )
@@ -259,6 +261,16 @@ def plan(settings: Settings, inventory: Inventory, program_args: Sequence[str] |
     if not whole.count("trainer"):
         raise ConfigError("no host runs a trainer", hint="set TRAINERS or Host(roles=...) in conf.py")
     return whole
+
+
+def require_our_pservers(settings: Settings, option: str, hint: str | None = None) -> None:
+    """Raise RefusedError if the run has other parameter servers than ours."""
+    if settings.engine != OUR_ENGINE or settings.pserver_command is not None:
+        raise RefusedError(
+            f"{option} works with the built-in parameter server only: other programs keep their own models and "
+            "checkpoints",
+            hint=hint,
+        )
 
 
 def _place(

@@ -40,14 +40,19 @@ from clusterctl.common.run_spec import LeadAddress, LeftOut, RunSpec
 from clusterctl.errors import ClusterctlError, NodeError, RefusedError
 from clusterctl.inventory import Node, nodeset
 from clusterctl.launch.keys import make_keys
+from clusterctl.launch.load import SavedModel
 from clusterctl.launch.other_jobs import NodeWithJobs, check_other_jobs
 from clusterctl.launch.plan import LaunchPlan
 from clusterctl.launch.pserver_port import NodeWithPorts, choose_pserver_port
-from clusterctl.launch.resume import Resume, bring, choose
+from clusterctl.launch.resume import Resume
 
 LAUNCH_S = 60.0
 REACH_S = 120.0
 REASON_CHARS = 500
+
+#: What a run starts from, and how it is chosen: by the job, the nodes that take part, and the plan.
+Origin = Resume | SavedModel
+FindOrigin = Callable[[str, Sequence[Node], LaunchPlan], Origin]
 
 
 class ReadyNode(NodeFacts, JobChoice, NodeWithJobs, NodeWithPorts, total=False):
@@ -69,7 +74,7 @@ class Run:
     """One start of a job on `nodes`, which have their ranks in this run; the first one leads.
 
     `dirs`: the absolute job directories, by node id. `findings`: the nodes' warnings. `left_out`: the reasons why
-    other nodes of conf.py do not take part, by node id. `resume`: the checkpoint that the run resumes from.
+    other nodes of conf.py do not take part, by node id. `origin`: the checkpoint or model that the run starts from.
     `started_t`: when, by the clock of the lead's node. `pserver_port`: the port of all pservers, if one was chosen.
     """
 
@@ -79,7 +84,7 @@ class Run:
     dirs: dict[int, str]
     findings: tuple[Finding, ...] = ()
     left_out: Mapping[int, ClusterctlError] = field(default_factory=dict)
-    resume: Resume | None = None
+    origin: Origin | None = None
     started_t: float | None = None
     pserver_port: int | None = None
 
@@ -108,14 +113,14 @@ def start(
     *,
     allow_partial: bool = False,
     failed: Mapping[int, ClusterctlError] | None = None,
-    on_resume: Callable[[Resume], None] | None = None,
+    find_origin: FindOrigin | None = None,
 ) -> Run:
     """Start job `ref` (None: the one that ran last). On failure raise every node's reason; nothing runs anywhere then.
 
     With `allow_partial`, nodes that cannot be reached or fail are left out, and so are nodes that `failed` earlier,
-    which are not asked; nodes that refuse for safety are not left out. With `on_resume`, the run resumes from the
-    newest complete and undamaged checkpoint; it is called with that checkpoint before any piece is copied. `on_go` is
-    called before the first node is ordered to start: an interrupt from then on has to stop the run.
+    which are not asked; nodes that refuse for safety are not left out. `find_origin(job, nodes, launch)` returns
+    what the run starts from, if anything. `on_go` is called before the first node is ordered to start: an interrupt
+    from then on has to stop the run.
     """
     request = _request(cluster, launch, ref)
     calls: dict[int, AgentCall] = {}
@@ -146,12 +151,10 @@ def start(
             looks = {outcome.node.id: outcome.get() for outcome in outcomes if outcome.ok}
             run = _make_run(launch, looks, skews, left_out)
             _check_routes(cluster, calls, looks, run, waiting)
-            if on_resume is not None:
-                resume = choose(cluster, run.job, run.nodes, launch)
-                on_resume(resume)
-                launch = resume.applied_to(launch)
-                bring(cluster, run.job, resume, launch)
-                run = replace(run, resume=resume)
+            if find_origin is not None:
+                origin = find_origin(run.job, run.nodes, launch)
+                launch = origin.applied_to(launch)
+                run = replace(run, origin=origin)
             on_go(run)
             return replace(run, started_t=_go(cluster, launch, calls, looks, run, waiting))
     finally:
@@ -326,9 +329,9 @@ def _go(
 
     def launch_one(node: Node, lead: LeadAddress | None) -> dict[str, Any]:
         waiting.leave(node.id)
-        resume = {"resume": run.resume.word(launch, node)} if run.resume else {}
+        more = run.origin.word(launch, node) if run.origin else {}
         spec = _spec_for(node, launch, addresses, run, lead, machines)
-        calls[node.id].send({"spec": spec.to_json(), "keys": keys[node.id], **resume})
+        calls[node.id].send({"spec": spec.to_json(), "keys": keys[node.id], **more})
         answer: dict[str, Any] = calls[node.id].result(LAUNCH_S)
         return answer
 
@@ -365,11 +368,11 @@ def _spec_for(
         addresses=addresses,
         lead=lead,
         left_out=run.left_out_specs(),
-        resume=run.resume.spec(run.run) if run.resume else None,
         sharing=_sharing(node, launch, machines),
         by=who_asks(),
         pserver_port=run.pserver_port,
         machines={node: machine.partition(" ")[0] for node, machine in machines.items()},
+        **(run.origin.in_spec(run.job, run.run, launch, node) if run.origin else {}),
     )
 
 

@@ -1,7 +1,7 @@
 """Parameter servers and their trainers: the part of clusterctl that a training program imports.
 
-Shipped to the nodes: imports numpy, pyzmq and `common` only, and runs on Python 3.9. Names are resolved on first use
-(PEP 562), so that importing one does not load the others. Start reading at `connector.py`.
+Shipped to the nodes: imports numpy, pyzmq, `common` and `transfer` only, and runs on Python 3.9. Names are resolved on
+first use (PEP 562), so that importing one does not load the others. Start reading at `connector.py`.
 """
 
 from __future__ import annotations

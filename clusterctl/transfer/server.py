@@ -53,6 +53,7 @@ class PieceServer:
             except OSError:
                 return
             sock.settimeout(HANDSHAKE_S)
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # an answer is followed by its bytes
             try:
                 tls = self._context.wrap_socket(sock, server_side=True, do_handshake_on_connect=False)
             except OSError:

@@ -131,7 +131,7 @@ def test_a_run_resumed_after_a_killed_trainer_makes_the_model_of_an_undisturbed_
 def test_after_a_killed_pserver_the_last_undamaged_checkpoint_loads_into_fewer_pservers_and_more_lanes(
     site: Site, expected: dict[str, Any]
 ) -> None:
-    quick(site)
+    quick(site, COPIES=1)
     job = site.dispatch(TRAIN)
     crash(site, "--job_workspace", job, "--", "pserver", str(random.randint(20, STEPS - 1)), "0001")
     site.assert_nothing_left(job)

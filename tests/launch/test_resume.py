@@ -1,4 +1,4 @@
-"""Choosing the checkpoint to resume from, and copying its pieces to the nodes that need them. No runtime is used."""
+"""Choosing the checkpoint to resume from, and the nodes from which pservers read its pieces. No runtime is used."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from agent.nodes import PipeCluster
 from clusterctl.common.files import write_json
 from clusterctl.common.manifest import NAME, piece_name, write_manifest
 from clusterctl.common.paths import JobPaths
-from clusterctl.errors import NodeError, RefusedError
+from clusterctl.errors import RefusedError, UsageError
 from clusterctl.launch import LaunchPlan, choose, kept_settings, plan
-from clusterctl.launch.resume import Resume, bring
+from clusterctl.launch.resume import Resume
 
 JOB = "JOB20261121-081530"
 
@@ -59,12 +59,18 @@ class Nodes(PipeCluster):
     def plan(self) -> LaunchPlan:
         return plan(self.settings, self.inventory)
 
-    def choose(self) -> Resume:
-        return choose(self, JOB, self.nodes, self.plan())
+    def choose(self, job: str = JOB, of: str | None = None) -> Resume:
+        return choose(self, job, self.nodes, self.plan(), of)
 
-    def has(self, node: int, step: int) -> list[str]:
-        place = self.place(node, step)
-        return sorted(path.name for path in place.iterdir() if path.name != NAME) if place.is_dir() else []
+    def sources(self, resume: Resume) -> list[dict[str, list[int]] | None]:
+        """Return, for each node of run 2, the nodes that have each piece that its pservers read; None without any."""
+        found = [resume.in_spec(JOB, "0002", self.plan(), node).get("sources") for node in self.nodes]
+        assert {(one.job, one.run, one.tag) for one in found if one} <= {(JOB, "0002", resume.tag)}
+        return [one and {piece.file: list(piece.nodes) for piece in one.pieces} for one in found]
+
+    def taken(self, resume: Resume) -> list[list[str]]:
+        """Return the pieces that each node takes over."""
+        return [resume.word(self.plan(), node)["resume"]["files"] for node in self.nodes]
 
 
 @pytest.fixture
@@ -79,7 +85,8 @@ def test_the_newest_complete_checkpoint_of_the_newest_run_that_has_one_is_chosen
     nodes.save(700, "0002", complete=False)
     resume = nodes.choose()
     assert resume.to_json() == {"run": "0002", "tag": tag(600), "step": 600, "pass": 2}
-    assert resume.spec("0003").dir == f".clusterctl/runs/0003/checkpoints/{tag(600)}"
+    point = resume.in_spec(JOB, "0003", nodes.plan(), nodes.nodes[0])["resume"]
+    assert point.dir == f".clusterctl/runs/0003/checkpoints/{tag(600)}"
     (warning,) = resume.warnings
     assert warning == f"skipped checkpoint {tag(700)} of run 2: it is incomplete (no manifest)"
 
@@ -165,63 +172,64 @@ def test_checkpoints_of_other_parameter_servers_are_not_resumed(tmp_path: Path, 
         Nodes(tmp_path, **values).choose()
 
 
-def test_pieces_are_not_moved_if_pservers_and_lanes_are_unchanged(nodes: Nodes) -> None:
+def test_pservers_read_their_own_disk_if_pservers_and_lanes_are_unchanged(nodes: Nodes) -> None:
     nodes.save(100)
     resume = nodes.choose()
-    bring(nodes, JOB, resume, nodes.plan())
-    assert [nodes.has(node, 100) for node in range(3)] == [[piece_name(node)] for node in range(3)]
-    assert [resume.word(nodes.plan(), node)["files"] for node in nodes.nodes] == [[piece_name(n)] for n in range(3)]
+    assert nodes.sources(resume) == [None, None, None]
+    assert nodes.taken(resume) == [[piece_name(n)] for n in range(3)]
 
 
 @pytest.mark.parametrize("values", [{"PSERVERS": 2}, {"PORTS_NUM_FOR_SPARSE": 2}, {"PSERVERS_PER_NODE": 2}])
-def test_every_pserver_gets_all_pieces_when_the_placement_has_changed(tmp_path: Path, values: dict[str, Any]) -> None:
+def test_pservers_read_from_all_nodes_when_the_placement_has_changed(tmp_path: Path, values: dict[str, Any]) -> None:
+    """Every piece stays where it is: no node has to hold a whole model."""
     nodes = Nodes(tmp_path, **values)
     nodes.save(100)
     resume = nodes.choose()
-    bring(nodes, JOB, resume, nodes.plan())
-    everything = [piece_name(p) for p in range(3)]
-    serve = [bool(node.pserver_ranks) for node in nodes.nodes]
-    assert [nodes.has(n, 100) for n in range(3)] == [everything if serve[n] else [piece_name(n)] for n in range(3)]
-    for p in range(3):
-        copies = {(nodes.place(n, 100) / piece_name(p)).read_bytes() for n in range(3) if n == p or serve[n]}
-        assert len(copies) == 1
-    assert [bool(resume.word(nodes.plan(), node)["files"]) for node in nodes.nodes] == serve
-    new_resume = nodes.choose()
-    assert new_resume.holders[piece_name(2)] == {n for n in range(3) if n == 2 or serve[n]}
+    everything = {piece_name(p): [p] for p in range(3)}
+    assert nodes.sources(resume) == [everything if node.pserver_ranks else {} for node in nodes.nodes]
+    assert nodes.taken(resume) == [[piece_name(n)] for n in range(3)]
 
 
-def test_a_pserver_that_moved_gets_only_its_own_piece(nodes: Nodes) -> None:
+def test_a_pserver_that_moved_reads_only_its_own_piece_and_copies_count(nodes: Nodes) -> None:
     nodes.save(100)
-    source, target = nodes.place(2, 100) / piece_name(2), nodes.place(1, 100) / piece_name(2)
-    source.rename(target)
-    bring(nodes, JOB, nodes.choose(), nodes.plan())
-    assert [nodes.has(node, 100) for node in range(3)] == [
-        [piece_name(0)],
-        [piece_name(1), piece_name(2)],
-        [piece_name(2)],
-    ]
-    assert source.read_bytes() == target.read_bytes()
-
-
-def test_a_piece_that_changes_after_verification_is_not_transferred(nodes: Nodes) -> None:
-    nodes.save(100)
+    copies = nodes.job(1).run("0001").copies / tag(100)
+    copies.mkdir(parents=True)
+    (copies / piece_name(0)).write_bytes((nodes.place(0, 100) / piece_name(0)).read_bytes())
+    (nodes.place(2, 100) / piece_name(2)).rename(copies / piece_name(2))
     resume = nodes.choose()
-    path = nodes.place(1, 100) / piece_name(1)
-    path.write_bytes(path.read_bytes()[:-1] + b"!")
-    holders = {name: nodes if name != piece_name(1) else frozenset({1}) for name, nodes in resume.holders.items()}
-    moved = nodes.plan().among([0, 2])
-    with pytest.raises(NodeError, match=r"pserver-00001\.safetensors"):
-        bring(nodes, JOB, Resume(resume.run, resume.manifest, holders), moved)
-    assert nodes.has(0, 100) == [piece_name(0)]
+    assert nodes.sources(resume) == [{piece_name(0): [0, 1]}, {piece_name(1): [1]}, {piece_name(2): [1]}]
+    assert nodes.taken(resume) == [[piece_name(0)], [piece_name(0), piece_name(1), piece_name(2)], []]
+
+
+def test_a_checkpoint_is_known_by_the_manifest_among_copies_when_the_lead_has_lost_its_own(nodes: Nodes) -> None:
+    nodes.save(100)
+    copies = nodes.job(2).run("0001").copies / tag(100)
+    copies.mkdir(parents=True)
+    (nodes.place(0, 100) / NAME).rename(copies / NAME)
+    assert nodes.choose().tag == tag(100)
+
+
+def test_a_new_job_takes_the_checkpoint_of_another_one(nodes: Nodes) -> None:
+    nodes.save(100)
+    new = "JOB20261121-090000"
+    resume = nodes.choose(new, of=JOB[:-2])
+    assert resume.to_json() == {"job": JOB, "run": "0001", "tag": tag(100), "step": 100, "pass": 2}
+    assert str(resume).startswith(f"checkpoint {tag(100)} of {JOB} run 1 ")
+    node = nodes.nodes[1]
+    point = resume.in_spec(new, "0001", nodes.plan(), node)["resume"]
+    assert (point.job, point.run, point.dir) == (JOB, "0001", f".clusterctl/runs/0001/checkpoints/{tag(100)}")
+    assert resume.word(nodes.plan(), node)["resume"]["job"] == JOB
+    with pytest.raises(UsageError, match="there is no job JOB2025"):
+        nodes.choose(new, of="JOB2025")
 
 
 def test_a_spec_says_when_to_save_what_to_keep_and_where_to_resume_from(tmp_path: Path) -> None:
     nodes = Nodes(tmp_path, SAVE_EVERY=500, KEEP=4, KEEP_BEST="auc:max")
     nodes.save(100)
-    resume = nodes.choose().spec("0002")
     node = nodes.nodes[1]
+    more = nodes.choose().in_spec(JOB, "0002", nodes.plan(), node)
     addresses = dict.fromkeys(range(3), "10.0.0.1")
-    made = nodes.plan().spec(node, job=JOB, run="0002", addresses=addresses, lead=None, resume=resume)
+    made = nodes.plan().spec(node, job=JOB, run="0002", addresses=addresses, lead=None, **more)
     spec = made.to_json()
     assert (spec["checkpoints"], spec["save_every"], spec["keep"]) == (True, {"unit": "step", "n": 500}, 4)
     assert spec["keep_best"] == {"name": "auc", "direction": "max"}

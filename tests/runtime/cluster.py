@@ -42,7 +42,7 @@ def make_job(
 ) -> Path:
     """Create a job directory as supervisors leave it: spec.json, and keys when security is "curve"."""
     run_dir = root / ".clusterctl" / "runs" / RUN
-    (run_dir / "keys").mkdir(parents=True)
+    (run_dir / "keys").mkdir(parents=True, exist_ok=True)
     facts: dict[str, Any] = {"v": 1, "job": "JOB", "run": RUN, "node": 0, "mode": mode, "seed": 7, "trainers": trainers}
     facts.update(pservers=pservers, port=free_port(), security=security, node_grace_s=30, load=None)
     facts.update(spec)

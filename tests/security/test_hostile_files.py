@@ -280,7 +280,7 @@ def test_names_of_packages_on_a_node_cannot_lead_out_of_the_store(liars: Liars, 
 )
 def test_a_manifest_that_names_files_elsewhere_is_refused(key: str, junk: Any) -> None:
     """Files that a manifest names are linked and written on all nodes."""
-    from clusterctl.launch import resume
+    from clusterctl.launch.saved import saves_in
 
     file = {"file": "pserver-00000.safetensors", "pserver": 0, "bytes": 5, "sha256": "0" * 64}
     manifest = {
@@ -294,11 +294,10 @@ def test_a_manifest_that_names_files_elsewhere_is_refused(key: str, junk: Any) -
         "pservers": 1,
     }
     row = {"run": "0001", "tag": "step-1", "reason": None, "manifest": {**manifest, "files": [file]}}
-    assert resume._is_sound(row)
-    assert resume._is_of(row["manifest"], "step-1")  # type: ignore[arg-type]
+    assert [one.manifest for one in saves_in("checkpoint", [{"checkpoints": [row]}])] == [row["manifest"]]
     row["manifest"] = {**manifest, "files": [{**file, key: junk}]} if key in file else {**manifest, key: junk}
     row.update({key: junk} if key not in file else {})
-    assert not (resume._is_sound(row) and resume._is_of(row["manifest"], str(row["tag"])))
+    assert [one.manifest for one in saves_in("checkpoint", [{"checkpoints": [row]}])] in ([], [None])
 
 
 def test_a_node_error_names_the_lying_node(liars: Liars) -> None:

@@ -10,43 +10,72 @@ import contextlib
 import json
 import os
 import shutil
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from clusterctl.common.files import sync_directory
+from clusterctl.common.errors import AgentError
+from clusterctl.common.files import digest_of, sync_directory
 from clusterctl.common.manifest import MERGED_FORMAT, MERGED_NAME, NAME, is_scheduled_tag, write_manifest
-from clusterctl.common.paths import JobPaths, RunPaths
+from clusterctl.common.paths import JobPaths, RunPaths, saved_places
 
 PIECES = "pserver-*.safetensors"
 HALF_WRITTEN = f"*/.{PIECES}-*"  # as `runtime/checkpoint/writer.py` names them
 MAX_HEADER_BYTES = 256 << 20
 
 
+def run_names(job: JobPaths) -> list[str]:
+    return sorted(path.name for path in job.runs.iterdir() if path.name.isdigit()) if job.runs.is_dir() else []
+
+
 def checkpoint_dirs(job: JobPaths) -> Iterator[tuple[RunPaths, Path]]:
-    names = sorted(path.name for path in job.runs.iterdir() if path.name.isdigit()) if job.runs.is_dir() else []
-    for run in map(job.run, names):
+    for run in map(job.run, run_names(job)):
         for directory in sorted(run.checkpoints.iterdir()) if run.checkpoints.is_dir() else ():
             if directory.is_dir() and not directory.name.startswith("."):
                 yield run, directory
 
 
-def checkpoint_dir(job: JobPaths, request: dict[str, Any]) -> Path:
-    return job.run(Path(request["run"]).name).checkpoints / Path(request["tag"]).name
+def carry_on(run: RunPaths, resume: dict[str, Any], job: JobPaths) -> None:
+    """Give a new run the `files` of the checkpoint `tag` of an older `run` of `job`. The older one may then be removed.
 
-
-def carry_on(run: RunPaths, resume: dict[str, Any]) -> None:
-    """Give a new run the `files` of the checkpoint `tag` of an older `run`. The older one may then be removed."""
-    source = checkpoint_dir(run.job, resume)
-    target = run.checkpoints / source.name
+    These are all the pieces that this node has: other nodes read them from the new run's directory.
+    """
+    target = run.checkpoints / Path(resume["tag"]).name
+    places = list(saved_places(job, Path(resume["run"]).name, target.name))
     target.mkdir(0o700, parents=True)
-    for name in (Path(file).name for file in resume["files"]):
-        try:
-            os.link(source / name, target / name)
-        except OSError:  # a file system without links
-            shutil.copy2(source / name, target / name)
+    for file in resume["manifest"]["files"]:
+        if file["file"] in resume["files"]:
+            _take_over(_sound_copy(places, file), target / file["file"])
     sync_directory(target)
     write_manifest(target, resume["manifest"])
+
+
+def _sound_copy(places: Sequence[Path], file: Mapping[str, Any]) -> Path:
+    """Return the file of this node that was found to be sound; if there are several, they are compared again."""
+    found = [path for path in (Path(place, file["file"]) for place in places) if path.is_file()]
+    if not found:
+        raise AgentError(f"{file['file']} has disappeared since it was verified", hint="run the command again")
+    return next((path for path in found[:-1] if defect(path, file) is None), found[-1])
+
+
+def _take_over(source: Path, target: Path) -> None:
+    try:
+        os.link(source, target)
+    except OSError:  # a file system without links
+        shutil.copy2(source, target)
+
+
+def defect(path: Path, file: Mapping[str, Any], on_read: Callable[[], None] = lambda: None) -> str | None:
+    """Return the defect of a piece with the `bytes` and `sha256` of `file`, or None. Raises FileNotFoundError."""
+    try:
+        size = path.stat().st_size
+        if size != file["bytes"]:
+            return f"has {size} of {file['bytes']} bytes"
+        return None if digest_of(path, on_read) == file["sha256"] else "is damaged: its checksum differs"
+    except FileNotFoundError:
+        raise
+    except OSError as exc:
+        return f"cannot be read: {exc.strerror}"
 
 
 def remove_half_written(run: RunPaths) -> None:
@@ -98,10 +127,13 @@ def drop_manifests(run: RunPaths, stay: Collection[str], newest: str) -> None:
         (directory / NAME).unlink(missing_ok=True)
 
 
-def remove_older(run: RunPaths, stay: Collection[str], newest: str, *, alone: bool) -> None:
-    """Remove checkpoints older than `newest`, complete or not, except `stay`; with `alone` also all of older runs."""
+def remove_older(run: RunPaths, stay: Collection[str], newest: str, *, alone: bool, served: str | None = None) -> None:
+    """Remove checkpoints older than `newest`, complete or not, except `stay`; with `alone` also all of older runs.
+
+    Other nodes read the pieces of the checkpoint `served`: it only stops to count as one.
+    """
     drop_manifests(run, stay, newest)
-    gone = list(_older(run, stay, newest))
+    gone = [directory for directory in _older(run, stay, newest) if directory.name != served]
     if alone:
         gone += [directory for other, directory in checkpoint_dirs(run.job) if int(other.run) < int(run.run)]
     for directory in gone:

@@ -175,9 +175,12 @@ def membership(spec: RunSpec | RunSummary) -> dict[str, Any]:
 
 
 def resumed(spec: RunSpec | RunSummary) -> dict[str, Any] | None:
-    """Return the checkpoint from which a run was resumed: `run`, `tag`, `step`, `pass`."""
+    """Return the checkpoint from which a run was resumed: `run`, `tag`, `step`, `pass`, and `job` if it is another."""
     resume = spec.saving.resume
-    return {"run": resume.run, "tag": resume.tag, "step": resume.step, "pass": resume.pass_} if resume else None
+    if resume is None:
+        return None
+    of = {"job": resume.job} if resume.job else {}
+    return {**of, "run": resume.run, "tag": resume.tag, "step": resume.step, "pass": resume.pass_}
 
 
 def list_jobs(root: Path) -> list[dict[str, Any]]:

@@ -11,6 +11,7 @@ from clusterctl.agent.node.checkpoint_files import PIECES, piece_header
 from clusterctl.agent.node.jobs import read_summary
 from clusterctl.common.manifest import NAME, is_scheduled_tag, is_tag, read_manifest
 from clusterctl.common.paths import JobPaths, RunPaths
+from clusterctl.common.run_spec import ResumePoint
 
 
 @dataclass(frozen=True)
@@ -39,12 +40,18 @@ def output_places(job: JobPaths, run: RunPaths | None) -> list[Path]:
     later = [job.run(name) for name in names if int(name) > int(run.run)]
     places = [run.dir / "output"] if later else [job.output]
     for number, following in enumerate(later):
-        summary = read_summary(following)
-        if summary is None or summary.saving.resume is None:
+        if _continued(following) is None:
             break
         is_newest = number == len(later) - 1
         places.append(job.output if is_newest else following.dir / "output")
     return places
+
+
+def _continued(run: RunPaths) -> ResumePoint | None:
+    """Return where a run resumed an earlier one of the same job, whose outputs it took over; None if it did not."""
+    summary = read_summary(run)
+    point = summary.saving.resume if summary is not None else None
+    return point if point is not None and point.job is None and int(point.run) < int(run.run) else None
 
 
 def models_in(place: Path) -> Iterator[SavedModel]:
@@ -73,10 +80,10 @@ def copied_models(run: RunPaths) -> Iterator[SavedModel]:
                 if about is None or about.get("checkpoint") or (most is not None and about["step"] > most):
                     continue
                 yield SavedModel(directory, str(about.get("run", "")), int(about["step"]), complete=True)
-        summary = read_summary(last)
-        if summary is None or summary.saving.resume is None:
+        point = _continued(last)
+        if point is None:
             return
-        most, last = summary.saving.resume.step, run.job.run(summary.saving.resume.run)
+        most, last = point.step, run.job.run(point.run)
 
 
 def complete_models(job: JobPaths) -> dict[str, int]:

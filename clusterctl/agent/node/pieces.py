@@ -8,7 +8,7 @@ from pathlib import Path
 
 from clusterctl.agent.node.checkpoint_files import is_merged_by_us, is_older
 from clusterctl.common.manifest import MERGED_NAME, is_checkpoint_tag
-from clusterctl.common.paths import JobPaths, RunPaths
+from clusterctl.common.paths import JobPaths, RunPaths, saved_places
 from clusterctl.transfer.protocol import PieceFile
 
 
@@ -17,13 +17,9 @@ def find_piece(root: Path, piece: PieceFile) -> Iterator[Path]:
     job = JobPaths(root / piece.job)
     if not job.is_own():
         return
-    own = job.run(piece.run)
-    runs = [own, *(run for run in all_runs(job) if run.run != own.run)]
-    directories = [own.checkpoints, job.output, *(run.dir / "output" for run in runs)]
-    directories += [run.checkpoints for run in runs[1:]]  # of a run that was resumed from it
-    for directory in [*directories, *(run.copies for run in runs)]:
-        path = directory / piece.tag / piece.file
-        if path.is_file() and not path.is_symlink() and not path.parent.is_symlink():
+    for directory in saved_places(job, piece.run, piece.tag):
+        path = directory / piece.file
+        if path.is_file() and not path.is_symlink():
             yield path
 
 

@@ -78,7 +78,7 @@ def start(root: Path, request: dict[str, Any], peer: Peer) -> dict[str, Any]:
             began = _prepare(run, previous, spec, go)
             return {"dir": str(job.dir), "t": began, **_launch(run, lock)}
         except BaseException:
-            _undo(run, previous, resumed="resume" in go)
+            _undo(run, previous, resumed=_goes_on(go))
             raise
 
 
@@ -178,22 +178,28 @@ def _check_identity(job: JobPaths, request: dict[str, Any]) -> None:
     )
 
 
+def _goes_on(go: dict[str, Any]) -> bool:
+    """Return True if the run resumes one of the same job, and so takes over its outputs."""
+    return "resume" in go and "job" not in go["resume"]
+
+
 def _prepare(run: RunPaths, previous: str | None, spec: RunSpec, go: dict[str, Any]) -> float:
     """Create the run's directory, and move logs and outputs of an older run beside its events. Return the time.
 
-    A resumed run keeps the outputs up to its checkpoint.
+    A resumed run keeps the outputs up to its checkpoint, unless that is of another job.
     """
-    job, resume = run.job, go.get("resume")
+    job, resume, goes_on = run.job, go.get("resume"), _goes_on(go)
     run.dir.mkdir(0o700)
     run.keys.mkdir(0o700)
     if resume:
-        carry_on(run, resume)
+        of = find_job(job.dir.parent, resume["job"]) if "job" in resume and resume["files"] else job
+        carry_on(run, resume, of)
     if previous is not None:
         shutil.rmtree(job.run(previous).keys, ignore_errors=True)  # left behind if its supervisor was killed
-        for directory in (job.log,) if resume else (job.log, job.output):
+        for directory in (job.log,) if goes_on else (job.log, job.output):
             if directory.is_dir() and any(directory.iterdir()):
                 directory.rename(job.run(previous).dir / directory.name)
-        if resume:
+        if resume and goes_on:
             set_aside_later(job, resume["manifest"], job.run(previous).dir / "output")
     for directory in (job.log, job.output):
         directory.mkdir(0o700, exist_ok=True)

@@ -83,8 +83,10 @@ class CheckpointKeeper:
 
     def keep(self, order: Keep) -> None:
         """Remove the checkpoints that are no longer kept."""
+        saving = self._spec.saving
+        served = saving.resume.tag if saving.resume and saving.sources else None
         with self._warn_on_error():
-            remove_older(self._run, order["tags"], order["newest"], alone=order["alone"])
+            remove_older(self._run, order["tags"], order["newest"], alone=order["alone"], served=served)
             remove_checkpoint_copies(self._run, order["tags"], order["newest"], alone=order["alone"])
 
     def complete_models(self) -> dict[str, int]:

@@ -19,13 +19,21 @@ from clusterctl.cli.chosen_settings import named_like_settings, parse_chosen
 from clusterctl.cli.console import clean, human_time, plural
 from clusterctl.cli.invocation import Invocation, job_name, job_ref
 from clusterctl.cli.live_display import LINES_WANTED, Display, PassFormat, default_pass_line
-from clusterctl.cli.resume import check_job, kept_settings, tell_resume, would_resume
+from clusterctl.cli.origin import (
+    OriginOptions,
+    check_origin,
+    kept_settings,
+    origin_json,
+    tell_origin,
+    would_start_from,
+)
 
 if TYPE_CHECKING:
     from clusterctl.cluster import Cluster
     from clusterctl.cluster.answers import Cause
     from clusterctl.errors import ClusterctlError
-    from clusterctl.launch import Adopted, LaunchPlan, Resume, Run
+    from clusterctl.inventory import Node
+    from clusterctl.launch import Adopted, LaunchPlan, Origin, Run
     from clusterctl.observe.follow import News
     from clusterctl.observe.run_view import RunView
 
@@ -48,16 +56,16 @@ def start(
     detach: bool,
     plan: bool,
     engine: str | None = None,
+    origin: OriginOptions,
     chosen: Sequence[str] = (),
-    resume: bool = False,
     adopt: bool = False,
     allow_partial: bool = False,
 ) -> None:
     from clusterctl.launch import plan as make_plan
 
     if adopt:
-        check_options(job_workspace, resume=resume, package=package)
-    check_job(job_workspace, package, resume)
+        check_options(job_workspace, resume=origin.resume, package=package)
+    check_origin(job_workspace, package, origin)
     given = parse_chosen(chosen, engine)
     settings = invocation.settings(given, ENGINE=engine)
     for line in named_like_settings(invocation.program_args or ()):
@@ -65,8 +73,10 @@ def start(
     with contextlib.ExitStack() as stack:
         cluster = stack.enter_context(invocation.whole_cluster(settings))
         ref = job_ref(cluster.settings, job_workspace)
-        if resume:
-            ref, kept = kept_settings(cluster, ref, [*given, "ENGINE"] if engine else given)
+        if origin.resumes:
+            other = job_ref(cluster.settings, origin.resume_from)
+            resumed, kept = kept_settings(cluster, other or ref, [*given, "ENGINE"] if engine else given)
+            ref = resumed if origin.resume else ref
             if kept:
                 stack.close()
                 settings = invocation.settings({**kept, **given}, ENGINE=engine)
@@ -77,7 +87,8 @@ def start(
                 from clusterctl.dispatch import check_exists
 
                 check_exists(package)
-            _show_plan(invocation, launch, ref or "JOB...", would_resume(cluster, launch, ref) if resume else None)
+            would = would_start_from(cluster, launch, ref, origin) if origin else None
+            _show_plan(invocation, launch, ref or "JOB...", would)
             return
         failed = None
         if package is not None:
@@ -89,7 +100,7 @@ def start(
             invocation.console.stream()
         follow: Callable[[Invocation, Cluster, Run], object] = partial(_detached, adopted) if detach else follow_run
         launch_and_follow(
-            invocation, cluster, launch, ref, follow, allow_partial=allow_partial, failed=failed, resume=resume
+            invocation, cluster, launch, ref, follow, allow_partial=allow_partial, failed=failed, origin=origin
         )
 
 
@@ -106,13 +117,13 @@ def _dispatch(
     return done.job, {outcome.node.id: outcome.error for outcome in done.outcomes if outcome.error}
 
 
-def _show_plan(invocation: Invocation, launch: LaunchPlan, job: str, would: tuple[str, Resume] | None) -> None:
+def _show_plan(invocation: Invocation, launch: LaunchPlan, job: str, would: tuple[str, Origin] | None) -> None:
     launch = launch if would is None else would[1].applied_to(launch)
     described = launch.describe(job if would is None else would[0])
     document: dict[str, Any] = {"job": job, "processes": described}
     if would is not None:
-        document.update(job=would[0], resume=would[1].to_json())
-        tell_resume(invocation, would[1], launch.settings)
+        document.update(job=would[0], **origin_json(would[1], planned=True))
+        tell_origin(invocation, would[1], launch.settings)
     invocation.console.document(document)
     if invocation.console.json:
         return
@@ -139,7 +150,7 @@ def launch_and_follow(
     *,
     allow_partial: bool = False,
     failed: dict[int, ClusterctlError] | None = None,
-    resume: bool = False,
+    origin: OriginOptions | None = None,
 ) -> T:
     """Start the job and follow it with `follow`. Once a node has been ordered to start, Ctrl-C stops it everywhere."""
     from clusterctl.cli.commands.check import finding_lines
@@ -155,9 +166,15 @@ def launch_and_follow(
         for line in finding_lines(run.findings):
             invocation.console.say(line)
 
+    def find_origin(job: str, nodes: Sequence[Node], placed: LaunchPlan) -> Origin:
+        assert origin is not None
+        chosen = origin.find(cluster, job, nodes, placed)
+        tell_origin(invocation, chosen, cluster.settings)
+        return chosen
+
     try:
-        on_resume = (lambda chosen: tell_resume(invocation, chosen, cluster.settings)) if resume else None
-        run = launch_run(cluster, launch, ref, on_go, allow_partial=allow_partial, failed=failed, on_resume=on_resume)
+        find = find_origin if origin else None
+        run = launch_run(cluster, launch, ref, on_go, allow_partial=allow_partial, failed=failed, find_origin=find)
         name = job_name(cluster.settings, cluster.inventory, run.job)
         invocation.console.say(f"{name} run {int(run.run)}: supervisors are up on {plural(len(run.nodes), 'node')}")
         return follow(invocation, cluster, run)
@@ -277,8 +294,8 @@ def _detached_by_term() -> Iterator[None]:
 
 
 def _identity(run: Run) -> dict[str, Any]:
-    resumed = {"resumed": run.resume.to_json()} if run.resume else {}
-    return {"job": run.job, "run": run.run, "members": run.members, "left_out": run.left_out_json(), **resumed}
+    about = {"job": run.job, "run": run.run, "members": run.members, "left_out": run.left_out_json()}
+    return {**about, **origin_json(run.origin)}
 
 
 def _ask_how_it_ended(cluster: Cluster, run: Run, view: RunView) -> None:

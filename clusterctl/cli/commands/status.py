@@ -130,7 +130,9 @@ def headline(current: JobStatus) -> str:
     parts.append(current.state)
     lead: StatusAnswer = current.lead or {}
     resumed = lead.get("resumed")
-    parts += [f"resumed from step {resumed['step']:,} of run {int(resumed['run'])}"] if resumed else []
+    if resumed:
+        of = f"{other} run" if (other := resumed.get("job")) else "run"
+        parts.append(f"resumed from step {resumed['step']:,} of {of} {int(resumed['run'])}")
     if started := lead.get("started"):
         ended = lead.get("ended")
         until = ended["t"] if ended else lead["now"] or 0.0

@@ -11,7 +11,7 @@ import json
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Union
+from typing import Any, Callable, Union
 
 import numpy as np
 
@@ -25,7 +25,9 @@ from clusterctl.runtime.table.spec import TableSpec
 
 Value = Union[Floats, "tuple[Ids, Floats]"]
 PathLike = Union[str, "os.PathLike[str]"]
+Select = Callable[[Ids], Ids]
 
+PIECES = "pserver-*.safetensors"
 COLLECTED = "model"  # the directory of the merged model in one that `collect` made
 
 
@@ -100,7 +102,7 @@ def merge_model(sources: Sequence[PathLike], out_file: PathLike) -> Path:
     Its tensors are `NAME` for dense tables, `NAME/ids` (ascending) and `NAME/rows` for sparse tables. Nothing is
     written unless all pieces are present, undamaged and of one cut; the file is written atomically.
     """
-    model = PieceSet([Path(source) for source in sources])
+    model = PieceSet(_open_files([Path(source) for source in sources]))
     entries: list[Entry] = []
     for name, kind in model.kinds():
         if kind == "dense":
@@ -151,17 +153,19 @@ class MergedFile:
         return out
 
     def sparse_table(self, name: str) -> tuple[Ids, Floats]:
-        return np.array(self._file.tensor(f"{name}/ids")), np.array(self._file.tensor(f"{name}/rows"))
+        return self.sparse_rows(name, (), lambda ids: np.arange(len(ids)))
+
+    def sparse_rows(self, name: str, slots: Iterable[int], select: Select) -> tuple[Ids, Floats]:
+        """Return the ids at the positions that `select` returns, ascending, and their rows, whatever their slots."""
+        ids = self._file.tensor(f"{name}/ids")
+        own = select(ids)
+        return ids[own], self._file.tensor(f"{name}/rows").take(own, axis=0)
 
 
 class PieceSet:
-    """The pieces of one cut, from one or several directories, checked for completeness."""
+    """The pieces of one cut, checked for completeness."""
 
-    def __init__(self, directories: Sequence[Path]) -> None:
-        paths = _find_pieces(directories)
-        if not paths:
-            raise ModelError(f"no pieces of a model in {_names(directories)}", remedy="give the directories of one tag")
-        files = [TensorFile(path) for path in paths]
+    def __init__(self, files: Sequence[TensorFile]) -> None:
         for file in files:
             file.require_whole()
         self.metadata = files[0].metadata
@@ -191,13 +195,22 @@ class PieceSet:
 
     def sparse_table(self, name: str) -> tuple[Ids, Floats]:
         """Return all ids, ascending, and their rows."""
-        slots = [f"{name}/slot/{slot}" for slot in range(SLOTS) if f"{name}/slot/{slot}/ids" in self._homes]
-        dim = int(self.tables[name]["shape"][0])
-        ids = [self._homes[f"{slot}/ids"].tensor(f"{slot}/ids") for slot in slots]
-        rows = [self._homes[f"{slot}/ids"].tensor(f"{slot}/rows") for slot in slots]
-        all_ids = np.concatenate([np.empty(0, np.int64), *ids])
+        return self.sparse_rows(name, range(SLOTS), lambda ids: np.arange(len(ids)))
+
+    def sparse_rows(self, name: str, slots: Iterable[int], select: Select) -> tuple[Ids, Floats]:
+        """Return the ids of these slots at the positions that `select` returns, ascending, and their rows."""
+        ids, rows = [np.empty(0, np.int64)], [np.empty((0, int(self.tables[name]["shape"][0])), np.float32)]
+        for slot in (f"{name}/slot/{slot}" for slot in slots):
+            home = self._homes.get(f"{slot}/ids")
+            if home is None:
+                continue
+            slot_ids = home.tensor(f"{slot}/ids")
+            own = select(slot_ids)
+            ids.append(slot_ids[own])
+            rows.append(home.tensor(f"{slot}/rows").take(own, axis=0))
+        all_ids = np.concatenate(ids)
         order = np.argsort(all_ids, kind="stable")
-        return all_ids[order], np.concatenate([np.empty((0, dim), np.float32), *rows]).take(order, axis=0)
+        return all_ids[order], np.concatenate(rows).take(order, axis=0)
 
     def _check(self) -> None:
         for name, table in self.tables.items():
@@ -235,11 +248,15 @@ class ModelView:
     def sparse(self, spec: TableSpec, pserver: int, pservers: int) -> tuple[Ids, Floats] | None:
         if not self._has(spec):
             return None
-        ids, rows = self._model.sparse_table(spec.name)
-        if spec.rows is not None and len(ids) and not (ids[0] >= 0 and ids[-1] < spec.rows):
-            raise ModelError(f"table {spec.name!r} in {self._path} has ids outside 0..{spec.rows - 1}")
-        own = np.flatnonzero(owners_of(ids, spec.rows, pservers) == pserver)
-        return ids[own], rows.take(own, axis=0)
+
+        def own(ids: Ids) -> Ids:
+            if spec.rows is not None and len(ids) and not (ids[0] >= 0 and ids[-1] < spec.rows):
+                raise ModelError(f"table {spec.name!r} in {self._path} has ids outside 0..{spec.rows - 1}")
+            return np.flatnonzero(owners_of(ids, spec.rows, pservers) == pserver)
+
+        was_bounded = self._model.tables[spec.name].get("rows") is not None  # then ids had other slots
+        slots = range(pserver, SLOTS, pservers) if was_bounded == (spec.rows is not None) else range(SLOTS)
+        return self._model.sparse_rows(spec.name, slots, own)
 
     def _has(self, spec: TableSpec) -> bool:
         table = self._model.tables.get(spec.name)
@@ -261,9 +278,16 @@ def _open(directories: Sequence[Path]) -> PieceSet | MergedFile:
     if not path.is_dir():
         raise ModelError(f"{path} does not exist", remedy="give a directory of saved pieces, or a merged model file")
     files = [file for file in (path / MERGED_NAME, path / COLLECTED / MERGED_NAME) if file.is_file()]
-    beside_pieces = any(path.glob("pserver-*.safetensors"))
+    beside_pieces = any(path.glob(PIECES))
     merged = next((file for file in files if not beside_pieces or _is_merged(file)), None)
-    return PieceSet(directories) if merged is None else MergedFile(merged)
+    return PieceSet(_open_files(directories)) if merged is None else MergedFile(merged)
+
+
+def _open_files(directories: Sequence[Path]) -> list[TensorFile]:
+    paths = _find_pieces(directories)
+    if not paths:
+        raise ModelError(f"no pieces of a model in {_names(directories)}", remedy="give the directories of one tag")
+    return [TensorFile(path) for path in paths]
 
 
 def _is_merged(path: Path) -> bool:
@@ -276,7 +300,7 @@ def _find_pieces(directories: Iterable[Path]) -> list[Path]:
     pieces: dict[str, Path] = {}
     sums: dict[str, tuple[int, str]] = {}
     for directory in directories:
-        for path in sorted(directory.glob("pserver-*.safetensors")):
+        for path in sorted(directory.glob(PIECES)):
             if path.name in pieces and checksum(path) != checksum(pieces[path.name]):
                 raise ModelError(
                     f"{path} and {pieces[path.name]} differ", remedy="give the pieces of one run and tag only"

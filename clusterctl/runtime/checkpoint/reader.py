@@ -1,14 +1,14 @@
 """Read a checkpoint onto any number of pservers and lanes.
 
-A directory holds the pieces of some or all pservers; the caller must provide those that have the requested values. If
-a manifest is beside them, a file's checksum must match before any of its tensors is used.
+The caller provides the pieces of some or all pservers, those that have the requested values. If the checksum of a file
+is known, from a manifest beside it, it must match before any of the file's tensors is used.
 """
 
 from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from clusterctl.common.manifest import piece_name, read_manifest
 from clusterctl.runtime.arrays import Floats, Ids
-from clusterctl.runtime.checkpoint.model import checksum, read_tables
+from clusterctl.runtime.checkpoint.model import PIECES, checksum, read_tables
 from clusterctl.runtime.checkpoint.safetensors import TensorFile
 from clusterctl.runtime.checkpoint.writer import FORMAT
 from clusterctl.runtime.errors import ModelError
@@ -35,27 +35,42 @@ class SavedRows(NamedTuple):
     counts: Ids
 
 
+class Piece(NamedTuple):
+    """An open piece, and the size and sha256 that its file must have; None if they are unknown or were verified."""
+
+    file: TensorFile
+    expected: tuple[int, str] | None
+
+
 def open_checkpoint(directory: Path) -> Checkpoint:
     """Open the checkpoint whose pieces are in `directory`. Raises ModelError."""
-    return Checkpoint(directory)
+    files = [TensorFile(path) for path in sorted(directory.glob(PIECES))]
+    sums = _checksums(directory)
+    return Checkpoint(directory, [Piece(file, sums.get(file.path.name)) for file in files])
+
+
+def _checksums(directory: Path) -> dict[str, tuple[int, str]]:
+    try:
+        manifest = read_manifest(directory) or {"files": []}
+        return {str(f["file"]): (int(f["bytes"]), str(f["sha256"])) for f in manifest["files"]}
+    except (OSError, KeyError, TypeError, ValueError) as exc:
+        raise ModelError(f"the manifest in {directory} cannot be read ({exc})") from exc
 
 
 class Checkpoint:
     """A checkpoint: `step`, `pass_`, `tag`, `mode`, `seed`, and `cursors`, per trainer a dict of
-    `rank, step, pass, batch, passes, left`. Thread-safe."""
+    `rank, step, pass, batch, passes, left`. Thread-safe. `path` is its name in messages."""
 
-    def __init__(self, directory: Path) -> None:
-        self.path = directory
-        paths = sorted(directory.glob("pserver-*.safetensors"))
-        if not paths:
+    def __init__(self, path: Path, pieces: Sequence[Piece]) -> None:
+        self.path = path
+        if not pieces:
             raise ModelError(
-                f"no pieces of a checkpoint in {directory}", remedy="start without --resume to train from the beginning"
+                f"no pieces of a checkpoint in {path}", remedy="start without --resume to train from the beginning"
             )
-        self._pieces = [_Piece(path) for path in paths]
+        self._pieces = [_Piece(*piece) for piece in pieces]
         self._take_facts(self._pieces[0])
         for piece in self._pieces:
             piece.require_cut_of(self._pieces[0])
-        self._take_checksums(directory)
         self._homes = {name: piece for piece in self._pieces for name in piece.file.names}
         self._tables = self._pieces[0].tables
 
@@ -68,15 +83,6 @@ class Checkpoint:
             self.cursors: list[dict[str, Any]] = [dict(cursor) for cursor in json.loads(facts["cursors"])]
         except (KeyError, TypeError, ValueError) as exc:
             raise ModelError(f"{piece.file.path} is not a piece of a checkpoint ({exc!r})") from exc
-
-    def _take_checksums(self, directory: Path) -> None:
-        try:
-            manifest = read_manifest(directory) or {"files": []}
-            sums = {str(f["file"]): (int(f["bytes"]), str(f["sha256"])) for f in manifest["files"]}
-        except (OSError, KeyError, TypeError, ValueError) as exc:
-            raise ModelError(f"the manifest in {directory} cannot be read ({exc})") from exc
-        for piece in self._pieces:
-            piece.expected = sums.get(piece.file.path.name)
 
     def dense(self, spec: TableSpec, start: int, stop: int) -> tuple[Floats, list[Floats]] | None:
         """Return elements start to stop of the flattened table, and of each array of its rule's state: new arrays.
@@ -169,11 +175,11 @@ class Checkpoint:
 class _Piece:
     """One file; its checksum is verified before its first tensor is read."""
 
-    def __init__(self, path: Path) -> None:
-        self.file = TensorFile(path)
+    def __init__(self, file: TensorFile, expected: tuple[int, str] | None) -> None:
+        self.file = file
         self.file.require_whole()
         self.tables = read_tables(self.file, FORMAT)
-        self.expected: tuple[int, str] | None = None
+        self.expected = expected
         self._lock = threading.Lock()
 
     def require_cut_of(self, other: _Piece) -> None:

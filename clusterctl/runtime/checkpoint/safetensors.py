@@ -15,7 +15,7 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, Callable
+from typing import Any, BinaryIO, Callable, Protocol, Union
 
 import numpy as np
 
@@ -25,6 +25,8 @@ from clusterctl.runtime.errors import ModelError
 
 _DTYPES: dict[str, np.dtype[Any]] = {"F32": np.dtype("<f4"), "I64": np.dtype("<i8")}
 _MAX_HEADER_BYTES = 256 * 2**20
+
+Buffer = Union[bytes, bytearray, memoryview]
 
 
 @dataclass(frozen=True)
@@ -89,16 +91,41 @@ def _umask() -> int:
     return mask
 
 
-class TensorFile:
-    """A safetensors file, mapped for reading. Raises ModelError unless the file is whole and well-formed."""
+class Content(Protocol):
+    """The bytes of a file, read by ranges."""
+
+    @property
+    def size(self) -> int: ...
+    def read(self, start: int, stop: int) -> Buffer:
+        """Return the bytes from `start` to `stop`, which are within the file. Raises ModelError."""
+        ...
+
+
+class MappedFile:
+    """A file of this machine. Reading copies nothing."""
 
     def __init__(self, path: Path) -> None:
-        self.path = path
         try:
             with path.open("rb") as file:
-                self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+                self._view = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
         except (OSError, ValueError) as exc:
             raise ModelError(f"{path} cannot be read ({exc})") from exc
+        self.size = len(self._view)
+
+    def read(self, start: int, stop: int) -> Buffer:
+        return self._view[start:stop]
+
+
+class TensorFile:
+    """A safetensors file, of which only the header and the requested tensors are read.
+
+    `content` is that of the file at `path` of this machine unless it is given. Raises ModelError unless the file is
+    whole and well-formed.
+    """
+
+    def __init__(self, path: Path, content: Content | None = None) -> None:
+        self.path = path
+        self._content = MappedFile(path) if content is None else content
         self._header = self._read_header()
         metadata = self._header.pop("__metadata__", {})
         self.metadata: dict[str, str] = metadata if isinstance(metadata, dict) else {}
@@ -122,33 +149,35 @@ class TensorFile:
         data = max((last for _, last in spans), default=0)
         if any(not 0 <= first <= last for first, last in spans) or sum(last - first for first, last in spans) != data:
             raise ModelError(f"{self.path} is damaged: its tensors overlap or leave gaps")
-        if self._data + data != len(self._map):
-            raise ModelError(f"{self.path} is damaged: it has {len(self._map)} of {self._data + data} bytes")
+        if self._data + data != self._content.size:
+            raise ModelError(f"{self.path} is damaged: it has {self._content.size} of {self._data + data} bytes")
 
     def shape(self, name: str) -> tuple[int, ...]:
         return tuple(int(n) for n in self._header[name]["shape"])
 
     def tensor(self, name: str) -> Array:
-        """Return a read-only view of the tensor in the file."""
+        """Return the tensor, read-only; a view of the file if it is of this machine."""
         info = self._header.get(name)
         if info is None:
             raise ModelError(f"{self.path} lacks tensor {name!r}")
         try:
             dtype, shape, (first, last) = _DTYPES[info["dtype"]], self.shape(name), info["data_offsets"]
-            if not 0 <= first <= last <= len(self._map) - self._data:
+            if not 0 <= first <= last <= self._content.size - self._data:
                 raise ValueError("outside the file")
             count = (last - first) // dtype.itemsize
-            return np.frombuffer(self._map, dtype, count, self._data + first).reshape(shape)
+            data = self._content.read(self._data + first, self._data + last)
+            return np.frombuffer(data, dtype, count).reshape(shape)
         except (KeyError, TypeError, ValueError) as exc:
             raise ModelError(f"{self.path}: tensor {name!r} is damaged ({exc})") from exc
 
     def _read_header(self) -> dict[str, Any]:
-        length = int.from_bytes(self._map[:8], "little")
-        if len(self._map) < 8 or length > min(_MAX_HEADER_BYTES, len(self._map) - 8):
+        size = self._content.size
+        length = int.from_bytes(self._content.read(0, min(8, size)), "little")
+        if size < 8 or length > min(_MAX_HEADER_BYTES, size - 8):
             raise ModelError(f"{self.path} is not a whole safetensors file")
         self._data = 8 + length
         try:
-            header = json.loads(self._map[8 : self._data])
+            header = json.loads(bytes(self._content.read(8, self._data)))
         except ValueError as exc:
             raise ModelError(f"{self.path}: the header does not parse") from exc
         if not isinstance(header, dict):

@@ -8,6 +8,7 @@ at once.
 from __future__ import annotations
 
 import itertools
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -17,8 +18,7 @@ from typing import Any
 import zmq
 
 from clusterctl.common.run_spec import SaveEvery
-from clusterctl.runtime.checkpoint.model import open_model
-from clusterctl.runtime.checkpoint.reader import open_checkpoint
+from clusterctl.runtime.checkpoint.remote import open_saved_checkpoint, open_saved_model, run_peers
 from clusterctl.runtime.checkpoint.writer import Save, write_save
 from clusterctl.runtime.environment import Environment
 from clusterctl.runtime.modes import EACH_PASS, Every, Mode
@@ -69,7 +69,10 @@ class PServer:
         self.ports: list[int] = []
         shares = env.spec.shm != "off" and region.is_available()
         self._shm = ShmServer() if shares else None
-        restored = _restored(env)
+        self._peers = run_peers(env)
+        self._models: dict[str, ModelSource] = {}
+        self._opening = threading.Lock()
+        restored = open_saved_checkpoint(env, self._peers)
         first = env.rank * self.layout.per_pserver
         lanes = [self._open(first + k, restored) for k in range(self.layout.per_pserver)]
         for lane in lanes:
@@ -125,6 +128,7 @@ class PServer:
 
     def close(self) -> None:
         closed = self.server.close()
+        self._peers.close()
         if self._shm is not None:
             self._shm.close()
         _clear_half_written(self._env)
@@ -192,7 +196,11 @@ class PServer:
         self.server.take(lane, save)
 
     def _open_model(self, path: str) -> ModelSource:
-        return open_model(self._env.job_dir / path)
+        """Return the model at `path`, opened and verified once for all lanes."""
+        with self._opening:
+            if path not in self._models:
+                self._models[path] = open_saved_model(self._env, path, self._peers)
+            return self._models[path]
 
     def _write(self, save: Save) -> None:
         receipt = write_save(self._env, self.layout, self._env.rank, save)
@@ -205,13 +213,6 @@ class PServer:
 
 def _every(every: SaveEvery | None) -> Every | None:
     return Every(every.unit, every.n) if every else None
-
-
-def _restored(env: Environment) -> CheckpointSource | None:
-    resume, recover = env.spec.saving.resume, env.spec.recover
-    if recover:  # from a checkpoint of this same run
-        return None if recover.tag is None else open_checkpoint(env.checkpoint_dir / recover.tag)
-    return None if resume is None else open_checkpoint(env.job_dir / resume.dir)
 
 
 def _clear_half_written(env: Environment) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from agent.nodes import ask, asked
+from agent.nodes import ask
 from agent.specs import make_context, make_spec
 from clusterctl.agent.lead.actions import WriteManifest
 from clusterctl.agent.node.checkpoint_files import (
@@ -25,7 +25,6 @@ from clusterctl.agent.supervisor.checkpoints import CheckpointKeeper
 from clusterctl.common.files import digest_of, write_json
 from clusterctl.common.manifest import piece_name, read_manifest, write_manifest
 from clusterctl.common.paths import JobPaths, RunPaths
-from clusterctl.errors import NodeError
 
 JOB = "JOB20261121-081530"
 
@@ -96,32 +95,43 @@ def test_every_byte_of_a_piece_is_verified(job: JobPaths, tmp_path: Path) -> Non
     assert piece_name(0) not in ask(tmp_path, request)["pieces"]
 
 
-@pytest.mark.parametrize("data", [b"x" * 100_000, b"y" * 100_000, b"x" * 99_999])
-def test_a_piece_is_received_completely_or_not_at_all(job: JobPaths, tmp_path: Path, data: bytes) -> None:
-    expected = b"x" * 100_000
-    piece = {"run": "0001", "tag": tag(10), "file": piece_name(1)}
-    request = {"op": "take_piece", "ref": JOB, "bytes": len(expected), "sha256": hashlib.sha256(expected).hexdigest()}
-    with asked(tmp_path, {**request, **piece}) as call:
-        call.write(data)
-        if len(data) < len(expected):
-            call._process.close_input()
-        if data == expected:
-            call.result()
-        else:
-            with pytest.raises(NodeError):
-                call.result()
-    here = [path.name for path in (job.run("0001").checkpoints / tag(10)).iterdir()]
-    assert here == ([piece_name(1)] if data == expected else [])
+def test_copies_of_other_nodes_pieces_are_found_and_verified(job: JobPaths, tmp_path: Path) -> None:
+    manifest = make(job.run("0001"), 10, 0, complete=False)
+    copies = job.run("0001").copies / tag(10)
+    copies.mkdir(parents=True)
+    (copies / piece_name(1)).write_bytes(b"10 of 1" * 1000)
+    write_manifest(copies, manifest)
+    (job.run("0001").copies / "pass-00000").mkdir()
+    write_manifest(job.run("0001").copies / "pass-00000", {**manifest, "tag": "pass-00000", "checkpoint": False})
+    found = ask(tmp_path, {"op": "find_checkpoints", "ref": JOB, "copies": True})["checkpoints"]
+    assert [(one["tag"], one["manifest"], one["pieces"]) for one in found] == [
+        (tag(10), None, [piece_name(0)]),
+        (tag(10), manifest, [piece_name(1)]),
+    ]
+    models = ask(tmp_path, {"op": "find_models", "ref": JOB, "copies": True})["models"]
+    assert [(one["tag"], one["run"]) for one in models] == [("pass-00000", "0001")]
+    request = {"op": "verify_checkpoint", "ref": JOB, "run": "0001", "tag": tag(10), "files": manifest["files"]}
+    assert ask(tmp_path, request)["pieces"] == {piece_name(0): None, piece_name(1): None}
+    (copies / piece_name(0)).write_bytes(b"?" * 7000)  # a damaged copy beside a sound piece
+    assert ask(tmp_path, request)["pieces"] == {piece_name(0): None, piece_name(1): None}
 
 
-def test_a_node_sends_exactly_its_files(job: JobPaths, tmp_path: Path) -> None:
-    make(job.run("0001"), 10, 1)
-    request = {"op": "send_piece", "ref": JOB, "run": "0001", "tag": tag(10), "file": piece_name(1)}
-    with asked(tmp_path, request) as call:
-        left, received = int(call.receive()["bytes"]), b""
-        while len(received) < left:
-            received += call.read(left - len(received))
-    assert received == b"10 of 1" * 1000
+def test_models_are_found_in_output_and_where_those_of_older_runs_were_moved(job: JobPaths, tmp_path: Path) -> None:
+    save_model(job, "pass-00000", 10, "0002")
+    write_manifest(job.output / "pass-00000", {**manifest_of(10, {}), "tag": "pass-00000", "run": "0002"})
+    save_model(job, "pass-00001", 20, "0001")
+    job.run("0001").dir.mkdir()
+    (job.run("0001").dir / "output").mkdir()
+    (job.output / "pass-00001").rename(job.run("0001").dir / "output" / "pass-00001")
+    models = ask(tmp_path, {"op": "find_models", "ref": JOB})["models"]
+    assert [(one["tag"], one["run"], one["manifest"] is not None) for one in models] == [
+        ("pass-00000", "0002", True),
+        ("pass-00001", "0001", False),
+    ]
+    piece = job.run("0001").dir / "output" / "pass-00001" / piece_name(0)
+    file = {"file": piece.name, "bytes": piece.stat().st_size, "sha256": hashlib.sha256(piece.read_bytes()).hexdigest()}
+    request = {"op": "verify_checkpoint", "ref": JOB, "run": "0001", "tag": "pass-00001", "files": [file]}
+    assert ask(tmp_path, request)["pieces"] == {piece_name(0): None}
 
 
 def test_only_older_and_incomplete_checkpoints_are_removed(job: JobPaths) -> None:
@@ -141,15 +151,49 @@ def test_only_older_and_incomplete_checkpoints_are_removed(job: JobPaths) -> Non
 def test_a_resumed_run_owns_its_checkpoint(job: JobPaths) -> None:
     manifest = make(job.run("0001"), 10, 0, 1)
     run = job.run("0002")
-    carry_on(run, {"run": "0001", "tag": tag(10), "files": [piece_name(1)], "manifest": manifest})
+    resume = {"run": "0001", "tag": tag(10), "files": [piece_name(1)], "manifest": manifest}
+    carry_on(run, resume, job)
     remove_older(job.run("0001"), [], tag(11), alone=False)
     assert (run.checkpoints / tag(10) / piece_name(1)).read_bytes() == b"10 of 1" * 1000
     assert read_manifest(run.checkpoints / tag(10)) == manifest
     assert not (run.checkpoints / tag(10) / piece_name(0)).exists()
 
 
-def save_model(job: JobPaths, name: str, step: int) -> None:
-    header = json.dumps({"__metadata__": {"step": str(step)}}).encode()
+def test_of_several_copies_a_resumed_run_takes_the_sound_one(job: JobPaths) -> None:
+    manifest = make(job.run("0001"), 10, 1)
+    copies = job.run("0001").copies / tag(10)
+    copies.mkdir(parents=True)
+    own = job.run("0001").checkpoints / tag(10) / piece_name(1)
+    (copies / piece_name(1)).write_bytes(own.read_bytes())
+    own.write_bytes(b"?" * 7000)
+    carry_on(job.run("0002"), {"run": "0001", "tag": tag(10), "files": [piece_name(1)], "manifest": manifest}, job)
+    assert (job.run("0002").checkpoints / tag(10) / piece_name(1)).read_bytes() == b"10 of 1" * 1000
+
+
+def test_a_checkpoint_that_other_nodes_read_stays_without_counting_as_one(job: JobPaths) -> None:
+    run = job.run("0002")
+    for step in (10, 20, 30):
+        make(run, step, 0)
+    remove_older(run, [tag(30)], tag(30), alone=False, served=tag(10))
+    assert names(run) == [tag(10), tag(30)]
+    assert read_manifest(run.checkpoints / tag(10)) is None
+    assert (run.checkpoints / tag(10) / piece_name(0)).is_file()
+    saves = CheckpointKeeper(make_context(run, job=JOB, **served_spec(job)))
+    saves.keep({"do": "keep", "tags": [tag(30)], "newest": tag(30), "alone": False})
+    assert names(run) == [tag(10), tag(30)]
+    CheckpointKeeper(make_context(run, job=JOB)).keep(
+        {"do": "keep", "tags": [tag(30)], "newest": tag(30), "alone": False}
+    )
+    assert names(run) == [tag(30)]
+
+
+def served_spec(job: JobPaths) -> dict[str, Any]:
+    point = {"run": "0001", "tag": tag(10), "step": 10, "pass": 1, "dir": "x"}
+    return {"resume": point, "sources": {"job": job.dir.name, "run": "0002", "tag": tag(10), "pieces": []}}
+
+
+def save_model(job: JobPaths, name: str, step: int, run: str = "0001") -> None:
+    header = json.dumps({"__metadata__": {"step": str(step), "run": run}}).encode()
     (job.output / name).mkdir(parents=True)
     (job.output / name / piece_name(0)).write_bytes(len(header).to_bytes(8, "little") + header + b"data")
 
@@ -184,17 +228,26 @@ def test_models_are_removed_without_anything_that_the_program_put_beside_them(jo
     assert (tmp_path / "elsewhere" / piece_name(0)).read_bytes() == b"not ours"
 
 
-@pytest.mark.parametrize("resumed", [True, False])
-def test_undoing_a_start_restores_outputs_and_checkpoints(job: JobPaths, resumed: bool) -> None:
+@pytest.mark.parametrize("resumed", [True, False, "from another job"])
+def test_undoing_a_start_restores_outputs_and_checkpoints(job: JobPaths, resumed: bool | str) -> None:
+    """A run that resumes another job begins with an empty output/, as a fresh one does."""
     manifest = make(job.run("0001"), 10, 0, 1)
     save_model(job, "pass-00000", 10)
     save_model(job, "pass-00001", 20)
-    resume = {"run": "0001", "tag": tag(10), "files": [piece_name(0)], "manifest": manifest}
+    resume: dict[str, Any] = {"run": "0001", "tag": tag(10), "files": [piece_name(0)], "manifest": manifest}
+    if resumed == "from another job":
+        other = JobPaths(job.dir.parent / "JOB20261120-081530")
+        other.runs.mkdir(parents=True)
+        write_json(other.record, {"job": other.dir.name, "node": 0, "nodes": 1})
+        make(other.run("0001"), 10, 0)
+        resume["job"] = other.dir.name
     go: dict[str, Any] = {"keys": {}, **({"resume": resume} if resumed else {})}
     start._prepare(job.run("0002"), "0001", make_spec(), go)
-    kept = ["pass-00000"] if resumed else []
+    kept = ["pass-00000"] if resumed is True else []
+    here = job.run("0002").checkpoints / tag(10) / piece_name(0)
+    assert here.is_file() == bool(resumed)
     assert [path.name for path in job.output.iterdir()] == kept
-    start._undo(job.run("0002"), "0001", resumed=resumed)
+    start._undo(job.run("0002"), "0001", resumed=resumed is True)
     assert sorted(path.name for path in job.output.iterdir()) == ["pass-00000", "pass-00001"]
     assert not job.run("0002").dir.exists()
     assert sorted(path.name for path in job.run("0001").dir.iterdir()) == ["checkpoints"]

@@ -1,0 +1,123 @@
+"""What `start` is to start from: the options, the choice, and the messages about it."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from clusterctl.cli.chosen_settings import shown_option
+from clusterctl.cli.console import clean
+from clusterctl.cli.invocation import Invocation, job_ref
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
+    from clusterctl.cluster import Cluster
+    from clusterctl.config import Settings
+    from clusterctl.inventory import Node
+    from clusterctl.launch import LaunchPlan, Origin, Resume
+
+
+@dataclass(frozen=True)
+class OriginOptions:
+    """The options of `start` that name a checkpoint or a model to start from."""
+
+    resume: bool = False
+    resume_from: str | None = None
+    load: str | None = None
+    load_run: int | None = None
+    load_tag: str | None = None
+
+    def given(self) -> dict[str, object]:
+        """Return the value of each option; those that were not given have none."""
+        names = {"--resume-from": self.resume_from, "--load-run": self.load_run, "--load-tag": self.load_tag}
+        return {"--resume": self.resume, "--load": self.load, **names}
+
+    @property
+    def resumes(self) -> bool:
+        return self.resume or self.resume_from is not None
+
+    def __bool__(self) -> bool:
+        return self.resumes or self.load is not None
+
+    def find(self, cluster: Cluster, job: str, nodes: Sequence[Node], launch: LaunchPlan) -> Origin:
+        """Return what a run of `job` on these nodes starts from."""
+        from clusterctl.launch import choose, choose_model
+
+        if self.load is None:
+            return choose(cluster, job, nodes, launch, job_ref(cluster.settings, self.resume_from))
+        ref = job_ref(cluster.settings, self.load)
+        assert ref is not None
+        return choose_model(cluster, ref, nodes, launch, run=self.load_run, tag=self.load_tag)
+
+
+def check_origin(job_workspace: str | None, package: Path | None, options: OriginOptions) -> None:
+    """Raise UsageError unless the options name the job to start in exactly one way, and at most one origin."""
+    from clusterctl.errors import UsageError
+
+    named = [name for name in ("--resume", "--resume-from", "--load") if options.given()[name]]
+    if len(named) > 1:
+        raise UsageError(f"{' and '.join(named)} exclude each other: a run starts from one checkpoint or model")
+    if options.load is None and (options.load_run is not None or options.load_tag is not None):
+        raise UsageError("--load-run and --load-tag choose a model of the job that --load names", hint="--load JOB")
+    if options.resume and package is not None:
+        raise UsageError(
+            "--resume continues a job that is on the nodes; --job_dispatch_package creates a new one",
+            hint="name the job with --job_workspace DIR, or leave it out for the one that ran last; a new job takes "
+            "the checkpoint of another one with --resume-from JOB",
+        )
+    if not options.resume and (job_workspace is None) == (package is None):
+        raise UsageError(
+            "start needs a job: --job_workspace DIR, or --job_dispatch_package WORKSPACE to dispatch one first",
+            hint="clusterctl jobs lists the jobs on the nodes",
+        )
+
+
+def would_start_from(
+    cluster: Cluster, launch: LaunchPlan, ref: str | None, options: OriginOptions
+) -> tuple[str, Origin]:
+    """Return the job and what it would start from."""
+    from clusterctl.observe.status import find
+
+    job = find(cluster, ref, to_resume=True)[0] if options.resume else ref or "JOB..."
+    return job, options.find(cluster, job, launch.nodes, launch)
+
+
+def kept_settings(cluster: Cluster, ref: str | None, given: Collection[str]) -> tuple[str, dict[str, str]]:
+    """Return the job to resume, and the `--set`s of its run that apply again; those `given` now replace them."""
+    from clusterctl import launch
+    from clusterctl.observe.status import find
+
+    job, _ = find(cluster, ref, to_resume=True)
+    return job, launch.kept_settings(cluster, job, given)
+
+
+def tell_origin(invocation: Invocation, origin: Origin, settings: Settings) -> None:
+    """Print the checkpoint or model that a run starts from, and the newer ones that are unusable."""
+    from clusterctl.launch import Resume
+
+    for line in origin.warnings:
+        invocation.console.warn(clean(line, keep_newlines=True))
+    words = _resuming(invocation, origin, settings) if isinstance(origin, Resume) else f"loading {origin}"
+    invocation.console.output(clean(words))
+
+
+def _resuming(invocation: Invocation, resume: Resume, settings: Settings) -> str:
+    kept = resume.arguments if invocation.program_args is None else None
+    arguments = f" with its arguments: {shlex.join(kept)}" if kept else ""
+    again = [shown_option(name, text) for name, text in resume.settings.items() if settings.chosen.get(name) == text]
+    options = f"{' and' if kept else ' with'} its settings: {' '.join(again)}" if again else ""
+    return f"resuming from {resume}{arguments}{options}"
+
+
+def origin_json(origin: Origin | None, *, planned: bool = False) -> dict[str, object]:
+    """Return the key of a JSON document that describes what a run starts from."""
+    from clusterctl.launch import Resume
+
+    if origin is None:
+        return {}
+    names = ("resume", "resumed") if isinstance(origin, Resume) else ("load", "loaded")
+    return {names[0 if planned else 1]: origin.to_json()}

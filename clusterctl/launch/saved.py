@@ -1,0 +1,174 @@
+"""What the nodes have saved: the manifests of a job, and the nodes that have a verified copy of each piece."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypedDict
+
+from clusterctl.cluster import Cluster, raise_failures
+from clusterctl.common.manifest import is_piece_name, is_tag
+from clusterctl.common.paths import is_job_id
+from clusterctl.common.run_spec import PieceSource, PieceSources
+from clusterctl.errors import RefusedError
+from clusterctl.inventory import Node
+
+ASKED_FOR_COPIES = 3  # nodes: each manifest is on all of them, in case the lead's node has lost it
+Holders = Mapping[str, frozenset[int]]
+
+
+class Piece(TypedDict, total=False):
+    """One file of a save. `node` is missing from old manifests."""
+
+    file: str
+    pserver: int
+    bytes: int
+    sha256: str
+    node: int
+
+
+#: The manifest of a save, described in common/manifest.py; only the keys that are read here.
+Manifest = TypedDict(
+    "Manifest",
+    {
+        "tag": str,
+        "pass": int,
+        "step": int,
+        "mode": str,
+        "seed": int,
+        "pservers": int,
+        "checkpoint": bool,
+        "trainers": int,
+        "lanes": list[int],
+        "arguments": list[str],
+        "settings": dict[str, str],
+        "files": list[Piece],
+    },
+    total=False,
+)
+
+
+class SavedRow(TypedDict):
+    """A save on one node. `reason`: why its manifest cannot be read, if so."""
+
+    run: str
+    tag: str
+    manifest: Manifest | None
+    reason: str | None
+
+
+@dataclass(frozen=True)
+class Found:
+    """A save on the nodes: complete if it has a `manifest`; otherwise `reason` explains why it is unusable."""
+
+    kind: str
+    run: str
+    tag: str
+    manifest: Manifest | None
+    reason: str = ""
+
+    @property
+    def name(self) -> str:
+        return f"{self.kind} {self.tag} of run {int(self.run)}"
+
+    @property
+    def order(self) -> tuple[int, int, int, str]:
+        """Sorts saves by their age. Tags of checkpoints end with the zero-padded step."""
+        step = self.manifest["step"] if self.manifest and self.kind == "model" else 0
+        return int(self.run), step, len(self.tag), self.tag
+
+
+def find(cluster: Cluster, kind: str, ref: str, nodes: Sequence[Node]) -> tuple[str, list[Found]]:
+    """Return the job and all its saves of a kind, "checkpoint" or "model", newest first.
+
+    A manifest on one node is enough. Raises an error if no node has the job.
+    """
+    asked = {node.id for node in nodes[:ASKED_FOR_COPIES]}
+    answers = _ask(
+        cluster,
+        {node.id: {"op": f"find_{kind}s", "ref": ref, "copies": node.id in asked} for node in nodes},
+        nodes,
+        f"find {kind}s",
+    )
+    jobs = sorted({str(answer["job"]) for answer in answers.values()})
+    if len(jobs) > 1 or not is_job_id(jobs[0]):
+        raise RefusedError(f"{ref} means different jobs on the nodes: {', '.join(jobs)}", hint="give the full job id")
+    return jobs[0], saves_in(kind, answers.values())
+
+
+def _ask(
+    cluster: Cluster, requests: Mapping[int, Mapping[str, Any]], nodes: Sequence[Node], doing: str
+) -> dict[int, dict[str, Any]]:
+    """Return the answers of all nodes that have the job. Raises if none has it, or a node fails."""
+    outcomes = cluster.ask(lambda node: requests[node.id], nodes)
+    lacking = [one for one in outcomes if one.error and one.error.details.get("reason") == "no_job"]
+    have = [one for one in outcomes if one not in lacking]
+    answers = raise_failures(have or outcomes, doing)
+    return {one.node.id: answer for one, answer in zip(have, answers, strict=True)}
+
+
+def saves_in(kind: str, answers: Iterable[Mapping[str, Any]]) -> list[Found]:
+    """Return the saves in the nodes' answers, newest first."""
+    found: dict[tuple[str, str], Found] = {}
+    for row in (row for answer in answers for row in answer[f"{kind}s"] if _is_sound(row)):
+        key = (str(row["run"]), str(row["tag"]))
+        manifest, reason = row["manifest"], row["reason"] or "it is incomplete (no manifest)"
+        if manifest is not None and not _describes(manifest, kind, row["tag"]):
+            manifest, reason = None, f"its manifest does not describe a {kind}"
+        if manifest is not None or key not in found or (row["reason"] and found[key].manifest is None):
+            found[key] = Found(kind, *key, manifest, reason)
+    return sorted(found.values(), key=lambda one: one.order, reverse=True)
+
+
+def _is_sound(row: SavedRow) -> bool:
+    return str(row["run"]).isdigit() and is_tag(row["tag"]) and isinstance(row["manifest"], dict | None)
+
+
+def _describes(manifest: Manifest, kind: str, tag: str) -> bool:
+    """True if it is the manifest of such a save and lists valid piece names, which become paths on all nodes."""
+    numbers = all(isinstance(manifest.get(name), int) for name in ("step", "pass", "seed", "pservers"))
+    files = manifest.get("files")
+    sound = isinstance(files, list) and all(map(_is_listed, files))
+    is_kind = bool(manifest.get("checkpoint")) == (kind == "checkpoint")
+    return bool(is_kind and manifest.get("tag") == tag and "mode" in manifest and numbers and sound)
+
+
+def _is_listed(file: Any) -> bool:
+    """True if an entry of a manifest's `files` describes a piece."""
+    if not isinstance(file, dict) or not {"file", "pserver", "bytes", "sha256"} <= set(file):
+        return False
+    size, typed = file["bytes"], isinstance(file["pserver"], int) and isinstance(file["sha256"], str)
+    return is_piece_name(file["file"]) and typed and isinstance(size, int) and size >= 0
+
+
+def verify(cluster: Cluster, job: str, nodes: Sequence[Node], found: Found) -> tuple[Holders, str | None]:
+    """Return the nodes that have each piece, and the problem if no node has one of them.
+
+    Every piece is read and hashed on its node.
+    """
+    assert found.manifest is not None
+    files = found.manifest["files"]
+    request = {"op": "verify_checkpoint", "ref": job, "run": found.run, "tag": found.tag, "files": files}
+    answers = _ask(cluster, {node.id: request for node in nodes}, nodes, f"verify the {found.kind}")
+    holders: dict[str, frozenset[int]] = {}
+    for file in files:
+        reports = {node: answer["pieces"].get(file["file"], "") for node, answer in answers.items()}
+        good = frozenset(node for node, reason in reports.items() if reason is None)
+        if not good:
+            bad = [f"{file['file']} on node{node} {reason}" for node, reason in reports.items() if reason]
+            return {}, "; ".join(bad) or f"{file['file']} is missing" + _was_on(file)
+        holders[file["file"]] = good
+    return holders, None
+
+
+def _was_on(file: Piece) -> str:
+    return f" (written by node{file['node']})" if "node" in file else ""
+
+
+def sources(job: str, run: str, tag: str, files: Iterable[Piece], holders: Holders) -> PieceSources:
+    """Return the entry in a node's spec for these pieces, which are below `job` on the nodes that hold them."""
+    pieces = [
+        PieceSource(file=f["file"], bytes=f["bytes"], sha256=f["sha256"], nodes=tuple(sorted(holders[f["file"]])))
+        for f in files
+    ]
+    return PieceSources(job=job, run=run, tag=tag, pieces=tuple(pieces))
