@@ -17,6 +17,10 @@ KILLER = "somebody ran kill -9 there, or the kernel was out of memory: see dmesg
 NETWORK = "check the network between them: clusterctl check tries all pairs; NODE_GRACE_S is the silence allowed"
 CLOCKS = "set the clocks first (timedatectl set-ntp true)"
 RESUME = "resume it with kill -CONT on {node}, or end the run with clusterctl stop"
+WITHOUT = (
+    "make sure {node} is up and on the network, then run clusterctl check; to go on without it, add --allow-partial to "
+    "start --resume"
+)
 SILENT = "check its load, memory and swap at that time; NODE_GRACE_S is the silence allowed"
 
 
@@ -94,7 +98,7 @@ def _why_lost(evidence: Evidence, node: int, by: NodeReport, t: float) -> tuple[
     if own is None:
         reason = evidence.silent.get(node)
         now = f"it still does not answer: {reason}" if reason else "nothing else is known about it"
-        return Diagnosis("node_down", now, "make sure {node} is up and on the network, then run clusterctl check"), None
+        return Diagnosis("node_down", now, WITHOUT), None
     end = own.departure(t - own.offset_s)
     if end is not None:
         return _why_gone(end), own.at(end.seen) if end.seen else None
