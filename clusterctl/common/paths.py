@@ -49,11 +49,6 @@ def interpreter_record(root: Path) -> Path:
     return root / META / "interpreter.json"
 
 
-def is_plain_name(name: str) -> bool:
-    """Return True if it names something in a directory: it is not a path, and not hidden."""
-    return bool(name) and "/" not in name and "\0" not in name and not name.startswith(".")
-
-
 def is_job_id(name: str) -> bool:
     """Return True if it is JOB, a date, a time, and perhaps a suffix: `JOB20261121-081530-2`."""
     numbers = name[3:].split("-")

@@ -8,7 +8,7 @@ from typing import Any, TypedDict
 
 from clusterctl.cluster import Cluster, raise_failures
 from clusterctl.common.manifest import is_piece_name, is_tag
-from clusterctl.common.paths import is_job_id
+from clusterctl.common.paths import is_job_name
 from clusterctl.common.run_spec import PieceSource, PieceSources
 from clusterctl.errors import RefusedError
 from clusterctl.inventory import Node
@@ -91,7 +91,7 @@ def find(cluster: Cluster, kind: str, ref: str, nodes: Sequence[Node]) -> tuple[
         f"find {kind}s",
     )
     jobs = sorted({str(answer["job"]) for answer in answers.values()})
-    if len(jobs) > 1 or not is_job_id(jobs[0]):
+    if len(jobs) > 1 or not is_job_name(jobs[0]):
         raise RefusedError(f"{ref} means different jobs on the nodes: {', '.join(jobs)}", hint="give the full job id")
     return jobs[0], saves_in(kind, answers.values())
 

@@ -66,7 +66,9 @@ def test_a_directory_deployed_by_hand_is_a_job_of_its_name(site: Site, deploy: D
     assert collected["tag"] == "pass-00001"
     assert site.ok("stop", NAME, "--json").json()["survivors"] == 0
     site.ok("start", "--job_workspace", NAME, "--", "--num_passes", "1")
-    assert site.status(NAME)["run"] == "0002"
+    site.ok("start", "--job_workspace", NAME, "--resume", "--", "--num_passes", "2")
+    site.ok("start", "--job_workspace", NAME, "--load", NAME, "--", "--num_passes", "1")
+    assert site.status(NAME)["run"] == "0004"
     assert [look(site.job_dir(NAME, node)) for node in range(2)] == before
     site.assert_nothing_left(NAME)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 from pathlib import Path
 from typing import Any
@@ -179,3 +180,22 @@ def test_a_model_that_is_too_large_is_not_merged_and_that_is_said(site: Site) ->
     site.ok("start", "--job_workspace", job, "--", "--num_passes", "1")
     warned = [e["message"] for e in events(site, job) if e.get("level") == "warning"]
     assert warned == ["model pass-00000 was not merged on node0: it has 2 MB, and MODEL_ON_LEAD_MB is 1"]
+
+
+def test_a_run_resumes_on_the_nodes_that_are_left(site: Site) -> None:
+    """Node 2 is gone with its disk, and with its pserver: the others have copies of its pieces."""
+    site.conf(NODE_GRACE_S=2)
+    job = site.dispatch(GATED)
+    site.ok("start", "--job_workspace", job, "--detach", "--", "--num_passes", "2")
+    go(site, job, 0)
+    assert wait_until(lambda: has_copied(site, job, "step-000000005"), 30)
+    os.kill(site.supervisor(job, 2), signal.SIGKILL)
+    assert wait_until(lambda: site.has_ended(job), 60)
+    site.assert_nothing_left(job)
+    shutil.rmtree(site.job_dir(job, 2))
+    site.conf(HOSTS=[*site.hosts[:2], NOBODY])
+    (site.job_dir(job, 0) / "go1").touch()
+    (site.job_dir(job, 1) / "go1").touch()
+    resumed = site.ok("start", "--job_workspace", job, "--resume", "--allow-partial")
+    assert "checkpoint step-000000005 of run 1" in resumed.out + resumed.err
+    assert site.run("status", job, "--json").json()["state"] == "succeeded"
