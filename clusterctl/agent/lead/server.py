@@ -42,8 +42,9 @@ def retention_of(spec: RunSpec) -> CheckpointRetention:
 def copies_of(spec: RunSpec) -> CopyPolicy:
     """What is copied and merged, as set by a spec."""
     sources = {int(node): nodes for node, nodes in (spec.saving.copies_from or {}).items()}
-    limit_mb, mine = spec.saving.model_on_lead_mb, [process for process in spec.processes if process.ours]
-    python = mine[0].argv[0] if mine else "python3"
+    limit_mb = spec.saving.model_on_lead_mb
+    programs = [process.argv[0] for process in spec.processes if process.argv]
+    python = next((program for program in programs if program.rpartition("/")[2].startswith("python")), "python3")
     return CopyPolicy(sources, MergePolicy(limit_mb, python) if limit_mb and spec.trains_with_ours else None)
 
 
