@@ -6,11 +6,10 @@ import contextlib
 import os
 import socket
 from collections.abc import Collection, Iterable, Iterator
-from pathlib import Path
 from typing import Any
 
 from clusterctl.common.port_claims import PORTS_COMPARED, claim, is_claimed
-from clusterctl.common.procfs import PROC, environment_of
+from clusterctl.common.procfs import PROC, arguments_of, environment_of, read_of, variable
 
 PORTS_TRIED = 1_000
 MOST_TAKEN = 64
@@ -185,27 +184,18 @@ def _owners(inodes: set[str]) -> dict[str, int]:
     return owners
 
 
-def _arguments(pid: int | str) -> list[bytes]:
-    with contextlib.suppress(OSError):
-        return (PROC / str(pid) / "cmdline").read_bytes().split(b"\0")
-    return []
-
-
 def _is_probe(pid: int) -> bool:
     """Return True if it is another agent: it runs the same `-c` program as this process."""
-    ours = _arguments("self")
+    ours = arguments_of("self")
     program = ours[ours.index(b"-c") + 1] if b"-c" in ours else None
-    return program is not None and program in _arguments(pid)
+    return program is not None and program in arguments_of(pid)
 
 
 def _name(pid: int) -> str | None:
     """Return the job of a process, else the name of its program."""
-    for entry in environment_of(pid):
-        if entry.startswith(b"CLUSTERCTL_JOB="):
-            return entry.partition(b"=")[2].decode(errors="replace")
-    with contextlib.suppress(OSError):
-        return Path(PROC / str(pid) / "comm").read_text(errors="replace").strip()
-    return None
+    job = variable(environment_of(pid), b"CLUSTERCTL_JOB")
+    name = read_of(pid, "comm") if job is None else job
+    return None if name is None else name.decode(errors="replace").strip()
 
 
 class NoFreePortError(OSError):
