@@ -39,17 +39,17 @@ PORTS_S = 2.0
 def stop(root: Path, request: dict[str, Any], peer: Peer) -> dict[str, Any]:
     """Send TERM, wait for the run's grace, send KILL; then end every other process of the job, from any run."""
     job = _find(root, request["ref"])
-    if not wait_until(lambda: bool(_supervisors(job)) or is_free(job), START_S):
-        _end_holder(job)
+    alive = _await_supervisors(job)
     run = pick_run(job)
     if run is not None and request.get("because"):
         with contextlib.suppress(FileNotFoundError):  # its start has just undone it
             write_json(run.stop_reason, {"message": request["because"]})
     ended = read_state(run).get("ended") if run is not None else None
-    grace_s, was, killed = _stop_supervisors(job, peer)
-    leftovers, by_kill, _ = end_all(lambda: of_job(job.dir), grace_s)
-    end_all(lambda: agents_of(job.dir, SUPERVISOR, GUARDIAN), AGENTS_S)
-    left = [*of_job(job.dir), *agents_of(job.dir, SUPERVISOR, GUARDIAN)]
+    grace_s, was, killed = _stop_supervisors(job, alive, peer)
+    leftovers, by_kill, survivors = end_all(lambda: of_job(job.dir), grace_s)
+    agents, _, _ = end_all(lambda: agents_of(job.dir, SUPERVISOR, GUARDIAN), AGENTS_S)
+    # Without an agent of the job in the meantime, nobody could have started a process since the last search.
+    left = [*of_job(job.dir), *agents_of(job.dir, SUPERVISOR, GUARDIAN)] if agents or survivors else []
     wait_until(lambda: is_free(job), UNDO_S)
     spec = read_summary(run) if run else None
     if run is not None and run.dir.is_dir() and run_state(run, read_state(run)) == "lost":
@@ -88,7 +88,21 @@ def _find(root: Path, ref: str) -> JobPaths:
         return job
 
 
-def _stop_supervisors(job: JobPaths, peer: Peer) -> tuple[float, str, int]:
+def _await_supervisors(job: JobPaths) -> list[Identity]:
+    """Return the job's supervisors, even of a run whose files are gone. A start in progress is awaited, or ended."""
+    alive: list[Identity] = []
+
+    def is_known() -> bool:
+        alive[:] = agents_of(job.dir, SUPERVISOR)
+        return bool(alive) or is_free(job)
+
+    if not wait_until(is_known, START_S):
+        _end_holder(job)
+        alive[:] = agents_of(job.dir, SUPERVISOR)
+    return alive
+
+
+def _stop_supervisors(job: JobPaths, alive: list[Identity], peer: Peer) -> tuple[float, str, int]:
     """Return the run's grace in seconds, its previous state, and the number of processes that needed KILL."""
     run = pick_run(job)
     spec = read_summary(run) if run else None
@@ -96,7 +110,6 @@ def _stop_supervisors(job: JobPaths, peer: Peer) -> tuple[float, str, int]:
     state = read_state(run) if run is not None and known else {"processes": []}
     was = run_state(run, state) if run is not None and known else "dispatched"
     grace_s = spec.timing.grace_s if spec else Timing.grace_s
-    alive = _supervisors(job)
     if alive:
         peer.send({"stopping": sum(p["state"] in LIVE_STATES for p in state["processes"])})
         _end_supervisors(alive, grace_s)
@@ -118,11 +131,6 @@ def _end_holder(job: JobPaths) -> None:
         process = Identity(*holder)
         send_signal(process, signal.SIGTERM)
         wait_until(lambda: not is_alive(process), MARGIN_S)
-
-
-def _supervisors(job: JobPaths) -> list[Identity]:
-    """Return the job's supervisors, even of a run whose files are gone."""
-    return agents_of(job.dir, SUPERVISOR)
 
 
 def _busy_ports(job: JobPaths) -> list[dict[str, Any]]:
