@@ -1,5 +1,7 @@
 """The program that runs on a node between SSH commands: `entry.py supervisor ...` or `entry.py guardian ...`."""
 
+import gc
+import os
 import sys
 from pathlib import Path
 
@@ -10,6 +12,9 @@ if __name__ == "__main__":
 
         end_run(*sys.argv[2:])
     else:
+        gc.disable()  # modules are no garbage
         from clusterctl.agent.supervisor.supervisor import main
 
+        gc.enable()
         main(sys.argv[2:])
+    os._exit(0)  # nothing is buffered; interpreter shutdown costs a node 8 ms

@@ -147,7 +147,8 @@ def holders(ports: Collection[int]) -> list[dict[str, Any]]:
     Other probes are left out: on a machine with more than one node, each probes its own ports.
     """
     wanted = sorted(ports)[:MOST_NAMED]
-    sockets = {inode: (port, uid) for port, uid, inode in _listening() if port in wanted}
+    listening = _listening() if wanted else ()  # to read the kernel's table takes milliseconds
+    sockets = {inode: (port, uid) for port, uid, inode in listening if port in wanted}
     owners = _owners(set(sockets)) if sockets else {}
     listeners = []
     for inode, (port, uid) in sorted(sockets.items(), key=lambda item: item[1]):

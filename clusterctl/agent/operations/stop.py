@@ -5,10 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-from pathlib import Path
-from typing import Any
 
-from clusterctl.agent.node import ports
 from clusterctl.agent.node.job_processes import GUARDIAN, SUPERVISOR, agents_of, job_dir_of, named, of_job
 from clusterctl.agent.node.jobs import (
     check_own,
@@ -22,12 +19,18 @@ from clusterctl.agent.node.jobs import (
     reason_to_stop,
     run_state,
 )
-from clusterctl.agent.peer import Peer
 from clusterctl.common.errors import AgentError
 from clusterctl.common.files import read_json, write_json
 from clusterctl.common.paths import JobPaths, expand, is_job_id
 from clusterctl.common.procfs import LIVE_STATES, Identity, end_all, is_alive, send_signal, wait_until
 from clusterctl.common.run_spec import Timing
+
+TYPE_CHECKING = False  # and no pathlib: see fastjson.py
+if TYPE_CHECKING:
+    from pathlib import Path
+    from typing import Any
+
+    from clusterctl.agent.peer import Peer
 
 MARGIN_S = 15.0
 START_S = 20.0  # a start in progress holds the job's lock before there is a supervisor to signal
@@ -78,7 +81,7 @@ def _find(root: Path, ref: str) -> JobPaths:
         return find_job(root, ref)
     except AgentError as exc:
         path = expand(ref) if "/" in ref or ref.startswith("~") else root / ref
-        if exc.kind != "no_job" or not is_job_id(path.name) or path.parent != root:
+        if exc.kind != "no_job" or not is_job_id(path.name) or str(path.parent) != str(root):
             raise
         if not of_job(path) and not agents_of(path, SUPERVISOR, GUARDIAN):
             raise
@@ -140,6 +143,10 @@ def _busy_ports(job: JobPaths) -> list[dict[str, Any]]:
     """
     run = pick_run(job)
     had = {port for p in read_state(run)["processes"] for port in p.get("ports", ())} if run else set()
+    if not had:
+        return []
+    from clusterctl.agent.node import ports
+
     ours = os.path.realpath(job.dir)
     listeners: list[dict[str, Any]] = []
 
