@@ -1,5 +1,7 @@
 """The programs that run on a node between SSH commands: `entry.py supervisor`, `guardian` or `piece-server`."""
 
+import gc
+import os
 import sys
 from pathlib import Path
 
@@ -14,6 +16,9 @@ if __name__ == "__main__":
 
         serve_pieces(*sys.argv[2:])
     else:
+        gc.disable()  # modules are no garbage
         from clusterctl.agent.supervisor.supervisor import main
 
+        gc.enable()
         main(sys.argv[2:])
+    os._exit(0)  # nothing is buffered; interpreter shutdown costs a node 8 ms

@@ -13,6 +13,7 @@ from typing import Any, Callable, NamedTuple
 from clusterctl.common.run_spec import ProcessSpec, RunSpec
 
 ROLES = ("pserver", "trainer")
+RENDEZVOUS, MEETING_HOST = "rendezvous0", "pserver0"  # the name of the second port, and the process that has it
 Endpoints = Mapping[str, str]  # "host:port" by process, such as "trainer0"
 
 
@@ -22,7 +23,8 @@ class Engine(NamedTuple):
     If `serves`, pservers run the trainers' program unless PSERVER_COMMAND names another; if `scheduled`, the first node
     runs it once more, as the scheduler; if `listens`, pservers are ready when they listen on their port; if `leaves`,
     pservers exit on their own, just before or after the trainers. `ports` selects the trainers with a port: "all", the
-    "first" one, or "none". If `lists_nodes`, programs get a list of all nodes, since no variable names them.
+    "first" one, or "none". If `meets`, pserver 0 has a second port, where the engine's library lets processes meet. If
+    `lists_nodes`, programs get a list of all nodes, since no variable names them.
     """
 
     variables: Callable[[RunSpec, ProcessSpec, Endpoints], dict[str, str]]
@@ -31,6 +33,7 @@ class Engine(NamedTuple):
     scheduled: bool = False
     listens: bool = False
     leaves: bool = False
+    meets: bool = False
     lists_nodes: bool = False
 
 
@@ -46,12 +49,17 @@ def node_list(spec: RunSpec) -> list[dict[str, Any]]:
     ]
 
 
-def has_port(engine: str, process: ProcessSpec) -> bool:
-    """Return True if the node chooses a port for a process before it is started; our own pservers choose theirs."""
+def ports_of(engine: str, process: ProcessSpec) -> list[str]:
+    """Return the names of the ports that the node chooses for a process before it is started; the first is its own.
+
+    Our own pservers choose theirs.
+    """
+    chosen = ENGINES[engine]
     if process.role == "trainer":
-        ports = ENGINES[engine].ports
-        return ports == "all" or (ports == "first" and process.rank == 0)
-    return not process.ours
+        own = chosen.ports == "all" or (chosen.ports == "first" and process.rank == 0)
+    else:
+        own = not process.ours
+    return [process.name] * own + [RENDEZVOUS] * (chosen.meets and process.name == MEETING_HOST)
 
 
 def _all(role: str, count: int, endpoints: Endpoints) -> list[str]:
@@ -72,7 +80,23 @@ def _paddle(spec: RunSpec, process: ProcessSpec, endpoints: Endpoints) -> dict[s
         "PADDLE_TRAINER_ENDPOINTS": ",".join(_all("trainer", spec.training.trainers, endpoints)),
         "POD_IP": host,
         "PADDLE_PORT": port,
+        **_gloo(spec, endpoints),
     }
+
+
+def _gloo(spec: RunSpec, endpoints: Endpoints) -> dict[str, str]:
+    """Return the variables without which Paddle's collectives do nothing; ENV overrides them.
+
+    Pserver 0 serves the endpoint until all trainers have found each other there, so both roles start together.
+    """
+    if RENDEZVOUS not in endpoints:
+        return {}
+    values = {
+        "PADDLE_WITH_GLOO": "1",  # the trainers; 2 would include pservers
+        "PADDLE_GLOO_RENDEZVOUS": "3",  # over HTTP
+        "PADDLE_GLOO_HTTP_ENDPOINT": endpoints[RENDEZVOUS],
+    }
+    return {name: spec.env.get(name, value) for name, value in values.items()}
 
 
 def _torch(spec: RunSpec, process: ProcessSpec, endpoints: Endpoints) -> dict[str, str]:
@@ -131,7 +155,7 @@ def _nothing(spec: RunSpec, process: ProcessSpec, endpoints: Endpoints) -> dict[
 ENGINES: Mapping[str, Engine] = {
     "clusterctl": Engine(_nothing),
     "none": Engine(_nothing, lists_nodes=True),
-    "paddle": Engine(_paddle, ports="all", serves=True, listens=True),
+    "paddle": Engine(_paddle, ports="all", serves=True, meets=True),
     "torch": Engine(_torch, ports="first"),
     "mpi": Engine(_mpi, lists_nodes=True),
     "dmlc": Engine(_dmlc, serves=True, scheduled=True, leaves=True),

@@ -19,14 +19,12 @@ file. The manifest is written last, when every file is in place; files are liste
 from __future__ import annotations
 
 import json
-import os
 import re
-import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from clusterctl.common.files import sync_directory
+from clusterctl.common.files import sync_directory, write_atomic
 
 NAME = "manifest.json"
 VERSION = 1
@@ -108,18 +106,9 @@ def is_cut(metadata: Mapping[str, Any]) -> bool:
 
 
 def write_manifest(directory: Path, manifest: Mapping[str, Any]) -> Path:
-    """Write `manifest.json` to a temporary file, sync and rename it, so that a reader never sees half of it."""
+    """Write `manifest.json`, so that a reader never sees half of it, even after a power cut."""
     path = directory / NAME
-    handle, temporary = tempfile.mkstemp(dir=directory, prefix=".manifest-")
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            json.dump(manifest, file, indent=1, sort_keys=True)
-            file.flush()
-            os.fsync(file.fileno())
-        Path(temporary).replace(path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
+    write_atomic(path, json.dumps(manifest, indent=1, sort_keys=True).encode())
     sync_directory(directory)
     return path
 

@@ -20,7 +20,8 @@ PROC = LightPath("/proc")
 POLL_S = 0.02
 LOOKS = 4  # at a process without an environment
 ROUNDS, QUIET_ROUNDS = 20, 2  # of looking at processes started since the round before
-NO_ENVIRONMENT = {b""}
+NO_ENVIRONMENT = b"\0\0"
+READ_BYTES = 1 << 16
 KERNEL_THREAD = 0x00200000  # PF_KTHREAD among the flags of /proc/PID/stat
 _boot: list[str] = []
 LIVE_STATES = ("starting", "ready", "running", "stalled")  # of a process of a run
@@ -58,12 +59,38 @@ def boot_id() -> str:
     return _boot[0]
 
 
-def stat_fields(pid: int) -> list[str] | None:
-    """Return the fields of /proc/PID/stat from the state on, or None if there is no such process."""
+def read_of(pid: int | str, name: str) -> bytes | None:
+    """Return a file of /proc/PID; None if the process is gone, or another account's.
+
+    A search reads thousands of them, and a file object takes longer than the rest.
+    """
     try:
-        text = (PROC / str(pid) / "stat").read_text(errors="replace")
+        fd = os.open(f"{PROC}/{pid}/{name}", os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
         return None
+    data = b""
+    try:
+        while piece := os.read(fd, READ_BYTES):
+            data += piece
+    except OSError:
+        return None
+    finally:
+        os.close(fd)
+    return data
+
+
+def arguments_of(pid: int | str) -> list[bytes]:
+    """Return the command line of a process; empty if it is gone or has none."""
+    text = read_of(pid, "cmdline")
+    return text.rstrip(b"\0").split(b"\0") if text else []
+
+
+def stat_fields(pid: int) -> list[str] | None:
+    """Return the fields of /proc/PID/stat from the state on, or None if there is no such process."""
+    data = read_of(pid, "stat")
+    if data is None:
+        return None
+    text = data.decode(errors="replace")
     return text.rpartition(")")[2].split()  # the command's name may hold spaces and brackets
 
 
@@ -92,12 +119,19 @@ def cpu_and_memory(pid: int) -> tuple[float, int] | None:
     return ticks / os.sysconf("SC_CLK_TCK"), int(fields[21]) * os.sysconf("SC_PAGE_SIZE")
 
 
-def environment_of(pid: int) -> set[bytes]:
-    """Return the `NAME=value` entries that a process was started with; empty if it is gone or not readable."""
-    try:
-        return set((PROC / str(pid) / "environ").read_bytes().split(b"\0"))
-    except OSError:
-        return set()
+def environment_of(pid: int) -> bytes:
+    """Return the `NAME=value` entries that a process was started with, a zero byte before and after each.
+
+    It is empty if the process is gone or not readable.
+    """
+    data = read_of(pid, "environ")
+    return b"" if data is None else b"\0%s\0" % data
+
+
+def variable(environment: bytes, name: bytes) -> bytes | None:
+    """Return the value of a variable in what `environment_of` returns."""
+    _, found, rest = environment.partition(b"\0%s=" % name)
+    return rest.partition(b"\0")[0] if found else None
 
 
 def find_by_environment(wanted: Mapping[str, str]) -> list[Identity]:
@@ -114,21 +148,21 @@ def find_by_environments(wanted: Sequence[Mapping[str, str]]) -> list[Identity]:
 
 
 def _find_by_environments(wanted: Sequence[Mapping[str, str]]) -> list[Identity]:
-    marks = [{f"{name}={value}".encode(errors="surrogateescape") for name, value in one.items()} for one in wanted]
-    return list(own_environments(lambda its: any(entries <= its for entries in marks))) if marks else []
+    marks = [[f"\0{name}={value}\0".encode(errors="surrogateescape") for name, value in one.items()] for one in wanted]
+    return list(own_environments(lambda its: any(all(mark in its for mark in one) for one in marks))) if marks else []
 
 
-def own_environments(is_wanted: Callable[[set[bytes]], bool]) -> dict[Identity, set[bytes]]:
+def own_environments(is_wanted: Callable[[bytes], bool]) -> dict[Identity, bytes]:
     """Return the wanted environments of this account's processes, except this process and its ancestors.
 
     It also looks at processes that start in the meantime. Otherwise a process that keeps starting its successor and
     exiting would never be seen. New ones that are clearly unwanted start no successor that is wanted: on a machine with
     many nodes there are always some.
     """
-    matches: dict[Identity, set[bytes]] = {}
-    seen, unclear, quiet = set[int](), set[int](), 0
+    matches: dict[Identity, bytes] = {}
+    seen, unclear, quiet = _ancestors(), set[int](), 0
     for _ in range(ROUNDS):
-        new = own_pids(seen)
+        new = _own_pids(seen)
         seen.update(new)
         unwanted = [_is_unwanted(pid, is_wanted, matches, unclear) for pid in new]
         quiet = quiet + 1 if all(unwanted) else 0  # one may have started unseen, with a pid that was already passed
@@ -145,7 +179,7 @@ def own_environments(is_wanted: Callable[[set[bytes]], bool]) -> dict[Identity, 
 
 
 def _is_unwanted(
-    pid: int, is_wanted: Callable[[set[bytes]], bool], matches: dict[Identity, set[bytes]], unclear: set[int]
+    pid: int, is_wanted: Callable[[bytes], bool], matches: dict[Identity, bytes], unclear: set[int]
 ) -> bool:
     """Return True if a process certainly has an environment that is not wanted.
 
@@ -178,10 +212,13 @@ def _may_be_in_exec(pid: int) -> bool:
     return fields is not None and fields[0] not in "ZX" and not int(fields[6]) & KERNEL_THREAD
 
 
-def own_pids(known: Collection[int] = ()) -> list[int]:
-    """Return every process of this account, except this process, its ancestors and the `known`."""
-    others = {*known, *_ancestors()}
-    entries = (entry for entry in os.scandir(PROC) if entry.name.isdigit() and int(entry.name) not in others)
+def own_pids() -> list[int]:
+    """Return every process of this account, except this process and its ancestors."""
+    return _own_pids(_ancestors())
+
+
+def _own_pids(known: Collection[int]) -> list[int]:
+    entries = (entry for entry in os.scandir(PROC) if entry.name.isdigit() and int(entry.name) not in known)
     return [int(entry.name) for entry in entries if _is_mine(entry)]
 
 

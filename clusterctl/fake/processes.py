@@ -9,7 +9,16 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from clusterctl.common.procfs import Identity, environment_of, find_by_environment, is_alive, stat_fields, wait_until
+from clusterctl.common.procfs import (
+    Identity,
+    arguments_of,
+    environment_of,
+    find_by_environment,
+    is_alive,
+    stat_fields,
+    variable,
+    wait_until,
+)
 from clusterctl.errors import ClusterctlError
 
 ENVIRONMENT_NAME = "CLUSTERCTL_FAKE"
@@ -36,13 +45,9 @@ def on_node(directory: Path, index: int) -> list[Identity]:
 
 def counts_by_node(directory: Path) -> Counter[int]:
     """Return the number of processes per node."""
-    name = f"{NODE_ENVIRONMENT_NAME}=".encode()
-    return Counter(
-        int(entry.removeprefix(name))
-        for process in on_cluster(directory)
-        for entry in environment_of(process.pid)
-        if entry.startswith(name)
-    )
+    name = NODE_ENVIRONMENT_NAME.encode()
+    nodes = (variable(environment_of(process.pid), name) for process in on_cluster(directory))
+    return Counter(int(node) for node in nodes if node is not None)
 
 
 def commands_on(directory: Path) -> list[str]:
@@ -51,11 +56,7 @@ def commands_on(directory: Path) -> list[str]:
 
 
 def _command(pid: int) -> str:
-    try:
-        words = Path(f"/proc/{pid}/cmdline").read_bytes().rstrip(b"\0").split(b"\0")
-    except OSError:
-        return ""
-    return " ".join(map(os.fsdecode, words))
+    return " ".join(map(os.fsdecode, arguments_of(pid)))
 
 
 def freeze(find: Find) -> set[Identity]:

@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from clusterctl.common.engines import ENGINES
+from clusterctl.common.engines import ENGINES, ports_of
 from clusterctl.common.process_environment import NodeFacts, environment
 from clusterctl.common.run_spec import (
     Failures,
@@ -226,7 +226,11 @@ class LaunchPlan:
         nodes = {node.id: node for node in self.nodes}
         addresses = {node.id: node.address or node.ssh_host for node in self.nodes}
         port = self.settings.port
-        endpoints = {p.spec.name: f"{addresses[p.node]}:{port}+{p.index} (chosen at start)" for p in self.processes}
+        endpoints = {
+            name: f"{addresses[p.node]}:{port}+{p.index} (chosen at start)"
+            for p in self.processes
+            for name in {p.spec.name, *ports_of(self.settings.engine, p.spec)}
+        }
         pservers = tuple(endpoints[f"pserver{rank}"] for rank in range(self.count("pserver")))
         described = []
         for process in self.processes:

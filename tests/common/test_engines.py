@@ -7,7 +7,7 @@ import json
 import pytest
 
 from agent.specs import make_process, make_spec
-from clusterctl.common.engines import ENGINES, has_port
+from clusterctl.common.engines import ENGINES, ports_of
 from clusterctl.common.run_spec import ProcessSpec
 
 PROCESSES = [make_process("pserver", 1), make_process("trainer", 2), make_process("trainer", 3, index=1)]
@@ -36,6 +36,22 @@ def test_paddle() -> None:
     }
     assert variables("paddle", SERVER) == {**common, "PADDLE_TRAINER_ID": "1", "PADDLE_PORT": "7165"}
     assert variables("paddle", SECOND) == {**common, "PADDLE_TRAINER_ID": "3", "PADDLE_PORT": "7167"}
+
+
+@pytest.mark.parametrize("process", PROCESSES)
+def test_paddle_processes_meet_at_the_second_port_of_pserver_0(process: ProcessSpec) -> None:
+    values = variables("paddle", process, {**ENDPOINTS, "rendezvous0": "10.0.0.1:7170"})
+    assert {name: value for name, value in values.items() if "GLOO" in name} == {
+        "PADDLE_WITH_GLOO": "1",
+        "PADDLE_GLOO_RENDEZVOUS": "3",
+        "PADDLE_GLOO_HTTP_ENDPOINT": "10.0.0.1:7170",
+    }
+
+
+def test_the_user_can_turn_gloo_off_as_with_paddles_launcher() -> None:
+    spec = SPEC.replace(env={"PADDLE_WITH_GLOO": "0"})
+    values = ENGINES["paddle"].variables(spec, FIRST, {**ENDPOINTS, "rendezvous0": "10.0.0.1:7170"})
+    assert values["PADDLE_WITH_GLOO"] == "0"
 
 
 def test_a_paddle_process_finds_itself_in_a_list_of_ipv6_addresses_too() -> None:
@@ -101,20 +117,20 @@ def test_other_engines_set_no_variable_that_makes_a_library_wait_for_peers(engin
 @pytest.mark.parametrize(
     ("engine", "with_ports"),
     [
-        ("clusterctl", {"pserver1"}),
-        ("none", {"pserver1"}),
-        ("paddle", {"pserver1", "trainer0", "trainer2"}),
-        ("torch", {"pserver1", "trainer0"}),
-        ("mpi", {"pserver1"}),
-        ("dmlc", {"pserver1", "scheduler0"}),
-        ("tensorflow", {"pserver1", "trainer0", "trainer2"}),
+        ("clusterctl", {"pserver0", "pserver1"}),
+        ("none", {"pserver0", "pserver1"}),
+        ("paddle", {"pserver0", "rendezvous0", "pserver1", "trainer0", "trainer2"}),
+        ("torch", {"pserver0", "pserver1", "trainer0"}),
+        ("mpi", {"pserver0", "pserver1"}),
+        ("dmlc", {"pserver0", "pserver1", "scheduler0"}),
+        ("tensorflow", {"pserver0", "pserver1", "trainer0", "trainer2"}),
     ],
 )
 def test_ports_are_chosen_for_the_processes_that_need_them(engine: str, with_ports: set[str]) -> None:
-    zero = make_process("trainer", 0)
-    candidates = [SERVER, zero, FIRST, *([SCHEDULER] if ENGINES[engine].scheduled else [])]
-    assert {process.name for process in candidates if has_port(engine, process)} == with_ports
+    zeros = [make_process("pserver", 0), make_process("trainer", 0)]
+    candidates = [SERVER, *zeros, FIRST, *([SCHEDULER] if ENGINES[engine].scheduled else [])]
+    assert {name for process in candidates for name in ports_of(engine, process)} == with_ports
 
 
 def test_our_own_pservers_choose_their_own_ports() -> None:
-    assert not has_port("clusterctl", SERVER.replace(ours=True))
+    assert not ports_of("clusterctl", SERVER.replace(ours=True))

@@ -80,6 +80,15 @@ def test_status_is_answered_without_expensive_imports(tmp_path: Path) -> None:
     assert not loaded & {"json", "pathlib", "re", "typing", "contextlib", "functools", "enum", "signal", "hashlib"}
 
 
+def test_a_stop_does_without_pathlib(tmp_path: Path) -> None:
+    job = tmp_path / "JOB20261121-081530"
+    (job / ".clusterctl").mkdir(parents=True, mode=0o700)
+    (job / ".clusterctl/job.json").write_text("{}")
+    answer, loaded = answered(tmp_path, {"op": "stop", "ref": job.name})
+    assert answer["done"]["survivors"] == 0
+    assert not loaded & {"json", "pathlib", "re", "typing", "socket"}
+
+
 def test_a_dispatch_is_received_without_expensive_imports(tmp_path: Path) -> None:
     request = {"nonce": "n", "node": 0, "nodes": 1, "by": "me", "workspace": "w", "source": "s", "complete": None}
     options = {

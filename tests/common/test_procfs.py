@@ -176,7 +176,7 @@ def test_a_process_that_reuses_a_pid_during_the_search_is_not_taken_for_the_old_
     with running(tmp_path / "stranger") as stranger, running(tmp_path / "ours") as ours:
         marks = read_environment(ours.pid)
 
-        def environment_of(pid: int) -> set[bytes]:
+        def environment_of(pid: int) -> bytes:
             if pid != stranger.pid or pid in read:
                 return read_environment(pid)
             read.add(pid)
@@ -265,11 +265,11 @@ def test_a_process_that_is_executing_another_program_is_checked_again(
 
     with running(tmp_path) as program:
 
-        def later(pid: int) -> set[bytes]:
+        def later(pid: int) -> bytes:
             if pid != program.pid or not looks["some"]:
                 return real(pid)
             looks["some"] -= 1
-            return {b""}
+            return b"\0\0"
 
         monkeypatch.setattr(procfs, "environment_of", later)
         assert [identity.pid for identity in find_by_environment(run_environment(tmp_path))] == [program.pid]
@@ -278,7 +278,7 @@ def test_a_process_that_is_executing_another_program_is_checked_again(
 def test_a_process_without_any_environment_does_not_delay_the_search(tmp_path: Path) -> None:
     with subprocess.Popen(["sleep", "600"], env={}) as bare, running(tmp_path) as program:
         try:
-            assert wait_until(lambda: procfs.environment_of(bare.pid) == {b""}, 5)
+            assert wait_until(lambda: procfs.environment_of(bare.pid) == procfs.NO_ENVIRONMENT, 5)
             assert [identity.pid for identity in find_by_environment(run_environment(tmp_path))] == [program.pid]
         finally:
             bare.kill()

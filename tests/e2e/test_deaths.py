@@ -59,6 +59,20 @@ def test_an_attached_start_reports_that_the_lead_was_lost(site: Site) -> None:
     site.assert_nothing_left(job)
 
 
+def test_a_detached_start_ends_when_the_lead_is_lost_before_all_processes_are_running(site: Site) -> None:
+    """The pservers never listen. A detached start follows the lead's node, and the others only now."""
+    site.conf(ENGINE="tensorflow", PSERVER_COMMAND="python train.py")
+    job = site.dispatch(SLEEP)
+    with site.popen("start", "--detach", "--job_workspace", job) as starting:
+        assert starting.stdout is not None
+        assert any("supervisors are up" in line for line in starting.stdout)
+        os.kill(site.supervisor(job, 0), signal.SIGKILL)
+        _, err = starting.communicate(timeout=40)
+    assert starting.returncode == 1
+    assert "lost" in err
+    site.assert_nothing_left(job)
+
+
 def test_when_every_supervisor_dies_nothing_is_left_and_the_state_is_lost(site: Site) -> None:
     job = site.start(REGRESSION, "--num_passes=1000000")
     for node in range(len(site.hosts)):

@@ -11,7 +11,7 @@ from support.site import Site
 
 # The same program in every role, as in Paddle's and MXNet's examples. A server echoes until it is terminated.
 ECHO = """
-import os, socket, sys
+import os, socket, sys, time
 
 def serve(port):
     listener = socket.socket()
@@ -28,6 +28,13 @@ def ask(endpoint, word):
         sock.sendall(word.encode())
         sock.shutdown(socket.SHUT_WR)
         return sock.makefile().read()
+
+def ask_until_it_answers(endpoint, word):
+    while True:
+        try:
+            return ask(endpoint, word)
+        except ConnectionError:
+            time.sleep(0.05)
 
 def echo(listener):
     while True:
@@ -49,33 +56,25 @@ if env["TRAINING_ROLE"] == "PSERVER":
     while True:
         echo(listener)
 for endpoint in env["PADDLE_PSERVERS_IP_PORT_LIST"].split(","):
-    print("answer", ask(endpoint, "hello from trainer " + env["PADDLE_TRAINER_ID"]), flush=True)
+    print("answer", ask_until_it_answers(endpoint, "hello from trainer " + env["PADDLE_TRAINER_ID"]), flush=True)
 if WAIT:
-    import time
     time.sleep(600)
 """
 
 TORCH = """
-import time
 env = os.environ
 if env["RANK"] == "0":
     listener = serve(int(env["MASTER_PORT"]))
     words = {echo(listener) for _ in range(int(env["WORLD_SIZE"]) - 1)}
     assert words == {str(rank) for rank in range(1, int(env["WORLD_SIZE"]))}, words
 else:
-    while True:
-        try:
-            ask(env["MASTER_ADDR"] + ":" + env["MASTER_PORT"], env["RANK"])
-            break
-        except ConnectionError:
-            time.sleep(0.05)
+    ask_until_it_answers(env["MASTER_ADDR"] + ":" + env["MASTER_PORT"], env["RANK"])
 print("rank", env["RANK"], "of", env["WORLD_SIZE"], flush=True)
 """
 
 # Servers and the scheduler leave once all workers have said goodbye, possibly before those have exited.
 DMLC = """
 env = os.environ
-import time
 root = env["DMLC_PS_ROOT_URI"] + ":" + env["DMLC_PS_ROOT_PORT"]
 if env["DMLC_ROLE"] == "scheduler":
     listener = serve(int(env["DMLC_PS_ROOT_PORT"]))
@@ -93,12 +92,7 @@ elif env["DMLC_ROLE"] == "server":
         time.sleep(0.05)
 else:
     for word in ("hello", "goodbye"):
-        while True:
-            try:
-                print(ask(root, word), flush=True)
-                break
-            except ConnectionError:
-                time.sleep(0.05)
+        print(ask_until_it_answers(root, word), flush=True)
     open(os.environ["MEET"], "w").close()
 """
 
@@ -110,7 +104,6 @@ print("rank", os.environ["OMPI_COMM_WORLD_RANK"], "of", os.environ["OMPI_COMM_WO
 
 # Both roles of a program of the old launcher: one port for all pservers, from the environment.
 OLD = """
-import time
 env = os.environ
 port = int(env["PADDLE_INIT_PORT"])
 if env["TRAINING_ROLE"] == "PSERVER":
@@ -118,12 +111,8 @@ if env["TRAINING_ROLE"] == "PSERVER":
     while True:
         echo(listener)
 for host in env["PADDLE_INIT_PSERVERS"].split(","):
-    while True:  # pservers that are not ours count as ready at once
-        try:
-            print("answer", ask(f"{host}:{port}", "hello from trainer " + env["PADDLE_INIT_TRAINER_ID"]), flush=True)
-            break
-        except ConnectionError:
-            time.sleep(0.05)
+    answer = ask_until_it_answers(f"{host}:{port}", "hello from trainer " + env["PADDLE_INIT_TRAINER_ID"])
+    print("answer", answer, flush=True)
 """
 
 

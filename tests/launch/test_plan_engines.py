@@ -57,6 +57,11 @@ def test_there_is_one_scheduler_on_the_first_node_that_takes_part() -> None:
         assert [process.node for process in part.processes if process.role == "scheduler"] == [node]
 
 
+def test_the_plan_of_a_paddle_job_shows_where_its_processes_meet() -> None:
+    described = launch("paddle").describe("JOB")
+    assert {one["env"]["PADDLE_GLOO_HTTP_ENDPOINT"].partition(":")[0] for one in described} == {"10.0.0.1"}
+
+
 def test_nodes_have_no_ranks_of_nonexistent_pservers() -> None:
     assert [node.pserver_ranks for node in launch("torch").nodes] == [(), ()]
     assert [node.pserver_ranks for node in launch("paddle").nodes] == [(0,), (1,)]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import errno
-import secrets
+import os
 import socket
 import ssl
 from typing import Callable
@@ -48,7 +48,7 @@ class LeadClient:
         self._on_order = on_order
         self._on_lost = on_lost
         self._on_away = on_away
-        self._channel = Channel(secrets.token_hex(8))
+        self._channel = Channel(os.urandom(8).hex())
         self._patient = spec.failures.on_trainer_loss == "wait"
         self._away = False
         self._connection: Connection | None = None

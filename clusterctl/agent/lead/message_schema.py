@@ -26,6 +26,7 @@ from clusterctl.agent.lead.messages import (
 )
 from clusterctl.agent.lead.process_table import name_of
 from clusterctl.agent.lead.restart_policy import Key
+from clusterctl.common.engines import MEETING_HOST, RENDEZVOUS
 from clusterctl.common.manifest import check_receipt
 from clusterctl.common.records import RecordError, declared_readers, required_keys
 
@@ -82,7 +83,8 @@ def _check_field(do: str, name: str, read: Callable[[Any], Any], value: Any) -> 
 def _check_processes(message: Mapping[str, Any], processes: Collection[Key]) -> None:
     """Raise ValueError if a supervisor reports on processes other than its own."""
     own = {name_of(key) for key in processes}
-    named = {*message.get("endpoints", ()), *message.get("attempts", ())}
+    ports = {RENDEZVOUS} if MEETING_HOST in own else set()
+    named = {*message.get("endpoints", ())} - ports | {*message.get("attempts", ())}
     if "rank" in message:
         named.add(name_of((message.get("role", "trainer"), message["rank"])))
     if not named <= own:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import platform
 import resource
 import tempfile
 import time
@@ -55,12 +54,13 @@ def system() -> dict[str, Any]:
         libc = os.confstr("CS_GNU_LIBC_VERSION")
     except (ValueError, OSError):
         libc = None
+    kernel = os.uname()
     return {
-        "machine": platform.machine(),
+        "machine": kernel.machine,
         "cpu": words.get("model name"),
         "simd": [word for word in SIMD if word in flags],
         "libc": libc,
-        "kernel": platform.release(),
+        "kernel": kernel.release,
     }
 
 

@@ -8,15 +8,13 @@ another ROOT_DIR or of another account is never among them.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator
-from pathlib import Path
-from typing import Any, Callable
 
 from clusterctl.common.files import read_json
 from clusterctl.common.paths import JobPaths, RunPaths, find_jobs, is_job_name
 from clusterctl.common.procfs import (
     PROC,
     Identity,
+    arguments_of,
     environment_of,
     find_by_environment,
     identify,
@@ -27,9 +25,16 @@ from clusterctl.common.procfs import (
     own_processes,
     run_environment,
     stat_fields,
+    variable,
 )
 
-MARK = b"CLUSTERCTL_JOB_DIR="
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+    from pathlib import Path
+    from typing import Any, Callable
+
+MARK = b"CLUSTERCTL_JOB_DIR"
 SUPERVISOR, GUARDIAN = b"supervisor", b"guardian"
 AGENTS = (SUPERVISOR, GUARDIAN, b"piece-server")
 ENTRY = b"/agent/entry.py"
@@ -93,18 +98,14 @@ def by_job(root: Path) -> dict[str, list[Identity]]:
 
 def job_dir_of(pid: int) -> str | None:
     """Return the real path of the job directory that a process was started for."""
-    value = _job_dir(environment_of(pid))
-    return os.path.realpath(value) if value is not None else None
+    value = variable(environment_of(pid), MARK)
+    return os.path.realpath(os.fsdecode(value)) if value is not None else None
 
 
 def _job_dirs() -> dict[Identity, str]:
     """Return the job directory of every process of this account that has one in its environment."""
-    environments = own_environments(lambda environment: _job_dir(environment) is not None)
-    return {process: _job_dir(environment) or "" for process, environment in environments.items()}
-
-
-def _job_dir(environment: set[bytes]) -> str | None:
-    return next((os.fsdecode(entry[len(MARK) :]) for entry in environment if entry.startswith(MARK)), None)
+    environments = own_environments(lambda environment: variable(environment, MARK) is not None)
+    return {process: os.fsdecode(variable(environment, MARK) or b"") for process, environment in environments.items()}
 
 
 def agents_of(job_dir: Path, *kinds: bytes) -> list[Identity]:
@@ -116,12 +117,12 @@ def agents_of(job_dir: Path, *kinds: bytes) -> list[Identity]:
 def supervised(*kinds: bytes) -> Iterator[tuple[Identity, str, str]]:
     """Yield the supervisors, guardians or both of all jobs of this account, with their job directories and runs."""
     for pid in own_pids():
-        words = _arguments(pid)
+        words = arguments_of(pid)
         at = next((i for i, word in enumerate(words) if word.endswith(ENTRY)), len(words))
         kind, directory, run = [*words[at + 1 : at + 4], b"", b"", b""][:3]
         if directory and kind in kinds:
             process = identify(pid)
-            if process is not None and _arguments(pid) == words and is_alive(process):
+            if process is not None and arguments_of(pid) == words and is_alive(process):
                 yield process, os.fsdecode(directory), os.fsdecode(run)
 
 
@@ -141,18 +142,11 @@ def descendants(spared: Callable[[int], bool]) -> dict[Identity, int]:
     return sessions
 
 
-def _arguments(pid: int) -> list[bytes]:
-    try:
-        return (PROC / str(pid) / "cmdline").read_bytes().rstrip(b"\0").split(b"\0")
-    except OSError:
-        return []
-
-
 def named(processes: Iterable[Identity]) -> list[dict[str, Any]]:
     """Return the first few processes as `pid` and `command`."""
     return [{"pid": process.pid, "command": _command(process.pid)} for process in list(processes)[:MOST_NAMED]]
 
 
 def _command(pid: int) -> str:
-    text = b" ".join(_arguments(pid)).decode(errors="replace")
+    text = b" ".join(arguments_of(pid)).decode(errors="replace")
     return text if len(text) <= MOST_WORDS else text[: MOST_WORDS - 1] + "\u2026"

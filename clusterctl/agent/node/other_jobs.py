@@ -11,10 +11,10 @@ from clusterctl.agent.node.jobs import read_summary
 from clusterctl.agent.node.ports import holders
 from clusterctl.common.paths import JobPaths
 from clusterctl.common.port_claims import claimed_ports
-from clusterctl.common.procfs import PROC, environment_of
+from clusterctl.common.procfs import PROC, environment_of, variable
 
 MOST_NAMED = 20
-HOME = b"HOME="
+HOME = b"HOME"
 
 
 def other_jobs(own: Path) -> list[dict[str, Any]]:
@@ -44,7 +44,7 @@ def _of_others() -> list[dict[str, Any]]:
 
 
 def _home(pid: int) -> bytes | None:
-    return next((entry for entry in environment_of(pid) if entry.startswith(HOME)), None)
+    return variable(environment_of(pid), HOME)
 
 
 def _started(pid: int) -> float | None:

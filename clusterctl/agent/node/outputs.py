@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from clusterctl.agent.node.checkpoint_files import PIECES, piece_header
 from clusterctl.agent.node.jobs import read_summary
@@ -14,8 +14,7 @@ from clusterctl.common.paths import JobPaths, RunPaths
 from clusterctl.common.run_spec import ResumePoint
 
 
-@dataclass(frozen=True)
-class SavedModel:
+class SavedModel(NamedTuple):
     """A directory with pieces of a model, of which only the lead's node knows that it is `complete`."""
 
     directory: Path

@@ -6,11 +6,10 @@ import contextlib
 import os
 import socket
 from collections.abc import Collection, Iterable, Iterator
-from pathlib import Path
 from typing import Any
 
 from clusterctl.common.port_claims import PORTS_COMPARED, claim, is_claimed
-from clusterctl.common.procfs import PROC, environment_of
+from clusterctl.common.procfs import PROC, arguments_of, environment_of, read_of, variable
 
 PORTS_TRIED = 1_000
 MOST_TAKEN = 64
@@ -150,7 +149,8 @@ def holders(ports: Collection[int]) -> list[dict[str, Any]]:
     Other probes are left out: on a machine with more than one node, each probes its own ports.
     """
     wanted = sorted(ports)[:MOST_NAMED]
-    sockets = {inode: (port, uid) for port, uid, inode in _listening() if port in wanted}
+    listening = _listening() if wanted else ()  # to read the kernel's table takes milliseconds
+    sockets = {inode: (port, uid) for port, uid, inode in listening if port in wanted}
     owners = _owners(set(sockets)) if sockets else {}
     listeners = []
     for inode, (port, uid) in sorted(sockets.items(), key=lambda item: item[1]):
@@ -187,27 +187,18 @@ def _owners(inodes: set[str]) -> dict[str, int]:
     return owners
 
 
-def _arguments(pid: int | str) -> list[bytes]:
-    with contextlib.suppress(OSError):
-        return (PROC / str(pid) / "cmdline").read_bytes().split(b"\0")
-    return []
-
-
 def _is_probe(pid: int) -> bool:
     """Return True if it is another agent: it runs the same `-c` program as this process."""
-    ours = _arguments("self")
+    ours = arguments_of("self")
     program = ours[ours.index(b"-c") + 1] if b"-c" in ours else None
-    return program is not None and program in _arguments(pid)
+    return program is not None and program in arguments_of(pid)
 
 
 def _name(pid: int) -> str | None:
     """Return the job of a process, else the name of its program."""
-    for entry in environment_of(pid):
-        if entry.startswith(b"CLUSTERCTL_JOB="):
-            return entry.partition(b"=")[2].decode(errors="replace")
-    with contextlib.suppress(OSError):
-        return Path(PROC / str(pid) / "comm").read_text(errors="replace").strip()
-    return None
+    job = variable(environment_of(pid), b"CLUSTERCTL_JOB")
+    name = read_of(pid, "comm") if job is None else job
+    return None if name is None else name.decode(errors="replace").strip()
 
 
 class NoFreePortError(OSError):
@@ -215,6 +206,11 @@ class NoFreePortError(OSError):
 
     def __init__(self, ports: range) -> None:
         super().__init__(f"no free port in {ports.start}..{ports[-1]}")
+
+
+def kind_of(exc: BaseException) -> str:
+    """The kind of AgentError for an error at the start of a supervisor."""
+    return "refused" if isinstance(exc, NoFreePortError) else "node"
 
 
 def listen(address: str, ports: range) -> socket.socket:

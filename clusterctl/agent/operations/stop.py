@@ -5,10 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-from pathlib import Path
-from typing import Any
 
-from clusterctl.agent.node import ports
 from clusterctl.agent.node.job_processes import AGENTS, SUPERVISOR, agents_of, job_dir_of, named, of_job
 from clusterctl.agent.node.jobs import (
     check_own,
@@ -22,12 +19,18 @@ from clusterctl.agent.node.jobs import (
     reason_to_stop,
     run_state,
 )
-from clusterctl.agent.peer import Peer
 from clusterctl.common.errors import AgentError
 from clusterctl.common.files import read_json, write_json
 from clusterctl.common.paths import JobPaths, expand, is_job_name
 from clusterctl.common.procfs import LIVE_STATES, Identity, end_all, is_alive, send_signal, wait_until
 from clusterctl.common.run_spec import Timing
+
+TYPE_CHECKING = False  # and no pathlib: see fastjson.py
+if TYPE_CHECKING:
+    from pathlib import Path
+    from typing import Any
+
+    from clusterctl.agent.peer import Peer
 
 MARGIN_S = 15.0
 START_S = 20.0  # a start in progress holds the job's lock before there is a supervisor to signal
@@ -39,17 +42,17 @@ PORTS_S = 2.0
 def stop(root: Path, request: dict[str, Any], peer: Peer) -> dict[str, Any]:
     """Send TERM, wait for the run's grace, send KILL; then end every other process of the job, from any run."""
     job = _find(root, request["ref"])
-    if not wait_until(lambda: bool(_supervisors(job)) or is_free(job), START_S):
-        _end_holder(job)
+    alive = _await_supervisors(job)
     run = pick_run(job)
     if run is not None and request.get("because"):
         with contextlib.suppress(FileNotFoundError):  # its start has just undone it
             write_json(run.stop_reason, {"message": request["because"]})
     ended = read_state(run).get("ended") if run is not None else None
-    grace_s, was, killed = _stop_supervisors(job, peer)
-    leftovers, by_kill, _ = end_all(lambda: of_job(job.dir), grace_s)
-    end_all(lambda: agents_of(job.dir, *AGENTS), AGENTS_S)
-    left = [*of_job(job.dir), *agents_of(job.dir, *AGENTS)]
+    grace_s, was, killed = _stop_supervisors(job, alive, peer)
+    leftovers, by_kill, survivors = end_all(lambda: of_job(job.dir), grace_s)
+    agents, _, _ = end_all(lambda: agents_of(job.dir, *AGENTS), AGENTS_S)
+    # Without an agent of the job in the meantime, nobody could have started a process since the last search.
+    left = [*of_job(job.dir), *agents_of(job.dir, *AGENTS)] if agents or survivors else []
     wait_until(lambda: is_free(job), UNDO_S)
     spec = read_summary(run) if run else None
     if run is not None and run.dir.is_dir() and run_state(run, read_state(run)) == "lost":
@@ -78,7 +81,7 @@ def _find(root: Path, ref: str) -> JobPaths:
         return find_job(root, ref)
     except AgentError as exc:
         path = expand(ref) if "/" in ref or ref.startswith("~") else root / ref
-        if exc.kind != "no_job" or not is_job_name(path.name) or path.parent != root:
+        if exc.kind != "no_job" or not is_job_name(path.name) or str(path.parent) != str(root):
             raise
         if not of_job(path) and not agents_of(path, *AGENTS):
             raise
@@ -88,7 +91,21 @@ def _find(root: Path, ref: str) -> JobPaths:
         return job
 
 
-def _stop_supervisors(job: JobPaths, peer: Peer) -> tuple[float, str, int]:
+def _await_supervisors(job: JobPaths) -> list[Identity]:
+    """Return the job's supervisors, even of a run whose files are gone. A start in progress is awaited, or ended."""
+    alive: list[Identity] = []
+
+    def is_known() -> bool:
+        alive[:] = agents_of(job.dir, SUPERVISOR)
+        return bool(alive) or is_free(job)
+
+    if not wait_until(is_known, START_S):
+        _end_holder(job)
+        alive[:] = agents_of(job.dir, SUPERVISOR)
+    return alive
+
+
+def _stop_supervisors(job: JobPaths, alive: list[Identity], peer: Peer) -> tuple[float, str, int]:
     """Return the run's grace in seconds, its previous state, and the number of processes that needed KILL."""
     run = pick_run(job)
     spec = read_summary(run) if run else None
@@ -96,7 +113,6 @@ def _stop_supervisors(job: JobPaths, peer: Peer) -> tuple[float, str, int]:
     state = read_state(run) if run is not None and known else {"processes": []}
     was = run_state(run, state) if run is not None and known else "dispatched"
     grace_s = spec.timing.grace_s if spec else Timing.grace_s
-    alive = _supervisors(job)
     if alive:
         peer.send({"stopping": sum(p["state"] in LIVE_STATES for p in state["processes"])})
         _end_supervisors(alive, grace_s)
@@ -120,11 +136,6 @@ def _end_holder(job: JobPaths) -> None:
         wait_until(lambda: not is_alive(process), MARGIN_S)
 
 
-def _supervisors(job: JobPaths) -> list[Identity]:
-    """Return the job's supervisors, even of a run whose files are gone."""
-    return agents_of(job.dir, SUPERVISOR)
-
-
 def _busy_ports(job: JobPaths) -> list[dict[str, Any]]:
     """Return the listeners on ports that this run's pservers had, except other jobs, which may use them.
 
@@ -132,6 +143,10 @@ def _busy_ports(job: JobPaths) -> list[dict[str, Any]]:
     """
     run = pick_run(job)
     had = {port for p in read_state(run)["processes"] for port in p.get("ports", ())} if run else set()
+    if not had:
+        return []
+    from clusterctl.agent.node import ports
+
     ours = os.path.realpath(job.dir)
     listeners: list[dict[str, Any]] = []
 

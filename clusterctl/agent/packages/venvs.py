@@ -17,7 +17,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from clusterctl.agent.packages.wheel_install import InstallTarget, unpack
 from clusterctl.common.errors import AgentError
 from clusterctl.common.files import read_json, sync_disk, write_json
 from clusterctl.common.paths import META
@@ -111,6 +110,8 @@ class Venvs:
         (top / "pyvenv.cfg").write_text(
             f"home = {home}\ninclude-system-site-packages = false\nversion = {version}\nexecutable = {self.base}\n"
         )
+        from clusterctl.agent.packages.wheel_install import InstallTarget, unpack  # `start` needs only to find one
+
         for wheel in lock:
             unpack(store.path(wheel), InstallTarget(top, site, python))
 

@@ -12,7 +12,7 @@ from clusterctl.agent.supervisor.child import Child, process_of
 from clusterctl.agent.supervisor.exits import system_error
 from clusterctl.agent.supervisor.limits import limiter
 from clusterctl.agent.supervisor.run_context import RunContext
-from clusterctl.common.engines import ENGINES, Endpoints, has_port
+from clusterctl.common.engines import ENGINES, Endpoints, ports_of
 from clusterctl.common.events import FailureFacts
 from clusterctl.common.files import write_json
 from clusterctl.common.paths import PACKAGE_ROOT
@@ -39,7 +39,7 @@ class Launcher:
 
     def _choose_ports(self, epoch: int) -> ReservedPorts:
         engine = self._spec.training.engine
-        names = [process.name for process in self._spec.processes if has_port(engine, process)]
+        names = [name for process in self._spec.processes for name in ports_of(engine, process)]
         first = self._spec.ports.pserver_port or self._spec.ports.port
         return ReservedPorts(self._spec.address, first, names, shared=epoch == 0)
 
@@ -73,7 +73,8 @@ class Launcher:
 
     def start(self, child: Child) -> None:
         if child.attempt > 1:  # the program does not seem to share the port with us
-            self._ports.release(child.name)
+            for name in ports_of(self._spec.training.engine, child.plan):
+                self._ports.release(name)
         try:
             child.start(
                 self._context.run.job.dir,

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Callable, Protocol
+from typing import TYPE_CHECKING, Any, Callable, NamedTuple, Protocol
 
 from clusterctl.agent.event_loop import EventLoop
 from clusterctl.agent.lead.messages import Report
@@ -25,8 +24,7 @@ class Fail(Protocol):
     def __call__(self, message: str, child: Child | None = None, facts: FailureFacts | None = None, /) -> None: ...
 
 
-@dataclass(frozen=True)
-class RunContext:
+class RunContext(NamedTuple):
     """One run on this node: its files, its spec, the supervisor's event loop, and ways to report.
 
     `record` appends to the event log, about the node or a process; `forward` appends an event that a process reported.

@@ -14,16 +14,15 @@ import socket
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Callable
+from typing import TYPE_CHECKING, Any, Callable
 
 from clusterctl.agent.event_loop import EventLoop
 from clusterctl.agent.lead.client import LeadClient
 from clusterctl.agent.lead.messages import Again, End, Failed, Hello, Order, Report, Respawn, stop_wanted
 from clusterctl.agent.lead.process_table import name_of
-from clusterctl.agent.lead.server import LeadServer
 from clusterctl.agent.node.checkpoint_files import remove_half_written
 from clusterctl.agent.node.jobs import need_spec, reason_to_stop
-from clusterctl.agent.node.ports import NoFreePortError, take_top
+from clusterctl.agent.node.ports import kind_of, take_top
 from clusterctl.agent.supervisor import guardian
 from clusterctl.agent.supervisor.checkpoints import CheckpointKeeper
 from clusterctl.agent.supervisor.child import Child, process_of
@@ -43,6 +42,9 @@ from clusterctl.common.paths import JobPaths, RunPaths
 from clusterctl.common.procfs import LIVE_STATES
 from clusterctl.common.records import typed
 from clusterctl.common.run_spec import ProcessSpec, Recovery, RunSpec
+
+if TYPE_CHECKING:
+    from clusterctl.agent.lead.server import LeadServer
 
 FINISH_LIMIT_S = 300.0
 LAST_SAVE_LIMIT_S = 3600.0  # if a trainer did not wait for the last save itself
@@ -105,13 +107,15 @@ class Supervisor:
         """Join the run. On the lead's node, `listener` is the listening socket."""
         self.lead: LeadServer | LeadClient
         if listener is not None:
-            calls = (self._on_order, self._record, self._checkpoints.change_manifests)
+            from clusterctl.agent.lead.server import LeadServer  # the other nodes need not load it
+
+            hooks = (self._on_order, self._record, self._checkpoints.change_manifests)
             models = self._checkpoints.complete_models()
-            self.lead = LeadServer(self.loop, self.run, self.spec, listener, *calls, models)
+            self.lead = LeadServer(self.loop, self.run, self.spec, listener, *hooks, models)
         else:
             assert self.spec.lead is not None
-            hooks = (self._on_order, self._on_lead_lost, self._on_lead_away)
-            self.lead = LeadClient(self.loop, self.run, self.spec, self.spec.lead, *hooks)
+            on = (self._on_order, self._on_lead_lost, self._on_lead_away)
+            self.lead = LeadClient(self.loop, self.run, self.spec, self.spec.lead, *on)
         self._send_hello()
 
     def _send(self, report: Report) -> None:
@@ -341,14 +345,14 @@ class Supervisor:
 
     def _end(self, message: End) -> None:
         self.lead.let_go()
-        if isinstance(self.lead, LeadServer):  # it has recorded the end itself, and waits until all nodes know it
+        if self.spec.leads:  # the lead has recorded the end itself, and waits until all nodes have received it
             self._leave_when_quiet(self.loop.now() + 3.0)
             return
         self._record({"event": "ended", "state": message["state"], "cause": message["cause"]})
         self.loop.after(END_POLL_S, self._leave)
 
     def _leave_when_quiet(self, deadline: float) -> None:
-        assert isinstance(self.lead, LeadServer)
+        assert not isinstance(self.lead, LeadClient)
         if self.lead.quiet() or self.loop.now() > deadline:
             self._leave()
         else:
@@ -362,11 +366,6 @@ class Supervisor:
             with contextlib.suppress(OSError):  # it may just have been killed
                 os.write(self._lifeline, guardian.GOODBYE)
         self.loop.stop()
-
-
-def kind_of(exc: BaseException) -> str:
-    """The kind of AgentError for an error at the start of a supervisor."""
-    return "refused" if isinstance(exc, NoFreePortError) else "node"
 
 
 def main(argv: list[str]) -> None:

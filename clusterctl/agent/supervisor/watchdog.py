@@ -12,7 +12,6 @@ import math
 import os
 import signal
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Callable
 
 from clusterctl.agent.lead.messages import Pace
@@ -31,7 +30,6 @@ STOPPED, UNINTERRUPTIBLE = "T", "D"
 HOW_IT_IS = {STOPPED: " (it is stopped by a signal)", UNINTERRUPTIBLE: " (it is waiting for a disk or device)"}
 
 
-@dataclass
 class Watch:
     """The signs of life of one process: the last one, the ping that it has not answered, the state before it stalled.
 
@@ -39,12 +37,13 @@ class Watch:
     one last reported to the lead.
     """
 
-    heard: float
-    pinged: float | None = None
-    speaker: Identity | None = None
-    signal: int = 0
-    before: str = ""
-    pace: str = "moves"
+    def __init__(self, heard: float) -> None:
+        self.heard = heard
+        self.pinged: float | None = None
+        self.speaker: Identity | None = None
+        self.signal = 0
+        self.before = ""
+        self.pace = "moves"
 
 
 class Watchdog:

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 AFTER_END_S = 5.0
+UP = ("running", "finishing")  # phases
 
 
 class _Detach(Exception):  # noqa: N818 - a request, not an error
@@ -217,28 +218,41 @@ def _title(cluster: Cluster, run: Run) -> str:
 
 def _detached(adopted: Adopted | None, invocation: Invocation, cluster: Cluster, run: Run) -> None:
     """Return once all processes are running; raise if the run fails first."""
-    from clusterctl.observe.follow import Follower, is_passing
     from clusterctl.observe.run_view import RunView
 
     view = RunView(run.nodes)
-    with Follower(cluster, run.nodes, run.job, run.run, budget=0) as follower:
-        for news in follower:
-            for event in news.events if news is not None else ():
-                view.take(event)
-            if view.phase in ("running", "finishing") or view.ended is not None:
-                break
-            error = news.error if news is not None and news.node.id == run.lead.id else None
-            if error is not None and not is_passing(error):
-                break
-    if view.phase not in ("running", "finishing"):
+    if not _await_running(cluster, run, view, [run.lead]):
+        _await_running(cluster, run, view, run.nodes)
+    if view.phase not in UP:
         _ask_how_it_ended(cluster, run, view)
-    if view.phase not in ("running", "finishing") and (view.ended or {}).get("state") != "succeeded":
+    if view.phase not in UP and (view.ended or {}).get("state") != "succeeded":
         raise_failed(invocation, cluster, run, view)
     name = job_name(cluster.settings, cluster.inventory, run.job)
     more = {} if adopted is None else {"adopted": adopted.to_json()}
     invocation.console.document({**_identity(run), "job_workspace": name, "state": "running", **more})
     follow, stop = f"clusterctl logs -f {run.job}", f"clusterctl stop {run.job}"
     invocation.console.say(f"all processes are running     follow: {follow}   stop: {stop}")
+
+
+def _await_running(cluster: Cluster, run: Run, view: RunView, nodes: Sequence[Node]) -> bool:
+    """Wait until all processes are running, or the run has ended; return False if these nodes cannot tell for now.
+
+    The lead's node knows. If it does not answer, the run is lost once the others have ended.
+    """
+    from clusterctl.observe.follow import Follower, is_passing
+
+    with Follower(cluster, nodes, run.job, run.run, budget=0) as follower:
+        for news in follower:
+            for event in news.events if news is not None else ():
+                view.take(event)
+            if view.phase in UP or view.ended is not None:
+                return True
+            error = news.error if news is not None and news.node.id == run.lead.id else None
+            if error is not None and not is_passing(error):
+                return True
+            if error is not None and len(nodes) < len(run.nodes):
+                return False
+    return False
 
 
 def follow_run(

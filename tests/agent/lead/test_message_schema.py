@@ -84,6 +84,13 @@ def test_a_supervisor_may_only_report_its_own_processes() -> None:
             check({**message, "rank": 0}, 1, OF_NODE_1)
 
 
+def test_the_port_where_programs_meet_is_reported_by_the_node_of_pserver_0_alone() -> None:
+    hello = {"do": "hello", "endpoints": {"rendezvous0": "b:7170"}}
+    assert check(hello, 1, [("pserver", 0)]) == hello
+    with pytest.raises(ValueError, match="rendezvous0"):
+        check(hello, 1, OF_NODE_1)
+
+
 @pytest.mark.parametrize(
     "message",
     [

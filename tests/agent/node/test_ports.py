@@ -11,9 +11,16 @@ from pathlib import Path
 import pytest
 
 from agent.wires import free_ports
-from clusterctl.agent.node.ports import NoFreePortError, ReservedPorts, find_taken, is_listening, listen, take
+from clusterctl.agent.node.ports import (
+    NoFreePortError,
+    ReservedPorts,
+    find_taken,
+    is_listening,
+    kind_of,
+    listen,
+    take,
+)
 from clusterctl.agent.operations import start
-from clusterctl.agent.supervisor.supervisor import kind_of
 from clusterctl.common.errors import AgentError
 from clusterctl.common.paths import JobPaths
 

@@ -274,7 +274,7 @@ def test_a_checkpoint_does_not_count_until_its_manifest_is_written(
     if problem == "in the way":
         (run.checkpoints / tag(20)).write_text("")
     elif problem == "disk full":
-        monkeypatch.setattr("clusterctl.common.manifest.os.fsync", full)
+        monkeypatch.setattr("clusterctl.common.files.os.fsync", full)
     failed: list[str] = []
     facts: list[dict[str, Any]] = []
     sent: list[dict[str, Any]] = []
