@@ -1,10 +1,12 @@
 """The order of test files: slow ones start first, so that no worker is left alone with one at the end.
 
-Hypothesis sets no time limits: machines that run tests may be busy.
+Hypothesis sets no time limits: machines that run tests may be busy. A background job of a shell ignores SIGINT, and so
+would the programs that tests start and interrupt.
 """
 
 from __future__ import annotations
 
+import signal
 from pathlib import Path
 
 import pytest
@@ -12,6 +14,9 @@ from hypothesis import HealthCheck, settings
 
 settings.register_profile("tests", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("tests")
+
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 TESTS = Path(__file__).parent
 LONGEST_FIRST = ("docs/test_examples.py", "e2e", "examples", "fake", "security", "dispatch", "template", "transport")

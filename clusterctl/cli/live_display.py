@@ -92,6 +92,8 @@ class Display:
             self.say(f"{self._moment(event)} {self._phase_text(event)}")
         elif event["event"] == "saved" and event.get("complete") and not event.get("checkpoint"):
             self.say(f"{self._moment(event)} saved {event['tag']}")
+        elif event["event"] == "copying":
+            self.say(f"{self._moment(event)} copying {event['tag']} to other nodes, for up to {event['limit_s']:.0f} s")
         elif event["event"] == "log" and event.get("level") == "warning":
             self.output(f"{self._moment(event)} {event['message']}")
         elif event["event"] in ("restarting", "rolled_back"):

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import shutil
 import threading
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -58,48 +59,67 @@ class Collection:
 
 
 class Choice:
-    """The models to bring, chosen from the list of the lead's node; the other nodes wait for it.
+    """The models to bring, chosen from the list of the lead's node, or if that fails, from those of all others.
 
     `tag` is the one to merge, `bring` the scheduled ones to bring (None: all). `models` is None if no node listed any.
     """
 
-    def __init__(self, selection: Selection, job: str) -> None:
+    def __init__(self, selection: Selection, job: str, members: Sequence[Node]) -> None:
         self._selection = selection
         self._job = job
-        self._made = threading.Event()
-        self._lock = threading.Lock()
+        self._lead = members[0].id
+        self._missing = {node.id for node in members}
+        self._lists: list[Sequence[Model]] = []
+        self._changed = threading.Condition()
         self._error: UsageError | None = None
         self.models: tuple[Model, ...] | None = None
         self.tag = selection.tag
         self.bring = None if selection.every or selection.tag is None else [selection.tag]
 
-    def make(self, models: Sequence[Model]) -> None:
-        """Choose among the complete models of the run. Raises UsageError if the selected one is not among them."""
+    def offer(self, node: Node, models: Sequence[Model] | None) -> None:
+        """Take the list of a node; None, or nothing before, if the node failed."""
+        with self._changed:
+            is_new = node.id in self._missing
+            self._missing.discard(node.id)
+            if is_new and models is not None:
+                self._lists.append(models)
+                if node.id == self._lead:
+                    self._make(models)
+            self._changed.notify_all()
+
+    def wait(self) -> None:
+        """Wait for the choice. Raises UsageError if there is nothing to choose."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._is_made() or not self._missing)
+            if not self._is_made():
+                self._make(self._agreed())
+            if self._error is not None:
+                raise self._error
+
+    def _is_made(self) -> bool:
+        return self.models is not None or self._error is not None
+
+    def _agreed(self) -> list[Model]:
+        """Return the models that most nodes list, or if there are none, all of them."""
+        counts = Counter(model for models in self._lists for model in set(models))
+        most = [model for model, count in counts.items() if 2 * count > len(self._lists)]
+        return most or list(counts)
+
+    def _make(self, models: Sequence[Model]) -> None:
         in_order = [model.tag for model in sorted(models, key=lambda model: (model.step, model.tag))]
         if self.tag is not None and self.tag not in in_order:
             hint = f"it has: {', '.join(in_order) or 'none'}"
             self._error = UsageError(f"the run of {self._job} has no complete model {self.tag}", hint=hint)
-            raise self._error
+            return
         if self.tag is None and in_order:
             self.tag = in_order[-1]
             self.bring = None if self._selection.every else [self.tag]
         self.models = tuple(models)
 
-    def end(self) -> None:
-        """Let the others go on: the choice is made, or the node that should list the models failed."""
-        self._made.set()
-
-    def wait(self, models: Sequence[Model]) -> None:
-        """Wait for the choice. If the lead's node failed, choose from the list of another one.
-
-        Raises UsageError if there is nothing to choose.
-        """
-        self._made.wait()
-        with self._lock:
-            if self._error is not None:
-                raise self._error
-            if self.models is None and models:
-                self.make(models)
+    @property
+    def model(self) -> Model | None:
+        """The model to merge."""
+        return next((model for model in self.models or () if model.tag == self.tag), None)
 
 
 def collect(
@@ -116,7 +136,7 @@ def collect(
     same run stay. Raises RefusedError if `target` holds anything else, UsageError if the selected model is unknown.
     """
     _claim(target, job)
-    choice = Choice(selection, job)
+    choice = Choice(selection, job, members)
     lead = members[0]
     ids = {node.id for node in members}
     request = {"op": "collect", "ref": job, "run": selection.run}
@@ -124,23 +144,19 @@ def collect(
     def one(node: Node) -> Received:
         try:
             with cluster.call(node, request) as call:
-                models = _listed(node, call.receive())
-                if node is lead:
-                    choice.make(models)
-                    choice.end()
-                choice.wait(models)
+                choice.offer(node, _listed(node, call.receive()))
+                choice.wait()
                 call.send({"bring": choice.bring})
                 return receive(call, target, on_file)
         finally:
-            if node is lead:
-                choice.end()
+            choice.offer(node, None)
 
     outcomes = cluster.map(one, members)
     received = [outcome.get() for outcome in outcomes if outcome.ok]
     files = [file for one_node in received for file in one_node.files]
     left = [path for one_node in received for path in one_node.left]
     answered = [outcome.node for outcome in outcomes if outcome.ok]
-    pieces = Pieces(target, choice.tag, files) if choice.models and choice.tag else None
+    pieces = Pieces(target, choice.model.tag, files) if choice.model else None
     copies = pieces.complete(cluster, answered, request, on_file) if pieces is not None else []
     files += copies
     stay = _models_to_keep(target, lead, selection.run, choice)
@@ -153,7 +169,7 @@ def collect(
     shutil.rmtree(target / "model", ignore_errors=True)
     model = _merge(target, pieces) if pieces is not None and pieces.are_whole else None
     if model is None and pieces is not None and lead in answered:
-        model = bring_merged(cluster, lead, request, target, pieces.tag, on_file)
+        model = bring_merged(cluster, lead, {**request, "model": choice.model}, target, pieces.tag, on_file)
     if model is None and pieces is not None and len(answered) == len(members):
         model = _merge(target, pieces)  # which says what is missing
     more = sum(is_scheduled_tag(model.tag) for model in choice.models or ()) - 1 if choice.bring else 0

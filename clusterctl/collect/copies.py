@@ -20,7 +20,7 @@ class Pieces:
     def __init__(self, target: Path, tag: str, files: Iterable[Collected]) -> None:
         self._target = target
         self.tag = tag
-        self._have: dict[str, Collected] = {}
+        self._have: dict[str, list[Collected]] = {}
         self._named: dict[str, Any] | None = None
         self.damaged: list[str] = []
         self._add(files)
@@ -35,24 +35,34 @@ class Pieces:
                 manifest = read_manifest(self._target / home / "output" / self.tag)
                 if self._named is None and manifest is not None:
                     self._named = {entry["file"]: entry["sha256"] for entry in manifest["files"]}
-            self._have.setdefault(name, file)
+            self._have.setdefault(name, []).append(file)
         self._drop_damaged()
 
     def _drop_damaged(self) -> None:
+        """Remove files in whose place there is a sound one."""
         for name, digest in (self._named or {}).items():
-            if name in self._have and self._have[name].sha256 != digest:
-                self.damaged.append(self._have[name].path)
-                (self._target / self._have.pop(name).path).unlink(missing_ok=True)
+            files = self._have.get(name, [])
+            sound = [file for file in files if file.sha256 == digest]
+            for file in files if sound else ():
+                if file.sha256 != digest:
+                    self.damaged.append(file.path)
+                    (self._target / file.path).unlink(missing_ok=True)
+            if sound:
+                self._have[name] = sound
 
     @property
     def directories(self) -> list[Path]:
         """Where they are."""
-        return sorted({(self._target / file.path).parent for file in self._have.values()})
+        return sorted({(self._target / file.path).parent for files in self._have.values() for file in files})
 
     @property
     def are_whole(self) -> bool:
         """True if the model has a manifest, and all of its pieces are here."""
-        return self._named is not None and self._named.keys() <= self._have.keys()
+        return self._named is not None and self._named.keys() <= self._sound()
+
+    def _sound(self) -> set[str]:
+        named = self._named or {}
+        return {name for name, files in self._have.items() if files[0].sha256 == named.get(name)}
 
     def complete(
         self, cluster: Cluster, nodes: Sequence[Node], request: dict[str, Any], on_file: Callable[[Collected], None]
@@ -61,7 +71,7 @@ class Pieces:
         came: list[Collected] = []
         for node in nodes:
             if not self.are_whole:
-                copies = {"tag": self.tag, "have": sorted(self._have)}
+                copies = {"tag": self.tag, "have": sorted(self._sound())}
                 new = _ask(cluster, node, {**request, "copies": copies}, self._target, on_file)
                 self._add(new)
                 came += new
@@ -72,14 +82,15 @@ def bring_merged(
     cluster: Cluster, lead: Node, request: dict[str, Any], target: Path, tag: str, on_file: Callable[[Collected], None]
 ) -> Path | None:
     """Bring the model that was merged on the lead's node, if there is one."""
-    copies = {"tag": tag, "have": [], "merged": True}
+    model = request.pop("model")
+    copies = {"tag": tag, "have": [], "merged": {"run": model.run, "step": model.step}}
     files = _ask(cluster, lead, {**request, "copies": copies}, target, on_file)
     paths = [target / file.path for file in files if file.path.endswith(f"/{MERGED_NAME}")]
     if not paths:
         return None
-    model = target / "model" / MERGED_NAME
-    model.parent.mkdir(exist_ok=True)
-    return paths[0].replace(model)
+    merged = target / "model" / MERGED_NAME
+    merged.parent.mkdir(exist_ok=True)
+    return paths[0].replace(merged)
 
 
 def _ask(

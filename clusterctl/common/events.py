@@ -277,6 +277,14 @@ class Copied(_CopyFacts):
     in_s: float
 
 
+class Copying(TypedDict):
+    """All processes have ended; the end of the run waits for the copies of its last save, at most for `limit_s`."""
+
+    event: Literal["copying"]
+    tag: str
+    limit_s: float
+
+
 class RunWarning(TypedDict):
     """A doubt about a run that succeeded: "no_push", "loss_not_finite" or "model_not_finite"."""
 
@@ -300,6 +308,7 @@ class Ended(_EndFacts):
 if TYPE_CHECKING:
     Event = Union[
         Copied,
+        Copying,
         Ended,
         Exited,
         Held,

@@ -28,9 +28,10 @@ from clusterctl.common.files import sync_directory, write_atomic
 
 NAME = "manifest.json"
 VERSION = 1
-#: The file of a merged model, and the format in its metadata. One that was merged from pieces also has their `run`.
+#: The file of a merged model, the format in its metadata, and a mark in those that runs have made on their own.
 MERGED_NAME = "model.safetensors"
 MERGED_FORMAT = "clusterctl-model/1"
+MERGED_MARK = "merged_by_run"
 
 _PIECE = re.compile(r"pserver-\d{5}\.safetensors")
 _COMMON = ("tag", "pass", "step", "mode", "seed", "pservers")

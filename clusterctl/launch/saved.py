@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, TypedDict
 
 from clusterctl.cluster import Cluster, raise_failures
+from clusterctl.cluster.answers import run_name
 from clusterctl.common.manifest import is_piece_name, is_tag
 from clusterctl.common.paths import is_job_name
 from clusterctl.common.run_spec import PieceSource, PieceSources
@@ -83,17 +84,20 @@ def find(cluster: Cluster, kind: str, ref: str, nodes: Sequence[Node]) -> tuple[
 
     A manifest on one node is enough. Raises an error if no node has the job.
     """
-    asked = {node.id for node in nodes[:ASKED_FOR_COPIES]}
-    answers = _ask(
-        cluster,
-        {node.id: {"op": f"find_{kind}s", "ref": ref, "copies": node.id in asked} for node in nodes},
-        nodes,
-        f"find {kind}s",
-    )
+    answers = _find(cluster, kind, ref, nodes, nodes[:ASKED_FOR_COPIES])
+    if not any(one.manifest for one in saves_in(kind, answers.values())):
+        answers = _find(cluster, kind, ref, nodes, nodes)
     jobs = sorted({str(answer["job"]) for answer in answers.values()})
     if len(jobs) > 1 or not is_job_name(jobs[0]):
         raise RefusedError(f"{ref} means different jobs on the nodes: {', '.join(jobs)}", hint="give the full job id")
     return jobs[0], saves_in(kind, answers.values())
+
+
+def _find(
+    cluster: Cluster, kind: str, ref: str, nodes: Sequence[Node], asked: Sequence[Node]
+) -> dict[int, dict[str, Any]]:
+    requests = {node.id: {"op": f"find_{kind}s", "ref": ref, "copies": node in asked} for node in nodes}
+    return _ask(cluster, requests, nodes, f"find {kind}s")
 
 
 def _ask(
@@ -121,16 +125,21 @@ def saves_in(kind: str, answers: Iterable[Mapping[str, Any]]) -> list[Found]:
 
 
 def _is_sound(row: SavedRow) -> bool:
-    return str(row["run"]).isdigit() and is_tag(row["tag"]) and isinstance(row["manifest"], dict | None)
+    if not isinstance(row, dict) or not {"run", "tag", "manifest", "reason"} <= row.keys():
+        return False
+    reason = row["reason"] is None or isinstance(row["reason"], str)
+    return run_name(row["run"]) and is_tag(row["tag"]) and isinstance(row["manifest"], dict | None) and reason
 
 
 def _describes(manifest: Manifest, kind: str, tag: str) -> bool:
     """True if it is the manifest of such a save and lists valid piece names, which become paths on all nodes."""
     numbers = all(isinstance(manifest.get(name), int) for name in ("step", "pass", "seed", "pservers"))
     files = manifest.get("files")
-    sound = isinstance(files, list) and all(map(_is_listed, files))
+    if not numbers or not isinstance(files, list) or not all(map(_is_listed, files)):
+        return False
+    whole = len({file["file"] for file in files}) == len(files) == manifest["pservers"] > 0
     is_kind = bool(manifest.get("checkpoint")) == (kind == "checkpoint")
-    return bool(is_kind and manifest.get("tag") == tag and "mode" in manifest and numbers and sound)
+    return is_kind and manifest.get("tag") == tag and "mode" in manifest and whole
 
 
 def _is_listed(file: Any) -> bool:

@@ -39,6 +39,7 @@ from clusterctl.cluster.keepalive import Waiting
 from clusterctl.common.run_spec import LeadAddress, LeftOut, RunSpec
 from clusterctl.errors import ClusterctlError, NodeError, RefusedError
 from clusterctl.inventory import Node, nodeset
+from clusterctl.launch.host_names import NamedNode, check_host_names, wants_host_names
 from clusterctl.launch.keys import make_keys
 from clusterctl.launch.load import SavedModel
 from clusterctl.launch.other_jobs import NodeWithJobs, check_other_jobs
@@ -55,7 +56,7 @@ Origin = Resume | SavedModel
 FindOrigin = Callable[[str, Sequence[Node], LaunchPlan], Origin]
 
 
-class ReadyNode(NodeFacts, JobChoice, NodeWithJobs, NodeWithPorts, total=False):
+class ReadyNode(NodeFacts, JobChoice, NodeWithJobs, NodeWithPorts, NamedNode, total=False):
     """The answer of a node that is ready to start. `environment`: the one that `setup` made for the job, if any.
 
     `requirements`: the job has a requirements.txt. `machine` is equal for nodes that share their cores. `other_jobs`
@@ -66,7 +67,6 @@ class ReadyNode(NodeFacts, JobChoice, NodeWithJobs, NodeWithPorts, total=False):
     newest_run: str
     environment: str | None
     requirements: bool
-    machine: str
 
 
 @dataclass(frozen=True)
@@ -172,6 +172,7 @@ def _request(cluster: Cluster, launch: LaunchPlan, ref: str | None) -> dict[str,
         "nic": cluster.settings.nic,
         "port": cluster.settings.port,
         "pserver_port": launch.wants_one_pserver_port,
+        "host_name": wants_host_names(launch),
     }
 
 
@@ -245,7 +246,7 @@ def _make_run(
     warnings = quick(looks, skews, members=members, open_files=launch.settings.open_files)
     _raise_for([finding for finding in warnings if finding.severity == STOPS], "nothing was started")
     port, differ = choose_pserver_port(launch, looks)
-    findings = (*warnings, *bare, *busy, *differ)
+    findings = (*warnings, *bare, *busy, *differ, *check_host_names(launch, looks))
     return Run(job, name, launch.nodes, dirs, findings, left_out, pserver_port=port)
 
 

@@ -36,12 +36,12 @@ class PieceClient:
             raise self._error(exc) from exc
         self._reader = LineReader(self._sock)
 
-    def read(self, piece: PieceFile, start: int, stop: int) -> bytes:
-        """Return the bytes from `start` to `stop` of a piece, which the server compares with its checksum first."""
-        return b"".join(self.stream(piece, start, stop, verify=True))
+    def read(self, piece: PieceFile, start: int, stop: int, *, verify: bool = True) -> bytes:
+        """Return the bytes from `start` to `stop` of a piece. With `verify` the server checks the whole piece first."""
+        return b"".join(self.stream(piece, start, stop, verify=verify))
 
-    def stream(self, piece: PieceFile, start: int, stop: int, *, verify: bool) -> Iterator[bytes]:
-        """Yield the bytes from `start` to `stop` in parts. Without `verify` the caller checks the whole piece."""
+    def stream(self, piece: PieceFile, start: int, stop: int, *, verify: bool = False) -> Iterator[bytes]:
+        """Yield these bytes in parts."""
         try:
             self._sock.sendall(Request(piece, start, stop, verify).to_line())
             while (line := self._reader.line()) == b" ":

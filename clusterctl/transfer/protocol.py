@@ -5,7 +5,8 @@ with `"gone": true` if the node does not have the piece. Empty lines may come fi
 piece. A connection carries one request after the other.
 
 A server sends a file only if the request has its size and its sha256, which are in the manifest of its save: a peer can
-read what it knows to exist, and nothing else.
+read what it knows to exist, and nothing else. Either a manifest of this node names them, or the server compares the
+file with them.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ class PieceFile(NamedTuple):
 
 
 class Request(NamedTuple):
-    """Bytes `start` to `stop` of a piece. With `verify`, the server compares the whole piece with its checksum."""
+    """Bytes `start` to `stop` of a piece. With `verify` the server compares the whole piece with its checksum first."""
 
     piece: PieceFile
     start: int

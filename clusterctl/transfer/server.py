@@ -8,8 +8,9 @@ import os
 import socket
 import ssl
 import threading
-from collections import deque
-from collections.abc import Callable, Iterable
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 from clusterctl.common.files import digest_of
@@ -25,59 +26,108 @@ from clusterctl.transfer.protocol import (
 from clusterctl.transfer.tls import peer_node
 
 MOST_PEERS = 128  # the others wait in the queue of the system
-MOST_STRANGERS = 64  # connections without a complete handshake: the oldest goes first
+MOST_OF_A_NODE = 64
+SPARE_STRANGERS = 64  # connections without a complete handshake, besides two of each node: the oldest goes first
 HANDSHAKE_S = 10.0
-IDLE_S = 60.0
+IDLE_S = 20.0  # clients connect again
+BEAT_S = 5.0  # between signs of life to a peer that waits
+RETRY_S = 0.1
 BEAT_BYTES = 64 << 20  # of a piece that is verified, between two signs of life
 
 
 class PieceServer:
-    """`find` returns the places on this node where a piece may be."""
+    """`find` returns the places on this node where a piece may be; `is_named` is true for those that a manifest here
+    names with this size and checksum. A run has so many `members`.
+    """
 
     def __init__(
-        self, listener: socket.socket, context: ssl.SSLContext, find: Callable[[PieceFile], Iterable[Path]]
+        self,
+        listener: socket.socket,
+        context: ssl.SSLContext,
+        find: Callable[[PieceFile], Iterable[Path]],
+        is_named: Callable[[PieceFile], bool],
+        members: int = 2,
     ) -> None:
         self._listener = listener
         self._context = context
         self._find = find
+        self._is_named = is_named
         self._peers = threading.BoundedSemaphore(MOST_PEERS)
         self._strangers: deque[ssl.SSLSocket] = deque()
+        self._most_strangers = SPARE_STRANGERS + 2 * members
+        self._of_node: Counter[int] = Counter()
         self._verifier = _Verifier()
+        self._closed = False
 
     def serve_forever(self) -> None:
-        """Accept connections until the listening socket is closed."""
+        """Accept connections until `close` is called."""
         self._listener.setblocking(True)
-        while True:
+        while not self._closed:
             try:
                 sock, _ = self._listener.accept()
-            except OSError:
-                return
-            sock.settimeout(HANDSHAKE_S)
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # an answer is followed by its bytes
-            try:
-                tls = self._context.wrap_socket(sock, server_side=True, do_handshake_on_connect=False)
-            except OSError:
-                sock.close()
+            except OSError:  # out of descriptors, perhaps for a moment
+                time.sleep(RETRY_S)
                 continue
-            self._strangers.append(tls)
-            if len(self._strangers) > MOST_STRANGERS:
-                with contextlib.suppress(OSError, IndexError):
-                    self._strangers.popleft().shutdown(socket.SHUT_RDWR)  # its thread closes it
+            try:
+                self._accept(sock)
+            except (OSError, RuntimeError):  # out of threads
+                sock.close()
+
+    def close(self) -> None:
+        """End `serve_forever`, but not the connections."""
+        self._closed = True
+        with contextlib.suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)
+
+    def _accept(self, sock: socket.socket) -> None:
+        sock.settimeout(HANDSHAKE_S)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # an answer and its bytes are two writes
+        tls = self._context.wrap_socket(sock, server_side=True, do_handshake_on_connect=False)
+        self._strangers.append(tls)
+        try:
             threading.Thread(target=self._welcome, args=(tls,), daemon=True).start()
+        except RuntimeError:
+            self._forget(tls)
+            tls.close()
+            raise
+        if len(self._strangers) > self._most_strangers:
+            with contextlib.suppress(OSError, IndexError):
+                self._strangers.popleft().shutdown(socket.SHUT_RDWR)  # its thread closes it
 
     def _welcome(self, tls: ssl.SSLSocket) -> None:
         try:
             with tls:
                 tls.do_handshake()
-                peer_node(tls)
+                node = peer_node(tls)
                 self._forget(tls)
-                with self._peers:
-                    tls.settimeout(IDLE_S)
+                tls.settimeout(IDLE_S)
+                with self._counted(node), self._slot(tls):
                     self._serve(tls)
         except (OSError, ValueError):  # of a peer that went away, or is none
             pass
         finally:
             self._forget(tls)
+
+    @contextlib.contextmanager
+    def _counted(self, node: int) -> Iterator[None]:
+        """Limit the connections of a node. Raises TransferError beyond that."""
+        self._of_node[node] += 1
+        try:
+            if self._of_node[node] > MOST_OF_A_NODE:
+                raise TransferError(f"too many connections of node{node}")
+            yield
+        finally:
+            self._of_node[node] -= 1
+
+    @contextlib.contextmanager
+    def _slot(self, tls: ssl.SSLSocket) -> Iterator[None]:
+        """Wait until the peer's turn has come."""
+        while not self._peers.acquire(timeout=BEAT_S):
+            tls.sendall(b"\n")
+        try:
+            yield
+        finally:
+            self._peers.release()
 
     def _forget(self, tls: ssl.SSLSocket) -> None:
         with contextlib.suppress(ValueError):
@@ -106,8 +156,13 @@ class PieceServer:
                 source = _Source(path)
             except OSError:
                 continue
-            if source.size == piece.bytes and (not request.verify or self._verifier.is_sound(source, piece, beat)):
-                return source
+            try:
+                is_known = not request.verify and self._is_named(piece)
+                if source.size == piece.bytes and (is_known or self._verifier.is_sound(source, piece, beat)):
+                    return source
+            except BaseException:
+                source.close()
+                raise
             source.close()
             damaged = True
         if damaged:
@@ -146,7 +201,7 @@ class _Verifier:
         self._lock = threading.Lock()
 
     def is_sound(self, source: _Source, piece: PieceFile, beat: Callable[[], None]) -> bool:
-        while not self._lock.acquire(timeout=5.0):
+        while not self._lock.acquire(timeout=BEAT_S):
             beat()
         try:
             if source.key not in self._digests:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import socket
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -161,11 +162,21 @@ class Follower:
 
 
 def free_ports() -> range:
-    """Return a port that is free now, followed by some other free ones."""
+    """Return ports that are free now, and that the system does not choose for connections of other tests."""
+    while True:
+        first = random.randrange(10_000, 32_000)
+        ports = range(first, first + 50)
+        if all(map(_is_free, ports)):
+            return ports
+
+
+def _is_free(port: int) -> bool:
     with socket.socket() as sock:
-        sock.bind(("", 0))
-        first = sock.getsockname()[1]
-    return range(first, min(first + 50, 65536))
+        try:
+            sock.bind(("", port))
+        except OSError:
+            return False
+    return True
 
 
 def in_order(frames: Iterable[dict[str, Any]]) -> list[int]:

@@ -36,6 +36,8 @@ EVENTS: list[dict[str, Any]] = [
     {"event": "log", "role": "trainer", "rank": 1, "pass": 1, "values": {"auc": 0.5}, "weight": -2},
     {"event": "log", "level": "warning", "message": "m"},
     {"event": "saved", "tag": "t", "complete": True, "step": 1},
+    {"event": "copied", "tag": "t", "bytes": 1, "in_s": 1.0},
+    {"event": "copying", "tag": "t", "limit_s": 60.0},
     {"event": "exited", "role": "trainer", "rank": 0, "exit_code": 1, "stopping": False},
     {"event": "restarting", "role": "trainer", "rank": 0, "message": "m", "in_s": 1.0, "count": "1 of 3"},
     {"event": "rolled_back", "tag": "t", "step": 1, "whole": True, "processes": ["pserver0"]},

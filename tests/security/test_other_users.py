@@ -67,7 +67,7 @@ def test_a_running_job_exposes_no_file_environment_or_secret_to_another_user(sit
         secrets = secrets_of(job)
         running = [proc.pid for proc in processes_with_environment("CLUSTERCTL_JOB_DIR", str(job))]
         running += [proc.pid for proc in agent_processes(str(job))]
-        assert len(running) == 4  # a supervisor, its guardian, a pserver, a trainer
+        assert len(running) in (4, 5)  # a supervisor, its guardian, a pserver, a trainer; a piece server once needed
         assert open_to_strangers(root) == []
         for pid in running:
             for file in ("environ", "maps", "mem", "fd", "fdinfo", "cwd/", "root/"):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import os
+import random
 import socket
 import ssl
 import threading
@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from clusterctl.agent.node.pieces import find_piece
+from clusterctl.agent.node.pieces import find_piece, is_named
 from clusterctl.certificates import Authority
 from clusterctl.common.paths import JobPaths, RunPaths
 from clusterctl.transfer.client import PieceClient
@@ -21,7 +21,7 @@ from clusterctl.transfer.server import PieceServer
 from clusterctl.transfer.tls import run_context
 
 JOB = "JOB20261121-081530"
-CONTENT = os.urandom(700_000)
+CONTENT = random.Random(0).randbytes(700_000)  # the same in every process of a test run
 DIGEST = hashlib.sha256(CONTENT).hexdigest()
 PIECE = PieceFile(JOB, "0001", "pass-00000", "pserver-00000.safetensors", len(CONTENT), DIGEST)
 
@@ -54,13 +54,18 @@ class Served(NamedTuple):
 def serving_on(run: RunPaths) -> Iterator[str]:
     listener = socket.create_server(("127.0.0.1", 0))
     root = run.job.dir.parent
-    server = PieceServer(listener, run_context(run, server=True), lambda piece: find_piece(root, piece))
+    server = PieceServer(
+        listener,
+        run_context(run, server=True),
+        lambda piece: find_piece(root, piece),
+        lambda piece: is_named(root, piece),
+    )
     thread = threading.Thread(target=server.serve_forever)
     thread.start()
     try:
         yield f"127.0.0.1:{listener.getsockname()[1]}"
     finally:
-        listener.shutdown(socket.SHUT_RDWR)
+        server.close()
         thread.join()
         listener.close()
 

@@ -59,6 +59,42 @@ def test_only_those_who_know_a_size_and_a_checksum_get_a_file(served: Served) ->
     assert client.read(PIECE, 0, 8) == CONTENT[:8]
 
 
+def test_without_verification_a_manifest_of_the_node_has_to_name_the_piece(served: Served) -> None:
+    """A peer that guesses a size cannot read the file, and so cannot read what a manifest of another job lists."""
+    path = served.one.job.output / PIECE.tag / PIECE.file
+    stranger = PIECE._replace(sha256="0" * 64)
+    with pytest.raises(TransferError, match="has only a damaged"):
+        served.client().read(stranger, 0, 8, verify=False)
+    about = {"v": 1, "files": [{"file": PIECE.file, "bytes": PIECE.bytes, "sha256": PIECE.sha256}]}
+    text = json.dumps(about)
+    (path.parent / "manifest.json").write_text(text)
+    with pytest.raises(TransferError, match="has only a damaged"):
+        served.client().read(PIECE._replace(file="manifest.json", bytes=len(text)), 0, 8, verify=False)
+    with pytest.raises(TransferError, match="has only a damaged"):
+        served.client().read(stranger, 0, 8, verify=False)
+    path.write_bytes(CONTENT[:-1] + bytes([CONTENT[-1] ^ 1]))
+    assert served.client().read(PIECE, 0, 8, verify=False) == CONTENT[:8], "the reader verifies the whole"
+    with pytest.raises(TransferError, match="has only a damaged"):
+        served.client().read(PIECE, 0, 8)
+
+
+def test_a_node_has_a_limited_number_of_connections(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(serving, "MOST_OF_A_NODE", 2)
+    clients = [served.client() for _ in range(2)]
+    assert [client.read(PIECE, 0, 8) for client in clients] == [CONTENT[:8]] * 2
+    with pytest.raises(TransferError):
+        served.client().read(PIECE, 0, 8)
+    clients[0].close()
+    assert wait_until(lambda: reads(served))
+
+
+def reads(served: Served) -> bool:
+    try:
+        return served.client().read(PIECE, 0, 8) == CONTENT[:8]
+    except TransferError:
+        return False
+
+
 def test_a_damaged_piece_is_not_served(served: Served) -> None:
     path = served.one.job.output / PIECE.tag / PIECE.file
     path.write_bytes(CONTENT[:-1] + bytes([CONTENT[-1] ^ 1]))
@@ -156,7 +192,7 @@ def test_a_client_refuses_another_node_and_another_authority(served: Served, tmp
 
 def test_idle_strangers_do_not_keep_peers_away(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     host, _, port = served.place.rpartition(":")
-    idle = [socket.create_connection((host, int(port)), 10) for _ in range(serving.MOST_STRANGERS + 20)]
+    idle = [socket.create_connection((host, int(port)), 10) for _ in range(serving.SPARE_STRANGERS + 24)]
     assert served.client().read(PIECE, 0, 8) == CONTENT[:8]
     idle[0].settimeout(10)
     assert idle[0].recv(1) == b"", "the oldest is closed"

@@ -57,6 +57,9 @@ def _check_directory(job: JobPaths, node: int) -> None:
         if os.path.lexists(directory) and not seals.is_own(str(directory)):
             message = f"{directory} is a link, belongs to another account, or others can write to it"
             raise AgentError(message, kind="refused", hint="make it a directory of your own, and chmod go-w it")
+    for path in (job.lock, job.record, job.runs, *(job.meta / name for name in ("manifest", "seal"))):
+        if path.is_symlink():
+            raise AgentError(f"{path} is a link", kind="refused", hint=f"remove it, or all of {job.meta}")
     record = read_json(job.record)
     if record is not None:
         if not isinstance(record, dict) or record.get("job") != name:

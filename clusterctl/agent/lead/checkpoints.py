@@ -17,7 +17,7 @@ from clusterctl.agent.lead.actions import (
 )
 from clusterctl.agent.lead.messages import DropModels, Keep, Kept, Logged, Recovery, Saved
 from clusterctl.common import events
-from clusterctl.common.manifest import is_scheduled_tag
+from clusterctl.common.manifest import is_scheduled_tag, pass_of
 
 MOST_LOGS = 1_000  # of a trainer: a cut is complete long before it logs this often
 
@@ -72,9 +72,10 @@ class CheckpointTracker:
         """Record a value of the KEEP_BEST metric that a trainer logged."""
         self._retention.log(message["rank"], LoggedValue(message["step"], message["value"], message["weight"]))
 
-    def discard(self, tag: str) -> None:
-        """Discard a damaged checkpoint."""
+    def discard(self, tag: str) -> bool:
+        """Discard a damaged checkpoint. Return False if a resumed run has none left: it must not begin anew."""
         self._retention.discard(tag)
+        return self._retention.newest is not None or not self._retention.resumed
 
     def go_back(self, *, forget_logs: bool) -> Recovery:
         """Roll back to the newest checkpoint (`tag`, `step`) or the beginning. Pieces of incomplete ones are void, and
@@ -117,6 +118,7 @@ class CheckpointRetention:
         self._keep = keep
         self._best = best
         self._known: list[Known] = [first] if first else []
+        self.resumed = first is not None
         self._scores: dict[str, float | None] = {}
         self._logs: dict[int, list[LoggedValue]] = {}
 
@@ -207,7 +209,7 @@ class ModelRetention:
 
     def drop(self, best: Known | None) -> list[str]:
         """Return the tags of the models to remove, oldest first, and forget them."""
-        tags = sorted(self._steps, key=lambda tag: (self._steps[tag], len(tag), tag))
+        tags = sorted(self._steps, key=lambda tag: (self._steps[tag], pass_of(tag) is not None, len(tag), tag))
         if self._keep is None:
             return []
         own = [tag for tag in tags if best is not None and self._steps[tag] <= best.step][-1:]

@@ -13,6 +13,8 @@ from clusterctl.agent.lead.messages import Copied, Copy, Merge, Written
 from clusterctl.common import events
 
 END_LIMIT_S = 60.0  # for the last copies, when all processes have ended
+TELL_AFTER_S = 2.0
+LIMIT_S = 1800.0  # for one save, so that a node that hangs does not keep the others from newer ones
 
 
 class MergePolicy(NamedTuple):
@@ -36,6 +38,8 @@ class CopyTracker:
         self._policy = policy
         self._lead = lead
         self._places: dict[int, str] = {}
+        self._away: dict[int, str] = {}
+        self._expected = 0
         self._waiting: dict[bool, Written] = {}
         self._save: Written | None = None
         self._asked: set[tuple[str, int]] = set()  # ("copy", node) or ("merge", node)
@@ -43,6 +47,7 @@ class CopyTracker:
         self._bytes = 0
         self._began = 0.0
         self._end_at: float | None = None
+        self._told = False
         self._warned: set[tuple[int, str]] = set()
 
     @property
@@ -55,20 +60,43 @@ class CopyTracker:
         actions = self.leave(node, now) if place is not None and self._places.get(node) != place else []
         if place is not None:
             self._places[node] = place
+            self._away.pop(node, None)
         return actions
 
     def leave(self, node: int, now: float) -> list[Action]:
         """Handle the loss of a node."""
-        self._places.pop(node, None)
+        place = self._places.pop(node, None)
+        if place is not None:
+            self._away[node] = place
         lost = {one for one in self._asked if one[1] == node}
         self._failed |= bool(lost)
         self._asked -= lost
         return self._next(now)
 
+    def back(self, node: int) -> None:
+        """Handle the return of a node that was away; its supervisor is still the same."""
+        if node in self._away:
+            self._places[node] = self._away.pop(node)
+
+    def expect(self) -> None:
+        """Expect a save, whose manifest is being written."""
+        self._expected += 1
+
     def offer(self, save: Written, now: float) -> list[Action]:
         """Handle a complete save, whose manifest is in place."""
         self._waiting[save["checkpoint"]] = save
+        self._expected = max(0, self._expected - 1)
         return self._next(now)
+
+    def tick(self, now: float) -> list[Action]:
+        """Give up nodes that do not report, so that newer saves are copied to the others."""
+        if self._save is None or now < self._began + LIMIT_S:
+            return []
+        nodes = ", ".join(f"node{node}" for node in sorted({node for _, node in self._asked}))
+        note = warning(self._lead, f"{self._save['tag']} was not copied within {LIMIT_S / 60:.0f} min: {nodes}")
+        self._asked.clear()
+        self._failed = True
+        return [note, *self._next(now)]
 
     def take(self, node: int, report: Copied, now: float) -> list[Action]:
         """Handle the report of a node: it has carried out an order, or could not."""
@@ -154,10 +182,17 @@ class CopyTracker:
     def waits(self, now: float) -> bool:
         """Return True if the end of the run has to wait, which begins with the first call."""
         self._end_at = now + END_LIMIT_S if self._end_at is None else self._end_at
-        return self._save is not None and now < self._end_at
+        return (self._save is not None or self._expected > 0) and now < self._end_at
+
+    def tell(self, now: float) -> list[Action]:
+        """Return an event, once, if the end has waited for some time."""
+        if self._told or self._save is None or self._end_at is None or now < self._end_at - END_LIMIT_S + TELL_AFTER_S:
+            return []
+        self._told = True
+        return [RecordEvent({"event": "copying", "tag": self._save["tag"], "limit_s": END_LIMIT_S})]
 
     def unfinished(self) -> list[Action]:
         """Return a warning if the run ends before the last save is copied."""
         if self._save is None or self._end_at is None:
             return []
-        return [warning(self._lead, f"{self._save['tag']} was not copied or merged within {END_LIMIT_S:.0f} s")]
+        return [warning(self._lead, f"the run ended before {self._save['tag']} was copied and merged")]

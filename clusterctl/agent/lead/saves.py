@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from clusterctl.agent.lead.actions import Action
+from clusterctl.agent.lead.actions import Action, WriteManifest
 from clusterctl.agent.lead.checkpoints import CheckpointRetention, CheckpointTracker, ModelRetention
 from clusterctl.agent.lead.copies import CopyPolicy, CopyTracker
 from clusterctl.agent.lead.messages import Report
@@ -28,7 +28,10 @@ class SaveTracker:
     def handle(self, node: int, report: Report, now: float) -> list[Action]:
         """Handle a report about saves."""
         if report["do"] == "saved":
-            return self.checkpoints.take(report, self._pservers)
+            actions = self.checkpoints.take(report, self._pservers)
+            for _ in (action for action in actions if isinstance(action, WriteManifest)):
+                self.copies.expect()
+            return actions
         if report["do"] == "kept":
             return self.checkpoints.keep(report)
         if report["do"] == "written":

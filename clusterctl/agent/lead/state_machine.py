@@ -72,6 +72,7 @@ class Lead:
     def alive(self, node: int, now: float) -> list[Action]:
         """Note a sign of life of a node's supervisor."""
         if self._detector.receive(node, now) and self.phase != "ended":
+            self._saves.copies.back(node)
             return [RecordEvent({"event": "rejoined", "node": node})]
         return []
 
@@ -108,7 +109,7 @@ class Lead:
             actions += self._detect_deadlock(now)
         if self._stop_deadline is not None and now > self._stop_deadline:
             actions += self._end()
-        return [*actions, *self._end_if_idle(now)]
+        return [*actions, *self._saves.copies.tick(now), *self._end_if_idle(now)]
 
     def _detect_deadlock(self, now: float) -> list[Action]:
         """Detect a deadlock. Waiting for trainers that are held for a rejoin is not one."""
@@ -120,8 +121,10 @@ class Lead:
 
     def lose(self, node: int, why: str, now: float, silent_s: float | None = None) -> list[Action]:
         """Handle the loss of a supervisor: for good, or for now if the run waits for it."""
-        if node in self._detector.absent | self._detector.idle or self.phase == "ended":
+        if node in self._detector.absent or self.phase == "ended":
             return []
+        if node in self._detector.idle:
+            return [*self._saves.copies.leave(node, now), *self._end_if_idle(now)]
         event: Lost = {"event": "lost", "node": node, "message": why, "why": why, "silent_s": silent_s}
         notes: list[Action] = [RecordEvent(event), *self._saves.copies.leave(node, now)]
         cause: Cause = {"kind": "node_lost", "node": node, "message": f"node{node} is lost: {why}", "why": why}
@@ -224,10 +227,8 @@ class Lead:
         self._table.held -= keys
         for key in keys:
             self._restart_policy.forget(key)
-        return [action for key in sorted(keys) for action in (self._back(key), self._respawn(key, 0.0))]
-
-    def _back(self, key: Key) -> RecordEvent:
-        return RecordEvent({"event": "rejoined", **self._table.on_node(key)})
+        back = {key: RecordEvent({"event": "rejoined", **self._table.on_node(key)}) for key in sorted(keys)}
+        return [action for key, note in back.items() for action in (note, self._respawn(key, 0.0))]
 
     def _on_pace(self, node: int, message: messages.Pace, now: float) -> list[Action]:
         self._deadlocks.receive((message["role"], message["rank"]), message)
@@ -247,7 +248,7 @@ class Lead:
     def _forgive(self, key: Key, cause: Cause, now: float) -> list[Action]:
         """Restart a failed process if RESTARTS allows it and the program has ever worked."""
         if key[0] == "pserver" and self.phase == "pservers" and self._recover.get("tag") and cause["exit_code"] > 0:
-            return self._distrust(key, cause)
+            return self._distrust(key, cause, now)
         if cause.get("hopeless"):  # ON_NAN = "fail"
             return self._fail(cause, now)
         delay_s = None if self._is_hopeless(key, cause) else self._restart_policy.grant(key, now)
@@ -272,11 +273,11 @@ class Lead:
         began = self._table.attempts[key] > 1 or cause.get("worked", True) or self._policy.whole
         return not began and (cause["exit_code"] > 0 or cause.get("unfinished") == "not_connected")
 
-    def _distrust(self, key: Key, cause: Cause) -> list[Action]:
-        """Discard a checkpoint that a pserver cannot load, and restart from the one before."""
+    def _distrust(self, key: Key, cause: Cause, now: float) -> list[Action]:
+        """Discard a checkpoint that a pserver cannot load, and restart from the one before. A resumed run needs one."""
         tag = self._recover["tag"]
-        if tag is not None:
-            self._saves.checkpoints.discard(tag)
+        if tag is not None and not self._saves.checkpoints.discard(tag):
+            return self._fail(cause, now)
         words = cause.get("tail") or [cause["message"]]
         note = warning(cause["node"], f"checkpoint {tag} cannot be used by {name_of(key)}: {words[-1]}")
         return [note, *self._roll_back(self._table.node_of)]
@@ -369,6 +370,8 @@ class Lead:
         return self._stop("failed", cause, now)
 
     def _stop(self, outcome: str, cause: Cause, now: float) -> list[Action]:
+        if self.phase == "finishing" and self._detector.all_idle():  # only copies are missing
+            return self._end()
         self.phase, self._outcome, self._cause = "stopping", outcome, cause
         self._stop_deadline = now + self._stop_limit_s
         self._detector.give_up_waiting()  # nodes that join later are ordered to stop
@@ -379,7 +382,7 @@ class Lead:
         if self.phase not in ("stopping", "finishing") or not self._detector.all_idle():
             return []
         if self.phase == "finishing" and self._saves.copies.waits(now):
-            return []
+            return self._saves.copies.tell(now)
         return self._end()
 
     def _end(self) -> list[Action]:

@@ -16,7 +16,7 @@ from typing import Any
 
 from clusterctl.common.errors import AgentError
 from clusterctl.common.files import digest_of, sync_directory
-from clusterctl.common.manifest import MERGED_FORMAT, MERGED_NAME, NAME, is_scheduled_tag, write_manifest
+from clusterctl.common.manifest import MERGED_FORMAT, MERGED_MARK, MERGED_NAME, NAME, is_scheduled_tag, write_manifest
 from clusterctl.common.paths import JobPaths, RunPaths, saved_places
 
 PIECES = "pserver-*.safetensors"
@@ -118,7 +118,7 @@ def piece_header(piece: Path) -> dict[str, str]:
 def is_merged_by_us(path: Path) -> bool:
     """Return True for a model that we merged, and False for a file that the program has written."""
     header = piece_header(path) if path.is_file() and not path.is_symlink() else {}
-    return header.get("format") == MERGED_FORMAT and "run" in header
+    return header.get("format") == MERGED_FORMAT and MERGED_MARK in header
 
 
 def drop_manifests(run: RunPaths, stay: Collection[str], newest: str) -> None:

@@ -37,7 +37,7 @@ class JobLock:
     def __enter__(self) -> int:
         from clusterctl.common.procfs import identify, wait_until
 
-        self._fd = os.open(self._job.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        self._fd = os.open(self._job.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         if wait_until(lambda: _try_lock(self._fd), LOCK_S):
             os.ftruncate(self._fd, 0)
             os.pwrite(self._fd, dumps(identify(os.getpid())), 0)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 from collections.abc import Collection, Iterator
 from pathlib import Path
 
 from clusterctl.agent.node.checkpoint_files import is_merged_by_us, is_older
-from clusterctl.common.manifest import MERGED_NAME, is_checkpoint_tag
+from clusterctl.agent.node.outputs import copied_models
+from clusterctl.common.manifest import MERGED_NAME, is_checkpoint_tag, read_manifest
 from clusterctl.common.paths import JobPaths, RunPaths, saved_places
 from clusterctl.transfer.protocol import PieceFile
 
@@ -21,6 +23,17 @@ def find_piece(root: Path, piece: PieceFile) -> Iterator[Path]:
         path = directory / piece.file
         if path.is_file() and not path.is_symlink():
             yield path
+
+
+def is_named(root: Path, piece: PieceFile) -> bool:
+    """Return True if a manifest of this node names a piece with this size and checksum."""
+    job = JobPaths(root / piece.job)
+    for directory in saved_places(job, piece.run, piece.tag) if job.is_own() else ():
+        with contextlib.suppress(OSError, ValueError, KeyError):
+            for file in (read_manifest(directory) or {"files": []})["files"]:
+                if (file["file"], file["bytes"], file["sha256"]) == (piece.file, piece.bytes, piece.sha256):
+                    return True
+    return False
 
 
 def all_runs(job: JobPaths) -> list[RunPaths]:
@@ -41,14 +54,20 @@ def remove_checkpoint_copies(run: RunPaths, stay: Collection[str], newest: str, 
                 shutil.rmtree(directory)
 
 
-def remove_model_copies(job: JobPaths, tags: Collection[str], run: str) -> None:
+def remove_model_copies(run: RunPaths, tags: Collection[str]) -> None:
     """Remove copies of models in output/, which are of `run` or of those that it has resumed. Raises OSError."""
-    for other in all_runs(job):
-        if int(other.run) > int(run) or (other.dir / "output").is_dir():  # its outputs are not in output/
-            continue
-        for directory in _copied(other):
-            if directory.name in tags:
-                shutil.rmtree(directory)
+    known = [model.directory for model in copied_models(run)]
+    for directory in {*known, *_copied(run)}:
+        if directory.name in tags:
+            shutil.rmtree(directory)
+
+
+def remove_unfinished(run: RunPaths) -> None:
+    """Remove what a piece server was writing when it ended."""
+    shutil.rmtree(run.merging, ignore_errors=True)
+    for directory in _copied(run):
+        for path in directory.glob(".*-part"):
+            path.unlink(missing_ok=True)
 
 
 def _copied(run: RunPaths) -> list[Path]:

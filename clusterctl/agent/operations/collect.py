@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from clusterctl.agent.node.checkpoint_files import is_merged_by_us
+from clusterctl.agent.node.checkpoint_files import is_merged_by_us, piece_header
 from clusterctl.agent.node.jobs import find_job, pick_run, read_state
 from clusterctl.agent.node.outputs import SavedModel, copied_models, is_part_of_model, models_in, output_places
 from clusterctl.agent.peer import Peer
@@ -79,15 +79,21 @@ def _send_copies(wanted: dict[str, Any], run: RunPaths | None, peer: Peer) -> di
     With `merged` send the merged model of this node instead.
     """
     tag, have, count = wanted["tag"], set(wanted["have"]), 0
-    places = output_places(run.job, run) if run is not None and wanted.get("merged") else []
-    paths = [place / tag / MERGED_NAME for place in places if is_merged_by_us(place / tag / MERGED_NAME)][:1]
-    if run is not None and not wanted.get("merged"):
+    merged = wanted.get("merged")
+    places = [place / tag / MERGED_NAME for place in output_places(run.job, run)] if run is not None and merged else []
+    paths = [path for path in places if merged and is_merged_by_us(path) and _is_of(path, merged)][:1]
+    if run is not None and not merged:
         held = next((model.directory for model in copied_models(run) if model.directory.name == tag), None)
         paths = sorted(held.iterdir()) if held is not None else []
     for path in paths:
         if path.name not in have and (is_part_of_model(path.name) or path.name == MERGED_NAME):
             count += _send_file(peer, path, f"output/{tag}/{path.name}")
     return {"files": count}
+
+
+def _is_of(merged: Path, wanted: dict[str, Any]) -> bool:
+    about = piece_header(merged)
+    return (about.get("run"), about.get("step")) == (wanted["run"], str(wanted["step"]))
 
 
 def _kind(path: Path) -> int:
@@ -118,7 +124,8 @@ def _paths(log: Path, outputs: list[Path], staying: set[Path]) -> Iterator[tuple
             links = [name for name in directories if Path(directory, name).is_symlink()]
             models = Path(directory) in staying
             kept = [name for name in names if not _is_ours(top, name) and not (models and is_part_of_model(name))]
-            kept = [name for name in kept if name != MERGED_NAME or not is_merged_by_us(Path(directory, name))]
+            if Path(directory).parent == place:
+                kept = [name for name in kept if name != MERGED_NAME or not is_merged_by_us(Path(directory, name))]
             found = [Path(directory, name) for name in sorted((*kept, *links))]
             if not names and not directories and directory != str(place):
                 found.append(Path(directory))

@@ -66,6 +66,7 @@ def start(root: Path, request: dict[str, Any], peer: Peer) -> dict[str, Any]:
             "machine": _machine(),
             "other_jobs": other_jobs(job.dir),
             **(_ports(address, request["port"]) if request.get("pserver_port") else {}),
+            **({"local_name": _has_local_name()} if request.get("host_name") else {}),
             **quick(root),
         }
         go = _wait_for_go(ready, request, peer)
@@ -123,6 +124,14 @@ def _check_nothing_left(job: JobPaths) -> None:
 def _machine() -> str:
     """Return a name for this machine and the cores of it that this account may use; nodes that share them share it."""
     return f"{boot_id()} {','.join(map(str, sorted(os.sched_getaffinity(0))))}"
+
+
+def _has_local_name() -> bool:
+    """Return True if this machine's host name is a loopback address here, or none."""
+    try:
+        return socket.gethostbyname(socket.gethostname()).startswith("127.")
+    except OSError:
+        return True
 
 
 def _ports(address: str, first: int) -> dict[str, Any]:

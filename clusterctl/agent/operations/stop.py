@@ -51,8 +51,8 @@ def stop(root: Path, request: dict[str, Any], peer: Peer) -> dict[str, Any]:
     grace_s, was, killed = _stop_supervisors(job, alive, peer)
     leftovers, by_kill, survivors = end_all(lambda: of_job(job.dir), grace_s)
     agents, _, _ = end_all(lambda: agents_of(job.dir, *AGENTS), AGENTS_S)
-    # Without an agent of the job in the meantime, nobody could have started a process since the last search.
-    left = [*of_job(job.dir), *agents_of(job.dir, *AGENTS)] if agents or survivors else []
+    # If nothing of the job was left by then, nobody could have started a process since the last search.
+    left = [*of_job(job.dir), *agents_of(job.dir, *AGENTS)] if agents or leftovers or survivors else []
     wait_until(lambda: is_free(job), UNDO_S)
     spec = read_summary(run) if run else None
     if run is not None and run.dir.is_dir() and run_state(run, read_state(run)) == "lost":

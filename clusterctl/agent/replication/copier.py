@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import random
 import shutil
 import ssl
 import time
@@ -55,27 +57,59 @@ def copy_save(run: RunPaths, order: CopyOrder) -> int:
     if known is not None and bool(known.get("checkpoint")) != order.checkpoint:
         raise ValueError("a model and a checkpoint have this tag")
     try:
-        return _copy_into(directory, run, order)
-    except (PieceGoneError, FileNotFoundError):  # the save was removed in the meantime
-        shutil.rmtree(directory, ignore_errors=True)
+        _fetch_manifest(directory, run, order)
+        return _fetch_pieces(directory, run, order)
+    except (PieceGoneError, FileNotFoundError):
+        with contextlib.suppress(TransferError):
+            if _is_removed(run, order):
+                shutil.rmtree(directory, ignore_errors=True)
         raise
 
 
-def _copy_into(directory: Path, run: RunPaths, order: CopyOrder) -> int:
-    about = PieceFile(run.job.dir.name, run.run, order.tag, NAME, order.size, order.sha256)
+def _is_removed(run: RunPaths, order: CopyOrder) -> bool:
+    """Return True if the lead's node has no manifest of the save any more. Raises TransferError."""
+    if order.lead is None:
+        return not (_original(run, order) / NAME).exists()
+    client = PieceClient(*order.lead, run_context(run, server=False))
+    try:
+        client.read(_manifest_file(run, order), 0, 0)
+    except PieceGoneError:
+        return True
+    finally:
+        client.close()
+    return False
+
+
+def _manifest_file(run: RunPaths, order: CopyOrder) -> PieceFile:
+    return PieceFile(run.job.dir.name, run.run, order.tag, NAME, order.size, order.sha256)
+
+
+def _original(run: RunPaths, order: CopyOrder) -> Path:
+    return (run.checkpoints if order.checkpoint else run.job.output) / order.tag
+
+
+def _fetch_manifest(directory: Path, run: RunPaths, order: CopyOrder) -> None:
     if order.lead is not None:
         if order.size > MAX_MANIFEST_BYTES:
             raise ValueError(f"the manifest of {order.tag} has {order.size} bytes")
-        Fetcher(run, dict([order.lead])).fetch(about, order.lead[0], directory)
+        Fetcher(run, dict([order.lead])).fetch(_manifest_file(run, order), order.lead[0], directory)
     elif order.sources:
-        place = (run.checkpoints if order.checkpoint else run.job.output) / order.tag
-        write_atomic(directory / NAME, (place / NAME).read_bytes())
+        write_atomic(directory / NAME, (_original(run, order) / NAME).read_bytes())
+
+
+def _fetch_pieces(directory: Path, run: RunPaths, order: CopyOrder) -> int:
+    """Fetch what can be fetched, and raise the first error after that."""
     manifest = read_manifest(directory) if order.sources else None
     files = [file for file in (manifest or {"files": []})["files"] if file.get("node") in order.sources]
     need_room(directory, sum(file["bytes"] for file in files))
-    fetcher = Fetcher(run, order.sources)
+    fetcher, errors = Fetcher(run, order.sources), []
     for file in files:
-        fetcher.fetch(piece_of(run, order.tag, file), file["node"], directory)
+        try:
+            fetcher.fetch(piece_of(run, order.tag, file), file["node"], directory)
+        except OSError as exc:
+            errors.append(exc)
+    if errors:
+        raise errors[0]
     return sum(file["bytes"] for file in files)
 
 
@@ -110,7 +144,11 @@ class Fetcher:
         if _is_whole(target, piece):
             return
         for is_last in (False, True):
-            self._fill(part, piece, node)
+            try:
+                self._fill(part, piece, node)
+            finally:
+                if part.exists() and not part.stat().st_size and piece.bytes:
+                    part.unlink()
             if _is_whole(part, piece):
                 part.replace(target)
                 sync_directory(directory)
@@ -133,7 +171,7 @@ class Fetcher:
                     failures = failures + 1 if file.tell() == before else 0
                     if failures == ATTEMPTS:
                         raise
-                    time.sleep(RETRY_S)
+                    time.sleep(RETRY_S * random.uniform(0.5, 1.5))  # others may have to wait as well
             file.truncate(piece.bytes)
             file.flush()
             os.fsync(file.fileno())
@@ -145,7 +183,7 @@ class Fetcher:
             raise TransferError(f"node{node} is not there")
         client = PieceClient(node, self._endpoints[node], self._context)
         try:
-            for data in client.stream(piece, file.tell(), piece.bytes, verify=False):
+            for data in client.stream(piece, file.tell(), piece.bytes):
                 file.write(data)
         finally:
             client.close()

@@ -61,11 +61,22 @@ def merge(run: RunPaths, order: MergeOrder) -> None:
         _run_merge(
             order.python, beside / MERGED_NAME, [place for place in (directory, copies, beside) if place.is_dir()]
         )
-        (beside / MERGED_NAME).replace(target)
+        _put(beside / MERGED_NAME, target)
         sync_directory(directory)
     finally:
         shutil.rmtree(run.merging, ignore_errors=True)
     remove_merged(run.job, but=order.tag)
+
+
+def _put(merged: Path, target: Path) -> None:
+    """Give a merged model its name, unless the program has written a file of that name meanwhile."""
+    if is_merged_by_us(target):
+        merged.replace(target)
+        return
+    try:
+        os.link(merged, target)
+    except FileExistsError as exc:
+        raise ValueError(f"{target} is a file of the program") from exc
 
 
 def _run_merge(python: str, out_file: Path, sources: list[Path]) -> None:

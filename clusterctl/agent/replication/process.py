@@ -15,7 +15,8 @@ import threading
 from pathlib import Path
 from typing import Any
 
-from clusterctl.agent.node.pieces import find_piece
+from clusterctl.agent.node.jobs import read_summary
+from clusterctl.agent.node.pieces import find_piece, is_named
 from clusterctl.agent.replication.copier import CopyOrder, copy_save
 from clusterctl.agent.replication.merger import MergeOrder, merge
 from clusterctl.common.paths import JobPaths, RunPaths
@@ -34,7 +35,15 @@ def main(job_dir: str, run_name: str, listener_fd: str, control_fd: str) -> None
     if int(listener_fd) >= 0:
         listener = socket.socket(fileno=int(listener_fd))
         root = run.job.dir.parent
-        server = PieceServer(listener, run_context(run, server=True), lambda piece: find_piece(root, piece))
+        summary = read_summary(run)
+        members = len(summary.members) if summary is not None else 2
+        server = PieceServer(
+            listener,
+            run_context(run, server=True),
+            lambda piece: find_piece(root, piece),
+            lambda piece: is_named(root, piece),
+            members,
+        )
         threading.Thread(target=server.serve_forever, daemon=True).start()
     orders: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
     threading.Thread(target=_carry_out, args=(run, control, orders), daemon=True).start()
@@ -55,7 +64,7 @@ def _carry_out(run: RunPaths, control: socket.socket, orders: queue.SimpleQueue[
                 count = copy_save(run, CopyOrder.from_json(order))
             else:
                 merge(run, MergeOrder.from_json(order))
-        except (OSError, ValueError, KeyError, TypeError) as exc:
-            error = str(exc)
+        except Exception as exc:  # noqa: BLE001 - the next order is not to wait for ever
+            error = str(exc) or repr(exc)
         about = {"did": order["do"], "tag": order["tag"], "error": error, "bytes": count}
         control.sendall(json.dumps(about).encode() + b"\n")

@@ -10,13 +10,20 @@ from typing import Any
 
 from clusterctl.agent.lead.actions import DropManifests, ManifestAction, WriteManifest
 from clusterctl.agent.lead.messages import Keep, Logged, Written
-from clusterctl.agent.node.checkpoint_files import drop_manifests, drop_model_manifests, remove_models, remove_older
+from clusterctl.agent.node.checkpoint_files import (
+    drop_manifests,
+    drop_model_manifests,
+    is_merged_by_us,
+    remove_models,
+    remove_older,
+)
 from clusterctl.agent.node.outputs import complete_models
 from clusterctl.agent.node.pieces import remove_checkpoint_copies, remove_model_copies
 from clusterctl.agent.supervisor.child import Child
 from clusterctl.agent.supervisor.exits import system_error
 from clusterctl.agent.supervisor.run_context import RunContext
 from clusterctl.common.files import digest_of
+from clusterctl.common.manifest import MERGED_NAME
 
 
 class CheckpointKeeper:
@@ -66,6 +73,8 @@ class CheckpointKeeper:
         directory = (self._run.checkpoints if whole.checkpoint else self._run.job.output) / tag
         directory.mkdir(0o700, parents=True, exist_ok=True)
         if manifest is not None:
+            if not whole.checkpoint and is_merged_by_us(directory / MERGED_NAME):
+                (directory / MERGED_NAME).unlink()  # of the pieces that these have replaced
             path = write_manifest(directory, {**manifest, **(self._invocation() if whole.checkpoint else {})})
             about: Written = {
                 "do": "written",
@@ -97,7 +106,7 @@ class CheckpointKeeper:
         """Remove models that are too old."""
         with self._warn_on_error("model"):
             remove_models(self._run.job, tags)
-            remove_model_copies(self._run.job, tags, self._run.run)
+            remove_model_copies(self._run, tags)
 
     @contextlib.contextmanager
     def _warn_on_error(self, of: str = "checkpoint") -> Iterator[None]:

@@ -18,6 +18,7 @@ from pathlib import Path
 from clusterctl.agent.lead.connection import GONE
 from clusterctl.agent.node.checkpoint_files import remove_half_written
 from clusterctl.agent.node.job_processes import of_run
+from clusterctl.agent.node.pieces import remove_unfinished
 from clusterctl.common.files import read_json
 from clusterctl.common.paths import ENTRY, JobPaths, RunPaths
 from clusterctl.common.procfs import end_all
@@ -55,6 +56,7 @@ def end_run(job_dir: str, run: str, grace_s: str) -> None:
     reporting.start()
     end_all(lambda: of_run(paths), float(grace_s))
     remove_half_written(paths)
+    remove_unfinished(paths)
     reporting.join()
 
 

@@ -69,7 +69,10 @@ class Launcher:
         """Adopt the endpoints of the processes on all nodes."""
         self._pservers, self._endpoints = tuple(known["pservers"]), known["endpoints"]
         if pieces := known.get("pieces"):
-            write_json(self._context.run.peers, dict(pieces), durable=False)
+            try:
+                write_json(self._context.run.peers, dict(pieces), durable=False)
+            except OSError as exc:
+                self._context.fail(f"cannot write {self._context.run.peers}: {exc.strerror}", None, system_error(exc))
 
     def start(self, child: Child) -> None:
         if child.attempt > 1:  # the program does not seem to share the port with us

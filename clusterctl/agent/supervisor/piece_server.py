@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import shutil
 import socket
 import subprocess
 import sys
@@ -12,11 +11,14 @@ from collections.abc import Mapping
 from typing import Any
 
 from clusterctl.agent.lead.messages import Copied, Copy, Merge
+from clusterctl.agent.node.pieces import remove_unfinished
 from clusterctl.agent.node.ports import take_top
 from clusterctl.agent.supervisor.run_context import RunContext
 from clusterctl.common.paths import ENTRY
 
 READ_BYTES = 1 << 16
+RETRY_S = 1.0
+END_S = 5.0
 
 
 class PieceServerProcess:
@@ -42,8 +44,20 @@ class PieceServerProcess:
         return self._listener.getsockname()[1] if self._listener is not None else None
 
     def _await_peer(self) -> None:
-        if self._listener is not None:
-            self._context.loop.watch(self._listener, self._start)
+        if self._listener is not None and self._process is None:
+            self._context.loop.watch(self._listener, self._welcome)
+
+    def _welcome(self) -> None:
+        """Start the process for a peer that has connected. If that fails, the peer waits, and we try again soon."""
+        try:
+            self._start()
+        except OSError:
+            self._pause()
+
+    def _pause(self) -> None:
+        """Do not start a process that fails at once again and again."""
+        self._context.loop.unwatch(self._listener)
+        self._context.loop.after(RETRY_S, self._await_peer)
 
     def carry_out(self, order: Copy | Merge) -> None:
         """Pass on an order of the lead. The report follows when it is done."""
@@ -116,7 +130,7 @@ class PieceServerProcess:
         self._forget()
         while self._asked:
             self._settle({"error": "the piece server ended unexpectedly"})
-        self._await_peer()
+        self._pause()
 
     def _forget(self) -> None:
         assert self._control is not None
@@ -129,9 +143,11 @@ class PieceServerProcess:
         if self._listener is not None:
             self._context.loop.unwatch(self._listener)
             self._listener.close()
+            self._listener = None
         if self._process is not None:
             with contextlib.suppress(OSError):
                 self._process.kill()
-            self._process.wait()
+            with contextlib.suppress(subprocess.TimeoutExpired):  # it waits for a disk or a network file system
+                self._process.wait(timeout=END_S)
             self._forget()
-            shutil.rmtree(self._context.run.merging, ignore_errors=True)
+        remove_unfinished(self._context.run)

@@ -5,19 +5,24 @@ Standard input is a lifeline: it ends when that is closed. An error is one line 
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import threading
+from pathlib import Path
 
-from clusterctl.runtime.checkpoint.model import merge_model
+from clusterctl.common.manifest import MERGED_MARK
+from clusterctl.runtime.checkpoint.model import merge_pieces
 from clusterctl.runtime.errors import ModelError
 
 
 def main(out_file: str, *directories: str) -> int:
     """Merge the pieces in the directories. Return the exit code."""
     threading.Thread(target=_end_with_parent, daemon=True).start()
+    with contextlib.suppress(OSError):  # if memory is short, rather this process than one that trains
+        Path("/proc/self/oom_score_adj").write_text("1000")
     try:
-        merge_model(directories, out_file)
+        merge_pieces(directories, out_file, {MERGED_MARK: "1"})
     except (ModelError, OSError) as exc:
         sys.stderr.write(str(exc).replace("\n", " ") + "\n")
         return 1

@@ -102,6 +102,11 @@ def merge_model(sources: Sequence[PathLike], out_file: PathLike) -> Path:
     Its tensors are `NAME` for dense tables, `NAME/ids` (ascending) and `NAME/rows` for sparse tables. Nothing is
     written unless all pieces are present, undamaged and of one cut; the file is written atomically.
     """
+    return merge_pieces(sources, out_file, {})
+
+
+def merge_pieces(sources: Sequence[PathLike], out_file: PathLike, marks: Mapping[str, str]) -> Path:
+    """Merge like `merge_model`, and add `marks` to the metadata."""
     model = PieceSet(_open_files([Path(source) for source in sources]))
     entries: list[Entry] = []
     for name, kind in model.kinds():
@@ -115,7 +120,7 @@ def merge_model(sources: Sequence[PathLike], out_file: PathLike) -> Path:
     entries.sort(key=lambda entry: entry.dtype, reverse=True)
     kept = ("job", "run", "tag", "pass", "step", "mode", "seed")
     metadata = {key: model.metadata[key] for key in kept if key in model.metadata}
-    metadata.update(format=MERGED_FORMAT, tables=json.dumps(model.tables))
+    metadata.update(format=MERGED_FORMAT, tables=json.dumps(model.tables), **marks)
     write_tensors(Path(out_file), entries, metadata)
     return Path(out_file)
 
@@ -278,8 +283,8 @@ def _open(directories: Sequence[Path]) -> PieceSet | MergedFile:
     if not path.is_dir():
         raise ModelError(f"{path} does not exist", remedy="give a directory of saved pieces, or a merged model file")
     files = [file for file in (path / MERGED_NAME, path / COLLECTED / MERGED_NAME) if file.is_file()]
-    beside_pieces = any(path.glob(PIECES))
-    merged = next((file for file in files if not beside_pieces or _is_merged(file)), None)
+    piece = next(iter(sorted(path.glob(PIECES))), None)
+    merged = next((file for file in files if piece is None or _is_of(file, piece)), None)
     return PieceSet(_open_files(directories)) if merged is None else MergedFile(merged)
 
 
@@ -290,9 +295,11 @@ def _open_files(directories: Sequence[Path]) -> list[TensorFile]:
     return [TensorFile(path) for path in paths]
 
 
-def _is_merged(path: Path) -> bool:
-    """Return True for a merged model, and False for a file of the program that has its name."""
-    return TensorFile(path).metadata.get("format") == MERGED_FORMAT
+def _is_of(merged: Path, piece: Path) -> bool:
+    """Return True for a model that was merged from these pieces; not for an older one, or a file of the program."""
+    about, of = TensorFile(merged).metadata, TensorFile(piece).metadata
+    moment = ("job", "run", "step") if is_cut(of) else ("job", "run")
+    return about.get("format") == MERGED_FORMAT and all(about.get(key) == of.get(key) for key in moment)
 
 
 def _find_pieces(directories: Iterable[Path]) -> list[Path]:

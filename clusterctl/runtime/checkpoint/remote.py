@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
@@ -22,17 +23,18 @@ from clusterctl.runtime.checkpoint.safetensors import Buffer, TensorFile
 from clusterctl.runtime.environment import Environment
 from clusterctl.runtime.errors import ModelError
 from clusterctl.transfer.client import PieceClient
-from clusterctl.transfer.protocol import PieceFile, TransferError
+from clusterctl.transfer.protocol import PieceFile, PieceGoneError, TransferError
 from clusterctl.transfer.tls import run_context
 
 READ_BYTES = 8 << 20  # of one request
+ATTEMPTS, RETRY_S = 10, 1.0
 MOST_IDLE = 16  # connections: a piece server serves a limited number at once
 
 
 class PieceReader(Protocol):
     """A connection to the piece server of a node."""
 
-    def read(self, piece: PieceFile, start: int, stop: int) -> bytes: ...
+    def read(self, piece: PieceFile, start: int, stop: int, *, verify: bool = True) -> bytes: ...
     def close(self) -> None: ...
 
 
@@ -44,18 +46,18 @@ class Peers:
         self._idle: dict[int, PieceReader] = {}
         self._lock = threading.Lock()
 
-    def read(self, node: int, piece: PieceFile, start: int, stop: int) -> bytes:
+    def read(self, node: int, piece: PieceFile, start: int, stop: int, *, verify: bool = True) -> bytes:
         """Return bytes of a piece. Raises OSError. A connection that broke while it was idle is made again."""
         with self._lock:
             idle = self._idle.pop(node, None)
         if idle is not None:
             with contextlib.suppress(OSError):
-                return self._read(node, idle, piece, start, stop)
-        return self._read(node, self._connect(node), piece, start, stop)
+                return self._read(node, idle, piece, start, stop, verify)
+        return self._read(node, self._connect(node), piece, start, stop, verify)
 
-    def _read(self, node: int, reader: PieceReader, piece: PieceFile, start: int, stop: int) -> bytes:
+    def _read(self, node: int, reader: PieceReader, piece: PieceFile, start: int, stop: int, verify: bool) -> bytes:
         try:
-            data = reader.read(piece, start, stop)
+            data = reader.read(piece, start, stop, verify=verify)
         except OSError:
             reader.close()
             raise
@@ -76,10 +78,15 @@ class Peers:
 
 
 class RemoteContent:
-    """The bytes of a piece that `nodes` have. The node that answered last is asked first."""
+    """The bytes of a piece that `nodes` have. The node that answered last is asked first.
+
+    If `verify` is set, that node compares the whole piece with its checksum, which takes a while if it is large: it is
+    not set while headers are read.
+    """
 
     def __init__(self, piece: PieceFile, nodes: Sequence[int], peers: Peers) -> None:
         self.size = piece.bytes
+        self.verify = False
         self._piece = piece
         self._nodes = list(nodes)
         self._peers = peers
@@ -92,19 +99,24 @@ class RemoteContent:
         return out
 
     def _read(self, start: int, stop: int) -> bytes:
-        failures = []
-        for node in list(self._nodes):
-            try:
-                data = self._peers.read(node, self._piece, start, stop)
-            except OSError as exc:
-                failures.append(str(exc))
-                continue
-            self._nodes = [node, *(other for other in self._nodes if other != node)]
-            return data
-        raise ModelError(
-            f"{self._piece.file} of {self._piece.tag} of {self._piece.job} cannot be read "
-            f"({'; '.join(failures) or 'no node has it'})"
-        )
+        """Ask each node in turn, and those that could not be reached again: a network may be away for a moment."""
+        failures: dict[int, OSError] = {}
+        for attempt in range(ATTEMPTS):
+            nodes = [node for node in self._nodes if not isinstance(failures.get(node), PieceGoneError)]
+            if not nodes:
+                break
+            if attempt:
+                time.sleep(RETRY_S)
+            for node in nodes:
+                try:
+                    data = self._peers.read(node, self._piece, start, stop, verify=self.verify)
+                except OSError as exc:
+                    failures[node] = exc
+                    continue
+                self._nodes = [node, *(other for other in self._nodes if other != node)]
+                return data
+        reasons = "; ".join(map(str, failures.values())) or "no node has it"
+        raise ModelError(f"{self._piece.file} of {self._piece.tag} of {self._piece.job} cannot be read ({reasons})")
 
 
 def run_peers(env: Environment) -> Peers:
@@ -123,8 +135,8 @@ def run_peers(env: Environment) -> Peers:
     return Peers(connect)
 
 
-def open_pieces(env: Environment, sources: PieceSources, peers: Peers) -> list[Piece]:
-    """Open all pieces of a save. Raises ModelError.
+def open_pieces(env: Environment, sources: PieceSources, peers: Peers, *, verify: bool = False) -> list[Piece]:
+    """Open all pieces of a save, and with `verify` compare those of this node with their checksums. Raises ModelError.
 
     Pservers with different ranks ask different nodes first, and in another order.
     """
@@ -132,19 +144,29 @@ def open_pieces(env: Environment, sources: PieceSources, peers: Peers) -> list[P
     here = list(saved_places(run.job, run.run, sources.tag)) if run.job.is_own() else []
     first = env.rank % max(1, len(sources.pieces))
     in_turn = [*sources.pieces[first:], *sources.pieces[:first]]
-    opened = {source.file: _open(env, sources, source, here, peers) for source in in_turn}
+    opened = {source.file: _open(env, sources, source, here, peers, verify) for source in in_turn}
     return [opened[source.file] for source in sources.pieces]
 
 
-def _open(env: Environment, of: PieceSources, source: PieceSource, here: Sequence[Path], peers: Peers) -> Piece:
-    for path in (directory / source.file for directory in here):
-        if path.is_file() and not path.is_symlink() and path.stat().st_size == source.bytes:
-            return Piece(TensorFile(path), (source.bytes, source.sha256))
+def _open(
+    env: Environment, of: PieceSources, source: PieceSource, here: Sequence[Path], peers: Peers, verify: bool
+) -> Piece:
+    paths = [place / source.file for place in here]
+    paths = [path for path in paths if not path.is_symlink() and path.is_file() and path.stat().st_size == source.bytes]
+    if len(paths) == 1 and not verify:  # it is compared when it is first read
+        return Piece(TensorFile(paths[0]), (source.bytes, source.sha256))
+    sound = next((path for path in paths if checksum(path) == (source.bytes, source.sha256)), None)
+    if sound is not None:  # the others are damaged, or of other runs with this tag
+        return Piece(TensorFile(sound), None)
     others = [node for node in source.nodes if node != env.spec.node]
+    if paths and not others:
+        raise ModelError(f"{paths[0]} is damaged: it differs from the manifest")
     turn = env.rank % max(1, len(others))
     piece = PieceFile(of.job, of.run, of.tag, source.file, source.bytes, source.sha256)
     content = RemoteContent(piece, [*others[turn:], *others[:turn]], peers)
-    return Piece(TensorFile(Path(of.job, of.tag, source.file), content), None)
+    file = TensorFile(Path(of.job, of.tag, source.file), content)
+    content.verify = True
+    return Piece(file, None)
 
 
 def open_saved_model(env: Environment, path: str, peers: Peers) -> ModelView:
@@ -165,10 +187,7 @@ def open_saved_model(env: Environment, path: str, peers: Peers) -> ModelView:
 
 
 def _view(env: Environment, sources: PieceSources, peers: Peers) -> ModelView:
-    pieces = open_pieces(env, sources, peers)
-    for piece in pieces:
-        if piece.expected is not None and checksum(piece.file.path) != piece.expected:
-            raise ModelError(f"{piece.file.path} is damaged: it differs from the manifest")
+    pieces = open_pieces(env, sources, peers, verify=True)
     return ModelView(PieceSet([piece.file for piece in pieces]), Path(sources.name))
 
 

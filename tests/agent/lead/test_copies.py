@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from clusterctl.agent.lead.copies import END_LIMIT_S, CopyPolicy, CopyTracker, MergePolicy
+from clusterctl.agent.lead.copies import END_LIMIT_S, LIMIT_S, CopyPolicy, CopyTracker, MergePolicy
 from clusterctl.agent.lead.messages import Written
 from clusterctl.launch.copies import copy_plan
 
@@ -112,14 +112,48 @@ def test_reports_about_other_saves_or_twice_are_ignored() -> None:
     assert made.waits(0.0)
 
 
-def test_the_end_waits_a_limited_time() -> None:
+def test_the_end_waits_a_limited_time_and_says_so_once() -> None:
     made = tracker()
     assert not made.waits(0.0)
     assert made.unfinished() == []
     made.offer(save("pass-00000"), 10.0)
+    assert made.waits(1.0)
+    assert made.tell(1.0) == []
+    assert [event["event"] for event in events(made.tell(3.0))] == ["copying"]
+    assert made.tell(4.0) == []
     assert made.waits(END_LIMIT_S - 1)
     assert not made.waits(END_LIMIT_S + 1)
-    assert "was not copied or merged within 60 s" in events(made.unfinished())[0]["message"]
+    assert "the run ended before pass-00000 was copied and merged" in events(made.unfinished())[0]["message"]
+
+
+def test_the_end_waits_for_a_manifest_that_is_being_written() -> None:
+    made = tracker()
+    made.expect()
+    assert made.waits(0.0)
+    made.offer(save("pass-00000"), 0.0)
+    assert [take(made, node, "pass-00000") for node in (0, 1)] == [[], []]
+    take(made, 2, "pass-00000")
+    assert not made.waits(1.0)
+
+
+def test_a_node_that_never_reports_is_given_up() -> None:
+    made = tracker()
+    made.offer(save("pass-00000"), 0.0)
+    made.offer(save("pass-00001"), 0.0)
+    assert [take(made, node, "pass-00000") for node in (0, 1)] == [[], []]
+    assert made.tick(LIMIT_S - 1) == []
+    actions = made.tick(LIMIT_S + 1)
+    assert "pass-00000 was not copied within 30 min: node2" in events(actions)[0]["message"]
+    assert {tag for _, tag, _ in orders(actions)} == {"pass-00001"}
+
+
+def test_a_node_that_was_away_has_its_piece_server_back() -> None:
+    made = tracker()
+    made.leave(2, 0.0)
+    assert orders(made.offer(save("a"), 0.0)) == [("copy", "a", 1)]
+    take(made, 1, "a")
+    made.back(2)
+    assert ("copy", "b", 2) in orders(made.offer(save("b"), 1.0))
 
 
 def test_copies_go_to_the_next_member_on_another_machine() -> None:

@@ -8,6 +8,7 @@ import pytest
 
 from agent.plays import NODE_GRACE_S, Play
 from clusterctl.agent.lead.actions import Policy, SendOrder
+from clusterctl.agent.lead.checkpoints import CheckpointRetention, Known
 from clusterctl.agent.lead.restart_policy import FORGIVEN_AFTER_S
 
 THRICE = {"pserver": 3, "trainer": 3}
@@ -135,6 +136,17 @@ def test_before_the_first_checkpoint_all_start_from_the_beginning() -> None:
     play = go(phase="trainers")
     play.exits("pserver", 0, 1)
     assert orders(play, "again")[-1]["recover"] == {"tag": None, "step": 0, "left": {}}
+
+
+def test_a_resumed_run_does_not_begin_anew_if_its_only_checkpoint_cannot_be_loaded() -> None:
+    resumed = CheckpointRetention(3, None, Known("step-000000100", 100))
+    play = Play(nodes=3, processes=APART, retention=resumed, policy=Policy(restarts=THRICE)).reach("running")
+    play.exits("pserver", 1, -9)
+    assert orders(play, "again")[-1]["recover"]["tag"] == "step-000000100"
+    for node in range(3):
+        play.says(node, "hello", epoch=1)
+    play.exits("pserver", 0, 1)
+    assert play.phases()[-1] == "stopping"
 
 
 def test_outside_sync_mode_other_pservers_and_finished_trainers_are_left_alone() -> None:

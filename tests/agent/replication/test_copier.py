@@ -61,9 +61,9 @@ def test_a_part_that_an_earlier_attempt_left_is_used(served: Served, monkeypatch
     asked = []
     stream = copier.PieceClient.stream
 
-    def watched(self: Any, piece: Any, start: int, stop: int, *, verify: bool) -> Any:
+    def watched(self: Any, piece: Any, start: int, stop: int, **how: Any) -> Any:
         asked.append((piece.file, start))
-        return stream(self, piece, start, stop, verify=verify)
+        return stream(self, piece, start, stop, **how)
 
     monkeypatch.setattr(copier.PieceClient, "stream", watched)
     directory = served.two.copies / PIECE.tag
@@ -89,8 +89,8 @@ def test_a_connection_that_breaks_is_made_again_as_long_as_something_comes(
     stream = copier.PieceClient.stream
     breaks = []
 
-    def broken(self: Any, piece: Any, start: int, stop: int, *, verify: bool) -> Any:
-        parts = stream(self, piece, start, stop, verify=verify)
+    def broken(self: Any, piece: Any, start: int, stop: int, **how: Any) -> Any:
+        parts = stream(self, piece, start, stop, **how)
         yield next(parts)
         if piece.file == PIECE.file:
             breaks.append(start)
@@ -126,12 +126,35 @@ def test_damaged_bytes_never_get_the_name_of_a_piece(served: Served) -> None:
     assert copies(served) == ["manifest.json"]
 
 
-def test_what_was_removed_in_the_meantime_leaves_nothing_behind(served: Served) -> None:
+def test_what_was_removed_in_the_meantime_leaves_nothing_behind(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
     the_order = order(served)
-    (served.one.job.output / PIECE.tag / PIECE.file).unlink()
+    original = served.one.job.output / PIECE.tag
+    (original / PIECE.file).rename(original / "aside")
+    with pytest.raises(PieceGoneError):
+        copy_save(served.two, the_order)
+    assert copies(served) == ["manifest.json"], "only one piece is lost"
+    (original / "aside").rename(original / PIECE.file)
+    stream = copier.PieceClient.stream
+
+    def after_removal(self: Any, piece: Any, start: int, stop: int, **how: Any) -> Any:
+        if piece.file == PIECE.file:
+            for path in list(original.iterdir()):
+                path.unlink()
+        return stream(self, piece, start, stop, **how)
+
+    monkeypatch.setattr(copier.PieceClient, "stream", after_removal)
     with pytest.raises(PieceGoneError):
         copy_save(served.two, the_order)
     assert copies(served) == []
+
+
+def test_a_source_that_fails_costs_no_copies_of_the_others(served: Served) -> None:
+    lost = {**FILE, "file": "pserver-00001.safetensors", "node": 1}
+    with pytest.raises(PieceGoneError):
+        copy_save(served.two, order(served, lost, FILE))
+    assert copies(served) == ["manifest.json", PIECE.file]
 
 
 def test_a_model_and_a_checkpoint_of_one_tag_do_not_overwrite_each_other(served: Served) -> None:

@@ -19,6 +19,7 @@ from clusterctl.common.manifest import build_manifest, piece_name, write_manifes
 from clusterctl.common.paths import JobPaths
 from clusterctl.common.run_spec import PieceSource, PieceSources, Recovery, ResumePoint, RunSpec
 from clusterctl.runtime import SGD, uniform
+from clusterctl.runtime.checkpoint import remote
 from clusterctl.runtime.checkpoint.model import checksum
 from clusterctl.runtime.checkpoint.reader import Checkpoint
 from clusterctl.runtime.checkpoint.remote import (
@@ -41,6 +42,11 @@ from tests.runtime.checkpoint.test_checkpoints import BOUND, DENSE, SMALL, TAG, 
 from tests.runtime.cluster import RUN, thread_cluster
 
 JOB = "JOB20261121-081530"
+
+
+@pytest.fixture(autouse=True)
+def no_pause(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(remote, "RETRY_S", 0.0)
 
 
 class Nodes:
@@ -78,7 +84,7 @@ class Reader:
     def __init__(self, nodes: Nodes, node: int) -> None:
         self._nodes, self._node = nodes, node
 
-    def read(self, piece: PieceFile, start: int, stop: int) -> bytes:
+    def read(self, piece: PieceFile, start: int, stop: int, *, verify: bool = True) -> bytes:
         if self._node in self._nodes.down:
             raise TransferError(f"node{self._node}: the connection broke")
         self._nodes.asked[self._node] += stop - start
@@ -216,7 +222,7 @@ def test_a_connection_that_was_closed_while_idle_is_made_again(nodes: Nodes) -> 
     content = RemoteContent(PieceFile(JOB, RUN, TAG, piece.file, piece.bytes, piece.sha256), [0], peers)
     first = bytes(content.read(0, 100))
     reader = peers._idle[0]
-    reader.read = lambda *_: (_ for _ in ()).throw(TransferError("node0: the connection broke"))  # type: ignore[method-assign]
+    reader.read = lambda *_, **__: (_ for _ in ()).throw(TransferError("node0: the connection broke"))  # type: ignore[method-assign]
     assert bytes(content.read(0, 100)) == first
     assert nodes.connections == 2
     peers.close()
@@ -225,7 +231,7 @@ def test_a_connection_that_was_closed_while_idle_is_made_again(nodes: Nodes) -> 
 
 def test_a_long_tensor_is_read_in_several_requests(nodes: Nodes) -> None:
     class Long:
-        def read(self, piece: PieceFile, start: int, stop: int) -> bytes:
+        def read(self, piece: PieceFile, start: int, stop: int, *, verify: bool = True) -> bytes:
             nodes.ranges.append((piece.file, start, stop))
             return bytes([start % 251]) * (stop - start)
 
@@ -347,7 +353,9 @@ def test_pservers_load_what_three_others_saved_over_tls(tmp_path: Path, servers:
         listener = socket.create_server(("127.0.0.1", 0))
         servers.append(listener)
         endpoints[str(node)] = f"127.0.0.1:{listener.getsockname()[1]}"
-        server = PieceServer(listener, run_context(run, server=True), lambda piece, path=path: [path])
+        server = PieceServer(
+            listener, run_context(run, server=True), lambda piece, path=path: [path], lambda piece: False
+        )
         threading.Thread(target=server.serve_forever, daemon=True).start()
     write_json(JobPaths(tmp_path / "new").run(RUN).peers, endpoints)
     known = PieceSources(job=JOB, run=RUN, tag="pass-00000", pieces=tuple(pieces))
@@ -361,3 +369,16 @@ def test_pservers_load_what_three_others_saved_over_tls(tmp_path: Path, servers:
         [loaded] = cluster.train(values)
     assert loaded[0].tobytes() == seen[0].tobytes()
     assert loaded[1].tobytes() == seen[1].tobytes()
+
+
+def test_of_two_runs_with_one_tag_the_pieces_of_the_right_one_are_read(world: World, nodes: Nodes) -> None:
+    """Their pieces have the same names and sizes; the newer run's stand where pieces are looked for first."""
+    known = sources(nodes)
+    newer = nodes.place(1).parents[3] / "runs" / "0002" / "output" / TAG
+    path = nodes.place(1) / piece_name(1)
+    newer.mkdir(parents=True)
+    data = path.read_bytes()
+    (newer / path.name).write_bytes(data[:-4] + b"new!")
+    pieces = open_pieces(nodes.env(1), known, nodes.peers())
+    assert data[-4:] != b"new!"
+    assert pieces[1].file.path == path
